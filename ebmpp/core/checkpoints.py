@@ -72,7 +72,7 @@ class Checkpoints:
         self._lock: int | None = None
         self._damaged: set[int] = set()
         try:
-            with self._disk_errors("cannot be used for checkpoints"):
+            with self.disk_errors("cannot be used for checkpoints"):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 self._lock = self._locked()
                 if (steps := self.steps()) and not resume:
@@ -129,7 +129,7 @@ class Checkpoints:
         """
         steps = self.steps()[::-1]
         for step in steps:
-            with self._disk_errors(f"cannot be read at checkpoint {step}, and was not changed"):
+            with self.disk_errors(f"cannot be read at checkpoint {step}, and was not changed"):
                 data = self._file(step).read_bytes()
             try:
                 return self._read(step, data)
@@ -190,7 +190,8 @@ class Checkpoints:
         return handle
 
     @contextlib.contextmanager
-    def _disk_errors(self, what: str) -> Generator[None]:
+    def disk_errors(self, what: str) -> Generator[None]:
+        """Turn an OSError into a CheckpointError that says what cannot be done with the directory."""
         try:
             yield
         except OSError as error:

@@ -22,7 +22,7 @@ from ebmpp.errors import CheckpointError
 #: By group ("posterior", "sample_stats") and name, arrays ``(chains, draws, ...)``.
 Groups = Mapping[str, Mapping[str, Any]]
 
-_COPIED = 2**24  # bytes at a time
+_COPIED = 100  # draws at a time
 
 
 class DrawFile:
@@ -45,17 +45,17 @@ class DrawFile:
         source = self._partial if self._partial.exists() else self.path
         try:
             with h5py.File(source, "r") as file:
-                there = len(file["posterior/draw"])
-                if there < done:
-                    raise OSError(f"it has {there}")
-                if there != num_draws:
+                there = file["posterior/draw"]
+                there[done - 1]  # an error if it has fewer
+                is_extended = len(there) != num_draws
+                if is_extended:
                     self._extend(file, done)
-        except (OSError, KeyError) as error:
+        except (OSError, LookupError, ValueError) as error:
             raise CheckpointError(
                 f"{source} cannot be read, and the run's checkpoint counts {done} draws in it: {error}. "
                 "Put the file back, or start in another directory."
             ) from error
-        if source == self.path and there == num_draws > done:
+        if source == self.path and num_draws > done and not is_extended:
             os.replace(self.path, self._partial)
 
     def write(self, start: int, groups: Groups) -> None:
@@ -79,11 +79,9 @@ class DrawFile:
         block = lambda a, b: {g: {n: file[g][n][:, a:b] for n in names[g]} for g in names}
         larger = self._partial.with_suffix(".tmp")
         self._create(larger, block(0, 1))
-        size = sum(x.nbytes for arrays in block(0, 1).values() for x in arrays.values())
-        step = max(1, _COPIED // size)
         with h5py.File(larger, "r+") as target:
-            for start in range(0, done, step):
-                _write(target, start, block(start, min(done, start + step)))
+            for start in range(0, done, _COPIED):
+                _write(target, start, block(start, min(done, start + _COPIED)))
         os.replace(larger, self._partial)
 
     def _create(self, path: Path, groups: Groups) -> None:

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import hashlib
+import functools
 import math
 import os
 from pathlib import Path
@@ -19,10 +19,9 @@ import jax
 from jax import Array
 
 from ebmpp.core import archive, checkpoints, checks
-from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.moments import Moments, Totals
-from ebmpp.kernels.streaming import Chunks, Streaming, as_numbers, chain_keys
+from ebmpp.kernels.streaming import Chunks, as_numbers
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -57,11 +56,10 @@ class LongDraws:
 
         :raises ArgumentError: if no draws were kept.
         """
-        if self.directory is None or not self.num_kept:
-            raise ArgumentError("LongRun: keep must be set for draws to be stored: keep=True, directory=...")
+        checks.require(self.directory is not None and self.num_kept, "LongRun: keep", "set for draws", False)
         import xarray  # takes more than a second, with pandas
 
-        return xarray.open_datatree(Path(self.directory, "draws.nc"), engine="h5netcdf")
+        return xarray.open_datatree(Path(self.directory or "", "draws.nc"), engine="h5netcdf")
 
     def __repr__(self) -> str:
         kernel, count = type(self.mcmc.sampler).__name__, f", {self.num_kept} kept" if self.num_kept else ""
@@ -72,7 +70,7 @@ class _Record(checkpoints.Checkpoints):
     """Checkpoints of a long run."""
 
     caller = checkpoints.Caller(
-        archive.Kind("ebmpp long run", 2, "LongRun"), "LongRun", "directory", "MCMC's num_samples"
+        archive.Kind("ebmpp long run", 3, "LongRun"), "LongRun", "directory", "MCMC's num_samples"
     )
 
 
@@ -147,14 +145,12 @@ class LongRun:
         if not isinstance(self.keep, bool):
             keep = checks.sequence("LongRun: keep", self.keep, "names of sites, or True or False")
             object.__setattr__(self, "keep", tuple(keep))
-        if self.directory is None and (self.keep or self.resume):
-            raise ArgumentError("LongRun: directory must be given for keep and resume.")
+        has_place = self.directory is not None or not (self.keep or self.resume)
+        checks.require(has_place, "LongRun: directory", "a directory for keep and resume", None)
+        thinning = self.mcmc.thinning if self.keep else 1
         for name, value in {"num_samples": self.mcmc.num_samples, "batch_length": self.batch_length}.items():
-            if self.keep and (value or 0) % self.mcmc.thinning:
-                raise ArgumentError(
-                    f"LongRun: {name} must be a multiple of MCMC's thinning {self.mcmc.thinning} where draws "
-                    f"are kept, got {value}."
-                )
+            is_multiple, expected = (value or 0) % thinning == 0, f"a multiple of MCMC's thinning {thinning}"
+            checks.require(is_multiple, f"LongRun: {name}", expected, value)
 
     def run(
         self,
@@ -179,44 +175,38 @@ class LongRun:
         fields = tuple(
             n for n in dict.fromkeys((*kernel.default_fields, *extra_fields)) if n != kernel.sample_field
         )
-        stream = Streaming(mcmc, self.fn or identity, fields, self.keep, args, kwargs)
+        options = self.fn or identity, fields, self.keep, args, kwargs, rng_key, init_params
+        begin = functools.partial(Chunks, mcmc, *options)
         if self.directory is None:
-            return self._run(stream, rng_key, init_params, fields, None)
+            return self._run(begin, fields, None)
         inputs = as_numbers(rng_key), args, kwargs, init_params, mcmc.post_warmup_state
         record = _Record(self.directory, self._identity(fields, inputs), self.resume)
         try:
-            return self._run(stream, rng_key, init_params, fields, record)
-        except OSError as error:
-            raise CheckpointError(
-                f"{record.directory} cannot be written: {error}. Free disk space or fix the permissions, and "
-                "continue with resume=True."
-            ) from error
+            with record.disk_errors("cannot be written"):
+                return self._run(begin, fields, record)
         finally:
             record.close()
 
-    def _run(
-        self, stream: Streaming, rng_key: Array, init_params: Any, fields: tuple, record: _Record | None
-    ) -> LongDraws:
+    def _run(self, begin: Callable[..., Chunks], fields: tuple, record: _Record | None) -> LongDraws:
         mcmc, total = self.mcmc, self.mcmc.num_samples
         thinning = mcmc.thinning if self.keep else 1
-        length = self.batch_length or -(-math.isqrt(total) // thinning) * thinning
         saved = None if record is None else record.read(depth=4)
         done = 0 if saved is None else saved.step
-        if record is not None and saved is not None:
-            record.check_length(done, total)
-            length = saved.body["batch_length"]
-            if self.batch_length not in (None, length):
-                raise CheckpointError(
-                    f"LongRun: batch_length must be {length}, as in the run in {record.directory}, got "
-                    f"{self.batch_length}."
-                )
         file = None
-        if record is not None and self.keep:
-            from ebmpp.kernels.draw_file import DrawFile  # h5py is for those who keep draws
+        if record is not None:
+            record.check_length(done, total)
+            if self.keep:
+                from ebmpp.kernels.draw_file import DrawFile  # h5py is for those who keep draws
 
-            file = DrawFile(record.directory, total // thinning, done // thinning)
-        chunks = Chunks(stream, rng_key, init_params, self._restored(saved, rng_key))
-        totals = Totals.empty(length, chunks.moments()) if saved is None else _totals(saved, chunks)
+                file = DrawFile(record.directory, total // thinning, done // thinning)
+        if saved is None:
+            chunks = begin(saved=None)
+            length = self.batch_length or -(-math.isqrt(total) // thinning) * thinning
+            totals = Totals.empty(length, *chunks.moments().mean.shape)
+        else:
+            chunks = begin(saved=saved.arrays[3:])
+            totals = Totals(*saved.body["batches"], *saved.arrays[:3])
+            length = totals.length
         with tqdm(total=total, initial=done, disable=not mcmc.progress_bar, unit="step") as bar:
             while done < total:
                 stop = min(total, done + length - done % length)
@@ -229,33 +219,21 @@ class LongRun:
                 if record is not None and (
                     stop // self.checkpoint_every > done // self.checkpoint_every or stop == total
                 ):
-                    _save(record, stop, chunks, totals)
+                    record.write(stop, {"batches": totals[:2]}, [*totals[2:], *chunks.arrays()])
                 bar.update(stop - done)
                 done = stop
         if file is not None:
             file.finish()
-        tree = totals.moments(chunks.moments(), total % length)
+        moments = totals.moments(chunks.moments(), total % length).map(chunks.unravel)
         return LongDraws(
             mcmc,
-            Moments.transpose(tree["fn"]),
-            {name: Moments.transpose(tree["fields"][name]) for name in fields},
+            moments.map(lambda tree: tree["fn"]),
+            {name: moments.map(lambda tree, name=name: tree["fields"][name]) for name in fields},
             total,
             total // thinning if self.keep else 0,
             self.directory,
-            chunks.state.inner,
+            chunks.state,
         )
-
-    def _restored(self, saved: checkpoints.Checkpoint | None, rng_key: Array) -> dict[str, list[Any]]:
-        """Return the fields of the state at which chains start, if they do not start afresh."""
-        if saved is not None:
-            inner, moments = saved.body["leaves"]
-            return {"inner": saved.arrays[:inner], "moments": saved.arrays[inner : inner + moments]}
-        state, ensemble = self.mcmc.post_warmup_state, self.mcmc.sampler.is_ensemble_kernel
-        if state is None:
-            return {}
-        keys = chain_keys(self.mcmc, rng_key)
-        state = state._replace(rng_key=keys[0] if ensemble else keys)
-        return {"inner": list(map(as_numbers, jax.tree.leaves(state)))}
 
     def _identity(self, fields: tuple[str, ...], inputs: Any) -> dict[str, Any]:
         """Return what all calls of one run have in common."""
@@ -264,7 +242,8 @@ class LongRun:
             "kernel": repr(kernel) if isinstance(kernel, RowKernel) else type(kernel).__name__,
             "fn": getattr(fn, "__qualname__", type(fn).__name__),
             "fields": list(fields),
-            "keep": self.keep if isinstance(self.keep, bool) else list(self.keep),
+            "keep": self.keep,
+            "batch_length": self.batch_length,
             "chain_method": mcmc.chain_method if isinstance(mcmc.chain_method, str) else "callable",
             "num_warmup": mcmc.num_warmup,
             "num_chains": mcmc.num_chains,
@@ -275,29 +254,7 @@ class LongRun:
 
 def _digest(tree: Any) -> str:
     """Hash the arrays of a tree, with their paths; anything else counts by its type."""
-    result = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        numeric = isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float)
-        value = as_numbers(leaf) if numeric else np.asarray(type(leaf).__name__)
-        result.update(f"{jax.tree_util.keystr(path)} {value.shape} {value.dtype}".encode() + value.tobytes())
-    return result.hexdigest()
-
-
-def _save(record: _Record, step: int, chunks: Chunks, totals: Totals) -> None:
-    """Write all that the run needs to continue after ``step`` steps."""
-    inner, moments = (jax.tree.leaves(tree) for tree in (chunks.state.inner, chunks.state.moments))
-    sums = jax.tree.leaves((totals.mean, totals.within, totals.between))
-    body = {
-        "leaves": [len(inner), len(moments)],
-        "batch_length": totals.length,
-        "batches": totals.batches,
-    }
-    record.write(step, body, [*map(as_numbers, (*inner, *moments)), *sums])
-
-
-def _totals(saved: checkpoints.Checkpoint, chunks: Chunks) -> Totals:
-    """Return the totals of a checkpoint."""
-    values = chunks.moments().mean
-    structure = jax.tree.structure((values, values, values))
-    sums = jax.tree.unflatten(structure, saved.arrays[sum(saved.body["leaves"]) :])
-    return Totals(saved.body["batch_length"], saved.body["batches"], *sums)
+    is_numeric = lambda leaf: isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float)
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    numbers = {name: as_numbers(leaf) for name, leaf in leaves.items() if is_numeric(leaf)}
+    return archive.digest({name: np.asarray(type(leaf).__name__) for name, leaf in leaves.items()} | numbers)

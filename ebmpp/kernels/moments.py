@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moments of long runs: batches of draws merged in float64 on the host, and errors of the means."""
 
+from collections.abc import Callable
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-
-import jax
 
 from ebmpp.kernels.streaming import RunningMoments
 
@@ -49,37 +48,29 @@ class Moments:
     r_hat: Any
     chain_means: Any
 
-    @classmethod
-    def transpose(cls, tree: Any) -> "Moments":
-        """Turn a tree of moments into moments that are trees."""
-        is_leaf = lambda x: isinstance(x, cls)
-        pick = lambda name: jax.tree.map(lambda m: getattr(m, name), tree, is_leaf=is_leaf)
-        return cls(*(pick(f.name) for f in dataclasses.fields(cls)))
+    def map(self, fn: Callable[[Any], Any]) -> "Moments":
+        """Apply a function to each field."""
+        return Moments(*map(fn, vars(self).values()))
 
 
-@dataclasses.dataclass(frozen=True)
-class Totals:
-    """Moments of ``batches`` batches of ``length`` draws per chain; each field is a tree of arrays.
+class Totals(NamedTuple):
+    """Moments of ``batches`` batches of ``length`` draws per chain.
 
-    :param mean: of each chain, with a leading axis of chains.
-    :param within: squared deviations from each batch's mean, summed over batches and chains.
-    :param between: squared deviations of the batches' means from each chain's mean, summed.
+    - **mean** - of each chain, ``(chains, numbers)``.
+    - **within** - squared deviations from each batch's mean, summed over batches and chains, ``(numbers,)``.
+    - **between** - squared deviations of the batches' means from each chain's mean, summed, ``(numbers,)``.
     """
 
     length: int
     batches: int
-    mean: Any
-    within: Any
-    between: Any
+    mean: np.ndarray
+    within: np.ndarray
+    between: np.ndarray
 
     @classmethod
-    def empty(cls, length: int, moments: RunningMoments) -> "Totals":
-        """Return the totals of no batch.
-
-        :param moments: whose shapes are used, with a leading axis of chains.
-        """
-        zeros = lambda start: jax.tree.map(lambda a: np.zeros(a.shape[start:]), moments.mean)
-        return cls(length, 0, zeros(0), zeros(1), zeros(1))
+    def empty(cls, length: int, chains: int, numbers: int) -> "Totals":
+        """Return the totals of no batch."""
+        return cls(length, 0, np.zeros((chains, numbers)), np.zeros(numbers), np.zeros(numbers))
 
     def add(self, batch: RunningMoments, draws: int) -> "Totals":
         """Merge a batch of ``draws`` draws per chain: Chan, Golub, LeVeque (1983), eq. 2.1.
@@ -88,43 +79,27 @@ class Totals:
         """
         before = self.batches * self.length
         share = draws / (before + draws)
-        gap = jax.tree.map(np.subtract, batch.mean, self.mean)
-        mean = jax.tree.map(lambda m, g: m + share * g, self.mean, gap)
-        within = jax.tree.map(lambda w, s: w + s.sum(0), self.within, batch.squares)
-        between = jax.tree.map(
-            lambda b, g: b + before * share / self.length * (g * g).sum(0), self.between, gap
-        )
-        return Totals(self.length, self.batches + (draws == self.length), mean, within, between)
+        gap = batch.mean - self.mean
+        within = self.within + batch.squares.sum(0)
+        between = self.between + before * share / self.length * (gap * gap).sum(0)
+        batches = self.batches + (draws == self.length)
+        return Totals(self.length, batches, self.mean + share * gap, within, between)
 
-    def moments(self, open_batch: RunningMoments, draws: int) -> Any:
-        """Return a tree of :class:`Moments`.
+    def moments(self, open_batch: RunningMoments, open_draws: int) -> Moments:
+        """Return moments of all draws, ``(numbers,)`` each; errors by batches use whole batches.
 
         :param open_batch: the draws after the last whole batch.
-        :param draws: their number per chain.
+        :param open_draws: their number per chain.
         """
-        everything = self.add(open_batch, draws) if draws else self
-        number = self.batches * self.length + draws
-        trees = self.mean, self.between, everything.mean, everything.within, everything.between
-        return jax.tree.map(lambda *leaf: self._moments(number, *leaf), *trees)
-
-    def _moments(
-        self,
-        draws: int,
-        batched_mean: np.ndarray,
-        batched_between: np.ndarray,
-        mean: np.ndarray,
-        within: np.ndarray,
-        between: np.ndarray,
-    ) -> Moments:
-        """Moments of all draws; the error by batches is that of the whole batches among them."""
+        _, _, mean, within, between = self.add(open_batch, open_draws) if open_draws else self
         chains, length, batches = len(mean), self.length, self.batches
-        grand = mean.mean(0)
+        draws, grand = batches * length + open_draws, mean.mean(0)
         squares = within + length * between  # around each chain's mean
         spread = ((mean - grand) ** 2).sum(0)
         variance = _divide(squares + draws * spread, draws * chains - 1)
         of_chains = _divide(spread, chains - 1)
-        disagreement = batches * ((batched_mean - batched_mean.mean(0)) ** 2).sum(0)
-        of_batches = _divide(batched_between + disagreement, batches * chains - 1 if batches > 1 else 0)
+        disagreement = batches * ((self.mean - self.mean.mean(0)) ** 2).sum(0)
+        of_batches = _divide(self.between + disagreement, batches * chains - 1 if batches > 1 else 0)
         inner = _divide(squares / chains, draws - 1)
         errors = of_chains / chains, length * of_batches / (draws * chains)
         with np.errstate(all="ignore"):

@@ -1,9 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Wrapper of a kernel that accumulates moments of every draw, and its runs in chunks of steps."""
+"""Chains of an MCMC that advance in chunks of steps and accumulate moments of every draw."""
 
 from collections.abc import Callable, Mapping, Sequence
 import copy
+import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpyro.util import nested_attrgetter
 
 import jax
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import checks
@@ -22,148 +25,126 @@ from ebmpp.kernels.base import is_batched
 class RunningMoments(NamedTuple):
     """Mean and sum of squared deviations of one chain's draws, updated draw by draw (Welford, 1962)."""
 
-    count: Array
+    count: Any
     mean: Any
     squares: Any
 
-    def add(self, values: Any) -> "RunningMoments":
+    def add(self, values: Array) -> "RunningMoments":
         """Return the moments with one more draw."""
         count = self.count + 1
-        delta = jax.tree.map(jnp.subtract, values, self.mean)
-        mean = jax.tree.map(lambda m, d: m + d / count.astype(m.dtype), self.mean, delta)
-        rise = jax.tree.map(lambda d, v, m: d * (v - m), delta, values, mean)
-        return RunningMoments(count, mean, jax.tree.map(jnp.add, self.squares, rise))
+        delta = values - self.mean
+        mean = self.mean + delta / count.astype(delta.dtype)
+        return RunningMoments(count, mean, self.squares + delta * (values - mean))
 
 
-class StreamState(NamedTuple):
-    """State of a :class:`Streaming` kernel.
+@dataclasses.dataclass(eq=False)
+class Chunks:
+    """The chains of ``mcmc`` after their warm-up, advanced some steps at a time.
 
-    - **inner** - the state of the wrapped kernel.
-    - **moments** - of the draws since they were last reset.
-    - **stored** - the draw and the fields to store, by group; empty where nothing is stored.
-    """
-
-    inner: Any
-    moments: RunningMoments
-    stored: dict[str, dict[str, Array]]
-
-
-class Start(NamedTuple):
-    """Inputs that initialise a chain: key, initial values, and leaves that replace fields of the state."""
-
-    rng_key: Array
-    init_params: Any
-    restored: dict[str, list[Any]]
-
-
-class Streaming:
-    """The kernel of ``mcmc``, with moments of ``fn`` of every draw in its state.
+    ``MCMC.run`` is not called: it compiles its loop again each time, 0.2 s or more for a chunk of 1 ms.
 
     :param fn: from one chain's draw to a pytree of numbers.
     :param fields: names of state fields whose moments are accumulated as well.
     :param keep: sites to store: True for all, or their names.
     :param args: the model's arguments.
     :param kwargs: the model's keyword arguments.
-    """
-
-    def __init__(
-        self,
-        mcmc: MCMC,
-        fn: Callable[..., Any],
-        fields: Sequence[str],
-        keep: bool | Sequence[str],
-        args: tuple,
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        self.mcmc, self.kernel = mcmc, _uninitialised(mcmc.sampler)
-        self._fn, self._fields, self._keep = fn, fields, keep
-        self._args, self._kwargs = args, kwargs
-        self._vectorized = mcmc.chain_method == "vectorized" and mcmc.num_chains > 1
-
-    def init(self, start: Start) -> StreamState:
-        """Return the initial state."""
-        key, init_params, restored = start
-        inner = self.kernel.init(key, self.mcmc.num_warmup, init_params, self._args, self._kwargs)
-        values, stored = self._observe(inner)
-        zeros = jax.tree.map(jnp.zeros_like, values)
-        count = jnp.zeros(self.mcmc.num_chains if self._vectorized else (), jnp.int32)
-        state = StreamState(inner, RunningMoments(count, zeros, zeros), stored)
-        return state._replace(**{name: _restore(getattr(state, name), restored[name]) for name in restored})
-
-    def advance(self, start: Start, state: StreamState, steps: int, thinning: int) -> tuple[StreamState, Any]:
-        """Return the state after ``steps`` steps, and what is kept of every ``thinning``-th."""
-        # what `init` leaves on a kernel belongs to the trace in which it was called
-        self.kernel = _uninitialised(self.mcmc.sampler)
-        self.init(start)
-
-        def stride(state: StreamState, _: None) -> tuple[StreamState, Any]:
-            state = lax.fori_loop(0, thinning, lambda i, s: self._sample(s), state)
-            return state, state.stored
-
-        return lax.scan(stride, state, length=steps // thinning)
-
-    def _sample(self, state: StreamState) -> StreamState:
-        inner = self.kernel.sample(state.inner, self._args, self._kwargs)
-        values, stored = self._observe(inner)
-        add = jax.vmap(RunningMoments.add) if self._vectorized else RunningMoments.add
-        return StreamState(inner, add(state.moments, values), stored)
-
-    def _observe(self, inner: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the numbers whose moments are accumulated, and the values to store."""
-        constrain = self.mcmc.postprocess_fn or self.kernel.postprocess_fn(self._args, self._kwargs)
-
-        def observe(z: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            draw = constrain(z)
-            values = jax.tree.map(_real, {"fn": self._fn(draw), "fields": fields})
-            if not self._keep:
-                return values, {}
-            sites = leaves_by_name(draw, self.kernel.sample_field)
-            if not isinstance(self._keep, bool):
-                checks.names("site", self._keep, sites)
-                sites = {name: sites[name] for name in self._keep}
-            return values, {"posterior": sites, "sample_stats": leaves_by_name(fields, "field")}
-
-        fields = {name: self._field(inner, name) for name in self._fields}
-        z = self._field(inner, self.kernel.sample_field)
-        return (jax.vmap(observe) if self._vectorized else observe)(z, fields)
-
-    def _field(self, inner: Any, name: str) -> Any:
-        try:
-            return nested_attrgetter(name)(inner)
-        except (KeyError, IndexError, TypeError):
-            raise ArgumentError(
-                f"LongRun: extra_fields must name fields of {type(inner).__name__}, got {name!r}. "
-                f"Its fields are {list(getattr(inner, '_fields', ()))}."
-            ) from None
-
-
-class Chunks:
-    """Chains after their warm-up, advanced some steps at a time.
-
-    ``MCMC.run`` is not called: it compiles its loop again each time, 0.2 s or more for a chunk of 1 ms.
-
-    :param stream: what advances the chains; its ``mcmc`` has their number, warm-up and chain method.
     :param rng_key: one key, or one per chain.
     :param init_params: as for ``MCMC.run``.
-    :param restored: by name, leaves of fields of the state that replace the initial ones, without a warm-up.
+    :param saved: :meth:`arrays` of a run that is continued, without a warm-up.
     """
 
-    def __init__(
-        self, stream: Streaming, rng_key: Array, init_params: Any, restored: Mapping[str, list[Any]]
-    ) -> None:
-        self._stream, self._mcmc, self._programs = stream, stream.mcmc, {}
-        self._start = Start(chain_keys(stream.mcmc, rng_key), init_params, dict(restored))
-        self.state: StreamState = self._map(stream.init)(self._start)
-        if not restored:
-            if self._mcmc.num_warmup:
-                self.run(self._mcmc.num_warmup, self._mcmc.num_warmup)
+    mcmc: MCMC
+    fn: Callable[..., Any]
+    fields: Sequence[str]
+    keep: bool | Sequence[str]
+    args: tuple
+    kwargs: Mapping[str, Any]
+    rng_key: dataclasses.InitVar[Array]
+    init_params: dataclasses.InitVar[Any]
+    saved: dataclasses.InitVar[Sequence[np.ndarray] | None]
+
+    def __post_init__(self, rng_key: Array, init_params: Any, saved: Sequence[np.ndarray] | None) -> None:
+        mcmc, self._kernel = self.mcmc, _uninitialised(self.mcmc.sampler)
+        self._vectorized = mcmc.chain_method == "vectorized" and mcmc.num_chains > 1
+        self._programs: dict[tuple[int, int], Callable[..., Any]] = {}
+        self._structure, self._shapes = jax.tree.structure(0), [()]  # of the values, when they are traced
+        keys = _chain_keys(mcmc, rng_key)
+        self._start = keys, init_params
+        self.state, self.running = self._map(self._init)(self._start)
+        if saved is not None:
+            self.state, self.running = _restore((self.state, self.running), saved)
+        elif mcmc.post_warmup_state is not None:
+            key = keys[0] if mcmc.sampler.is_ensemble_kernel else keys
+            self.state = mcmc.post_warmup_state._replace(rng_key=key)
+        elif mcmc.num_warmup:
+            self.run(mcmc.num_warmup, mcmc.num_warmup)
             self.reset()
+
+    # -- one chain, or all that are vectorized -----------------------------------------------------
+
+    def _init(self, start: tuple[Array, Any]) -> tuple[Any, RunningMoments]:
+        """Return the kernel's initial state and empty moments, given a key and initial values."""
+        state = self._kernel.init(start[0], self.mcmc.num_warmup, start[1], self.args, self.kwargs)
+        zeros = jnp.zeros_like(self._observe(state, self._numbers))
+        count = jnp.zeros(self.mcmc.num_chains if self._vectorized else (), jnp.int32)
+        return state, RunningMoments(count, zeros, zeros)
+
+    def _advance(self, start: tuple, carry: tuple, steps: int, thinning: int) -> tuple[tuple, Any]:
+        """Return state and moments after ``steps`` steps, and what is kept of every ``thinning``-th."""
+        # what `init` leaves on a kernel belongs to the trace in which it was called
+        self._kernel = _uninitialised(self.mcmc.sampler)
+        self._init(start)
+
+        def stride(carry: tuple, _: None) -> tuple[tuple, Any]:
+            carry = lax.fori_loop(0, thinning, lambda i, carry: self._sample(*carry), carry)
+            return carry, self._observe(carry[0], self._stored) if self.keep else {}
+
+        return lax.scan(stride, carry, length=steps // thinning)
+
+    def _sample(self, state: Any, running: RunningMoments) -> tuple[Any, RunningMoments]:
+        state = self._kernel.sample(state, self.args, self.kwargs)
+        add = jax.vmap(RunningMoments.add) if self._vectorized else RunningMoments.add
+        return state, add(running, self._observe(state, self._numbers))
+
+    def _observe(self, state: Any, fn: Callable[[Any, dict[str, Any]], Any]) -> Any:
+        """Apply ``fn`` to the draw and the fields of each chain."""
+        constrain = self.mcmc.postprocess_fn or self._kernel.postprocess_fn(self.args, self.kwargs)
+        observe = lambda z, fields: fn(constrain(z), fields)
+        fields = {name: self._field(state, name) for name in self.fields}
+        z = self._field(state, self._kernel.sample_field)
+        return (jax.vmap(observe) if self._vectorized else observe)(z, fields)
+
+    def _numbers(self, draw: Any, fields: dict[str, Any]) -> Array:
+        """Return the numbers whose moments are accumulated as one vector."""
+        values = jax.tree.map(_real, {"fn": self.fn(draw), "fields": fields})
+        leaves, self._structure = jax.tree.flatten(values)
+        self._shapes = [leaf.shape for leaf in leaves]
+        return ravel_pytree(values)[0]
+
+    def _stored(self, draw: Any, fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return what is kept of a draw, by group."""
+        sites = leaves_by_name(draw, self._kernel.sample_field)
+        if not isinstance(self.keep, bool):
+            checks.names("site", self.keep, sites)
+            sites = {name: sites[name] for name in self.keep}
+        return {"posterior": sites, "sample_stats": leaves_by_name(fields, "field")}
+
+    def _field(self, state: Any, name: str) -> Any:
+        try:
+            return nested_attrgetter(name)(state)
+        except (KeyError, IndexError, TypeError):
+            raise ArgumentError(
+                f"LongRun: extra_fields must name fields of {type(state).__name__}, got {name!r}. "
+                f"Its fields are {list(getattr(state, '_fields', ()))}."
+            ) from None
+
+    # -- all chains --------------------------------------------------------------------------------
 
     def _map(
         self, fn: Callable[..., Any], jit: Callable[..., Any] = lambda program: program
     ) -> Callable[..., Any]:
         """Map a function of one chain over all of them, as ``MCMC.run`` does."""
-        num_chains, method = self._mcmc.num_chains, self._mcmc.chain_method
+        num_chains, method = self.mcmc.num_chains, self.mcmc.chain_method
         if num_chains == 1 or method == "vectorized":
             return jit(fn)
         if method == "parallel":
@@ -182,32 +163,39 @@ class Chunks:
         """
         size = steps, thinning
         if size not in self._programs:
-            self._programs[size] = self._map(lambda inputs: self._stream.advance(*inputs, *size), jax.jit)
-        self.state, stored = self._programs[size]((self._start, self.state))
-        if self._mcmc.num_chains == 1:
+            self._programs[size] = self._map(lambda inputs: self._advance(*inputs, *size), jax.jit)
+        (self.state, self.running), stored = self._programs[size]((self._start, (self.state, self.running)))
+        if self.mcmc.num_chains == 1:
             return jax.tree.map(lambda a: a[None], stored)
-        vectorized = self._mcmc.chain_method == "vectorized"
-        return jax.tree.map(lambda a: a.swapaxes(0, 1), stored) if vectorized else stored
+        return jax.tree.map(lambda a: a.swapaxes(0, 1), stored) if self._vectorized else stored
 
     def reset(self) -> None:
         """Set the moments to zero."""
-        self.state = self.state._replace(moments=jax.tree.map(jnp.zeros_like, self.state.moments))
+        self.running = jax.tree.map(jnp.zeros_like, self.running)
 
     def moments(self) -> RunningMoments:
         """Return the moments as float64 arrays with a leading axis of chains."""
-        axis = (lambda a: a[None]) if self._mcmc.num_chains == 1 else (lambda a: a)
-        return jax.tree.map(lambda a: axis(np.asarray(a, float)), self.state.moments)
+        axis = (lambda a: a[None]) if self.mcmc.num_chains == 1 else (lambda a: a)
+        return jax.tree.map(lambda a: axis(np.asarray(a, float)), self.running)
+
+    def unravel(self, vector: np.ndarray) -> dict[str, Any]:
+        """Return numbers, ``(..., numbers)``, as trees of ``fn`` and of ``fields``."""
+        ends = np.cumsum([math.prod(shape) for shape in self._shapes])
+        parts = zip(np.split(vector, ends[:-1], axis=-1), self._shapes, strict=False)
+        leaves = [part.reshape(part.shape[:-1] + shape) for part, shape in parts]
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def arrays(self) -> list[np.ndarray]:
+        """Return all that the chains need to continue."""
+        return list(map(as_numbers, jax.tree.leaves((self.state, self.running))))
 
 
-def chain_keys(mcmc: MCMC, rng_key: Array) -> Array:
-    """Return the keys of all chains, or the key of the only one.
-
-    :raises ArgumentError: if the number of keys is not that of the chains.
-    """
+def _chain_keys(mcmc: MCMC, rng_key: Array) -> Array:
+    """Return the keys of all chains, or the key of the only one."""
     if not is_batched(rng_key):
         return jax.random.split(rng_key, mcmc.num_chains) if mcmc.num_chains > 1 else rng_key
-    if len(rng_key) != mcmc.num_chains or mcmc.num_chains == 1:
-        raise ArgumentError(f"LongRun: rng_key must be one key or {mcmc.num_chains}, got {len(rng_key)}.")
+    is_one_per_chain = len(rng_key) == mcmc.num_chains > 1
+    checks.require(is_one_per_chain, "LongRun: rng_key", f"one key or {mcmc.num_chains}", len(rng_key))
     return rng_key
 
 
@@ -217,19 +205,17 @@ def as_numbers(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
-def _restore(tree: Any, numbers: list[Array]) -> Any:
+def _restore(tree: Any, numbers: Sequence[np.ndarray]) -> Any:
     """Return ``tree`` with the leaves of which :func:`as_numbers` made ``numbers``."""
     leaves, structure = jax.tree.flatten(tree)
 
-    def restore(expected: Any, saved: Array) -> Array:
+    def restore(expected: Any, saved: Any) -> Array:
         is_key = jnp.issubdtype(expected.dtype, jax.dtypes.prng_key)
         saved = jax.random.wrap_key_data(saved, impl=jax.random.key_impl(expected)) if is_key else saved
-        if (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
-            raise CheckpointError(
-                f"LongRun: the checkpoint holds {saved.dtype}{saved.shape} where this kernel's state is "
-                f"{expected.dtype}{expected.shape}. Continue with the versions that began the run."
-            )
-        return saved
+        is_same, text = (saved.shape, saved.dtype) == (expected.shape, expected.dtype), checks.tell(expected)
+        hint = "Continue with the versions that began the run."
+        checks.require(is_same, "LongRun: state in the checkpoint", text, saved, CheckpointError, hint)
+        return jnp.asarray(saved)
 
     return jax.tree.unflatten(structure, list(map(restore, map(jnp.asarray, leaves), numbers)))
 
@@ -245,14 +231,8 @@ def leaves_by_name(tree: Any, default: str) -> dict[str, Any]:
 
 
 def _real(value: Any) -> Array:
-    """Return a value as floats.
-
-    :raises ArgumentError: if it is not made of real numbers.
-    """
-    value = jnp.asarray(value)
-    if not any(jnp.issubdtype(value.dtype, kind) for kind in (np.bool_, np.integer, np.floating)):
-        raise ArgumentError(f"LongRun: fn and fields must be real numbers, got dtype {value.dtype}.")
-    return value.astype(jnp.result_type(float))
+    """Return real numbers as floats."""
+    return jnp.asarray(checks.numbers("LongRun: fn and fields", value)).astype(jnp.result_type(float))
 
 
 def _uninitialised(kernel: MCMCKernel) -> MCMCKernel:
