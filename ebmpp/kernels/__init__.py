@@ -7,7 +7,7 @@ from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.kernels.devices import sharded_chains
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState, SwendsenWang
 from ebmpp.kernels.long_run import LongDraws, LongRun
-from ebmpp.kernels.modes import LocalMode, LocalSearch, SearchState, local_search
+from ebmpp.kernels.modes import LocalMode, local_search
 from ebmpp.kernels.moments import Moments
 from ebmpp.kernels.tempering import ParallelTempering, TemperingState
 
@@ -16,14 +16,12 @@ __all__ = [
     "CouplingState",
     "GibbsState",
     "LocalMode",
-    "LocalSearch",
     "LongDraws",
     "LongRun",
     "MaximalCoupling",
     "Moments",
     "ParallelTempering",
     "RowKernel",
-    "SearchState",
     "SwendsenWang",
     "TemperingState",
     "local_search",

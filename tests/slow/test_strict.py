@@ -53,7 +53,6 @@ def test_draws_and_exact_sums(name: str) -> None:
 
 KERNELS = {
     "tempering": lambda: ebmpp.ParallelTempering(RBM),
-    "local search": lambda: ebmpp.kernels.LocalSearch(RBM),
     "clusters": lambda: ebmpp.kernels.SwendsenWang(GRAPHS["lattice"]),
     "langevin": lambda: contrib.GibbsLangevin(GRAPHS["gaussian"], step_size=0.1),
     "coupled": lambda: ebmpp.MaximalCoupling(RBM, lag=2),
