@@ -7,7 +7,8 @@ kept on a kernel would become a constant of NumPyro's compiled loop, and the nex
 would continue to sample the old model.
 """
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 import dataclasses
 import inspect
 from typing import Any, Generic, Protocol, TypeVar
@@ -64,6 +65,7 @@ class RowKernel(MCMCKernel, Generic[S]):
 
     caveat = ""  #: a warning for readers of the draws: that they are not of the model, say
     model = None  #: read by ``arviz_base.from_numpyro``
+    sample_field = "z"
     _as_rows = False  #: True if ``_sample_one`` takes chains of one row each as the rows of one chain
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
@@ -83,11 +85,6 @@ class RowKernel(MCMCKernel, Generic[S]):
         stored = vars(self) | {"init": self.start}
         values = {p.name: stored.get(p.name, p.default) for p in parameters}
         return {p.name: values[p.name] for p in parameters if values[p.name] != p.default}
-
-    @property
-    def sample_field(self) -> str:
-        """Name of the state's field that holds the draws."""
-        return "z"
 
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
@@ -113,7 +110,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         chains = rng_key.shape[:1] if is_batched(rng_key) else ()
         init_params = _check_init(target, init_params, chains)
         init = lambda key, values: self._init_one(key, target, values)
-        return jax.vmap(init)(rng_key, init_params) if chains else init(rng_key, init_params)
+        return over_chains(init, rng_key)(rng_key, init_params)
 
     def sample(self, state: S, model_args: tuple, model_kwargs: Kwargs) -> S:
         """Return the state after one step of every chain.
@@ -134,29 +131,27 @@ class RowKernel(MCMCKernel, Generic[S]):
             return self._sample_one(state, dataclasses.replace(target, given=clamped))
         return jax.vmap(lambda s: self._sample_one(s, target))(state)
 
+    @abstractmethod
     def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> S:
-        raise NotImplementedError
+        """Return the initial state of one chain."""
 
+    @abstractmethod
     def _sample_one(self, state: S, target: Any) -> S:
-        raise NotImplementedError
+        """Return the state of one chain after one step."""
 
     def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """Return the target of model arguments as NumPyro passes them.
 
         :param check: check values too, not only names and shapes.
         """
-        if len(model_args) != 1:
-            raise ParameterError(
-                f"{type(self).__name__}: params must be the only positional argument after the key, got "
-                f"{len(model_args)}. Call mcmc.run(key, params, v=...), with clamped blocks by keyword."
-            )
-        graph, (params,) = self.graph, model_args
+        graph, name = self.graph, type(self).__name__
+        hint = "Call mcmc.run(key, params, v=...), with clamped blocks by keyword."
+        is_single, expected = len(model_args) == 1, "the only positional argument after the key"
+        checks.require(is_single, f"{name}: params", expected, len(model_args), ParameterError, hint)
         clamped = states.as_clamped(graph.families, model_kwargs or {}, check)
-        if len(clamped.full) == len(graph.families):
-            raise StateError(
-                f"{type(self).__name__}: at least one block must be free, and all are clamped: "
-                f"{list(clamped.full)}."
-            )
+        is_free, blocks = len(clamped.full) < len(graph.families), list(clamped.full)
+        checks.require(is_free, f"{name}: clamped", "such that a block is free", blocks, StateError)
+        (params,) = model_args
         graph.check(params, values=check)
         target = Target(graph, params, clamped)
         if check:
@@ -178,32 +173,29 @@ class RowKernel(MCMCKernel, Generic[S]):
 
 
 def is_batched(rng_key: Array) -> bool:
-    """Return True for an array of keys, typed ``(C,)`` or legacy ``(C, 2)``.
-
-    :raises ArgumentError: for anything but an array.
-    """
+    """Return True for an array of keys, typed ``(C,)`` or legacy ``(C, 2)``."""
     if not isinstance(rng_key, Array | np.ndarray):
         checks.key("rng_key", rng_key)
     typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
     return rng_key.ndim > (0 if typed else 1)
 
 
-def _check_init(target: Target, init_params: State | None, chains: tuple[int, ...]) -> Blocks | None:
-    """Check names, shapes and values of initial values.
+def over_chains(fn: Callable[..., Any], rng_key: Array) -> Callable[..., Any]:
+    """Map a function of one chain over all chains, if there is a key for each."""
+    return jax.vmap(fn) if is_batched(rng_key) else fn
 
-    :raises StateError: for invalid ones.
-    """
+
+def _check_init(target: Target, init_params: State | None, chains: tuple[int, ...]) -> Blocks | None:
+    """Return checked initial values; raise a StateError for a wrong name, shape or value."""
     if init_params is None:
         return None
-    if not isinstance(init_params, Mapping):
-        raise StateError(f"init_params must be a dict of free blocks, got {checks.tell(init_params)}.")
-    states.check_names(init_params, target.graph.families)
-    checked = {}
-    for b, value in init_params.items():
-        if b in target.clamped:
-            raise StateError(f"init_params must name free blocks {target.free}, got {b!r}, which is clamped.")
-        checked[b] = _check_initial_value(target, b, states.as_array(b, value), chains)
-    return checked
+    is_dict = isinstance(init_params, Mapping)
+    is_free = is_dict and set(init_params) <= set(target.free)
+    names = list(init_params) if is_dict else init_params
+    expected = f"a dict of the free blocks {list(target.free)}"
+    checks.require(is_free, "init_params", expected, names, StateError)
+    arrays = {b: states.as_array(b, value) for b, value in init_params.items()}
+    return {b: _check_initial_value(target, b, value, chains) for b, value in arrays.items()}
 
 
 def _check_initial_value(target: Target, block: str, value: Numbers, chains: tuple[int, ...]) -> Array:
@@ -212,21 +204,17 @@ def _check_initial_value(target: Target, block: str, value: Numbers, chains: tup
     rest = shape[len(chains) :]
     fits = shape[: len(chains)] == chains and rest[len(rest) - len(family.shape) :] == family.shape
     broadcasts = all(n in (1, m) for n, m in zip(rest[::-1], full[::-1], strict=False))
-    if not (fits and broadcasts and len(rest) <= len(full)):
-        axes = f" ({chains[0]} chains come first)" if chains else " (a single chain has no axis of chains)"
-        raise StateError(f"init_params: block {block!r} must have shape {chains + full}{axes}, got {shape}.")
+    is_valid = fits and broadcasts and len(rest) <= len(full)
+    axes = f"{chains[0]} chains come first" if chains else "a single chain has no axis of chains"
+    expected = f"of shape {chains + full} ({axes})"
+    checks.require(is_valid, f"init_params: block {block!r}", expected, shape, StateError)
     return states.settle(block, family, value)
 
 
 def _check_state(target: Target, state: ChainState, batched: bool) -> None:
-    """Check that a state fits the target.
-
-    :raises StateError: if it does not, as on resuming with other clamped blocks.
-    """
+    """Raise a StateError if a state does not fit the target, as on resuming with other clamped blocks."""
     expected = {b: target.batch + target.graph.families[b].shape for b in target.free}
     actual = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}
-    if actual != expected:
-        raise StateError(
-            f"the chain's state has blocks of shapes {actual}, and these arguments leave {expected} free. "
-            "Clamp the blocks and leading axes of the first run, or set mcmc.post_warmup_state = None."
-        )
+    hint = "Clamp the blocks and axes of the first run, or set mcmc.post_warmup_state = None."
+    is_same, name = actual == expected, "free blocks of the chain's state"
+    checks.require(is_same, name, f"of shapes {expected}", actual, StateError, hint)

@@ -3,7 +3,7 @@
 """Kernels of coupled chains: every chain of NumPyro's is a pair that meets exactly and stays together."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.coupling.pools import with_pool
-from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
-from ebmpp.kernels.replicas import Ensemble
+from ebmpp.kernels.tempering import Ensemble
 from ebmpp.moves import Pool, Target, Tempered, couplings, sweeps, tempering
 from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
 
@@ -53,16 +52,6 @@ class CouplingState(NamedTuple):
     accepted: Array
     replicas: dict[str, Array] | None = None
     followers: dict[str, Array] | None = None
-
-
-class _Rows(NamedTuple):
-    """Values of a state by row."""
-
-    met: Array
-    time: Array
-    accepted: Array
-    together: Array
-    broken: Array
 
 
 class MaximalCoupling(RowKernel[CouplingState]):
@@ -103,6 +92,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
     [True, True, True, True, True]
     """
 
+    default_fields = ("z", "distance", "energies")  #: draws, and what bounds and suggestions are made of
+
     def __init__(
         self,
         graph: FactorGraph,
@@ -121,21 +112,13 @@ class MaximalCoupling(RowKernel[CouplingState]):
         self.coupling = coupling
         self._as_rows = not isinstance(coupling, Tempered)  # else rows are replicas
 
-    @property
-    def default_fields(self) -> tuple[str, ...]:
-        """Fields that are collected by default: draws, and what bounds and suggestions are made of."""
-        return ("z", "distance", "energies")
-
     def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """Return the target of model arguments; a ``pool`` among them is that of mixture proposals."""
         kwargs = dict(model_kwargs or {})
         pool = None if "pool" in self.graph.families else kwargs.pop("pool", None)
         target = super().target(model_args, kwargs, check)
-        if pool is not None and not isinstance(pool, Pool):
-            raise ArgumentError(
-                f"{type(self).__name__}: pool must be made by ebmpp.coupling.mixture_pool, once per run, got "
-                f"{checks.tell(pool)}."
-            )
+        if pool is not None:  # rows would become a pool again at each step
+            checks.instance(f"{type(self).__name__}: pool", pool, Pool, "a pool of mixture_pool")
         if check and isinstance(self.coupling, Tempered):
             tempering.check_hot(target.graph, target.params, self.coupling.betas[0])
         return with_pool(type(self).__name__, target, self._moves(target), pool, jnp.zeros(2, jnp.uint32))
@@ -160,11 +143,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
         x, accepted = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), sweep, (start, zero))
         z = {b: jnp.stack([x[b], start[b]]) for b in x}
         t = jnp.full((), self.lag, jnp.int32)
-        unmet = jnp.zeros(target.num_rows, bool)
-        together = agree(compare(target, z), target.free, target.num_rows)
-        return self._state(
-            target, z, t, rng_key, _Rows(unmet, jnp.zeros_like(zero), accepted, together, unmet)
-        )
+        met = agree(compare(target, z), target.free, target.num_rows)
+        return _state(target, z, t, rng_key, met, jnp.full_like(zero, self.lag), accepted)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         moves = self._moves(target)
@@ -178,37 +158,37 @@ class MaximalCoupling(RowKernel[CouplingState]):
         z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
         before = state.met, state.meeting_time, state.accepted
         met, time, count = (a.reshape(target.num_rows) for a in before)
-        rows = _Rows(met, time, count + accepted, together, broken)
-        return self._state(target, z, state.t + 1, state.rng_key, rows)
-
-    def _state(
-        self, target: Any, z: dict[str, Array], t: Array, rng_key: Array, rows: _Rows
-    ) -> CouplingState:
-        """Return the state at t, of the coldest replica where there are replicas."""
-        if not isinstance(target, Ensemble):
-            return _state(target, z, t, rng_key, rows)
-        full = _state(target, z, t, rng_key, rows)
-        cold = _state(target.base, {b: v[:, :, -1] for b, v in z.items()}, t, rng_key, rows)
-        cold = cold._replace(met=full.met, meeting_time=full.meeting_time)
-        return cold._replace(replicas=full.z, followers=full.y)
+        z = {b: _poison(v, broken) for b, v in z.items()}
+        t, now = state.t + 1, met | (together & ~broken)
+        return _state(target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
         """Return the number of pairs that have met, and their mean meeting time so far."""
-        met, time = np.asarray(state.met), np.asarray(state.meeting_time)
-        mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
-        return f"{int(met.sum())} of {met.size} pairs met{mean}"
+        return describe_meetings(state.met, state.meeting_time)
 
 
-def _state(target: Target, z: dict[str, Array], t: Array, rng_key: Array, rows: _Rows) -> CouplingState:
-    graph, now = target.graph, rows.met | (rows.together & ~rows.broken)
-    energy_of = lambda t: energy.energy(graph, target.params, t)
-    z = {b: _poison(v, rows.broken) for b, v in z.items()}
-    shaped = lambda a: a.reshape(target.batch)
-    x, y = (target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2))
-    times = shaped(now), shaped(jnp.where(rows.met, rows.time, t)), rng_key
-    energies = jax.vmap(jax.vmap(energy_of))(graph.statistics(z)).reshape(2, *target.batch)
+def describe_meetings(met: Array, meeting_time: Array) -> str:
+    """Return the number of pairs that have met, and their mean meeting time."""
+    have_met, times = np.asarray(met), np.asarray(meeting_time)
+    mean = f", mean meeting time {times[have_met].mean():.3g}" if have_met.any() else ""
+    return f"{int(have_met.sum())} of {have_met.size} pairs met{mean}"
+
+
+def _state(
+    target: Target, z: dict[str, Array], t: Array, rng_key: Array, met: Array, time: Array, accepted: Array
+) -> CouplingState:
+    """Return the state at t, of the coldest replicas where there are replicas."""
+    pair = lambda target, z: [target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2)]
+    replicas, base = (None, None), target
+    if isinstance(target, Ensemble):
+        replicas, base, z = pair(target, z), target.base, {b: v[:, :, -1] for b, v in z.items()}
+    energy_of = lambda t: energy.energy(base.graph, base.params, t)
+    energies = jax.vmap(jax.vmap(energy_of))(base.graph.statistics(z)).reshape(2, *base.batch)
     energies = energies.T if is_batched(rng_key) else energies  # the axis of chains comes first
-    return CouplingState(x, y, t, *times, shaped(_distance(target, z)), energies, shaped(rows.accepted))
+    values = met, time, accepted, _distance(base, z)
+    met, time, accepted, distance = (a.reshape(target.batch) for a in values)
+    x, y = pair(base, z)
+    return CouplingState(x, y, t, met, time, rng_key, distance, energies, accepted, *replicas)
 
 
 def _distance(target: Target, z: dict[str, Array]) -> Array:

@@ -8,17 +8,16 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from ebmpp.core import sharding
-from ebmpp.errors import ArgumentError
+from ebmpp.core import checks, sharding
 
 
 def sharded_chains(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Return a ``chain_method`` of NumPyro's ``MCMC`` that shards chains over devices.
 
     For many chains: they are vectorized on each device, where "vectorized" runs all on one device and
-    "parallel" one per device. Draws are bitwise
-    equal to the draws of other methods, and stay on the devices of their chains. Chains never wait for one
-    another. NumPyro shows no progress for a callable ``chain_method``, and runs a single chain without it.
+    "parallel" one per device. Draws are bitwise equal to those of other methods, and stay on the devices of
+    their chains, which never wait for one another. NumPyro shows no progress for a callable ``chain_method``,
+    and runs a single chain without it.
 
     :param mesh: devices of this process. Chains are sharded over its first axis, which must divide their
         number.
@@ -43,10 +42,8 @@ def sharded_chains(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any
     def method(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(chains: Any) -> Any:
             count = len(jax.tree.leaves(chains)[0])
-            if count % devices:
-                raise ArgumentError(
-                    f"sharded_chains: num_chains must be a multiple of {devices} devices, got {count}."
-                )
+            expected = f"a multiple of {devices} devices"
+            checks.require(count % devices == 0, "sharded_chains: num_chains", expected, count)
             with sharding.over(name, mesh):
                 sharded = jax.shard_map(jax.vmap(fn), in_specs=P(axis), out_specs=P(axis), check_vma=False)
                 return jax.jit(sharded)(chains)

@@ -2,23 +2,84 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parallel tempering: replicas from hot to cold that swap their states."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
+from jaxtyping import Float
 import numpy as np
 
+import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing.path import Path
+from ebmpp.annealing.path import Path, summed_blocks
 from ebmpp.core import checks
-from ebmpp.errors import ArgumentError
+from ebmpp.core.types import Eta, Params
 from ebmpp.graph import FactorGraph
+from ebmpp.graph.states import Clamped, is_concrete
+from ebmpp.graph.transforms.replicate import separate_params
 from ebmpp.kernels.base import Init, Kwargs, RowKernel
-from ebmpp.kernels.replicas import Ensemble, Knots
 from ebmpp.moves import swaps, tempering
 from ebmpp.moves.target import Target
+
+
+class Knots(NamedTuple):
+    """Knots of a path before the model: the models of all replicas but the coldest."""
+
+    betas: Float[Array, "knots"]
+    params: Params
+    """With a leading axis of knots."""
+    eta0: Eta
+    """Natural parameters of the reference."""
+
+    @staticmethod
+    def before(path: Path, params: Params) -> "Knots":
+        """Return the knots of a path, without the last one if it is the model."""
+        known = all(map(is_concrete, jax.tree.leaves(params)))
+        num = len(path) - (known and path.ends_at(params))
+        return Knots(path.betas[:num], jax.tree.map(lambda a: a[:num], path.along()), path.eta0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ensemble(Target):
+    """Target of all replicas together.
+
+    :param base: the coldest replica.
+    :param summed: blocks that are summed out of swaps.
+    """
+
+    base: Target = dataclasses.field(kw_only=True)
+    summed: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+
+    @staticmethod
+    def at_betas(base: Target, betas: Any) -> "Ensemble":
+        """Return replicas at ``betas``, with the same clamped values in each."""
+        betas = jnp.asarray(betas)
+        params = tempering.tempered_params(base.graph, base.params, betas)
+        graph = tempering.replicate(base.graph, len(betas))
+        return Ensemble(graph, params, _spread(base.given, len(betas)), base=base)
+
+    @staticmethod
+    def along(base: Target, knots: Knots) -> "Ensemble":
+        """Return replicas at the knots of a path, and one at the model."""
+        join = lambda a, b: jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
+        params = jax.tree.map(join, knots.params, base.params)
+        betas = join(knots.betas, 1)
+        replicated = separate_params(base.graph, params, betas, knots.eta0)
+        graph = tempering.replicate(base.graph, len(betas), separate=True)
+        # a block with observed units is swapped as it is
+        summed = tuple(b for b in summed_blocks(base.graph) if b in base.free and b not in base.keep)
+        return Ensemble(graph, replicated, _spread(base.given, len(betas)), base=base, summed=summed)
+
+    def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the blocks of the coldest replica."""
+        return {b: jnp.moveaxis(v, len(self.batch), 0)[-1] for b, v in replicas.items()}
+
+
+def _spread(held: Clamped, num: int) -> Clamped:
+    spread = lambda rows: {b: jnp.repeat(v[:, None], num, axis=1) for b, v in rows.items()}
+    return Clamped(spread(held.full), spread(held.partial), spread(held.keep), held.batch)
 
 
 class TemperingState(NamedTuple):
@@ -58,23 +119,11 @@ class TemperingState(NamedTuple):
 class _PathTarget(Target):
     """Target with the knots of the path to it, if there is one."""
 
-    knots: Knots | None = dataclasses.field(kw_only=True)
+    knots: Knots | None = None
 
     def ensemble(self, betas: Array) -> Ensemble:
         """Return all replicas, at ``betas`` where there are no knots."""
         return Ensemble.at_betas(self, betas) if self.knots is None else Ensemble.along(self, self.knots)
-
-
-def _on_path(target: Target, knots: Knots | None) -> _PathTarget:
-    return _PathTarget(target.graph, target.params, target.given, knots=knots)
-
-
-def _check_path(graph: FactorGraph, path: Path) -> Path:
-    checks.instance("ParallelTempering: path", path, Path, "a Path, such as fit(..., keep_path=True) has")
-    if path.graph != graph:
-        raise ArgumentError(f"ParallelTempering: path must be of {graph!r}, got one of {path.graph!r}.")
-    path.check("ParallelTempering")
-    return path
 
 
 class ParallelTempering(RowKernel[TemperingState]):
@@ -137,37 +186,36 @@ class ParallelTempering(RowKernel[TemperingState]):
         path: Path | None = None,
     ) -> None:
         super().__init__(graph, init)
-        auto = isinstance(betas, str)
         if isinstance(betas, str):
             checks.choice("ParallelTempering: betas", betas, ("auto",), also="numbers that increase to 1")
-        if path is not None and not (auto and num_temperatures == 10):
-            raise ArgumentError(
-                "ParallelTempering: path must not be given with betas or num_temperatures, got "
-                f"betas={betas!r} and num_temperatures={num_temperatures!r}."
-            )
+        is_single = path is None or (isinstance(betas, str) and num_temperatures == 10)
+        expected = "None with betas or num_temperatures"
+        checks.require(is_single, "ParallelTempering: path", expected, path)
         self.num_temperatures = checks.count("ParallelTempering: num_temperatures", num_temperatures, least=2)
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
-        self.path = None if path is None else _check_path(graph, path)
+        self.path = path
+        if path is not None:
+            checks.instance(
+                "ParallelTempering: path", path, Path, "a Path, such as fit(..., keep_path=True) has"
+            )
+            name, is_same = "ParallelTempering: graph of path", path.graph == graph
+            checks.require(is_same, name, f"{graph!r}", path.graph)
+            path.check("ParallelTempering")
 
     @property
     def _adapts(self) -> bool:
         return self.path is None and self.betas == "auto"
 
-    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
-        """Return the target of model arguments; the hottest replica is checked too."""
+    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> _PathTarget:
+        """Return the target of model arguments, without knots; the hottest replica is checked too."""
         target = super().target(model_args, model_kwargs, check)
         if check and self.path is None:
             hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
             tempering.check_hot(target.graph, target.params, hottest)
-        return target
+        return _PathTarget(target.graph, target.params, target.given)
 
     def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: Init,
-        model_args: tuple,
-        model_kwargs: Kwargs,
+        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> TemperingState:
         """Return the initial state; see :meth:`~ebmpp.kernels.RowKernel.init`.
 
@@ -175,18 +223,15 @@ class ParallelTempering(RowKernel[TemperingState]):
         """
         target = self.target(model_args, model_kwargs, check=True)
         knots = None if self.path is None else Knots.before(self.path, target.params)
-        state = self._init_all(rng_key, _on_path(target, knots), init_params)
+        state = self._init_all(rng_key, dataclasses.replace(target, knots=knots), init_params)
         return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots)
 
     def sample(self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs) -> TemperingState:
         """Return the state after one sweep of every chain; see :meth:`~ebmpp.kernels.RowKernel.sample`."""
         target = self.target(model_args, model_kwargs, check=False)
+        on_path = dataclasses.replace(target, knots=state.knots)
         # knots have no axis of chains
-        new = self._sample_all(
-            state._replace(knots=None),
-            _on_path(target, state.knots),
-        )
-        return new._replace(knots=state.knots)
+        return self._sample_all(state._replace(knots=None), on_path)._replace(knots=state.knots)
 
     def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> TemperingState:
         betas = self._first_betas(target.knots)

@@ -19,7 +19,7 @@ from ebmpp import Observed
 from ebmpp.annealing import Path
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels import ParallelTempering
-from ebmpp.kernels.replicas import Ensemble, Knots
+from ebmpp.kernels.tempering import Ensemble, Knots
 from ebmpp.moves import swaps
 from ebmpp.moves.target import Target
 from helpers import assert_rows_law, often, random_params, random_state

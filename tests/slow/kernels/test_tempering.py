@@ -20,7 +20,7 @@ from ebmpp import Bias, Categorical, FactorGraph, Gaussian, MaximalCoupling, Obs
 from ebmpp.annealing import Path
 from ebmpp.errors import ArgumentError, DomainError, StateError
 from ebmpp.kernels import ParallelTempering
-from ebmpp.kernels.replicas import Ensemble, Knots
+from ebmpp.kernels.tempering import Ensemble, Knots
 from ebmpp.moves import Target, tempered
 from helpers import assert_law, assert_rows_law, random_params
 
