@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks
 from ebmpp.distribution import Layout
-from ebmpp.errors import IntractableError, ParameterError, StateError
+from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import gibbs
 from ebmpp.ppl import bound
@@ -83,25 +83,15 @@ class Binding:
     # -- binding ---------------------------------------------------------------------------------
 
     def batch_of(self, values: Rows) -> tuple[int, ...]:
-        """Return the leading axes that the sites share.
-
-        :raises StateError: for missing sites, or axes that differ.
-        """
-        if set(values) - set(self.latents) != set(self.layouts):
-            raise StateError(
-                f"GibbsBlock has sites {sorted(self.layouts)}, got {sorted(values)}. Name the same sites in "
-                "numpyro.infer.Gibbs([(block, sites), ...])"
-            )
-        axes = set()
-        for site, layout in self.layouts.items():
-            shape = jnp.shape(values[site])
-            axes.add(shape[: len(shape) - len(layout.shape)])
-            if shape[len(shape) - len(layout.shape) :] != layout.shape or len(axes) > 1:
-                raise StateError(
-                    f"site {site!r} has shape {shape}, expected (*batch, *{layout.shape}), with the same "
-                    "batch for all sites of a block"
-                )
-        return axes.pop()
+        """Return the leading axes that the sites share; raise a StateError for axes or sites that differ."""
+        shapes = {site: jnp.shape(v) for site, v in values.items() if site not in self.latents}
+        site, layout = next(iter(self.layouts.items()))
+        batch = shapes.get(site, ())[: -len(layout.shape) or None]
+        expected = {site: layout.shape for site, layout in self.layouts.items()}
+        is_valid = shapes == {site: batch + shape for site, shape in expected.items()}
+        text, hint = f"{expected} after common leading axes", "Name these sites in numpyro.infer.Gibbs."
+        checks.require(is_valid, "GibbsBlock: shapes of its sites", text, shapes, StateError, hint)
+        return batch
 
     def bind(self, values: Rows, call: Call, check: bool = False) -> Bound:
         """Return the graph at the present values of everything else.
@@ -113,39 +103,26 @@ class Binding:
         batch = self.batch_of(values)
         params, dependent = self._evaluate(call)
         self._check_latents(dependent)
-        params, axes = bound.bind_params(self.graph, params, batch, check)
+        params = bound.bind_params(self.graph, params, batch, check)
         clamped = states.Clamped(self._evaluate_clamped(call, batch, check), batch=batch)
         log_likelihood = None
         if self.log_likelihood is not None:
             fn, siblings = self.log_likelihood, dict(call.siblings)
             at = lambda x: fn(self.to_sites(x, values, batch), siblings, *call.args, **call.kwargs)
             log_likelihood = lambda x: jnp.reshape(at(x), -1)
-        return Bound(
-            self.graph,
-            params,
-            clamped,
-            axes=axes,
-            order=self.layers,
-            log_likelihood=log_likelihood,
-            sites=self.site_blocks,
-        )
+        order, sites = self.layers, self.site_blocks
+        return Bound(self.graph, params, clamped, order=order, log_likelihood=log_likelihood, sites=sites)
 
-    def _evaluate(self, call: Call) -> tuple[dict[str, Any], set[str]]:
+    def _evaluate(self, call: Call) -> tuple[Any, set[str]]:
         """Return params, and the factors whose params depend on siblings."""
         if self.params is None:
-            if not call.args:
-                raise ParameterError("GibbsBlock has no params: give them, or as the model's first argument")
-            return call.args[0], set()
+            return call.args[0] if call.args else None, set()
         if not isinstance(self.params, dict):
-            siblings = _Siblings(call.siblings)
-            params = self.params(siblings, *call.args, **call.kwargs)
-            return params, set(self.graph.param_shapes) if siblings.is_read else set()
-        params, dependent = {}, set()
-        for name, value in self.params.items():
-            siblings = _Siblings(call.siblings)
-            params[name] = value(siblings, *call.args, **call.kwargs) if callable(value) else value
-            dependent |= {name} if siblings.is_read else set()
-        return params, dependent
+            params, is_dependent = _value(self.params, call)
+            return params, set(self.graph.param_shapes) if is_dependent else set()
+        results = {name: _value(value, call) for name, value in self.params.items()}
+        params = {name: value for name, (value, _) in results.items()}
+        return params, {name for name, (_, is_dependent) in results.items() if is_dependent}
 
     def _check_latents(self, dependent: set[str]) -> None:
         latents = set(self.latents)
@@ -159,16 +136,13 @@ class Binding:
             )
 
     def _evaluate_clamped(self, call: Call, batch: tuple[int, ...], check: bool) -> dict[str, Array]:
-        evaluate = lambda fn: fn(_Siblings(call.siblings), *call.args, **call.kwargs)
-        values = {b: evaluate(v) if callable(v) else v for b, v in self.clamped.items()}
+        values = {b: _value(v, call)[0] for b, v in self.clamped.items()}
         clamped = states.as_clamped(self.graph.families, values, check)
-        if clamped.partial:
-            raise StateError(
-                f"clamped block {next(iter(clamped.partial))!r} is an Observed, expected all of its units. "
-                "Give every unit, or make it a site of the model"
-            )
-        if clamped.batch not in ((), batch):
-            raise StateError(f"clamped blocks have leading axes {clamped.batch}, expected the sites' {batch}")
+        name, is_whole = "GibbsBlock: clamped", not clamped.partial
+        hint = "Give every unit, or make the block a site of the model."
+        checks.require(is_whole, name, "no Observed blocks", list(clamped.partial), StateError, hint)
+        has_axes, axes = clamped.batch in ((), batch), f"of the sites' leading axes {batch} or none"
+        checks.require(has_axes, name, axes, clamped.batch, StateError)
         return {b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:])) for b, v in clamped.full.items()}
 
     def to_rows(self, values: Rows, graph: Bound) -> dict[str, Array]:
@@ -201,6 +175,14 @@ class Binding:
             yield self.to_sites(x, values, target.batch), float(log_prob)
 
 
+def _value(value: Any, call: Call) -> tuple[Any, bool]:
+    """Return a value, or the value of a function, and whether the function read a sibling."""
+    if not callable(value):
+        return value, False
+    siblings = _Siblings(call.siblings)
+    return value(siblings, *call.args, **call.kwargs), siblings.is_read
+
+
 def _layouts(graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]) -> dict[str, Layout]:
     """Raise a StateError for an unknown block, or a block in two places."""
     if sites is None:
@@ -211,6 +193,6 @@ def _layouts(graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]) -> di
     layouts = {s: v if isinstance(v, Layout) else Layout.of(graph, [v]) for s, v in named.items()}
     blocks = [*clamped, *(b for layout in layouts.values() for b in layout.names)]
     repeated = sorted({b for b in blocks if blocks.count(b) > 1})
-    if repeated or not layouts:
-        raise StateError(f"each block must be one site, clamped or latent, got {repeated or 'no site'}")
+    is_valid, expected = bool(layouts) and not repeated, "one site or more, with each block at one place"
+    checks.require(is_valid, "GibbsBlock: sites and clamped", expected, repeated, StateError)
     return layouts

@@ -13,11 +13,13 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
+
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import checks, random
 from ebmpp.core.types import Rows, Schedule
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, energy, states
@@ -34,16 +36,20 @@ LogLikelihood = Callable[[Rows], Array]
 class Bound(Target):
     """A graph with the present params and clamped blocks.
 
-    :param axes: a pytree like ``params`` of 0 (rows first) and None (the same for all rows).
     :param order: the layers of a sweep.
     :param log_likelihood: of a state, beside the energy; None if the target is the energy alone.
     :param sites: the blocks that ``log_likelihood`` reads.
     """
 
-    axes: dict[str, Any]
     order: Schedule
     log_likelihood: LogLikelihood | None = None
     sites: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """A pytree like ``params`` of 0 (rows first) and None (the same for all rows)."""
+        axis = lambda v, e: None if v.shape == e.shape else 0
+        return jax.tree.map(axis, self.params, self.graph.param_shapes)
 
     @property
     def layers(self) -> Schedule:
@@ -69,31 +75,23 @@ class Bound(Target):
 
 def bind_params(
     graph: FactorGraph, params: Mapping[str, Any], batch: tuple[int, ...], check: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return params with rows first where they have the axes ``batch``, and the axes of their rows.
-
-    :raises ParameterError: for a wrong name, or a shape that is neither the factor's nor one per row.
-    """
+) -> dict[str, Any]:
+    """Return params, rows first where they have the leading axes ``batch``; refuse other shapes."""
     states.check_factors(graph.param_shapes, params)
-    rows, values, axes = math.prod(batch), {}, {}
+    rows, values = math.prod(batch), {}
+    by_row = lambda v, e: v if v.shape == e.shape else v.reshape(rows, *e.shape)
     for name, tree in graph.param_shapes.items():
-        expected, structure = jax.tree.flatten(tree)
-        leaves, new_structure = jax.tree.flatten(jax.tree.map(jnp.asarray, params[name]))
-        if structure != new_structure:
-            raise ParameterError(f"factor {name!r}: params are {new_structure}, expected {structure}")
-        row_axes: list[int | None] = []
-        for i, (leaf, shape) in enumerate(zip(leaves, (s.shape for s in expected), strict=True)):
-            if leaf.shape not in (shape, batch + shape):
-                more = f", or {batch + shape} where they differ by row" if batch else ""
-                raise ParameterError(
-                    f"factor {name!r}: params have shape {leaf.shape}, expected {shape}{more}"
-                )
-            row_axes.append(None if leaf.shape == shape else 0)
-            leaves[i] = leaf if leaf.shape == shape else leaf.reshape(rows, *shape)
-        values[name], axes[name] = (jax.tree.unflatten(structure, part) for part in (leaves, row_axes))
+        arrays = jax.tree.map(jnp.asarray, params[name])
+        is_valid = jax.tree.structure(arrays) == jax.tree.structure(tree)
+        pairs = zip(jax.tree.leaves(arrays), jax.tree.leaves(tree), strict=False)
+        is_valid = is_valid and all(v.shape in (e.shape, batch + e.shape) for v, e in pairs)
+        expected = f"of shapes {jax.tree.map(np.shape, tree)}, after {batch} where they differ by row"
+        shapes = jax.tree.map(np.shape, arrays)
+        checks.require(is_valid, f"params of factor {name!r}", expected, shapes, ParameterError)
+        values[name] = jax.tree.map(by_row, arrays, tree)
     if check:
         states.check_finite(values)
-    return values, axes
+    return values
 
 
 # -- one chain per row -----------------------------------------------------------------------------
@@ -112,12 +110,10 @@ def sweep(
     """
     carry, order = (dict(x), jnp.zeros(len(keys), jnp.int32)), bound.moves()
     for start, layer in reversed(order) if backward else order:
-        count = layer.num_parts(bound.graph)
 
-        def step(
-            part: Any, carry: Drawn, start: int = start, layer: Layer = layer, count: int = count
-        ) -> Drawn:
-            (x, total), part = carry, count - 1 - part if backward else part
+        def step(part: Any, carry: Drawn, start: int = start, layer: Layer = layer) -> Drawn:
+            (x, total), last = carry, layer.num_parts(bound.graph) - 1
+            part = last - part if backward else part
             part_keys = random.fold_in(keys, start + part)
             draw = lambda target, x, keys: _draw_part(target, x, layer, part, keys, beta)
             drawn = bound.map(draw, x, part_keys)
@@ -125,7 +121,7 @@ def sweep(
             return x, total + accepted
 
         # part by part: visits of several parts are not reversible, so one acceptance for all would be wrong
-        carry = each_part(count, step, carry)
+        carry = each_part(layer.num_parts(bound.graph), step, carry)
     return carry
 
 

@@ -4,9 +4,8 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-import numpy as np
 import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -15,8 +14,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
-from ebmpp.errors import ArgumentError, StateError
-from ebmpp.kernels.base import Init, Kwargs, is_batched
+from ebmpp.errors import StateError
+from ebmpp.kernels.base import Init, Kwargs, over_chains
+from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.traced import ModelBlock
@@ -45,6 +45,7 @@ class Conjugate:
     site: str
     conditional: Callable[..., dist.Distribution]
     initial: dist.Distribution
+    latents: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         checks.instance("Conjugate: site", self.site, str, "the name of a site")
@@ -55,11 +56,6 @@ class Conjugate:
     def sites(self) -> tuple[str, ...]:
         """The site."""
         return (self.site,)
-
-    @property
-    def latents(self) -> tuple[str, ...]:
-        """No blocks."""
-        return ()
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
         """Draw a starting value."""
@@ -166,11 +162,8 @@ class CoupledComposite(MCMCKernel):
             step.check_coupled(coupling)
         names = [name for step in self.steps for name in (*step.sites, *step.latents)]
         repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated or not names:
-            raise ArgumentError(
-                "CoupledComposite: each site and latent block must be in one step, got "
-                f"{repeated or 'no site'}"
-            )
+        is_valid, expected = bool(names) and not repeated, "of one site or more, each in one step"
+        checks.require(is_valid, "CoupledComposite: steps", expected, repeated)
 
     # -- one sweep -------------------------------------------------------------------------------
 
@@ -226,8 +219,7 @@ class CoupledComposite(MCMCKernel):
         init, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
         sites = [site for step in self.steps for site in step.sites]
         checks.names("site of init_params", init, sites, StateError)
-        of_chain = lambda key, init: self._init_one(key, init, call)
-        return jax.vmap(of_chain)(rng_key, init) if is_batched(rng_key) else of_chain(rng_key, init)
+        return over_chains(lambda key, init: self._init_one(key, init, call), rng_key)(rng_key, init)
 
     def _init_one(self, key: Array, init: Rows, call: Call) -> CompositeState:
         words = random.key_pair(key)
@@ -240,8 +232,7 @@ class CoupledComposite(MCMCKernel):
     def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
         """Make one coupled sweep of every pair."""
         call = Call({}, model_args, dict(model_kwargs or {}))
-        of_pair = lambda state: self._sample_one(state, call)
-        return jax.vmap(of_pair)(state) if is_batched(state.rng_key) else of_pair(state)
+        return over_chains(lambda state: self._sample_one(state, call), state.rng_key)(state)
 
     def _sample_one(self, state: CompositeState, call: Call) -> CompositeState:
         t = state.t + 1
@@ -254,9 +245,7 @@ class CoupledComposite(MCMCKernel):
 
     def get_diagnostics_str(self, state: CompositeState) -> str:
         """Return the number of pairs that have met, and their mean meeting time so far."""
-        met, time = np.asarray(state.met), np.asarray(state.meeting_time)
-        mean = f", mean meeting time {time[met].mean():.3g}" if met.any() else ""
-        return f"{int(met.sum())} of {met.size} pairs met{mean}"
+        return describe_meetings(state.met, state.meeting_time)
 
 
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
@@ -270,10 +259,6 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
     :param p: a distribution.
     :param q: another of the same shape.
     :return: the two draws, and whether they could be made.
-
-    **References**
-
-    1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section 4.4.
     """
     words = random.key_pair(key)
     density = lambda distribution, x: jnp.sum(distribution.log_prob(x))

@@ -16,10 +16,10 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import Params, State, checks, random
-from ebmpp.errors import IntractableError, ParameterError, UnmetError, clash
+from ebmpp.errors import ParameterError, UnmetError
 from ebmpp.exact import perfect
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.kernels.base import Init, Kwargs, is_batched
+from ebmpp.kernels.base import Init, Kwargs, is_batched, over_chains
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.traced.block import Call, SiteKernel
@@ -153,16 +153,14 @@ class Exchange(SiteKernel):
         """
         call, batched = Call.split(model_args, model_kwargs), is_batched(rng_key)
         init = _check_init(self.prior, init_params, rng_key.shape[:1] if batched else ())
-        of_chain = lambda key, z: self._init_one(key, num_warmup, z)
-        state = jax.vmap(of_chain)(rng_key, init) if batched else of_chain(rng_key, init)
+        state = over_chains(lambda key, z: self._init_one(key, num_warmup, z), rng_key)(rng_key, init)
         self._check_start(jax.tree.map(lambda v: v[0], state) if batched else state, call)
         return state
 
     def sample(self, state: ExchangeState, model_args: tuple, model_kwargs: Kwargs) -> ExchangeState:
         """Make one proposal in every chain."""
         call = Call.split(model_args, model_kwargs)
-        of_chain = lambda state: self._sample_one(state, call)
-        new = jax.vmap(of_chain)(state) if is_batched(state.rng_key) else of_chain(state)
+        new = over_chains(lambda state: self._sample_one(state, call), state.rng_key)(state)
         if self._may_fail:  # a loop on the device has no other way to warn
             dead = ((new.failures > 0) & (state.failures == 0)).sum()
             jax.lax.cond(dead > 0, lambda: jax.debug.callback(_warn_dead, dead), lambda: None)
@@ -241,11 +239,7 @@ class Exchange(SiteKernel):
         data = dict(data) if isinstance(data, Mapping) else states.as_visible(self.graph, data)
         rows, _ = states.as_rows(self.graph.families, data, tuple(self.graph.visible))
         summed = tuple(b for b in self.graph.families if b not in rows)
-        for a, b in self.graph.interacting(summed):
-            raise IntractableError(
-                f"{clash(a, b)}, and data has neither, so their sum has no closed form. Sample one of them "
-                "by another block of Gibbs, and let data return it"
-            )
+        states.check_summable(self.graph, summed)
         return {b: v.astype(self.graph.families[b].dtype) for b, v in rows.items()}, summed
 
     def _log_ratio(self, u: Sites, proposed: Sites, rng_key: Array, call: Call) -> tuple[Array, Array]:
@@ -286,17 +280,17 @@ class Exchange(SiteKernel):
         params = self._params(state.z, call, values=True)
         rows, _ = self._rows(call)
         concrete = all(map(states.is_concrete, jax.tree.leaves((params, rows, state.rng_key))))
-        if not concrete or not self._may_fail or not isinstance(self.auxiliary, str):
+        if not concrete or not self._may_fail:
             return
-        perfect.check(self.graph, params, self.auxiliary)
+        number, method = len(next(iter(rows.values()))), str(self.auxiliary)
         try:
-            number = len(next(iter(rows.values())))
-            perfect.perfect_sample(self.graph, params, state.rng_key, number, self.auxiliary, self.max_sweeps)
+            perfect.perfect_sample(self.graph, params, state.rng_key, number, method, self.max_sweeps)
         except UnmetError as error:
-            raise UnmetError(
-                f"Exchange: the auxiliary draw at the initial params {state.z} failed: {error}. Start "
-                "elsewhere by init_params, or give a prior that excludes interactions as strong"
-            ) from None
+            error.add_note(
+                f"Exchange: this is the auxiliary draw at the initial params {state.z}. Start elsewhere by "
+                "init_params, or give a prior that excludes interactions as strong."
+            )
+            raise
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -312,13 +306,10 @@ def _warn_dead(chains: Array) -> None:
 
 def _check_prior(prior: Mapping[str, dist.Distribution]) -> dict[str, dist.Distribution]:
     """Raise a ParameterError when it is no dict of continuous distributions."""
-    if not isinstance(prior, Mapping) or not prior:
-        raise ParameterError(f"prior must be a dict of site names and NumPyro distributions, got {prior!r}")
-    for site, p in prior.items():
-        if not isinstance(p, dist.Distribution) or p.is_discrete:
-            raise ParameterError(
-                f"prior of site {site!r} must be a NumPyro distribution that is not discrete, got {p!r}"
-            )
+    is_valid = lambda p: isinstance(p, dist.Distribution) and not p.is_discrete
+    are_valid = isinstance(prior, Mapping) and bool(prior) and all(map(is_valid, prior.values()))
+    expected = "a dict of sites and NumPyro distributions that are not discrete"
+    checks.require(are_valid, "Exchange: prior", expected, prior, ParameterError)
     return dict(prior)
 
 
@@ -342,13 +333,10 @@ def _check_init(prior: Mapping[str, dist.Distribution], init: State | None, chai
     checks.names("site of init_params", init, prior, ParameterError)
     for site, value in init.items():
         value, shape = jnp.asarray(value, jnp.result_type(float)), chains + prior[site].shape()
-        if value.shape != shape:
-            raise ParameterError(f"init_params of site {site!r} has shape {value.shape}, expected {shape}")
         free = dist.biject_to(prior[site].support).inv(value)
-        if states.is_concrete(free) and not np.isfinite(np.asarray(free)).all():
-            raise ParameterError(
-                f"init_params of site {site!r} must be inside of its support {prior[site].support}, got "
-                f"{np.asarray(value)}"
-            )
+        is_inside = not states.is_concrete(free) or np.isfinite(np.asarray(free)).all()
+        is_valid = value.shape == shape and is_inside
+        expected = f"of shape {shape}, in the support {prior[site].support}"
+        checks.require(is_valid, f"init_params of site {site!r}", expected, value, ParameterError)
         values[site] = value
     return values

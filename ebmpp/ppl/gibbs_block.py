@@ -12,10 +12,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
-from ebmpp.core.display import Card, Grid, Shown
-from ebmpp.errors import ArgumentError, IntractableError, StateError
+from ebmpp.errors import StateError
 from ebmpp.families.values import check_values
-from ebmpp.graph import FactorGraph, display
+from ebmpp.graph import FactorGraph, states
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Layer, Move, Target, couplings, search, sweeps
 from ebmpp.moves.gibbs import initial_rows
@@ -42,7 +41,7 @@ from ebmpp.traced.block import (
 _NUM_PROPOSED = 2
 
 
-class GibbsBlock(Block, Shown):
+class GibbsBlock(Block):
     """Sites of a NumPyro model that are updated by the sweeps of a graph, in ``numpyro.infer.Gibbs``.
 
     The graph, with its present params, must be the posterior of the sites given everything else: the energy
@@ -144,15 +143,13 @@ class GibbsBlock(Block, Shown):
         """Return a block that is derived from a model, without a graph.
 
         Which units of the sites interact is read off the traced program of the model's log density, with its
-        plates, masks, scales and ``obs``. It errs toward interaction: an unknown primitive reads all of its
-        operands. Units that do not interact form a layer, which is drawn at once: all its units are set to
-        each of their K values in turn, and K evaluations give the conditional of every unit. A mixture's
-        assignments are one layer, a hidden Markov chain two, a lattice two.
+        plates, masks, scales and ``obs``, erring toward interaction. Units that do not interact form a layer,
+        which is drawn at once from K evaluations of the model for units of K values. A mixture's assignments
+        are one layer, a hidden Markov chain two, a lattice two.
 
         An energy prior whose latents are summed out (a Boltzmann machine of an image) ties all its units. Its
-        latents are then drawn too, from the prior's graph, and the sites given them, layer by layer. The
-        distribution of the sites is exactly that of the model. Where that takes no fewer layers the latents
-        stay summed out.
+        latents are then drawn too, from the prior's graph, where that takes fewer layers. The distribution of
+        the sites is exactly that of the model.
 
         Sites may take finitely many values: any distribution on an interval of whole numbers, or an
         :class:`~ebmpp.EnergyDistribution`. Sites of real numbers may have a Gaussian conditional, where the
@@ -183,8 +180,7 @@ class GibbsBlock(Block, Shown):
 
         **Example**
 
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
-        >>> from numpyro.infer import MCMC, NUTS, Gibbs
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
         >>> def model(y):
         ...     means = numpyro.sample("means", dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1))
         ...     with numpyro.plate("points", len(y)):
@@ -197,11 +193,8 @@ class GibbsBlock(Block, Shown):
         >>> logits = block.log_conditionals({"z": jnp.zeros(5, int), "means": jnp.array([-2.0, 2.0])})
         >>> jnp.exp(logits["z"])[:2, 1].round(3).tolist()
         [0.0, 1.0]
-        >>> mcmc = MCMC(Gibbs([(block, ["z"]), (NUTS(model), None)]), num_warmup=20, num_samples=20,
-        ...             progress_bar=False)
-        >>> mcmc.run(jax.random.key(1), y)
-        >>> mcmc.get_samples()["z"].shape
-        (20, 5)
+
+        The block runs in ``numpyro.infer.Gibbs`` as in the example of :class:`GibbsBlock`.
         """
         options: dict[str, Any] = {"num_sweeps": num_sweeps, "sequential": sequential, "tempering": tempering}
         return ModelBlock(model, sites, model_args, model_kwargs, **options)
@@ -232,23 +225,15 @@ class GibbsBlock(Block, Shown):
         """Raise an ArgumentError for moves that are not of the sites, or not exact."""
         if moves is None:
             return None
-        if self.binding.log_likelihood is not None:
-            raise ArgumentError(
-                "GibbsBlock: moves and log_likelihood exclude one another, as moves use the energy alone. "
-                "Leave moves away, or write the likelihood as factors"
-            )
+        is_energy, hint = self.binding.log_likelihood is None, "Write the likelihood as factors."
+        checks.require(is_energy, "GibbsBlock: moves", "None beside a log_likelihood", moves, hint=hint)
         resolved = sweeps.resolve_moves(
             self.graph, moves, (*self.binding.clamped, *self.latents), exact=False
         )
         for move in resolved:
-            if not move.exact or move.marginalize:
-                raise ArgumentError(f"GibbsBlock: moves must be exact and sum nothing out, got {move}")
+            is_valid = move.exact and not move.marginalize
+            checks.require(is_valid, "GibbsBlock: moves", "exact, and sum nothing out", move)
         return resolved
-
-    def _card(self) -> Card:
-        rows = [(s, str(v.shape), ", ".join(v.names)) for s, v in self.binding.layouts.items()]
-        card = display.card(self.graph, "GibbsBlock")
-        return card._replace(grids=(Grid(("site", "shape", "blocks"), rows), *card.grids))
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -329,11 +314,8 @@ class GibbsBlock(Block, Shown):
     def check_coupled(self, coupling: str | None) -> None:
         """Raise an ArgumentError for options in which two chains are not coupled, or an unknown coupling."""
         for name in ("tempering", "moves"):
-            if getattr(self, name):
-                raise ArgumentError(
-                    f"CoupledComposite: {self!r} has {name}, in which chains are not coupled. Leave that "
-                    "away: pairs are coupled layer by layer"
-                )
+            value, expected = getattr(self, name), f"None in {self!r}, as pairs are coupled layer by layer"
+            checks.require(not value, f"CoupledComposite: {name}", expected, value)
         couplings.resolve(coupling, self.binding.layers)
 
     def _from_rows(self, x: Rows, template: Rows, target: Bound) -> dict[str, Array]:
@@ -347,8 +329,8 @@ class GibbsBlock(Block, Shown):
         """Return the first state, at ``init_params``, the values of the sites."""
         del num_warmup
         values = initial_values(rng_key, init_params or {})
-        if not values:
-            raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
+        expected = f"initial values of the sites {sorted(self.sites)}"
+        checks.require(values, "GibbsBlock: init_params", expected, init_params, StateError)
         self.binding.batch_of(values)
         for site, layout in self.binding.layouts.items():
             for b, v in layout.split(values[site]).items():
@@ -368,9 +350,5 @@ class GibbsBlock(Block, Shown):
 
     def walk(self, values: Rows, call: Call, key: Array) -> Iterator[tuple[Rows, float]]:
         """Yield random states of the sites with their log densities, latents summed out."""
-        clash = self.graph.interacting(self.latents)
-        if clash:
-            raise IntractableError(
-                f"latent blocks {clash[0]} interact: their sum has no closed form to compare"
-            )
+        states.check_summable(self.graph, self.latents)
         return self.binding.walk(values, call, key)

@@ -3,12 +3,13 @@
 """Blocks of a Gibbs sampler as functions for NumPyro's HMCGibbs."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from jax import Array
 
-from ebmpp.core import Rows, random
-from ebmpp.errors import ArgumentError, IntractableError
+from ebmpp.core import Rows, checks, random
+from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
 from ebmpp.ppl.binding import Sites
 from ebmpp.ppl.gibbs_block import GibbsBlock
@@ -16,18 +17,14 @@ from ebmpp.traced import ModelBlock
 from ebmpp.traced.block import Call
 
 
-class GibbsFunction:
-    """A block as a function for :class:`numpyro.infer.HMCGibbs`: the result of :func:`gibbs_fn`."""
-
-    def __init__(self, block: GibbsBlock | ModelBlock, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        self.block, self.args, self.kwargs = block, args, kwargs
-
-    def __call__(self, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict[str, Array]:
-        """Return new values of the sites."""
-        call = Call(hmc_sites, self.args, self.kwargs)
-        keys = rng_key if isinstance(self.block, GibbsBlock) else random.key_pair(rng_key)
-        z = self.block.advance(self.block.begin(gibbs_sites, call, keys).z, call, keys).z
-        return {site: z[site] for site in self.block.sites}
+def _update(
+    block: GibbsBlock | ModelBlock, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows
+) -> dict[str, Array]:
+    """Return new values of a block's sites."""
+    call = call._replace(siblings=hmc_sites)
+    keys = rng_key if isinstance(block, GibbsBlock) else random.key_pair(rng_key)
+    z = block.advance(block.begin(gibbs_sites, call, keys).z, call, keys).z
+    return {site: z[site] for site in block.sites}
 
 
 def gibbs_fn(
@@ -35,7 +32,7 @@ def gibbs_fn(
     sites: Sites = None,
     params: Mapping[str, Any] | Callable[..., Any] | None = None,
     **options: Any,
-) -> GibbsFunction:
+) -> Callable[..., dict[str, Array]]:
     """Return a block as a function for :class:`numpyro.infer.HMCGibbs`.
 
     HMCGibbs does not pass the model's arguments, so functions among ``params`` are of the sibling sites'
@@ -58,11 +55,10 @@ def gibbs_fn(
     (6,)
     """
     if isinstance(graph, ModelBlock):
-        if sites is not None or params is not None or options:
-            raise ArgumentError(
-                "gibbs_fn: a block of GibbsBlock.from_model has its sites and options already"
-            )
-        return GibbsFunction(graph, graph.call.args, graph.call.kwargs)
+        is_alone = sites is None and params is None and not options
+        arguments, expected = (sites, params, options), "left away for a block of from_model"
+        checks.require(is_alone, "gibbs_fn: sites and options", expected, arguments)
+        return partial(_update, graph, graph.call)
     block = GibbsBlock(graph, sites, params, **options)
     clash = graph.interacting(block.latents)
     if clash:
@@ -70,4 +66,4 @@ def gibbs_fn(
             f"latent blocks {clash[0]} interact, and HMCGibbs keeps no state for them. Use GibbsBlock in "
             "numpyro.infer.Gibbs"
         )
-    return GibbsFunction(block, (), {})
+    return partial(_update, block, Call({}, (), {}))

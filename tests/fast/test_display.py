@@ -103,7 +103,6 @@ EVERY = {
     "bracket": BRACKET,
     "system": SYSTEM,
     "bias": BIAS,
-    "block": ebmpp.GibbsBlock(RBM, params=PARAMS),
 }
 
 
