@@ -9,7 +9,6 @@ from sklearn.utils.validation import check_is_fitted
 import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
-from ebmpp.errors import ArgumentError
 from ebmpp.families import Bernoulli
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.networks import terms
@@ -64,19 +63,16 @@ def to_bernoulli_rbm(graph: FactorGraph, params: Params, **options: object) -> B
     checks.instance("to_bernoulli_rbm: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params)
     visible, latent = sum(f.size for f in graph.visible.values()), sum(f.size for f in graph.latent.values())
-    is_pair = len(graph.visible) == len(graph.latent) == 1
-    if not is_pair or {type(f) for f in graph.families.values()} != {Bernoulli} or graph.splits:
-        raise ArgumentError(
-            "to_bernoulli_rbm: graph must have one visible and one latent block of Bernoulli units, without "
-            f"interactions within a block, got {graph!r}"
-        )
+    is_pair = len(graph.visible) == len(graph.latent) == 1 and not graph.splits
+    is_valid = is_pair and {type(f) for f in graph.families.values()} == {Bernoulli}
+    expected = "of one visible and one latent block of Bernoulli units, without interactions within a block"
+    checks.require(is_valid, "to_bernoulli_rbm: graph", expected, graph)
     quadratic = terms(graph, params)
     weights = np.zeros((latent, visible))
     weights[quadratic.pairs[:, 1] - visible, quadratic.pairs[:, 0]] = quadratic.weights
-    options.setdefault("n_components", latent)
-    machine = BernoulliRBM(**options)
-    if machine.n_components != latent:
-        raise ArgumentError(f"to_bernoulli_rbm: n_components must be {latent}, got {machine.n_components}")
+    machine = BernoulliRBM(**{"n_components": latent} | options)
+    number = machine.n_components
+    checks.require(number == latent, "to_bernoulli_rbm: n_components", f"{latent}", number)
     biases = np.split(quadratic.linear.astype(float), [visible])
     machine.components_, machine.intercept_visible_, machine.intercept_hidden_ = weights, *biases
     vars(machine).update(n_features_in_=visible, _n_features_out=latent)

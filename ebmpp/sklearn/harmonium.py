@@ -5,7 +5,6 @@
 from collections.abc import Callable
 from functools import lru_cache, partial
 import math
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -31,18 +30,12 @@ FAMILIES = {kind.__name__.lower(): kind for kind in (Bernoulli, Spin, Gaussian, 
 
 
 def family_of(name: str, units: Units, size: int) -> Family:
-    """Return the family of ``size`` units that the argument ``name`` describes.
-
-    :raises ArgumentError: an unknown name, another type, or a family of another size.
-    """
+    """Return the family of ``size`` units that the argument ``name`` describes."""
     if isinstance(units, str):
         return FAMILIES[checks.choice(name, units, FAMILIES)](size)
-    family = units(size) if callable(units) else units
-    if not isinstance(family, Family) or family.size != size:
-        raise ArgumentError(
-            f"{name} must be a name, a family of {size} units such as ebmpp.Poisson({size}), or a function "
-            f"from the number of units to a family, got {units!r}"
-        )
+    expected = f"a name, a family of {size} units such as ebmpp.Poisson({size}), or a function that makes one"
+    family = checks.instance(name, units(size) if callable(units) else units, Family, expected)
+    checks.require(family.size == size, name, expected, units)
     return family
 
 
@@ -140,37 +133,22 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, key: Array, count: Array
 
 
 def check_options(model: Any) -> None:
-    """Check the options of a transformer, which scikit-learn allows to be set without checks.
-
-    :raises ArgumentError: an option of another type or out of range.
-    """
-    for name, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
-        checks.count(f"{type(model).__name__}: {name}", getattr(model, name), least)
-    rate, estimator, optimizer = model.learning_rate, model.estimator, model.optimizer
-    is_rate = rate == "auto" if isinstance(rate, str) else isinstance(rate, Real) and 0 < rate < math.inf
-    is_estimator = isinstance(estimator, Estimator) and not isinstance(estimator, type)
-    for name, is_valid, expected in (
-        ("learning_rate", is_rate, 'positive or "auto"'),
-        ("estimator", estimator is None or is_estimator, "None or an estimator such as ebmpp.UCD()"),
-        (
-            "optimizer",
-            optimizer is None or callable(optimizer) or hasattr(optimizer, "update"),
-            "None, a function of the learning rate such as optax.adam, or an optax transformation",
-        ),
-    ):
-        if not is_valid:
-            raise ArgumentError(
-                f"{type(model).__name__}: {name} must be {expected}, got {getattr(model, name)!r}"
-            )
+    """Check the options of a transformer, which scikit-learn allows to be set without checks."""
+    name = type(model).__name__
+    for option, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
+        checks.count(f"{name}: {option}", getattr(model, option), least)
+    if model.learning_rate != "auto":
+        checks.number(f"{name}: learning_rate", model.learning_rate, above=0)
+    if model.estimator is not None:
+        expected = "None or an estimator such as ebmpp.UCD()"
+        checks.instance(f"{name}: estimator", model.estimator, Estimator, expected)
+    optimizer, expected = model.optimizer, "None, a function such as optax.adam, or an optax transformation"
+    is_valid = optimizer is None or callable(optimizer) or hasattr(optimizer, "update")
+    checks.require(is_valid, f"{name}: optimizer", expected, optimizer)
 
 
 def check_values(model: object, family: Family, values: np.ndarray) -> None:
-    """Check that values are in the family's support, or are possible means of them.
-
-    Means are accepted for bounded values that are their own statistic.
-
-    :raises ArgumentError: a value out of range.
-    """
+    """Check that values are in the support, or means in it where they are their own, bounded statistic."""
     low, high = family.bounds
     accepts_means = not family.stat_shape and math.isfinite(high - low) and _is_own_statistic(family)
     is_valid = np.asarray(family.in_support(values))
@@ -193,21 +171,9 @@ def _is_own_statistic(family: Family) -> bool:
 
 
 def weighted_rows(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the rows with positive weights, and their weights; None without weights.
-
-    :raises StateError: weights of another shape, negative, not finite or all zero.
-    """
+    """Return the rows with positive weights, and their weights; None without weights."""
     if sample_weight is None:
         return values, None
     tables.check_weights(sample_weight, len(values))
     weights = np.asarray(sample_weight, float)
     return values[weights > 0], weights[weights > 0]
-
-
-def check_one_statistic(name: str, is_one: bool, family: Family) -> None:
-    """Check that units have one statistic each, which an attribute needs.
-
-    :raises AttributeError: several statistics per unit.
-    """
-    if not is_one:
-        raise AttributeError(f"no {name}: units {family!r} have several statistics each. Use params_")

@@ -24,7 +24,7 @@ import optax
 
 from ebmpp import exact
 from ebmpp.core import checks, random
-from ebmpp.errors import DivergenceError, NormalizationError
+from ebmpp.errors import DivergenceError
 from ebmpp.estimators import PCD, Estimator
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
@@ -195,17 +195,12 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             self._state = loop.begin(0, self.params_)
         try:
             state = loop.run(self.n_steps_, self._state._replace(params=self.params_), progress_bar=False)
-        except NormalizationError:
-            raise
         except DivergenceError as error:
-            raise DivergenceError(
-                f"{type(self).__name__}: gradient or params were not finite in epoch {self.n_iter_ + 1} "
-                f"(step {self.n_steps_ + error.step}). Lower learning_rate; params_ and history_ keep their "
-                "values before that epoch",
-                self.params_,
-                self.history_,
-                self.n_steps_,
-            ) from error
+            error.add_note(
+                f"{type(self).__name__}: this was epoch {self.n_iter_ + 1}. Lower learning_rate; params_ and "
+                "history_ keep their values before that epoch."
+            )
+            raise
         metrics = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
         self.history_ = xr.concat([self.history_, metrics], "step") if self.n_steps_ else metrics
         self._state = jax.device_get(state)
@@ -277,9 +272,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """
         check_is_fitted(self)
         checks.count("n_sweeps", n_sweeps)
-        rows, key = self._rows(v), random.key_pair(self._key())
-        samples = harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps))
-        return self._as_columns(np.asarray(samples))
+        return self._sweep(self._rows(v), random.key_pair(self._key()), n_sweeps)
 
     def sample(self, n_samples: int = 1, n_sweeps: int = 1000) -> np.ndarray:
         """Draw rows of the model: last states of independent Gibbs chains.
@@ -296,31 +289,34 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         checks.count("n_sweeps", n_sweeps)
         first, key = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
         start = gibbs.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
-        samples = harmonium.gibbs(self.graph_, self.params_, start, key, int(n_sweeps))
-        return self._as_columns(np.asarray(samples))
+        return self._sweep(start, key, n_sweeps)
+
+    def _sweep(self, rows: Any, key: Array, n_sweeps: int) -> np.ndarray:
+        samples = np.asarray(harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps)))
+        samples = samples.reshape(len(samples), -1)
+        return samples if self.scaler_ is None else self.scaler_.inverse_transform(samples)
 
     @property
     def components_(self) -> np.ndarray:
         """Weights, shape ``(n_components, columns)``."""
-        v, h = (self.graph_.families[b] for b in "vh")
-        harmonium.check_one_statistic("components_", math.prod(v.interaction_shape) == v.size, v)
-        harmonium.check_one_statistic("components_", math.prod(h.interaction_shape) == h.size, h)
-        return self.params_["v:h"].reshape(v.size, h.size).T
+        return self._array("components_", "v:h", "v", "h").T
 
     @property
     def intercept_visible_(self) -> np.ndarray:
         """Biases of the visible units, shape ``(columns,)``."""
-        return self._intercept("v", "intercept_visible_")
+        return self._array("intercept_visible_", "v", "v")
 
     @property
     def intercept_hidden_(self) -> np.ndarray:
         """Biases of the latent units, shape ``(n_components,)``."""
-        return self._intercept("h", "intercept_hidden_")
+        return self._array("intercept_hidden_", "h", "h")
 
-    def _intercept(self, block: str, name: str) -> np.ndarray:
-        family = self.graph_.families[block]
-        harmonium.check_one_statistic(name, not family.stat_shape, family)
-        return self.params_[block].reshape(-1)
+    def _array(self, name: str, factor: str, *blocks: str) -> np.ndarray:
+        """Return params of a factor as an array over units, if these have one statistic each."""
+        sizes = [self.graph_.families[b].size for b in blocks]
+        if self.params_[factor].size != math.prod(sizes):
+            raise AttributeError(f"no {name}: units have several statistics each. Use params_")
+        return self.params_[factor].reshape(sizes)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -351,10 +347,6 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             check_non_negative(values, type(self).__name__)
         harmonium.check_values(self, family, values)
         return values.reshape(-1, *family.shape).astype(family.dtype)
-
-    def _as_columns(self, rows: np.ndarray) -> np.ndarray:
-        rows = rows.reshape(len(rows), -1)
-        return rows if self.scaler_ is None else self.scaler_.inverse_transform(rows)
 
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
         """Apply ``fn`` to chunks of rows, padded to a power of two so that few shapes are compiled."""
