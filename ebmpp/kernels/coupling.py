@@ -156,8 +156,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         x, y = target.to_rows(state.z), target.to_rows(state.y)
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
         z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
-        before = state.met, state.meeting_time, state.accepted
-        met, time, count = (a.reshape(target.num_rows) for a in before)
+        met, time, count = (a.reshape(-1) for a in (state.met, state.meeting_time, state.accepted))
         z = {b: _poison(v, broken) for b, v in z.items()}
         t, now = state.t + 1, met | (together & ~broken)
         return _state(target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted)

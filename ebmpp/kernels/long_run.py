@@ -172,9 +172,8 @@ class LongRun:
         """
         mcmc, kernel = self.mcmc, self.mcmc.sampler
         extra_fields = checks.sequence("LongRun: extra_fields", extra_fields, "names of fields")
-        fields = tuple(
-            n for n in dict.fromkeys((*kernel.default_fields, *extra_fields)) if n != kernel.sample_field
-        )
+        names = dict.fromkeys((*kernel.default_fields, *extra_fields))
+        fields = tuple(name for name in names if name != kernel.sample_field)
         options = self.fn or identity, fields, self.keep, args, kwargs, rng_key, init_params
         begin = functools.partial(Chunks, mcmc, *options)
         if self.directory is None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpyro.infer.mcmc import MCMC, MCMCKernel
-from numpyro.util import nested_attrgetter
+from numpyro.util import identity, nested_attrgetter
 
 import jax
 from jax import Array, lax
@@ -140,9 +140,7 @@ class Chunks:
 
     # -- all chains --------------------------------------------------------------------------------
 
-    def _map(
-        self, fn: Callable[..., Any], jit: Callable[..., Any] = lambda program: program
-    ) -> Callable[..., Any]:
+    def _map(self, fn: Callable[..., Any], jit: Callable[..., Any] = identity) -> Callable[..., Any]:
         """Map a function of one chain over all of them, as ``MCMC.run`` does."""
         num_chains, method = self.mcmc.num_chains, self.mcmc.chain_method
         if num_chains == 1 or method == "vectorized":

@@ -217,10 +217,7 @@ class ParallelTempering(RowKernel[TemperingState]):
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> TemperingState:
-        """Return the initial state; see :meth:`~ebmpp.kernels.RowKernel.init`.
-
-        :param num_warmup: calls of ``sample`` during which the betas adapt.
-        """
+        """Return the initial state; the betas adapt during ``num_warmup`` calls of ``sample``."""
         target = self.target(model_args, model_kwargs, check=True)
         knots = None if self.path is None else Knots.before(self.path, target.params)
         state = self._init_all(rng_key, dataclasses.replace(target, knots=knots), init_params)

@@ -28,21 +28,18 @@ from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, agree, compare, couple_focused, draw_sweep, offsets
 
-#: Log density beside the energy, row by row: a function of all blocks as rows.
-LogLikelihood = Callable[[Rows], Array]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bound(Target):
     """A graph with the present params and clamped blocks.
 
     :param order: the layers of a sweep.
-    :param log_likelihood: of a state, beside the energy; None if the target is the energy alone.
+    :param log_likelihood: log density beside the energy, of all blocks as rows; None for the energy alone.
     :param sites: the blocks that ``log_likelihood`` reads.
     """
 
     order: Schedule
-    log_likelihood: LogLikelihood | None = None
+    log_likelihood: Callable[[Rows], Array] | None = None
     sites: tuple[str, ...] = ()
 
     @property

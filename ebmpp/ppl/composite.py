@@ -256,8 +256,7 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 
     :param key: a jax key, or a key pair ``(2,)``. Trial i draws from the words folded with i: a key that
         ``jax.random`` derives compiles eight kernels, this one.
-    :param p: a distribution.
-    :param q: another of the same shape.
+    :param p: a distribution; ``q`` is another of the same shape.
     :return: the two draws, and whether they could be made.
     """
     words = random.key_pair(key)

@@ -53,11 +53,7 @@ def make_optimizer(make: Callable[[float], Optimizer], rate: float) -> Optimizer
 
 @partial(jax.jit, static_argnums=0)  # one program instead of about eighty
 def init_params(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None) -> Params:
-    """Return the params of :meth:`FactorGraph.init`.
-
-    :param rows: rows of the visible block, possibly mean statistics.
-    :param weights: weights of the rows in the base rates; a row of weight 2 counts as two rows.
-    """
+    """Return the params of :meth:`FactorGraph.init`; in base rates a row of weight 2 counts as two rows."""
     mean, count = initialization.mean_statistics(graph.families["v"], rows, None, weights)
     means = {"v": (mean, count if weights is None else weights.sum())}
     return initialization.init_params(graph.factors, graph.families, rng_key, "gaussian", means)
@@ -68,10 +64,8 @@ class Epoch:
 
     All batches have the same size; rows that pad the last one have weight 0.
 
-    :param rows: rows of the visible block, possibly mean statistics.
+    :param rows: rows of the visible block, possibly mean statistics, in batches of ``size``.
     :param weights: one per row, of any sum; None for equal weights.
-    :param size: rows per batch.
-    :param seed: seed of the order.
     :param first: number of the first batch.
     """
 
