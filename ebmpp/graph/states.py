@@ -199,7 +199,7 @@ def as_clamped(families: Mapping[str, Family], blocks: Mapping[str, Any], check:
     :param check: False to check names and shapes only, not values.
     """
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
-    checks.require(0 not in batch, "clamped blocks", "at least one row", batch, StateError)
+    checks.require(0 not in batch, f"clamped blocks {list(rows)}", "at least one row", batch, StateError)
     full = {b: v for b, v in rows.items() if b not in known}
     return Clamped(full, {b: rows[b] for b in known}, known, batch)
 
