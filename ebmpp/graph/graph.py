@@ -74,12 +74,13 @@ class FactorGraph(Declaration, Shown):
 
         The nodes become the units' ``labels``.
 
-        :param graph: undirected. Edge attributes ``weight`` and node attributes ``bias`` give initial params.
+        :param graph: undirected. Edge attributes ``weight`` and node attributes ``bias`` give initial params;
+            the weights of parallel edges add up.
         :param family: a family, or a class such as ``Spin`` that is called with the number of nodes.
         :param block: name of the block.
-        :param shared: use one weight for all edges.
+        :param shared: use one weight for all edges; parallel edges count.
         :param bias: add a bias to each unit.
-        :raises DeclarationError: for a directed graph, parallel edges, loops or a wrong number of units.
+        :raises DeclarationError: for a directed graph, loops or a wrong number of units.
 
         **Example**
 
@@ -121,7 +122,8 @@ class FactorGraph(Declaration, Shown):
         """Declare one visible block with a unit per variable of a binary quadratic model.
 
         ``init`` returns its biases and weights with opposite signs, so that p(x) is proportional to
-        exp(-bqm.energy(x)). The variables become the units' ``labels``. The offset is dropped.
+        exp(-bqm.energy(x)). The variables become the units' ``labels``. The offset is dropped; terms (a, b)
+        and (b, a) add up, and (a, a) is a constant for spins.
 
         :param bqm: a ``dimod.BinaryQuadraticModel``, or the two dicts ``(h, J)`` of an Ising model.
         :param block: name of the block.

@@ -5,7 +5,7 @@
 Biases and weights are derivatives of the energy, so no factor's form is assumed.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 import importlib
 from typing import Any, NamedTuple
@@ -54,19 +54,29 @@ def terms(graph: Declaration, params: Params) -> Terms:
     total = sum(f.size for f in graph.families.values())
     zero = jnp.zeros(total, jnp.result_type(float))
     value, slope = jax.jit(jax.value_and_grad(partial(_energy, graph, params)))(zero)
-    weights = dict.fromkeys(_declared(graph), 0.0)
-    for first, rows in _second_derivatives(graph, params, total):
+    weights: dict[tuple[int, int], float] = {}
+    others = []  # factors whose second derivatives are not their params
+    for factor in graph.factors:
+        pairs = _pairs(graph, factor)
+        if type(factor) is Pairwise:
+            _add(weights, pairs, np.asarray(factor.weights(params[factor.name])))
+        elif factor.interacts:
+            _add(weights, pairs, np.zeros(len(pairs)))
+            others.append(factor)
+    for first, rows in _second_derivatives(graph, params, others, total) if others else ():
         i, j = np.nonzero(np.triu(rows, first + 1))
-        pairs = zip((i + first).tolist(), j.tolist(), strict=True)
-        weights.update(zip(pairs, rows[i, j].tolist(), strict=True))
+        _add(weights, zip((i + first).tolist(), j.tolist(), strict=True), -rows[i, j])
     pairs = np.array(list(weights), np.int64).reshape(-1, 2)
-    return Terms(float(value), -np.asarray(slope), pairs, -np.array(list(weights.values()), float))
+    return Terms(float(value), -np.asarray(slope), pairs, np.array(list(weights.values()), float))
 
 
 def _energy(graph: Declaration, params: Params, flat: Float[Array, "units"]) -> Float[Array, ""]:
+    return energy.energy(graph, params, _blocks(graph, flat))
+
+
+def _blocks(graph: Declaration, flat: Float[Array, "units"]) -> dict[str, Array]:
     start = _starts(graph)
-    take = lambda b, f: flat[start[b] : start[b] + f.size].reshape(f.shape)
-    return energy.energy(graph, params, {b: take(b, f) for b, f in graph.families.items()})
+    return {b: flat[start[b] : start[b] + f.size].reshape(f.shape) for b, f in graph.families.items()}
 
 
 def _starts(graph: Declaration) -> dict[str, int]:
@@ -75,20 +85,23 @@ def _starts(graph: Declaration) -> dict[str, int]:
     return dict(zip(graph.families, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
-def _declared(graph: Declaration) -> list[tuple[int, int]]:
-    """Return the pairs that factors declare within blocks, the smaller number first."""
-    start, pairs = _starts(graph), []
-    for factor in graph.factors:
-        for b, edges in factor.edges(graph.families).items():
-            pairs += map(tuple, (start[b] + np.sort(edges, axis=1)).tolist())
-    return pairs
+def _add(weights: dict[tuple[int, int], float], pairs: Iterable[tuple[int, int]], values: np.ndarray) -> None:
+    for pair, value in zip(pairs, values.tolist(), strict=True):
+        weights[pair] = weights.get(pair, 0.0) + value
+
+
+def _pairs(graph: Declaration, factor: Factor) -> list[tuple[int, int]]:
+    """Return the pairs that one factor declares within blocks, the smaller number first."""
+    start, edges = _starts(graph), factor.edges(graph.families)
+    return [tuple(pair) for b, e in edges.items() for pair in (start[b] + np.sort(e, axis=1)).tolist()]
 
 
 def _second_derivatives(
-    graph: Declaration, params: Params, total: int
+    graph: Declaration, params: Params, factors: list[Factor], total: int
 ) -> Iterator[tuple[int, Float[np.ndarray, "rows units"]]]:
-    """Yield chunks of rows of the Hessian with the number of their first row."""
-    slope = jax.grad(partial(_energy, graph, params))
+    """Yield chunks of rows of the Hessian of some factors with the number of their first row."""
+    eta = lambda flat: energy.contributed(graph, factors, params, _blocks(graph, flat))
+    slope = lambda flat: -jnp.concatenate([eta(flat)[b].reshape(-1) for b in graph.families])
     points = jnp.stack([jnp.zeros(total), jnp.asarray(np.random.default_rng(0).uniform(0.3, 1, total))])
     points = points.astype(jnp.result_type(float))
     chunk = min(total, max(1, _MAX_ENTRIES // total))
@@ -142,7 +155,7 @@ def declare(
     is_valid, expected = units.size == len(graph), f"of {len(graph)} units, one per node"
     checks.require(is_valid, "from_networkx: family", expected, units, DeclarationError)
     number = {node: i for i, node in enumerate(graph.nodes)}
-    edges = np.array([(number[a], number[b]) for a, b in graph.edges], np.int64).reshape(-1, 2)
+    edges = np.array([(number[a], number[b]) for a, b in graph.edges()], np.int64).reshape(-1, 2)
     weights = edge_weights("from_networkx", graph, shared)
     biases = attribute("from_networkx: bias", [b for _, b in graph.nodes(data="bias")], units.stat_shape)
     start = None if biases is None else biases.reshape(units.statistic_shape)
@@ -176,9 +189,15 @@ def of_bqm(bqm: Any, block: str) -> tuple[Family, list[Factor], list[Hashable]]:
     variables = list(dict.fromkeys([*linear, *(v for pair in quadratic for v in pair)]))
     number = {v: i for i, v in enumerate(variables)}
     biases = -np.array([linear.get(v, 0.0) for v in variables], float)
-    edges = np.array([(number[a], number[b]) for a, b in quadratic], np.int64).reshape(-1, 2)
+    weights: dict[tuple[int, int], float] = {}
+    for (a, b), value in quadratic.items():  # as dimod reads them: (a, b) and (b, a) add up
+        i, j = sorted((number[a], number[b]))
+        if i != j:
+            weights[i, j] = weights.get((i, j), 0.0) - float(value)
+        elif vartype == "BINARY":  # the square of a bit is the bit, that of a spin a constant
+            biases[i] -= float(value)
     family = _VARTYPES[vartype](len(variables))
     factors: list[Factor] = [Bias(block, init=biases)]
-    if len(edges):
-        factors.append(Pairwise(block, edges, init=-np.array(list(quadratic.values()), float)))
+    if weights:
+        factors.append(Pairwise(block, np.array(list(weights)), init=np.array(list(weights.values()))))
     return family, factors, variables

@@ -121,7 +121,7 @@ class Factor:
     def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
         """Return the pairs of interacting units of each block, ``(edges, 2)``.
 
-        :raises DeclarationError: for a unit that the block lacks, a pair of one unit, or a repeated pair.
+        :raises DeclarationError: for a unit that the block lacks, or a pair of one unit.
         """
         return {b: pairs.edges(repr(self), b, families[b]) for b, pairs in self.lateral}
 

@@ -33,10 +33,9 @@ StatisticsAt = Callable[[Any], Array]
 
 
 def check_network(name: str, graph: nx.Graph) -> None:
-    """Check that a networkx graph has one undirected edge per pair."""
-    is_valid = not (graph.is_directed() or graph.is_multigraph())
-    expected, hint = "undirected, with one edge per pair", "Convert it by networkx.Graph(graph)."
-    checks.require(is_valid, name, expected, graph, DeclarationError, hint)
+    """Check that a networkx graph is undirected."""
+    hint = "Convert it by graph.to_undirected()."
+    checks.require(not graph.is_directed(), name, "undirected", graph, DeclarationError, hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Constant:
 
 
 class Pairs(Constant):
-    """Pairs of units of one block as they were declared, by number or by index."""
+    """Pairs of units of one block as they were declared, by number or by index; a pair may be repeated."""
 
     @classmethod
     def read(cls, block: str, pairs: Any) -> "Pairs":
@@ -83,9 +82,9 @@ class Pairs(Constant):
 
     @functools.lru_cache(maxsize=64)
     def edges(self, factor: str, block: str, family: Family) -> Integer[np.ndarray, "edges 2"]:
-        """Return the pairs by unit numbers in the flattened block."""
+        """Return the distinct pairs by unit numbers in the flattened block."""
         name = f"{factor}: lateral pairs of block {block!r}"
-        expected = f"distinct pairs of different units of {family!r}"
+        expected = f"pairs of different units of {family!r}"
         refuse = lambda wrong: checks.require(not len(wrong), name, expected, wrong, DeclarationError)
         units, shape = self.array, family.shape
         if units.ndim == 3:
@@ -94,11 +93,23 @@ class Pairs(Constant):
         refuse(units[outside[:1, 0]].tolist())
         if units.ndim == 3:
             units = np.ravel_multi_index(tuple(np.moveaxis(units, -1, 0)), shape)
-        low, high = np.minimum(*units.T), np.maximum(*units.T)
-        refuse(units[low == high][:1].tolist())
-        number = np.sort(low * family.size + high)  # of each pair; exact in 64 bits
-        refuse([divmod(n, family.size) for n in number[1:][number[1:] == number[:-1]][:1].tolist()])
-        return units
+        refuse(units[units[:, 0] == units[:, 1]][:1].tolist())
+        first, number = self.distinct
+        return units if len(first) == len(number) else units[first]
+
+    @functools.cached_property
+    def distinct(self) -> tuple[Integer[np.ndarray, "edges"], Integer[np.ndarray, "pairs"]]:
+        """Places of the distinct pairs in order of appearance, and the number of each declared pair in it."""
+        ends = self.array if self.array.ndim == 3 else self.array[..., None]
+        ends = ends - ends.min((0, 1), initial=0)
+        widths = ends.max((0, 1), initial=0) + 1
+        units = (ends * (np.cumprod(widths) // widths)).sum(-1)
+        pairs = units.min(1) * widths.prod() + units.max(1)  # exact in 64 bits
+        if (pairs[1:] > pairs[:-1]).all():  # tenths of a second faster for a million
+            return np.arange(len(pairs)), np.arange(len(pairs))
+        _, first, number = np.unique(pairs, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        return first[order], np.argsort(order)[number]
 
 
 def each_part(count: int, step: Callable[[Any, Any], Any], carry: Any) -> Any:

@@ -37,8 +37,9 @@ class Pairwise(Factor):
 
     :param block: name of the block.
     :param edges: pairs of units by number in the flattened block or by index, or an undirected networkx graph
-        over the units, whose edge attribute ``weight`` gives the initial weights.
-    :param shared: use one weight for all pairs, a scalar.
+        over the units, whose edge attribute ``weight`` gives the initial weights. The weights of parallel
+        edges add up: a torus of side 2 has two bonds between its neighbours.
+    :param shared: use one weight for all pairs, a scalar; repeated pairs count.
     :param init: initial weights, an array or a function of a jax key; by default from the scheme of
         :meth:`ebmpp.FactorGraph.init`.
     :param name: key of its params; ``"block:block"`` by default.
@@ -80,9 +81,11 @@ class Pairwise(Factor):
         units = family.interaction(statistics[0]).reshape(family.size, -1)
         return self.energy(self.weights(params), units, edges)
 
-    def weights(self, params: Float[Array, "*#pairs"]) -> Float[Array, "pairs"]:
-        """Return one weight per pair."""
-        return jnp.broadcast_to(params, self.lateral[0][1].shape[0])
+    def weights(self, params: Float[Array, "*#pairs"]) -> Float[Array, "edges"]:
+        """Return one weight per distinct pair."""
+        first, number = self.lateral[0][1].distinct
+        weights = jnp.broadcast_to(params, len(number))
+        return weights if len(first) == len(number) else jax.ops.segment_sum(weights, number, len(first))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         """Return ``init``, or zero weights."""
