@@ -7,7 +7,9 @@ downloaded. ``directory`` is the folder of the files, or the one above their usu
 the environment variable ``EBMPP_DATA_DIR``.
 """
 
+from collections.abc import Iterator
 import itertools
+import math
 from pathlib import Path
 from typing import Any, BinaryIO
 import warnings
@@ -29,6 +31,11 @@ _USPS_LABELS = range(1, 11)
 _CIFAR = {"train": tuple(f"data_batch_{n}.bin" for n in range(1, 6)), "test": ("test_batch.bin",)}
 _CIFAR_BYTES = 1 + 3 * 32 * 32
 _CIFAR_LABELS = 10
+_CIFAR_BATCH = 10_000
+_MOST_ENTRIES = 28**2 * 2**16  # of a matrix; the largest has 24,345 images
+_ALPHABETS = 50
+_CLASSES = 101
+_LONGEST = 1 << 14  # bytes of a line or a word; memory stays bounded where the content is something else
 
 # -- MATLAB files --------------------------------------------------------------------------------
 
@@ -61,9 +68,11 @@ def omniglot(directory: Folder = None, split: str = "train", labels: bool = Fals
     if not labels:
         return pixels
     member = variables[target]  # alphabets by images: 1 in each column
-    if member.shape[1:] != (len(pixels),) or not (member.astype(bool).sum(0) == 1).all():
+    is_one_hot = member.shape[1] == len(pixels) and ((member == 0) | (member == 1)).all()
+    if not is_one_hot or len(member) > _ALPHABETS or not (member.sum(0) == 1).all():
         raise ArgumentError(
-            f"{path}: {target} must have one 1 in each of {len(pixels)} columns, got shape {member.shape}"
+            f"{path}: {target} must have one 1 in each of {len(pixels)} columns, and at most {_ALPHABETS} "
+            f"rows, got {checks.tell(member)}"
         )
     return pixels, member.argmax(0).astype(np.int32)
 
@@ -103,22 +112,26 @@ def caltech101_silhouettes(
     if not labels:
         return pixels
     classes = variables[target].reshape(-1)
-    if len(classes) != len(pixels) or not (classes >= 1).all():
+    if len(classes) != len(pixels) or not np.isin(classes, np.arange(1, _CLASSES + 1)).all():
         raise ArgumentError(
-            f"{path}: {target} must have a class >= 1 for each of {len(pixels)} images, got shape "
-            f"{variables[target].shape}"
+            f"{path}: {target} must have a class from 1 to {_CLASSES} for each of {len(pixels)} images, got "
+            f"{checks.tell(variables[target])}"
         )
     return pixels, classes.astype(np.int32) - 1
 
 
 def _variables(path: Path, names: list[str]) -> dict[str, Array]:
     """Return matrices of numbers of a MATLAB file."""
-    from scipy.io import loadmat  # a tenth of a second
+    from scipy.io import loadmat, whosmat  # a tenth of a second
 
     try:
-        variables = loadmat(path, variable_names=names)
+        sizes = [math.prod(shape) for name, shape, _ in whosmat(path) if name in names]
+        is_small = max(sizes, default=0) <= _MOST_ENTRIES
+        variables = loadmat(path, variable_names=names) if is_small else {}
     except Exception as error:  # scipy reports damage in a dozen ways
         raise ArgumentError(f"{path}: damaged, or not a MATLAB file ({error})") from error
+    if not is_small:
+        raise ArgumentError(f"{path}: {names} must have at most {_MOST_ENTRIES} entries, got {max(sizes)}")
     for name in names:
         value = variables.get(name)
         if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind not in "buif":
@@ -174,9 +187,11 @@ def cifar10(directory: Folder = None, split: str = "train", labels: bool = False
 def _cifar_batch(path: Path) -> Array:
     """Return rows of a label and 3072 bytes."""
     with files.unpacked(path) as file:
-        data = np.frombuffer(file.read(), np.uint8)
+        most = _CIFAR_BATCH * _CIFAR_BYTES
+        data = np.frombuffer(files.read_up_to(file, most + 1), np.uint8)
     if not len(data) or len(data) % _CIFAR_BYTES:
-        raise ArgumentError(f"{path}: must hold images of {_CIFAR_BYTES} bytes each, got {len(data)} bytes")
+        size = f"more than {most}" if len(data) > most else len(data)
+        raise ArgumentError(f"{path}: must hold images of {_CIFAR_BYTES} bytes each, got {size} bytes")
     records = data.reshape(-1, _CIFAR_BYTES)
     if records[:, 0].max() >= _CIFAR_LABELS:
         raise ArgumentError(
@@ -212,12 +227,17 @@ def usps(directory: Folder = None, split: str = "train", labels: bool = False) -
     source = "from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
     path = files.find("usps", directory, _USPS[split], (".", "usps"), source, ".bz2")
     with files.unpacked(path) as file:
-        lines = file.read().splitlines(keepends=True)
-    if not lines or not lines[-1].endswith(b"\n"):
-        raise ArgumentError(f"{path}: must end with a line break, got a file that is empty or truncated")
-    rows = np.stack([_usps_line(path, number, line) for number, line in enumerate(lines, 1)])
+        listed = [_usps_line(path, number, line) for number, line in enumerate(_lines(file), 1)]
+    if not listed:
+        raise ArgumentError(f"{path}: must hold lines of pixels, got a file that is truncated to nothing")
+    rows = np.stack(listed)
     pixels = ((rows[:, 1:] + 1) / 2).astype(np.float32)
     return (pixels, rows[:, 0].astype(np.int32) - 1) if labels else pixels
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines, and longer ones in pieces."""
+    return iter(lambda: file.readline(_LONGEST), b"")
 
 
 def _usps_line(path: Path, number: int, line: bytes) -> Array:
@@ -225,7 +245,7 @@ def _usps_line(path: Path, number: int, line: bytes) -> Array:
     try:
         label, *fields = line.split()
         places, pixels = zip(*(field.split(b":") for field in fields), strict=True)
-        is_complete = [int(p) for p in places] == list(range(1, _USPS_PIXELS + 1))
+        is_complete = line.endswith(b"\n") and [int(p) for p in places] == list(range(1, _USPS_PIXELS + 1))
         row = np.array([label, *pixels]).astype(float)
     except ValueError:
         is_complete, row = False, np.zeros(1)
@@ -283,7 +303,7 @@ def bag_of_words(
         return counts
     path = files.find("bag_of_words", directory, f"vocab.{name}.txt", folders, source, ".gz")
     with files.unpacked(path) as file:
-        vocabulary = file.read().decode("utf-8", "replace").split()
+        vocabulary = files.read_up_to(file, _LONGEST * size).decode("utf-8", "replace").split()
     if len(vocabulary) != size:
         raise ArgumentError(f"{path}: must hold the {size} words of the counts, got {len(vocabulary)}")
     return counts, [vocabulary[i] for i in columns]
@@ -291,7 +311,7 @@ def bag_of_words(
 
 def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
     """Return the numbers of documents and words, and rows of a document, a word and a count."""
-    header = [line.strip() for line in itertools.islice(file, 3)]
+    header = [line.strip() for line in itertools.islice(_lines(file), 3)]
     if len(header) < 3 or not all(line.isdigit() for line in header):
         raise ArgumentError(
             f"{path}: must start with three lines, the numbers of documents, words and counts, got "
@@ -301,7 +321,7 @@ def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of an empty file
         try:
-            entries = np.loadtxt(file, np.int64, comments=None, ndmin=2).reshape(-1, 3)
+            entries = np.loadtxt(_lines(file), np.int64, comments=None, ndmin=2).reshape(-1, 3)
         except ValueError as error:
             raise ArgumentError(
                 f"{path}: lines must hold a document, a word and a count ({error})"

@@ -57,10 +57,11 @@ def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.n
     header["dtypes"] = [str(a.dtype) for a in arrays]  # numpy's format loses the dtypes of ml_dtypes
     members: dict[str, Any] = {_member(i): a for i, a in enumerate(arrays)}
     encoded = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    path = path.absolute()
+    path = path.resolve()  # a symbolic link stays, and its target is replaced
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are private
             np.savez(file, header=encoded, **members)
             file.flush()
             os.fsync(file.fileno())
@@ -69,6 +70,13 @@ def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.n
         with contextlib.suppress(OSError):  # a failing disk must not hide the first error
             os.unlink(name)
         raise
+
+
+def _umask() -> int:
+    """Return the process's umask, which is read by setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.ndarray]]:

@@ -6,9 +6,10 @@ import bz2
 from collections.abc import Generator, Sequence
 import contextlib
 import gzip
+import io
 import os
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 import zlib
 
 import numpy as np
@@ -27,6 +28,8 @@ _PACKED = {
     b"BZh": ("bzip2", bz2.open, (EOFError, OSError)),
 }
 _CHUNK = 1 << 20
+# Bytes per packed byte, beyond the first ones: photographs, text and digits take 1 to 10.
+_MOST_PER_BYTE, _ALWAYS = 100, 1 << 26
 
 
 def find(
@@ -58,7 +61,7 @@ def find(
 def unpacked(path: Path) -> Generator[BinaryIO]:
     """Open a file, decompressing gzip and bzip2 recognised by its first bytes.
 
-    :raises ArgumentError: from inside, for damaged compressed data.
+    :raises ArgumentError: from inside, for damaged compressed data, or far more than such data sets hold.
     """
     with open(path, "rb") as raw:
         first = raw.read(max(map(len, _PACKED)))
@@ -70,9 +73,28 @@ def unpacked(path: Path) -> Generator[BinaryIO]:
         ((kind, open_packed, damaged),) = formats
         try:
             with open_packed(raw) as file:
-                yield cast(BinaryIO, file)
+                yield io.BufferedReader(_Limited(cast(BinaryIO, file), path))
         except damaged as error:
             raise ArgumentError(f"{path}: damaged {kind} ({error}); fetch the file again") from error
+
+
+class _Limited(io.RawIOBase):
+    """Unpacked bytes, as many as a packed file of this size may plausibly hold."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.file, self.path, self.most = file, path, max(_ALWAYS, _MOST_PER_BYTE * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.file.read(len(buffer))
+        buffer[: len(data)] = data
+        if self.file.tell() > self.most:
+            raise ArgumentError(
+                f"{self.path}: must unpack to at most {self.most} bytes, got more. Unpack it to a file."
+            )
+        return len(data)
 
 
 def read_up_to(file: BinaryIO, size: int) -> bytearray:

@@ -14,6 +14,7 @@ from ebmpp.errors import ArgumentError
 
 _PREFIX = {"train": "train", "test": "t10k"}
 _SIDE = 28
+_CLASSES = 10
 
 
 @overload
@@ -107,7 +108,10 @@ def _images(
     if not labels:
         return pixels
     path = files.find(reader, directory, f"{prefix}-labels-idx1-ubyte", folders, source, ".gz")
-    return pixels, _bytes(path, (len(images),)).astype(np.int32)
+    classes = _bytes(path, (len(images),)).astype(np.int32)
+    is_valid, expected = bool((classes < _CLASSES).all()), f"labels from 0 to {_CLASSES - 1}"
+    checks.require(is_valid, str(path), expected, classes, hint="ebmpp.data.idx reads other files.")
+    return pixels, classes
 
 
 def _bytes(path: files.Path, shape: tuple[int | None, ...]) -> Array:

@@ -70,7 +70,8 @@ def _enumerated_rows(target: Target, keys: Keys) -> tuple[Blocks, Which]:
     x |= jax.vmap(lambda i: enumeration.decode(graph, plan.enumerated, i))(index)
     if summed:
         x |= Layer(summed).draw(target, x, random.fold_in(keys, 2))[0]
-    return {b: x[b] for b in graph.families}, jnp.isfinite(table).any() & jnp.ones(len(keys), bool)
+    is_valid = jnp.isfinite(table).any() & (table < jnp.inf).all()
+    return {b: x[b] for b in graph.families}, is_valid & jnp.ones(len(keys), bool)
 
 
 # -- which models are attractive -------------------------------------------------------------------
@@ -299,7 +300,9 @@ def perfect_sample(
     if bool(perfect.all()):
         return x
     if method == "enumerate":
-        raise IntractableError("no state of the model has a finite energy. Check its params.")
+        raise IntractableError(
+            "no state of the model has a finite energy, or some overflow. Check its params."
+        )
     other = ", take method='random_cluster'" if method == "coupling_from_the_past" else ""
     raise UnmetError(
         f"{int((~perfect).sum())} of {num_samples} pairs of chains had not met after {max_sweeps} sweeps "

@@ -8,6 +8,7 @@ enumerated; see :mod:`ebmpp.exact.enumeration`.
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Any
 
 from jaxtyping import Bool, Float, Real
 import numpy as np
@@ -92,14 +93,26 @@ def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[dict[str, Ar
     return listed, jax.nn.softmax(log_weight)
 
 
-def _refuse_divergent(value: Array, plan: Plan) -> Array:
-    if plan.integrated and is_concrete(value) and bool(jnp.isnan(value).any()):
+def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
+    """Return a result unless it is known and overflows."""
+    leaves = jax.tree.leaves(value)
+    if not all(map(is_concrete, leaves)) or not any((~(np.asarray(a) < np.inf)).any() for a in leaves):
+        return value
+    if plan.integrated:
         raise DomainError(
             f"the model does not normalise: for some states of the blocks {list(plan.enumerated)} the joint "
             f"precision of the Gaussian blocks {list(plan.integrated)} is not positive definite. Weaken "
             "the factors between them."
         )
-    return value
+    sizes = {
+        n: max((float(abs(a).max()) for a in map(np.asarray, jax.tree.leaves(p)) if a.size), default=0.0)
+        for n, p in params.items()
+    }
+    name = max(sizes, key=sizes.__getitem__)
+    raise DomainError(
+        f"factor {name!r}: params must give every state an energy that {jnp.result_type(float)} holds, got "
+        f"entries of {sizes[name]:.3g}. Scale the params down."
+    )
 
 
 # -- public functions ----------------------------------------------------------------------------
@@ -115,7 +128,7 @@ def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     :param params: a dict keyed by factor name.
     :raises IntractableError: more than 2**25 joint states to enumerate, or interacting blocks of
         infinitely many values that are not all Gaussian.
-    :raises ParameterError: params that do not fit, or do not normalise (a ``DomainError``).
+    :raises ParameterError: params that do not fit, do not normalise or overflow (a ``DomainError``).
 
     **Example**
 
@@ -131,7 +144,7 @@ def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     """
     _check(graph, params)
     plan = enumeration.make_plan(graph)
-    return _refuse_divergent(_log_partition(graph, params, {}, plan), plan)
+    return _checked(_log_partition(graph, params, {}, plan), graph, params, plan)
 
 
 def _check(graph: FactorGraph, params: Params) -> None:
@@ -174,7 +187,7 @@ def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float
     """
     table, clamped, free = _prepare(graph, params, data)
     value = _log_likelihood(graph, params, table.rows, table.known, clamped, free).reshape(table.batch)
-    return _refuse_divergent(value, free)
+    return _checked(value, graph, params, free)
 
 
 def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Params:
@@ -196,7 +209,8 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> 
     """
     table, clamped, free = _prepare(graph, params, data)
     as_float = lambda param: jnp.asarray(param, jnp.result_type(param, float))  # integers have no gradient
-    return _gradient(graph, jax.tree.map(as_float, params), table.rows, table.known, clamped, free)
+    value = _gradient(graph, jax.tree.map(as_float, params), table.rows, table.known, clamped, free)
+    return _checked(value, graph, params, free)
 
 
 def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
@@ -216,7 +230,8 @@ def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]
     [0.5, 0.5, 0.5]
     """
     _check(graph, params)
-    result = _moments(_with_sources(graph), params, enumeration.make_plan(graph))
+    plan = enumeration.make_plan(graph)
+    result = _checked(_moments(_with_sources(graph), params, plan), graph, params, plan)
     return {b: result[b] for b in graph.families}  # jit sorts a dict
 
 
@@ -239,7 +254,8 @@ def variances(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "...
     [0.25, 0.25]
     """
     _check(graph, params)
-    result = _variances(_with_sources(graph), params, enumeration.make_plan(graph))
+    plan = enumeration.make_plan(graph)
+    result = _checked(_variances(_with_sources(graph), params, plan), graph, params, plan)
     return {b: result[b] for b in graph.families}
 
 
@@ -267,4 +283,4 @@ def probabilities(
     plan = Plan(tuple(graph.families), (), ())
     enumeration.refuse_many(graph, plan.enumerated, (), enumeration.MOST_LISTED)
     listed, probs = _table(graph, params, plan)
-    return {b: listed[b] for b in graph.families}, probs
+    return {b: listed[b] for b in graph.families}, _checked(probs, graph, params, plan)

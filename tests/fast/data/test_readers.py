@@ -130,6 +130,40 @@ def test_fashion_mnist_is_not_confused_with_mnist(tmp_path, monkeypatch):
     np.testing.assert_array_equal(data.mnist(), pixels.reshape(3, 784) / np.float32(255))
 
 
+def test_labels_out_of_range_are_refused(tmp_path):
+    write(tmp_path, "train-images-idx3-ubyte", idx_images((255 * GREY).astype(np.uint8)))
+    write(tmp_path, "train-labels-idx1-ubyte", struct.pack(">HBBI", 0, 8, 1, 3) + bytes([9, 0, 10]))
+    write(tmp_path, OMNIGLOT, characters(target=np.eye(60)[:, [4, 0, 59]]))
+    images = len(silhouettes()["train_data"])
+    for labels in (102, 1.5, 0):
+        write(tmp_path, CALTECH, silhouettes(train_labels=np.full((images, 1), labels)))
+        with pytest.raises(ArgumentError, match="train_labels.*101"):
+            readers.caltech101_silhouettes(tmp_path, labels=True)
+    for reader in (data.mnist, data.fashion_mnist, readers.omniglot):
+        with pytest.raises(ArgumentError, match=re.escape(str(tmp_path))):
+            reader(tmp_path, labels=True)
+
+
+def test_unpacked_data_are_bounded(tmp_path, monkeypatch):
+    """Files of megabytes became gigabytes."""
+    monkeypatch.setattr(data.files, "_ALWAYS", 1000)
+    monkeypatch.setattr(readers, "_MOST_ENTRIES", 784)
+    line = usps_text(INK, (1, 2))
+    write(tmp_path, "usps.bz2", bz2.compress(1000 * line))
+    write(tmp_path, "docword.kos.txt.gz", gzip.compress(b"1\n1\n100000\n" + 100000 * b"1 1 1\n"))
+    write(tmp_path, OMNIGLOT, characters())
+    for reader in (readers.usps, readers.bag_of_words, readers.omniglot):
+        with pytest.raises(ArgumentError, match=r"at most \d+"):
+            reader(tmp_path)
+    write(tmp_path, "usps.bz2", b"1 " * 10**6)  # one endless line
+    with pytest.raises(ArgumentError, match="line 1"):
+        readers.usps(tmp_path)
+    monkeypatch.setattr(readers, "_CIFAR_BATCH", 1)
+    write(tmp_path, "test_batch.bin", cifar())
+    with pytest.raises(ArgumentError, match="more than 3073"):
+        readers.cifar10(tmp_path, "test")
+
+
 READERS = {
     data.mnist: "train-images-idx3-ubyte",
     data.fashion_mnist: "train-images-idx3-ubyte",

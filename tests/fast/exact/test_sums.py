@@ -11,6 +11,7 @@ import zoo
 import jax
 import jax.numpy as jnp
 
+import ebmpp
 from ebmpp import Bernoulli, Bias, Categorical, Factor, FactorGraph, Gaussian, Poisson, exact, layered
 from ebmpp.errors import DomainError, IntractableError, ParameterError, StateError
 from ebmpp.exact import enumeration
@@ -172,3 +173,30 @@ def test_interacting_gaussian_blocks() -> None:
     rows = np.stack(np.meshgrid(side, side), -1)
     density = np.exp(np.asarray(exact.log_likelihood(both, params, rows), float))
     assert density.shape == (81, 81) and density.sum() * 0.2**2 == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize("weight", [1e38, -1e38])
+def test_params_that_overflow_are_refused_or_summed_right(weight: float) -> None:
+    graph = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    zero = {"v": np.zeros(4, np.float32), "h": np.zeros(3, np.float32)}
+    params = {**zero, "v:h": np.full((4, 3), weight, np.float32)}
+    rows = np.ones((2, 4))
+    calls = {
+        "log_partition": lambda: exact.log_partition(graph, params),
+        "moments": lambda: exact.moments(graph, params),
+        "probabilities": lambda: exact.probabilities(graph, params)[1],
+        "log_likelihood": lambda: exact.log_likelihood(graph, params, rows),
+        "gradient": lambda: exact.grad_log_likelihood(graph, params, rows),
+    }
+    if weight > 0:  # the energy of the last state is below every float
+        for call in calls.values():
+            with pytest.raises(ebmpp.errors.DomainError, match="'v:h'"):
+                call()
+        with pytest.raises(ebmpp.errors.IntractableError):
+            ebmpp.perfect_sample(graph, params, jax.random.key(0), 3, method="enumerate")
+        return
+    expected = np.log(2**4 + 2**3 - 1)  # states in which a block is all zero
+    np.testing.assert_allclose(calls["log_partition"](), expected, 1e-6)
+    np.testing.assert_allclose(calls["log_likelihood"](), -expected, 1e-6)
+    for call in calls.values():
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(call()))

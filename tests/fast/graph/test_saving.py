@@ -227,3 +227,19 @@ def test_failed_writes_leave_the_file_unchanged(path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match="the disk is full"):
         save(path, rbm, {name: 0 * np.asarray(value) for name, value in params.items()})
     assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_files_follow_the_umask_and_symbolic_links(tmp_path: Path) -> None:
+    graph, params = zoo.graph("rbm"), zoo.params("rbm")
+    (tmp_path / "disk").mkdir()
+    target, link = tmp_path / "disk" / "rbm.ebmpp", tmp_path / "latest.ebmpp"
+    link.symlink_to(target)
+    for umask in (0o022, 0o027):
+        before = os.umask(umask)
+        try:
+            ebmpp.save(link, graph, params)
+            assert os.umask(umask) == umask
+        finally:
+            os.umask(before)
+        assert link.is_symlink() and target.stat().st_mode & 0o777 == 0o666 & ~umask
+    assert ebmpp.load(link)[0] == graph and len(list(tmp_path.iterdir())) == 2
