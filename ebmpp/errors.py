@@ -56,6 +56,10 @@ class TrainingError(RuntimeError):
         super().__init__(message)
         self.params, self.history, self.step = params, history, step
 
+    def __reduce__(self) -> tuple:
+        """Return a call and attributes that pickle restores, such as in the parent of a worker process."""
+        return type(self), (str(self), self.params, self.history, self.step), self.__dict__
+
 
 class DivergenceError(TrainingError):
     """Params or a gradient that are no longer finite, or a pair that did not meet."""

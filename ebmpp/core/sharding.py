@@ -231,7 +231,7 @@ def by_first(call: Callable[[], T]) -> T | None:
     if is_first():
         try:
             result = call()
-        except Exception as raised:
+        except BaseException as raised:  # SystemExit too: the others would wait for ever
             error = raised
     message = "" if error is None else f"{type(error).__name__}\n{error}"
     message = broadcast_bytes(message.encode()).decode()

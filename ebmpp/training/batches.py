@@ -324,7 +324,7 @@ def _in_all_processes(make: Callable[[], T]) -> T:
     result, error = None, None
     try:
         result = make()
-    except Exception as raised:
+    except BaseException as raised:  # SystemExit too: the others would wait for ever
         error = raised
     failed = np.flatnonzero(sharding.gather(np.array(error is not None)))
     if len(failed) or result is None:
