@@ -36,7 +36,7 @@ def _shapes(graph: FactorGraph) -> dict[str, jax.ShapeDtypeStruct]:
     return {b: jax.ShapeDtypeStruct(f.shape, f.dtype) for b, f in graph.families.items()}
 
 
-@compiled(statics=6, key=lambda *args: args[6].graph)
+@compiled(statics=6, key=lambda *args: args[6].graph, unbounded=True)
 def _run_pairs(
     fn: Callable[[Blocks], Any],
     num: int,

@@ -60,6 +60,7 @@ class Compiled:
     :param fast_compile: called once per program with the arguments; True to compile by XLA's older emitters.
         Measure before you ask for it.
     :param key: called with the arguments; a further part of the cache key, hashable.
+    :param unbounded: True for a run that may not end: a call waits for its result, and Ctrl-C ends the wait.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Compiled:
         size: int = 16,
         fast_compile: Callable[..., bool] | None = None,
         key: Callable[..., Hashable] | None = None,
+        unbounded: bool = False,
     ) -> None:
         self._fn, self._size, self._fast_compile, self._key = fn, size, fast_compile, key
+        self._unbounded = unbounded
         self._statics = tuple(range(statics)) if isinstance(statics, int) else statics
         self._programs: dict[Hashable, dict[_Options | None, Any]] = {}  # the newest is the last
         self._lock = threading.Lock()
@@ -89,12 +92,15 @@ class Compiled:
             fast = self._fast_compile is not None and self._fast_compile(*args, **kwargs)
             options = jits[None] = _options(fast)
         if options not in jits:
-            jits[options] = jax.jit(jits[()].__wrapped__, compiler_options=dict(options))
+            fn = jits[()].__wrapped__
+            fn = backend.asynchronous(fn) if self._unbounded else fn
+            jits[options] = jax.jit(fn, compiler_options=dict(options))
         token = _fast.set(_FAST in options)
         try:
-            return jits[options](*arrays, **kwargs)
+            result = jits[options](*arrays, **kwargs)
         finally:
             _fast.reset(token)
+        return backend.wait(result) if self._unbounded else result
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower the function, as ``jax.jit`` does."""

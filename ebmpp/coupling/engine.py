@@ -82,6 +82,7 @@ class _Count(NamedTuple):
         target.graph, moves, accumulator
     ),
     key=lambda target, *_, **__: target.graph,
+    unbounded=True,
 )
 def run_pairs(
     target: Target,

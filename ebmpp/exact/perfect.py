@@ -18,7 +18,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import backend, checks, random, sharding
 from ebmpp.core.types import Blocks, Keys, Params, Which
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import enumeration, random_cluster
@@ -232,7 +232,7 @@ def draw_rows(target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWE
     return _coupled_rows(target, keys, max_sweeps)
 
 
-_draw = jax.jit(draw_rows, static_argnames=("method", "max_sweeps"))
+_draw = jax.jit(backend.asynchronous(draw_rows), static_argnames=("method", "max_sweeps"))
 
 
 def perfect_sample(
@@ -297,7 +297,7 @@ def perfect_sample(
     if not is_known:
         expand = lambda v: perfect.reshape(-1, *(1,) * (v.ndim - 1))
         return {b: jnp.where(expand(v), v, jnp.nan) for b, v in x.items()}
-    if bool(perfect.all()):
+    if bool(backend.wait(perfect).all()):
         return x
     if method == "enumerate":
         raise IntractableError(

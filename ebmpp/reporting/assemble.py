@@ -12,10 +12,12 @@ from typing import Any
 import warnings
 
 import pandas as pd
+import xarray as xr
 
 from jax import Array
 
 from ebmpp.core import Params, checks
+from ebmpp.diagnostics.plots import panels
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.reporting import likelihood, mixing, model, samples
 from ebmpp.reporting.page import Section, render
@@ -119,6 +121,12 @@ def report(
     graph.check(params)
     if not isinstance(budget, Budget):
         budget = BUDGETS[checks.choice("report: budget", budget, BUDGETS, also="ebmpp.reporting.Budget(...)")]
+    path = _check_path(path)
+    checks.instance("report: title", title, str, "a string")
+    what = "a fit or its history, with variables over steps"
+    history = getattr(history, "history", history)
+    is_history = isinstance(history, xr.Dataset) and panels(history)
+    checks.require(history is None or is_history, "report: history", what, history)
     shapes = samples.image_shapes(graph, image_shape)
     sets = {"train": data} | ({} if held_out is None else {"held out": held_out})
     inputs = {name: tables.as_table(graph, rows, "the report") for name, rows in sets.items()}
@@ -139,11 +147,23 @@ def report(
     counts = [f"{len(next(iter(rows[n].values())))} of {t.batch[0]} {n} rows" for n, t in inputs.items()]
     html = render(title, f"Computed from {' and '.join(counts)}.", sections)
     if path is not None:
-        path = Path(path)
         path.write_text(html, encoding="utf-8")
     figures = {name: png for section in sections for name, png in section.figures.items()}
     frames = {name: frame for section in sections for name, frame in section.tables.items()}
     return Report(path, html, figures, frames, tuple(missing))
+
+
+def _check_path(path: Any) -> Path | None:
+    """Return the page's path; raise ArgumentError where no file can be written."""
+    if path is None:
+        return None
+    is_path = isinstance(path, str | os.PathLike) and str(path) and "\0" not in str(path)
+    checks.require(is_path, "report: path", "a path, or None to write nothing", path)
+    path = Path(path)
+    is_writable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+    hint = "Create its directory or fix the permissions."
+    checks.require(is_writable, "report: path", "a file that can be written", str(path), hint=hint)
+    return path
 
 
 def _run(build: Callable[[Section, Subject], None], section: Section, subject: Subject) -> list[str]:

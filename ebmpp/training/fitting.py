@@ -21,7 +21,7 @@ from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Params
-from ebmpp.errors import ArgumentError
+from ebmpp.errors import ArgumentError, TrainingError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import Data, as_source
@@ -29,7 +29,7 @@ from ebmpp.training.callbacks import BestParams, Callback, PathRecorder
 from ebmpp.training.checkpoint import Checkpoints, ProcessCheckpoints, run_identity
 from ebmpp.training.history import Watch, card
 from ebmpp.training.loop import Loop
-from ebmpp.training.steps import Stage, Stages
+from ebmpp.training.steps import Stage, Stages, State
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -131,6 +131,7 @@ def fit(
     :param monitor_every: steps between monitor values (the first and last step are included).
     :param callbacks: functions of a :class:`Progress`, called at each of these steps; one that returns True
         stops the run, such as :class:`EarlyStop`. An exception ends the run and keeps the checkpoints.
+        It carries ``params``, ``history``, ``step`` and ``fit``, a Fit so far; so does KeyboardInterrupt.
     :param keep_best: the name of a monitor, or ``(name, "min")``: keep the params at its best value.
     :param keep_path: keep a path from independent units at the data's base rates to the model, as
         ``Fit.path``. At most 64 checkpoints of the params, or the number given here, stay in memory, at a
@@ -206,22 +207,39 @@ def fit(
                 kind = Checkpoints if sharding.processes() == 1 else ProcessCheckpoints
                 save = stack.enter_context(contextlib.closing(kind(checkpoint_dir, run, resume)))
                 start, state = loop.resume(save, checkpoint_every, state)
-            state = loop.run(start, state, progress_bar)
-        path = None
-        if recorder is not None and eta0 is not None:
-            path = recorder.path(graph, eta0, state.params, random.fold_in(key, 0, 3))
-    best_params, best_step = (None, None) if best is None else best.result
+            try:
+                state = loop.run(start, state, progress_bar)
+            except BaseException as error:  # Ctrl-C too
+                _attach(error, loop, start)
+                raise
+        fit = _result(loop, None, state)
+        if recorder is None or eta0 is None:
+            return fit
+        path = recorder.path(graph, eta0, fit.params, random.fold_in(key, 0, 3))
+    return dataclasses.replace(fit, path=path)
+
+
+def _result(loop: Loop, stop: int | None, state: State) -> Fit:
+    """Return the run up to step ``stop``, without its path."""
+    best = (None, None) if loop.best is None else loop.best.result
+    history = loop.log.dataset(stop).copy(deep=True)  # writable
+    estimator = loop.stages[loop.stages.at(max(history.sizes["step"], 1) - 1)].estimator
     return Fit(
-        graph,
-        state.params,
-        loop.log.dataset().copy(deep=True),  # writable
-        state.optimizer,
-        state.estimator,
-        best_params,
-        best_step,
-        path,
-        stages[-1].estimator,
+        loop.graph, state.params, history, state.optimizer, state.estimator, *best, estimator=estimator
     )
+
+
+def _attach(error: BaseException, loop: Loop, start: int) -> None:
+    """Attach the run so far to an error that ends it, unless the error carries it."""
+    with contextlib.suppress(Exception):  # the first error counts
+        step, state = loop.reached()
+        if isinstance(error, TrainingError) or step == start:
+            return
+        fit = _result(loop, step, state)
+        for name, value in {"params": fit.params, "history": fit.history, "step": step, "fit": fit}.items():
+            if not hasattr(error, name):
+                setattr(error, name, value)
+        error.add_note(f"fit: {step} steps were done. The exception's .params, .history and .fit have them.")
 
 
 def _owned(graph: FactorGraph, params: Params) -> Params:

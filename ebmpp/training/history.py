@@ -15,7 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import backend, checks
 from ebmpp.core.display import Card, Grid, Measured
 from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError, TrainingError
@@ -116,6 +116,10 @@ class Table:
             self._fetch()
         self._pending.append((rows, count, dict(constants)))
 
+    def discard_running(self) -> None:
+        """Drop the rows that the device has not computed."""
+        self._pending = [entry for entry in self._pending if backend.is_ready(entry[0])]
+
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
         """Return read-only columns by name, up to row ``stop``."""
         self._fetch()
@@ -168,6 +172,11 @@ class Log:
         if self.monitors:
             values = {n: _value(n, fn, params, estimator_state) for n, fn in self.monitors.items()}
             self.monitored.append({"monitor_step": step, **values})
+
+    def discard_running(self) -> None:
+        """Drop the values that the device has not computed."""
+        self.steps.discard_running()
+        self.monitored.discard_running()
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the history as arrays, for :meth:`load`."""
@@ -267,7 +276,7 @@ class Bar:
         """Count steps that end in this state, and show the latest values when the bar is drawn."""
         if self._bar.disable:
             return
-        jax.block_until_ready(state)  # else dispatched steps would count, and Ctrl-C would wait for them
+        backend.wait(state)  # else dispatched steps would count, and Ctrl-C would wait for them
         if self._began is None:
             if self._bar.update(count):
                 self._bar.set_postfix(latest())

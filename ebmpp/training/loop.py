@@ -16,7 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import errors
-from ebmpp.core import checkpoints, checks, random, sharding
+from ebmpp.core import backend, checkpoints, checks, random, sharding
 from ebmpp.core.types import Key, Params
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
@@ -68,6 +68,7 @@ class Loop:
         self._save: Checkpoints | ProcessCheckpoints | None = None
         self._save_every, self._saved = checks.LARGEST, 0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
+        self._recent: deque[tuple[int, State]] = deque(maxlen=2)  # number of steps done, and their state
 
     def begin(self, number: int, params: Params) -> State:
         """Return the first state of a stage."""
@@ -113,6 +114,7 @@ class Loop:
     def run(self, start: int, state: State, progress_bar: bool) -> State:
         """Run the steps from ``start`` on; return the state after the last."""
         total, step = self.stages.num_steps, start
+        self._recent.append((start, state))
         hidden = not (progress_bar and sharding.is_first())
         with Bar(total, start, hidden) as bar, self.batches:
             while step < total:
@@ -125,9 +127,11 @@ class Loop:
                     state = self._enter(number, state)
                 bar.begin(number)
                 state, stop = self._chunk(step, self._stop(step, number), number, state)
+                self._recent.append((stop, state))
+                backend.wait(self._recent[0][1].ok)  # a step that never ends is the only one that runs
                 bar.update(stop - step, state, self.log.latest)
                 step = stop
-                if step % _CHECK_EVERY == 1 and not bool(state.ok):
+                if step % _CHECK_EVERY == 1 and not bool(backend.wait(state.ok)):
                     self._check(step, state)
                 if step % self._save_every == 0 or step == total:
                     self._checkpoint(step, state)
@@ -136,6 +140,11 @@ class Loop:
         self._monitor(total, state)
         self._diagnose()
         return state
+
+    def reached(self) -> tuple[int, State]:
+        """Return the number of steps done when the run was interrupted, and the state after them."""
+        self.log.discard_running()
+        return next(recent for recent in reversed(self._recent) if backend.is_ready(recent[1]))
 
     def _record(self, step: int, state: State) -> None:
         if self.path is not None:
@@ -159,7 +168,7 @@ class Loop:
 
     def _check(self, done: int, state: State) -> None:
         """Raise TrainingError after ``done`` steps if one was not finite, or the model does not normalise."""
-        failed = None if bool(state.ok) else self.log.failed_at()
+        failed = None if bool(backend.wait(state.ok)) else self.log.failed_at()
         step = done if failed is None else failed
         try:
             if not self._bounded:  # else every model normalises
@@ -199,7 +208,7 @@ class Loop:
         args = (self.key, state, *steps, *stacked(batches, size), offsets)
         state, metrics, done = run_chunk(self.graph, stage.estimator, self.optimizers[number], *args)
         sharding.settle(state)
-        count = 1 if len(batches) == 1 else int(done)  # a single step is not waited for
+        count = 1 if len(batches) == 1 else int(backend.wait(done))  # a single step is not waited for
         self.log.append(metrics, count, {"stage": number} if self.stages.scheduled else {})
         return state, step + count
 
@@ -233,6 +242,7 @@ class Loop:
             self._check(step, state)
         self.log.monitor(step, state.params, state.estimator)
         if self.best is not None:
+            backend.wait(state.ok)
             self.best.record(step, self.log.monitored.last[self.best.name], state.params)
         if not self.callbacks:
             return False

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows in memory, in files and in streams, their weights and their order."""
 
+import asyncio
 import dataclasses
 import itertools
 import threading
@@ -169,6 +170,20 @@ def test_a_stream_is_read_by_a_thread_that_ends_with_the_run(error: Any) -> None
     main = threading.get_ident()
     assert readers[0] == main and main not in readers[1:] and readers[-1] == "closed"
     assert threading.enumerate() == threads
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("stop"), KeyboardInterrupt()])
+@pytest.mark.parametrize("fails_at", [0, 3])
+def test_any_exception_of_a_stream_ends_the_run(error: BaseException, fails_at: int) -> None:
+    def stream() -> Any:
+        yield from BATCHES[:fails_at]
+        raise error
+
+    threads = threading.enumerate()
+    with pytest.raises(type(error)) as caught:
+        train(stream, num_steps=30)
+    assert caught.value is error and threading.enumerate() == threads
+    assert not fails_at or 0 < error.step == error.history.sizes["step"] <= 3
 
 
 def test_the_reading_thread_uses_the_precision_of_the_caller() -> None:

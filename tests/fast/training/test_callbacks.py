@@ -147,3 +147,32 @@ def test_an_exception_in_a_callback_keeps_the_checkpoints(error: type, tmp_path:
         train(**options, **checkpoints, callbacks=[fail])
     assert (tmp_path / "checkpoint-000006.zip").exists()
     assert_same_run(train(**options, **checkpoints, resume=True), train(**options))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_a_callback_carries_the_run_so_far(error: type) -> None:
+    def fail(progress: Progress) -> None:
+        if progress.step == 6:
+            raise error("failed")
+
+    options = {"monitors": SUM, "keep_best": "sum", "monitor_every": 3}
+    with pytest.raises(error, match="failed") as caught:
+        train(**options, num_steps=9, callbacks=[fail])
+    expected = train(**options, num_steps=6)
+    assert_same_run(caught.value.fit, expected)
+    assert caught.value.step == 6 and caught.value.history.identical(expected.history)
+    np.testing.assert_array_equal(leaves(caught.value.params), leaves(expected.params))
+    assert "6 steps" in caught.value.__notes__[0]
+
+
+def test_an_exception_keeps_its_attributes_and_one_before_the_first_step_carries_nothing() -> None:
+    def fail(progress: Progress) -> None:
+        if progress.step == at:
+            error = RuntimeError("failed")
+            error.params = 3
+            raise error
+
+    for at in (0, 3):
+        with pytest.raises(RuntimeError, match="failed") as caught:
+            train(num_steps=9, monitor_every=3, callbacks=[fail])
+        assert caught.value.params == 3 and hasattr(caught.value, "fit") == (at == 3)
