@@ -29,7 +29,7 @@ def perfect_sample():
 
 def fit():
     options = {"params": params, "optimizer": optax.sgd(1e-6), "progress_bar": False}
-    estimator = ebmpp.UCD(coupling="independent")
+    estimator = ebmpp.UCD(start="uniform", k=1, lag=1)
     ebmpp.fit(graph, np.eye(6), rng_key=key, estimator=estimator, **options)
 
 print("started", flush=True)
