@@ -27,6 +27,7 @@ from ebmpp.diagnostics.naming import (
     row_dims,
     statistics,
 )
+from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
 from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
@@ -51,6 +52,9 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
     Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``accept_prob``, or of the running mean
     ``acceptance``), ``n_steps``, ``step_size``, ``lp``. Others keep their names, without the prefix
     ``block_states.0.`` of blocks of Gibbs.
+
+    A warning names the free blocks (or sites) of an MCMC whose chains stand still as wholes, see
+    :func:`~ebmpp.diagnostics.summary`: NumPyro's MCMC has no hook at its end for a kernel to warn there.
 
     Save the tree with ``tree.to_netcdf(path, engine="h5netcdf")``. ArviZ 1 accepts it; for ArviZ 0.x, the
     last on Python 3.11, convert it with :func:`to_arviz`.
@@ -149,7 +153,22 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
         tree[name] = xr.DataTree(data.assign_coords({d: v for d, v in coords.items() if d in data.dims}))
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_run_meetings(mcmc, attrs))
+    warn_still(_still_blocks(mcmc, samples), "free blocks", stacklevel=3)
     return tree
+
+
+def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return the kind of stillness of each free block; chains that moved and agree are sound."""
+    state: Any = mcmc.last_state
+    free, start = getattr(state, mcmc.sampler.sample_field), getattr(state, "start", None)
+    kinds = {}
+    for name, x in samples.items():
+        if name in free and x.shape[1] >= FEWEST:
+            kinds[name] = stillness(x.reshape(*x.shape[:2], -1)).kind
+            has_moved = start is None or not np.array_equal(x[:, -1].ravel(), np.ravel(start[name]))
+            if kinds[name] == "agree" and has_moved:
+                kinds[name] = ""
+    return kinds
 
 
 def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
@@ -199,12 +218,20 @@ def _estimate_meetings(estimate: UnbiasedEstimate) -> xr.Dataset:
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
-    """Return :func:`arviz_stats.summary`, with values that never moved marked as frozen.
+    """Return :func:`arviz_stats.summary`, with values whose chains stand still marked as frozen.
 
-    A value that is constant in each chain has no effective sample size: its chains may be stuck, or the unit
-    nearly certain, and the draws cannot distinguish these. (Estimators return the number of draws, and nan
-    for R-hat.) Such rows get nan for the effective sample size, the Monte Carlo error and R-hat, and True in
-    the column ``frozen``.
+    A chain stands still if it is constant, or from 50 draws on if the second half of its draws is. The column
+    ``frozen_chains`` counts such chains. The column ``frozen`` is True for a value whose draws have no
+    effective sample size; it is then nan, and so is the Monte Carlo error. There are three cases:
+
+    - All chains stand still, at different values: they are stuck, and R-hat is infinite.
+    - Some stand still, and this is not chance (probability below 1e-5 at the rate at which the other chains
+      leave that value): they are stuck. R-hat is ArviZ's.
+    - All are constant at one value: the unit is nearly certain, or all chains are stuck at one place, which
+      the draws cannot distinguish. R-hat is nan.
+
+    A warning names the values of each case. (Estimators return thousands of draws for a constant chain
+    beside moving ones, and the number of draws for constant values.)
 
     :param tree: result of :func:`to_datatree`, or any tree or dataset with ``chain`` and ``draw``.
     :param kwargs: options of :func:`arviz_stats.summary` except ``fmt``.
@@ -235,26 +262,24 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     draws = cast(xr.Dataset, arviz_base.extract(tree, combined=False, keep_dataset=True, **selection))
     if kwargs.get("coords") is not None:
         draws = draws.sel(kwargs["coords"])
-    frozen = _frozen(draws).loc[table.index]
+    still = _stillness(draws).loc[table.index]
+    frozen = still["kind"] != ""
     affected = [c for c in table.columns if c.startswith(_NEEDS_MOVEMENT)]
     table[affected] = table[affected].astype(float)
-    table.loc[frozen, affected] = np.nan
-    table["frozen"] = frozen
-    if frozen.any():
-        names = ", ".join(map(str, table.index[frozen][:3])) + (", ..." if frozen.sum() > 3 else "")
-        warnings.warn(
-            f"{int(frozen.sum())} of {len(table)} values are constant in every chain ({names}), so they have "
-            "no effective sample size: chains are stuck, or units nearly certain. Run longer, or from "
-            "overdispersed starts",
-            stacklevel=2,
-        )
+    table.loc[frozen, [c for c in affected if c != "r_hat"]] = np.nan
+    if "r_hat" in affected:
+        table["r_hat"] = table["r_hat"].mask(still["kind"] == "agree").mask(still["kind"] == "apart", np.inf)
+    table["frozen"], table["frozen_chains"] = frozen, still["chains"]
+    warn_still(still["kind"].to_dict(), "values", stacklevel=2)
     return table
 
 
-def _frozen(draws: xr.Dataset) -> pd.Series:
-    """Return True for each scalar that is constant in each chain, with ArviZ's labels."""
+def _stillness(draws: xr.Dataset) -> pd.DataFrame:
+    """Return ``kind`` and ``chains`` of :class:`Stillness` for each scalar, with ArviZ's labels."""
     from arviz_base import dataset_to_dataframe
 
-    moved = (draws.max("draw") > draws.min("draw")).any([d for d in ("chain",) if d in draws.dims])
-    flags = dataset_to_dataframe(moved.expand_dims(summary=["moved"]), sample_dims=["summary"])
-    return ~flags.T["moved"].astype(bool)
+    draws = draws if "chain" in draws.dims else draws.expand_dims(chain=1)
+    frame = dataset_to_dataframe(draws, sample_dims=["chain", "draw"])
+    values = frame.to_numpy().reshape(draws.sizes["chain"], draws.sizes["draw"], -1)
+    rows = [stillness(values[..., j : j + 1]) for j in range(values.shape[-1])]
+    return pd.DataFrame(rows, index=frame.columns, columns=Stillness._fields)

@@ -10,6 +10,7 @@ import xarray as xr
 
 from ebmpp.core import checks
 from ebmpp.diagnostics.naming import Kernel, attributes, coords_of, dims_of, statistics
+from ebmpp.diagnostics.stillness import warn_still
 from ebmpp.kernels import LongDraws, Moments, RowKernel
 from ebmpp.kernels.streaming import leaves_by_name
 
@@ -27,6 +28,8 @@ def tree(result: LongDraws, dims: dict[str, Any], coords: dict[str, Any]) -> xr.
     attrs = attributes(graph, kernel if isinstance(kernel, Kernel) else None)
     columns = [leaves_by_name(getattr(result.moments, name), "value") for name in _STATISTICS]
     values = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
+    r_hats = columns[_STATISTICS.index("r_hat")]
+    warn_still({name: "apart" * bool(np.isinf(r).any()) for name, r in r_hats.items()}, "values", 3)
     shapes = {name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()}  # as draws
     names = _names(kernel, shapes, dims)
     labels = coords_of(kernel, shapes, names, coords)

@@ -172,6 +172,12 @@ class RowKernel(MCMCKernel, Generic[S]):
         return search.started(plain, keys, init, kind=self.start, blocks=target.free)
 
 
+def describe_start(state: Any) -> str:
+    """Return words on blocks of more than eight units that are where they started, in all chains."""
+    names = [b for b, v in state.z.items() if np.size(v) > 8 and np.array_equal(v, state.start[b])]
+    return f", {names} NOT MOVED since the start" if names and np.max(state.i) else ""
+
+
 def is_batched(rng_key: Array) -> bool:
     """Return True for an array of keys, typed ``(C,)`` or legacy ``(C, 2)``."""
     if not isinstance(rng_key, Array | np.ndarray):

@@ -39,6 +39,8 @@ class CouplingState(NamedTuple):
 
     - **replicas** - of the leading chain, from hot to cold, each block ``(*batch, num, *shape)``.
     - **followers** - of the following chain.
+
+    - **start** - the ``z`` of the initial state, by which blocks that never moved are recognised.
     """
 
     z: dict[str, Array]
@@ -52,6 +54,7 @@ class CouplingState(NamedTuple):
     accepted: Array
     replicas: dict[str, Array] | None = None
     followers: dict[str, Array] | None = None
+    start: dict[str, Array] | None = None
 
 
 class MaximalCoupling(RowKernel[CouplingState]):
@@ -144,7 +147,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
         z = {b: jnp.stack([x[b], start[b]]) for b in x}
         t = jnp.full((), self.lag, jnp.int32)
         met = agree(compare(target, z), target.free, target.num_rows)
-        return _state(target, z, t, rng_key, met, jnp.full_like(zero, self.lag), accepted)
+        state = _state(target, z, t, rng_key, met, jnp.full_like(zero, self.lag), accepted)
+        return state._replace(start=state.z)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         moves = self._moves(target)
@@ -159,7 +163,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
         met, time, count = (a.reshape(-1) for a in (state.met, state.meeting_time, state.accepted))
         z = {b: _poison(v, broken) for b, v in z.items()}
         t, now = state.t + 1, met | (together & ~broken)
-        return _state(target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted)
+        new = _state(target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted)
+        return new._replace(start=state.start)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
         """Return the number of pairs that have met, and their mean meeting time so far."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.kernels.base import RowKernel
+from ebmpp.kernels.base import RowKernel, describe_start
 from ebmpp.moves import Target, cluster_sweep, sweeps
 from ebmpp.moves.move import Move, draw_sweep
 
@@ -25,12 +25,14 @@ class GibbsState(NamedTuple):
     - **acceptance** - share of accepted proposals, shape ``(*batch,)``, 1 before the first; None where no
       move makes proposals.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
+    - **start** - the initial ``z``, by which blocks that never moved are recognised.
     """
 
     z: dict[str, Array]
     i: Array
     acceptance: Array | None
     rng_key: Array
+    start: dict[str, Array]
 
 
 class BlockedGibbs(RowKernel[GibbsState]):
@@ -96,7 +98,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
     def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> GibbsState:
         z = target.from_rows(self._start(target, rng_key, init_params))
         acceptance = jnp.ones(target.batch, jnp.result_type(float)) if self._proposes else None
-        return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key)
+        return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, z)
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
         moves, i, mean = self._moves(target), state.i + 1, state.acceptance
@@ -107,16 +109,17 @@ class BlockedGibbs(RowKernel[GibbsState]):
             proposals = sum(move.proposes for move in moves)
             share = accepted.reshape(target.batch) / proposals if proposals else jnp.ones(target.batch)
             mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
-        return GibbsState(target.from_rows(x), i, mean, state.rng_key)
+        return state._replace(z=target.from_rows(x), i=i, acceptance=mean)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
-        """Return sweeps, layers and free units, and the acceptance where there is one."""
+        """Return sweeps, layers, free units, the acceptance if there is one, and blocks that did not move."""
         units = sum(self.graph.families[b].size for b in state.z)
         clamped = [b for b in self.graph.families if b not in state.z]
         layers = len(schedule(self.graph, clamped))
         text = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
         mean = state.acceptance
-        return text if mean is None else f"{text}, acceptance {np.asarray(mean).mean():.2g}"
+        text = text if mean is None else f"{text}, acceptance {np.asarray(mean).mean():.2g}"
+        return text + describe_start(state)
 
 
 class SwendsenWang(BlockedGibbs):

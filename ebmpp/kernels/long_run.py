@@ -70,7 +70,7 @@ class _Record(checkpoints.Checkpoints):
     """Checkpoints of a long run."""
 
     caller = checkpoints.Caller(
-        archive.Kind("ebmpp long run", 3, "LongRun"), "LongRun", "directory", "MCMC's num_samples"
+        archive.Kind("ebmpp long run", 4, "LongRun"), "LongRun", "directory", "MCMC's num_samples"
     )
 
 

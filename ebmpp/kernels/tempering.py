@@ -19,7 +19,7 @@ from ebmpp.core.types import Eta, Params
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped, is_concrete
 from ebmpp.graph.transforms.replicate import separate_params
-from ebmpp.kernels.base import Init, Kwargs, RowKernel
+from ebmpp.kernels.base import Init, Kwargs, RowKernel, describe_start
 from ebmpp.moves import swaps, tempering
 from ebmpp.moves.target import Target
 
@@ -98,6 +98,7 @@ class TemperingState(NamedTuple):
     - **i** - sweeps since the initial state.
     - **num_warmup** - sweeps after which the betas are fixed.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
+    - **start** - the initial ``z``, by which blocks that never moved are recognised.
     - **knots** - with a path its knots before the model, shared by all chains; else None.
     """
 
@@ -112,6 +113,7 @@ class TemperingState(NamedTuple):
     i: Array
     num_warmup: Array
     rng_key: Array
+    start: dict[str, Array]
     knots: Knots | None = None
 
 
@@ -239,7 +241,8 @@ class ParallelTempering(RowKernel[TemperingState]):
         origin = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
         label, trips = jnp.zeros(shape, jnp.int32), jnp.zeros(target.batch, jnp.int32)
         swaps = betas, jnp.zeros(num - 1), zero, origin, label, trips
-        return TemperingState(ensemble.cold(replicas), replicas, *swaps, zero, zero, rng_key)
+        cold = ensemble.cold(replicas)
+        return TemperingState(cold, replicas, *swaps, zero, zero, rng_key, cold)
 
     def _first_betas(self, knots: Knots | None) -> Array:
         if knots is not None:
@@ -268,7 +271,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         return (
             f"{int(np.max(state.i))} sweeps of {accepted.shape[-1] + 1} {kind}, swaps accepted "
             f"{accepted.min():.2f} to {accepted.max():.2f}, barrier {barrier:.2f}, "
-            f"{int(np.sum(state.round_trips))} round trips"
+            f"{int(np.sum(state.round_trips))} round trips{describe_start(state)}"
         )
 
 

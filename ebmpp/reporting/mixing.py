@@ -55,7 +55,9 @@ def meeting_times(section: Section, subject: Subject) -> None:
     unmet = int((~met).sum())
     result = f"{budget.pairs - unmet} of {budget.pairs} pairs met within {budget.max_sweeps} sweeps"
     if met.any():
-        result += f", after {np.median(times):.0f} in the median and at most {times[met].max():.0f}"
+        result += f", after {np.median(times[met]):.0f} in the median and at most {times[met].max():.0f}"
+    if unmet:
+        result += f"; {unmet} did not meet"
     section.fact(f"Mixing from noise: {result}.")
     failed = f"{unmet} of {budget.pairs} coupled pairs did not meet in {budget.max_sweeps} sweeps"
     section.judge(not unmet, failed if unmet else "coupled chains from noise meet")
@@ -137,17 +139,22 @@ def chains(section: Section, subject: Subject) -> None:
     for name, result in subject.chains(section).items():
         values = _summaries(subject, result)
         energies[name] = values["energy"]
-        tables.append(_table(name, result, values))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tables.append(_table(name, result, values))
+        for message in (w.message for w in caught if issubclass(w.category, UserWarning)):
+            section.note(f"{name} chains: {message}.")
         section.text(f"{name}: {result.diagnostics}; {result.seconds:.1f} s with compilation.")
     table = pd.concat(tables, ignore_index=True)
     section.table("chains", table, "Statistics of the energy and of the mean value of each block's units.")
-    if table["frozen"].any():
-        section.note(f"{table['frozen'].sum()} values never moved; they have no effective sample size.")
     for name in energies:
-        worst = table.loc[table["chains"] == name, "r_hat"].max()
+        rows = table[table["chains"] == name]
+        worst, stuck = rows["r_hat"].max(), int((rows["frozen"] & rows["r_hat"].notna()).sum())
         section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
         agree = "agree" if worst <= _MAX_R_HAT else "disagree"
         section.judge(worst <= _MAX_R_HAT, f"{name} chains from noise {agree} (R-hat {worst:.3f})")
+        if stuck:
+            section.judge(False, f"{name} chains from noise are stuck in {stuck} of {len(rows)} values")
         if worst > _MAX_R_HAT:
             section.note(
                 f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model yet."
@@ -173,9 +180,7 @@ def _summaries(subject: Subject, chains: Chains) -> dict[str, np.ndarray]:
 def _table(name: str, chains: Chains, values: dict[str, Any]) -> pd.DataFrame:
     import arviz_base  # imports matplotlib, if installed
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a column reports values that never move
-        table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")
+    table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")
     draws = next(iter(values.values())).size
     table = table[["mean", "sd", "ess_bulk", "ess_tail", "r_hat", "frozen"]].copy()
     table.insert(4, "ess per 1000 passes", 1000 * table["ess_bulk"] / (draws * chains.passes))

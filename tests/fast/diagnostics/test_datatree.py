@@ -196,16 +196,7 @@ def test_constant_values_have_no_effective_sample_size(mcmc):
     uncertain = ["ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd"]
     assert table.loc["v[1]", uncertain].isna().all() and table.loc["v[1]", "mean"] == 1
     assert table.drop(index="v[1]")[uncertain].notna().all(axis=None)
-
-
-def test_chains_that_are_constant_at_different_values_are_frozen():
-    stuck = np.broadcast_to(np.array([0.0, 1.0])[:, None], (2, 50))
-    one_moves = np.stack([np.zeros(50), np.random.default_rng(0).normal(size=50)])
-    tree = arviz_base.from_dict({"posterior": {"stuck": stuck, "one_moves": one_moves}})
-    with pytest.warns(UserWarning, match="stuck"):
-        table = summary(tree)
-    assert table["frozen"].to_dict() == {"stuck": True, "one_moves": False}
-    assert np.isnan(table.loc["stuck", "ess_bulk"])
+    assert table["frozen_chains"].tolist() == [2 * (label == "v[1]") for label in table.index]
 
 
 @pytest.fixture(scope="module")

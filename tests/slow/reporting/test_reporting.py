@@ -4,19 +4,22 @@
 
 import io
 import re
+from types import SimpleNamespace
 
 from matplotlib import image
 import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 import jax
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Spin, exact, layered
 from ebmpp.errors import ParameterError, StateError
-from ebmpp.reporting import Budget
+from ebmpp.reporting import Budget, mixing
+from ebmpp.reporting.page import Section
 from helpers import random_params
 
 KEY = jax.random.key(0)
@@ -101,6 +104,18 @@ def test_pairs_that_do_not_meet_are_reported():
     html = report({"v:h": weight, "v": -0.5 * weight.sum(1), "h": -0.5 * weight.sum(0)}).html
     assert re.search(r"[1-8] of 8 pairs had not met", html) is not None
     assert "To be doubted:" in html
+    assert "chains are stuck at different values" in html and "Gibbs chains from noise are stuck in" in html
+
+
+def test_unmet_pairs_do_not_count_in_the_quantiles(monkeypatch):
+    met = np.arange(20) < 10
+    pairs = {"meeting_time": ("chain", np.where(met, [3, 2] * 10, 300)), "met": ("chain", met), "lag": 1}
+    tree = xr.DataTree.from_dict({"meeting": xr.Dataset(pairs)})
+    monkeypatch.setattr(mixing, "_pairs", lambda subject, lag: tree if lag == 1 else None)
+    section, budget = Section("Mixing"), Budget(pairs=20, max_sweeps=300)
+    mixing.meeting_times(section, SimpleNamespace(budget=budget))
+    words = "10 of 20 pairs met within 300 sweeps, after 2 in the median and at most 3; 10 did not meet"
+    assert section.facts == [f"Mixing from noise: {words}."]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Detection of chains that stand still, and words for the reader of their draws."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+import warnings
+
+from jaxtyping import Shaped
+import numpy as np
+
+#: Draws of a run from which on its blocks are looked at: a coin shows one side with probability 2e-6.
+FEWEST = 20
+_CHANCE = 1e-5  # of a chain that stands still although it samples what the others sample
+_HALVED = 50  # draws from which on a chain that moved only in their first half stands still
+_MOST = 10  # states at which chains stand still that are compared with the other chains
+
+_ADVICE = (
+    "Try tempering (ParallelTempering, or tempering= of a GibbsBlock), a joint draw of the units that hold "
+    "each other, or another block"
+)
+_WORDS = {
+    "apart": f"chains are stuck at different values. {_ADVICE}",
+    "beside": f"some chains stand still while others move, so they are stuck. {_ADVICE}",
+    "agree": "all chains agree: the unit is nearly certain, or all chains are stuck at one place. Start "
+    "several chains from overdispersed states to distinguish these",
+}
+
+
+class Stillness(NamedTuple):
+    """Chains of one value, or of one block, that stand still."""
+
+    kind: str
+    """"apart": all stand still, at different values; "beside": some do, and the others show that this is not
+    chance; "agree": all are constant at one value; "": otherwise."""
+    chains: int
+    """Number of chains that stand still."""
+
+
+def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
+    """Return how many chains stand still, and whether this can be chance.
+
+    A chain stands still if it is constant, or from 50 draws on if the second half of its draws is. Let r be
+    the share of their draws at its state after which the other chains leave it: a sound chain of n such draws
+    stays there with probability :math:`(1 - r)^{n-1}`, and ``beside`` takes less than 1e-5.
+
+    **Example**
+
+    >>> coin = np.random.default_rng(0).integers(0, 2, (3, 100))
+    >>> stillness(np.vstack([coin, np.ones((1, 100))])[..., None])
+    Stillness(kind='beside', chains=1)
+    """
+    count = draws.shape[1]
+    tail = draws[:, count // 2 if count >= _HALVED else 0 :]
+    still = np.array([bool((t[0] == t[-1]).all() and (t == t[-1]).all()) for t in tail])
+    states = np.unique(draws[still, -1], axis=0)
+    if still.all():
+        is_constant = (draws == states[0]).all()
+        kind = "apart" if len(states) > 1 else "agree" if is_constant else ""
+    else:
+        chances = (_chance(draws[~still], state, tail.shape[1] - 1) for state in states[:_MOST])
+        kind = "beside" if any(chance < _CHANCE for chance in chances) else ""
+    return Stillness(kind, int(still.sum()))
+
+
+def _chance(moving: np.ndarray, state: np.ndarray, steps: int) -> float:
+    """Return the probability to stay at a state, from the rate at which moving chains leave it."""
+    is_there = (moving == state).all(-1)
+    visits, stays = is_there[:, :-1].sum(), (is_there[:, :-1] & is_there[:, 1:]).sum()
+    return float(stays / visits if visits else 0.0) ** steps
+
+
+def warn_still(kinds: Mapping[Any, str], noun: str, stacklevel: int) -> None:
+    """Warn of the values or blocks whose kind of stillness is not "", kind by kind."""
+    for kind, words in _WORDS.items():
+        names = [str(name) for name, k in kinds.items() if k == kind]
+        if names:
+            listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            text = f"{len(names)} of {len(kinds)} {noun} have no effective sample size ({listed}): {words}"
+            warnings.warn(text, stacklevel=stacklevel + 1)
