@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 import jax
 from jax import Array
@@ -22,11 +21,12 @@ from jax.sharding import Mesh
 
 from ebmpp import exact
 from ebmpp.annealing import ladder as ladders
-from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn_low_ess
-from ebmpp.annealing.path import Path, draw_reference
+from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize
+from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import check_model, log_partition, reference as find_reference
+from ebmpp.annealing.reliability import warn
+from ebmpp.annealing.steps import anneal
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.compile import Compiled
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, StateError, UnmetError
 from ebmpp.exact import enumeration
@@ -35,72 +35,9 @@ from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
 
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
-_STEPS = 100  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_temperatures, or give a reference that is nearer to the model (data=..., reference=...)."
 _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as well
-
-
-@Compiled
-def _take_steps(
-    path: Path, betas: Array, count: Array, x: Blocks, keys: Array
-) -> tuple[Blocks, Array, Array]:
-    """Take ``count`` steps, each from one beta to the next, sharded over the devices of a mesh.
-
-    One evaluation at a state serves both temperatures of a weight and the draw that follows, so a step costs
-    as much as a Gibbs sweep.
-
-    :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
-    :param x: the kept blocks, ``(rows, *shape)``.
-    :return: the kept blocks; the increment of the log-weights; its standard deviation at each step.
-    """
-
-    def run(jobs: tuple[Blocks, Array], shared: tuple, *_: Any) -> tuple[tuple, tuple]:
-        (x, keys), (path, betas, count) = jobs, shared
-
-        def step(i: Array, carry: tuple) -> tuple:
-            x, log_weight, gains = carry
-            low, high = path.at(betas[i]), path.at(betas[i + 1])
-            here = path.slope(low.params, x)
-            gain = path.gain(low, high, here, here)
-            x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
-            return x, log_weight + gain, gains.at[i].set(gain)
-
-        start = x, jnp.zeros(len(keys)), jnp.zeros((len(betas) - 1, len(keys)))
-        x, log_weight, gains = jax.lax.fori_loop(0, count, step, start)
-        return (x, log_weight, gains.T), ()
-
-    (x, log_weight, gains), _ = sharding.shard_jobs(run, (x, keys), (path, betas, count), len(keys))
-    return x, *sharding.everywhere((log_weight, gains.std(0)))
-
-
-def anneal(
-    path: Path, betas: np.ndarray, key: Array, num: int, x: Blocks | None = None, progress_bar: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Carry particles along a line and return their weights.
-
-    :param betas: from 0 to 1, or from 1 to 0.
-    :param key: ``(2,)``; a particle's draws depend on it and on the particle's number.
-    :param num: number of particles.
-    :param x: their state at ``betas[0]``; None for draws of the reference.
-    :return: the log-weights, float64, ``(num,)``; and their standard deviation by step.
-    """
-    keys = random.fold_in(key, np.arange(num))
-    if x is None:
-        x = draw_reference(path.graph, path.kept, path.eta0, random.fold_in(keys, 0))
-    x = {b: x[b] for b in path.kept}
-    # summed on the host in float64: ten thousand small gains would lose digits in float32
-    total, spreads = np.zeros(num), []
-    hidden = not (progress_bar and sharding.is_first())
-    with tqdm(total=len(betas) - 1, disable=hidden, desc="annealing", unit="step") as bar:
-        for first in range(0, len(betas) - 1, _STEPS):
-            chunk = betas[first : first + _STEPS + 1]
-            count = len(chunk) - 1
-            padded = np.pad(chunk, (0, _STEPS - count), mode="edge")
-            x, gain, spread = _take_steps(path, padded, np.int32(count), x, random.fold_in(keys, 1, first))
-            total += np.asarray(gain, float)
-            spreads.append(np.asarray(spread, float)[:count])
-            bar.update(count)
-    return total, np.concatenate(spreads)
+_SETTLING = 100  # sweeps of the model after which annealed draws start the reverse direction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,24 +70,51 @@ class _Annealing:
 
     def forward(self, rng_key: Array) -> LogPartition:
         """Anneal from the reference to the model."""
-        return self._run(random.key_pair(rng_key), None, 1, unbiased=True)
-
-    def backward(self, rng_key: Array, samples: Blocks | None, unbiased: bool) -> LogPartition:
-        """Anneal from draws of the model to the reference."""
-        unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
         key = random.key_pair(rng_key)
-        if samples is None:
-            x = _perfect_draws(self.graph, self.params, rng_key, self.num_particles)
-        else:
-            x = _with_missing_blocks(self.graph, self.params, samples, random.fold_in(key, 2, 1))
-        return self._run(key, x, -1, unbiased)
+        return self._run(random.fold_in(key, 0, 1), self._betas(key), None, 1, unbiased=True)
 
-    def _run(self, key: Array, x: Blocks | None, sign: int, unbiased: bool) -> LogPartition:
+    def backward(
+        self, rng_key: Array, samples: Blocks | None, unbiased: bool, approximate: bool = False
+    ) -> LogPartition:
+        """Anneal from draws of the model to the reference.
+
+        :param approximate: anneal to the draws where there are no samples and no perfect ones.
+        """
+        unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
+        key, log_share = random.key_pair(rng_key), np.zeros(())
+        betas = self._betas(key)
+        if samples is not None:
+            x = _with_missing_blocks(self.graph, self.params, samples, random.fold_in(key, 2, 1))
+        else:
+            try:
+                x = _perfect_draws(self.graph, self.params, rng_key, self.num_particles)
+            except (IntractableError, UnmetError):
+                if not approximate:
+                    raise
+                (x, log_share), unbiased = self._annealed_draws(betas, random.fold_in(key, 5, 1)), False
+        return self._run(random.fold_in(key, 3, 1), betas[::-1], x, -1, unbiased, log_share)
+
+    def _annealed_draws(self, betas: np.ndarray, key: Array) -> tuple[Blocks, np.ndarray]:
+        """Return states annealed to the model, then moved by sweeps of it, and logs of weights of mean 1.
+
+        Their weights multiply those of the reverse direction, so that its error includes theirs.
+        """
+        ladder = np.append(betas, np.ones(_SETTLING, betas.dtype))
+        log_w, _, x = anneal(self._path, ladder, key, self.num_particles, None, self.progress_bar)
+        return x, log_w - summarize(self.name, log_w[:, None]).log_mean
+
+    def _run(
+        self,
+        key: Array,
+        betas: np.ndarray,
+        x: Blocks | None,
+        sign: int,
+        unbiased: bool,
+        log_share: np.ndarray = np.zeros(()),
+    ) -> LogPartition:
         """Anneal in one direction; ``sign`` is -1 in reverse, where weights estimate 1/Z."""
-        betas = self._betas(key)[::sign]
-        run_key = random.fold_in(key, 0 if sign > 0 else 3, 1)
-        log_w, _ = anneal(self._path, betas, run_key, self.num_particles, x, self.progress_bar)
-        log_weights = log_w + sign * log_partition(self.graph, self._path.eta0)
+        log_w, *_ = anneal(self._path, betas, key, self.num_particles, x, self.progress_bar)
+        log_weights = log_w + sign * log_partition(self.graph, self._path.eta0) + log_share
         summary = summarize(self.name, log_weights[:, None])  # each particle is an island
         return LogPartition(
             log_partition=sign * summary.log_mean,
@@ -170,7 +134,7 @@ class _Annealing:
             return ladders.temperatures(self.ladder, count)
         pilot = ladders.temperatures("linear", max(count // _PILOT, min(count, _PILOT)))
         # a run of its own: a ladder made from the particles' own weights would bias them
-        _, spread = anneal(self._path, pilot, random.fold_in(key, 1, 1), self.num_particles)
+        _, spread, _ = anneal(self._path, pilot, random.fold_in(key, 1, 1), self.num_particles)
         return ladders.constant_speed(pilot, spread, count)
 
 
@@ -215,7 +179,8 @@ def ais(
     :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to 1, or under ``jit``.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
     :raises StateError: data of a wrong name, shape or value.
-    :warns UserWarning: where less than a quarter of the particles is effective.
+    :warns UserWarning: where less than a quarter of the particles is effective, or the standard error exceeds
+        0.3.
 
     **References**
 
@@ -234,7 +199,7 @@ def ais(
     options = num_particles, num_temperatures, ladder, data, reference, progress_bar
     with sharding.over("ais: mesh", mesh):
         result = _Annealing("ais", graph, sharding.place(params), rng_key, *options).forward(rng_key)
-    warn_low_ess(_ADVICE, result)
+    warn(_ADVICE, result.doubt)
     return result
 
 
@@ -292,7 +257,7 @@ def reverse_ais(
     x, num = _as_samples("reverse_ais", graph, samples, num_particles)
     options = num, num_temperatures, ladder, data, reference, progress_bar
     result = _Annealing("reverse_ais", graph, params, rng_key, *options).backward(rng_key, x, unbiased)
-    warn_low_ess(_ADVICE, result)
+    warn(_ADVICE, result.doubt)
     return result
 
 
@@ -317,7 +282,8 @@ def _perfect_draws(graph: FactorGraph, params: Params, rng_key: Array, num: int)
         raise type(error)(
             f"reverse_ais starts from draws of the model, and there are no perfect ones: {error} Give "
             "samples=..., the last states of long chains of ebmpp.BlockedGibbs or ebmpp.ParallelTempering, "
-            "which bound log Z only as far as they are distributed as the model."
+            "or call ebmpp.bracket, which makes draws. Either bounds log Z only as far as the draws are "
+            "distributed as the model."
         ) from None
 
 
@@ -347,14 +313,21 @@ def bracket(
 ) -> Bracket:
     """Estimate log Z from below and above by bidirectional Monte Carlo; exactly where states can be summed.
 
-    :param graph: the model.
+    Without ``samples`` the reverse direction starts from perfect draws where those can be had. Otherwise a
+    separate run is annealed to the model and moved by 100 of its sweeps. Its weights multiply those of the
+    reverse direction, so that the stated error of the upper side includes that of the draws. They may miss a
+    mode, so that side is then marked as not guaranteed (``result.guaranteed``, ``result.upper.unbiased``).
+
+    :param graph: the model, of any size.
     :param params: a dict keyed by factor name.
     :param rng_key: a jax key.
     :param samples: as for :func:`ebmpp.annealing.reverse_ais`, like the following. Both runs share one
         reference; an "adaptive" ladder is found for each.
     :param ladder: "linear", "sigmoid", "adaptive", or increasing values from 0 to 1; see :func:`ebmpp.ais`.
     :return: a :class:`~ebmpp.annealing.Bracket`.
-    :raises IntractableError: without samples, when the model is neither small nor attractive.
+    :raises IntractableError: for samples whose missing blocks interact.
+    :warns UserWarning: where few particles are effective, a standard error exceeds 0.3, or the upper side is
+        below the lower one by more than four standard errors.
 
     **References**
 
@@ -373,9 +346,10 @@ def bracket(
     options = num, num_temperatures, ladder, data, reference, progress_bar
     run = _Annealing("bracket", graph, params, rng_key, *options)
     forward, backward = jax.random.split(rng_key)
-    upper, lower = run.backward(backward, x, unbiased), run.forward(forward)
-    warn_low_ess(_ADVICE, lower, upper)
-    return Bracket(lower, upper, _exact(graph, params))
+    upper, lower = run.backward(backward, x, unbiased, approximate=True), run.forward(forward)
+    result = Bracket(lower, upper, _exact(graph, params))
+    warn(_ADVICE, result.doubt)
+    return result
 
 
 def _exact(graph: FactorGraph, params: Params) -> float | None:

@@ -26,6 +26,7 @@ _SIGMOID_SLOPE = 4.0  # of the logistic function at either end
 _CAPACITY = 256  # initial room for the places of a pilot
 _GROW, _SHRINK = 1.3, 0.75  # factors of the steps that a pilot tries
 _SHORTEST = 1e-6  # of these steps
+_SMOOTHING = 0.2  # share of the latest rung in the smoothed correlation
 
 
 # -- places that are known in advance --------------------------------------------------------------
@@ -89,6 +90,9 @@ class Ladder(NamedTuple):
     places: Float[Array, "places"]
     count: Int32[Array, ""]
     """Number of places that are used, including the reference."""
+    correlation: Float[Array, ""]
+    """Largest correlation of the pilot's log-densities before and after the sweeps of a rung, smoothed over
+    rungs; 0 where it is not measured."""
 
     def is_complete(self) -> Bool[Array, ""]:
         """Return True if there was room for all places; otherwise the last step is a long one."""
@@ -102,6 +106,7 @@ def find_ladder(
     cess_threshold: ArrayLike,
     capacity: int,
     sweeps: int = 1,
+    measure: bool = False,
 ) -> Ladder:
     """Find places by a pilot system, whose draws are used for nothing else.
 
@@ -110,6 +115,7 @@ def find_ladder(
         below 1. The last step may miss it where the capacity is reached.
     :param capacity: largest number of places.
     :param sweeps: per rung.
+    :param measure: measure the correlation too.
 
     **References**
 
@@ -123,6 +129,8 @@ def find_ladder(
         count: Array
         step: Array
         system: Systems
+        smooth: Array
+        correlation: Array
 
     def body(state: State) -> State:
         s, system = state.places[state.count - 1], state.system
@@ -140,23 +148,43 @@ def find_ladder(
         step = lax.while_loop(is_too_long, lambda step: _SHRINK * step, _GROW * state.step)
         step = jnp.where(state.count == capacity - 1, path.end, step)
         rung_keys = random.fold_in(keys, state.count)
-        system = systems.climb_rung(path, low, rung_after(step), here, system, rung_keys, sweeps)
+        high = rung_after(step)
+        system, slope = systems.reweight(path, low, high, here, system, rung_keys)
+        system = systems.move(path, high, slope, system, rung_keys, sweeps)
+        smooth = state.smooth
+        if measure:
+            after = path.slope(high.params, system.x)
+            values = [path.gain(path.at(jnp.zeros(())), high, at, at) for at in (slope, after)]
+            smooth += _SMOOTHING * (_correlation(*values) - smooth)
         places = state.places.at[state.count].set(jnp.minimum(s + step, path.end))
-        return State(places, state.count + 1, step, system)
+        largest = jnp.maximum(state.correlation, smooth)
+        return State(places, state.count + 1, step, system, smooth, largest)
 
-    start = State(
-        jnp.zeros(capacity), jnp.ones((), jnp.int32), jnp.full((), 0.1), systems.begin(path, keys, num)
-    )
+    zero, step = jnp.zeros(()), jnp.full((), 0.1)
+    system = systems.begin(path, keys, num)
+    start = State(jnp.zeros(capacity), jnp.ones((), jnp.int32), step, system, zero, zero)
     state = lax.while_loop(lambda c: c.places[c.count - 1] < path.end, body, start)
-    return Ladder(state.places, state.count)
+    return Ladder(state.places, state.count, state.correlation)
+
+
+def _correlation(a: Array, b: Array) -> Array:
+    """Return the correlation over particles, 0 where they are all equal."""
+    a, b = a - a.mean(), b - b.mean()
+    return (a * b).sum() / jnp.maximum(jnp.sqrt((a**2).sum() * (b**2).sum()), 1e-30)
 
 
 #: The cache is bounded by graphs.
-_find = Compiled(find_ladder, (2, 4, 5), key=lambda path, *_: path.graph)
+_find = Compiled(find_ladder, (2, 4, 5, 6), key=lambda path, *_: path.graph)
 
 
 def adaptive_ladder(
-    path: Path, key: Array, num: int, cess_threshold: float, sweeps: int = 1, most: int | None = None
+    path: Path,
+    key: Array,
+    num: int,
+    cess_threshold: float,
+    sweeps: int = 1,
+    most: int | None = None,
+    measure: bool = False,
 ) -> Ladder:
     """Find a ladder with room for all its places; see :func:`find_ladder`.
 
@@ -166,7 +194,7 @@ def adaptive_ladder(
     """
     capacity = _CAPACITY if most is None else min(most, _CAPACITY)
     while True:
-        ladder = _find(path, key, num, cess_threshold, capacity, sweeps)
+        ladder = _find(path, key, num, cess_threshold, capacity, sweeps, measure)
         if int(ladder.count) < capacity or capacity == most:
             return ladder
         # the last step, to the end, is a long one; a pilot is stuck if the step before is the shortest

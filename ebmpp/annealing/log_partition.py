@@ -6,13 +6,14 @@ from collections.abc import Mapping
 import dataclasses
 import math
 from typing import NamedTuple
-import warnings
 
 from jaxtyping import Float
 import numpy as np
 
 from jax import Array
 
+from ebmpp.annealing.reliability import contradiction, doubt, t_quantile
+from ebmpp.core import checks
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Params
@@ -21,7 +22,6 @@ from ebmpp.graph import FactorGraph, tables
 
 Data = Mapping[str, Array] | Array
 
-_LOW_ESS = 0.25  # share of the particles below which an effective sample size causes a warning
 _HEAD = ("", "value (nats)", "effective particles", "temperatures", "")
 
 
@@ -42,7 +42,8 @@ class LogPartition(Shown):
     log_partition: float
     """Log of the mean weight; in reverse, minus the log of the mean inverse weight."""
     standard_error: float
-    """Standard error of ``log_partition`` (delta method); too small where the effective sample size is."""
+    """Standard error of ``log_partition`` by the spread of independent particles or islands (delta method);
+    too small where the effective sample size is."""
     effective_sample_size: float
     """(sum w)**2 / sum w**2, at most the number of particles."""
     log_weights: Float[np.ndarray, "num_particles"]
@@ -65,6 +66,25 @@ class LogPartition(Shown):
         )
 
     @property
+    def _independent(self) -> int:
+        """Number of independent estimates of which this is the mean."""
+        return len(self.log_weights)
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Return a confidence interval of log Z, by the t quantile of its independent particles or islands.
+
+        :param level: between 0 and 1.
+        """
+        checks.number("interval: level", level, above=0, below=1)
+        width = t_quantile(level, self._independent) * self.standard_error
+        return self.log_partition - width, self.log_partition + width
+
+    @property
+    def doubt(self) -> str | None:
+        """Reason for not trusting the estimate, of which the function that made it has warned; or None."""
+        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights))
+
+    @property
     def _effective(self) -> str:
         return f"{self.effective_sample_size:.1f} of {len(self.log_weights)}"
 
@@ -74,7 +94,7 @@ class LogPartition(Shown):
         return value, self._effective, len(self.betas), bound
 
     def _card(self) -> Card:
-        return Card("An estimate of log Z", [Grid(_HEAD, [("log Z", *self._row())])])
+        return Card("An estimate of log Z", [Grid(_HEAD, [("log Z", *self._row()), _interval_row(self)])])
 
     def log_likelihood(self, data: Data) -> Float[Array, "*batch"]:
         """Return log p(v) of each row at this value of log Z, which all rows share.
@@ -113,18 +133,39 @@ class ParticleSystem(LogPartition):
     num_rungs: int
     distinct_ancestors: float
     """Share of the initial particles that have descendants among the final ones, at most 1."""
+    num_sweeps: int = 1
+    """Sweeps per rung."""
+    correlation: float = 0.0
+    """Correlation of the particles' log-densities before and after the sweeps of a rung, largest along the
+    path, in the pilot that found the ladder."""
 
     def __repr__(self) -> str:
+        low, high = self.interval()
         return (
             f"ParticleSystem({self.log_partition:.6g} +- {self.standard_error:.2g} from {len(self.log_z)} "
-            f"islands, {self._effective} particles effective, {self.distinct_ancestors:.2g} of them distinct "
-            f"ancestors, {self.num_rungs} rungs)"
+            f"islands, 95 % interval {low:.6g} to {high:.6g}, {self._effective} particles effective, "
+            f"{self.distinct_ancestors:.2g} of them distinct ancestors, {self.num_rungs} rungs of "
+            f"{self.num_sweeps} sweeps)"
         )
+
+    @property
+    def _independent(self) -> int:
+        return len(self.log_z)
+
+    @property
+    def doubt(self) -> str | None:
+        """Reason for not trusting the estimate, or None; includes slow mixing."""
+        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights), self.correlation)
 
     def _card(self) -> Card:
         rows = [("islands", len(self.log_z)), ("share of distinct ancestors", self.distinct_ancestors)]
-        grids = *super()._card().grids, Grid(("", ""), [*rows, ("rungs", self.num_rungs)])
+        rows += [("rungs", self.num_rungs), ("sweeps per rung", self.num_sweeps)]
+        grids = *super()._card().grids, Grid(("", ""), rows)
         return Card("Weighted particles, and an estimate of log Z", grids)
+
+
+def _interval_row(estimate: "LogPartition | Bracket", note: str = "") -> tuple[Cell, ...]:
+    return "95 % interval", "{:.6g} to {:.6g}".format(*estimate.interval()), "", "", note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +178,14 @@ class Bracket(Shown):
     """log Z, where the states can be summed."""
 
     @property
+    def guaranteed(self) -> bool:
+        """True if the upper estimate starts from exact draws, so that it is an upper bound on average.
+
+        Approximate draws may miss a mode, and then both estimates are too small.
+        """
+        return self.upper.unbiased
+
+    @property
     def gap(self) -> float:
         """Upper minus lower estimate. With an unbiased upper one it is small only if both have converged."""
         return self.upper.log_partition - self.lower.log_partition
@@ -146,9 +195,20 @@ class Bracket(Shown):
         """Standard error of the gap."""
         return math.hypot(self.lower.standard_error, self.upper.standard_error)
 
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Return the low end of the lower estimate's interval, and the high end of the upper one's."""
+        ends = self.lower.interval(level) + self.upper.interval(level)
+        return min(ends), max(ends)
+
+    @property
+    def doubt(self) -> str | None:
+        """Reasons for not trusting the two estimates, or None."""
+        found = self.lower.doubt, self.upper.doubt, contradiction(self.gap, self.standard_error)
+        return " ".join(dict.fromkeys(filter(None, found))) or None
+
     def __repr__(self) -> str:
         exact = "" if self.exact is None else f", exact {self.exact:.6g}"
-        note = "" if self.upper.unbiased else ", upper from approximate samples"
+        note = "" if self.guaranteed else ", upper from approximate samples: not guaranteed"
         lower, upper = (
             f"{m.log_partition:.6g} +- {m.standard_error:.2g} ({m._effective} particles effective)"
             for m in (self.lower, self.upper)
@@ -156,7 +216,8 @@ class Bracket(Shown):
         return f"Bracket(lower {lower}, upper {upper}{exact}{note})"
 
     def _card(self) -> Card:
-        rows = [("lower", *self.lower._row()), ("upper", *self.upper._row())]
+        side = "" if self.guaranteed else "upper end not guaranteed"
+        rows = [("lower", *self.lower._row()), ("upper", *self.upper._row()), _interval_row(self, side)]
         rows += [("gap", Measured(self.gap, self.standard_error), "", "", "upper less lower")]
         rows += [] if self.exact is None else [("exact", f"{self.exact:.9g}", "", "", "all states summed")]
         return Card("log Z from both sides", [Grid(_HEAD, rows)])
@@ -199,18 +260,3 @@ def not_finite(what: str) -> DomainError:
         f"{what} are not finite: a model on the path may not normalise, or natural parameters overflow. "
         "Check the params, and those of the path. A reference nearer to the model (data=...) may help."
     )
-
-
-def warn_low_ess(advice: str, *results: LogPartition) -> None:
-    """Warn once if some of the results of a public function have few effective particles.
-
-    :param advice: in the imperative.
-    """
-    low = [m for m in results if m.effective_sample_size < max(2.0, _LOW_ESS * len(m.log_weights))]
-    if low:
-        sides = (f"{m._effective} particles (standard error {m.standard_error:.2g})" for m in low)
-        warnings.warn(
-            f"the effective sample size is {' and '.join(sides)}: too small for the standard error to be "
-            f"trusted. {advice}",
-            stacklevel=3,
-        )

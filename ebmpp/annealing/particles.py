@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp.annealing import ladder as ladders, systems
-from ebmpp.annealing.ladder import Ladder, adaptive_ladder
-from ebmpp.annealing.log_partition import Data, ParticleSystem, summarize, warn_low_ess
+from ebmpp.annealing.ladder import Ladder, adaptive_ladder, find_ladder
+from ebmpp.annealing.log_partition import Data, ParticleSystem, summarize
 from ebmpp.annealing.path import Path, check_models
 from ebmpp.annealing.reference import check_model, log_partition, reference
+from ebmpp.annealing.reliability import warn
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import compiled
@@ -27,6 +28,7 @@ from ebmpp.graph import FactorGraph
 Paths = str | Path | Sequence[Params] | None
 
 _MIN_ISLANDS = 10  # fewer make the standard error too noisy
+_START_CESS, _MOST_PLACES = 0.9, 1024  # of systems that start or restart during training
 _RUNGS = 25  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another path."
 
@@ -68,10 +70,10 @@ def prepare(
     path = _as_path(name, graph, eta0, params, path)
     if isinstance(ladder, str):
         checks.choice(f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end")
-        result = adaptive_ladder(path, random.fold_in(key, 1, 1), num, cess_threshold, num_sweeps)
+        result = adaptive_ladder(path, random.fold_in(key, 1, 1), num, cess_threshold, num_sweeps, None, True)
     else:
         places = ladders.given_places(f"{name}: ladder", ladder, int(path.num) - 1)
-        result = Ladder(jnp.asarray(places), jnp.full((), len(places), jnp.int32))
+        result = Ladder(jnp.asarray(places), jnp.full((), len(places), jnp.int32), jnp.zeros(()))
     return Run(key, path, result, log_partition(graph, eta0), num_sweeps)
 
 
@@ -144,8 +146,21 @@ def start_systems(
     :param key: ``(2,)``.
     """
     path = Path.line(graph, eta0, params)
-    ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, 0.9)
+    ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS)
     return _run(path, ladder, 1, run_keys(key, islands), num)
+
+
+def fresh_systems(path: Path, key: Array, islands: int, num: int, sweeps: int) -> tuple[Systems, Array]:
+    """Run systems along a path inside a compiled program; return them, and the number of rungs.
+
+    A path that needs more than 1,024 rungs ends with a long one, which the systems' errors show.
+
+    :param key: ``(2,)``.
+    """
+    ladder = find_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS, _MOST_PLACES, sweeps)
+    keys = run_keys(key, islands)
+    system = systems.begin(path, keys, num)
+    return systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps), ladder.count - 1
 
 
 def smc(
@@ -224,7 +239,7 @@ def smc(
         keys = run_keys(run.key, islands)
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
         result = _as_result(run, params, system, keys)
-    warn_low_ess(_ADVICE, result)
+    warn(_ADVICE, result.doubt)
     return result
 
 
@@ -248,4 +263,6 @@ def _as_result(run: Run, params: Params, system: Systems, keys: Array) -> Partic
         log_z=summary.log_island_means,
         num_rungs=len(run.places) - 1,
         distinct_ancestors=sum(len(np.unique(a)) for a in ancestors) / ancestors.size,
+        num_sweeps=run.num_sweeps,
+        correlation=float(run.ladder.correlation),
     )

@@ -146,24 +146,28 @@ def _resample(system: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems,
     return lax.cond(is_low.any(), draw, lambda state: state, (system, slope))
 
 
-def climb_rung(
-    path: Path, low: Rung, high: Rung, here: Slope, system: Systems, keys: IslandKeys, sweeps: int
-) -> Systems:
-    """Reweight, resample and move systems from one rung to the next.
+def reweight(
+    path: Path, low: Rung, high: Rung, here: Slope, system: Systems, keys: IslandKeys
+) -> tuple[Systems, Slope]:
+    """Reweight systems from one rung to the next, and resample those with few effective particles.
 
     :param here: slope of the lower rung's model at the particles.
-    :param keys: of the systems at this rung.
-    :param sweeps: Gibbs sweeps of the move.
+    :param keys: of the systems at the upper rung.
+    :return: the systems, and the slope of the upper rung's model at their particles.
     """
     there = path.slope_at(high, here, system.x)
     gain = path.gain(low, high, here, there).reshape(system.log_weights.shape)
     cess = jnp.minimum(system.min_cess, conditional_ess(system.log_weights, gain))
     system = system._replace(log_weights=system.log_weights + gain, min_cess=cess)
-    system, slope = _resample(system, there, random.fold_in(keys, 0, 1))
-    row_keys = particle_keys(keys, gain.shape[1])
-    x = path.sweep(high, system.x, slope.eta, row_keys)
+    return _resample(system, there, random.fold_in(keys, 0, 1))
+
+
+def move(path: Path, rung: Rung, slope: Slope, system: Systems, keys: IslandKeys, sweeps: int) -> Systems:
+    """Move systems by Gibbs sweeps of a rung; see :func:`reweight` for ``slope`` and ``keys``."""
+    row_keys = particle_keys(keys, system.log_weights.shape[1])
+    x = path.sweep(rung, system.x, slope.eta, row_keys)
     if sweeps > 1:
-        sweep_again = lambda i, x: path.sweep(high, x, None, random.fold_in(row_keys, i, 1))
+        sweep_again = lambda i, x: path.sweep(rung, x, None, random.fold_in(row_keys, i, 1))
         x = lax.fori_loop(1, sweeps, sweep_again, x)
     return system._replace(x=x)
 
@@ -187,8 +191,9 @@ def climb(
 
     def body(index: Array, system: Systems) -> Systems:
         low, high = path.at(places[index - 1]), path.at(places[index])
-        here = path.slope(low.params, system.x)
-        return climb_rung(path, low, high, here, system, random.fold_in(keys, index), sweeps)
+        here, rung_keys = path.slope(low.params, system.x), random.fold_in(keys, index)
+        system, slope = reweight(path, low, high, here, system, rung_keys)
+        return move(path, high, slope, system, rung_keys, sweeps)
 
     return lax.fori_loop(first, last, body, system)
 

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
+from jaxtyping import Int32
 import numpy as np
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing import systems
-from ebmpp.annealing.particles import start_systems
+from ebmpp.annealing.particles import fresh_systems, start_systems
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
+from ebmpp.annealing.reliability import MAX_ERROR
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows
@@ -25,6 +27,8 @@ from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
 from ebmpp.graph import FactorGraph
 
 _ISLANDS = 10  # of the watchers: fewer make the standard error too noisy
+_RESTART_ERROR = 0.2  # of log Z, above which the watchers start again
+_UNKNOWN = 0.1  # share of steps without a log Z above which a run warns
 _OFTEN = 0.5  # share of steps that resample above which the weights follow the noise of the gradient
 
 
@@ -34,12 +38,14 @@ class WeightedState(NamedTuple):
     :param eta0: natural parameters of the reference from which the chains started.
     :param params: params of the last step, whose distribution the chains, one system, represent.
     :param watchers: ten systems, which never enter the gradient.
+    :param rest: number of steps before the watchers may start again.
     """
 
     eta0: Eta
     params: Params
     chains: Systems
     watchers: Systems | None
+    rest: Int32[Array, ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +62,9 @@ class WeightedPCD(Estimator):
 
     The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0), and estimates by a
     second population that never enters the gradient: ``log_partition`` with ``log_partition_error``, from ten
-    islands, and for complete rows and one layer of latents the batch's ``log_likelihood``. Given the params
-    it is a particle system along the run's own path, unbiased for Z.
+    islands, and for complete rows and one layer of latents the batch's ``log_likelihood``. It is a particle
+    system along the run's own path. Where that error exceeds 0.2 it starts again from a fresh system along
+    the line from independent units, at most as often as doubles its cost; above 0.3 both estimates are nan.
 
     :param num_chains: weighted persistent chains, at least 2.
     :param k: sweeps per step.
@@ -107,7 +114,7 @@ class WeightedPCD(Estimator):
         size = self.num_watchers // _ISLANDS
         watchers = begin(1, _ISLANDS, size) if size else None
         copies = jax.tree.map(jnp.array, params)  # a step may be given the params' own memory
-        return WeightedState(eta0, copies, begin(0, 1, self.num_chains), watchers)
+        return WeightedState(eta0, copies, begin(0, 1, self.num_chains), watchers, jnp.zeros((), jnp.int32))
 
     def adopt(self, before: Any, fresh: WeightedState) -> WeightedState:
         """Continue the weighted chains of another WeightedPCD of the same shapes."""
@@ -124,13 +131,34 @@ class WeightedPCD(Estimator):
         negative = jax.tree.map(lambda g: g[0] * batch.weights.sum(), negative)
         positive = phases.positive_gradient(graph, params, complete, self.posterior)
         metrics = {"effective_sample_size": chains.min_ess[0], "resampled": chains.resampled[0]}
-        watchers = state.watchers
-        if watchers is not None:
-            watchers = self._follow(path, watchers, random.fold_in(key, 1))
+        sweeps = jnp.asarray(2 * self.k * self.num_chains / len(batch.weights))
+        state = state._replace(params=params, chains=chains)
+        if state.watchers is not None:
+            watchers = self._follow(path, state.watchers, random.fold_in(key, 1))
+            watchers, rungs = self._restarted(graph, state, watchers, random.fold_in(key, 2))
+            state = state._replace(watchers=watchers, rest=jnp.maximum(state.rest - 1, rungs))
+            sweeps += rungs * (self.k * self.num_watchers / len(batch.weights))
             metrics |= _likelihood(graph, params, state.eta0, batch, systems.total_log_z(watchers))
-        gradient = jax.tree.map(jnp.subtract, positive, negative)
-        sweeps = 2 * self.k * self.num_chains / len(batch.weights)
-        return Estimate(gradient, WeightedState(state.eta0, params, chains, watchers), metrics, sweeps)
+        return Estimate(jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps)
+
+    def _restarted(
+        self, graph: FactorGraph, state: WeightedState, watchers: Systems, key: Key
+    ) -> tuple[Systems, Array]:
+        """Replace watchers with a large error by fresh ones; return the number of their rungs too, or 0.
+
+        They then rest for as many steps, so that they cost at most twice as much on average.
+        """
+        path = Path.line(graph, state.eta0, state.params)
+        size = self.num_watchers // _ISLANDS
+
+        def start(watchers: Systems) -> tuple[Systems, Array]:
+            fresh, rungs = fresh_systems(path, key, _ISLANDS, size, self.k)
+            return _placed(jax.tree.map(lambda a, b: a.astype(b.dtype), fresh, watchers)), rungs
+
+        _, error = systems.pooled(systems.total_log_z(watchers))
+        is_due = ~(error <= _RESTART_ERROR) & (state.rest <= 0)
+        keep = lambda watchers: (watchers, jnp.zeros((), jnp.int32))
+        return lax.cond(is_due, start, keep, watchers)
 
     def _follow(self, path: Path, system: Systems, key: Key) -> Systems:
         """Reweight to the new params, resample, sweep. Counters start at zero."""
@@ -141,15 +169,22 @@ class WeightedPCD(Estimator):
         return _placed(systems.climb(path, jnp.arange(3.0), 2, 3, _placed(system), keys, self.k))
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
-        """Report that most steps resampled."""
-        share = float(np.mean(history["resampled"])) if len(history["resampled"]) else 0.0
-        if share < _OFTEN:
-            return None
-        return (
-            f"WeightedPCD resampled its chains at {share:.0%} of the steps: the weights follow the noise of "
-            "the gradient that they make, which is then no better than PCD's. Take more chains, or smaller "
-            "steps. log_partition comes from chains that never enter the gradient, and stays valid."
-        )
+        """Report that most steps resampled, or that log Z is unknown at many of them."""
+        mean = lambda values: float(np.mean(values)) if len(values) else 0.0
+        unknown = mean(~(history.get("log_partition_error", np.zeros(0)) <= MAX_ERROR))
+        messages = []
+        if (share := mean(history["resampled"])) >= _OFTEN:
+            messages.append(
+                f"WeightedPCD resampled its chains at {share:.0%} of the steps: the weights follow the noise "
+                "of the gradient that they make, which is then no better than PCD's. Take more chains, or "
+                "smaller steps. log_partition comes from chains that never enter the gradient."
+            )
+        if unknown > _UNKNOWN:
+            messages.append(
+                f"the standard error of WeightedPCD's log_partition is above {MAX_ERROR} at {unknown:.0%} of "
+                "the steps, where the history has nan. Raise num_watchers, or use ebmpp.smc or ebmpp.bracket."
+            )
+        return " ".join(messages) or None
 
 
 @jax.jit
@@ -161,8 +196,10 @@ def _placed(system: Systems) -> Systems:
 def _likelihood(
     graph: FactorGraph, params: Params, eta0: Eta, batch: Batch, log_z: systems.PerIsland
 ) -> dict[str, Array]:
-    """Return log Z by islands with its error, and the mean of log p of the batch's rows."""
+    """Return log Z by islands with its error, and the batch's mean log p; nan where the error is large."""
     value, error = systems.pooled(log_z)
-    value = value + sum(f.log_normalizer(eta0[b]).sum() for b, f in graph.families.items())
+    value = jnp.where(error <= MAX_ERROR, value, jnp.nan) + sum(
+        f.log_normalizer(eta0[b]).sum() for b, f in graph.families.items()
+    )
     metrics = {"log_partition": value, "log_partition_error": error}
     return metrics | phases.batch_log_likelihood(graph, params, batch, value)

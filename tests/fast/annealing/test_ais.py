@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Poisson, exact, layered
 from ebmpp.annealing import Path as ModelPath, reverse_ais
-from ebmpp.annealing.bidirectional import anneal
 from ebmpp.annealing.ladder import temperatures
 from ebmpp.annealing.path import summed_blocks
 from ebmpp.annealing.reference import reference
+from ebmpp.annealing.steps import anneal
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, ParameterError, StateError
 from helpers import assert_law, assert_rows_law, often, random_params
 
@@ -135,7 +135,7 @@ def test_adaptive_ladders_have_even_steps() -> None:
     assert result.betas[0] == 0 and result.betas[-1] == 1 and len(result.betas) == count
     variation = []
     for betas in (temperatures("linear", count), result.betas):
-        _, spread = anneal(ModelPath.line(graph, eta, params), betas, PAIR, NUM)
+        _, spread, _ = anneal(ModelPath.line(graph, eta, params), betas, PAIR, NUM)
         variation.append(spread.std() / spread.mean())
     assert variation[1] < 0.5 * variation[0]
     assert_law(result.log_partition, log_z, result.standard_error)

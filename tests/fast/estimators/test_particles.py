@@ -17,7 +17,7 @@ from ebmpp import ParticleUCD, WeightedPCD
 from ebmpp.contrib import Herding
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError
-from ebmpp.estimators import Batch
+from ebmpp.estimators import Batch, weighted
 from ebmpp.estimators.base import Estimate
 from helpers import assert_rows_law, slow
 
@@ -66,8 +66,10 @@ def test_mean_gradient_matches_exact_gradient(name: str, path: str) -> None:
     assert 0.1 < result.metrics["acceptance"].mean() < 0.97
 
 
-def test_weighted_chains_and_watchers_follow_the_params() -> None:
+def test_weighted_chains_and_watchers_follow_the_params(monkeypatch: pytest.MonkeyPatch) -> None:
     """Z stays unbiased as params move far, with so few particles that they resample; weights count."""
+    monkeypatch.setattr(weighted, "_RESTART_ERROR", np.inf)
+    monkeypatch.setattr(weighted, "MAX_ERROR", np.inf)
     graph, params, batch = zoo.graph("rbm"), two_modes(), batch_of("rbm")
     estimator = WeightedPCD(num_chains=50, num_watchers=20)
     step = jax.jit(lambda p, state, pair: estimator.estimate(graph, p, state, batch, pair))
@@ -97,9 +99,14 @@ def test_weighted_chains_and_watchers_follow_the_params() -> None:
 
 
 def test_histories_are_diagnosed() -> None:
-    weighted, particles = WeightedPCD(), ParticleUCD()
-    assert "60%" in (weighted.diagnose({"resampled": np.array([1, 0, 1, 0, 1])}) or "")
-    assert weighted.diagnose({"resampled": np.array([1, 0, 0, 0])}) is None
+    chains, particles = WeightedPCD(), ParticleUCD()
+    assert "60%" in (chains.diagnose({"resampled": np.array([1, 0, 1, 0, 1])}) or "")
+    quiet = {"resampled": np.array([1, 0, 0, 0])}
+    assert chains.diagnose(quiet) is None
+    assert chains.diagnose(quiet | {"log_partition_error": np.full(4, 0.1)}) is None
+    assert "50%" in (
+        chains.diagnose(quiet | {"log_partition_error": np.array([0.1, 0.1, 0.4, np.nan])}) or ""
+    )
     history = lambda stay, even: {"longest_stay": np.array(stay), "min_cess": np.array(even)}
     assert "25 others, at step 2" in (particles.diagnose(history([0, 3, 25], [0.9, 0.9, 0.95])) or "")
     assert "4.0%" in (particles.diagnose(history([0, 3], [0.9, 0.04])) or "")
