@@ -14,7 +14,8 @@ from scipy.special import stdtrit
 
 MAX_ERROR = 0.3
 """Standard error of log Z (nats) above which it is doubtful; ten islands then differ by about 1 each."""
-_MIN_SHARE = 0.25  # of effective particles
+MIN_SHARE = 0.25
+"""Share of effective particles below which a weighted mean is doubtful."""
 _MAX_CORRELATION = 0.9  # of log-densities before and after the sweeps of a rung
 _MAX_Z = 4.0  # standard errors by which an upper estimate may be below a lower one
 
@@ -37,7 +38,7 @@ def doubt(
     :param effective: effective sample size of ``count`` particles.
     :param correlation: of the particles' log-densities before and after the sweeps of a rung.
     """
-    if effective < max(2.0, _MIN_SHARE * count):
+    if effective < max(2.0, MIN_SHARE * count):
         return (
             f"the effective sample size is {effective:.1f} of {count} particles (standard error "
             f"{standard_error:.2g}): too small for the standard error to be trusted."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
-from jaxtyping import Int32
+from jaxtyping import Float, Int32
 import numpy as np
 
 import jax
@@ -17,7 +17,7 @@ from ebmpp.annealing import systems
 from ebmpp.annealing.particles import fresh_systems, start_systems
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
-from ebmpp.annealing.reliability import MAX_ERROR
+from ebmpp.annealing.reliability import MAX_ERROR, MIN_SHARE
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows
@@ -38,13 +38,15 @@ class WeightedState(NamedTuple):
     :param eta0: natural parameters of the reference from which the chains started.
     :param params: params of the last step, whose distribution the chains, one system, represent.
     :param watchers: ten systems, which never enter the gradient.
-    :param rest: number of steps before the watchers may start again.
+    :param variance: of log Z since the watchers started, by the evenness of their weights at each step.
+    :param rest: number of steps before they may start again.
     """
 
     eta0: Eta
     params: Params
     chains: Systems
     watchers: Systems | None
+    variance: Float[Array, ""]
     rest: Int32[Array, ""]
 
 
@@ -63,8 +65,9 @@ class WeightedPCD(Estimator):
     The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0), and estimates by a
     second population that never enters the gradient: ``log_partition`` with ``log_partition_error``, from ten
     islands, and for complete rows and one layer of latents the batch's ``log_likelihood``. It is a particle
-    system along the run's own path. Where that error exceeds 0.2 it starts again from a fresh system along
-    the line from independent units, at most as often as doubles its cost; above 0.3 both estimates are nan.
+    system along the run's own path. Its error is infinite after a step that leaves less than a quarter of the
+    weights effective. Where it exceeds 0.2 the population starts again from a fresh system along the line
+    from independent units, at most as often as doubles its cost. Above 0.3 both estimates are nan.
 
     :param num_chains: weighted persistent chains, at least 2.
     :param k: sweeps per step.
@@ -114,7 +117,9 @@ class WeightedPCD(Estimator):
         size = self.num_watchers // _ISLANDS
         watchers = begin(1, _ISLANDS, size) if size else None
         copies = jax.tree.map(jnp.array, params)  # a step may be given the params' own memory
-        return WeightedState(eta0, copies, begin(0, 1, self.num_chains), watchers, jnp.zeros((), jnp.int32))
+        return WeightedState(
+            eta0, copies, begin(0, 1, self.num_chains), watchers, jnp.zeros(()), jnp.zeros((), jnp.int32)
+        )
 
     def adopt(self, before: Any, fresh: WeightedState) -> WeightedState:
         """Continue the weighted chains of another WeightedPCD of the same shapes."""
@@ -135,30 +140,34 @@ class WeightedPCD(Estimator):
         state = state._replace(params=params, chains=chains)
         if state.watchers is not None:
             watchers = self._follow(path, state.watchers, random.fold_in(key, 1))
-            watchers, rungs = self._restarted(graph, state, watchers, random.fold_in(key, 2))
-            state = state._replace(watchers=watchers, rest=jnp.maximum(state.rest - 1, rungs))
+            variance = state.variance + _step_variance(watchers)
+            watchers, variance, rungs = self._restarted(
+                graph, state, watchers, variance, random.fold_in(key, 2)
+            )
+            rest = jnp.maximum(state.rest - 1, rungs)
+            state = state._replace(watchers=watchers, variance=variance, rest=rest)
             sweeps += rungs * (self.k * self.num_watchers / len(batch.weights))
-            metrics |= _likelihood(graph, params, state.eta0, batch, systems.total_log_z(watchers))
+            metrics |= _likelihood(graph, params, state.eta0, batch, *_log_z(watchers, variance))
         return Estimate(jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps)
 
     def _restarted(
-        self, graph: FactorGraph, state: WeightedState, watchers: Systems, key: Key
-    ) -> tuple[Systems, Array]:
-        """Replace watchers with a large error by fresh ones; return the number of their rungs too, or 0.
+        self, graph: FactorGraph, state: WeightedState, watchers: Systems, variance: Array, key: Key
+    ) -> tuple[Systems, Array, Array]:
+        """Replace watchers with a large error by fresh ones; return their variance and number of rungs, or 0.
 
         They then rest for as many steps, so that they cost at most twice as much on average.
         """
         path = Path.line(graph, state.eta0, state.params)
         size = self.num_watchers // _ISLANDS
 
-        def start(watchers: Systems) -> tuple[Systems, Array]:
+        def start(watchers: Systems, variance: Array) -> tuple[Systems, Array, Array]:
             fresh, rungs = fresh_systems(path, key, _ISLANDS, size, self.k)
-            return _placed(jax.tree.map(lambda a, b: a.astype(b.dtype), fresh, watchers)), rungs
+            return _placed(fresh), jnp.zeros_like(variance), rungs
 
-        _, error = systems.pooled(systems.total_log_z(watchers))
+        _, error = _log_z(watchers, variance)
         is_due = ~(error <= _RESTART_ERROR) & (state.rest <= 0)
-        keep = lambda watchers: (watchers, jnp.zeros((), jnp.int32))
-        return lax.cond(is_due, start, keep, watchers)
+        keep = lambda *unchanged: (*unchanged, jnp.zeros((), jnp.int32))
+        return lax.cond(is_due, start, keep, watchers, variance)
 
     def _follow(self, path: Path, system: Systems, key: Key) -> Systems:
         """Reweight to the new params, resample, sweep. Counters start at zero."""
@@ -193,13 +202,23 @@ def _placed(system: Systems) -> Systems:
     return sharding.everywhere(system._replace(x={}))._replace(x=sharding.rows(system.x))
 
 
+def _step_variance(watchers: Systems) -> Array:
+    """Return the variance that a step adds to log Z, infinite where too few weights are effective."""
+    share = watchers.min_cess.mean()
+    return jnp.where(share < MIN_SHARE, jnp.inf, (1 / share - 1) / watchers.log_weights.size)
+
+
+def _log_z(watchers: Systems, variance: Array) -> tuple[Array, Array]:
+    """Return log Z relative to the reference; and its error, by islands or by weights if that is larger."""
+    value, error = systems.pooled(systems.total_log_z(watchers))
+    return value, jnp.maximum(error, jnp.sqrt(variance))
+
+
 def _likelihood(
-    graph: FactorGraph, params: Params, eta0: Eta, batch: Batch, log_z: systems.PerIsland
+    graph: FactorGraph, params: Params, eta0: Eta, batch: Batch, log_z: Array, error: Array
 ) -> dict[str, Array]:
-    """Return log Z by islands with its error, and the batch's mean log p; nan where the error is large."""
-    value, error = systems.pooled(log_z)
-    value = jnp.where(error <= MAX_ERROR, value, jnp.nan) + sum(
-        f.log_normalizer(eta0[b]).sum() for b, f in graph.families.items()
-    )
+    """Return log Z with its error, and the batch's mean log p; nan where the error is large."""
+    reference = sum(f.log_normalizer(eta0[b]).sum() for b, f in graph.families.items())
+    value = jnp.where(error <= MAX_ERROR, log_z + reference, jnp.nan)
     metrics = {"log_partition": value, "log_partition_error": error}
     return metrics | phases.batch_log_likelihood(graph, params, batch, value)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sections on the likelihood: log Z and log p of rows, free energies, and likelihood proxies."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import dataclasses
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from ebmpp import exact
 from ebmpp.annealing import Bracket, LogPartition, bracket, smc
 from ebmpp.annealing.reference import base_rates
+from ebmpp.annealing.reliability import contradiction
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Rows
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
@@ -74,15 +75,13 @@ def _summed(section: Section, subject: Subject) -> _LogZ | None:
 
 
 def _estimated(section: Section, subject: Subject) -> _LogZ:
-    """Return log Z by particle systems from below and by annealing in reverse from above."""
+    """Return log Z by annealing and particle systems from below, and by annealing in reverse from above."""
     budget = subject.budget
-    draws, is_exact, source = subject.model_draws
     result = bracket(
         subject.graph,
         subject.params,
         rng_key=subject.key(5),
-        samples={b: jnp.asarray(v) for b, v in draws.items()},
-        unbiased=is_exact,
+        num_particles=budget.particles,
         num_temperatures=budget.temperatures,
         ladder="adaptive",
         data=subject.train,
@@ -90,39 +89,41 @@ def _estimated(section: Section, subject: Subject) -> _LogZ:
     num = _SYSTEM_FACTOR * budget.particles
     key = subject.key(12)
     systems = smc(subject.graph, subject.params, rng_key=key, num_particles=num, data=subject.train)
-    annealed, result = result.lower, dataclasses.replace(result, lower=systems)
+    annealed = result.lower
+    if systems.log_partition > annealed.log_partition:  # both are too small on average
+        result = dataclasses.replace(result, lower=systems)
+    source = "exact draws" if result.guaranteed else "draws of a separate annealed run"
     section.text(
         f"log Z by annealed importance sampling with {budget.particles} particles and {budget.temperatures} "
         f"temperatures, forward from independent units and in reverse from {source}; and by particle systems "
         f"of {num} particles in ten islands, which start from the same units and are resampled. Forward "
-        "estimates are too small on average. Likelihoods use the systems' value."
+        "estimates are too small on average."
     )
-    if not is_exact:
+    if not result.guaranteed:
         section.note(
-            "The reverse estimate is an upper bound on average only if its chains sample the model. If they "
-            "miss a mode, both estimates are too small, with small errors, and the likelihood looks better "
-            "than it is. Read the sections on mixing first."
+            "The reverse estimate is not a guaranteed upper bound: its draws are approximate. If they miss a "
+            "mode, both estimates are too small, with small errors, and the likelihood looks better than it "
+            "is. Read the sections on mixing first."
         )
-    _log_z_table(section, result, annealed)
-    if result.gap < -3 * result.standard_error:
+    _log_z_table(section, result, {"forward (lower)": annealed, "particle systems (lower)": systems})
+    if (reason := contradiction(result.gap, result.standard_error)) is not None:
         section.judge(False, "the two estimates of log Z contradict each other")
-        section.note(
-            f"The reverse estimate is {-result.gap:.3g} below the forward one, beyond their errors: its "
-            "chains miss a part of the model that the forward run has reached."
-        )
+        section.note(reason)
     section.missing("the exact value", "There are too many states to sum, or infinitely many.")
     error = max(result.lower.standard_error, result.upper.standard_error)
     return _LogZ(result.lower.log_partition, result.upper.log_partition, error, is_exact=False)
 
 
-def _log_z_table(section: Section, result: Bracket, annealed: LogPartition) -> None:
+def _log_z_table(section: Section, result: Bracket, lower: Mapping[str, LogPartition]) -> None:
     rows = []
-    names = {"forward (lower)": annealed, "particle systems (lower)": result.lower}
-    for name, side in (names | {"reverse (upper)": result.upper}).items():
+    for name, side in {**lower, "reverse (upper)": result.upper}.items():
+        low, high = side.interval()
         row = {"log Z": name, "value": side.log_partition, "standard error": side.standard_error}
-        row |= {"effective particles": side.effective_sample_size, "particles": len(side.log_weights)}
-        rows.append({**row, "a bound on average": "yes" if side.unbiased else "if the chains have mixed"})
-    caption = f"The systems' value and the reverse one differ by {result.gap:.3g} +- "
+        row |= {"95 % from": low, "to": high, "effective particles": side.effective_sample_size}
+        bound = "yes" if side.unbiased else "not guaranteed: approximate draws"
+        rows.append({**row, "particles": len(side.log_weights), "a bound on average": bound})
+    low, high = result.interval()
+    caption = f"Likelihoods use {low:.6g} to {high:.6g} (95 %); the estimates differ by {result.gap:.3g} +- "
     section.table("log_partition", pd.DataFrame(rows), f"{caption}{result.standard_error:.2g}.")
 
 

@@ -17,9 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
-from ebmpp.errors import IntractableError
 from ebmpp.evaluate.variational import mean_field_bound
-from ebmpp.exact.perfect import perfect_sample
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels import BlockedGibbs, ParallelTempering
 from ebmpp.reporting.page import Section
@@ -144,19 +142,6 @@ class Subject:
         state, draws = _run_chains(self.graph, replicas, self.budget.sweeps, self.params, keys)
         draws = {b: np.moveaxis(np.asarray(v), 0, 1) for b, v in draws.items()}
         return Chains(draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(state))
-
-    @cached_property
-    def model_draws(self) -> tuple[dict[str, np.ndarray], bool, str]:
-        """Draws of the model, one per particle; True if they are exact; a description."""
-        count = self.budget.particles
-        try:
-            drawn = perfect_sample(self.graph, self.params, self.key(3), count, method="enumerate")
-            return {b: np.asarray(v) for b, v in drawn.items()}, True, "independent exact draws"
-        except IntractableError:
-            per_chain = -(-count // self.budget.chains)
-            draws = spread_draws(self.tempered.draws, self.budget.chains, per_chain)
-            source = f"draws of {self.budget.chains} chains of parallel tempering, started from noise"
-            return {b: v[:count] for b, v in draws.items()}, False, source
 
 
 def spread_draws(draws: Mapping[str, np.ndarray], chains: int, per_chain: int) -> dict[str, np.ndarray]:

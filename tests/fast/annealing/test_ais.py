@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Poisson, exact, layered
-from ebmpp.annealing import Path as ModelPath, reverse_ais
+from ebmpp.annealing import Path as ModelPath, bidirectional, reliability, reverse_ais
 from ebmpp.annealing.ladder import temperatures
 from ebmpp.annealing.path import summed_blocks
 from ebmpp.annealing.reference import reference
@@ -115,6 +115,44 @@ def test_as_many_units_as_possible_are_summed_out() -> None:
     assert summed_blocks(zoo.graph("rbm")) == ("v",)
     assert summed_blocks(zoo.graph("deep")) == ("v", "h2")
     assert summed_blocks(zoo.graph("gated")) == ("a",)
+
+
+def test_brackets_make_draws_where_no_exact_ones_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upper side is then marked, and its error holds that of the draws."""
+    graph, params, log_z = model("rbm", 4, scale=2.0)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise IntractableError("too many states")
+
+    monkeypatch.setattr(bidirectional, "perfect_sample", refuse)
+    z, options = [], RUN | {"num_particles": 400}
+    for seed in range(10):
+        result = ebmpp.bracket(graph, params, rng_key=jax.random.key(seed), **options)
+        z.append((result.upper.log_partition - log_z) / result.upper.standard_error)
+    assert not result.guaranteed and not result.upper.unbiased and result.lower.unbiased
+    assert "not guaranteed" in repr(result) and "not guaranteed" in str(result)
+    assert np.square(z).sum() < stats.chi2(10).isf(1e-3)
+    low, high = result.interval()
+    assert low < result.lower.log_partition and high > result.upper.log_partition
+    with pytest.raises(IntractableError):
+        reverse_ais(graph, params, rng_key=KEY, **options)
+
+
+def test_intervals_use_the_quantile_of_few_islands() -> None:
+    graph, params, _ = model("rbm")
+    result = ebmpp.smc(graph, params, rng_key=KEY, num_particles=200, ladder=[0, 0.2, 0.5, 1])
+    low, high = result.interval()
+    assert high - low == pytest.approx(2 * stats.t(9).ppf(0.975) * result.standard_error)
+    assert f"{low:.6g} to {high:.6g}" in repr(result) and f"{low:.6g} to {high:.6g}" in str(result)
+    with pytest.raises(ArgumentError, match="level"):
+        result.interval(95)
+
+
+def test_doubts_follow_one_rule() -> None:
+    assert reliability.doubt(0.1, 50, 100) is None and reliability.doubt(0.29) is None
+    for arguments in ((0.1, 24, 100), (0.31, 50, 100), (0.31,), (0.1, 50, 100, 0.95)):
+        assert reliability.doubt(*arguments) is not None
+    assert reliability.contradiction(-0.3, 0.1) is None and reliability.contradiction(-0.5, 0.1) is not None
 
 
 # -- ladders, keys, rows -----------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def test_weighted_chains_and_watchers_follow_the_params(monkeypatch: pytest.Monk
     """Z stays unbiased as params move far, with so few particles that they resample; weights count."""
     monkeypatch.setattr(weighted, "_RESTART_ERROR", np.inf)
     monkeypatch.setattr(weighted, "MAX_ERROR", np.inf)
+    monkeypatch.setattr(weighted, "MIN_SHARE", 0.0)
     graph, params, batch = zoo.graph("rbm"), two_modes(), batch_of("rbm")
     estimator = WeightedPCD(num_chains=50, num_watchers=20)
     step = jax.jit(lambda p, state, pair: estimator.estimate(graph, p, state, batch, pair))
@@ -96,6 +97,24 @@ def test_weighted_chains_and_watchers_follow_the_params(monkeypatch: pytest.Monk
     assert np.mean([m["spread"] for m in metrics]) > 0.005
     assert 5 < np.mean([m["effective_sample_size"] for m in metrics]) < 40
     assert 0 < np.mean([m["resampled"] for m in metrics]) < 1
+
+
+def test_watchers_start_again_where_they_cannot_follow() -> None:
+    """After a step too long to reweight by there is no estimate until a fresh system replaces them."""
+    graph, batch = zoo.graph("rbm"), batch_of("rbm")
+    estimator = WeightedPCD(num_chains=50, num_watchers=1000)
+    step = jax.jit(lambda p, state, pair: estimator.estimate(graph, p, state, batch, pair))
+    state, seen = estimator.init(graph, scaled(two_modes(), 0.1), batch.rows, 4, key(0)), []
+    for i, factor in enumerate((3.0, -3.0, *[3.0] * 60)):
+        params = scaled(two_modes(), factor)
+        result = jax.device_get(step(params, state, key(i)))
+        state, log_z = result.state, result.metrics["log_partition"]
+        seen.append(np.isnan(log_z))
+        assert np.isnan(log_z) == np.isnan(result.metrics["log_likelihood"])
+        assert np.isnan(log_z) == (not result.metrics["log_partition_error"] <= 0.3)
+        error = log_z - zoo.Oracle(graph, params, {}).log_z
+        assert np.isnan(error) or abs(error) < 5 * result.metrics["log_partition_error"]
+    assert seen[:2] == [False, True] and not any(seen[-20:])
 
 
 def test_histories_are_diagnosed() -> None:
