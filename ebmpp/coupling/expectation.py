@@ -5,7 +5,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 from jaxtyping import Bool, Float
@@ -14,14 +14,16 @@ from scipy import special
 
 import jax
 from jax import Array
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
+from ebmpp.core.types import Key, Rows
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
+from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.pools import free_rows, with_pool
+from ebmpp.coupling.request import Request, check_request
 from ebmpp.coupling.slots import Fresh, Outcome, Window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
@@ -49,11 +51,13 @@ def _describe(value: Any, error: Any) -> str:
         return "no value"
     if (count := sum(v.size for v in values.values())) > _MAX_SHOWN:
         low, high = min(v.min() for v in values.values()), max(v.max() for v in values.values())
-        largest = max(e.max() for e in errors)
-        return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors at most {largest:.2g}"
+        known = np.concatenate([e[~np.isnan(e)] for e in errors])
+        largest = f"at most {known.max():.2g}" if len(known) else "not known"
+        return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors {largest}"
     show = lambda a, digits: np.array2string(a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format})
+    spread = lambda e: "not known" if np.isnan(e).all() else show(e, 2)
     items = zip(values.items(), errors, strict=True)
-    return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {show(e, 2)}" for (n, v), e in items)
+    return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {spread(e)}" for (n, v), e in items)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +67,7 @@ class UnbiasedEstimate(Shown):
     value: Any
     """Mean over the pairs, a pytree like the value of the function."""
     standard_error: Any
-    """Standard error of ``value`` over independent pairs; nan if only one pair met."""
+    """Standard error of ``value`` over independent pairs; nan where all pairs agree, which tells no error."""
     meeting_time: Float[np.ndarray, "pairs"]
     """First t with X_t = Y_{t - lag}; inf if unmet."""
     met: Bool[np.ndarray, "pairs"]
@@ -77,7 +81,13 @@ class UnbiasedEstimate(Shown):
     trials: float
     """Mean number of coupled trials per draw of a layer, trials of residuals included."""
     acceptance: float
-    """Acceptance probability of Metropolis proposals; nan without Metropolis moves."""
+    """Acceptance probability of Metropolis proposals in equilibrium, measured on single chains after the
+    longest meeting time; nan without Metropolis moves."""
+    overlap: float = math.nan
+    """z-score of the resemblance of starts and ends of chains: above 5 the pairs met without mixing. See
+    ``independent_starts`` of :func:`unbiased_expectation`. It is nan where it was not tested: with
+    independent starts, unmet pairs, fewer than 7 pairs, pairs with clamped values of their own, equal starts,
+    or a few pairs so late that the test would take ten times the sweeps of the run."""
 
     @property
     def late(self) -> float:
@@ -92,9 +102,11 @@ class UnbiasedEstimate(Shown):
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
+        overlap = "" if np.isnan(self.overlap) else f", overlap z {self.overlap:.1f}"
         return (
             f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; {len(self.met)} pairs, "
-            f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, mean meeting time {mean:.4g})"
+            f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, mean meeting time {mean:.4g}"
+            f"{overlap})"
         )
 
     def _card(self) -> Card:
@@ -105,6 +117,8 @@ class UnbiasedEstimate(Shown):
             summary = f"{times.mean():.4g}, {np.median(times):.4g}, {times[-1]:.4g}"
             rows += [("meeting time in sweeps: mean, median, longest", summary)]
             rows += [("mean sweeps of both chains of a met pair", f"{self.cost[self.met].mean():.4g}")]
+        if not np.isnan(self.overlap):
+            rows += [(f"overlap of starts and ends (z, at most {THRESHOLD:g})", f"{self.overlap:.1f}")]
         if not np.isnan(self.acceptance):
             rows += [("acceptance of Metropolis proposals", f"{self.acceptance:.3g}")]
             rows += [(f"P(tau > {self.lag})", f"{self.late:.3g} (at most {self.late_upper:.2g})")]
@@ -121,9 +135,9 @@ def unbiased_expectation(
     *,
     rng_key: Array,
     num_pairs: int = 1000,
-    k: int = 1,
+    k: int | None = None,
     m: int | None = None,
-    lag: int = 1,
+    lag: int | None = None,
     coupling: Coupling = None,
     pool: Pooled = None,
     init: Init = None,
@@ -148,9 +162,11 @@ def unbiased_expectation(
     :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
     :param rng_key: a jax key. The draws of a pair depend on it and on the number of the pair only.
     :param num_pairs: number of independent pairs, at least 1.
-    :param k: first sweep of the average, at least 0.
+    :param k: first sweep of the average, at least 0. If k, m and lag are all None, a pilot of as many pairs
+        with draws of their own chooses k = lag = the 0.95 quantile of its meeting times and m = 2 lag, and
+        the estimate is unbiased given these. Otherwise None is 1.
     :param m: last sweep of the average, at least k (the default).
-    :param lag: sweeps that the leading chain is ahead, at least 1.
+    :param lag: sweeps that the leading chain is ahead, at least 1 (the default).
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
         for every layer, or a sequence with one of these per layer; "mixture",
         :func:`~ebmpp.moves.tempered`, moves, or a function that returns moves: see
@@ -164,10 +180,11 @@ def unbiased_expectation(
         new pool compiles nothing, and the estimate is unbiased for any pool.
     :param init: starting states: values of some or all blocks, ``(*shape,)`` or ``(num_pairs, *shape)``; a
         function of a jax key that returns the dict for one pair; "local_mode" for one Gibbs sweep from a
-        local mode; or None. Blocks without a value are drawn uniformly.
-    :param independent_starts: draw these blocks independently for the following chain. By default both chains
-        of a pair start in one mode, and a failure to leave it shows only in a few very long meeting times.
-        Independent starts show it in many, and cost more.
+        local mode; or None for uniform draws. Blocks without a value are drawn given those with one.
+    :param independent_starts: draw the start of the following chain independently. By default both chains of
+        a pair start at one state, and may meet in a mode that they do not leave. Up to 200 chains are then
+        run for twice the longest meeting time, and a warning is given if they resemble their starts
+        (``overlap`` above 5). Independent starts show such modes in meeting times, and cost more.
     :param max_sweeps: stop an unmet pair after this number of sweeps of its leading chain, more than ``lag``,
         or when one draw takes 1024 times as many trials. None: no limit.
     :param unmet: "raise" an error for pairs that ``max_sweeps`` or a failed draw stopped, or "drop" them with
@@ -221,25 +238,35 @@ def unbiased_expectation(
         key, moves = random.key_pair(rng_key), resolve_moves(graph, coupling, target.clamped)
         check_params(target, moves)
         target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(key, 2))
-        starts = lambda i, init_key: _starts(target, init, random.fold_in(key, 0, i), num_pairs, init_key)
-        x = starts(1, rng_key)
-        y = starts(2, jax.random.fold_in(rng_key, 2)) if independent_starts else None
+        init_key = lambda i: rng_key if i == 1 else jax.random.fold_in(rng_key, i)
+        starts = lambda i: _starts(target, init, random.fold_in(key, 0, i), num_pairs, init_key(i))
         shapes = tuple((b, family.shape, str(family.dtype)) for b, family in graph.families.items())
-        window, sums = request.window(), Function(fn, shapes)
+        sums = Function(fn, shapes)
         check_function("unbiased_expectation: fn", fn, sums.state())
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
-        outcome = run_pairs(target, moves, sums, num_slots, x, y, random.fold_in(key, 1, 1), window)
+
+        def run(i: int, window: Window) -> tuple[Fresh, Key, Outcome]:
+            x, y = starts(i), starts(i + 1) if independent_starts else None
+            words = random.fold_in(key, 1, i)
+            return x, words, run_pairs(target, moves, sums, num_slots, x, y, words, window)
+
+        if k is None and m is None and lag is None:
+            pilot = run(3, request.pilot())[-1]  # of the same shapes, which shares the program
+            request = request.after(np.asarray(pilot.meeting_time))
+        x, words, outcome = run(1, request.window())
         estimate = estimate_from(outcome, request, sums)
-    if target.pool is not None:
-        if estimate.acceptance < MIN_ACCEPTANCE:
-            warnings.warn(low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2)
-    elif estimate.acceptance < 1 and not (estimate.meeting_time > lag).any():
+        estimate = with_leading_chains(estimate, target, moves, x, words, compare=not independent_starts)
+    if target.pool is not None and estimate.acceptance < MIN_ACCEPTANCE:
+        warnings.warn(low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2)
+    if target.pool is None and estimate.acceptance < 1 and not (estimate.meeting_time > estimate.lag).any():
         warnings.warn(
             f"all {num_pairs} pairs met at the first coupled sweep, at an acceptance of "
-            f"{estimate.acceptance:.2g}, so no correction was observed (P(tau > {lag}) is at most "
+            f"{estimate.acceptance:.2g}, so no correction was observed (P(tau > {estimate.lag}) is at most "
             f"{estimate.late_upper:.2g}): the estimate may reflect the starts. Increase num_pairs or lag.",
             stacklevel=2,
         )
+    elif estimate.overlap > THRESHOLD:
+        warnings.warn(warning_of("unbiased_expectation", estimate.overlap), stacklevel=2)
     return estimate
 
 
@@ -273,30 +300,6 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
     return Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
 
 
-class Request(NamedTuple):
-    """The window and limits of an estimate."""
-
-    k: int
-    m: int
-    lag: int
-    max_sweeps: int | None
-    unmet: str
-
-    def window(self) -> Window:
-        """Return the window of the engine."""
-        numbers = (self.k, self.m, self.lag, self.max_sweeps or 0)
-        return Window(*(jnp.asarray(n, jnp.int32) for n in numbers))
-
-
-def check_request(who: str, k: int, m: int | None, lag: int, max_sweeps: int | None, unmet: str) -> Request:
-    """Check the window and limits; see :func:`unbiased_expectation`."""
-    k = checks.count(f"{who}: k", k, least=0)
-    m = k if m is None else checks.count(f"{who}: m", m, least=k)
-    lag = checks.count(f"{who}: lag", lag)
-    limit = checks.optional_count(f"{who}: max_sweeps", max_sweeps, lag + 1)
-    return Request(k, m, lag, limit, checks.choice(f"{who}: unmet", unmet, ("raise", "drop")))
-
-
 def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
     """Return the number of unmet pairs with a warning; raise if ``unmet`` is "raise", or if no pair met."""
     missing = int((~met).sum())
@@ -328,10 +331,27 @@ def estimate_from(outcome: Outcome, request: Request, sums: Function) -> Unbiase
     value, spread = _average(outcome.total, pairs, request.m - request.k + 1, count, others)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(request.m, time) + time - request.lag
-    acceptance = math.nan if outcome.acceptance is None else float(outcome.acceptance)
-    return UnbiasedEstimate(
-        value, spread, time, met, cost, *request[:4], missing, float(outcome.trials), acceptance
-    )
+    trials = float(outcome.trials)
+    return UnbiasedEstimate(value, spread, time, met, cost, *request[:4], missing, trials, math.nan)
+
+
+def with_leading_chains(
+    estimate: UnbiasedEstimate,
+    target: Target,
+    moves: tuple[Move, ...],
+    x: Rows | Fresh,
+    key: Key,
+    compare: bool = True,
+) -> UnbiasedEstimate:
+    """Return the estimate with its ``overlap`` and ``acceptance``, measured on leading chains.
+
+    :param key: of the run of the pairs.
+    :param compare: False for pairs with independent starts.
+    """
+    compare &= not estimate.num_unmet
+    longest, total = int(estimate.meeting_time[estimate.met].max()), estimate.cost[estimate.met].sum()
+    chains = run_leading_chains(target, moves, x, key, longest, total, compare)
+    return dataclasses.replace(estimate, **chains._asdict())
 
 
 def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: float) -> tuple[Any, Any]:
@@ -346,7 +366,8 @@ def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: floa
 
     def error(h: np.ndarray, mean: np.ndarray) -> np.ndarray:
         size = pairs[rows].reshape(-1, *(1,) * (h.ndim - 1))
-        return np.sqrt(((h - size * mean) ** 2).sum(0) / count / others)
+        are_equal = np.ptp(h / size, axis=0) == 0
+        return np.where(are_equal, np.nan, np.sqrt(((h - size * mean) ** 2).sum(0) / count / others))
 
     with np.errstate(all="ignore"):  # values may be infinite
         value = jax.tree.map(lambda h: h.sum(0) / count, values)

@@ -88,7 +88,7 @@ class Fresh:
 
     def rows(self, target: Target) -> Blocks:
         """Draw the states."""
-        return search.start(target, self.keys, self.init, self.kind)
+        return search.start(target, self.keys, self.init, self.kind, conditional=True)
 
 
 class Job(NamedTuple):

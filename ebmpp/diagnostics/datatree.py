@@ -211,7 +211,8 @@ def _estimate_meetings(estimate: UnbiasedEstimate) -> xr.Dataset:
     times, met, lag = meeting_data(estimate)
     columns = {"meeting_time": times, "met": met, "cost": estimate.cost}
     result = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=attributes(None))
-    return result.assign(lag=lag).assign_coords(chain=np.arange(len(met)))
+    scalars = {"lag": lag, "overlap": estimate.overlap}
+    return result.assign(scalars).assign_coords(chain=np.arange(len(met)))
 
 
 # -- summary -----------------------------------------------------------------------------------------

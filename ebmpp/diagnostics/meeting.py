@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+import warnings
 
 from jaxtyping import Bool, Float, Integer, Real
 import numpy as np
@@ -12,7 +13,10 @@ import xarray as xr
 
 from ebmpp.core import checks
 from ebmpp.coupling.expectation import UnbiasedEstimate
+from ebmpp.coupling.overlap import THRESHOLD, overlap, warning_of
 from ebmpp.errors import ArgumentError
+
+_MAX_CHAINS = 1000  # whose first and last draws are compared
 
 
 class Meetings(NamedTuple):
@@ -61,6 +65,25 @@ def survival(
     return np.where(is_unknown, np.nan, value)
 
 
+def _warn_of_overlap(who: str, source: xr.DataTree | UnbiasedEstimate, data: Meetings) -> None:
+    """Warn if chains still resemble their starts after their pairs have met.
+
+    An estimate has the score. Of a run, first and last draws are compared, if it is long enough.
+    """
+    score = np.nan
+    if isinstance(source, UnbiasedEstimate):
+        score = source.overlap
+    elif "overlap" in source["meeting"].data_vars:
+        score = float(np.asarray(source["meeting"]["overlap"]))
+    elif "posterior" in source.children and data.met.all():
+        draws = source["posterior"].to_dataset()
+        is_long = draws.sizes["draw"] > 2 * data.times.max() and draws.sizes["chain"] == len(data.met)
+        at = lambda i: {str(b): np.asarray(v.isel(draw=i)[:_MAX_CHAINS]) for b, v in draws.data_vars.items()}
+        score = overlap(at(0), at(-1)) if is_long else np.nan
+    if score > THRESHOLD:
+        warnings.warn(warning_of(who, score), stacklevel=3)
+
+
 # -- bounds on the distance to stationarity ----------------------------------------------------------
 
 
@@ -86,6 +109,8 @@ def tv_upper_bound(
     :param seed: seed of the bootstrap.
     :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
     :raises ArgumentError: a source without meeting times.
+    :warns UserWarning: if chains still resemble their starts after twice the longest meeting time, which the
+        bound then does not see: see ``independent_starts`` of :func:`~ebmpp.unbiased_expectation`.
 
     **References**
 
@@ -93,6 +118,7 @@ def tv_upper_bound(
        Theorem 2.5.
     """
     data = meeting_data(source)
+    _warn_of_overlap("tv_upper_bound", source, data)
     t = np.arange(int(data.times.max()) - data.lag + 1) if t is None else np.atleast_1d(np.asarray(t))
     bound = lambda index: _tv_bound(data.times[index], data.met[index], data.lag, t)
     return _with_band(bound, data, t, num_bootstrap, probability, seed)
@@ -156,6 +182,7 @@ def wasserstein_upper_bound(
        section 2.3.
     """
     data = meeting_data(source)
+    _warn_of_overlap("wasserstein_upper_bound", source, data)
     lag = data.lag
     sweeps, (distance,) = _paths(source, ["distance"])
     first, last = int(sweeps[0]), int(sweeps[-1])

@@ -94,6 +94,16 @@ class Estimator(abc.ABC):
         """
         return None
 
+    def diagnose_chains(
+        self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
+    ) -> str | None:
+        """Return a warning about chains at the last params, or None.
+
+        :param data: rows of the data, without missing entries.
+        :param history: as for :meth:`diagnose`.
+        """
+        return None
+
 
 class Repeats(NamedTuple):
     """Steps whose gradients are compared to measure their bias.

@@ -141,6 +141,12 @@ class Centered(Estimator):
         """Return the warning of the inner estimator."""
         return self.estimator.diagnose(history)
 
+    def diagnose_chains(
+        self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
+    ) -> str | None:
+        """Return the warning of the inner estimator."""
+        return self.estimator.diagnose_chains(graph, params, data, history, key)
+
     def estimate(
         self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch, key: Key
     ) -> Estimate:

@@ -21,7 +21,9 @@ from ebmpp.coupling.accumulators import (
 )
 from ebmpp.coupling.engine import Accumulator, Window, run_pairs
 from ebmpp.coupling.expectation import MIN_ACCEPTANCE, low_acceptance
+from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.pools import mixture_of
+from ebmpp.coupling.slots import Fresh
 from ebmpp.errors import StateError
 from ebmpp.estimators import pairs as coupled, phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
@@ -35,6 +37,7 @@ from ebmpp.moves.target import Target
 
 Start = str | Callable[[Array], Mapping[str, Array]]
 _STARTS = ("data", "persistent", "uniform", "local_mode")
+_CHAINS = 100  # that are compared with their starts, for pairs per row
 
 
 class UCDState(NamedTuple):
@@ -85,8 +88,8 @@ class UCD(Estimator):
     :param start: where pairs start: "data" (the batch's rows), "persistent" (chains that move by one sweep
         per step, as in :class:`PCD`), "uniform", "local_mode" (one Gibbs sweep from a local mode found from
         uniform draws), or a function of a jax key to values of some or all blocks of one pair, the others
-        being uniform. Pairs on the posterior start at latents that fit the row, at uniform ones or at local
-        modes. The estimate is unbiased for any start; its variance and cost depend on it.
+        being drawn given these. Pairs on the posterior start at latents that fit the row, at uniform ones or
+        at local modes. The estimate is unbiased for any start; its variance and cost depend on it.
     :param marginalize: blocks that are summed out of the energy before its gradient is taken: a tuple of
         blocks that do not interact, or "layers" for the mean over all layers, each summed out in turn.
     :param length: rule for an adaptive k and lag: :class:`~ebmpp.estimators.Quantile` of the meeting times,
@@ -188,6 +191,26 @@ class UCD(Estimator):
         mean = float(accepted[len(accepted) // 2 :].mean()) if len(accepted) else 1.0
         return low_acceptance("UCD", mean) if mean < MIN_ACCEPTANCE else None
 
+    def diagnose_chains(
+        self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
+    ) -> str | None:
+        """Report chains that resemble their starts after twice the longest meeting time of the last steps.
+
+        Half of the steps count, and the test takes at most a tenth of their sweeps.
+        """
+        moves, steps = resolve_moves(graph, self.coupling), len(history["sweeps"])
+        if not steps or callable(self.start) or mixture_of(moves) is not None or history["num_unmet"].any():
+            return None
+        count = min(len(next(iter(data.values()))), self.num_pairs or _CHAINS)
+        kind = "local_mode" if self.start == "local_mode" else "uniform"
+        init = {b: v[:count] for b, v in data.items()} if self.start in ("data", "persistent") else {}
+        longest = int(history["meeting_time_max"][steps // 2 :].max())
+        total = float(history["sweeps"].sum()) * count / 100
+        starts = Fresh(random.fold_in(key, 0, np.arange(count)), init, kind)
+        target, words = Target(graph, params), random.fold_in(key, 1)
+        result = run_leading_chains(target, moves, starts, words, longest, total)
+        return warning_of("UCD", result.overlap) if result.overlap > THRESHOLD else None
+
     def window(self, length: Scalar) -> Window:
         """Return k, m, lag and the limit as arrays, for an adaptive length."""
         limit = self.max_sweeps or 0
@@ -269,7 +292,7 @@ class UCD(Estimator):
             draws = jax.vmap(self.start)(jax.random.wrap_key_data(keys, impl="threefry2x32"))
             values, _ = as_rows(target.graph.families, draws)
         kind = "local_mode" if self.start == "local_mode" else "uniform"
-        return search.start(target, keys, values, kind)
+        return search.start(target, keys, values, kind, conditional=True)
 
     def _next_pool(self, graph: FactorGraph, params: Params, pool: Rows, batch: Batch, key: Key) -> Rows:
         """Return the pool of this step, which does not depend on its pairs."""

@@ -58,8 +58,9 @@ class RowKernel(MCMCKernel, Generic[S]):
     then calls ``init`` again and drops its state, so that new params and clamped values are checked.
 
     :param graph: the declaration.
-    :param init: "uniform": chains start at ``init_params`` or at uniform draws; "local_mode": they start one
-        Gibbs sweep from the local mode that a search from there finds.
+    :param init: "uniform": chains start at ``init_params``, with blocks that these lack drawn from their
+        conditionals, or without them at uniform draws; "local_mode": they start one Gibbs sweep from the
+        local mode that a search from there finds.
     :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`, or an unknown ``init``.
     """
 
@@ -163,13 +164,13 @@ class RowKernel(MCMCKernel, Generic[S]):
         return gibbs_sweep(target.graph, target.clamped)
 
     def _start(self, target: Target, rng_key: Array, init_params: Mapping[str, Array] | None) -> Blocks:
-        """Return full states of step 0: uniform draws, overridden by ``init_params``."""
+        """Return full states of step 0: ``init_params``, and draws of the other blocks given these."""
         shape = lambda b: target.graph.families[b].shape
         rows = lambda b, v: jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
         init = {b: rows(b, v) for b, v in (init_params or {}).items()}
         keys = target.keys(rng_key, 0)
         plain = Target(target.graph, target.params, target.given)  # subclasses are not pytrees
-        return search.started(plain, keys, init, kind=self.start, blocks=target.free)
+        return search.started(plain, keys, init, kind=self.start, blocks=target.free, conditional=True)
 
 
 def describe_start(state: Any) -> str:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, State, Which
 from ebmpp.graph import energy
+from ebmpp.graph.declaration import schedule
 from ebmpp.moves import Layer, Target
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.gibbs import initial_rows, visit
@@ -114,7 +115,12 @@ STARTS = ("uniform", "local_mode")
 
 
 def start(
-    target: Target, keys: Keys, init: State | None = None, kind: str = "uniform", blocks: Iterable[str] = ()
+    target: Target,
+    keys: Keys,
+    init: State | None = None,
+    kind: str = "uniform",
+    blocks: Iterable[str] = (),
+    conditional: bool = False,
 ) -> Blocks:
     """Return initial draws, overridden by ``init`` and by clamped values.
 
@@ -122,16 +128,32 @@ def start(
     :param init: values of some blocks, as rows or one row for all.
     :param kind: "uniform", or "local_mode" to continue with :func:`near_modes`.
     :param blocks: blocks for which words are drawn; default: all.
+    :param conditional: draw blocks that a nonempty ``init`` lacks from their conditionals. Otherwise a sweep
+        that begins with the blocks of ``init`` forgets them at once.
     """
     graph = target.graph
     x = initial_rows(graph, tuple(blocks) or tuple(graph.families), keys)
     spread = lambda b, v: jnp.broadcast_to(v, (len(keys), *v.shape[1:])).astype(graph.families[b].dtype)
     x |= {b: spread(b, v) for b, v in {**(init or {}), **target.clamped}.items()}
-    return near_modes(target, target.hold(x), keys) if kind == "local_mode" else target.hold(x)
+    x = target.hold(x)
+    if init and conditional:
+        x = _draw_rest(target, x, init, random.fold_in(keys, 3))
+    return near_modes(target, x, keys) if kind == "local_mode" else x
 
 
 #: :func:`start` compiled, for the host: it has some seventy operations, each of which would be compiled.
-started = jax.jit(start, static_argnames=("kind", "blocks"))
+started = jax.jit(start, static_argnames=("kind", "blocks", "conditional"))
+
+
+def _draw_rest(target: Target, x: Rows, init: State, keys: Keys) -> Blocks:
+    """Draw each block that ``init`` lacks once given everything else, neighbours of known blocks first."""
+    graph, x, known = target.graph, dict(x), {*init, *target.clamped}
+    while rest := [b for layer in schedule(graph, known) for b in layer]:
+        near = [b for b in rest if not known.isdisjoint(graph.neighbours([b]))] or rest
+        blocks = next(filter(None, (tuple(b for b in layer if b in near) for layer in graph.block_layers)))
+        x |= Layer(blocks).draw(target, x, random.fold_in(keys, len(known)))[0]
+        known.update(blocks)
+    return x
 
 
 def near_modes(target: Target, x: Rows, keys: Keys) -> Blocks:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import ClassVar, NamedTuple
 
+from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -14,6 +15,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
+from ebmpp.core.compile import is_traced
+from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Init, Kwargs, over_chains
 from ebmpp.kernels.coupling import describe_meetings
@@ -23,6 +26,9 @@ from ebmpp.traced import ModelBlock
 from ebmpp.traced.block import Advanced, Call
 
 Chain = tuple[Rows, Call]
+
+_MAX_STARTS = 100  # draws of the prior per chain
+_AGAIN = 1 << 20  # folded into the keys of draws after the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,16 +173,50 @@ class CoupledComposite(MCMCKernel):
 
     # -- one sweep -------------------------------------------------------------------------------
 
-    def start(self, keys: Array, call: Call, init: Rows) -> dict[str, Array]:
-        """Draw starting values of the sites not in ``init``, then of the blocks' latents."""
+    def start(self, keys: Array, call: Call, init: Rows) -> tuple[dict[str, Array], Array]:
+        """Draw starting values of the sites not in ``init``, then of the blocks' latents.
+
+        Sites of a model's block are drawn from its prior given those of the other steps, repeatedly until the
+        model's log density is finite.
+
+        :return: the values, and False where all draws were impossible.
+        """
+        z, possible = self._draw_sites(keys, call, init), jnp.ones((), bool)
+        models = [step for step in self.steps if isinstance(step, ModelBlock)]
+        if models:
+            pending = lambda carry: ~carry[2] & (carry[0] < _MAX_STARTS)
+
+            def draw(carry: tuple[Array, Rows, Array]) -> tuple[Array, Rows, Array]:
+                words = jnp.where(carry[0] == 0, keys, random.fold_in(keys, carry[0], _AGAIN))
+                z = self._draw_sites(words, call, init)
+                z |= _draw_prior(models, z, init, call, words)
+                densities = jnp.stack([_log_density(step, z, call) for step in models])
+                return carry[0] + 1, z, (densities > -jnp.inf).all()
+
+            _, z, possible = lax.while_loop(pending, draw, (jnp.uint32(0), z, ~possible))
+        for index, step in enumerate(self.steps):
+            sites = {site: z[site] for site in step.sites}
+            z |= step.begin(sites, _split(step, z, call)[1], random.fold_in(keys, index)).z
+        return dict(z), possible
+
+    def _draw_sites(self, keys: Array, call: Call, init: Rows) -> dict[str, Array]:
+        """Draw each step's sites by itself, except those in ``init``."""
         z: dict[str, Array] = {}
         for index, step in enumerate(self.steps):
             drawn = step.draw_initial(random.fold_in(keys, index))
             z |= {site: jnp.asarray(init.get(site, v)) for site, v in drawn.items()}
-        for index, step in enumerate(self.steps):
-            sites = {site: z[site] for site in step.sites}
-            z |= step.begin(sites, _split(step, z, call)[1], random.fold_in(keys, index)).z
         return z
+
+    def check_started(self, possible: Array) -> None:
+        """Raise a StateError if chains start where the model's log density is not finite."""
+        if is_traced(possible) or (failed := int((~possible).sum())) == 0:
+            return
+        sites = [site for step in self.steps if isinstance(step, ModelBlock) for site in step.sites]
+        raise StateError(
+            f"CoupledComposite: starts of sites {sites} must have a finite log density, got none in "
+            f"{_MAX_STARTS} draws of the prior for {failed} of {possible.size} chains. Give init_params, "
+            "values of sites that are possible together, or look for a factor that is -inf everywhere."
+        )
 
     def single(self, z: Rows, keys: Array, call: Call) -> dict[str, Array]:
         """Make one sweep of one chain, over all steps.
@@ -213,21 +253,25 @@ class CoupledComposite(MCMCKernel):
     ) -> CompositeState:
         """Return the first state, with the leading chain ``lag`` sweeps ahead.
 
-        :raises StateError: for an unknown site in ``init_params``.
+        :raises StateError: for an unknown site in ``init_params``, or starts that are impossible.
         """
         del num_warmup
         init, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
         sites = [site for step in self.steps for site in step.sites]
         checks.names("site of init_params", init, sites, StateError)
-        return over_chains(lambda key, init: self._init_one(key, init, call), rng_key)(rng_key, init)
+        of_chain = lambda key, init: self._init_one(key, init, call)
+        state, possible = over_chains(of_chain, rng_key)(rng_key, init)
+        self.check_started(possible)
+        return state
 
-    def _init_one(self, key: Array, init: Rows, call: Call) -> CompositeState:
+    def _init_one(self, key: Array, init: Rows, call: Call) -> tuple[CompositeState, Array]:
         words = random.key_pair(key)
-        start = self.start(random.fold_in(words, 0), call, init)
+        start, possible = self.start(random.fold_in(words, 0), call, init)
         advance = lambda t, z: self.single(z, random.fold_in(words, t + 1), call)
         z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), advance, start)
         t = jnp.full((), self.lag, jnp.int32)
-        return CompositeState(z, start, t, _equal(z, start), t, key, jnp.zeros((), bool))
+        met = _equal(z, start)
+        return CompositeState(z, start, t, met, t, key, jnp.zeros((), bool)), possible
 
     def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
         """Make one coupled sweep of every pair."""
@@ -246,6 +290,23 @@ class CoupledComposite(MCMCKernel):
     def get_diagnostics_str(self, state: CompositeState) -> str:
         """Return the number of pairs that have met, and their mean meeting time so far."""
         return describe_meetings(state.met, state.meeting_time)
+
+
+def _draw_prior(models: Sequence[ModelBlock], z: Rows, init: Rows, call: Call, keys: Array) -> Rows:
+    """Draw the sites of models' blocks from the prior; those of other steps, and of energies, stay."""
+    is_energy = lambda step, site: isinstance(step.info.distributions[site], EnergyDistribution)
+    free = [s for step in models for s in step.sites if s not in init and not is_energy(step, s)]
+    fixed, drawn = {site: v for site, v in z.items() if site not in free}, {}
+    for step in models:
+        model = handlers.seed(handlers.substitute(step.info.model, data=fixed | drawn), _as_jax(keys))
+        trace = handlers.trace(model).get_trace(*call.args, **call.kwargs)
+        drawn |= {s: trace[s]["value"].astype(z[s].dtype) for s in step.sites if s in free}
+    return drawn
+
+
+def _log_density(step: ModelBlock, z: Rows, call: Call) -> Array:
+    values, call = _split(step, z, call)
+    return step.posterior.log_density(step.posterior.inputs(values, step.info.context(values, call)))
 
 
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:

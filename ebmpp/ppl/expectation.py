@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased expectations under the posterior of a composite, from coupled pairs of chains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 import dataclasses
 from functools import partial
 from typing import Any
+import warnings
+
+import numpy as np
 
 import jax
 from jax import Array
@@ -15,7 +18,11 @@ from ebmpp.core import backend, checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
-from ebmpp.coupling.expectation import UnbiasedEstimate, check_request, estimate_from
+from ebmpp.coupling.expectation import UnbiasedEstimate, estimate_from, with_leading_chains
+from ebmpp.coupling.overlap import THRESHOLD, warning_of
+from ebmpp.coupling.request import check_request
+from ebmpp.errors import StateError
+from ebmpp.kernels.base import Init
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, equal
 from ebmpp.moves.target import Target
@@ -38,13 +45,15 @@ def composite_expectation(
     m: int | None = None,
     max_sweeps: int | None = None,
     unmet: str = "raise",
+    independent_starts: bool = False,
+    init_params: Init = None,
     **model_kwargs: Any,
 ) -> UnbiasedEstimate:
     """Estimate E[fn(sites)] under the posterior, without bias, by H_{k:m} over pairs of composite chains.
 
     :param kernel: the composite; its lag is the estimate's.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of numbers.
-    :param model_args: of the model.
+    :param model_args: of the model. All but arrays are static, such as lengths and strings.
     :param rng_key: a jax key. A pair's draws depend on it and on the pair's number alone.
     :param num_pairs: independent pairs, at least 1.
     :param k: first sweep that counts, at least 0.
@@ -52,10 +61,16 @@ def composite_expectation(
     :param max_sweeps: stop unmet pairs when their leading chain has made so many sweeps, more than the
         kernel's lag; None: no limit.
     :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them, which is biased.
+    :param independent_starts: draw the start of the following chain independently: see
+        :func:`~ebmpp.unbiased_expectation`, which tests pairs with common starts in the same way.
+    :param init_params: starting values of some or all sites, ``(*shape,)`` or ``(num_pairs, *shape)``. Other
+        sites of a model's block start at draws of its prior that are possible.
     :param model_kwargs: of the model.
     :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`; ``acceptance`` is nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for numbers out of range, or under ``jit``.
+    :raises ArgumentError: for numbers out of range, an argument of the model that is neither an array nor
+        hashable, or under ``jit``.
+    :raises StateError: for ``init_params`` that do not fit, or if no possible start was found.
 
     **References**
 
@@ -79,21 +94,76 @@ def composite_expectation(
     checks.on_host("composite_expectation", rng_key, model_args, model_kwargs)
     request = check_request("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
-    call = Call({}, model_args, model_kwargs)
-    x = _starts(kernel, jax.random.split(rng_key, num_pairs), call)
+    checks.flag("composite_expectation: independent_starts", independent_starts)
+    call = _Arguments.split(model_args, model_kwargs)
+    starts = lambda key: _starts(kernel, key, num_pairs, call, init_params)
+    x, y = starts(rng_key), starts(jax.random.fold_in(rng_key, 2)) if independent_starts else None
     sums = Function(fn, tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items()))
     check_function("composite_expectation: fn", fn, sums.state())
     sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
     target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
-    run = run_pairs(target, moves, sums, slots, x, None, key, request.window())
-    return estimate_from(run, request, sums)
+    run = run_pairs(target, moves, sums, slots, x, y, key, request.window())
+    estimate = estimate_from(run, request, sums)
+    estimate = with_leading_chains(estimate, target, moves, x, key, compare=not independent_starts)
+    if estimate.overlap > THRESHOLD:
+        warnings.warn(warning_of("composite_expectation", estimate.overlap), stacklevel=2)
+    return estimate
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["static", "structure"])
+@dataclasses.dataclass(frozen=True)
+class _Arguments:
+    """A model's arguments, as a pytree in which all but arrays are static."""
+
+    arrays: tuple[Array, ...]
+    static: tuple[tuple[type, Any] | None, ...]  # with types, as 1 == True == 1.0; None for an array
+    structure: Any
+
+    @classmethod
+    def split(cls, args: tuple, kwargs: Mapping[str, Any]) -> "_Arguments":
+        """Return the arguments of a call.
+
+        :raises ArgumentError: for a static value that cannot be hashed.
+        """
+        leaves, structure = jax.tree.flatten((args, dict(kwargs)))
+        is_array = lambda leaf: isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        for leaf in leaves:
+            is_valid, expected = is_array(leaf) or isinstance(leaf, Hashable), "arrays and hashable values"
+            checks.require(is_valid, "composite_expectation: model_args", expected, leaf)
+        static = tuple(None if is_array(leaf) else (type(leaf), leaf) for leaf in leaves)
+        return cls(tuple(leaf for leaf in leaves if is_array(leaf)), static, structure)
+
+    def call(self) -> Call:
+        """Return the model's call."""
+        arrays = iter(self.arrays)
+        leaves = [next(arrays) if entry is None else entry[1] for entry in self.static]
+        return Call({}, *jax.tree.unflatten(self.structure, leaves))
+
+
+def _starts(kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: _Arguments, init: Init) -> Blocks:
+    """Return checked starts of all chains."""
+    keys, rows = jax.random.split(rng_key, num_pairs), {}
+    if init:
+        shapes, _ = jax.eval_shape(lambda: kernel.start(random.key_pair(rng_key), call.call(), {}))
+        sites = [site for step in kernel.steps for site in step.sites]
+        checks.names("site of init_params", init, sites, StateError)
+        for site, value in init.items():
+            value, shape = checks.numbers(f"init_params[{site!r}]", value, StateError), shapes[site].shape
+            fits = value.shape in (shape, (num_pairs, *shape))
+            expected = f"of shape {shape} or {(num_pairs, *shape)}"
+            checks.require(fits, f"init_params[{site!r}]", expected, value, StateError)
+            rows[site] = jnp.broadcast_to(value, (num_pairs, *shape)).astype(shapes[site].dtype)
+    x, possible = _draw_starts(kernel, keys, call, rows)
+    kernel.check_started(possible)
+    return x
 
 
 @partial(jax.jit, static_argnums=0)
-def _starts(kernel: CoupledComposite, keys: Array, call: Call) -> Blocks:
-    return jax.vmap(lambda key: kernel.start(random.key_pair(key), call, {}))(keys)
+def _draw_starts(kernel: CoupledComposite, keys: Array, call: _Arguments, init: Rows) -> tuple[Blocks, Array]:
+    start = lambda key, init: kernel.start(random.key_pair(key), call.call(), init)
+    return jax.vmap(start)(keys, init)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params", "given", "pool"], meta_fields=["graph"])
@@ -102,7 +172,7 @@ class _Posterior(Target):
     """The posterior of all sites, which has no graph; params are the model's arguments."""
 
     graph: None
-    params: Call
+    params: _Arguments
 
     def num_parts(self, block: str) -> int:
         return 1
@@ -122,11 +192,11 @@ class _Sweep(Move):
         return self.blocks
 
     def draw(self, target: Any, x: Rows, keys: Keys) -> Drawn:
-        of_row = lambda z, key: self.kernel.single(z, key, target.params)
+        of_row = lambda z, key: self.kernel.single(z, key, target.params.call())
         return jax.vmap(of_row)(dict(x), keys), jnp.zeros(len(keys), jnp.int32)
 
     def attempt(self, target: Any, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        of_row = lambda x, y, key: self.kernel.pair(x, y, key, target.params)
+        of_row = lambda x, y, key: self.kernel.pair(x, y, key, target.params.call())
         chains = ({b: v[i] for b, v in z.items()} for i in range(2))
         x, y, broken = jax.vmap(of_row)(*chains, trial.keys)
         are_equal = {b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks}

@@ -138,7 +138,7 @@ class Loop:
         self._record(total, state)
         self._check(total, state)
         self._monitor(total, state)
-        self._diagnose()
+        self._diagnose(state.params)
         return state
 
     def reached(self) -> tuple[int, State]:
@@ -150,12 +150,16 @@ class Loop:
         if self.path is not None:
             self.path.record(step, state.params)
 
-    def _diagnose(self) -> None:
-        """Warn of what estimators report about their stages."""
-        columns = self.log.steps.columns()
+    def _diagnose(self, params: Params) -> None:
+        """Warn of what estimators report about their stages, and the last one about its chains."""
+        columns, sample, is_local = self.log.steps.columns(), self.source.sample(), sharding.processes() == 1
         for number, stage in enumerate(self.stages.stages):
             steps = slice(self.stages.first[number], self.stages.end(number))
-            message = stage.estimator.diagnose({name: v[steps] for name, v in columns.items()})
+            history = {name: v[steps] for name, v in columns.items()}
+            message = stage.estimator.diagnose(history)
+            if message is None and stage is self.stages.stages[-1] and is_local and not sample.known:
+                inputs = self.graph, params, sample.rows, history, random.fold_in(self.key, number, 2)
+                message = stage.estimator.diagnose_chains(*inputs)
             if message is not None:
                 warnings.warn(f"fit: steps {steps.start} to {steps.stop - 1}: {message}", stacklevel=4)
 

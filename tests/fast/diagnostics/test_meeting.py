@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds on the distance to stationarity, and choices of k and m, against enumerated chains."""
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -125,6 +126,23 @@ def test_bound_of_four_meeting_times():
         tv_upper_bound(meeting_tree(np.zeros(0), np.zeros(0, bool)))
     with pytest.raises(ValueError, match="'meeting'"):
         tv_upper_bound(xr.DataTree())
+
+
+def test_bounds_of_chains_that_keep_to_their_starts_are_reported(tree):
+    stuck = dataclasses.replace(estimate(), overlap=9.0)
+    moves = np.random.default_rng(0).integers(0, 2, (50, 20, 6))
+    frozen = np.broadcast_to(moves[:, :1], moves.shape)
+    run = lambda draws: xr.DataTree.from_dict(
+        {
+            "meeting": meeting_tree([2] * 50, [True] * 50)["meeting"].to_dataset(),
+            "posterior": xr.Dataset({"x": (("chain", "draw", "unit"), draws)}),
+        }
+    )
+    for source in (stuck, ebmpp.to_datatree(stuck), run(frozen)):
+        with pytest.warns(UserWarning, match="overlap z"):
+            tv_upper_bound(source, num_bootstrap=2)
+    for source in (run(moves), run(frozen[:, :3])):  # the second run is too short to tell
+        tv_upper_bound(source, num_bootstrap=2)
 
 
 @pytest.mark.parametrize("lag", [slow(1), 4])

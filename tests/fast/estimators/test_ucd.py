@@ -5,6 +5,7 @@
 import itertools
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 from ucd_tools import assert_unbiased, initial, key, problem, step
@@ -57,6 +58,19 @@ def test_mean_gradient_matches_exact_gradient(name: str, estimator: UCD) -> None
     metrics = assert_unbiased(estimator, name)
     assert all(m["num_unmet"] == 0 for m in metrics)
     assert max(m["meeting_time_max"] - m["lag"] for m in metrics) > 2
+
+
+def test_training_with_chains_that_keep_to_the_data_is_reported() -> None:
+    bits = ebmpp.FactorGraph.from_networkx(nx.complete_graph(6), Bernoulli, shared=True)
+    rows = np.array([x for x in itertools.product((0, 1), repeat=6) if sum(x) == 3], np.float32)
+    options = {"estimator": UCD(num_pairs=100), "optimizer": optax.sgd(1e-4), "num_steps": 30}
+    options |= {"rng_key": zoo.KEY, "progress_bar": False}
+    fit = lambda penalty: ebmpp.fit(
+        bits, rows, params={"x": jnp.full(6, 5 * penalty), "x:x": jnp.float32(-2 * penalty)}, **options
+    )
+    with pytest.warns(UserWarning, match="overlap z"):
+        fit(50.0)
+    assert fit(0.3).history["meeting_time_max"].max() > 3  # sound: a warning would be an error
 
 
 def test_adaptive_window_depends_on_past_only() -> None:

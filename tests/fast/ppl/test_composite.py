@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coupled composites: unbiased estimates, maximal couplings of continuous sites, kernels, and refusals."""
 
+from functools import partial
 import pickle
 
 from block_tools import NOISY, exact_posterior, offset_step, run_chains, spin_block
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
 import pytest
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, GibbsBlock, layered
+from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from ebmpp.ppl.composite import maximal
 from helpers import assert_law, assert_rows_law, slow
@@ -65,6 +68,50 @@ def test_coupling_of_a_density_that_is_nan_is_flagged() -> None:
 
 def composite(lag: int = 1, **options: object) -> CoupledComposite:
     return CoupledComposite([spin_block(**options), offset_step()], lag=lag)
+
+
+FIELDS = np.array([-1, -0.5, 0, 0.5, 1, 1.5], np.float32)
+
+
+def conserved(fields: jax.Array, size: int, kind: str, penalty: float = 50.0) -> None:
+    """A sum of bits that is nearly, or exactly, half of their number."""
+    with numpyro.plate("units", size):
+        x = numpyro.sample("x", dist.Bernoulli(logits=fields))
+    gap = (x.sum() - size // 2) ** 2
+    numpyro.factor("sum", -penalty * gap if kind == "soft" else jnp.where(gap == 0, 0.0, -jnp.inf))
+
+
+def bits(sites: dict) -> jax.Array:
+    return sites["x"] > 0
+
+
+def test_pairs_that_meet_in_one_of_many_modes_are_reported() -> None:
+    arguments = FIELDS, 6, "soft"  # a length and a string are static
+    block = GibbsBlock.from_model(conserved, ["x"], *arguments, sequential=True)
+    run = partial(composite_expectation, CoupledComposite([block]), bits, *arguments)
+    options = {"rng_key": jax.random.key(1), "num_pairs": 100, "k": 100, "m": 200}
+    with pytest.warns(UserWarning, match="overlap z"):
+        result = run(**options)
+    assert result.met.all() and result.overlap > 10
+    with pytest.raises(UnmetError):
+        run(**options, independent_starts=True, max_sweeps=300)
+    start = {"x": np.array([1, 1, 1, 0, 0, 0])}
+    result = run(**options, init_params=start)
+    assert (result.value == np.asarray(start["x"])).all() and np.isnan(result.overlap)
+    for wrong in ({"x": np.ones(5)}, {"y": np.ones(6)}):
+        with pytest.raises(StateError, match=next(iter(wrong))):
+            run(**options, init_params=wrong)
+    with pytest.raises(ArgumentError, match="model_args"):
+        composite_expectation(CoupledComposite([block]), bits, FIELDS, 6, {1, 2}, **options)
+
+
+def test_starts_are_possible() -> None:
+    block = GibbsBlock.from_model(conserved, ["x"], FIELDS, 6, "hard", sequential=True)
+    kernel, keys = CoupledComposite([block]), jax.random.split(jax.random.key(2), 200)
+    state = kernel.init(keys, 0, {}, (FIELDS, 6, "hard"), {})
+    assert (state.y["x"].sum(1) == 3).all() and len(np.unique(state.y["x"], axis=0)) > 15
+    with pytest.raises(StateError, match="'x'"):
+        kernel.init(keys[0], 0, {"x": jnp.ones(6, int)}, (FIELDS, 6, "hard"), {})
 
 
 @pytest.mark.slow
