@@ -47,8 +47,10 @@ class UnitSets:
         result, *others = np.broadcast_arrays(*numbers)
         for other in others:
             mixed, base = (result != other) & (result != 0) & (other != 0), self._rows.shape[0]
-            codes, position = np.unique(result[mixed] * base + other[mixed], return_inverse=True)
-            result = np.where(result == 0, other, result)
+            before, result = result, np.where(result == 0, other, result)
+            if not mixed.any():
+                continue
+            codes, position = np.unique(before[mixed] * base + other[mixed], return_inverse=True)
             group = np.tile(np.arange(len(codes)), 2)
             joined = self.of_groups(group, np.concatenate(np.divmod(codes, base)), len(codes))
             result[mixed] = joined[position]
