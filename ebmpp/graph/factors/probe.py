@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical check, on declaration, that the energy of a factor is multi-affine."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
 import math
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from ebmpp.families import Family
 from ebmpp.families.random_statistics import random_statistics
 from ebmpp.graph.factors.factor import Factor, Params
 from ebmpp.graph.factors.lateral import Split
+from ebmpp.graph.factors.polynomial import far_statistics, is_polynomial
 
 _STATES = 8
 _ROUNDING = 128 * float(np.finfo(np.float32).eps)  # relative, of a sum, per root of the number of terms
@@ -41,7 +42,7 @@ def probe(
     and the change of the energy with the gradient. A smooth function that passes is affine there with
     probability one. A function with kinks or jumps, such as a comparison, can be constant between two random
     points, so it is also tried at states, and between each and the state with a block at 0, where energies
-    are differentiated.
+    are differentiated. Unless its traced form is a polynomial, it is tried over the range of each family.
 
     :param splits: parts of the blocks whose units interact.
     """
@@ -62,8 +63,26 @@ def probe(
     is_finite, name = bool(np.isfinite(value)), f"{factor!r}: energy"
     checks.require(is_finite, name, "finite at its initial params", float(value), DeclarationError)
     coarse = np.maximum(fine, np.asarray(_STATE_TOLERANCE, floats))
-    for points, tolerance in [(between, fine), *((move, coarse) for move in moves)]:
+    attempts = itertools.chain([(between, fine)], ((move, coarse) for move in moves))
+    if not _is_polynomial(factor, scope, values, between[0]):
+        attempts = itertools.chain(attempts, ((move, coarse) for move in _far_moves(scope)))
+    for points, tolerance in attempts:
         _check(factor, scope, splits, _run(factor, measure, values, *points, tolerance), *points, tolerance)
+
+
+def _is_polynomial(factor: Factor, scope: Sequence[Family], params: Params, point: _Point) -> bool:
+    energy = lambda *t: factor.evaluate(params, *t, families=tuple(scope))
+    return is_polynomial(jax.make_jaxpr(energy)(*point).jaxpr, [True] * len(point))
+
+
+def _far_moves(scope: Sequence[Family]) -> Iterator[tuple[_Point, _Point]]:
+    """Yield pairs of points over the range of each family."""
+    floats = np.dtype(jnp.result_type(float))
+    columns = [[np.asarray(t, floats) for t in far_statistics(family)] for family in scope]
+    if all(columns):
+        length = max(map(len, columns))
+        rows = zip(*(itertools.islice(itertools.cycle(column), length) for column in columns), strict=True)
+        yield from itertools.pairwise(map(list, rows))
 
 
 def _points(
