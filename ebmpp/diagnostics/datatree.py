@@ -11,8 +11,11 @@ import warnings
 
 import numpy as np
 from numpyro.infer import MCMC, Gibbs
+from numpyro.infer.gibbs import prototype_trace
 import pandas as pd
 import xarray as xr
+
+from jax import random
 
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.diagnostics import long_draws
@@ -24,6 +27,7 @@ from ebmpp.diagnostics.naming import (
     attributes,
     coords_of,
     dims_of,
+    plate_dims,
     row_dims,
     statistics,
 )
@@ -176,10 +180,20 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
     import arviz_base  # imports matplotlib, if installed
 
     kernel = mcmc.sampler
-    if isinstance(kernel, ModelBlock):  # its attribute `model` must stay unset for NumPyro's Gibbs
-        mcmc = copy.copy(mcmc)
-        mcmc.sampler = SimpleNamespace(model=kernel.posterior.info.model)
-    return arviz_base.from_numpyro(mcmc) if isinstance(kernel, Gibbs | ModelBlock) else xr.DataTree()
+    if not isinstance(kernel, Gibbs | ModelBlock):
+        return xr.DataTree()
+    model = kernel.info.model if isinstance(kernel, ModelBlock) else kernel.model
+    trace = prototype_trace(model, random.key(0), mcmc._args, mcmc._kwargs)
+    if not isinstance(kernel, ModelBlock):
+        return arviz_base.from_numpyro(mcmc, dims=plate_dims(trace))
+    mcmc = copy.copy(mcmc)
+    mcmc.sampler = SimpleNamespace(model=model)  # its attribute `model` must stay unset for NumPyro's Gibbs
+    observed = {name: s for name, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
+    factors = [name for name, site in observed.items() if not np.size(site["value"])]
+    tree = arviz_base.from_numpyro(mcmc, dims=plate_dims(trace), log_likelihood=len(observed) > len(factors))
+    if "log_likelihood" in tree.children and factors:
+        tree["log_likelihood"] = xr.DataTree(tree["log_likelihood"].to_dataset().drop_vars(factors))
+    return tree
 
 
 def _to_numpy(fields: Mapping[str, Any]) -> dict[str, Any]:

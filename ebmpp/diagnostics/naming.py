@@ -85,6 +85,22 @@ def dims_of(
     return result
 
 
+def plate_dims(trace: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return names of the plates' axes in a model's trace, by site, after the time axis of a scan.
+
+    ArviZ takes a site's first axes for its plates, also where they are those of the time.
+    """
+    result = {}
+    for name, site in trace.items():
+        if site["type"] in ("sample", "deterministic"):
+            plates = [frame.name for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)]
+            events = list(site.get("infer", {}).get("event_dims", []))
+            times = [f"{name}_dim_0"] if site.get("_control_flow_done") else []
+            if plates or events:
+                result[name] = times + plates + events
+    return result
+
+
 def _num_block_axes(kernel: Kernel | None, name: str, count: int) -> int:
     """Return how many of a block's or site's ``count`` axes are not axes of rows."""
     if isinstance(kernel, RowKernel):

@@ -23,6 +23,7 @@ from ebmpp.kernels.base import Init, Kwargs, is_batched, over_chains
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.traced.block import Call, SiteKernel
+from ebmpp.traced.rows import checked
 
 Sites = dict[str, Array]
 
@@ -333,10 +334,13 @@ def _check_init(prior: Mapping[str, dist.Distribution], init: State | None, chai
     checks.names("site of init_params", init, prior, ParameterError)
     for site, value in init.items():
         value, shape = jnp.asarray(value, jnp.result_type(float)), chains + prior[site].shape()
-        free = dist.biject_to(prior[site].support).inv(value)
-        is_inside = not states.is_concrete(free) or np.isfinite(np.asarray(free)).all()
-        is_valid = value.shape == shape and is_inside
         expected = f"of shape {shape}, in the support {prior[site].support}"
-        checks.require(is_valid, f"init_params of site {site!r}", expected, value, ParameterError)
-        values[site] = value
+        checks.require(value.shape == shape, f"init_params of site {site!r}", expected, value, ParameterError)
+
+        def check(rows: Array, site: str = site, expected: str = expected) -> None:
+            free = np.asarray(dist.biject_to(prior[site].support).inv(rows))
+            name = f"init_params of site {site!r}"
+            checks.require(np.isfinite(free).all(), name, expected, np.asarray(rows).tolist(), ParameterError)
+
+        values[site] = checked(check, value)
     return values

@@ -33,6 +33,7 @@ from ebmpp.traced.block import (
     repeat,
     tempered_transition,
 )
+from ebmpp.traced.rows import checked
 
 #: Units that are proposed at a time, on average, where there is a ``log_likelihood``. A 16x16 Ising prior
 #: seen through a blur that saturates, 600 steps: whole layers, R-hat of how well the image fits 5.2, and 2.6
@@ -331,12 +332,16 @@ class GibbsBlock(Block):
         values = initial_values(rng_key, init_params or {})
         expected = f"initial values of the sites {sorted(self.sites)}"
         checks.require(values, "GibbsBlock: init_params", expected, init_params, StateError)
+        checks.names("site of init_params", values, self.sites, StateError)
         self.binding.batch_of(values)
+        values = checked(self._check_values, values)
+        new = self.begin(values, Call.split(model_args, model_kwargs), rng_key)
+        return self._state(new, jnp.zeros((), jnp.int32), rng_key)
+
+    def _check_values(self, values: Rows) -> None:
         for site, layout in self.binding.layouts.items():
             for b, v in layout.split(values[site]).items():
                 check_values(b, self.graph.families[b], v)
-        new = self.begin(values, Call.split(model_args, model_kwargs), rng_key)
-        return self._state(new, jnp.zeros((), jnp.int32), rng_key)
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Return the number of steps, and the acceptance of proposals."""

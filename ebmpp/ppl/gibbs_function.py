@@ -22,8 +22,9 @@ def _update(
 ) -> dict[str, Array]:
     """Return new values of a block's sites."""
     call = call._replace(siblings=hmc_sites)
-    keys = rng_key if isinstance(block, GibbsBlock) else random.key_pair(rng_key)
-    z = block.advance(block.begin(gibbs_sites, call, keys).z, call, keys).z
+    if isinstance(block, ModelBlock):
+        return block.advance(gibbs_sites, call, random.key_pair(rng_key)).z
+    z = block.advance(block.begin(gibbs_sites, call, rng_key).z, call, rng_key).z
     return {site: z[site] for site in block.sites}
 
 
@@ -58,6 +59,7 @@ def gibbs_fn(
         is_alone = sites is None and params is None and not options
         arguments, expected = (sites, params, options), "left away for a block of from_model"
         checks.require(is_alone, "gibbs_fn: sites and options", expected, arguments)
+        graph.info.check_data(graph.call)
         return partial(_update, graph, graph.call)
     block = GibbsBlock(graph, sites, params, **options)
     clash = graph.interacting(block.latents)

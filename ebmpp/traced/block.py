@@ -42,6 +42,7 @@ X = TypeVar("X")
 #: ``(x, keys, beta, backward)`` to a state and a count.
 Sweep = Callable[[X, Array, Any, bool], tuple[X, Array]]
 _NUM_WALKS, _NUM_STATES = 3, 6  # by which a model and a block are compared
+_MOST_DRAWS = 50  # from the prior, for a possible state
 _UP, _DOWN, _ACCEPT = 1 << 20, 1 << 21, 1 << 22  # folded into the keys of a step
 
 
@@ -154,22 +155,21 @@ class Block(SiteKernel):
             not have.
         :raises IntractableError: for latent blocks that cannot be summed out in closed form.
         """
-        theirs, ours = [], []
+        change, block_change, largest = [], [], 0.0
         density = jax.jit(lambda values: log_density(model, model_args, model_kwargs, values)[0])
         for number in range(_NUM_WALKS):
             key = jax.random.fold_in(jax.random.key(0) if rng_key is None else rng_key, number)
-            trace = prototype_trace(model, key, model_args, model_kwargs)
-            values = {name: jnp.asarray(trace[name]["value"]) for name in latent_sample_sites(trace)}
+            values = _possible_draw(model, key, model_args, model_kwargs, density)
             checks.names("latent sample site", self.sites, values, StateError)
             siblings = {name: v for name, v in values.items() if name not in self.sites}
             call = Call(siblings, model_args, model_kwargs)
             states = self.walk({name: values[name] for name in self.sites}, call, key)
-            for state, log_prob in itertools.islice(states, _NUM_STATES):
-                theirs.append(density({**siblings, **state}))
-                ours.append(log_prob)
-        theirs, ours = (np.asarray(a, float).reshape(_NUM_WALKS, _NUM_STATES) for a in (theirs, ours))
-        change, block_change = np.diff(theirs).ravel(), np.diff(ours).ravel()
-        scale = np.abs(change).max() + np.abs(block_change).max() + 1e-6 * np.abs(theirs).max() / tolerance
+            pairs = [(density({**siblings, **s}), ours) for s, ours in itertools.islice(states, _NUM_STATES)]
+            pairs = np.array([pair for pair in pairs if not np.isneginf(pair).all()], float).reshape(-1, 2)
+            change, block_change = (np.append(c, d) for c, d in zip((change, block_change), np.diff(pairs.T)))
+            largest = max(largest, np.abs(pairs[:, 0]).max(initial=0))
+        checks.require(len(change), "verify: states of random walks", "possible, two or more", 0, StateError)
+        scale = np.abs(change).max() + np.abs(block_change).max() + 1e-6 * largest / tolerance
         gap = np.abs(change - block_change)
         if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
             worst = np.where(np.isfinite(gap), gap, np.inf).argmax()
@@ -213,6 +213,22 @@ def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, 
         )
     values = {site: jnp.asarray(v) for site, v in init_params.items()}
     return {site: v.astype(jnp.int8) if v.dtype == bool else v for site, v in values.items()}
+
+
+def _possible_draw(
+    model: Callable[..., Any],
+    key: Array,
+    args: tuple,
+    kwargs: dict[str, Any],
+    density: Callable[[Sites], Any],
+) -> dict[str, Array]:
+    """Return a draw of the latent sites from the prior, a possible one if there is one among the first."""
+    for number in range(_MOST_DRAWS):
+        drawn = prototype_trace(model, jax.random.fold_in(key, number) if number else key, args, kwargs)
+        values = {name: jnp.asarray(drawn[name]["value"]) for name in latent_sample_sites(drawn)}
+        if np.isfinite(density(values)):
+            break
+    return values
 
 
 def repeat(count: int, step: Callable[[Array, X], X], state: X) -> X:

@@ -4,9 +4,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+import warnings
 
 import numpy as np
-from numpyro.distributions import constraints
+from numpyro import handlers
+from numpyro.distributions import ImproperUniform, constraints
 from numpyro.infer.gibbs import latent_sample_sites, prototype_trace, subsample_plate_sizes
 
 import jax
@@ -18,6 +20,7 @@ from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of, energies_of, refuse_params, unnormalized
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call
+from ebmpp.traced.data import count_impossible, element_of, impossible_sites, is_cut_off
 from ebmpp.traced.dependence import Program
 
 _CONCRETE = (
@@ -67,6 +70,8 @@ class ModelInfo:
         self.distributions = {name: base_of(trace[name]["fn"]) for name in names}
         self.scales = {name: trace[name]["scale"] for name in names}
         self.arguments = Arguments(args, self.kwargs)
+        self._impossible = impossible_sites(trace)
+        self.deterministic = [name for name, site in trace.items() if site["type"] == "deterministic"]
         #: numbers of arguments whose values decide which units interact
         self.relied: set[int] = set()
         if used or not all(d.has_log_partition for energies in energies_of(trace).values() for d in energies):
@@ -74,10 +79,7 @@ class ModelInfo:
 
     def support(self, name: str) -> Any:
         """Return the constraint on one unit of a site."""
-        support: Any = self.distributions[name].support
-        while isinstance(support, type(constraints.independent(constraints.real, 1))):
-            support = support.base_constraint
-        return support
+        return element_of(self.distributions[name].support)
 
     @property
     def continuous(self) -> tuple[str, ...]:
@@ -86,13 +88,55 @@ class ModelInfo:
         is_real = lambda name: self.support(name) in (constraints.real, constraints.positive)
         return tuple(name for name in self.sites if not is_energy(name) and is_real(name))
 
+    def trace(self, values: Mapping[str, Any], arguments: Sequence[Any], key: Any = 0) -> dict[str, Any]:
+        """Return NumPyro's trace of the model at values of its sites; others are drawn from the prior."""
+        args, kwargs = self.arguments.rebuild(arguments)
+        improper = [name for name, d in self.distributions.items() if isinstance(d, ImproperUniform)]
+        model = handlers.substitute(
+            handlers.seed(self.model, key), data={**{name: self.latent[name] for name in improper}, **values}
+        )
+        return handlers.trace(model).get_trace(*args, **kwargs)
+
+    def check_data(self, call: Call) -> None:
+        """Raise a StateError for observed values that are impossible whatever the latent sites are.
+
+        Most log densities are finite there, and a sampler would ignore the observation.
+        """
+        if any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves((call.args, call.kwargs))):
+            return
+        problems = self._impossible
+        if not self.arguments.equal(call):
+            with jax.ensure_compile_time_eval():
+                trace = prototype_trace(self.model, jax.random.key(0), call.args, dict(call.kwargs))
+                problems = impossible_sites(trace)
+        for name in filter(self._is_certain, problems):
+            sources = self.arguments.with_nan(call) if "nan" in problems[name] else []
+            source = f": argument {sources[0]} of the model holds nan" if sources else ""
+            raise StateError(
+                f"the data of observed site {name!r} must be {problems[name]}{source}. Correct them, or "
+                "exclude them by numpyro.handlers.mask"
+            )
+
+    def _is_certain(self, name: str) -> bool:
+        """Return True if the support of an observed site depends on no latent site."""
+
+        def count(sites: Mapping, siblings: Mapping, arguments: Sequence) -> Array:
+            return count_impossible(self.trace({**sites, **siblings}, arguments)[name])
+
+        sites = {site: self.latent[site] for site in self.sites}
+        siblings = {site: v for site, v in self.latent.items() if site not in self.sites}
+        program = self.program(count, sites, siblings)
+        return program.is_known(program.output)
+
     def program(self, fn: Callable[..., Any], sites: Mapping, siblings: Mapping) -> Program:
         """Trace ``fn(sites, siblings, arguments)``, with fixed arguments if the model reads their values."""
-        try:
-            return Program(fn, sites, siblings, self.arguments.arrays)
-        except _CONCRETE:
-            self.arguments = Arguments(self.args, self.kwargs, fixed=True)
-            return Program(fn, sites, siblings, self.arguments.arrays)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Out-of-support", UserWarning)  # check_data raises an error
+            try:
+                return Program(fn, sites, siblings, self.arguments.arrays)
+            except _CONCRETE:
+                self.arguments = Arguments(self.args, self.kwargs, fixed=True)
+                return Program(fn, sites, siblings, self.arguments.arrays)
 
     def context(self, values: Mapping[str, Any], call: Call) -> Context:
         """Check a call of the block.
@@ -132,7 +176,9 @@ class Arguments:
     def __init__(self, args: tuple, kwargs: Mapping[str, Any], fixed: bool = False) -> None:
         leaves, self._structure = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
         name = lambda path: ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
-        self._names, self._leaves = [name(path) for path, _ in leaves], [leaf for _, leaf in leaves]
+        self._names = [name(path) for path, _ in leaves]
+        # copies, as numpy arrays may change in place
+        self._leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for _, leaf in leaves]
         self._places = [] if fixed else [i for i, leaf in enumerate(self._leaves) if _is_array(leaf)]
         self.arrays = [self._leaves[i] for i in self._places]
 
@@ -159,6 +205,11 @@ class Arguments:
             raise StateError(f"arguments of the model: {problems[0]}. Make the block again for others")
         return [leaves[i] for i in self._places]
 
+    def equal(self, call: Call) -> bool:
+        """Return True if another call has the same values, or a structure that :meth:`take` refuses."""
+        leaves, structure = jax.tree.flatten((tuple(call.args), dict(call.kwargs)))
+        return structure != self._structure or all(map(_are_equal, leaves, self._leaves))
+
     def with_nan(self, call: Call) -> list[str]:
         """Return the names of a call's arguments that hold nan."""
         leaves = jax.tree.leaves((tuple(call.args), dict(call.kwargs)))
@@ -170,6 +221,8 @@ class Arguments:
     def _change(self, place: int, leaf: Any, fixed: bool) -> str | None:
         """Return how an argument differs from the one that was traced, where it may not."""
         before = self._leaves[place]
+        if is_cut_off(leaf):
+            return f"of dtype {leaf.dtype} has values of more than 32 bits, which jax would cut off"
         if leaf is before:
             return None
         if place in self._places:
@@ -186,13 +239,20 @@ class Arguments:
                 "decides which units interact, and is traced: run MCMC without jit_model_args, or let the "
                 "model close over it"
             )
-        is_array = _is_array(before) or _is_array(leaf)
-        equal = np.array_equal(leaf, before) if is_array else leaf == before
+        equal = _are_equal(leaf, before)
         return None if equal else "has another value, which decides which units interact"
 
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
+
+
+def _are_equal(leaf: Any, other: Any) -> bool:
+    """Return True for equal arguments; nan equals nan."""
+    if leaf is other or not (_is_array(leaf) or _is_array(other)):
+        return leaf is other or bool(leaf == other)
+    are_floats = all(jnp.issubdtype(jnp.result_type(a), np.floating) for a in (leaf, other))
+    return np.array_equal(leaf, other, equal_nan=are_floats)
 
 
 def _check_sites(trace: Any, latent: Sequence[str], sites: Sequence[str]) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
+from numpyro.util import identity
 
 import jax
 from jax import Array, lax
-from jax.core import Tracer
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.compile import is_traced
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
@@ -34,6 +34,8 @@ from ebmpp.traced.block import (
     tempered_transition,
 )
 from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.rows import is_staged
+from ebmpp.traced.start import Start
 from ebmpp.traced.sweep import Sweep
 
 _HEATED = 1 << 19  # folded into the keys of the latents that a tempered transition starts with
@@ -73,7 +75,7 @@ class ModelBlock(Block):
         self.posterior = self.sweep.posterior
         #: conditionals of the discrete units; None without discrete sites
         self.conditionals = self.sweep.conditionals
-        self._walk, self._invalid = jax.jit(self.sweep.walk), jax.jit(self.sweep.invalid)
+        self.start, self._walk = Start(self.info, self.sweep), jax.jit(self.sweep.walk)
         if self.tempering is not None and self.sweep.augmented is not None:
             self._check_tempered(self.sweep.augmented.valid)
 
@@ -131,7 +133,11 @@ class ModelBlock(Block):
     # -- steps -----------------------------------------------------------------------------------
 
     def begin(self, values: Sites, call: Call, keys: Array) -> Advanced:
-        """Return the values of the sites: there are no latent blocks to draw."""
+        """Return the values of the sites, or possible ones if they are impossible given the siblings."""
+        if is_staged():
+            values, _ = self.start.search(values, self.info.context(values, call), keys)
+        else:
+            values = self.start(values, call, keys, "siblings")
         none = jnp.zeros((), jnp.int32)
         return Advanced(dict(values), none, none, none)
 
@@ -191,15 +197,13 @@ class ModelBlock(Block):
             )
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
-        """Draw values of the sites, uniformly from the values that each unit can take."""
-        result, key = {}, jax.random.wrap_key_data(keys, impl="threefry2x32")
-        for number, site in enumerate(self.sites):
-            shape, values = self.posterior.shapes[site], self.posterior.values[site]
-            table, valid = (jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1) for a in values)
-            logits = jnp.where(valid, 0.0, -jnp.inf)
-            drawn = jax.random.categorical(jax.random.fold_in(key, number), logits)
-            result[site] = jnp.take_along_axis(table, drawn[..., None], -1)[..., 0]
-        return result
+        """Draw values of the sites from the model's prior, possible ones."""
+        arguments = self.info.arguments.take(self.call, set())
+        drawn = self.start.draw_prior(keys, arguments)
+        values = {site: drawn[site] for site in self.sites}
+        siblings = {site: v for site, v in drawn.items() if site not in values}
+        call = self.call._replace(siblings=siblings)
+        return values if is_staged() else self.start(values, call, keys, "prior")
 
     # -- conditionals ----------------------------------------------------------------------------
 
@@ -253,7 +257,8 @@ class ModelBlock(Block):
 
     def walk(self, values: Sites, call: Call, key: Array) -> Iterator[tuple[Sites, float]]:
         """Yield states by random values of layers and draws of continuous sites, with log densities."""
-        context, log_prob = self.info.context(values, call), 0.0
+        values, log_prob = self.start(values, call, random.key_pair(key), "siblings"), 0.0
+        context = self.info.context(values, call)
         for step in itertools.count():
             yield values, log_prob
             keys = random.key_pair(jax.random.fold_in(key, step))
@@ -267,46 +272,38 @@ class ModelBlock(Block):
     ) -> BlockState:
         """Return the first state, at ``init_params``, the values of the sites.
 
-        A block of all latent sites is a kernel by itself. It starts at a draw of the prior by default.
+        A block of all latent sites is a kernel by itself. It starts at a draw of the prior by default, or at
+        a possible state that a search from there finds. Impossible ``init_params`` are refused. In
+        ``numpyro.infer.Gibbs``, where they may be draws of the prior, the search starts from them.
 
-        :raises StateError: for missing sites, values outside of their support, or units whose conditional is
-            not a number there.
+        :raises StateError: for unknown and missing sites, values outside of their support, impossible states
+            and data, or units whose conditional is not a number.
         """
         del num_warmup
-        if not init_params:
+        init_params, call = dict(init_params or {}), Call.split(model_args, model_kwargs)
+        checks.names("site of init_params", init_params, self.sites, StateError)
+        origin = "siblings" if GIBBS_SITES_KWARG in (model_kwargs or {}) else "given"
+        if set(init_params) != set(self.sites):
             if set(self.sites) != set(self.posterior.shapes):
                 raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
-            trace = handlers.trace(handlers.seed(self.info.model, rng_key))
-            drawn = trace.get_trace(*model_args, **dict(model_kwargs or {}))
+            origin = origin if init_params else "prior"
+            model = handlers.substitute(handlers.seed(self.info.model, rng_key), data=init_params)
+            drawn = handlers.trace(model).get_trace(*call.args, **call.kwargs)
             init_params = {site: drawn[site]["value"] for site in self.sites}
-        values, call = initial_values(rng_key, init_params), Call.split(model_args, model_kwargs)
         keys = random.key_pair(rng_key)
-        self._check_start(values, call, keys)
-        return self._state(self.begin(values, call, keys), jnp.zeros((), jnp.int32), rng_key)
+        values = self.start(initial_values(rng_key, init_params), call, keys, origin)
+        none = jnp.zeros((), jnp.int32)
+        return self._state(Advanced(values, none, none, none), none, rng_key)
 
-    def _check_start(self, values: Sites, call: Call, keys: Array) -> None:
-        """Raise a StateError for an impossible value, nan in the data, or a conditional that is nan."""
-        context = self.info.context(values, call)
-        for site, value in values.items():
-            support: Any = self.info.distributions[site].support
-            if not isinstance(value, Tracer) and not (support(value) & jnp.isfinite(value)).all():
-                raise StateError(f"site {site!r} must be in {support}, got {np.asarray(value)}")
-        if is_traced((values, tuple(call), keys)):
-            return
-        names = self.info.arguments.with_nan(call)
-        if names and not np.isfinite(self.posterior.log_density(self.posterior.inputs(values, context))):
-            raise StateError(
-                f"argument {names[0]} of the model holds nan, and its log density is not finite. Leave "
-                "missing data out, or exclude them by numpyro.handlers.mask"
-            )
-        for site, mask in self._invalid(values, context, keys).items():
-            shape, tables = values[site].shape, self.posterior.values
-            for unit, number in np.argwhere(mask):
-                place, where = tuple(map(int, np.unravel_index(unit, shape))), ""
-                if site in tables:
-                    where = f" where it is {np.broadcast_to(tables[site].table[number], shape)[place]:g}"
-                raise StateError(
-                    f"the conditional of unit {place} of site {site!r} is nan{where}, so that it would "
-                    "never move. Look for nan in the model's arguments, inf - inf and 0 * inf, or start "
-                    "elsewhere by init_params"
-                )
+    def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable[..., Any]:
+        """Return a function that adds the model's deterministic sites to the values of all latent sites."""
+        kwargs = Call.split(model_args, model_kwargs).kwargs
+        if not self.info.deterministic or set(self.sites) != set(self.posterior.shapes):
+            return identity
+
+        def with_deterministic(z: dict[str, Array]) -> dict[str, Array]:
+            model = handlers.substitute(handlers.seed(self.info.model, 0), data=z)
+            trace = handlers.trace(model).get_trace(*model_args, **kwargs)
+            return {**z, **{name: trace[name]["value"] for name in self.info.deterministic}}
+
+        return with_deterministic

@@ -269,8 +269,7 @@ def run_alone(block: Any, start: dict, steps: int, chains: int, args: tuple = ()
     """Last states of chains of a block, its siblings held."""
     kwargs = {"_gibbs_sites": siblings}
 
-    def chain(key: Any) -> Any:
-        state = block.init(key, 0, start, args, kwargs)
-        return jax.lax.fori_loop(0, steps, lambda _, s: block.sample(s, args, kwargs), state)
-
-    return jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(0), chains))
+    keys = jax.random.split(jax.random.key(0), chains)
+    states = jax.vmap(lambda key: block.init(key, 0, start, args, kwargs))(keys)
+    chain = lambda state: jax.lax.fori_loop(0, steps, lambda _, s: block.sample(s, args, kwargs), state)
+    return jax.jit(jax.vmap(chain))(states)

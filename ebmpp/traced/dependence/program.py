@@ -3,6 +3,7 @@
 """A traced function as a flat list of primitive steps, parts of which can be run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import copy
 import math
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 #: Primitives that only call an inner program.
 _CALLS = frozenset("jit pjit closed_call core_call checkpoint remat2 custom_jvp_call custom_vjp_call".split())
+_MOST_IMPOSSIBLE = 2**20  # elements of a relaxed log density
 _MOST_PRODUCTS = 2**22  # of a contraction of two sides that depend on the units, written out
 
 
@@ -64,6 +66,7 @@ class Program:
         self.arguments = slots[second:]
         self.outputs = self._inline(closed.jaxpr, closed.consts, slots)
         self.steps = self.needed(self.outputs, ())
+        self.evaluate = evaluate_step
         #: the step that computes each slot
         self.makers = {slot: step for step in self.steps for slot in step.outputs}
 
@@ -124,6 +127,12 @@ class Program:
 
     # -- evaluation ------------------------------------------------------------------------------
 
+    def relaxed(self) -> "Program":
+        """Return the function with a very low number in place of -inf in each step."""
+        result = copy.copy(self)
+        result.evaluate = _evaluate_above
+        return result
+
     def needed(self, targets: Iterable[int], available: Iterable[int]) -> list[Step]:
         """Return the steps between the ``available`` slots and the ``targets`` ones, in order."""
         missing, steps = set(targets) - set(available), []
@@ -154,7 +163,7 @@ class Program:
         :param known: values of the inputs, or of other slots that precede the targets ones.
         :param bind: replaces :func:`evaluate_step`.
         """
-        evaluate, targets = bind or evaluate_step, list(targets)
+        evaluate, targets = bind or self.evaluate, list(targets)
         values = self.constants | dict(known)
         for step in self.needed(targets, known):
             values |= zip(step.outputs, evaluate(step, [values[i] for i in step.inputs]), strict=True)
@@ -165,6 +174,13 @@ def evaluate_step(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
     """Return a step's results, a list."""
     results = step.primitive.bind(*operands, **step.params)
     return results if step.primitive.multiple_results else [results]
+
+
+def _evaluate_above(step: Step, operands: Sequence[Any]) -> list[Any]:
+    """Return a step's results without -inf; many of the numbers in its place can be added."""
+    is_float = lambda a: jnp.issubdtype(a.dtype, np.floating)
+    lowest = lambda a: jnp.where(jnp.isneginf(a), jnp.finfo(a.dtype).min / _MOST_IMPOSSIBLE, a)
+    return [lowest(a) if is_float(a) else a for a in evaluate_step(step, operands)]
 
 
 def _written_out(dimensions: Any, sides: Sequence[jax.ShapeDtypeStruct], dtype: Any) -> Any:

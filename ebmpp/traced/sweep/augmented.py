@@ -23,13 +23,13 @@ from numpyro.primitives import Messenger
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from ebmpp.core import random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.families import Family
 from ebmpp.traced.block import Sites
+from ebmpp.traced.data import Replaced
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.sweep.posterior import Posterior
 
@@ -89,7 +89,7 @@ class Augmented(Posterior):
         return _WithLatents(self.info.model, latents, valid)
 
     def _natural(self, sites: Mapping, siblings: Mapping, arguments: Sequence) -> list[Array]:
-        trace, etas = self.model_trace(sites, siblings, arguments), {}
+        trace, etas = self.info.trace({**sites, **siblings}, arguments), {}
         for site in self.valid:
             fn = trace[site]["fn"]
             prior, counts = cast(EnergyDistribution, base_of(fn)), _counts(fn, sites[site])
@@ -179,33 +179,12 @@ class _WithLatents(Messenger):
             latents, valid = self.latents[msg["name"]], self.valid[msg["name"]]
             prior = cast(EnergyDistribution, base_of(msg["fn"]))
             joint = lambda value: prior.joint_log_prob(value, latents) * valid
-            msg["fn"] = with_base(msg["fn"], _Replaced(prior, joint))
-
-
-class _Replaced(Distribution):
-    """A distribution with another log density.
-
-    :param log_density: of a value, row by row.
-    """
-
-    def __init__(self, base: Distribution, log_density: Callable[[Any], Array]) -> None:
-        self.base, self.log_density = base, log_density
-        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        """The support of the distribution that is replaced."""
-        return self.base.support
-
-    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        """Return the other log density."""
-        del intermediates
-        return self.log_density(value)
+            msg["fn"] = with_base(msg["fn"], Replaced(prior, joint))
 
 
 def _counts(fn: Distribution, value: Array) -> Array:
     """Return a mask of the rows of a site's value that enter its log density, because they are not masked."""
     base = base_of(fn)
     rows = jnp.ones(value.shape[: value.ndim - len(base.event_shape)])
-    total = lambda rows: jnp.sum(with_base(fn, _Replaced(base, lambda _: rows)).log_prob(value))
+    total = lambda rows: jnp.sum(with_base(fn, Replaced(base, lambda _: rows)).log_prob(value))
     return jax.grad(total)(rows) != 0

@@ -4,6 +4,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+import copy
 import functools
 import itertools
 import math
@@ -57,6 +58,12 @@ class Conditionals(ABC):
         :param backward: the last layer first.
         :return: the sites of each chain, and the carry.
         """
+
+    def relaxed(self) -> "Conditionals":
+        """Return the conditionals in which fewer impossible elements are more probable, and none are best."""
+        result = copy.copy(self)
+        result.posterior = self.posterior.relaxed()
+        return result
 
     def _chain(self, values: Sites, context: Context) -> Chain:
         return {name: values[name] for name in self.spans}, self.posterior.inputs(values, context)

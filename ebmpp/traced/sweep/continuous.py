@@ -174,7 +174,10 @@ def _family(powers: tuple[Powers, bool] | str, positive: bool) -> tuple[str, boo
         numbers = sorted(p for p in powers[0] if p not in (0, LOG))
         form = ", ".join(["log x"] * (LOG in powers[0]) + ["x" if p == 1 else f"x^{p:g}" for p in numbers])
     allowed = "x and log x, or 1/x and log x" if positive else "x and x^2"
-    return "", True, f"its log density given everything else must be a sum of {allowed}, got {form}"
+    problem = (
+        f"its log density given everything else could not be shown to be a sum of {allowed}: it has {form}"
+    )
+    return "", True, problem
 
 
 def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

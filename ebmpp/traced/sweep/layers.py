@@ -8,9 +8,10 @@ model's terms. The conditional of a unit follows from the sum of the elements th
 """
 
 from collections.abc import Mapping, Sequence
+import copy
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -57,6 +58,13 @@ class Layers(Conditionals):
     def __init__(self, posterior: Posterior, terms: Terms, colors: np.ndarray) -> None:
         super().__init__(posterior, colors)
         self.terms, self._layers = terms, self._make_layers(terms)
+
+    def relaxed(self) -> "Layers":
+        """Return the conditionals as :meth:`Conditionals.relaxed` does."""
+        result = cast(Layers, super().relaxed())
+        result.terms = copy.copy(self.terms)
+        result.terms.program = result.posterior.program
+        return result
 
     def _make_layers(self, terms: Terms) -> list[_Layer]:
         """Return the layers, or all of them stacked where there are many."""

@@ -3,6 +3,7 @@
 """A model's log density as a traced function of some of its sites."""
 
 from collections.abc import Callable, Mapping, Sequence
+import copy
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,10 +18,16 @@ import jax.numpy as jnp
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.errors import IntractableError
+from ebmpp.traced.data import element_of
 from ebmpp.traced.dependence import Program, Terms
 from ebmpp.traced.model import Context, ModelInfo
 
 _MOST_VALUES = 1024
+_ELSEWHERE = "Leave it to another block"
+_TRUNCATE = (
+    "Truncate its support, as by dist.Categorical(logits=dist.Poisson(rate).log_prob(jnp.arange(100))) or a "
+    f"DiscreteUniform of at most {_MOST_VALUES} values, or leave it to another block"
+)
 
 
 class Values(NamedTuple):
@@ -63,6 +70,12 @@ class Posterior:
         self.info.relied |= terms.relied
         return terms
 
+    def relaxed(self) -> "Posterior":
+        """Return the log density with improbable steps in place of impossible ones."""
+        result = copy.copy(self)
+        result.program = self.program.relaxed()
+        return result
+
     def inputs(self, values: Mapping[str, Array], context: Context) -> dict[int, Any]:
         """Return the values of the program's inputs.
 
@@ -89,12 +102,6 @@ class Posterior:
         del siblings
         return self.info.model
 
-    def model_trace(self, sites: Mapping, siblings: Mapping, arguments: Sequence) -> dict[str, Any]:
-        """Return NumPyro's trace of the model at these values."""
-        args, kwargs = self.info.arguments.rebuild(arguments)
-        model = handlers.substitute(handlers.seed(self.info.model, 0), data={**sites, **siblings})
-        return handlers.trace(model).get_trace(*args, **kwargs)
-
     # -- values ----------------------------------------------------------------------------------
 
     def _values(self, name: str) -> Values:
@@ -112,12 +119,14 @@ class Posterior:
                 name,
                 f"is {type(prior).__name__}, expected finitely many whole numbers, an EnergyDistribution, or "
                 "real or positive numbers",
+                _TRUNCATE if support.is_discrete else _ELSEWHERE,
             )
         size = int((np.asarray(bounds[1]) - np.asarray(bounds[0])).max()) + 1
         if size > _MOST_VALUES:
             _refuse(
                 name,
                 f"takes {size} values per unit, expected at most {_MOST_VALUES} evaluations of the model",
+                _TRUNCATE,
             )
         low, high = (_bound(np.asarray(bound), shape) for bound in bounds)
         table = low + np.arange(size).reshape(-1, *(1,) * low.ndim)
@@ -127,9 +136,8 @@ class Posterior:
         """Raise an IntractableError where the values of a site depend on other sites."""
 
         def bounds(sites: Mapping, siblings: Mapping, arguments: Sequence) -> Array:
-            support: Any = base_of(self.model_trace(sites, siblings, arguments)[name]["fn"]).support
-            while not hasattr(support, "lower_bound"):
-                support = support.base_constraint
+            trace = self.info.trace({**sites, **siblings}, arguments)
+            support = element_of(base_of(trace[name]["fn"]).support)
             return jnp.sum(jnp.asarray(support.lower_bound)) + jnp.sum(jnp.asarray(support.upper_bound))
 
         program = self.trace(bounds, self.info.latent)
@@ -140,8 +148,8 @@ class Posterior:
         self.info.relied |= {program.arguments.index(slot) for slot in program.sources[program.output]}
 
 
-def _refuse(name: str, problem: str) -> NoReturn:
-    raise IntractableError(f"from_model: site {name!r} {problem}. Leave it to another block")
+def _refuse(name: str, problem: str, hint: str = _ELSEWHERE) -> NoReturn:
+    raise IntractableError(f"from_model: site {name!r} {problem}. {hint}")
 
 
 def _bound(bound: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep over all sites of a block of a model: discrete layers, then continuous sites."""
 
+import copy
 import functools
 import math
 from typing import Any, cast
@@ -50,6 +51,15 @@ class Sweep:
     def collapsed(self) -> Conditionals | None:
         """Conditionals of the discrete units given everything else, latents summed out."""
         return self.conditionals if self.augmented is None else Sequential(self.posterior)
+
+    @functools.cached_property
+    def relaxed(self) -> "Sweep":
+        """The sweep by relaxed conditionals, which leaves impossible states."""
+        result, conditionals = copy.copy(self), self.conditionals
+        if conditionals is not None:
+            relaxed = conditionals.relaxed()
+            result.parts = [relaxed if part is conditionals else part for part in self.parts]
+        return result
 
     def log_density(self, values: Sites, context: Context) -> Array:
         """Return the log density of the model, joint with the latents that are drawn too."""
@@ -139,13 +149,13 @@ def _conditionals(posterior: Posterior, sequential: bool) -> Conditionals:
         return collapsed
     if sequential:
         return Sequential(posterior)
-    size, together = terms.sets.size, max(terms.most_together, 2)
+    size, edges = terms.sets.size, terms.edges
+    degree = size - 1 if edges is None else int(np.bincount(edges.ravel(), minlength=1).max())
     cost = size * max(len(v.table) for v in posterior.values.values())
-    number = f"all {size}" if together == size else f"up to {together} of the {size}"
     raise IntractableError(
-        f"from_model: {number} units of sites {list(sites)} interact in one term of the log density. "
-        "Declare the graph by GibbsBlock(graph, sites, params), or draw one unit at a time with "
-        f"sequential=True, at {cost} evaluations of the model per sweep"
+        f"from_model: the {size} units of sites {list(sites)} interact with up to {degree} others each. "
+        "Hardly two can be drawn at once. Declare the graph by GibbsBlock(graph, sites, params), or draw one "
+        f"unit at a time with sequential=True, at {cost} evaluations of the model per sweep"
     )
 
 

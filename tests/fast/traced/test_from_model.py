@@ -23,6 +23,7 @@ from ebmpp import GibbsBlock
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.ppl import CoupledComposite, composite_expectation, gibbs_fn
+from ebmpp.traced.block import BlockState
 from helpers import assert_law, assert_rows_law, often
 
 FAST = ("mixture", "scanned_chain", "lattice", "nested_plates", "masked_and_scaled", "counts", "energy_prior")
@@ -154,10 +155,14 @@ def test_unit_without_possible_value_stays_and_is_counted() -> None:
         z = numpyro.sample("z", dist.Bernoulli(0.4).expand([3]).to_event(1))
         numpyro.factor("never", jnp.where(jnp.arange(3) == 1, -jnp.exp(1e3 + z), 0.0).sum())
 
-    block = GibbsBlock.from_model(model, ["z"])
-    state = run_alone(block, {"z": np.array([0, 1, 0])}, 3, 2)
-    assert (state.z["z"][:, 1] == 1).all() and (state.degenerate == 3).all()
-    assert "3 draws kept a value" in block.get_diagnostics_str(jax.tree.map(lambda a: a[0], state))
+    block, start = GibbsBlock.from_model(model, ["z"]), {"z": jnp.array([0, 1, 0], jnp.int32)}
+    with pytest.raises(StateError, match="'z'.* 'never'"):
+        block.init(jax.random.key(0), 0, {}, (), {})
+    count, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    state = BlockState(start, {}, zero, count, count, count, jax.random.key(0))
+    state = jax.jit(lambda s: jax.lax.fori_loop(0, 3, lambda _, s: block.sample(s, (), {}), s))(state)
+    assert state.z["z"][1] == 1 and state.degenerate == 3
+    assert "3 draws kept a value" in block.get_diagnostics_str(state)
 
 
 # -- refusals --------------------------------------------------------------------------------------

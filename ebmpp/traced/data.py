@@ -1,0 +1,110 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Observed values that a model's distributions make impossible, which most log densities do not show."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpyro.distributions import Distribution, constraints
+from numpyro.distributions.distribution import Unit
+
+import jax
+from jax import Array
+from jax.core import Tracer
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ebmpp.distribution.tractability import base_of, with_base
+
+_ROUNDING = 1e-6  # of values at the edge of their support
+
+
+class Replaced(Distribution):
+    """A distribution with another log density.
+
+    :param log_density: of a value, row by row.
+    """
+
+    def __init__(self, base: Distribution, log_density: Callable[[Any], Array]) -> None:
+        self.base, self.log_density = base, log_density
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """The support of the distribution that is replaced."""
+        return self.base.support
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """Return the other log density."""
+        del intermediates
+        return self.log_density(value)
+
+
+def element_of(support: Any) -> Any:
+    """Return the constraint on one unit of a site."""
+    while isinstance(support, type(constraints.independent(constraints.real, 1))):
+        support = support.base_constraint
+    return support
+
+
+def is_cut_off(value: Any) -> bool:
+    """Return True for whole numbers that jax would wrap to others, as its dtype has fewer bits."""
+    if not isinstance(value, np.ndarray | np.integer) or value.dtype.kind not in "iu" or not value.size:
+        return False
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
+    return bool(np.max(value) > limits.max or np.min(value) < limits.min)
+
+
+def _outside(site: Mapping[str, Any]) -> Any:
+    """Return a mask of the rows of an observed site that are outside of their support.
+
+    The edge of a continuous support belongs to it. Of a factor, values that are not finite are marked.
+    """
+    base, value = base_of(site["fn"]), site["value"]
+    if isinstance(base, Unit):
+        return ~_is_finite(_concrete(base.log_factor))
+    value, element, rows = _concrete(value), element_of(base.support), np.ndim(value) - base.event_dim
+    by_row = lambda a: a.reshape(*a.shape[:rows], -1).all(-1)
+    inside, is_float = by_row(_is_finite(value)), jnp.issubdtype(value.dtype, np.floating)
+    if isinstance(element, type(constraints.dependent)):
+        return ~inside
+    if not is_float or element.is_discrete:
+        return ~(inside & by_row(element(value)))
+    if element.event_dim:  # rounding moves a simplex, or a matrix, out of its support
+        return ~inside
+    with np.errstate(invalid="ignore"):  # inf - inf
+        room = _ROUNDING * (1 + abs(value))
+        return ~(inside & by_row(element(value + room) | element(value - room)))
+
+
+def _concrete(value: Any) -> Any:
+    """Return an array of numpy, with which no program is compiled, unless the value is traced."""
+    return value if isinstance(value, Tracer) else np.asarray(value)
+
+
+def _is_finite(value: Any) -> Any:
+    return abs(value) < np.inf
+
+
+def count_impossible(site: Mapping[str, Any]) -> Array:
+    """Return how many rows of an observed site are outside of their support, masked ones excluded."""
+    outside = jnp.asarray(_outside(site), float)
+    counted = with_base(site["fn"], Replaced(base_of(site["fn"]), lambda _: outside))
+    return jnp.sum(counted.log_prob(site["value"]))
+
+
+def impossible_sites(trace: Mapping[str, Any]) -> dict[str, str]:
+    """Return the observed sites that hold impossible values, at a trace's latent values, with the problem."""
+    problems = {}
+    for name, site in trace.items():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        base, value, outside = base_of(site["fn"]), site["value"], _outside(site)
+        if is_cut_off(value):
+            problems[name] = f"of at most 32 bits, got {np.max(value)}"
+        elif np.any(outside) and count_impossible(site) > 0:
+            value = base.log_factor if isinstance(base, Unit) else value
+            row = np.asarray(value).reshape(*outside.shape, -1)[outside][0].tolist()
+            problems[name] = f"in the support {base.support}, got {row if len(row) > 1 else row[0]}"
+    return problems

@@ -1,0 +1,226 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""The start of a block's chains: possible states, found by search where a prior draw is impossible.
+
+A Gibbs sampler does not leave a state of probability 0 if all values of each unit are impossible given the
+others. The search draws units from the conditionals of a relaxed log density, in which fewer impossible
+elements are more probable, and starts again from draws of the prior.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import Array, lax
+from jax.core import Tracer
+import jax.numpy as jnp
+
+from ebmpp.core import random
+from ebmpp.distribution import EnergyDistribution
+from ebmpp.errors import StateError
+from ebmpp.traced.block import Call, Sites
+from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.rows import checked, is_staged, on_rows
+from ebmpp.traced.sweep import Sweep
+
+_MOST_DRAWS, _MOST_SWEEPS = 20, 50  # of the prior, and sweeps from each
+_SEARCH = 1 << 22  # folded into the keys of the search
+
+
+class Start:
+    """Checks of the first states of chains, and a search for possible ones.
+
+    :param info: the model.
+    :param sweep: the block's sites.
+    """
+
+    def __init__(self, info: ModelInfo, sweep: Sweep) -> None:
+        self.info, self.sweep, self.posterior = info, sweep, sweep.posterior
+        self._inspect, self._search = _over_rows(self._evaluate), _over_rows(self.search)
+
+    def __call__(self, values: Sites, call: Call, keys: Array, origin: str = "given") -> dict[str, Array]:
+        """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
+
+        :param keys: words of the start, ``(2,)``.
+        :param origin: "given" by the user, who may not want others; "siblings" for values that may be
+            impossible given the siblings; "prior" for draws, which may also be at the edge of their support.
+        :raises StateError: for values outside of their support, impossible states and data, nan in the data,
+            and conditionals that are nan.
+        """
+        self.info.check_data(call)
+        context = self.info.context(values, call)
+        if is_staged():
+            return self._check_staged(values, context)
+        leaves, structure = jax.tree.flatten(context)
+        axes = tuple(0 if isinstance(leaf, Tracer) else None for leaf in leaves)
+
+        def check(rows: Any) -> dict[str, Array]:
+            values, mapped, keys = rows
+            mapped = iter(mapped)
+            whole = [leaf if axis is None else next(mapped) for leaf, axis in zip(leaves, axes, strict=True)]
+            return self._check(values, jax.tree.unflatten(structure, whole), keys, (axes, call, origin))
+
+        return on_rows(check, (dict(values), [leaf for leaf in leaves if isinstance(leaf, Tracer)], keys))
+
+    def _check(self, values: Sites, context: Context, keys: Array, how: tuple) -> dict[str, Array]:
+        """Return possible states of all chains, the rows."""
+        axes, call, origin = how
+        inside = {site: np.asarray(self._inside(site, v)) for site, v in values.items()}
+        if origin != "prior":
+            _refuse_outside(self.info, inside, values)
+        log_prob, invalid = self._inspect(axes, values, context, keys)
+        is_lost = np.isneginf(log_prob) | ~np.all(list(inside.values()), 0)
+        is_possible = np.isfinite(log_prob)
+        if not (is_possible | is_lost).all():
+            _refuse_nan(self.info.arguments.with_nan(call))
+        if origin != "given" and is_lost.any():
+            values, is_possible = self._search(axes, values, context, keys)
+        for site, mask in invalid.items():
+            self._refuse_invalid(site, np.asarray(mask)[~is_lost])
+        if not is_possible.all():
+            row = int(np.argmin(is_possible))
+            at = lambda a, axis=0: a if axis is None else a[row]
+            leaves, structure = jax.tree.flatten(context)
+            context = jax.tree.unflatten(structure, map(at, leaves, axes))
+            self._refuse_impossible({site: at(v) for site, v in values.items()}, context)
+        return dict(values)
+
+    def _check_staged(self, values: Sites, context: Context) -> dict[str, Array]:
+        """Return the values; the compiled program raises the error, without a search."""
+        inside = {site: self._inside(site, v) for site, v in values.items()}
+
+        def check(rows: Any) -> None:
+            _refuse_outside(self.info, rows[1], rows[0])
+            if not np.isfinite(rows[2]).all():
+                self._refuse_impossible(rows[0], None)
+
+        return checked(check, (dict(values), inside, self._log_density(values, context)))[0]
+
+    # -- one chain -------------------------------------------------------------------------------
+
+    def _log_density(self, values: Sites, context: Context) -> Array:
+        return self.posterior.log_density(self.posterior.inputs(values, context))
+
+    def _evaluate(self, values: Sites, context: Context, keys: Array) -> tuple[Array, dict[str, Array]]:
+        """Return the log density, and masks of conditionals that are nan."""
+        return self._log_density(values, context), self.sweep.invalid(values, context, keys)
+
+    def _inside(self, site: str, value: Any) -> Array:
+        """Return True where the value is in the site's support, for each chain if there are several."""
+        support: Any = self.info.distributions[site].support
+        inside = jnp.asarray(support(value)) & True
+        rows = jnp.ndim(value) - len(self.info.latent[site].shape)
+        by_row = lambda a: a.reshape(*a.shape[:rows], -1).all(-1)
+        return by_row(inside) & by_row(jnp.isfinite(value))
+
+    def _is_possible(self, values: Sites, context: Context) -> Array:
+        inside = [self._inside(site, v) for site, v in values.items()]
+        return functools.reduce(jnp.logical_and, inside, jnp.isfinite(self._log_density(values, context)))
+
+    def draw_prior(self, keys: Array, arguments: Any) -> dict[str, Array]:
+        """Draw all latent sites of the model; energies of the block uniformly, others by the model."""
+        key, drawn = jax.random.wrap_key_data(keys, impl="threefry2x32"), {}
+        for number, site in enumerate(self.info.sites):
+            if isinstance(self.info.distributions[site], EnergyDistribution):
+                drawn[site] = self._draw_uniform(site, jax.random.fold_in(key, number))
+        trace = self.info.trace(drawn, arguments, key)
+        return {name: jnp.asarray(trace[name]["value"]) for name in self.info.latent}
+
+    def _draw_uniform(self, site: str, key: Array) -> Array:
+        """Draw a site uniformly from the values that each unit can take."""
+        shape, values = self.posterior.shapes[site], self.posterior.values[site]
+        table, valid = (jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1) for a in values)
+        drawn = jax.random.categorical(key, jnp.where(valid, 0.0, -jnp.inf))
+        return jnp.take_along_axis(table, drawn[..., None], -1)[..., 0]
+
+    def search(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
+        """Return the values if they are possible, and else possible ones, and whether there are any.
+
+        The siblings stay in the first half of the search. Then they are drawn too, as kernels that start
+        after this block, such as NUTS, find values that fit.
+        """
+        dtypes = {site: jnp.asarray(v).dtype for site, v in {**context.siblings, **values}.items()}
+
+        def sweep_once(carry: tuple) -> tuple:
+            number, values, siblings = carry
+            around = context._replace(siblings=siblings)
+            moved, _ = self.sweep.relaxed(values, around, random.fold_in(keys, number, _SEARCH))
+            moved = {site: moved[site].astype(dtypes[site]) for site in values}
+            return number + 1, moved, siblings
+
+        def is_lost(carry: tuple) -> Array:
+            return ~self._is_possible(carry[1], context._replace(siblings=carry[2]))
+
+        def draw_again(carry: tuple) -> tuple:
+            number, values, siblings = carry
+            drawn = self.draw_prior(random.fold_in(keys, number, _SEARCH + 1), context.arguments)
+            drawn = {site: v.astype(dtypes[site]) for site, v in drawn.items() if site in dtypes}
+            is_first, is_late = number == 0, number >= _MOST_DRAWS // 2 * _MOST_SWEEPS
+            values = {site: jnp.where(is_first, v, drawn[site]) for site, v in values.items()}
+            siblings = {site: jnp.where(is_late, drawn[site], v) for site, v in siblings.items()}
+            end = number + _MOST_SWEEPS
+            more = lambda carry: (carry[0] < end) & is_lost(carry)
+            _, values, siblings = lax.while_loop(more, sweep_once, (number, values, siblings))
+            return end, values, siblings
+
+        more = lambda carry: (carry[0] < _MOST_DRAWS * _MOST_SWEEPS) & is_lost(carry)
+        start = jnp.uint32(0), dict(values), {site: jnp.asarray(v) for site, v in context.siblings.items()}
+        end = lax.while_loop(more, draw_again, start)
+        return end[1], ~is_lost(end)
+
+    # -- refusals --------------------------------------------------------------------------------
+
+    def _refuse_invalid(self, site: str, mask: np.ndarray) -> None:
+        """Raise a StateError for a conditional that is nan in one of the chains."""
+        shape, tables = self.posterior.shapes[site], self.posterior.values
+        for _, unit, number in np.argwhere(mask):
+            place, where = tuple(map(int, np.unravel_index(unit, shape))), ""
+            if site in tables:
+                where = f" where it is {np.broadcast_to(tables[site].table[number], shape)[place]:g}"
+            raise StateError(
+                f"the conditional of unit {place} of site {site!r} is nan{where}, so that it would "
+                "never move. Look for nan in the model's arguments, inf - inf and 0 * inf, or start "
+                "elsewhere by init_params"
+            )
+
+    def _refuse_impossible(self, values: Sites, context: Context | None) -> None:
+        """Raise a StateError that names the sites, and those whose log density is not finite."""
+        culprits: list[str] = []
+        if context is not None:
+            trace = self.info.trace({**context.siblings, **values}, context.arguments)
+            log_probs = {n: s["fn"].log_prob(s["value"]) for n, s in trace.items() if s["type"] == "sample"}
+            culprits = [name for name, v in log_probs.items() if not np.isfinite(v).all()]
+        where = f" at site {', '.join(map(repr, culprits))}" if culprits else ""
+        raise StateError(
+            f"the block of sites {list(values)} must start at a possible state, got one whose log density is "
+            f"not finite{where}. Give possible init_params, or check that the model has a state that is "
+            "possible for these data"
+        )
+
+
+def _refuse_outside(info: ModelInfo, inside: Mapping[str, Any], values: Sites) -> None:
+    for site, is_inside in inside.items():
+        if not np.all(is_inside):
+            support: Any = info.distributions[site].support
+            raise StateError(f"site {site!r} must be in {support}, got {np.asarray(values[site])}")
+
+
+def _refuse_nan(names: list[str]) -> None:
+    if names:
+        raise StateError(
+            f"argument {names[0]} of the model holds nan, and its log density is not finite. Leave "
+            "missing data out, or exclude them by numpyro.handlers.mask"
+        )
+
+
+def _over_rows(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``fn(values, context, keys)`` for the rows of all chains, compiled for axes of the context."""
+
+    def rows(axes: tuple, values: Sites, context: Context, keys: Array) -> Any:
+        in_axes = 0, jax.tree.unflatten(jax.tree.structure(context), axes), 0
+        return jax.vmap(fn, in_axes)(values, context, keys)
+
+    return jax.jit(rows, static_argnums=0)
