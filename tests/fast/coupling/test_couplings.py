@@ -80,7 +80,7 @@ def estimate(name: str, coupling: Any, **options: Any) -> UnbiasedEstimate:
     return ebmpp.unbiased_expectation(graph, params_for(name), statistics(name), coupling=coupling, **options)
 
 
-@pytest.mark.parametrize(("name", "coupling"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "coupling"), CASES, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_every_coupling_is_unbiased(name: str, coupling: Any) -> None:
     exact = flat(exact_means(graph_of(name), params_for(name)))
     for k, m, lag in WINDOWS:

@@ -50,7 +50,9 @@ def pairs(mesh: Any, params: Any = None, num_pairs: int = 20, **options: Any) ->
     [
         (2, {"m": 5}),
         slow(1, {"m": 5}),
-        slow(8, {"coupling": metropolis_sweep}),  # 8 do not divide 20
+        pytest.param(
+            8, {"coupling": metropolis_sweep}, id="metropolis", marks=pytest.mark.slow
+        ),  # 8 do not divide 20
         slow(8, {"v": ROWS}),
     ],
     ids=str,
