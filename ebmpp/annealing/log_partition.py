@@ -155,7 +155,8 @@ class ParticleSystem(LogPartition):
     @property
     def doubt(self) -> str | None:
         """Reason for not trusting the estimate, or None; includes slow mixing."""
-        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights), self.correlation)
+        mixing = self.correlation, self.num_sweeps
+        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights), *mixing)
 
     def _card(self) -> Card:
         rows = [("islands", len(self.log_z)), ("share of distinct ancestors", self.distinct_ancestors)]

@@ -80,7 +80,7 @@ def particle_expectation(
     data: Data | None = None,
     ladder: str | Any = "adaptive",
     cess_threshold: float = 0.95,
-    num_sweeps: int = 1,
+    num_sweeps: int | None = None,
     max_systems: int | None = None,
     unmet: str = "raise",
     mesh: Mesh | None = None,

@@ -16,7 +16,9 @@ MAX_ERROR = 0.3
 """Standard error of log Z (nats) above which it is doubtful; ten islands then differ by about 1 each."""
 MIN_SHARE = 0.25
 """Share of effective particles below which a weighted mean is doubtful."""
-_MAX_CORRELATION = 0.9  # of log-densities before and after the sweeps of a rung
+MAX_CORRELATION, ENOUGH_SWEEPS = 0.6, 20
+"""Correlation of log-densities before and after the sweeps of a rung above which modes are found late; and the
+number of sweeps that accepts it, as particles that are in all modes need not change them."""
 _MAX_Z = 4.0  # standard errors by which an upper estimate may be below a lower one
 
 
@@ -30,13 +32,17 @@ def t_quantile(level: float, count: int) -> float:
 
 
 def doubt(
-    standard_error: float, effective: float = np.inf, count: int = 0, correlation: float = 0.0
+    standard_error: float,
+    effective: float = np.inf,
+    count: int = 0,
+    correlation: float = 0.0,
+    sweeps: int = 1,
 ) -> str | None:
     """Return why an estimate of log Z is doubtful, or None.
 
     :param standard_error: of log Z.
     :param effective: effective sample size of ``count`` particles.
-    :param correlation: of the particles' log-densities before and after the sweeps of a rung.
+    :param correlation: of the particles' log-densities before and after the ``sweeps`` of a rung.
     """
     if effective < max(2.0, MIN_SHARE * count):
         return (
@@ -45,10 +51,10 @@ def doubt(
         )
     if standard_error > MAX_ERROR:
         return f"the standard error of log Z is {standard_error:.2g}, above {MAX_ERROR}: not to be trusted."
-    if correlation > _MAX_CORRELATION:
+    if correlation > MAX_CORRELATION and sweeps < ENOUGH_SWEEPS:
         return (
-            f"the sweeps of a rung leave particles near their old states (correlation {correlation:.3f}), so "
-            "modes are found late, log Z may be too small and so may its stated error."
+            f"{sweeps} sweeps per rung leave log-densities correlated by {correlation:.2f}: modes are found "
+            "late, and log Z and its stated error may be too small."
         )
     return None
 

@@ -149,8 +149,9 @@ def test_intervals_use_the_quantile_of_few_islands() -> None:
 
 
 def test_doubts_follow_one_rule() -> None:
+    assert reliability.doubt(0.1, 50, 100, 0.7, sweeps=20) is None
     assert reliability.doubt(0.1, 50, 100) is None and reliability.doubt(0.29) is None
-    for arguments in ((0.1, 24, 100), (0.31, 50, 100), (0.31,), (0.1, 50, 100, 0.95)):
+    for arguments in ((0.1, 24, 100), (0.31, 50, 100), (0.31,), (0.1, 50, 100, 0.7)):
         assert reliability.doubt(*arguments) is not None
     assert reliability.contradiction(-0.3, 0.1) is None and reliability.contradiction(-0.5, 0.1) is not None
 

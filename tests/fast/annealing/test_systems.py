@@ -172,6 +172,19 @@ def test_smc_estimates_are_within_their_errors() -> None:
     assert repr(result).startswith("ParticleSystem(")
 
 
+def test_rungs_take_more_sweeps_where_particles_do_not_move() -> None:
+    """A single sweep per rung, which finds modes late, warns."""
+    graph, frozen = zoo.graph("rbm"), scaled(two_modes(), 16)
+    options = {"rng_key": zoo.KEY, "num_particles": 1000}
+    with pytest.warns(UserWarning, match="num_sweeps"):
+        assert ebmpp.smc(graph, frozen, num_sweeps=1, **options).correlation > 0.6
+    result = ebmpp.smc(graph, frozen, **options)
+    assert result.num_sweeps == 20
+    low, high = result.interval(0.9999)
+    assert low < zoo.Oracle(graph, frozen, {}).log_z < high
+    assert ebmpp.smc(graph, two_modes(), **options).num_sweeps == 1
+
+
 @pytest.mark.parametrize("name", often(["rbm", "deep", "lattice"], "rbm"))
 def test_particle_expectations_are_unbiased(name: str) -> None:
     graph, params = model(name)

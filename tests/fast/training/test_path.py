@@ -115,6 +115,10 @@ def test_annealing_along_a_path_is_exact() -> None:
     assert smc.standard_error < 0.1
     assert_law(np.exp(smc.log_z - log_z).mean(), 1, smc.standard_error)
     sizes = {"num_particles": 200, "num_pairs": 20}
+    # pilots choose the line or the path, by rungs and correlation
+    assert (
+        smc.num_rungs <= 1.5 * ebmpp.smc(fit.graph, fit.params, rng_key=zoo.KEY, num_particles=2000).num_rungs
+    )
     mean = ebmpp.particle_expectation(fit.graph, fit.params, lambda x: x["v"], **sizes, **options)
     assert_law(mean.value, ebmpp.exact.moments(fit.graph, fit.params)["v"], mean.standard_error)
     assert mean.acceptance > 0.5
