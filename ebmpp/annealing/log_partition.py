@@ -204,8 +204,8 @@ class Bracket(Shown):
     @property
     def doubt(self) -> str | None:
         """Reasons for not trusting the two estimates, or None."""
-        found = self.lower.doubt, self.upper.doubt, contradiction(self.gap, self.standard_error)
-        return " ".join(dict.fromkeys(filter(None, found))) or None
+        doubts = self.lower.doubt, self.upper.doubt, contradiction(self.gap, self.standard_error)
+        return " ".join(dict.fromkeys(filter(None, doubts))) or None
 
     def __repr__(self) -> str:
         exact = "" if self.exact is None else f", exact {self.exact:.6g}"

@@ -17,7 +17,7 @@ MAX_ERROR = 0.3
 MIN_SHARE = 0.25
 """Share of effective particles below which a weighted mean is doubtful."""
 MAX_CORRELATION, ENOUGH_SWEEPS = 0.6, 20
-"""Correlation of log-densities before and after the sweeps of a rung above which modes are found late; and the
+"""Correlation of log-densities before and after the sweeps of a rung above which modes are found late, and a
 number of sweeps that accepts it, as particles that are in all modes need not change them."""
 _MAX_Z = 4.0  # standard errors by which an upper estimate may be below a lower one
 
@@ -74,6 +74,6 @@ def warn(advice: str, *doubts: str | None) -> None:
 
     :param advice: in the imperative.
     """
-    found = dict.fromkeys(message for message in doubts if message is not None)
-    if found:
-        warnings.warn(f"{' '.join(found)} {advice}", stacklevel=3)
+    messages = dict.fromkeys(message for message in doubts if message is not None)
+    if messages:
+        warnings.warn(f"{' '.join(messages)} {advice}", stacklevel=3)
