@@ -149,7 +149,9 @@ def fit(
         params, and callbacks that decide alike.
     :param progress_bar: show a progress bar.
     :return: a :class:`Fit`.
-    :warns UserWarning: if an estimator diagnoses a problem from its metrics, or a path cannot be thinned.
+    :warns UserWarning: if an estimator diagnoses a problem from its metrics, or a path cannot be thinned;
+        once if a monitor with ``log_likelihood=True`` falls; within the first hundred steps of a stage if its
+        coupled pairs will take too many sweeps.
     :raises StateError: for invalid data or weights, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does not normalise.
     :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the

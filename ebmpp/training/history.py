@@ -43,6 +43,8 @@ class Monitor:
     :param arguments: arrays, or pytrees of them.
     :param takes_state: pass the state of the run's estimator (persistent chains, say).
     :param compiled: False for a function that cannot be traced.
+    :param log_likelihood: True for a mean log-likelihood or pseudo-likelihood in nats per row: the run warns
+        if it falls.
 
     **Example**
 
@@ -56,6 +58,7 @@ class Monitor:
     arguments: tuple[Any, ...] = ()
     takes_state: bool = False
     compiled: bool = True
+    log_likelihood: bool = False
 
     def __call__(self, params: Params, estimator_state: Any = None) -> Array | float:
         """Return the value."""

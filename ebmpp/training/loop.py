@@ -24,6 +24,7 @@ from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection, Source, chunk_size
 from ebmpp.training.callbacks import BestParams, Callback, PathRecorder, Progress
 from ebmpp.training.checkpoint import Checkpoints, ProcessCheckpoints
+from ebmpp.training.diagnosis import PairWatch, diagnose_fall
 from ebmpp.training.history import Bar, Log, Watch
 from ebmpp.training.prefetch import Prefetch
 from ebmpp.training.steps import Stages, State, run_chunk, stacked
@@ -68,6 +69,8 @@ class Loop:
         self._save: Checkpoints | ProcessCheckpoints | None = None
         self._save_every, self._saved = checks.LARGEST, 0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
+        self._pairs: PairWatch | None = PairWatch(0, stages.end(0))
+        self._num_monitored, self._next_look, self._has_fallen = 0, 10, False
         self._recent: deque[tuple[int, State]] = deque(maxlen=2)  # number of steps done, and their state
 
     def begin(self, number: int, params: Params) -> State:
@@ -119,9 +122,12 @@ class Loop:
         with Bar(total, start, hidden) as bar, self.batches:
             while step < total:
                 self._record(step, state)
-                if step % self.interval == 0 and self._monitor(step, state):
-                    self._checkpoint(step, state)
-                    return state
+                if step % self.interval == 0:
+                    has_stopped = self._monitor(step, state)
+                    self._watch_likelihoods(has_stopped)
+                    if has_stopped:
+                        self._checkpoint(step, state)
+                        return state
                 number = self.stages.at(step)
                 if number and step == self.stages.first[number]:
                     state = self._enter(number, state)
@@ -131,6 +137,7 @@ class Loop:
                 backend.wait(self._recent[0][1].ok)  # a step that never ends is the only one that runs
                 bar.update(stop - step, state, self.log.latest)
                 step = stop
+                self._watch_pairs(number, step, state)
                 if step % _CHECK_EVERY == 1 and not bool(backend.wait(state.ok)):
                     self._check(step, state)
                 if step % self._save_every == 0 or step == total:
@@ -139,6 +146,7 @@ class Loop:
         self._check(total, state)
         self._monitor(total, state)
         self._diagnose(state.params)
+        self._watch_likelihoods(is_last=True)
         return state
 
     def reached(self) -> tuple[int, State]:
@@ -149,6 +157,34 @@ class Loop:
     def _record(self, step: int, state: State) -> None:
         if self.path is not None:
             self.path.record(step, state.params)
+
+    def _watch_pairs(self, number: int, step: int, state: State) -> None:
+        """Warn once if the pairs of a stage will take too many sweeps."""
+        first, last = self.stages.first[number], self.stages.end(number)
+        if self._pairs is not None and self._pairs.first != first:
+            self._pairs = PairWatch(first, last)
+        if self._pairs is None or not self._pairs.is_due(step):
+            return
+        backend.wait(state.ok)
+        message = self._pairs.diagnose(self.log.steps.columns(), step)
+        if message is not None:
+            self._pairs = None
+            warnings.warn(f"fit: {message}", stacklevel=4)
+
+    def _watch_likelihoods(self, is_last: bool) -> None:
+        """Warn once if a monitored likelihood has fallen, unless the params at its best are recorded."""
+        names = [n for n, fn in self.log.monitors.items() if getattr(fn, "log_likelihood", False)]
+        self._num_monitored += 1
+        if not names or self._has_fallen or not (is_last or self._num_monitored >= self._next_look):
+            return
+        self._next_look = 5 * self._num_monitored // 4 + 10  # seldom, since the device is waited for
+        columns = self.log.monitored.columns()
+        for name in names:
+            message = diagnose_fall(name, columns["monitor_step"], columns[name], 1 if is_last else 2)
+            if message is not None and (self.best is None or self.best.name != name):
+                self._has_fallen = True
+                warnings.warn(f"fit: {message}", stacklevel=4)
+                return
 
     def _diagnose(self, params: Params) -> None:
         """Warn of what estimators report about their stages, and the last one about its chains."""

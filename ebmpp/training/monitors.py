@@ -70,7 +70,7 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     -6.2383
     """
     rows = _rows(graph, data, missing=None)
-    monitor = Monitor(Bound(_mean, (exact.log_likelihood, graph)), (rows,))
+    monitor = Monitor(Bound(_mean, (exact.log_likelihood, graph)), (rows,), log_likelihood=True)
     try:
         jax.eval_shape(monitor, graph.param_shapes)  # plans the sum without computing it
     except IntractableError as error:
@@ -131,7 +131,7 @@ def estimated_log_likelihood(
     def estimate(params: Params) -> float:
         return run(graph, params, num_temperatures=num_temperatures).average_log_likelihood(rows).value
 
-    return Monitor(estimate, compiled=False)
+    return Monitor(estimate, compiled=False, log_likelihood=True)
 
 
 def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
@@ -185,7 +185,7 @@ def pseudo_log_likelihood(
     """
     rows = _rows(graph, data)
     keys = pseudo.check_units(graph, num_units, rng_key, rows)
-    return Monitor(Bound(_mean, (pseudo.by_row, graph, num_units)), (rows, keys))
+    return Monitor(Bound(_mean, (pseudo.by_row, graph, num_units)), (rows, keys), log_likelihood=True)
 
 
 def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:

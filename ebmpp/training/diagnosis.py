@@ -1,0 +1,94 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Diagnoses of a training run from its history: a likelihood that falls, and pairs that meet too late."""
+
+from collections.abc import Mapping
+import math
+import time
+
+import numpy as np
+
+_FALL, _NOISE = 2.0, 6.0  # nats, and standard deviations of a single value
+_FEW = 5  # values, of which the noise is not estimated
+_SWEEPS, _TOTAL = 150, 30_000  # predicted sweeps of a pair, per step and in all, that are too many
+_HORIZON = 4  # growth is extrapolated to so many times the steps done
+
+
+def diagnose_fall(name: str, steps: np.ndarray, values: np.ndarray, tail: int) -> str | None:
+    """Return a warning if a log-likelihood is far below its best value.
+
+    The noise of a value is estimated by second differences, in which a trend cancels, and their median, to
+    which single steps do not count.
+
+    :param tail: number of last values that must all be so low; more than 1 while a run may recover.
+    """
+    valid = ~np.isnan(values)
+    steps, values = steps[valid], values[valid].astype(float)
+    if len(values) <= tail:
+        return None
+    noise = 0.0
+    if len(values) >= _FEW and np.isfinite(values).all():
+        bends = values[1:-1] - (values[:-2] + values[2:]) / 2
+        noise = float(np.median(np.abs(bends))) / (0.6745 * math.sqrt(1.5))
+    best, last = int(values.argmax()), float(values[-tail:].max())
+    if not values[best] - last > max(_FALL, _NOISE * noise):
+        return None
+    return (
+        f"monitor {name!r} fell from {values[best]:.4g} at step {steps[best]} to {values[-1]:.4g} at step "
+        f"{steps[-1]}. keep_best={name!r} returns the params of the best value. The usual causes are a large "
+        "rate, and the bias of CD or PCD: reduce the rate, or use an exact estimator such as UCD() or "
+        "ParticleUCD() for the last steps."
+    )
+
+
+def diagnose_pairs(sweeps: np.ndarray, remaining: int, pace: float) -> str | None:
+    """Return a warning if coupled pairs will need too many sweeps for the remaining steps.
+
+    A power of the number of steps extrapolates the sweeps. A clock enters the words alone.
+
+    :param sweeps: mean sweeps of a pair at each step so far.
+    :param pace: seconds per sweep, or nan.
+    """
+    done = len(sweeps)
+    recent, before = sweeps[done // 2 :].mean(), sweeps[done // 4 : done // 2]
+    growth = math.log2(max(1.0, recent / before.mean())) if len(before) >= 5 and before.mean() > 0 else 0.0
+    times = np.minimum(np.arange(done, done + remaining), _HORIZON * done)
+    total = float(recent * ((times / (0.75 * done)) ** min(growth, 2.0)).sum())
+    if not (total >= _TOTAL and total >= _SWEEPS * remaining):
+        return None
+    minutes = "" if math.isnan(pace) else f" (roughly {pace * total / 60:.2g} minutes)"
+    return (
+        f"a coupled pair takes {recent:.0f} sweeps per step until it meets, and about {total:.2g} in the "
+        f"remaining {remaining} steps{minutes}, where a chain of PCD takes {remaining}. Chains of this model "
+        "mix too slowly for this estimator. Use Centered(PCD()), and an exact gradient for the last steps if "
+        'at all. ParticleUCD() and UCD(coupling="mixture") are exact where chains do not leave their modes.'
+    )
+
+
+class PairWatch:
+    """Watch over the pairs of one stage, at a few of its first hundred steps.
+
+    :param first: number of the stage's first step.
+    :param last: the number after its last one.
+    """
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last, self._due = first, last, [1, 10, 25, 50, 100]
+        self._clock = (0, time.monotonic())
+
+    def is_due(self, step: int) -> bool:
+        """Return True if the stage's pairs should be diagnosed after ``step`` steps of the run."""
+        return bool(self._due) and self._due[0] <= step - self.first <= self._due[-1] + 1
+
+    def diagnose(self, columns: Mapping[str, np.ndarray], step: int) -> str | None:
+        """Return a warning from the metrics of all steps, if there is a reason."""
+        done, now = step - self.first, time.monotonic()
+        self._due = [due for due in self._due if due > done]
+        names = ("sweeps", "posterior_sweeps")
+        parts = [columns[name][self.first : step] for name in names if name in columns]
+        if not parts or "meeting_time_mean" not in columns:
+            return None
+        sweeps = np.nan_to_num(np.sum(parts, 0))
+        (before, then), self._clock = self._clock, (done, now)
+        pace = (now - then) / max(sweeps[before:].sum(), 1.0) if before else math.nan  # the first compiles
+        return diagnose_pairs(sweeps, self.last - step, pace)
