@@ -23,6 +23,7 @@ from ebmpp.errors import CheckpointError
 Groups = Mapping[str, Mapping[str, Any]]
 
 _COPIED = 100  # draws at a time
+_OVERHEAD = 2**16  # bytes of a group without its values
 
 
 class DrawFile:
@@ -85,6 +86,16 @@ class DrawFile:
         os.replace(larger, self._partial)
 
     def _create(self, path: Path, groups: Groups) -> None:
+        """Make a file with places for all draws, whose space on the disk is reserved.
+
+        HDF5 dies where it cannot write, so the space is reserved before and after it lays out the file.
+        """
+        sizes = (x[:, :1].nbytes * self._num_draws for arrays in groups.values() for x in arrays.values())
+        _reserve(path, sum(sizes) + len(groups) * (16 * self._num_draws + _OVERHEAD))
+        self._lay_out(path, groups)
+        _reserve(path, path.stat().st_size)
+
+    def _lay_out(self, path: Path, groups: Groups) -> None:
         layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -105,6 +116,12 @@ class DrawFile:
                     stored = group.create_variable(variable, ("chain", "draw", *dims), dtype, dcpl=layout)
                     if is_bool:
                         stored.attrs["dtype"] = "bool"  # as xarray stores it
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Reserve space on the disk for a file; raise OSError if there is too little."""
+    with open(path, "ab") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _write(file: h5py.File, start: int, groups: Groups) -> None:
