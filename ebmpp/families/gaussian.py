@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 from jaxtyping import Float, UInt32
 import numpy as np
@@ -119,11 +120,12 @@ class Gaussian(Family):
         return dist.Normal(*self.moments(eta))
 
     def from_mean(self, mean: Natural) -> Natural:
-        """Return the natural parameter with these moments."""
+        """Return the natural parameter with these moments, of numpy arrays in their own precision."""
         if not self.learned:
             return mean
         variance = mean[..., 1] - mean[..., 0] ** 2
-        return jnp.stack([mean[..., 0] / variance, -0.5 / variance], axis=-1)
+        stack: Any = np.stack if isinstance(mean, np.ndarray) else jnp.stack
+        return stack([mean[..., 0] / variance, -0.5 / variance], axis=-1)
 
     def mode(self, eta: Natural) -> PerUnit:
         """Return the mean."""

@@ -16,8 +16,9 @@ from ebmpp.errors import ParameterError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Bias, Factor
 
-#: Mean statistics, and the number of rows they average: one for the block, or one per statistic.
-Mean = tuple[Array, Array | int]
+#: Mean statistics, and the number of rows they average: one for the block, or one per statistic. None: the
+#: mean is in double precision on the host, and that of the data and a row of the default distribution.
+Mean = tuple[Any, Array | int | None]
 
 SCHEMES: dict[str, dict[str, str]] = {
     "gaussian": {"weight": "gaussian", "bias": "base_rate"},
@@ -89,8 +90,8 @@ def mean_statistics(family: Family, x: Array, known: Array | None, weights: Arra
     return mean, jnp.where(total > 0, mask.sum(0), 0)
 
 
-def _pooled(factor: Bias, family: Family, mean: Array, rows: Array | int) -> Mean:
-    if isinstance(rows, int):
+def _pooled(factor: Bias, family: Family, mean: Any, rows: Array | int | None) -> Mean:
+    if rows is None or isinstance(rows, int):
         return factor.pool(mean, family), rows
     count = factor.pool(rows, family)
     return factor.pool(rows * mean, family) / jnp.where(count > 0, count, 1), count
@@ -123,15 +124,17 @@ def _bias(choice: str, rng_key: Array, start: Array, family: Family, mean: Mean 
     return start
 
 
-def base_rate(family: Family, mean: Array, rows: Array | int, start: Array) -> Array:
+def base_rate(family: Family, mean: Any, rows: Array | int | None, start: Array) -> Array:
     """Return the natural parameter of a block with given mean statistics.
 
     One pseudo-row with the mean at ``start`` keeps constant units inside the domain.
 
     :param mean: statistics averaged over rows.
-    :param rows: number of rows, or one number per statistic.
+    :param rows: see :data:`Mean`.
     :param start: a natural parameter.
     """
+    if rows is None:
+        return jnp.asarray(family.from_mean(mean), start.dtype)
     try:
         return _compiled_rate(family, mean, rows, start)
     except jax.errors.JAXTypeError:  # a custom from_mean in numpy, or with Python's if

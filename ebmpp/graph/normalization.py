@@ -122,6 +122,7 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
             f"the model does not normalise: the natural parameter of block {block!r} ({family!r}) must be "
             f"{family.domain}, and at unit {unit} it reaches {np.asarray(extreme)[unit]!s}. Lower its bias, "
             f"or weaken its factors {_names(graph, block)}; only a Bias({block!r}) holds it in its domain."
+            f"{' Standardise real-valued data before training.' if _is_quadratic(family) else ''}"
         )
 
 

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from ebmpp.core import checks, sharding
 from ebmpp.core.types import Blocks, Numbers
 from ebmpp.errors import StateError
+from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete, settle
-from ebmpp.graph import initialization, states
+from ebmpp.graph import initialization, scales, states
 from ebmpp.graph.declaration import Declaration
 
 
@@ -119,14 +120,28 @@ def check_rows(graph: Declaration, data: Any, missing: str | None = "this") -> t
     return jax.device_put(check_table(graph, table).observed()), size
 
 
-def mean_statistics(graph: Declaration, data: Any, weights: Any) -> dict[str, initialization.Mean]:
-    """Return the mean statistics of known entries, and the number of rows, by block."""
+def mean_statistics(
+    graph: Declaration, data: Any, weights: Any, warns: bool = False
+) -> dict[str, initialization.Mean]:
+    """Return the mean statistics of known entries, and the number of rows, by block.
+
+    :param warns: warn of scales that do not fit a Gaussian family.
+    """
     rows, known, batch = as_data(graph, data, missing=None)
     checks.require(0 not in batch, "data", "at least one row", batch, StateError)
     if weights is not None and is_concrete(weights):
         check_weights(weights, math.prod(batch))
-    mean = lambda b, v: initialization.mean_statistics(graph.families[b], v, known.get(b), weights)
-    return {b: mean(b, v) for b, v in rows.items()}
+    means = {}
+    for b, v in rows.items():
+        family, inputs = graph.families[b], (v, known.get(b), weights)
+        if isinstance(family, Gaussian) and all(map(is_concrete, inputs)):
+            mean, variance, count = scales.moments(*inputs)
+            if warns:
+                scales.warn(graph, b, variance, count)
+            means[b] = scales.with_default_row(family, mean, variance, count), None
+        else:
+            means[b] = initialization.mean_statistics(family, *inputs)
+    return means
 
 
 def check_weights(weights: Any, size: int) -> np.ndarray:

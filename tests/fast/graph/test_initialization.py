@@ -8,7 +8,19 @@ import zoo
 
 import jax
 
-from ebmpp import Bernoulli, Exponential, Factor, FactorGraph, Spin, layered
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Exponential,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    Observed,
+    Spin,
+    exact,
+    layered,
+)
 from helpers import FAMILIES, alone, assert_law, often, random_state, slow
 
 
@@ -63,3 +75,51 @@ def test_init_of_custom_factors() -> None:
     assert (scale.shape, scale.dtype) == ((), np.float32)
     free = Factor("a", energy=lambda p, a: -a.sum())
     assert FactorGraph({"a": Bernoulli(2)}, factors=[free]).init(zoo.KEY) == {"a": ()}
+
+
+# -- scale of real data ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("latents", [0, 3])
+def test_large_means_with_learned_variance(latents: int) -> None:
+    """A row at 0 widened the columns to a standard deviation of 224, and -E and log Z cancelled."""
+    rows = np.random.default_rng(0).normal(1e4, 3, (2000, 4))
+    family, factors = Gaussian(4, variance="learned"), [Bias("v"), Bias("h"), Bilinear("v", "h")]
+    latent = {"h": Bernoulli(latents)} if latents else {}
+    graph = FactorGraph({"v": family}, latent, factors if latents else factors[:1])
+    params = graph.init(zoo.KEY, data=rows)
+    mean, deviation = family.moments(params["v"])
+    np.testing.assert_allclose(mean, rows.mean(0), atol=0.02)
+    np.testing.assert_allclose(deviation, rows.std(0), rtol=1e-2)
+    expected = -4 * 0.5 * np.log(2 * np.pi * np.e * 9)  # -10.07
+    assert abs(exact.log_likelihood(graph, params, rows).mean() - expected) < 0.03
+    # masks and weights take the same path
+    known = np.random.default_rng(1).random(rows.shape) < 0.7
+    partial = graph.init(zoo.KEY, data=Observed(rows, known), weights=np.ones(2000))
+    np.testing.assert_allclose(family.moments(partial["v"])[0], rows.mean(0), atol=0.3)
+    unit = FactorGraph({"v": Gaussian(4)}, factors=[Bias("v")])
+    np.testing.assert_allclose(unit.init(zoo.KEY, data=rows)["v"], rows.mean(0), atol=0.01)
+
+
+def test_scales_that_do_not_fit_a_gaussian_are_named() -> None:
+    rows = np.random.default_rng(0).normal(size=(1000, 3))
+    unit, learned = layered(v=Gaussian(3), h=Bernoulli(2)), layered(v=Gaussian(3, "learned"), h=Bernoulli(2))
+    unit.init(zoo.KEY, data=rows)  # may be rows of the model
+    learned.init(zoo.KEY, data=(rows - rows.mean(0)) / rows.std(0))
+    FactorGraph({"v": Gaussian(3)}, factors=[Bias("v")]).init(zoo.KEY, data=0.1 * rows)
+    narrow, constant = rows * [1, 0.5, 2], rows * [1, 0, 1] + 7
+    for graph, data, words in (
+        (unit, (rows - rows.mean(0)) / rows.std(0, ddof=1), "'v'.*[0, 1, 2].*learned"),
+        (unit, narrow, r"'v'.*\[1\].*learned"),
+        (learned, constant, r"'v'.*\[1\].*constant"),
+    ):
+        with pytest.warns(UserWarning, match=words):
+            params = graph.init(zoo.KEY, data=data)
+        graph.check(params)
+
+
+def test_latents_that_training_cannot_move_are_named() -> None:
+    graph, rows = layered(v=Bernoulli(3), h=Gaussian(2)), np.eye(3)
+    with pytest.warns(UserWarning, match="'h'"):
+        graph.init(zoo.KEY, data=rows, scheme={"weight": "zero", "bias": "base_rate"})
+    graph.init(zoo.KEY, data=rows)
