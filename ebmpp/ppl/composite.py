@@ -181,9 +181,11 @@ class CoupledComposite(MCMCKernel):
 
         :return: the values, and False where all draws were impossible.
         """
-        z, possible = self._draw_sites(keys, call, init), jnp.ones((), bool)
         models = [step for step in self.steps if isinstance(step, ModelBlock)]
-        if models:
+        z, possible = {}, jnp.ones((), bool)
+        if not models:
+            z = self._draw_sites(keys, call, init)
+        else:
             pending = lambda carry: ~carry[2] & (carry[0] < _MAX_STARTS)
 
             def draw(carry: tuple[Array, Rows, Array]) -> tuple[Array, Rows, Array]:
@@ -193,7 +195,9 @@ class CoupledComposite(MCMCKernel):
                 densities = jnp.stack([_log_density(step, z, call) for step in models])
                 return carry[0] + 1, z, (densities > -jnp.inf).all()
 
-            _, z, possible = lax.while_loop(pending, draw, (jnp.uint32(0), z, ~possible))
+            shapes = jax.eval_shape(lambda: self._draw_sites(keys, call, init))
+            none = {site: jnp.zeros(s.shape, s.dtype) for site, s in shapes.items()}
+            _, z, possible = lax.while_loop(pending, draw, (jnp.uint32(0), none, ~possible))
         for index, step in enumerate(self.steps):
             sites = {site: z[site] for site in step.sites}
             z |= step.begin(sites, _split(step, z, call)[1], random.fold_in(keys, index)).z

@@ -7,7 +7,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from ucd_tools import exact_means, flat, problem
+from ucd_tools import SCALES, exact_means, flat, problem
 import zoo
 
 import jax
@@ -56,6 +56,22 @@ def test_sound_runs_are_not_reported() -> None:
         result = ebmpp.unbiased_expectation(graph, params, zoo_means, rng_key=key, num_pairs=200)
         scores.append(result.overlap)
     assert -3.5 < min(scores) < max(scores) < 3.5 and 0.5 < np.std(scores) < 1.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(SCALES))
+def test_two_hundred_sound_runs_are_not_reported(name: str) -> None:
+    graph, scale = problem(name)[0], SCALES[name]
+    scores = []
+    for seed in range(67):
+        params, options = random_params(graph, seed, scale=scale), {"num_pairs": 100, "max_sweeps": 10_000}
+        result = ebmpp.unbiased_expectation(graph, params, statistic, rng_key=jax.random.key(seed), **options)
+        scores.append(result.overlap)
+    assert np.nanmax(np.abs(scores)) < 4.5 and abs(np.nanmean(scores)) < 0.5
+
+
+def statistic(x: dict[str, jax.Array]) -> jax.Array:
+    return x["v"].astype(float).mean()
 
 
 def zoo_means(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
