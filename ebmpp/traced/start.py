@@ -60,8 +60,8 @@ class Start:
         def check(rows: Any) -> dict[str, Array]:
             values, mapped, keys = rows
             mapped = iter(mapped)
-            whole = [leaf if axis is None else next(mapped) for leaf, axis in zip(leaves, axes, strict=True)]
-            return self._check(values, jax.tree.unflatten(structure, whole), keys, (axes, call, origin))
+            filled = [leaf if axis is None else next(mapped) for leaf, axis in zip(leaves, axes, strict=True)]
+            return self._check(values, jax.tree.unflatten(structure, filled), keys, (axes, call, origin))
 
         return on_rows(check, (dict(values), [leaf for leaf in leaves if isinstance(leaf, Tracer)], keys))
 
