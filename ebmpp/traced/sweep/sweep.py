@@ -152,8 +152,9 @@ def _conditionals(posterior: Posterior, sequential: bool) -> Conditionals:
     size, edges = terms.sets.size, terms.edges
     degree = size - 1 if edges is None else int(np.bincount(edges.ravel(), minlength=1).max())
     cost = size * max(len(v.table) for v in posterior.values.values())
+    number = f"all {size} units" if degree == size - 1 else f"units with up to {degree} of {size - 1} others"
     raise IntractableError(
-        f"from_model: the {size} units of sites {list(sites)} interact with up to {degree} others each. "
+        f"from_model: {number} of sites {list(sites)} interact. "
         "Hardly two can be drawn at once. Declare the graph by GibbsBlock(graph, sites, params), or draw one "
         f"unit at a time with sequential=True, at {cost} evaluations of the model per sweep"
     )
