@@ -240,8 +240,8 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     effective sample size; it is then nan, and so is the Monte Carlo error. There are three cases:
 
     - All chains stand still, at different values: they are stuck, and R-hat is infinite.
-    - Some stand still, and this is not chance (probability below 1e-5 at the rate at which the other chains
-      leave that value): they are stuck. R-hat is ArviZ's.
+    - Some stand still, and this is not chance (at different values, or with probability below 1e-5 at the
+      rate at which the other chains leave that value): they are stuck. R-hat is ArviZ's.
     - All are constant at one value: the unit is nearly certain, or all chains are stuck at one place, which
       the draws cannot distinguish. R-hat is nan.
 

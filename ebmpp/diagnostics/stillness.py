@@ -42,7 +42,8 @@ def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
 
     A chain stands still if it is constant, or from 50 draws on if the second half of its draws is. Let r be
     the share of their draws at its state after which the other chains leave it: a sound chain of n such draws
-    stays there with probability :math:`(1 - r)^{n-1}`, and ``beside`` takes less than 1e-5.
+    stays there with probability :math:`(1 - r)^{n-1}`, and ``beside`` takes less than 1e-5, or chains that
+    stand still at different states for 20 draws or more.
 
     **Example**
 
@@ -59,7 +60,8 @@ def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
         kind = "apart" if len(states) > 1 else "agree" if is_constant else ""
     else:
         chances = (_chance(draws[~still], state, tail.shape[1] - 1) for state in states[:_MOST])
-        kind = "beside" if any(chance < _CHANCE for chance in chances) else ""
+        differ = len(states) > 1 and tail.shape[1] >= FEWEST
+        kind = "beside" if differ or any(chance < _CHANCE for chance in chances) else ""
     return Stillness(kind, int(still.sum()))
 
 

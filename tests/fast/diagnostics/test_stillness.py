@@ -24,13 +24,15 @@ CASES = {
     "normal": (np.vstack([NORMAL, np.full((1, 1000), 0.3)]), 1),
     "two of five": (np.vstack([COIN, np.zeros((2, 1000))]), 2),
     "late": (np.vstack([NORMAL, LATE]), 1),
+    "one switch": (np.vstack([THREES, np.repeat([[0.0, 1.0]], 500, 1)]), 4),
     "one moves": (np.vstack([THREES, NORMAL[:1]]), 3),
     "apart": (np.vstack([THREES, THREES[:1]]), 4),
     "agree": (np.ones((4, 1000)), 4),
+    "two of three": (np.vstack([THREES[:2], np.repeat([[0.0, 1.0, 0.0]], [400, 200, 400], 1)]), 2),
     "rare": (1.0 * (RNG.random((4, 1000)) < 1e-3), None),
     "sound": (RNG.normal(size=(4, 1000)), 0),
 }
-KIND = {"coin": "beside", "apart": "apart", "agree": "agree", "rare": "", "sound": ""}
+KIND = {"one switch": "apart", "apart": "apart", "agree": "agree", "rare": "", "sound": ""}
 
 
 def table_of(**draws):
