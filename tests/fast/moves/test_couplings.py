@@ -285,7 +285,7 @@ def test_one_kind_per_layer() -> None:
     [
         ("synchronous", "synchronous"),
         (("maximal", "crn", "common"), "crn"),
-        (("maximal", "common"), "got 2"),
+        (("maximal", "common"), "3 layers"),
     ],
 )
 def test_unknown_couplings_are_refused(coupling: str | tuple[str, ...], message: str) -> None:

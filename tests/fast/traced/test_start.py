@@ -77,7 +77,7 @@ def test_chains_and_pairs_start_at_possible_states(name: str) -> None:
     with pytest.raises(StateError, match="'z'"):
         block.init(KEYS[0], 0, impossible, (), {})
     kernel = CoupledComposite([block])
-    start = lambda key: kernel.start(random.key_pair(key), Call({}, (), {}), {})["z"]
+    start = lambda key: kernel.start(random.key_pair(key), Call({}, (), {}), {})[0]["z"]
     assert is_possible(jax.vmap(start)(KEYS)).all() and is_possible(jax.jit(jax.vmap(start))(KEYS)).all()
 
 
