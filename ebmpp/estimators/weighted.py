@@ -146,7 +146,7 @@ class WeightedPCD(Estimator):
             )
             rest = jnp.maximum(state.rest - 1, rungs)
             state = state._replace(watchers=watchers, variance=variance, rest=rest)
-            sweeps += rungs * (self.k * self.num_watchers / len(batch.weights))
+            sweeps += rungs.astype(sweeps.dtype) * (self.k * self.num_watchers / len(batch.weights))
             metrics |= _likelihood(graph, params, state.eta0, batch, *_log_z(watchers, variance))
         return Estimate(jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps)
 
