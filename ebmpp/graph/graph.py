@@ -190,7 +190,7 @@ class FactorGraph(Declaration, Shown):
         :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"
             (semi-orthogonal weights, Logistic(0, 0.5) biases: Taniguchi et al. 2023), or a dict with
             "weight" ("gaussian", "orthogonal", "zero") and "bias" ("base_rate", "logistic", "zero").
-        :param weights: of the rows in the base rates, not all 0; equal by default.
+        :param weights: of the rows in the base rates, not all zero; equal by default.
         :raises ParameterError: for an unknown scheme.
         :raises StateError: for data of a wrong name, shape or value.
         """

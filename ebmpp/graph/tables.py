@@ -150,7 +150,7 @@ def check_weights(weights: Any, size: int) -> np.ndarray:
     is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0))) if is_numeric else ()
     hint = f"It has {float(array[wrong[0]])} at row {wrong[0]}." if len(wrong) else ""
-    expected = f"{size} finite numbers >= 0, one per row and not all 0"
+    expected = f"{size} finite numbers >= 0, one per row and not all zero"
     is_valid = is_numeric and not len(wrong) and array.any()
     checks.require(is_valid, "weights", expected, array, StateError, hint)
     array = array.astype(float)
