@@ -51,11 +51,11 @@ def _describe(value: Any, error: Any) -> str:
         return "no value"
     if (count := sum(v.size for v in values.values())) > _MAX_SHOWN:
         low, high = min(v.min() for v in values.values()), max(v.max() for v in values.values())
-        known = np.concatenate([e[~np.isnan(e)] for e in errors])
+        known = np.concatenate([e[e > 0] for e in errors])
         largest = f"at most {known.max():.2g}" if len(known) else "not known"
         return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors {largest}"
     show = lambda a, digits: np.array2string(a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format})
-    spread = lambda e: "not known" if np.isnan(e).all() else show(e, 2)
+    spread = lambda e: show(e, 2) if (e > 0).any() else "not known"
     items = zip(values.items(), errors, strict=True)
     return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {spread(e)}" for (n, v), e in items)
 
@@ -67,7 +67,8 @@ class UnbiasedEstimate(Shown):
     value: Any
     """Mean over the pairs, a pytree like the value of the function."""
     standard_error: Any
-    """Standard error of ``value`` over independent pairs; nan where all pairs agree, which tells no error."""
+    """Standard error of ``value`` over independent pairs; nan if only one pair met. It is 0 where all pairs
+    agree: exact for values that clamped or observed units determine, otherwise not known, and printed so."""
     meeting_time: Float[np.ndarray, "pairs"]
     """First t with X_t = Y_{t - lag}; inf if unmet."""
     met: Bool[np.ndarray, "pairs"]
@@ -367,7 +368,7 @@ def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: floa
     def error(h: np.ndarray, mean: np.ndarray) -> np.ndarray:
         size = pairs[rows].reshape(-1, *(1,) * (h.ndim - 1))
         are_equal = np.ptp(h / size, axis=0) == 0
-        return np.where(are_equal, np.nan, np.sqrt(((h - size * mean) ** 2).sum(0) / count / others))
+        return np.where(are_equal, 0.0, np.sqrt(((h - size * mean) ** 2).sum(0) / count / others))
 
     with np.errstate(all="ignore"):  # values may be infinite
         value = jax.tree.map(lambda h: h.sum(0) / count, values)
