@@ -85,7 +85,7 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest $(SPREAD)
 
-# All tiers: what CI runs, and the further cases of tests/slow. About an hour on two cores.
+# All tiers, about an hour on two cores. CI runs `test`, `test-strict` and `test-subset`; run all before a release.
 test-all: test
 	$(MAKE) test-slow test-strict test-shapes
 	$(BIN)/python -m pytest $(SPREAD) -m slow tests/slow
