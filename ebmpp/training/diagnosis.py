@@ -11,6 +11,9 @@ import numpy as np
 _FALL, _NOISE = 2.0, 6.0  # nats, and standard deviations of a single value
 _FEW = 5  # values, of which the noise is not estimated
 _SWEEPS, _TOTAL = 150, 30_000  # predicted sweeps of a pair, per step and in all, that are too many
+# Predicted unit updates of a pair that are too many. `make demo` (84 units, 1,000 steps) predicts 7e7 at step
+# 100 and ends in half a minute; MNIST at 784x100, where PCD is far better at equal seconds, 5e8.
+_UPDATES = 2e8
 _HORIZON = 4  # growth is extrapolated to so many times the steps done
 
 
@@ -41,20 +44,21 @@ def diagnose_fall(name: str, steps: np.ndarray, values: np.ndarray, tail: int) -
     )
 
 
-def diagnose_pairs(sweeps: np.ndarray, remaining: int, pace: float) -> str | None:
+def diagnose_pairs(sweeps: np.ndarray, remaining: int, pace: float, units: int) -> str | None:
     """Return a warning if coupled pairs will need too many sweeps for the remaining steps.
 
     A power of the number of steps extrapolates the sweeps. A clock enters the words alone.
 
     :param sweeps: mean sweeps of a pair at each step so far.
     :param pace: seconds per sweep, or nan.
+    :param units: number of units that a sweep draws.
     """
     done = len(sweeps)
     recent, before = sweeps[done // 2 :].mean(), sweeps[done // 4 : done // 2]
     growth = math.log2(max(1.0, recent / before.mean())) if len(before) >= 5 and before.mean() > 0 else 0.0
     times = np.minimum(np.arange(done, done + remaining), _HORIZON * done)
     total = float(recent * ((times / (0.75 * done)) ** min(growth, 2.0)).sum())
-    if not (total >= _TOTAL and total >= _SWEEPS * remaining):
+    if total < max(_TOTAL, _SWEEPS * remaining, _UPDATES / units):
         return None
     minutes = "" if math.isnan(pace) else f" (roughly {pace * total / 60:.2g} minutes)"
     return (
@@ -70,10 +74,11 @@ class PairWatch:
 
     :param first: number of the stage's first step.
     :param last: the number after its last one.
+    :param units: number of units of the model.
     """
 
-    def __init__(self, first: int, last: int) -> None:
-        self.first, self.last, self._due = first, last, [1, 10, 25, 50, 100]
+    def __init__(self, first: int, last: int, units: int) -> None:
+        self.first, self.last, self._units, self._due = first, last, units, [1, 10, 25, 50, 100]
         self._clock = (0, time.monotonic())
 
     def is_due(self, step: int) -> bool:
@@ -91,4 +96,4 @@ class PairWatch:
         sweeps = np.nan_to_num(np.sum(parts, 0))
         (before, then), self._clock = self._clock, (done, now)
         pace = (now - then) / max(sweeps[before:].sum(), 1.0) if before else math.nan  # the first compiles
-        return diagnose_pairs(sweeps, self.last - step, pace)
+        return diagnose_pairs(sweeps, self.last - step, pace, self._units)

@@ -69,7 +69,8 @@ class Loop:
         self._save: Checkpoints | ProcessCheckpoints | None = None
         self._save_every, self._saved = checks.LARGEST, 0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
-        self._pairs: PairWatch | None = PairWatch(0, stages.end(0))
+        self._units = sum(family.size for family in graph.families.values())
+        self._pairs: PairWatch | None = PairWatch(0, stages.end(0), self._units)
         self._num_monitored, self._next_look, self._has_fallen = 0, 10, False
         self._recent: deque[tuple[int, State]] = deque(maxlen=2)  # number of steps done, and their state
 
@@ -162,7 +163,7 @@ class Loop:
         """Warn once if the pairs of a stage will take too many sweeps."""
         first, last = self.stages.first[number], self.stages.end(number)
         if self._pairs is not None and self._pairs.first != first:
-            self._pairs = PairWatch(first, last)
+            self._pairs = PairWatch(first, last, self._units)
         if self._pairs is None or not self._pairs.is_due(step):
             return
         backend.wait(state.ok)

@@ -83,24 +83,29 @@ def test_pcd_at_a_large_rate_warns() -> None:
 
 #: Mean sweeps of UCD() on MNIST at 784x100, rate 0.1, at steps 5, 15, ..., 115.
 MNIST = np.interp(np.arange(120), np.arange(5, 120, 10), [5, 5, 6, 10, 18, 24, 38, 45, 47, 55, 71, 94])
+#: The same of `make demo` at 64x20, which ends in half a minute, in round numbers.
+DEMO = 55 * (np.arange(101) / 100) ** 2
 BUSY = 20 - 18 * np.exp(-np.arange(101) / 30)  # a sound run, whose lag adapts
 
 
 @pytest.mark.parametrize(
-    ("sweeps", "remaining", "warns"),
+    ("sweeps", "remaining", "units", "warns"),
     [
-        (MNIST[:101], 899, True),
-        (MNIST[:101], 199, True),
-        (MNIST[:101], 20, False),
-        (MNIST[:25], 975, False),
-        (BUSY, 3000, False),
-        (BUSY[:25], 3000, False),
-        (np.full(1, 2000.0), 999, True),
-        (np.full(101, 100.0), 10_000, False),
+        (MNIST[:101], 899, 884, True),
+        (MNIST[:101], 20, 884, False),
+        (MNIST[:25], 975, 884, False),
+        (DEMO, 900, 84, False),
+        (DEMO, 900, 884, True),
+        (BUSY, 3000, 884, False),
+        (BUSY[:25], 3000, 884, False),
+        (np.full(1, 2000.0), 999, 884, True),
+        (np.full(101, 100.0), 10_000, 884, False),
     ],
 )
-def test_pairs_are_too_late_for_the_remaining_steps(sweeps: Any, remaining: int, warns: bool) -> None:
-    messages = [diagnose_pairs(sweeps, remaining, pace) for pace in (1e-3, np.nan)]
+def test_pairs_are_too_late_for_the_remaining_steps(
+    sweeps: Any, remaining: int, units: int, warns: bool
+) -> None:
+    messages = [diagnose_pairs(sweeps, remaining, pace, units) for pace in (1e-3, np.nan)]
     assert [message is not None for message in messages] == [warns, warns]
     for message in filter(None, messages):
         assert all(word in message for word in ("Centered(PCD())", "ParticleUCD", 'coupling="mixture"'))
@@ -124,7 +129,7 @@ def test_a_run_says_early_that_its_pairs_meet_too_late() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match=r"Centered\(PCD\(\)\)"):
-            train(estimator=Late(), num_steps=1000, **options)
+            train(estimator=Late(slope=4000.0), num_steps=1000, **options)
         assert seen[-1] <= 100
         train(estimator=Late(), num_steps=20)
         train(estimator=Late(slope=0.3), num_steps=300)
