@@ -170,7 +170,7 @@ def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     u = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.result_type(float)) * _TO_UNIT
     # XLA copies cheap operations into every fusion that reads them, a hash included but not a square root.
     # On a CPU the root of a square is exact. Without it a coupled layer hashed five times in place of three.
-    # The square is behind the barrier: with only a factor there, jaxlib 0.12 does not finish some compilations.
+    # The square is behind the barrier: with a factor there, jaxlib 0.12 does not finish some compilations.
     return u if backend.accelerated() else lax.sqrt(lax.optimization_barrier(u * u))
 
 

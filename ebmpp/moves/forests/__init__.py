@@ -1,0 +1,8 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Exact sums and joint draws of finite units that interact along the edges of a forest."""
+
+from ebmpp.moves.forests.structure import Forest
+from ebmpp.moves.forests.sums import draw, draw_pair, log_sum, marginals, most_probable
+
+__all__ = ["Forest", "draw", "draw_pair", "log_sum", "marginals", "most_probable"]
