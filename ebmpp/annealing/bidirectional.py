@@ -76,10 +76,7 @@ class _Annealing:
     def backward(
         self, rng_key: Array, samples: Blocks | None, unbiased: bool, approximate: bool = False
     ) -> LogPartition:
-        """Anneal from draws of the model to the reference.
-
-        :param approximate: anneal to the draws where there are no samples and no perfect ones.
-        """
+        """Anneal from draws of the model, approximate ones if there are no others, to the reference."""
         unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
         key, log_share = random.key_pair(rng_key), np.zeros(())
         betas = self._betas(key)
@@ -162,8 +159,6 @@ def ais(
     where particles miss a mode: compare :func:`ebmpp.annealing.reverse_ais`. The weights sum out an
     independent set of blocks with as many units as possible in closed form.
 
-    :param graph: the model.
-    :param params: a dict keyed by factor name.
     :param rng_key: a jax key; a particle's draws depend on it and on the particle's number.
     :param num_particles: at least 2.
     :param num_temperatures: at least 2, including both ends.
@@ -174,7 +169,6 @@ def ais(
     :param reference: natural parameters at which some or all blocks start
         (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where that exists).
     :param mesh: devices over whose first axis the particles are sharded.
-    :param progress_bar: show one.
     :return: a :class:`~ebmpp.annealing.LogPartition`.
     :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to 1, or under ``jit``.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
@@ -223,9 +217,6 @@ def reverse_ais(
     Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models that are small or attractive.
     Samples of a long chain bound nothing for certain: if they miss a mode, the value is too small.
 
-    :param graph: the model.
-    :param params: a dict keyed by factor name.
-    :param rng_key: a jax key.
     :param samples: draws of the model, one per particle, ``(num_particles, *shape)``; missing blocks are
         drawn given these, which is exact where they do not interact with one another.
     :param unbiased: True if the samples are independent draws of exactly the model.
@@ -234,7 +225,6 @@ def reverse_ais(
     :param ladder: increasing from 0 to 1; used from 1 to 0.
     :param data: rows of the visible blocks, for the base rates of the reference.
     :param reference: natural parameters at which some or all blocks end.
-    :param progress_bar: show one.
     :return: a :class:`~ebmpp.annealing.LogPartition`.
     :raises IntractableError: without samples, when the model is neither small nor attractive; with samples,
         when missing blocks interact.
@@ -319,8 +309,6 @@ def bracket(
     mode, so that side is then marked as not guaranteed (``result.guaranteed``, ``result.upper.unbiased``).
 
     :param graph: the model, of any size.
-    :param params: a dict keyed by factor name.
-    :param rng_key: a jax key.
     :param samples: as for :func:`ebmpp.annealing.reverse_ais`, like the following. Both runs share one
         reference; an "adaptive" ladder is found for each.
     :param ladder: "linear", "sigmoid", "adaptive", or increasing values from 0 to 1; see :func:`ebmpp.ais`.

@@ -89,14 +89,12 @@ class _State(NamedTuple):
 def run_pair(
     propose: Propose, shapes: Any, key: UInt32[Array, "2"], k: int, m: int, max_systems: int | None = None
 ) -> PairOutcome:
-    """Run one pair of chains until they meet, and at least to time m.
+    """Run one pair of chains until they meet, and at least to time m; the times from k on count.
 
     :param propose: makes two systems.
     :param shapes: of a system's values.
     :param key: of the pair; system t draws from ``fold_in(key, t)``, its acceptance from
         ``fold_in(key, t, 1)``.
-    :param k: first time that counts.
-    :param m: last time that counts, at least k.
     :param max_systems: number of systems after which an unmet pair stops; None for no limit.
     """
     window, dtype = m - k + 1, jnp.result_type(float)

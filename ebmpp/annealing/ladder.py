@@ -67,8 +67,7 @@ def constant_speed(
 
     Gelman, Meng (1998), *Simulating normalizing constants*, section 4.2: constant speed along a path.
 
-    :param betas: of a pilot run.
-    :param spread: standard deviation of the pilot's log-weights at each step.
+    :param spread: standard deviation of a pilot's log-weights at each step between its ``betas``.
 
     >>> constant_speed(np.array([0, 0.5, 1]), np.array([0.3, 0.1]), 5).round(2).tolist()
     [0.0, 0.17, 0.33, 0.5, 1.0]
@@ -108,19 +107,15 @@ def find_ladder(
     sweeps: int = 1,
     measure: bool = False,
 ) -> Ladder:
-    """Find places by a pilot system, whose draws are used for nothing else.
+    """Find places by a pilot system of ``num`` particles, whose draws are used for nothing else.
 
-    :param num: number of particles of the pilot.
+    Zhou, Johansen, Aston (2016), *Toward automatic model comparison: an adaptive sequential Monte Carlo
+    approach*, section 3.4.
+
     :param cess_threshold: lowest conditional effective sample size of a step, as a share of the particles,
-        below 1. The last step may miss it where the capacity is reached.
-    :param capacity: largest number of places.
+        below 1. The last step may miss it where the ``capacity``, the largest number of places, is reached.
     :param sweeps: per rung.
     :param measure: measure the correlation too.
-
-    **References**
-
-    1. Zhou, Johansen, Aston (2016), *Toward automatic model comparison: an adaptive sequential Monte Carlo
-       approach*, section 3.4.
     """
     keys = key[None]
 
@@ -186,10 +181,8 @@ def adaptive_ladder(
     most: int | None = None,
     measure: bool = False,
 ) -> Ladder:
-    """Find a ladder with room for all its places; see :func:`find_ladder`.
+    """Find a ladder with room for all its places, or for at ``most`` so many; see :func:`find_ladder`.
 
-    :param most: largest number of places; None for no limit.
-    :return: incomplete only where ``most`` is too small.
     :raises DomainError: where no step meets the threshold, however short, unless ``most`` is given.
     """
     capacity = _CAPACITY if most is None else min(most, _CAPACITY)

@@ -240,10 +240,7 @@ class WeightSummary(NamedTuple):
 
 
 def summarize(name: str, log_weights: Float[np.ndarray, "islands particles"]) -> WeightSummary:
-    """Return the mean of weights, its error and the effective sample size.
-
-    :raises DomainError: where weights are not finite.
-    """
+    """Return the mean of weights, its error and the effective sample size; refuse infinite weights."""
     top = log_weights.max()  # NaN if some weight is
     if not np.isfinite(top):
         raise not_finite(f"{name}: the weights of some particles")

@@ -92,8 +92,6 @@ def particle_expectation(
     chains of a pair get the same proposals and meet when both accept one; the estimate is H_{k:m}. Meeting
     takes longer the wider the spread of log Z, and does not depend on how fast a Gibbs chain mixes.
 
-    :param graph: the model.
-    :param params: a dict keyed by factor name.
     :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
     :param rng_key: a jax key; a pair's draws depend on it and on the pair's number.
     :param num_particles: particles per system, at least 2.
@@ -107,7 +105,6 @@ def particle_expectation(
     :param unmet: treatment of stopped pairs: "raise", or "drop" them from the mean with a warning, because
         **that is biased**.
     :param mesh: devices over whose first axis the pairs are sharded, best a divisor of their number.
-    :param progress_bar: show one.
     :return: an :class:`~ebmpp.coupling.UnbiasedEstimate` of lag 1, with times in systems and ``cost`` in
         sweeps of one chain.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
@@ -157,10 +154,7 @@ def particle_expectation(
 def _estimate(
     outcome: independence.PairOutcome, sweeps: int, k: int, m: int, limit: int | None, unmet: str
 ) -> UnbiasedEstimate:
-    """Return the mean over the pairs that met.
-
-    :param sweeps: of one system, over all its particles.
-    """
+    """Return the mean over the pairs that met; ``sweeps`` are those of all particles of one system."""
     if outcome.broken.any():
         raise not_finite("particle_expectation: the weights of a system")
     met = np.asarray(outcome.meeting_time >= 0)

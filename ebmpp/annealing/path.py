@@ -70,7 +70,6 @@ class Path:
     ``len(path)`` is the number of knots, including the reference, and ``path.params_at(i)`` gives the params
     of one; -1 is the model. ``fit(..., keep_path=True)`` makes the path of a training run.
 
-    :param graph: the declaration.
     :param eta0: natural parameters of the reference, ``statistic_shape`` each.
     :param betas: inverse temperatures of the knots, from 0 to 1.
     :param knots: their params, with a leading axis of knots, or of length 1 where all share their params.
@@ -243,14 +242,7 @@ def check_models(name: str, graph: FactorGraph, models: Iterable[Params]) -> Non
 
 @lru_cache(maxsize=32)
 def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
-    """Return the independent blocks to sum out of the weights: as many units as possible; one block stays.
-
-    **Example**
-
-    >>> from ebmpp import Bernoulli, layered
-    >>> summed_blocks(layered(v=Bernoulli(20), h1=Bernoulli(30), h2=Bernoulli(15)))
-    ('v', 'h2')
-    """
+    """Return the independent blocks to sum out of the weights: as many units as possible; one block stays."""
     best = list(enumeration.largest_independent(graph, graph.families))
     if len(best) == len(graph.families):  # no two blocks interact
         best.remove(min(best, key=lambda b: graph.families[b].size))

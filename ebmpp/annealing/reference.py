@@ -46,17 +46,14 @@ def reference(
     data: Mapping[str, Array] | Array | None = None,
     fixed: Mapping[str, Array] | None = None,
 ) -> Eta:
-    """Return natural parameters of independent blocks.
+    """Return natural parameters of independent blocks; those of ``fixed`` take precedence.
 
     By default the means come from a pilot: short chains of the model, whose draws are used for nothing else.
-    The model's own biases would be far off where its weights are large. On four machines that learned bars
-    and stripes 4x4 (16 latent units, 100 particles, 1,000 temperatures, 20 keys) the root mean square error
-    of log Z was 0.7 to 2.3 from the biases, and is 0.02 to 0.05 from the pilot.
+    On four machines that learned bars and stripes 4x4 (16 latent units, 100 particles, 1,000 temperatures,
+    20 keys) the root mean square error of log Z is 0.02 to 0.05, and was 0.7 to 2.3 from the model's biases.
 
-    :param key: ``(2,)``, of the run.
     :param data: rows of the visible blocks, whose means replace the pilot's; latents then have the family's
         default distribution.
-    :param fixed: natural parameters of some blocks, which take precedence.
     """
     eta = _checked(graph, {} if fixed is None else fixed)
     if data is not None:

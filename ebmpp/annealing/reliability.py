@@ -40,7 +40,6 @@ def doubt(
 ) -> str | None:
     """Return why an estimate of log Z is doubtful, or None.
 
-    :param standard_error: of log Z.
     :param effective: effective sample size of ``count`` particles.
     :param correlation: of the particles' log-densities before and after the ``sweeps`` of a rung.
     """
@@ -70,10 +69,7 @@ def contradiction(gap: float, standard_error: float) -> str | None:
 
 
 def warn(advice: str, *doubts: str | None) -> None:
-    """Warn once of the doubts of a public function, if there are any.
-
-    :param advice: in the imperative.
-    """
+    """Warn once of the doubts of a public function, if there are any, with advice in the imperative."""
     messages = dict.fromkeys(message for message in doubts if message is not None)
     if messages:
         warnings.warn(f"{' '.join(messages)} {advice}", stacklevel=3)

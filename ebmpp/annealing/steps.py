@@ -29,7 +29,6 @@ def _take_steps(
     as much as a Gibbs sweep.
 
     :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
-    :param x: the kept blocks, ``(rows, *shape)``.
     :return: the kept blocks; the increment of the log-weights; its standard deviation at each step.
     """
 
@@ -55,11 +54,8 @@ def _take_steps(
 def anneal(
     path: Path, betas: np.ndarray, key: Array, num: int, x: Blocks | None = None, progress_bar: bool = False
 ) -> tuple[np.ndarray, np.ndarray, Blocks]:
-    """Carry particles along a line and return their weights and last states.
+    """Carry ``num`` particles along a line, in the direction of ``betas``.
 
-    :param betas: from 0 to 1, or from 1 to 0.
-    :param key: ``(2,)``; a particle's draws depend on it and on the particle's number.
-    :param num: number of particles.
     :param x: their state at ``betas[0]``; None for draws of the reference.
     :return: the log-weights, float64, ``(num,)``; their standard deviation by step; and the kept blocks.
     """

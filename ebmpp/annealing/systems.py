@@ -78,11 +78,7 @@ def effective_sample_size(log_weights: Weights) -> PerIsland:
 
 
 def conditional_ess(log_weights: Weights, gain: Weights) -> PerIsland:
-    """Return the conditional effective sample size of a reweighting, at most 1 (Zhou, Johansen, Aston 2016).
-
-    :param log_weights: before the reweighting.
-    :param gain: what it adds to them.
-    """
+    """Return the conditional effective sample size of a reweighting (Zhou, Johansen, Aston 2016)."""
     before = jax.nn.log_softmax(log_weights, axis=-1)
     first, second = (jax.nn.logsumexp(before + n * gain, -1) for n in (1, 2))
     return jnp.exp(2 * first - second)
@@ -181,12 +177,9 @@ def climb(
     keys: IslandKeys,
     sweeps: int = 1,
 ) -> Systems:
-    """Carry systems to the rungs ``first`` to ``last - 1``.
+    """Carry systems to the rungs ``first`` to ``last - 1``, which may be traced, by some sweeps per rung.
 
     :param places: of the rungs on the path; rung 0 is the reference.
-    :param first: may be traced, as ``last`` may.
-    :param keys: of the systems.
-    :param sweeps: per rung.
     """
 
     def body(index: Array, system: Systems) -> Systems:
@@ -203,10 +196,7 @@ def climb(
 
 @full_precision
 def energy_gradient(path: Path, params: Params, system: Systems) -> Params:
-    """Return each system's mean of dE/dparams, the other blocks summed out: a leading axis of systems.
-
-    :param params: of the model at the path's end.
-    """
+    """Return each system's mean of dE/dparams, the other blocks summed out: a leading axis of systems."""
     x = {b: v.reshape(*system.log_weights.shape, *v.shape[1:]) for b, v in system.x.items()}
 
     def mean_gradient(weights: Array, x: Blocks) -> Params:
@@ -226,10 +216,7 @@ def all_blocks(path: Path, system: Systems, keys: IslandKeys) -> Blocks:
 
 @full_precision
 def weighted_mean(fn: Callable[[Blocks], Any], x: Blocks, system: Systems) -> Any:
-    """Return the mean of ``fn`` over each system's particles: a leading axis of systems.
-
-    :param x: from :func:`all_blocks`.
-    """
+    """Return the mean of ``fn`` over each system's particles: a leading axis of systems."""
     weights = system.weights
 
     def mean(values: Array) -> Array:

@@ -48,10 +48,8 @@ def digest(arrays: Mapping[str, Any]) -> str:
 def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
     """Write an archive atomically: to a temporary file, synchronised to disk, then renamed.
 
-    A process killed on the way leaves ``.<name>.<letters>.tmp`` and nothing else.
-
-    :param body: JSON values.
-    :raises OSError: if writing fails; an existing file is then unchanged.
+    A process killed on the way leaves ``.<name>.<letters>.tmp`` and nothing else. An OSError leaves an
+    existing file unchanged.
     """
     header = {"format": kind.format, "version": kind.version, "body": body}
     header["dtypes"] = [str(a.dtype) for a in arrays]  # numpy's format loses the dtypes of ml_dtypes
@@ -82,8 +80,6 @@ def _umask() -> int:
 def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Return the body and the arrays of an archive; zip verifies a checksum of every member.
 
-    :param data: content of the file.
-    :param name: name of the file, for error messages.
     :raises ArchiveError: for damaged data, or an archive of another kind or version.
     """
     try:

@@ -29,10 +29,7 @@ def barrier_pays(size: int) -> bool:
 
 
 def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
-    """Return ``fn(*args)`` computed in a loop of one turn, which XLA neither fuses with others nor repeats.
-
-    The result is differentiable with respect to ``args``, also in reverse.
-    """
+    """Return ``fn(*args)`` computed in a loop of one turn, which XLA does not fuse with others or repeat."""
 
     @jax.custom_jvp
     def call(*args: Any) -> _Tree:

@@ -54,7 +54,6 @@ class Checkpoints:
     Files of other names are never read, written or removed. A file is written atomically, so a killed process
     leaves no partial checkpoint; every byte is validated before it is used.
 
-    :param directory: the directory, created if it does not exist.
     :param run: identity of the run, JSON values by name; checkpoints of another run are refused.
     :param resume: continue the run whose checkpoints are there.
     :raises CheckpointError: for a directory in use, one with checkpoints without ``resume``, or one that
@@ -105,11 +104,7 @@ class Checkpoints:
             self._lock = None
 
     def write(self, step: int, body: Mapping[str, Any], arrays: Sequence[Any]) -> None:
-        """Write the state after ``step`` steps, and remove all but the newest three valid checkpoints.
-
-        :param body: JSON values that describe the arrays.
-        :raises OSError: if it cannot be written; earlier checkpoints remain.
-        """
+        """Write the state after ``step`` steps, and remove all but the newest three valid checkpoints."""
         body = {"run": self.run, "step": step, **body}
         archive.write(self._file(step), self.caller.kind, body, [np.asarray(a) for a in arrays])
         self._damaged.discard(step)
@@ -124,8 +119,7 @@ class Checkpoints:
         A damaged one causes a warning, and stays until a later one is written.
 
         :param depth: stack level of the user's call, for the warning.
-        :raises CheckpointError: if all are damaged, the newest valid one is of another run, or the disk
-            fails.
+        :raises CheckpointError: if all are damaged, the newest valid one is of another run, or a disk fails.
         """
         steps = self.steps()[::-1]
         for step in steps:

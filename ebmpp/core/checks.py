@@ -43,11 +43,7 @@ def require(
     error: type[Exception] = ArgumentError,
     hint: str = "",
 ) -> None:
-    """Raise an error that describes the value unless a condition holds.
-
-    :param expected: the expected value in words.
-    :param hint: a sentence that says how to fix it.
-    """
+    """Raise an error that describes the value and gives a hint, a sentence, unless a condition holds."""
     if not condition:
         raise error(f"{name} must be {expected}, got {tell(value)}.{hint and ' ' + hint}")
 
@@ -73,11 +69,7 @@ def optional_count(name: str, value: object, least: int = 1, most: int = LARGEST
 
 
 def set_counts(owner: object, *fields: str, least: int = 1, optional: bool = False) -> None:
-    """Validate integer fields of a frozen dataclass, and store them as ints.
-
-    :param optional: accept None.
-    :raises ArgumentError: as :func:`count` does.
-    """
+    """Validate integer fields of a frozen dataclass, and store them as ints."""
     check = optional_count if optional else count
     for field in fields:
         number = check(f"{type(owner).__name__}: {field}", getattr(owner, field), least)
@@ -93,12 +85,7 @@ def number(
     below: float = math.inf,
     most: float = math.inf,
 ) -> float:
-    """Return a finite number in a range as a float.
-
-    :param above: lower bound, exclusive; ``least`` is inclusive.
-    :param below: upper bound, exclusive; ``most`` is inclusive.
-    :raises ArgumentError: for other values.
-    """
+    """Return a finite number in a range as a float; ``above`` and ``below`` are exclusive."""
     try:
         result = math.nan if isinstance(value, bool | np.bool_ | str | bytes) else float(value)
     except (TypeError, ValueError, jax.errors.JAXTypeError):
@@ -121,10 +108,7 @@ def _range(above: float, least: float, below: float, most: float) -> str:
 
 
 def choice(name: str, value: T, known: Iterable[T], also: str = "") -> T:
-    """Return one of the known strings; raise ArgumentError, with the closest one, for other values.
-
-    :param also: other accepted values, in words.
-    """
+    """Return one of the known strings; raise ArgumentError, with the closest one, for other values."""
     known = tuple(known)
     if isinstance(value, str) and value in known:
         return value
@@ -144,11 +128,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def function(name: str, value: T, inputs: str = "", arguments: int | None = None) -> T:
-    """Return a callable; raise ArgumentError for other values.
-
-    :param inputs: its arguments, in words.
-    :param arguments: their number, which is checked if the signature is known.
-    """
+    """Return a callable of so many arguments, ``inputs`` in words; raise ArgumentError for other values."""
     is_valid = callable(value) and (arguments is None or _accepts(value, arguments))
     number = "" if arguments is None else f" (number of arguments: {arguments})"
     require(is_valid, name, f"a function{inputs and ' of ' + inputs}{number}", value)
@@ -168,10 +148,7 @@ def _accepts(fn: Any, arguments: int) -> bool:
 
 
 def instance(name: str, value: Any, kind: type[T] | tuple[type, ...], what: str) -> T:
-    """Return an instance of a class; raise ArgumentError for other values.
-
-    :param what: the expected value in words ("a FactorGraph").
-    """
+    """Return an instance of a class, ``what`` in words; raise ArgumentError for other values."""
     is_class = isinstance(value, type)  # a class has the methods that a protocol requires
     hint = f"Call it: {value.__name__}(...)." if is_class else ""
     require(isinstance(value, kind) and not is_class, name, what, value, hint=hint)
@@ -194,11 +171,7 @@ def key(name: str, value: Any) -> Array:
 
 
 def on_host(name: str, *values: Any, instead: str = "Call it outside, on known values") -> None:
-    """Raise ArgumentError if a function that needs known values is traced by a caller's jit, vmap or grad.
-
-    :param values: its arguments.
-    :param instead: what to do, in words.
-    """
+    """Raise ArgumentError if a function that needs known values is traced by a caller's jit, vmap or grad."""
     known = [value for value in values if not isinstance(value, Iterator)]  # a stream's rows come later
     if is_traced(known):
         where = "jax.jit, jax.vmap or jax.grad, or in a compiled monitor of fit"
@@ -228,10 +201,7 @@ def block_name(value: Any) -> str:
 def names(
     what: str, values: Iterable[object], known: Iterable[str], error: type[Exception] = ArgumentError
 ) -> None:
-    """Raise an error for the first value that is not a known name.
-
-    :param what: what they name ("block").
-    """
+    """Raise an error for the first value that is not a known name; ``what`` it names is such as "block"."""
     known = tuple(known)
     for name in values:
         if name not in known:
@@ -240,10 +210,7 @@ def names(
 
 
 def numbers(name: str, value: Any, error: type[Exception] = ArgumentError) -> np.ndarray | Array:
-    """Return an array of real numbers; lists become arrays.
-
-    :raises error: for objects, strings, ragged lists, times and complex numbers.
-    """
+    """Return an array of real numbers; refuse objects, strings, ragged lists, times and complex numbers."""
     cause = ""
     try:
         array = value if isinstance(value, jax.Array) else np.asarray(value)

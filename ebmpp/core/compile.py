@@ -54,7 +54,6 @@ class Compiled:
     options for a whole program, so none are set inside a caller's ``jax.jit``. Options that ``XLA_FLAGS``
     names keep their values.
 
-    :param fn: traced by jax.
     :param statics: number of leading arguments that are hashable values, not arrays, or their positions.
     :param size: number of values of the static arguments whose programs are kept.
     :param fast_compile: called once per program with the arguments; True to compile by XLA's older emitters.
@@ -138,8 +137,6 @@ class Compiled:
 
 def compiled(statics: int | tuple[int, ...], **options: Any) -> Callable[[FunctionType], Compiled]:
     """:class:`Compiled` as a decorator.
-
-    **Example**
 
     >>> @compiled(statics=1)
     ... def power(exponent, x):

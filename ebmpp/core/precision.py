@@ -19,18 +19,7 @@ T = TypeVar("T")
 
 
 def full_precision(fn: Callable[P, T]) -> Callable[P, T]:
-    """Trace the products of a function in full float32 unless the user has set a precision.
-
-    **Example**
-
-    >>> import jax.numpy as jnp
-    >>> product = full_precision(lambda a: a @ a)
-    >>> "HIGHEST" in str(jax.make_jaxpr(product)(jnp.eye(2)))
-    True
-    >>> with jax.default_matmul_precision("tensorfloat32"):
-    ...     "HIGHEST" in str(jax.make_jaxpr(product)(jnp.eye(2)))
-    False
-    """
+    """Trace the products of a function in full float32 unless the user has set a precision."""
 
     @functools.wraps(fn)
     def pinned(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -42,13 +42,7 @@ def threefry(
 ) -> tuple[Word, Word]:
     """Hash the counter ``(x0, x1)`` with twenty rounds of Threefry-2x32.
 
-    :param x0: first counter word.
-    :param x1: second counter word.
-    :return: the two output words.
-
-    **References**
-
-    1. Salmon, Moraes, Dror, Shaw (2011), *Parallel random numbers: as easy as 1, 2, 3*.
+    Salmon, Moraes, Dror, Shaw (2011), *Parallel random numbers: as easy as 1, 2, 3*.
     """
     first, second = key_pair[..., 0], key_pair[..., 1]
     schedule = (first, second, first ^ second ^ jnp.uint32(_PARITY))
@@ -101,10 +95,7 @@ def fold_in(
     first: Integer[ArrayLike, "*#rows"],
     second: Integer[ArrayLike, "*#rows"] = 0,
 ) -> KeyPair:
-    """Return a new key pair for the counter ``(first, second)``, for each row.
-
-    Concrete keys are hashed on the host, without compilation.
-    """
+    """Return new key pairs for the counter ``(first, second)``, row by row; of known keys on the host."""
     if all(map(_is_small, (key, first, second))):
         return _folded_on_host(key, first, second)
     return _folded(key, jnp.asarray(first, jnp.uint32), jnp.asarray(second, jnp.uint32))
@@ -185,11 +176,7 @@ def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
 def inverse_cdf(
     u: Float[Array, "*units"], weights: Float[Array, "*#units categories"]
 ) -> Int32[Array, "*units"]:
-    """Draw categories by the weights of the last axis, by inversion of the cumulated weights.
-
-    :param u: uniforms.
-    :param weights: nonnegative, not necessarily normalised.
-    """
+    """Draw categories by the weights of the last axis, which need not sum to 1, by inversion at uniforms."""
     cumulated = jnp.cumsum(weights, axis=-1)
     # u < 1, so the threshold is below the total, and a category of weight 0 is never drawn.
     threshold = u[..., None] * cumulated[..., -1:]

@@ -32,12 +32,10 @@ Work = Callable[[Any, Any, Array, Array | None], tuple[Any, Any]]
 
 
 def over(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """Return a context in which rows and jobs are sharded over the first axis of ``mesh``.
+    """Return a context in which rows and jobs are sharded over the first axis of ``mesh``, if there is one.
 
     Params may be sharded over the other axes.
 
-    :param name: name of the argument, for errors.
-    :param mesh: None for no sharding.
     :raises ArgumentError: for a mesh without axes or without a device of this process.
     """
     if mesh is None:
@@ -130,10 +128,7 @@ def shard_jobs(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any
 
 
 def place(tree: Any) -> Any:
-    """Put arrays on the devices of the mesh: replicated, or sharded as the user has sharded them.
-
-    :raises ArgumentError: for an array sharded over an axis that the mesh lacks.
-    """
+    """Put arrays on the devices of the mesh: replicated, or sharded as the user has sharded them."""
     if (mesh := _concrete()) is None:
         return tree
 
@@ -153,10 +148,7 @@ def place(tree: Any) -> Any:
 
 
 def concatenate_processes(tree: Any) -> Any:
-    """Concatenate the rows of all processes to arrays sharded over the devices.
-
-    :param tree: the rows of this process, ``(rows, ...)``, of equal size in all processes.
-    """
+    """Concatenate the rows of all processes, of equal size in each, to arrays sharded over the devices."""
     mesh = jax.sharding.get_mesh()
     sharding = NamedSharding(mesh, P(mesh.axis_names[0]))
     return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a)), tree)
@@ -223,9 +215,7 @@ def gather(tree: Any) -> Any:
 def by_first(call: Callable[[], T]) -> T | None:
     """Call a function in the first process only; return its result there, and None in the others.
 
-    An error is raised in all processes.
-
-    :raises CheckpointError: in the others, for an error that is not one of :data:`_FORWARDED`.
+    An error is raised in all processes, in the others as CheckpointError unless one of :data:`_FORWARDED`.
     """
     result, error = None, None
     if is_first():

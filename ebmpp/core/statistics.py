@@ -11,13 +11,7 @@ import numpy as np
 
 
 def standard_error(values: Float[np.ndarray, "*means values"]) -> Float[np.ndarray, "*means"]:
-    """Return the standard errors of means over the last axis, nan for a single value.
-
-    **Example**
-
-    >>> float(standard_error(np.array([1.0, 3.0])))
-    1.0
-    """
+    """Return the standard errors of means over the last axis, nan for a single value."""
     count = values.shape[-1]
     if count < 2:
         return np.full(values.shape[:-1], np.nan)
@@ -32,10 +26,7 @@ class Estimated(NamedTuple):
 
 
 def squared_norm(gram: Float[np.ndarray, "n n"]) -> Estimated:
-    """Return an unbiased estimate of |E a|^2; see :func:`squared_distance`.
-
-    :param gram: inner products of at least 3 independent draws of a.
-    """
+    """Return an unbiased estimate of |E a|^2 from inner products of at least 3 independent draws of a."""
     return _squared(gram, (len(gram),))
 
 
@@ -48,7 +39,6 @@ def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Estimated:
     large on average if the means nearly agree.
 
     :param gram: inner products of all draws: ``first`` draws of a, then draws of b, at least 3 of each.
-    :param first: number of draws of a.
 
     **References**
 
@@ -56,13 +46,6 @@ def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Estimated:
        section 2 and eq. 2.1.
     2. Bai, Saranadasa (1996), *Effect of high dimension: by an example of a two sample problem*, section 3:
        the trace of a squared covariance.
-
-    **Example**
-
-    >>> a, b = np.array([[1.0], [2.0], [3.0]]), np.array([[4.0], [5.0], [6.0]])
-    >>> both = np.concatenate([a, b])
-    >>> print(f"{squared_distance(both @ both.T, 3).value:.3f}")  # 3 * 3 minus the noise of both means
-    8.333
     """
     return _squared(gram, (first, len(gram) - first))
 

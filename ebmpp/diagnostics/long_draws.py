@@ -19,10 +19,7 @@ _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_m
 
 
 def tree(result: LongDraws, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
-    """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept.
-
-    :raises ArgumentError: if dims or coords do not fit.
-    """
+    """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept."""
     kernel = result.mcmc.sampler
     graph = kernel.graph if isinstance(kernel, RowKernel) else None
     attrs = attributes(graph, kernel if isinstance(kernel, Kernel) else None)

@@ -29,11 +29,7 @@ class Meetings(NamedTuple):
 
 
 def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
-    """Return the meeting times in a DataTree or estimate.
-
-    :param source: a tree with a group ``meeting``, or an :class:`~ebmpp.coupling.UnbiasedEstimate`.
-    :raises ArgumentError: a tree without pairs, or another type.
-    """
+    """Return the meeting times in the group ``meeting`` of a DataTree, or in an estimate."""
     if isinstance(source, UnbiasedEstimate):
         met = np.asarray(source.met, bool)
         times = np.where(met, source.meeting_time, source.max_sweeps or 0).astype(float)
@@ -53,11 +49,7 @@ def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
 def survival(
     times: Real[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"], at: Real[np.ndarray, "at"]
 ) -> Float[np.ndarray, "at"]:
-    """Return the Kaplan-Meier estimate of P(tau > t), with unmet pairs as right-censored.
-
-    :param at: times to evaluate at.
-    :return: nan after the last observation if that is censored.
-    """
+    """Return the Kaplan-Meier estimate of P(tau > t); nan after the last observation if that is censored."""
     times = np.asarray(times, float)
     value = ecdf(CensoredData(uncensored=times[met], right=times[~met])).sf.evaluate(at)
     last = times[~met].max(initial=-np.inf)
@@ -66,10 +58,7 @@ def survival(
 
 
 def _warn_of_overlap(who: str, source: xr.DataTree | UnbiasedEstimate, data: Meetings) -> None:
-    """Warn if chains still resemble their starts after their pairs have met.
-
-    An estimate has the score. Of a run, first and last draws are compared, if it is long enough.
-    """
+    """Warn if chains of an estimate or a long run still resemble their starts after pairs have met."""
     score = np.nan
     if isinstance(source, UnbiasedEstimate):
         score = source.overlap
@@ -203,10 +192,7 @@ def wasserstein_upper_bound(
 def _paths(
     source: xr.DataTree | UnbiasedEstimate, names: Iterable[str]
 ) -> tuple[Integer[np.ndarray, "sweeps"], list[Float[np.ndarray, "pairs sweeps"]]]:
-    """Return the successive sweeps of a run's pairs, and variables of the group ``meeting`` over them.
-
-    :raises ArgumentError: a source without paths, or with a thinned path.
-    """
+    """Return the successive sweeps of a run's pairs, and variables of the group ``meeting`` over them."""
     group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
     sweeps = np.asarray(group["sweep"]) if set(names) <= set(group.data_vars) else np.zeros(2)
     if (np.diff(sweeps) != 1).any():

@@ -62,7 +62,6 @@ def dims_of(
 
     :param dims: the user's names, by block, of its own axes or of all of them.
     :param arviz_tree: ArviZ's tree of a model's run, which has the names of plates.
-    :raises ArgumentError: an unknown block, or another number of axes.
     """
     checks.names("name in dims", dims, samples)
     result = {}

@@ -256,12 +256,6 @@ def survival_curve(
 ) -> tuple[Float[np.ndarray, "times"], Float[np.ndarray, "times"]]:
     """Return the Kaplan-Meier estimate of P(tau > t) at 0 and at every time, a right-continuous step.
 
-    :param times: meeting times, or censoring times of unmet pairs.
-    :param met: False for censored times.
-    :return: increasing times from 0, and the estimate at each.
-
-    **Example**
-
     >>> survival_curve(np.array([1.0, 3.0]), np.array([True, False]))[1].tolist()
     [1.0, 0.5, 0.5]
     """

@@ -25,11 +25,7 @@ INK, FAINT = "#1A202C", "#9AA5B1"
 
 
 def look(index: int) -> dict[str, Any]:
-    """Return matplotlib's colour and line style of a curve by its number.
-
-    After eight curves a colour is repeated with other dashes.
-
-    **Example**
+    """Return matplotlib's colour and line style of a curve by its number; colours are repeated after eight.
 
     >>> look(0)
     {'color': '#0072B2', 'linestyle': 'solid'}
@@ -53,11 +49,7 @@ def marker(index: int) -> str:
 def grid(
     count: int, size: tuple[float, float] = (4.2, 3.1), ncols: int | None = None, pyplot: bool = False
 ) -> "tuple[Figure, np.ndarray]":
-    """Return a figure with ``count`` axes, in one row or in ``ncols`` columns.
-
-    :param size: width and height of each.
-    :param pyplot: register the figure with pyplot, so that a notebook or window shows it.
-    """
+    """Return a figure with ``count`` axes of one size, in a row or in ``ncols`` columns."""
     from matplotlib import figure as figures, pyplot as plt
 
     ncols = count if ncols is None else min(count, ncols)
@@ -74,11 +66,7 @@ def new_axes(size: tuple[float, float] = (4.4, 3.2)) -> "Axes":
 
 
 def tidy(ax: "Axes", legend: bool = False, **place: Any) -> None:
-    """Remove the box of the axes and add a pale grid.
-
-    :param legend: add a legend beside the axes, where it hides no curve.
-    :param place: matplotlib's arguments for another place of the legend.
-    """
+    """Remove the box, add a pale grid, and a legend beside the axes or at another of matplotlib's places."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.set_axisbelow(True)

@@ -16,10 +16,7 @@ from ebmpp.graph import FactorGraph, states
 
 
 def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
-    """Return the leading axes of params, broadcast; () where factors are missing, for which there is a check.
-
-    :raises ParameterError: for a shape that does not end in the factor's own, or axes that do not broadcast.
-    """
+    """Return the broadcast leading axes of params; () where factors are missing, which is checked later."""
     axes: dict[str, tuple[int, ...]] = {}
     for name, tree in graph.param_shapes.items():
         expected, leaves = jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(params.get(name))
@@ -41,10 +38,7 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
 
 
 def flat(graph: FactorGraph, params: Params, batch: tuple[int, ...]) -> tuple[list, list[int | None]]:
-    """Return leaves of params with one leading axis, of the size of ``batch``, if they have any.
-
-    :return: the leaves, and 0 for each that has the axis, None for others.
-    """
+    """Return leaves of params with one leading axis, if they have any; and 0 for each that has it."""
     leaves = jax.tree.leaves({name: params[name] for name in graph.param_shapes})
     shapes = [leaf.shape for leaf in jax.tree.leaves(dict(graph.param_shapes))]
     axes = [0 if jnp.ndim(p) > len(shape) else None for p, shape in zip(leaves, shapes, strict=True)]
@@ -59,10 +53,7 @@ def unflatten(graph: FactorGraph, leaves: list) -> Params:
 
 
 def check_params(graph: FactorGraph, params: Params, batch: tuple[int, ...], values: bool) -> None:
-    """Check the params of a batch; sequentially only where their values decide whether they normalise.
-
-    :raises ParameterError: naming the factor.
-    """
+    """Check the params of a batch; sequentially only where their values decide whether they normalise."""
     if not batch:
         graph.check(params, values)
         return

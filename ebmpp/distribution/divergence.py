@@ -17,11 +17,7 @@ Enumerable = EnergyDistribution | dist.Independent
 
 
 def _divergence(p: Enumerable, q: Enumerable) -> Float[Array, "*batch"]:
-    """Return KL(p || q) of energy models, or of one and of independent units, summed over all joint values.
-
-    :raises ParameterError: for distributions of other values.
-    :raises IntractableError: for more than 2**20 joint values, or infinitely many.
-    """
+    """Return KL(p || q) of energy models, or of one and independent units, summed over all joint values."""
     model = p if isinstance(p, EnergyDistribution) else cast(EnergyDistribution, q)
     if p.event_shape != q.event_shape or p.support != q.support:
         raise ParameterError(

@@ -84,7 +84,6 @@ class EnergyDistribution(dist.Distribution):
     values 0, 1, ... (``DiscreteHMCGibbs``, ``infer_discrete``), as it enumerates each element separately.
     Larger values are drawn by :class:`~ebmpp.GibbsBlock`.
 
-    :param graph: the declaration.
     :param params: a dict keyed by factor name; leaves may have leading axes.
     :param blocks: names of the value's blocks; the visible ones if None, "all" for every block.
     :param layout: a :class:`~ebmpp.ppl.Layout`; by default one block with its shape, or several flattened,

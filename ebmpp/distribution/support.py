@@ -74,10 +74,7 @@ class UnitwiseSupport(constraints.Constraint):
 
 
 def values_of(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
-    """Return every joint value of the layout's blocks, ``(values, *layout.shape)``.
-
-    :raises IntractableError: for more than 2**20 of them, or units of infinitely many values.
-    """
+    """Return every joint value of the layout's blocks, at most 2**20, ``(values, *layout.shape)``."""
     enumeration.refuse_many(graph, layout.names, (), enumeration.MOST_LISTED)
     index = jnp.arange(enumeration.num_states(graph, layout.names), dtype=jnp.int32)
     return layout.join(jax.vmap(partial(enumeration.decode, graph, layout.names))(index))

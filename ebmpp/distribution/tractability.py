@@ -69,10 +69,7 @@ def _reweights(fn: dist.Distribution) -> bool:
 
 @contextlib.contextmanager
 def unnormalized(hook: Callable[[Params, Array], Array] | None = None) -> Generator[list[Params]]:
-    """Collect the params of all energies without log Z whose ``log_prob`` is evaluated, in factors too.
-
-    :param hook: gives the value of ``log_prob`` instead.
-    """
+    """Collect the params of energies without log Z whose ``log_prob`` is evaluated, as ``hook`` says."""
     evaluated: list[Params] = []
 
     def record(params: Params, log_weight: Array) -> Array:
@@ -116,11 +113,7 @@ def check_tractable(model: Callable, *model_args: Any, **model_kwargs: Any) -> N
 def refuse_params(
     model: Callable, args: tuple, kwargs: Mapping[str, Any], sites: Sequence[str] | None
 ) -> None:
-    """Refuse to draw sites that the params of an energy model without log Z depend on.
-
-    :param sites: all latent sites if None.
-    :raises IntractableError: naming the energy's site and those sites.
-    """
+    """Refuse to draw sites, all if None, that the params of an energy model without log Z depend on."""
     for name, sources in read_by_params(model, args, kwargs, known=False).items():
         drawn = [source for source in sources if sites is None or source in sites]
         if drawn:

@@ -49,9 +49,7 @@ def unit_activity(
     chains (:func:`ebmpp.complete`), whose noise is subtracted from ``varies``.
 
     :param graph: a model with latent units.
-    :param params: a dict keyed by factor name.
     :param data: rows of the visible blocks.
-    :param rng_key: a jax key.
     :param blocks: latent blocks; None for all.
     :param edge: share of a statistic's range, in (0, 0.5).
     :param num_chains: chains per row, at least 2, if the posterior has no closed form.
@@ -117,12 +115,9 @@ def _one_layer(
 def conditional_moments(
     graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows
 ) -> dict[str, tuple[Array, Array]]:
-    """Return means and variances of the blocks' statistics given the rest, for each row.
+    """Return means and variances of the statistics of independent blocks given the rest, for each row.
 
     A variance is the derivative of the mean in its natural parameter.
-
-    :param blocks: blocks that do not interact.
-    :param rows: rows of all their neighbours.
     """
     result = {}
     for b, eta in energy.natural_rows(graph, params, rows, blocks).items():

@@ -79,9 +79,6 @@ def complete(
     ``"local_mode"`` runs local searches from initial draws. It is fast and **does not sample a
     distribution**: draws are the modes found, and means are conditional means at the best mode.
 
-    :param graph: the model.
-    :param params: its params.
-    :param rng_key: a jax key.
     :param method: "posterior" or "local_mode".
     :param num_chains: chains or searches per row.
     :param num_warmup: warm-up sweeps.
@@ -142,10 +139,7 @@ class Runs:
     key: Array
 
     def posterior(self, num_warmup: int, num_samples: int, climb: bool = True) -> Completion:
-        """Run chains.
-
-        :param climb: search for modes from the last states.
-        """
+        """Run chains, and search for modes from their last states."""
         chunks = []
         for target, x, keys, count in self._chunks():
             x, mean, trace = _sample(target, num_samples, x, keys, num_warmup)

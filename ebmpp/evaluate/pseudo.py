@@ -38,7 +38,6 @@ def pseudo_log_likelihood(
     run, not across models, and estimate log Z (:func:`ebmpp.ais`) where possible.
 
     :param graph: a model without latents, or whose latents given the visibles are one layer.
-    :param params: a dict keyed by factor name.
     :param data: rows of the visible blocks, ``(*batch, *shape)``.
     :param num_units: number of units per row, drawn with replacement and scaled to all units, which is
         unbiased; None for all. A unit costs as many free energies as it has values.
@@ -90,10 +89,7 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
 def by_row(
     graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
 ) -> Float[Array, "rows"]:
-    """Return the value of each row, without checks.
-
-    :param num_units: None for all units, for which ``keys`` are unused.
-    """
+    """Return the value of each row, without checks."""
     total = sum(f.size for f in graph.visible.values())
     units = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
     if num_units is not None:

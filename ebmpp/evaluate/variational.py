@@ -48,8 +48,6 @@ def mean_field_bound(
     a largest independent set of blocks summed out (reference 2, equation 8). It is a lower bound on average,
     which increases with the number of draws and converges to minus the free energy.
 
-    :param graph: the model.
-    :param params: a dict keyed by factor name.
     :param data: rows of the visible blocks, ``(*batch, *shape)``.
     :param passes: passes over the latent layers, at least 1.
     :param num_draws: draws per row, at least 1; None for none. A draw costs about half a pass.

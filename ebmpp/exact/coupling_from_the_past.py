@@ -31,18 +31,12 @@ def couple_from_the_past(
 ) -> State:
     """Return the state at time 0 of runs from ``start``, of 1, 2, 4, ... sweeps, until all rows have met.
 
-    Rows that have met run again with the others, with the same result.
+    Rows that have met run again with the others, with the same result. Propp, Wilson (1996), *Exact sampling
+    with coupled Markov chains and applications to statistical mechanics*.
 
     :param step: one sweep at a given time before 0, with random words of that time, so that a longer run ends
         with the sweeps of the shorter one.
-    :param met: which rows have met.
-    :param max_sweeps: largest length of a run.
     :param is_worthwhile: False to skip the runs; may be traced.
-
-    **References**
-
-    1. Propp, Wilson (1996), *Exact sampling with coupled Markov chains and applications to statistical
-       mechanics*.
     """
 
     def run(length: Array) -> State:

@@ -66,10 +66,7 @@ def values_of(family: Family) -> Real[Array, "values"]:
 
 
 def num_states(graph: FactorGraph, blocks: Iterable[str], lacking: Iterable[tuple[str, int]] = ()) -> int:
-    """Return the number of joint states of ``blocks``, which take finitely many values.
-
-    :param lacking: see :class:`Plan`.
-    """
+    """Return the number of joint states of ``blocks``, which take finitely many values; see :class:`Plan`."""
     free = {b: graph.families[b].size for b in blocks} | {b: n for b, n in lacking if b in blocks}
     return math.prod(len(values_of(graph.families[b])) ** n for b, n in free.items())
 
@@ -80,10 +77,8 @@ def count_text(count: int) -> str:
 
 
 def make_plan(graph: FactorGraph, known: Iterable[str] = (), lacking: Iterable[tuple[str, int]] = ()) -> Plan:
-    """Return the plan that leaves the fewest states to enumerate.
+    """Return the plan that leaves the fewest states to enumerate, where the blocks ``known`` are known.
 
-    :param known: blocks all of whose units are known.
-    :param lacking: see :class:`Plan`.
     :raises IntractableError: when blocks of infinitely many states interact, or too many states remain.
     """
     known = set(known)
@@ -114,11 +109,7 @@ def make_plan(graph: FactorGraph, known: Iterable[str] = (), lacking: Iterable[t
 
 
 def independent_sets(rest: nx.Graph, layers: tuple[tuple[str, ...], ...]) -> list[list[str]]:
-    """Return maximal sets of blocks that do not interact, or only the layers if there are many blocks.
-
-    :param rest: subgraph of the blocks to choose from.
-    :param layers: see :attr:`FactorGraph.block_layers`.
-    """
+    """Return maximal sets of blocks ``rest`` that do not interact, or only the layers if there are many."""
     if len(rest) <= _MOST_BLOCKS:
         return list(nx.find_cliques(nx.complement(rest))) or [[]]
     return [[b for b in layer if b in rest] for layer in layers]
@@ -160,8 +151,6 @@ def decode_unknown(
 ) -> tuple[Blocks, Array]:
     """Return a joint state of the enumerated blocks, with known units at their values.
 
-    :param x: values of the known units.
-    :param known: their masks.
     :return: the state, and True if it counts: where fewer units are unknown than the plan has room for,
         numbers past the last state repeat others.
     """
@@ -187,11 +176,7 @@ def decode_unknown(
 def log_term(
     graph: FactorGraph, params: Params, x: State, plan: Plan, index: Number, known: State = _NONE
 ) -> Float[Array, ""]:
-    """Return the log of one enumerated state's term of the sum.
-
-    :param x: the known blocks.
-    :param known: masks of the blocks that have unknown units.
-    """
+    """Return the log of one enumerated state's term of the sum, given values and masks of known units."""
     listed, counts = decode_unknown(graph, plan, x, known, index)
     x = {**x, **listed}
     partly = {b: k for b, k in known.items() if b in plan.summed}
@@ -235,11 +220,7 @@ def chunk_size(graph: FactorGraph, plan: Plan) -> int:
 def log_sum(
     graph: FactorGraph, params: Params, x: State, plan: Plan, known: State = _NONE
 ) -> Float[Array, ""]:
-    """Return the log of the sum over all unknown units.
-
-    :param x: the known blocks.
-    :param known: masks of the blocks that have unknown units.
-    """
+    """Return the log of the sum over all unknown units, given values and masks of the known ones."""
     count, chunk = num_states(graph, plan.enumerated, plan.lacking), chunk_size(graph, plan)
     term = partial(log_term, graph, params, x, plan, known=known)
 

@@ -187,11 +187,7 @@ _GRAPH_CHECKS = {
 
 
 def method_for(graph: FactorGraph, method: str) -> str:
-    """Return the method that "auto" stands for, or the given one, if the graph allows it.
-
-    :raises ArgumentError: for an unknown method.
-    :raises IntractableError: when the graph does not allow it.
-    """
+    """Return the method that "auto" stands for, or the given one, if the graph allows it."""
     checks.choice("perfect_sample: method", method, ("auto", *_GRAPH_CHECKS))
     if method != "auto":
         _GRAPH_CHECKS[method](graph)
@@ -217,11 +213,8 @@ def check(graph: FactorGraph, params: Params, method: str) -> None:
 
 
 def draw_rows(target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS) -> tuple[Blocks, Which]:
-    """Return perfect draws; a pure function, for use under ``jit`` and ``vmap``.
+    """Return perfect draws by a method of :func:`method_for`; a pure function, for ``jit`` and ``vmap``.
 
-    :param keys: shape ``(rows, 2)``.
-    :param method: from :func:`method_for`.
-    :param max_sweeps: largest number of sweeps into the past.
     :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws, shape ``(rows,)``. The
         others had not met, or the params are not attractive: do not use them.
     """
@@ -257,8 +250,6 @@ def perfect_sample(
     Works under ``jit`` and ``vmap`` (``graph`` closed over); there nothing can be raised, and draws that are
     not perfect are NaN.
 
-    :param graph: the declaration.
-    :param params: a dict keyed by factor name.
     :param rng_key: a jax key; a draw depends on it and on its own index.
     :param num_samples: number of draws.
     :param method: "auto", "enumerate", "coupling_from_the_past" or "random_cluster".

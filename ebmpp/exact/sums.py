@@ -155,8 +155,6 @@ def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     Works under ``jit`` (with ``graph`` closed over or static), ``vmap`` and ``grad``; the gradient is
     minus the expected gradient of the energy.
 
-    :param graph: the declaration.
-    :param params: a dict keyed by factor name.
     :raises IntractableError: more than 2**25 joint states to enumerate, or interacting blocks of
         infinitely many values that are not all Gaussian.
     :raises ParameterError: params that do not fit, do not normalise or overflow (a ``DomainError``).
@@ -200,8 +198,6 @@ def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
 def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float[Array, "*batch"]:
     """Return log p(v) of each row, exactly.
 
-    :param graph: the declaration.
-    :param params: a dict keyed by factor name.
     :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array stands for the
         only visible block. In an :class:`~ebmpp.Observed` block unknown entries are summed out.
     :return: shape ``(*batch,)``.
@@ -225,8 +221,6 @@ def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float
 def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Params:
     """Return the gradient of the mean of :func:`log_likelihood` in ``params``.
 
-    :param graph: the declaration.
-    :param params: a dict keyed by factor name.
     :param data: as for :func:`log_likelihood`.
     :return: a pytree like ``params``.
     :raises IntractableError: as :func:`log_likelihood` does.
@@ -248,8 +242,6 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> 
 def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
     """Return E[t_b] of every block under the model, exactly: the derivative of log Z in a linear source.
 
-    :param graph: the declaration.
-    :param params: a dict keyed by factor name.
     :return: a dict keyed by block; shapes ``shape + stat_shape``.
     :raises IntractableError: as :func:`log_partition` does.
 
@@ -272,8 +264,6 @@ def variances(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "...
 
     It is the second derivative of log Z in a linear source, and costs as many sums as there are statistics.
 
-    :param graph: the declaration.
-    :param params: a dict keyed by factor name.
     :return: a dict keyed by block; shapes ``shape + stat_shape``.
     :raises IntractableError: as :func:`log_partition` does.
 
@@ -297,7 +287,6 @@ def probabilities(
     """Return every joint state and its probability.
 
     :param graph: a declaration whose blocks all take finitely many values.
-    :param params: a dict keyed by factor name.
     :return: the S states, each block of shape ``(S, *shape)``, with the last unit varying fastest; and
         their probabilities, shape ``(S,)``.
     :raises IntractableError: more than 2**20 states, or a block of infinitely many.

@@ -46,22 +46,18 @@ class Bernoulli(Family):
     num_words = num_couple_words = 1
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
-        """Return log(1 + exp(eta))."""
         return softplus(eta)
 
     def unit_log_ratio(self, eta: PerUnit, other: PerUnit, statistics: PerUnit) -> PerUnit:
-        """Return log p(x | other) - log p(x | eta) of each unit."""
         # One logarithm instead of two softplus: 1.3 to 1.5 times less time per coupled step.
         tail, tail_other = jnp.exp(-jnp.abs(eta)), jnp.exp(-jnp.abs(other))
         positive = jnp.maximum(other, 0) - jnp.maximum(eta, 0)
         return (other - eta) * statistics - (positive + jnp.log((1 + tail_other) / (1 + tail)))
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
-        """Return NumPyro's Bernoulli."""
         return dist.Bernoulli(logits=eta)
 
     def from_mean(self, mean: PerUnit) -> PerUnit:
-        """Return the logit."""
         return jax.scipy.special.logit(mean)
 
     def mode(self, eta: PerUnit) -> PerUnit:
@@ -69,11 +65,9 @@ class Bernoulli(Family):
         return (eta >= 0).astype(self.dtype)
 
     def sample(self, words: Words, eta: PerUnit) -> PerUnit:
-        """Compare one uniform per unit with the sigmoid."""
         return is_one(words, eta).astype(self.dtype)
 
     def states(self) -> Float[Array, "values"]:
-        """Return 0 and 1."""
         return jnp.array([0.0, 1.0])
 
 

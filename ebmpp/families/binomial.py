@@ -45,27 +45,21 @@ class Binomial(Family):
         return constraints.integer_interval(0, self.total_count)
 
     def log_base_measure(self, x: Values) -> PerUnit:
-        """Return log C(n, x)."""
         n, x = self.total_count, as_float(x)
         return gammaln(n + 1.0) - gammaln(x + 1) - gammaln(n - x + 1)
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
-        """Return n log(1 + exp(eta))."""
         return self.total_count * softplus(eta)
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
-        """Return NumPyro's Binomial."""
         return dist.Binomial(self.total_count, logits=eta)
 
     def from_mean(self, mean: PerUnit) -> PerUnit:
-        """Return the logit of mean / n."""
         return jax.scipy.special.logit(mean / self.total_count)
 
     def mode(self, eta: PerUnit) -> PerUnit:
-        """Return the floor of (n + 1) sigmoid(eta), at most n."""
         top = jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta))
         return jnp.minimum(top, self.total_count)
 
     def states(self) -> Float[Array, "values"]:
-        """Return 0 to n."""
         return jnp.arange(self.total_count + 1, dtype=self.dtype)

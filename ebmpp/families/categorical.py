@@ -53,39 +53,30 @@ class Categorical(Family):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """int32."""
         return jnp.dtype(jnp.int32)
 
     def statistics(self, x: Values) -> PerCategory:
-        """Return one-hot vectors."""
         return jax.nn.one_hot(x, self.num_categories, dtype=jnp.result_type(float))
 
     def default_eta(self) -> PerCategory:
-        """Return 0, the uniform distribution."""
         return jnp.zeros(self.statistic_shape)
 
     def log_normalizer(self, eta: PerCategory) -> PerUnit:
-        """Return the logsumexp over categories."""
         return jax.nn.logsumexp(eta, axis=-1)
 
     def unit_distribution(self, eta: PerCategory) -> dist.Distribution:
-        """Return NumPyro's Categorical."""
         return dist.Categorical(logits=eta)
 
     def from_mean(self, mean: PerCategory) -> PerCategory:
-        """Return the logarithm."""
         return jnp.log(mean)
 
     def mode(self, eta: PerCategory) -> Categories:
-        """Return the category of the largest eta."""
         return eta.argmax(-1).astype(self.dtype)
 
     def sample(self, words: Words, eta: Float[Array, "*#units categories"]) -> Categories:
-        """Invert the cumulative distribution at one uniform per unit."""
         return inverse_cdf(uniform(words[..., 0]), jax.nn.softmax(eta, axis=-1))
 
     def initial(self, words: Words) -> Categories:
-        """Return uniform categories."""
         # one unit's eta for all: XLA would fold a constant with all rows for seconds
         return self.sample(words, jnp.zeros((1,) * (words.ndim - 1) + self.stat_shape))
 
@@ -102,5 +93,4 @@ class Categorical(Family):
         return x, jnp.where(is_same, x, residual)
 
     def states(self) -> Int[Array, "values"]:
-        """Return 0 to K - 1."""
         return jnp.arange(self.num_categories, dtype=self.dtype)

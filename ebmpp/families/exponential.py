@@ -28,29 +28,22 @@ class Exponential(Family):
     domain = "negative"
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
-        """Return -log(-eta)."""
         return -jnp.log(-eta)
 
     def in_domain(self, eta: PerUnit) -> Truths:
-        """Return eta < 0."""
         return jnp.isfinite(eta) & (eta < 0)
 
     def default_eta(self) -> PerUnit:
-        """Return -1."""
         return jnp.full(self.shape, -1.0)
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
-        """Return NumPyro's Exponential."""
         return dist.Exponential(-eta)
 
     def from_mean(self, mean: PerUnit) -> PerUnit:
-        """Return -1 / mean."""
         return -1 / mean
 
     def mode(self, eta: PerUnit) -> PerUnit:
-        """Return 0."""
         return jnp.zeros_like(eta)
 
     def sample(self, words: Words, eta: PerUnit) -> PerUnit:
-        """Invert the cumulative distribution at one uniform per unit."""
         return jnp.log(open_uniform(words[..., 0])) / eta

@@ -275,10 +275,6 @@ class LogRatio:
     (3e-6) for 784 Bernoulli units, 3e-5 (9e-6) for Categorical(784, 4), 3e-5 (4e-5) for Binomial(5, 100),
     2e-4 (1e-5) for 100 Poisson units of rate 3, and for 100 Gaussian units 1e-5 (1e-7) with means up to ten
     standard deviations from 0, 1e-3 (2e-5) with a thousand.
-
-    :param families: of the blocks.
-    :param eta: natural parameters, ``(rows, *shape, *stat_shape)`` per block.
-    :param other: natural parameters of the same shapes.
     """
 
     def __init__(self, families: Mapping[str, Family], eta: Stack, other: Stack) -> None:
@@ -292,8 +288,6 @@ class LogRatio:
         """Return the ratio, 0 for equal distributions, nan if a natural parameter is outside its domain.
 
         One sum over units covers both checks: a reduction for each took a sixth of all kernels of a sweep.
-
-        :param same: rows whose two distributions are equal up to rounding.
         """
         return self._sum(self._unit_checked(b, statistics, same) for b in self.families)
 

@@ -37,17 +37,13 @@ def from_mean(
     """Return natural parameters whose mean statistics are ``mean``, by damped Newton steps.
 
     The steps minimise A(eta) - <eta, mean>, which is convex. Along a step whose range over the states is r,
-    the third derivative is at most r times the second, so a length of log(1 + r) / r does not overshoot. With
-    a single statistic, longer steps are tried and the longest that does not overshoot is taken. If natural
-    parameters are not unique, as with one-hot statistics, one of them is returned.
+    the third derivative is at most r times the second, so a length of log(1 + r) / r does not overshoot:
+    Sun, Tran-Dinh (2019), *Generalized self-concordant functions*, section 4. With a single statistic, longer
+    steps are tried and the longest that does not overshoot is taken. If natural parameters are not unique, as
+    with one-hot statistics, one of them is returned.
 
     :return: infinite for a mean at an end of a single statistic; nan if no natural parameter has this mean to
         floating-point precision, such as outside the convex hull of the statistics.
-
-    **References**
-
-    1. Sun, Tran-Dinh (2019), *Generalized self-concordant functions: a recipe for Newton-type methods*,
-       section 4.
     """
     chunk = max(1, _MAX_NUMBERS // (len(_LENGTHS) * statistics.size))
     eta = lax.map(lambda m: _from_mean(m, statistics, log_base), mean, batch_size=chunk)

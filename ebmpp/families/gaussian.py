@@ -58,21 +58,17 @@ class Gaussian(Family):
 
     @property
     def statistic_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of x and x**2."""
         low = np.array([-math.inf, 0.0]) if self.learned else np.array(-math.inf)
         return low, np.full(self.stat_shape, math.inf)
 
     @property
     def interaction_shape(self) -> tuple[int, ...]:
-        """Shape of x."""
         return self.shape
 
     def interaction(self, statistics: Natural) -> PerUnit:
-        """Return x."""
         return statistics[..., 0] if self.learned else statistics
 
     def statistics(self, x: Values) -> Natural:
-        """Return x, or x and x**2."""
         x = as_float(x)
         return jnp.stack([x, x**2], axis=-1) if self.learned else x
 
@@ -89,13 +85,11 @@ class Gaussian(Family):
         return eta[..., 0] * variance, jnp.sqrt(variance)
 
     def log_normalizer(self, eta: Natural) -> PerUnit:
-        """Return A(eta)."""
         if not self.learned:
             return 0.5 * eta**2
         return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
 
     def unit_log_ratio(self, eta: Natural, other: Natural, statistics: Natural) -> PerUnit:
-        """Return log p(x | other) - log p(x | eta) of each unit."""
         # in distances from the means: eta * x and A are as large as (mean / sd)**2, and would cancel
         if not self.learned:
             return (other - eta) * (statistics - 0.5 * (eta + other))
@@ -105,18 +99,15 @@ class Gaussian(Family):
         return shift + curve * (x - centre) ** 2 + 0.5 * jnp.log1p(curve / eta[..., 1])
 
     def in_domain(self, eta: Natural) -> Truths:
-        """Return True for a positive precision."""
         if not self.learned:
             return jnp.isfinite(eta)
         return jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0)
 
     def default_eta(self) -> Natural:
-        """Return the natural parameter of N(0, 1)."""
         zero = jnp.zeros(self.shape)
         return jnp.stack([zero, zero - 0.5], axis=-1) if self.learned else zero
 
     def unit_distribution(self, eta: Natural) -> dist.Distribution:
-        """Return NumPyro's Normal."""
         return dist.Normal(*self.moments(eta))
 
     def from_mean(self, mean: Natural) -> Natural:
@@ -128,11 +119,9 @@ class Gaussian(Family):
         return stack([mean[..., 0] / variance, -0.5 / variance], axis=-1)
 
     def mode(self, eta: Natural) -> PerUnit:
-        """Return the mean."""
         return self.moments(eta)[0]
 
     def sample(self, words: Words, eta: Natural) -> PerUnit:
-        """Invert the cumulative distribution at one uniform per unit."""
         centre, scale = self.moments(eta)
         return centre + scale * jax.scipy.special.ndtri(open_uniform(words[..., 0]))
 
@@ -155,15 +144,10 @@ def reflected(
     """Return two Gaussian draws per row from one noise: equal with the largest probability, else reflected.
 
     With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); otherwise the noise of
-    y is reflected at the plane halfway. Rows with unequal scales get the same noise.
+    y is reflected at the plane halfway. Rows with unequal scales get the same noise. The third result is True
+    in rows where the draws are equal.
 
-    :param z: standard normal noise.
-    :param u: uniforms.
-    :return: the two draws, and True in rows where they are equal.
-
-    **References**
-
-    1. Jacob, O'Leary, Atchade (2020), section 4.1, after Bou-Rabee, Eberle, Zimmer (2020).
+    Jacob, O'Leary, Atchade (2020), section 4.1, after Bou-Rabee, Eberle, Zimmer (2020).
     """
     axes = tuple(range(1, z.ndim))
     gap = (centre - to) / scale

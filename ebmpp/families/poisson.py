@@ -26,21 +26,16 @@ class Poisson(Family):
     bounds = (0.0, math.inf)
 
     def log_base_measure(self, x: Values) -> PerUnit:
-        """Return -log x!."""
         return -gammaln(as_float(x) + 1)
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
-        """Return the rate."""
         return jnp.exp(eta)
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
-        """Return NumPyro's Poisson."""
         return dist.Poisson(jnp.exp(eta))
 
     def from_mean(self, mean: PerUnit) -> PerUnit:
-        """Return the logarithm."""
         return jnp.log(mean)
 
     def mode(self, eta: PerUnit) -> PerUnit:
-        """Return the floor of the rate."""
         return jnp.floor(jnp.exp(eta))

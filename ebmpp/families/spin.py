@@ -31,10 +31,7 @@ def _log_normalizer_jvp(primals: tuple[PerUnit], tangents: tuple[PerUnit]) -> tu
 
 
 class SpinDistribution(dist.Distribution):
-    """Distribution on {-1, +1} with ``p(x)`` proportional to ``exp(eta x)``.
-
-    :param eta: natural parameter, any shape.
-    """
+    """Distribution on {-1, +1} with ``p(x)`` proportional to ``exp(eta x)``."""
 
     arg_constraints = {"eta": constraints.real}
     pytree_data_fields = ("eta",)
@@ -97,32 +94,25 @@ class Spin(Family):
     num_words = num_couple_words = 1
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
-        """Return log(2 cosh(eta))."""
         return _log_normalizer(eta)
 
     def unit_log_ratio(self, eta: PerUnit, other: PerUnit, statistics: PerUnit) -> PerUnit:
-        """Return log p(x | other) - log p(x | eta) of each unit."""
         # one logarithm, as for Bernoulli units; exp(-2 |eta|) is shared with the draw
         tail, tail_other = jnp.exp(-jnp.abs(2 * eta)), jnp.exp(-jnp.abs(2 * other))
         change = jnp.abs(other) - jnp.abs(eta) + jnp.log((1 + tail_other) / (1 + tail))
         return (other - eta) * statistics - change
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
-        """Return a :class:`SpinDistribution`."""
         return SpinDistribution(eta)
 
     def from_mean(self, mean: PerUnit) -> PerUnit:
-        """Return artanh(mean)."""
         return jnp.arctanh(mean)
 
     def mode(self, eta: PerUnit) -> PerUnit:
-        """Return the sign of eta, 1 at 0."""
         return jnp.where(eta >= 0, 1.0, -1.0).astype(self.dtype)
 
     def sample(self, words: Words, eta: PerUnit) -> PerUnit:
-        """Compare one uniform per unit with sigmoid(2 eta)."""
         return 2 * is_one(words, 2 * eta).astype(self.dtype) - 1
 
     def states(self) -> Float[Array, "values"]:
-        """Return -1 and 1."""
         return jnp.array([-1.0, 1.0])

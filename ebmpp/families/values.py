@@ -28,10 +28,8 @@ def is_concrete(x: object) -> bool:
 def as_array(name: str, value: Any) -> Numbers:
     """Return an array of numbers of any dtype, without a copy; a memory map is not read.
 
-    Data frames are converted column by column, and anything with ``__array__`` by numpy.
-
-    :param name: name of the block.
-    :raises StateError: for anything but real numbers, and for values with a mask.
+    Data frames are converted column by column, and anything with ``__array__`` by numpy. Values with a mask
+    are refused.
     """
     where = f"block {name!r}"
     leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
@@ -70,10 +68,8 @@ def _from_frame(where: str, frame: Any) -> np.ndarray:
 
 
 def settle(name: str, family: Family, value: Numbers, check: bool = True) -> Array:
-    """Convert values to the dtype of the family's draws.
+    """Convert values of :func:`as_array` to the dtype of the family's draws.
 
-    :param value: of :func:`as_array`.
-    :param check: False to skip the check of values.
     :raises StateError: for a value outside the support, or one that jax's default floats cannot hold.
     """
     if not is_concrete(value):
@@ -87,11 +83,7 @@ def settle(name: str, family: Family, value: Numbers, check: bool = True) -> Arr
 
 
 def check_values(name: str, family: Family, x: Numbers, original: Numbers | None = None) -> None:
-    """Check values against the support.
-
-    :param original: the values before they were narrowed.
-    :raises StateError: for nan or a value outside the support, with its first index.
-    """
+    """Check values against the support, as they were before they were narrowed."""
     if not is_concrete(x):
         return
     with sharding.at_once():

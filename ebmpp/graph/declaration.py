@@ -25,10 +25,7 @@ from ebmpp.graph.factors.probe import probe
 
 
 class Declaration:
-    """Blocks and factors as a value: immutable, hashable and compared by what was declared.
-
-    :class:`~ebmpp.FactorGraph` adds the methods derived from the energy.
-    """
+    """Blocks and factors as an immutable, hashable value, of which :class:`~ebmpp.FactorGraph` is made."""
 
     visible: Mapping[str, Family]
     """Blocks with data."""
@@ -157,10 +154,7 @@ class Declaration:
 
 
 def schedule(graph: Declaration, clamped: Iterable[str] = ()) -> Schedule:
-    """Return the block layers that one sweep visits, without the clamped blocks.
-
-    A block whose units interact stands alone and is visited part by part.
-    """
+    """Return the block layers that one sweep visits, without the clamped blocks."""
     held = set(clamped)
     free = (tuple(b for b in layer if b not in held) for layer in graph.block_layers)
     return tuple(layer for layer in free if layer)

@@ -24,10 +24,7 @@ _COLUMN, _ROW = 3.0, 1.8  # distances between blocks in inches
 
 
 def card(graph: Declaration, kind: str = "FactorGraph") -> Card:
-    """Return tables of the blocks and factors of a graph.
-
-    :param kind: the first word of the title.
-    """
+    """Return tables of the blocks and factors of a graph; the title begins with ``kind``."""
     units, layers = sum(f.size for f in graph.families.values()), len(graph.layers)
     params = sum(map(_size, graph.param_shapes.values()))
     role = lambda b: "visible" if b in graph.visible else "latent"

@@ -76,10 +76,7 @@ def contributed(graph: Declaration, factors: Iterable[Factor], params: Params, s
 def affine(
     graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]
 ) -> tuple[Scalar, Eta]:
-    """Return the energy as an affine function of non-interacting ``blocks``.
-
-    :return: c and the natural parameters eta of ``blocks``, with -E = c + sum <eta_b, t_b>.
-    """
+    """Return c and natural parameters eta of non-interacting ``blocks``, with -E = c + sum <eta_b, t_b>."""
     negative = lambda t: -energy(graph, params, {**statistics, **t})
     return jax.value_and_grad(negative)(_zeros(graph, blocks))
 
@@ -224,9 +221,8 @@ def natural_part(
 ) -> Float[Array, "rows part_units ..."]:
     """Return the natural parameters of one part given everything else.
 
-    :param x: the other blocks.
+    :param x: the other blocks, for which ``context`` was computed.
     :param units: current values of the block.
-    :param context: of :func:`part_context` for the same ``x``.
     """
     split = graph.splits[block]
     statistics_at = lambda numbers: split.family.statistics(units[numbers])

@@ -184,7 +184,6 @@ class FactorGraph(Declaration, Shown):
     ) -> Params:
         """Return initial params, a dict by factor.
 
-        :param rng_key: a jax key.
         :param data: rows of the visible blocks, whose base rates become the visible biases; those of known
             entries for an :class:`~ebmpp.Observed` block.
         :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"

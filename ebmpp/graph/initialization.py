@@ -44,10 +44,7 @@ def init_params(
     scheme: str | Mapping[str, str],
     means: Mapping[str, Mean],
 ) -> Params:
-    """Return initial params of factors by name.
-
-    :param means: :func:`mean_statistics` of the blocks with data.
-    """
+    """Return initial params of factors by name, given :func:`mean_statistics` of the blocks with data."""
     resolved, keys = resolve(scheme), jax.random.split(rng_key, max(1, len(factors)))
     pairs = zip(factors, keys, strict=False)
     return {factor.name: init_factor(factor, key, families, resolved, means) for factor, key in pairs}
@@ -75,11 +72,7 @@ def init_factor(
 
 
 def mean_statistics(family: Family, x: Array, known: Array | None, weights: Array | None) -> Mean:
-    """Return the mean statistics of rows and the number of rows, per statistic where units are missing.
-
-    :param known: mask of the known units, None if all are known.
-    :param weights: of the rows, None for equal ones.
-    """
+    """Return mean statistics of weighted rows, and their number: per statistic where units are missing."""
     statistics = family.statistics(x)
     if known is None:
         return jnp.average(statistics, axis=0, weights=weights), len(x)
@@ -125,13 +118,9 @@ def _bias(choice: str, rng_key: Array, start: Array, family: Family, mean: Mean 
 
 
 def base_rate(family: Family, mean: Any, rows: Array | int | None, start: Array) -> Array:
-    """Return the natural parameter of a block with given mean statistics.
+    """Return the natural parameter of a block with mean statistics; see :data:`Mean`.
 
-    One pseudo-row with the mean at ``start`` keeps constant units inside the domain.
-
-    :param mean: statistics averaged over rows.
-    :param rows: see :data:`Mean`.
-    :param start: a natural parameter.
+    One pseudo-row with the mean at the natural parameter ``start`` keeps constant units inside the domain.
     """
     if rows is None:
         return jnp.asarray(family.from_mean(mean), start.dtype)

@@ -15,13 +15,11 @@ Means = tuple[Blocks, Eta]
 
 
 def mean_field(graph: Declaration, params: Params, known: Blocks, passes: int) -> Means:
-    """Return independent latent units fitted to a row by ``passes`` passes over the latent blocks.
+    """Return independent latent units fitted to statistics of the visible blocks by some passes.
 
     Latents start at the means of their families' defaults. A pass visits the blocks next to the visible ones
     first, so that upper layers start from lower ones that have seen the row. (Starting from their own biases,
     or from above, a deep machine on digits ended a hundred nats below the bound it reaches this way.)
-
-    :param known: statistics of the visible blocks.
     """
     start = {b: f.default_eta() for b, f in graph.latent.items()}
     order = _upward(graph)
@@ -45,10 +43,7 @@ def _upward(graph: Declaration) -> list[str]:
 
 
 def mean_layer(graph: Declaration, params: Params, blocks: tuple[str, ...], t: Blocks, eta: Eta) -> Means:
-    """Update the ``blocks`` of one layer to their conditional given the means of the others.
-
-    Units that interact are updated part by part.
-    """
+    """Update the blocks of one layer, part by part, to their conditional given the means of the others."""
 
     def conditional(t: Blocks) -> Means:
         new = energy.natural(graph, params, t, blocks)

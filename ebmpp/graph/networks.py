@@ -44,10 +44,7 @@ class Terms(NamedTuple):
 
 
 def terms(graph: Declaration, params: Params) -> Terms:
-    """Return the biases and weights of a pairwise energy.
-
-    Pairs within a block come from the factors; pairs of two blocks have a nonzero weight.
-    """
+    """Return biases and weights of a pairwise energy: of all pairs in blocks, nonzero ones between blocks."""
     for b, family in graph.families.items():
         is_valid, expected = not family.stat_shape, "of one statistic per unit, as Spin is"
         checks.require(is_valid, f"block {b!r}", expected, family)

@@ -130,10 +130,7 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
 def _reach(
     graph: Declaration, block: str, params: Params, stats: Statistics | None
 ) -> tuple[Natural, Natural]:
-    """Return the largest and the smallest natural parameters; domains are convex.
-
-    :param stats: of states of the neighbours to try, None for all values that they can take.
-    """
+    """Return the largest and smallest natural parameters, at ``stats`` or all values; domains are convex."""
     scope = _scope(graph, block)
     if stats is not None:
         eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
@@ -263,10 +260,7 @@ def _depends(
     zero: Statistics,
     size: int,
 ) -> bool:
-    """Return True if the joint precision depends on other blocks.
-
-    It is affine in each of these, so it then differs between two random points.
-    """
+    """Return True if the joint precision, affine in each other block, differs between two random points."""
     if not any(_joins(graph, blocks, b) for b in zero):
         return False
     generator = np.random.default_rng(0)
@@ -286,8 +280,7 @@ def _least_over_states(
 ) -> tuple[float, float]:
     """Bound the least eigenvalue over states of ``others``.
 
-    From the worst of some random states, move to states that are worse for its eigenvector until there is
-    none.
+    From the worst of some random states, move to states that are worse for its eigenvector.
     """
     rows = _RANDOM_STATES if size <= _DENSE else _FEW_STATES
     stats = jax.device_get(random_statistics(graph.families, others, rows))

@@ -40,7 +40,6 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     Params keep their dtypes bit by bit.
 
     :param path: an existing file is replaced.
-    :param graph: the declaration.
     :param params: only their names and shapes are checked.
     :raises ParameterError: for params with wrong names or shapes.
     :raises SavedFileError: for params, labels or fields that the format cannot hold.
@@ -263,10 +262,7 @@ def _check_value(saved: list[float | None], factor: Factor, graph: FactorGraph, 
 
 
 def layers(graph: FactorGraph) -> dict[str, Any]:
-    """Return the order in which a sweep visits blocks, and a digest of the colours of their units.
-
-    A resumed run continues bitwise only if its sweep is the same.
-    """
+    """Return the order in which a sweep visits blocks, and a digest of its colours, for resumed runs."""
     colors = {block: split.colors for block, split in graph.splits.items()}
     order = [list(blocks) for blocks in graph.block_layers]
     return {"order": order, "colors": archive.digest(colors) if colors else None}
@@ -274,10 +270,7 @@ def layers(graph: FactorGraph) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)  # tenths of a second
 def energies(graph: FactorGraph) -> dict[str, list]:
-    """Return what a graph's repr lacks, by factor: a rounded value of its energy, and a digest of its pairs.
-
-    The value is that at one state and at params that are nowhere zero, rounded so that devices agree.
-    """
+    """Return what a graph's repr lacks, by factor: a rounded value of its energy, a digest of its pairs."""
     result = {}
     for number, factor in enumerate(graph.factors):
         params = factor.init_params(jax.random.key(0), graph.families)

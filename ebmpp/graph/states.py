@@ -64,10 +64,7 @@ def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
 def as_rows(
     families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = ()
 ) -> tuple[Blocks, tuple[int, ...]]:
-    """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape.
-
-    :param needed: blocks that must be given.
-    """
+    """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape."""
     checks.require(isinstance(x, Mapping), "a state", f"a dict of the blocks {list(families)}", x, StateError)
     rows, _, batch = as_partial_rows(families, {b: as_array(b, v) for b, v in x.items()}, needed)
     return rows, batch
@@ -76,10 +73,9 @@ def as_rows(
 def as_partial_rows(
     families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = (), check: bool = True
 ) -> tuple[Blocks, Blocks, tuple[int, ...]]:
-    """Return rows of a state that may hold :class:`Observed` blocks; see :func:`as_rows`.
+    """Return rows of a state that may hold :class:`Observed` blocks, their masks, and the batch shape.
 
     :param check: False to check names and shapes only, not values.
-    :return: rows, masks of the :class:`Observed` blocks, and the batch shape.
     """
     check_names(x, families)
     values, known = as_arrays(families, x)
@@ -165,9 +161,7 @@ class Observed(NamedTuple):
 class Clamped:
     """Values that a call holds fixed, ``(rows, *shape)`` per block; one row stands for all.
 
-    :param full: clamped blocks.
-    :param partial: partly observed blocks.
-    :param keep: masks of their known units.
+    :param keep: masks of the known units of the partly observed blocks ``partial``.
     :param batch: leading axes, whose product is ``rows``.
     """
 
@@ -182,10 +176,7 @@ class Clamped:
 
 
 def merge_clamped(blocks: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge blocks given by keyword with those in ``clamped={...}``.
-
-    The dict clamps blocks whose names are arguments of the call, such as "k" or "init".
-    """
+    """Merge blocks given by keyword with ``clamped={...}``, for blocks named like arguments of the call."""
     blocks = dict(blocks)
     named = blocks.pop("clamped", {})
     is_valid = isinstance(named, Mapping) and blocks.keys().isdisjoint(named)
@@ -194,10 +185,7 @@ def merge_clamped(blocks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_clamped(families: Mapping[str, Family], blocks: Mapping[str, Any], check: bool = True) -> Clamped:
-    """Validate clamped and :class:`Observed` blocks.
-
-    :param check: False to check names and shapes only, not values.
-    """
+    """Validate clamped and :class:`Observed` blocks; without ``check`` their names and shapes only."""
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
     checks.require(0 not in batch, f"clamped blocks {list(rows)}", "at least one row", batch, StateError)
     full = {b: v for b, v in rows.items() if b not in known}
@@ -250,10 +238,7 @@ def _placeholder(family: Family) -> np.ndarray:
 
 
 def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    """Compare names, structure and shapes of params with the declaration.
-
-    :param expected: pytrees of ``jax.ShapeDtypeStruct`` by factor.
-    """
+    """Compare names, structure and shapes of params with a pytree of ``jax.ShapeDtypeStruct`` by factor."""
     check_factors(expected, params)
     for name, tree in expected.items():
         leaves = jax.tree.leaves(params[name])

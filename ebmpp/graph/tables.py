@@ -67,7 +67,6 @@ def _observed(values: Mapping[str, Numbers], known: Mapping[str, Numbers]) -> di
 def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table:
     """Check names and shapes of data.
 
-    :param data: rows of the visible blocks, a dict or a bare array for the only one.
     :param missing: None to accept missing units, else the name of the consumer that does not.
     """
     blocks = states.as_visible(graph, data)
@@ -111,10 +110,7 @@ def as_data(graph: Declaration, data: Any, missing: str | None = "this") -> Data
 
 
 def check_rows(graph: Declaration, data: Any, missing: str | None = "this") -> tuple[dict[str, Array], int]:
-    """Return checked data with one leading axis, and the number of rows; see :func:`as_table`.
-
-    :return: a dict of arrays, and of :class:`~ebmpp.Observed` blocks where units are missing.
-    """
+    """Return checked data with one leading axis, and the number of rows; see :func:`as_table`."""
     table = as_table(graph, data, missing)
     size = one_axis(graph, table)
     return jax.device_put(check_table(graph, table).observed()), size
@@ -123,10 +119,7 @@ def check_rows(graph: Declaration, data: Any, missing: str | None = "this") -> t
 def mean_statistics(
     graph: Declaration, data: Any, weights: Any, warns: bool = False
 ) -> dict[str, initialization.Mean]:
-    """Return the mean statistics of known entries, and the number of rows, by block.
-
-    :param warns: warn of scales that do not fit a Gaussian family.
-    """
+    """Return the mean statistics of known entries, and the number of rows, by block."""
     rows, known, batch = as_data(graph, data, missing=None)
     checks.require(0 not in batch, "data", "at least one row", batch, StateError)
     if weights is not None and is_concrete(weights):

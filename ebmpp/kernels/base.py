@@ -57,7 +57,6 @@ class RowKernel(MCMCKernel, Generic[S]):
     ``_sample_fn``, by which NumPyro recognises an initialised kernel, is undefined on purpose: a resumed run
     then calls ``init`` again and drops its state, so that new params and clamped values are checked.
 
-    :param graph: the declaration.
     :param init: "uniform": chains start at ``init_params``, with blocks that these lack drawn from their
         conditionals, or without them at uniform draws; "local_mode": they start one Gibbs sweep from the
         local mode that a search from there finds.

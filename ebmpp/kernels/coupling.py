@@ -68,7 +68,6 @@ class MaximalCoupling(RowKernel[CouplingState]):
     clamped blocks are passed as to :class:`BlockedGibbs`. Both chains of a pair start at ``init_params``, or
     at one initial draw.
 
-    :param graph: the declaration.
     :param lag: sweeps by which the leading chain is ahead, at least 1.
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
         for every layer, or a sequence of these, one per layer; "mixture"; :func:`~ebmpp.moves.tempered` for

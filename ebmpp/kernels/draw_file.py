@@ -27,9 +27,8 @@ _OVERHEAD = 2**16  # bytes of a group without its values
 
 
 class DrawFile:
-    """Draws of one run.
+    """Draws of one run in an existing directory.
 
-    :param directory: an existing directory.
     :param num_draws: draws of each chain, once the run is complete.
     :param done: how many of them an earlier call has written.
     :raises CheckpointError: if these are not there, or a complete file is and none of them is done.
@@ -86,10 +85,7 @@ class DrawFile:
         os.replace(larger, self._partial)
 
     def _create(self, path: Path, groups: Groups) -> None:
-        """Make a file with places for all draws, whose space on the disk is reserved.
-
-        HDF5 dies where it cannot write, so the space is reserved before and after it lays out the file.
-        """
+        """Make a file with places for all draws. HDF5 dies where it cannot write, so space is reserved."""
         sizes = (x[:, :1].nbytes * self._num_draws for arrays in groups.values() for x in arrays.values())
         _reserve(path, sum(sizes) + len(groups) * (16 * self._num_draws + _OVERHEAD))
         self._lay_out(path, groups)

@@ -50,7 +50,6 @@ class BlockedGibbs(RowKernel[GibbsState]):
     change the rounding of a matrix product, so values of real-valued blocks agree to rounding, and values of
     discrete blocks are equal except where a uniform falls within a rounding error of its threshold.
 
-    :param graph: the declaration.
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :param moves: moves of a sweep in place of draws of all layers, such as
         :func:`~ebmpp.moves.cluster_sweep` returns, or custom ones. Moves that are not ``exact`` **sample

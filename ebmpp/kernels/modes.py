@@ -43,7 +43,6 @@ def local_search(
     blocks or observed units this completes the others.
 
     :param graph: the model; every free block's family must have a mode.
-    :param params: its params.
     :param rng_key: a jax key, for the first layer and for blocks that are not in ``init``.
     :param init: values of some or all free blocks, with leading axes; other blocks are drawn uniformly.
     :param num_rows: number of searches, where neither ``init`` nor a clamped block has leading axes.

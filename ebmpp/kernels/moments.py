@@ -86,11 +86,7 @@ class Totals(NamedTuple):
         return Totals(self.length, batches, self.mean + share * gap, within, between)
 
     def moments(self, open_batch: RunningMoments, open_draws: int) -> Moments:
-        """Return moments of all draws, ``(numbers,)`` each; errors by batches use whole batches.
-
-        :param open_batch: the draws after the last whole batch.
-        :param open_draws: their number per chain.
-        """
+        """Return moments of all draws, of which the last ``open_draws`` of each chain make no whole batch."""
         _, _, mean, within, between = self.add(open_batch, open_draws) if open_draws else self
         chains, length, batches = len(mean), self.length, self.batches
         draws, grand = batches * length + open_draws, mean.mean(0)

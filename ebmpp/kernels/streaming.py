@@ -46,10 +46,6 @@ class Chunks:
     :param fn: from one chain's draw to a pytree of numbers.
     :param fields: names of state fields whose moments are accumulated as well.
     :param keep: sites to store: True for all, or their names.
-    :param args: the model's arguments.
-    :param kwargs: the model's keyword arguments.
-    :param rng_key: one key, or one per chain.
-    :param init_params: as for ``MCMC.run``.
     :param saved: :meth:`arrays` of a run that is continued, without a warm-up.
     """
 
@@ -155,10 +151,7 @@ class Chunks:
         return lambda tree: jax.tree.map(stack, *(single(take(tree, c)) for c in range(num_chains)))
 
     def run(self, steps: int, thinning: int) -> dict[str, dict[str, Array]]:
-        """Advance all chains.
-
-        :return: every ``thinning``-th of what is kept, ``(chains, draws, ...)`` by name and group.
-        """
+        """Advance all chains; return each ``thinning``-th of what is kept, ``(chains, draws, ...)``."""
         size = steps, thinning
         if size not in self._programs:
             self._programs[size] = self._map(lambda inputs: self._advance(*inputs, *size), jax.jit)

@@ -43,11 +43,7 @@ class Knots(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble(Target):
-    """Target of all replicas together.
-
-    :param base: the coldest replica.
-    :param summed: blocks that are summed out of swaps.
-    """
+    """Target of all replicas, of which ``base`` is the coldest; swaps have the blocks ``summed`` out."""
 
     base: Target = dataclasses.field(kw_only=True)
     summed: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
@@ -150,7 +146,6 @@ class ParallelTempering(RowKernel[TemperingState]):
     with observed units, and are accepted more often for it. The path's arrays are stored once in the state,
     for all chains, and not in the compiled program.
 
-    :param graph: the declaration.
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
     :param num_temperatures: number of betas of "auto", at least 2.
     :param init: see :class:`~ebmpp.kernels.RowKernel`; ``init_params`` are the start of every replica.
@@ -226,7 +221,6 @@ class ParallelTempering(RowKernel[TemperingState]):
         return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots)
 
     def sample(self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs) -> TemperingState:
-        """Return the state after one sweep of every chain; see :meth:`~ebmpp.kernels.RowKernel.sample`."""
         target = self.target(model_args, model_kwargs, check=False)
         on_path = dataclasses.replace(target, knots=state.knots)
         # knots have no axis of chains

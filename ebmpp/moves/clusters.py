@@ -100,21 +100,17 @@ class Clusters(Move):
                 )
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        """See :class:`~ebmpp.moves.Move`."""
         return (*graph.neighbours([self.block]), self.block)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        """See :class:`~ebmpp.moves.Move`."""
         new, broken = self._redraw(target, self._prepare(target, x), x[self.block], keys)
         wrong = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else -1  # rather than a wrong draw
         return {self.block: jnp.where(broken, wrong, new)}, jnp.zeros(len(keys), jnp.int32)
 
     def prepare(self, target: Target, z: Chains) -> Any:
-        """See :class:`~ebmpp.moves.Move`."""
         return self._prepare(target, flat(z))
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        """See :class:`~ebmpp.moves.Move`."""
         new, broken = self._redraw(target.twice(), focused, flat(z)[self.block], trial.keys)
         x, y = new.reshape(z[self.block].shape)
         accepted = jnp.ones(len(trial.keys), bool)
@@ -199,15 +195,10 @@ def _categories(split: Split, units: _Units, x: Array) -> tuple[Array, Array]:
 
 
 def components(neighbours: Adjacency, bonds: Array) -> Array:
-    """Return the smallest unit of each unit's cluster, ``(size, rows)``.
+    """Return the smallest unit of each unit's cluster, ``(size, rows)``, given joined ``(pairs, rows)``.
 
-    :param neighbours: neighbours of all units.
-    :param bonds: pairs that are joined, ``(pairs, rows)``.
-
-    **References**
-
-    1. Zhang, Azad, Hu (2020), *FastSV: a distributed-memory connected component algorithm with fast
-       convergence*.
+    Zhang, Azad, Hu (2020), *FastSV: a distributed-memory connected component algorithm with fast
+    convergence*.
     """
     (size, slots), rows = neighbours.other.shape, bonds.shape[1]
     bonds = jnp.concatenate([bonds, jnp.zeros((1, rows), bool)])  # for empty slots
@@ -269,7 +260,6 @@ def _any_by(label: Array, mask: Array) -> Array:
 def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
     """Return :class:`Clusters` moves of the blocks whose units interact, and draws of the other layers.
 
-    :param graph: the declaration.
     :param clamped: names of clamped blocks.
     :raises IntractableError: if no units of one block interact, or not in a way that makes clusters.
     """

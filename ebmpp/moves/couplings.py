@@ -95,13 +95,7 @@ def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
         for every layer, or one per layer. Algorithm 3 of Qiu et al. is ``("maximal", "common")``, their
         Algorithm 1 ``("maximal_independent", "independent")``.
-    :param layers: the layers of the sweep.
     :raises ArgumentError: for an unknown kind, a wrong number of kinds, or independent draws of all layers.
-
-    **Example**
-
-    >>> resolve(None, (("v",), ("h",)))
-    ('maximal', 'maximal')
     """
     if coupling is None:
         # Milliseconds until 1000 pairs have met (and mean tau), against ("maximal", "common"): untrained
@@ -128,10 +122,7 @@ def stalls(kind: str) -> bool:
 
 
 def attempt(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
-    """Make one trial of the coupled draw of a layer.
-
-    :param etas: natural parameters of the two chains, each ``(rows, *shape, *stat_shape)``.
-    """
+    """Make one trial of the coupled draw of a layer, given natural parameters of both chains."""
     if stalls(kind):
         result = _maximal(graph, blocks, kind, etas, trial)
     else:

@@ -35,10 +35,7 @@ def hold(keep: Keep, x: Rows, new: Rows) -> Blocks:
 
 
 def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks:
-    """Return new values of the ``blocks`` of a layer: all at once, or part by part where the units interact.
-
-    :param new: makes the values of units that can be drawn at once; observed units stay as they are.
-    """
+    """Return new values of the ``blocks`` of a layer: at once, or part by part where the units interact."""
     graph, params, keep, blocks = target.graph, target.params, target.keep, tuple(blocks)
     if graph.splits.keys().isdisjoint(blocks):
         eta = energy.natural_rows(graph, params, x, blocks)
@@ -131,15 +128,10 @@ def fits_bytes(family: Family) -> bool:
 
 
 def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
-    """Draw a block from the words that :func:`draw_rows` would use, two per hash.
+    """Draw a block of one axis, units first, from the words that :func:`draw_rows` would use, two per hash.
 
     A hash has two words, of which :func:`ebmpp.core.random.words` keeps one: XLA would otherwise not
-    vectorise the loop that it fuses with. Here two units use both, and their values share a number of 16
-    bits.
-
-    :param family: of one axis.
-    :param eta: units first, ``(units, rows, *stat_shape)``.
-    :return: ``(units, rows)``.
+    vectorise the loop that it fuses with. Here two units use both, and their values share 16 bits.
     """
     size, half, transpose = family.size, (family.size + 1) // 2, len(keys) <= _FEW_ROWS
     turn = lambda a: jnp.swapaxes(a, 0, 1) if transpose else a

@@ -44,10 +44,9 @@ def read_blocks(graph: FactorGraph, blocks: tuple[str, ...], marginalize: tuple[
 
 
 def accept_proposals(z: Chains, proposals: Blocks, log_ratio: Array, log_u: Array, trial: Trial) -> Attempt:
-    """Accept or reject proposals in both chains, by one uniform.
+    """Accept or reject proposals in both chains, by one uniform and log-ratios ``(2, rows)``.
 
     :param proposals: ``(2, rows, *shape)`` or, where both chains have one proposal, ``(rows, *shape)``.
-    :param log_ratio: of each chain, ``(2, rows)``.
     """
     rows = len(trial.keys)
     accept = log_u[None] < log_ratio
@@ -88,7 +87,6 @@ class Mixture(Move):
     proposes = 1
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        """See :class:`~ebmpp.moves.Move`."""
         return read_blocks(graph, self.blocks, self.marginalize)
 
     def check(self, graph: FactorGraph) -> None:
@@ -98,14 +96,12 @@ class Mixture(Move):
         refuse_interacting(graph, self.marginalize, "summed out")
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        """See :class:`~ebmpp.moves.Move`."""
         part, proposal, log_u = self._propose(target, keys)
         score = lambda x: self._log_target(target, x) - self._log_mixture(target, part, x)
         accept = log_u < score({**x, **proposal}) - score(x)
         return {b: where_rows(accept, v, x[b]) for b, v in proposal.items()}, accept.astype(jnp.int32)
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        """See :class:`~ebmpp.moves.Move`."""
         rows, now = len(trial.keys), flat(z)
         part, proposal, log_u = self._propose(target, trial.keys)
         # all blocks are proposed, summed out or clamped, so both chains have one score of a proposal
@@ -174,7 +170,6 @@ def make_pool(graph: FactorGraph, params: Params, move: Mixture, rows: Rows, cla
     """Return the conditionals from which a move proposes.
 
     :param rows: values of the blocks that the move sums out, ``(components, *shape)`` each.
-    :param clamped: clamped blocks, in one row.
     """
     count = len(next(iter(rows.values())))
     held = {b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in clamped.items()}
@@ -187,7 +182,6 @@ def make_pool(graph: FactorGraph, params: Params, move: Mixture, rows: Rows, cla
 def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
     """Return a :class:`Mixture` move of the smaller layer, a draw of the other, and draws of both layers.
 
-    :param graph: the declaration.
     :param clamped: names of clamped blocks.
     :raises IntractableError: unless the free blocks are two layers, each independent given the other.
     """

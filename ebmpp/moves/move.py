@@ -104,10 +104,9 @@ def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
 
 
 def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Drawn:
-    """Make one sweep, one chain per row; move i draws from ``fold_in(keys, i)``.
+    """Make one sweep, one chain per row; return the rows, and the number of proposals that each accepted.
 
-    :param keys: keys of this sweep, ``(rows, 2)``.
-    :return: the rows, and the number of proposals that each accepted.
+    Move i draws from ``fold_in(keys, i)``.
     """
     x, total = dict(x), jnp.zeros(len(keys), jnp.int32)
     for index, move in enumerate(moves):
@@ -143,13 +142,9 @@ def equal(z: Shaped[Array, "2 rows ..."]) -> Which:
 
 
 def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, draw: Attempt, done: Which) -> Flags:
-    """Update the flags after a draw of a part.
+    """Update the flags after a draw of a part, in the rows in which both chains have accepted.
 
     Values of discrete units may also coincide that were drawn in different trials; these compare exactly.
-
-    :param z: both chains after the draw.
-    :param draw: a draw, in which ``accept_x`` and ``accept_y`` mark the chains that accepted just now.
-    :param done: rows in which both chains have accepted.
     """
     single, result = move.num_parts(target.graph) == 1, dict(flags)
     changed, both = draw.accept_x | draw.accept_y, draw.accept_x & draw.accept_y
@@ -182,8 +177,8 @@ def coupled_sweep(
 ) -> tuple[Blocks, Which, Which, Counts]:
     """Make one sweep of both chains of every row, with all trials, from the words that the engine uses.
 
-    :param z: both chains, stacked.
-    :param keys: keys of this sweep, ``(rows, 2)``; trial r of move i draws from ``fold_in(keys, i, r)``.
+    Trial r of move i draws from ``fold_in(keys, i, r)``.
+
     :return: both chains; rows that agree on all blocks, with values that are equal bit by bit; broken rows
         (see :class:`~ebmpp.moves.couplings.Attempt`); and the number of proposals that each row accepted.
     """
@@ -209,11 +204,7 @@ def coupled_sweep(
 
 
 def couple_focused(target: Target, focused: Any, z: Chains, move: Move, index: Any, draw: Trial) -> Attempt:
-    """Make trials of part number ``index`` until every row is accepted; rows that never are, are broken.
-
-    :param focused: result of the move's ``focus``.
-    :param draw: the first trial, with the keys of the sweep.
-    """
+    """Make trials of part number ``index`` until every row is accepted; rows that never are, are broken."""
 
     def trial(number: Array | int) -> Attempt:
         first, keys = draw.first & (number == 0), random.fold_in(draw.keys, index, number)
@@ -271,12 +262,10 @@ class Layer(Move):
             refuse_interacting(graph, self.blocks, "drawn as one layer")
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        """See :class:`~ebmpp.moves.Move`."""
         inside = tuple(b for b in self.blocks if b in graph.splits)
         return graph.neighbours(self.blocks) + inside
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        """See :class:`~ebmpp.moves.Move`."""
 
         def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
             if part is None:
@@ -286,7 +275,6 @@ class Layer(Move):
         return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
 
     def num_parts(self, graph: FactorGraph) -> int:
-        """See :class:`~ebmpp.moves.Move`."""
         split = graph.splits.get(self.blocks[0])
         return 1 if split is None else split.num_parts
 
@@ -339,7 +327,6 @@ class Layer(Move):
 def gibbs_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Layer, ...]:
     """Return draws of all free layers: blocked Gibbs.
 
-    :param graph: the declaration.
     :param clamped: names of clamped blocks.
     """
     return tuple(Layer(blocks) for blocks in schedule(graph, clamped))

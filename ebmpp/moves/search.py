@@ -43,8 +43,6 @@ def begin(target: Target, x: Rows, keys: Keys) -> Search:
     """Start each row at a random layer, with a first pass from there to the last layer.
 
     With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1 and 5.
-
-    :param keys: one per row.
     """
     search = _initial(target, x)
     first = random.words(keys, 1)[:, 0] % jnp.uint32(len(target.layers))
@@ -124,7 +122,6 @@ def start(
 ) -> Blocks:
     """Return initial draws, overridden by ``init`` and by clamped values.
 
-    :param keys: one per row.
     :param init: values of some blocks, as rows or one row for all.
     :param kind: "uniform", or "local_mode" to continue with :func:`near_modes`.
     :param blocks: blocks for which words are drawn; default: all.
@@ -157,10 +154,7 @@ def _draw_rest(target: Target, x: Rows, init: State, keys: Keys) -> Blocks:
 
 
 def near_modes(target: Target, x: Rows, keys: Keys) -> Blocks:
-    """Return the states one Gibbs sweep after a local mode: any state is possible, likely ones preferred.
-
-    Taniguchi et al. (2023), section 3.3.
-    """
+    """Return states one Gibbs sweep after a local mode (Taniguchi et al. 2023, section 3.3)."""
     modes = local_modes(target, x, random.fold_in(keys, 1)).x
     moves = tuple(map(Layer, target.layers))
     return draw_sweep(target, modes, moves, random.fold_in(keys, 2))[0]

@@ -18,19 +18,12 @@ from ebmpp.moves.target import Target
 
 
 def take(v: Array, order: Array) -> Array:
-    """Permute the replicas of every row.
-
-    :param v: shape ``(rows, num, ...)``.
-    :param order: shape ``(rows, num)``.
-    """
+    """Permute the replicas ``(rows, num, ...)`` of every row by ``order``, ``(rows, num)``."""
     return jnp.take_along_axis(v, order.reshape(order.shape + (1,) * (v.ndim - 2)), axis=1)
 
 
 def new_order(accept: Array, parity: Array) -> Array:
-    """Return the replica whose state each replica gets, where accepted neighbours of this parity swap.
-
-    :param accept: of all neighbours, ``(rows, num - 1)``.
-    """
+    """Return the replica whose state each replica gets, where accepted neighbours of this parity swap."""
     low = jnp.arange(accept.shape[1])
     low_swaps = (accept & (low % 2 == parity)[None]).astype(jnp.int32)
     still = jnp.zeros((len(accept), 1), jnp.int32)
@@ -45,7 +38,6 @@ def log_ratio(
 
     :param parity: of the pairs that are needed. Where replicas have their own params the others get 0: a pair
         then takes the energies of two models, whereas one energy is enough where only the betas differ.
-    :param summed: blocks that are summed out, of replicas with their own params.
     """
     if any(isinstance(f, Replicated) and f.separate for f in target.graph.factors):
         return _own_ratio(target, x, parity, summed)
@@ -102,20 +94,11 @@ def _affine(target: Target, x: Rows, summed: tuple[str, ...]) -> tuple[Float[Arr
 
 
 def equalize(betas: Array, rejection: Array) -> Array:
-    """Return betas between which swaps would be rejected equally often.
+    """Return betas between which swaps would be rejected equally often, given the rates of neighbours.
 
     The rejection rates, summed from hot to cold, estimate the communication barrier as a function of beta;
-    the new betas divide it into equal parts.
-
-    :param betas: shape ``(num,)``.
-    :param rejection: of neighbours, ``(num - 1,)``.
-    :return: shape ``(num,)``, with the ends of ``betas``.
-
-    **References**
-
-    1. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering*, section 5.
-
-    **Example**
+    the new betas divide it into equal parts: Syed, Bouchard-Cote, Deligiannidis, Doucet (2022),
+    *Non-reversible parallel tempering*, section 5.
 
     >>> equalize(jnp.array([0, 0.5, 1]), jnp.array([0.1, 0.3])).round(2).tolist()
     [0.0, 0.67, 1.0]

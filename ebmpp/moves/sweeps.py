@@ -25,28 +25,22 @@ def resolve_moves(
 ) -> tuple[Move, ...]:
     """Return the moves of a coupled sweep.
 
-    :param graph: the declaration.
     :param coupling: "maximal", "maximal_independent", "common", "reflection" or "independent" for every
         layer, or one per layer, or None (see :func:`ebmpp.moves.couplings.resolve`); "mixture" for
         :func:`~ebmpp.moves.mixture_sweep`; one or several moves; or a function of the graph and its clamped
         blocks that returns moves, such as :func:`~ebmpp.moves.cluster_sweep`.
-    :param clamped: names of clamped blocks.
     :param exact: refuse moves that do not leave the model's distribution invariant, and pairs that could
         never meet.
     :raises ArgumentError: for an unknown coupling, or moves that are invalid, change a clamped block, or do
         not change every free one.
-    :raises DeclarationError: for a uniform proposal of a block without a uniform distribution, or pairs that
-        could never meet.
+    :raises DeclarationError: for pairs that could never meet.
     :raises IntractableError: for interacting blocks in one layer, or summed out together.
     """
     return _resolve(graph, as_coupling("coupling", coupling), tuple(clamped), exact)
 
 
 def as_coupling(name: str, value: Any) -> Any:
-    """Return the argument ``coupling`` with a list as a tuple, so that it can be hashed.
-
-    :raises ArgumentError: for anything but names, moves, functions and lists.
-    """
+    """Return the argument ``coupling`` with a list as a tuple, so that it can be hashed."""
     if value is None or isinstance(value, str | Move) or callable(value):
         return value
     return tuple(checks.sequence(name, value, "kinds or moves"))
@@ -78,10 +72,7 @@ def _resolve(graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact:
 
 
 def as_moves(name: str, value: Move | Sequence[Move] | None) -> tuple[Move, ...] | None:
-    """Return one or several moves as a tuple, and None for None.
-
-    :raises ArgumentError: for anything but moves.
-    """
+    """Return one or several moves as a tuple, and None for None."""
     if value is None or isinstance(value, Move):
         return None if value is None else (value,)
     moves = tuple(checks.sequence(name, value, "moves, such as ebmpp.moves.cluster_sweep makes"))
@@ -125,10 +116,7 @@ def _shares_noise(move: Move, family: Family) -> bool:
 
 
 def check_params(target: Target, moves: Iterable[Move]) -> None:
-    """Check that moves accept the params, unless these are traced.
-
-    :raises ParameterError: for params that a move does not accept.
-    """
+    """Check that moves accept the params, unless these are traced."""
     if all(is_concrete(leaf) for leaf in jax.tree.leaves(target.params)):
         for move in moves:
             move.check_params(target.graph, target.params)

@@ -35,8 +35,6 @@ class Target:
 
     It is a pytree with a static graph, so it can be an argument of compiled functions.
 
-    :param graph: the declaration.
-    :param params: a dict keyed by factor name.
     :param given: clamped blocks and observed units, as rows; none by default.
     :param pool: proposals of a :class:`~ebmpp.moves.Mixture`. The distribution does not depend on it.
     """

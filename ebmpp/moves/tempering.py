@@ -58,16 +58,7 @@ _Flags = Mapping[str, Bool[Array, "replicas ..."]]
 
 
 def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
-    """Return inverse temperatures as floats.
-
-    :param betas: increasing from 0 or more to 1, at least two.
-    :raises ArgumentError: for anything else.
-
-    **Example**
-
-    >>> check_betas([0, 0.3, 1])
-    (0.0, 0.3, 1.0)
-    """
+    """Return at least two inverse temperatures, increasing from 0 or more to 1, as floats."""
     try:
         values = np.asarray(betas, float)
     except (TypeError, ValueError):
@@ -204,12 +195,11 @@ class TemperedSweep(Move):
     In a pair, each replica is coupled with its counterpart separately: a joint coupling of all replicas would
     be accepted as rarely as the worst of them. All trials are made within one attempt, so nothing stalls.
 
-    Where replicas have their own params some blocks may be summed out of the swaps, which are then accepted
-    more often. These blocks are not swapped but drawn afterwards.
+    Where replicas have their own params, swaps are accepted more often with some blocks ``summed`` out. These
+    are not swapped but drawn afterwards.
 
     :param graph: the graph of one replica.
     :param layers: the layers of a sweep of one replica, with their couplings, without the summed-out layer.
-    :param summed: blocks that are summed out of the swaps.
     """
 
     graph: FactorGraph
@@ -228,11 +218,9 @@ class TemperedSweep(Move):
         return tuple(b for layer in self.layers for b in layer.blocks)
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        """See :class:`~ebmpp.moves.Move`."""
         return tuple(graph.families)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        """See :class:`~ebmpp.moves.Move`."""
         half = lambda x, parity: (self.half(target, x, keys, parity)[0], None)
         x, _ = lax.scan(half, dict(x), jnp.arange(2))
         return {b: x[b] for b in self.blocks}, jnp.zeros(len(keys), jnp.int32)
@@ -240,10 +228,8 @@ class TemperedSweep(Move):
     def half(
         self, target: Target, x: Rows, keys: Keys, parity: Array
     ) -> tuple[dict[str, Array], Array, Array]:
-        """Draw all layers, and make the swaps of one parity.
+        """Draw all layers, and make the swaps of one parity: 0 for even ones, 1 for odd ones.
 
-        :param keys: keys of the sweep, ``(rows, 2)``.
-        :param parity: 0 for even swaps, 1 for odd ones.
         :return: the replicas; the replica whose state each now has, ``(rows, num)``; and the log of the
             acceptance ratio of all neighbours, ``(rows, num - 1)``. Where replicas have their own params it
             is 0 for neighbours of the other parity.
@@ -262,7 +248,6 @@ class TemperedSweep(Move):
         return jnp.log(random.uniform(words))
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        """See :class:`~ebmpp.moves.Move`."""
 
         def half(carry: tuple[Blocks, _Flags], parity: Array) -> tuple[tuple[Blocks, _Flags], Array]:
             keys, broken = random.fold_in(trial.keys, parity), jnp.zeros(rows, bool)
@@ -357,14 +342,7 @@ def tempered_sweep(
     clamped: Iterable[str] = (),
     summed: tuple[str, ...] = (),
 ) -> TemperedSweep:
-    """Return the move of :class:`~ebmpp.ParallelTempering`, and of pairs with :func:`tempered`.
-
-    :param graph: the graph of one replica.
-    :param coupling: a kind for every layer, or one per layer; see :func:`ebmpp.moves.couplings.resolve`.
-    :param clamped: names of clamped blocks.
-    :param summed: free blocks that do not interact, to sum out of the swaps.
-    :raises ArgumentError: for an unknown coupling.
-    """
+    """Return the move of :class:`~ebmpp.ParallelTempering`, and of pairs with :func:`tempered`."""
     layers = schedule(graph, (*clamped, *summed))
     kinds = resolve(coupling, layers)
     return TemperedSweep(graph, tuple(Layer(b, kind) for b, kind in zip(layers, kinds, strict=True)), summed)

@@ -83,8 +83,6 @@ def report(
     and filters; and, for a fit, its history. The page names each result that cannot be computed for the
     model, with the reason. Needs the extra ``plots``.
 
-    :param graph: the model.
-    :param params: its params.
     :param data: training rows.
     :param rng_key: a jax key, which determines all numbers except times.
     :param held_out: rows that were not used for training.

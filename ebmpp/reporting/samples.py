@@ -127,10 +127,8 @@ def _latent(subject: Subject, chains: Chains) -> dict[str, pd.DataFrame]:
 
 
 def _compare(names: list[str], data: np.ndarray, model: np.ndarray, share: float) -> pd.DataFrame:
-    """Compare means over rows and over independent chains, with the errors of their differences.
+    """Compare means of ``(rows, moments)`` and of independent chains, ``(chains, draws, moments)``.
 
-    :param data: ``(rows, moments)``.
-    :param model: ``(chains, draws, moments)``.
     :param share: share of all training rows in ``data``; the mean of all of them has no error.
     """
     means = model.mean(1)
@@ -156,11 +154,7 @@ def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
 
 
 def image_shapes(graph: FactorGraph, image_shape: Any) -> dict[str, tuple[int, int]]:
-    """Return the height and width of the visible blocks that are images.
-
-    :param image_shape: one shape for every visible block, shapes by block, or None for squares from 3x3.
-    :raises StateError: a shape that does not fit its block, or a block that is not visible.
-    """
+    """Return the height and width of the visible blocks that are images; by default squares from 3x3."""
     shapes = dict(image_shape) if isinstance(image_shape, Mapping) else {}
     if image_shape is not None and not isinstance(image_shape, Mapping):
         shapes = dict.fromkeys(graph.visible, image_shape)

@@ -178,10 +178,7 @@ def _run_chains(
 
 
 def check_rows(graph: FactorGraph, table: tables.Table, max_rows: int, seed: int) -> dict[str, Array]:
-    """Return at most ``max_rows`` random rows, checked.
-
-    :raises StateError: values outside the support, or a table without rows.
-    """
+    """Return at most ``max_rows`` random rows, checked."""
     total = tables.one_axis(graph, table)
     index = np.arange(total)
     if total > max_rows:

@@ -54,7 +54,6 @@ class Bias(Factor):
         return super().__repr__().removesuffix(")") + shared + ")"
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
-        """Return ``init``, or the family's default natural parameter."""
         family, rank = families[self.blocks[0]], len(families[self.blocks[0]].shape)
         are_axes = all(-rank <= axis < rank for axis in self.shared)
         checks.require(are_axes, f"{self!r}: shared", f"axes of {family!r}", self.shared, DeclarationError)
@@ -67,7 +66,6 @@ class Bias(Factor):
         return statistics.mean(axes, keepdims=True) if axes else statistics
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
-        """Return 0: biases are a vector."""
         return 0
 
 

@@ -21,16 +21,12 @@ _MAX_SMALLEST_LAST = 1_000_000  # edges and nodes; many seconds beyond
 
 
 def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
-    """Split the nodes into independent sets, as few as the strategies find.
+    """Split the nodes of an undirected graph into independent sets, as few as the strategies find.
 
     A bipartite graph gets two sets; others the best of networkx's greedy strategies. Sets keep the order of
-    the nodes, and the first node of every connected component is in the first set.
-
-    Nodes are coloured by position: networkx takes nodes out of Python sets, whose order for strings changes
-    with ``PYTHONHASHSEED``, and layers, draws and resumed runs would change with it.
-
-    :param graph: undirected, without self-loops.
-    :return: the sets, each a tuple of nodes in the order of ``graph``.
+    the nodes, and the first node of every connected component is in the first set. Nodes are coloured by
+    position: networkx takes nodes out of Python sets, whose order for strings changes with
+    ``PYTHONHASHSEED``, and layers, draws and resumed runs would change with it.
     """
     nodes = list(graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
@@ -64,11 +60,7 @@ def _bipartite(graph: nx.Graph) -> dict[int, int]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitBlock(Split):
-    """A block of a graph in parts, with the factors over it.
-
-    :param inner_factors: factors in which its units interact with one another.
-    :param outer_factors: all other factors over the block.
-    """
+    """A block in parts, with the factors in which its units interact, and all other factors over it."""
 
     inner_factors: tuple[Factor, ...]
     outer_factors: tuple[Factor, ...]
@@ -104,11 +96,9 @@ def _distinct(lists: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def color_units(size: int, edges: np.ndarray) -> np.ndarray:
-    """Return a colour per unit; equal components, such as replicas, get equal colours.
+    """Return a colour per unit, given distinct pairs; equal components, such as replicas, get equal colours.
 
     Bipartite and complete components are coloured by array operations, others by networkx.
-
-    :param edges: distinct pairs.
     """
     if 2 * len(edges) == size * (size - 1):  # complete: 50 million pairs for 10,000 units
         return np.arange(size)

@@ -113,7 +113,6 @@ class Convolution(Factor):
         return super().__repr__().removesuffix(")") + options + ")"
 
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        """Return the energy of one state."""
         return self.energy(params, *map(self._image, families, statistics))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:

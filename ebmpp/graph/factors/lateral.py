@@ -134,12 +134,7 @@ class Local(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """A block whose units interact, in parts of units that do not.
-
-    :param block: name of the block.
-    :param family: its family.
-    :param colors: part of each unit.
-    """
+    """A block whose units interact, in parts of units that do not: ``colors`` is the part of each unit."""
 
     block: str
     family: Family

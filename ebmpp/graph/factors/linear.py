@@ -36,16 +36,13 @@ class Bilinear(Factor):
         super().__init__(first, second, energy=_bilinear_energy, name=name)
 
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        """Return the energy of one state."""
         return self.energy(params, *map(lambda f, t: f.interaction(t), families, statistics))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
-        """Return zero weights."""
         first, second = (families[b].interaction_shape for b in self.blocks)
         return jax.device_put(np.zeros(first + second, jnp.result_type(float)))  # compiles nothing
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
-        """Return the number of axes of the first block."""
         return len(families[self.blocks[0]].interaction_shape)
 
 
@@ -142,11 +139,9 @@ class Linear(Factor):
         return None if self.shape is None else "weight"
 
     def evaluate(self, params: Params, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        """Return the energy of one state."""
         return self.energy(params, *map(lambda f, t: f.interaction(t), families, statistics))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Params:
-        """Return ``init``, or zero weights."""
         return super().init_params(rng_key, families) if self.shape is None else jnp.zeros(self.shape)
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:

@@ -75,7 +75,6 @@ class Pairwise(Factor):
         return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{name})"
 
     def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        """Return the energy of one state."""
         family = families[0]
         edges = self.edges({self.blocks[0]: family})[self.blocks[0]]
         units = family.interaction(statistics[0]).reshape(family.size, -1)
@@ -88,12 +87,10 @@ class Pairwise(Factor):
         return weights if len(first) == len(number) else jax.ops.segment_sum(weights, number, len(first))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
-        """Return ``init``, or zero weights."""
         shape = () if self.shared else (self.lateral[0][1].shape[0],)
         return jnp.zeros(shape) if self.init is None else self.init_checked(rng_key, families, shape)
 
     def local(self, families: Mapping[str, Family], split: Split) -> "Neighbours":
-        """Return the gather of neighbours of a part."""
         return Neighbours(self, split, self.edges(families)[self.blocks[0]])
 
 

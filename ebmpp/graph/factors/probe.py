@@ -43,8 +43,6 @@ def probe(
     probability one. A function with kinks or jumps, such as a comparison, can be constant between two random
     points, so it is also tried at states, and between each and the state with a block at 0, where energies
     are differentiated. Unless its traced form is a polynomial, it is tried over the range of each family.
-
-    :param splits: parts of the blocks whose units interact.
     """
     scope = tuple(families[b] for b in factor.blocks)
     floats = np.dtype(jnp.result_type(float))

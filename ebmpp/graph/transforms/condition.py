@@ -35,7 +35,6 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     If no visible block is left, the others become visible. Initialise with ``graph.init``: the new graph's
     own has no scheme for the changed factors.
 
-    :param graph: the declaration.
     :param values: one value per block, of the block's shape; or ``clamped={...}``.
     :return: the graph of the rest.
     :raises StateError: for an unknown block, a wrong shape or value, several rows, or a traced value.

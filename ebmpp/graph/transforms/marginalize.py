@@ -66,7 +66,6 @@ def marginalize(
     If no visible block is left, the others become visible. Start training from the returned params; the new
     graph's own ``init`` has no scheme for the new factor.
 
-    :param graph: the declaration.
     :param blocks: a name, or several in the order in which they are summed out.
     :param params: of ``graph``.
     :param name: name of the new factor, if one block is summed out.

@@ -30,10 +30,8 @@ from ebmpp.graph.graph import FactorGraph
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Replicated(Factor):
-    """A factor in every replica, multiplied by the replica's beta if units interact in it.
+    """A factor in ``num`` replicas, multiplied by the replica's beta if units interact in it.
 
-    :param factor: the factor of one replica.
-    :param num: number of replicas.
     :param separate: True if each replica has its own params; beta then multiplies this factor in any case.
     """
 
@@ -80,7 +78,6 @@ class Replicated(Factor):
         return params[0] * energies if self.tempered else energies
 
     def evaluate(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        """Return the energy of one state of all replicas."""
         energies = self.energies(params, *statistics, families=families)
         return params[0] @ energies if self.tempered else energies.sum()
 
@@ -91,13 +88,11 @@ class Replicated(Factor):
         return {b: (edges + single[b].size * number).reshape(-1, 2) for b, edges in pairs}
 
     def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
-        """Return the factor's own fast path, replica by replica."""
         single = of_one_replica(split, self.num)
         local = self.factor.local({b: _single(f) for b, f in families.items()}, single)
         return None if local is None else _LocalOfReplicas(local, split, single, self.num, self.separate)
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
-        """Return betas from 0 to 1 with the factor's initial params."""
         single = {b: _single(families[b]) for b in self.blocks}
         params = self.factor.init_params(rng_key, single)
         if self.separate:
@@ -110,9 +105,6 @@ class Reference(Factor):
     """``-(1 - beta_r) <eta_0, t_r>`` in every replica r, the reference of independent units.
 
     Its params are the betas and eta_0, a natural parameter of one replica's block.
-
-    :param block: name of the block.
-    :param num: number of replicas.
     """
 
     num: int
@@ -131,7 +123,6 @@ class Reference(Factor):
         return _reference_energies(params, *statistics)
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
-        """Return betas from 0 to 1 and the family's default natural parameter."""
         del rng_key
         return jnp.linspace(0.0, 1.0, self.num), _single(families[self.blocks[0]]).default_eta()
 
@@ -150,11 +141,7 @@ def _single(family: Family) -> Family:
 
 
 class _LocalOfReplicas:
-    """A :class:`~ebmpp.graph.factors.lateral.Local` of a replicated factor.
-
-    :param local: that of one replica.
-    :param separate: True if each replica has its own params.
-    """
+    """The :class:`~ebmpp.graph.factors.lateral.Local` of a replicated factor, by that of one replica."""
 
     def __init__(self, local: Local, split: Split, single: Split, num: int, separate: bool) -> None:
         self.single, self.num, self.size, self.separate = local, num, single.family.size, separate
@@ -234,8 +221,6 @@ def joined_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[n
 def replicate(graph: FactorGraph, num: int, separate: bool = False) -> FactorGraph:
     """Return ``num`` replicas as one graph with blocks of shape ``(num, *shape)``.
 
-    :param graph: the model.
-    :param num: number of replicas.
     :param separate: give each replica its own params, and a reference whose weight is 1 - beta.
     """
     if not any(f.interacts for f in graph.factors):
@@ -260,24 +245,13 @@ def _reference_names(graph: FactorGraph) -> dict[str, str]:
 
 
 def tempered_params(graph: FactorGraph, params: Mapping[str, Any], betas: Array) -> dict[str, Any]:
-    """Return params of :func:`replicate` with shared params.
-
-    :param graph: the model.
-    :param params: its params.
-    :param betas: one per replica.
-    """
+    """Return params of :func:`replicate` with shared params, and one beta per replica."""
     return {f.name: (betas, params[f.name]) if f.interacts else params[f.name] for f in graph.factors}
 
 
 def separate_params(
     graph: FactorGraph, params: Mapping[str, Any], betas: Array, eta0: Mapping[str, Array]
 ) -> dict[str, Any]:
-    """Return params of :func:`replicate` with params of each replica.
-
-    :param graph: the model.
-    :param params: of the replicas, with a leading axis.
-    :param betas: one per replica.
-    :param eta0: natural parameters of the reference.
-    """
+    """Return params of :func:`replicate` with params of each replica: ``params`` with a leading axis."""
     references = {name: (betas, eta0[b]) for b, name in _reference_names(graph).items()}
     return {f.name: (betas, params[f.name]) for f in graph.factors} | references

@@ -88,7 +88,6 @@ class Rewired:
 def rewire(factor: Factor, parts: Mapping[str, Part], anchor: str, offset: float = 0.0) -> Factor:
     """Return a factor over other blocks with the same name and params.
 
-    :param factor: the original factor.
     :param parts: assembly of the statistics of each of its blocks.
     :param anchor: block of a factor that would be left without any, whose energy is a constant.
     :param offset: added to the energy.
@@ -126,11 +125,7 @@ def unchanged(block: str, family: Family) -> Part:
 def with_blocks(
     graph: FactorGraph, remaining: Mapping[str, Family], factors: Iterable[Factor], parts: Mapping[str, Part]
 ) -> FactorGraph:
-    """Return a graph of the remaining blocks, all visible if no visible block remains.
-
-    :param remaining: families by name, in order.
-    :param parts: assembly of the original blocks.
-    """
+    """Return a graph of the remaining blocks, all visible if no visible block remains."""
     seen = {name for b in graph.visible if b in parts for name in parts[b].names}
     visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
     latent = {b: f for b, f in remaining.items() if b not in visible}
