@@ -56,8 +56,9 @@ def diagnose_pairs(sweeps: np.ndarray, remaining: int, pace: float, units: int) 
     done = len(sweeps)
     recent, before = sweeps[done // 2 :].mean(), sweeps[done // 4 : done // 2]
     growth = math.log2(max(1.0, recent / before.mean())) if len(before) >= 5 and before.mean() > 0 else 0.0
-    times = np.minimum(np.arange(done, done + remaining), _HORIZON * done)
-    total = float(recent * ((times / (0.75 * done)) ** min(growth, 2.0)).sum())
+    sweeps_at = lambda step: recent * (step / (0.75 * done)) ** min(growth, 2.0)
+    near = np.arange(done, min(done + remaining, _HORIZON * done))
+    total = float(sweeps_at(near).sum() + (remaining - len(near)) * sweeps_at(_HORIZON * done))
     if total < max(_TOTAL, _SWEEPS * remaining, _UPDATES / units):
         return None
     minutes = "" if math.isnan(pace) else f" (roughly {pace * total / 60:.2g} minutes)"
@@ -85,8 +86,11 @@ class PairWatch:
         """Return True if the stage's pairs should be diagnosed after ``step`` steps of the run."""
         return bool(self._due) and self._due[0] <= step - self.first <= self._due[-1] + 1
 
-    def diagnose(self, columns: Mapping[str, np.ndarray], step: int) -> str | None:
-        """Return a warning from the metrics of all steps, if there is a reason."""
+    def diagnose(self, columns: Mapping[str, np.ndarray], step: int, deadline: float) -> str | None:
+        """Return a warning from the metrics of all steps, if there is a reason.
+
+        :param deadline: time of ``time.monotonic`` at which the run ends, or infinity.
+        """
         done, now = step - self.first, time.monotonic()
         self._due = [due for due in self._due if due > done]
         names = ("sweeps", "posterior_sweeps")
@@ -95,5 +99,10 @@ class PairWatch:
             return None
         sweeps = np.nan_to_num(np.sum(parts, 0))
         (before, then), self._clock = self._clock, (done, now)
-        pace = (now - then) / max(sweeps[before:].sum(), 1.0) if before else math.nan  # the first compiles
-        return diagnose_pairs(sweeps, self.last - step, pace, self._units)
+        remaining, pace = self.last - step, math.nan
+        if before:  # the first steps compile
+            pace = (now - then) / max(sweeps[before:].sum(), 1.0)
+            remaining = int(min(remaining, max(0.0, deadline - now) * (done - before) / (now - then)))
+        elif deadline < math.inf:
+            return None
+        return diagnose_pairs(sweeps, remaining, pace, self._units)

@@ -5,7 +5,9 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
+import math
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +47,9 @@ class Fit(Shown):
     :param params: the last params.
     :param history: an ``xarray.Dataset``: per ``step`` the gradient norm and the estimator's metrics, such as
         ``meeting_time_mean``, ``num_unmet`` and ``lag`` of coupled chains, nan where a stage has none; per
-        ``monitor_step`` the monitors; with a schedule also ``stage``.
+        ``monitor_step`` (the number of steps done) the monitors; with a schedule also ``stage``.
+        ``history.to_dataframe()`` has one row per step, with the monitors' values after it.
+        ``history.attrs["stopped_by"]`` is "max_seconds" in a run that this argument of ``fit`` ended.
     :param optimizer_state: optax state after the last step.
     :param estimator_state: the estimator's state (persistent chains, the adaptive lag).
     :param best_params: with ``keep_best``, the params at the monitor's best value, if it had any.
@@ -53,6 +57,8 @@ class Fit(Shown):
     :param path: with ``keep_path``, the path from independent units to the last params, an argument of
         :func:`ebmpp.smc`, :func:`ebmpp.particle_expectation` and :class:`ebmpp.ParallelTempering`.
     :param estimator: the estimator of the last stage.
+    :param optimizer: its optimiser; None in a copy by pickle, since functions of optax cannot be pickled.
+    :param num_steps: gradient steps in all, with those of the fit that it was started from.
     """
 
     graph: FactorGraph
@@ -64,6 +70,11 @@ class Fit(Shown):
     best_step: int | None = None
     path: Path | None = None
     estimator: Estimator | None = None
+    optimizer: optax.GradientTransformation | None = None
+    num_steps: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"optimizer": None}
 
     def __repr__(self) -> str:
         steps, by = self.history.sizes["step"], f" by {self.estimator!r}" if self.estimator else ""
@@ -83,10 +94,12 @@ def fit(
     estimator: Estimator | None = None,
     optimizer: optax.GradientTransformation | None = None,
     num_steps: int | None = None,
+    max_seconds: float | None = None,
     schedule: Sequence[Stage] | None = None,
     batch_size: int | None = None,
     weights: Array | None = None,
     params: Params | None = None,
+    start: Fit | None = None,
     init: str | Mapping[str, str] = "gaussian",
     monitors: Mapping[str, Watch] | None = None,
     monitor_every: int = 100,
@@ -121,11 +134,22 @@ def fit(
     :param rng_key: a jax key: the same key gives the same run.
     :param estimator: :class:`UCD` (default), :class:`CD`, :class:`PCD`, or a custom one.
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
-    :param num_steps: gradient steps; default 1000.
+    :param num_steps: gradient steps; default 1000, or no limit with ``max_seconds``.
+    :param max_seconds: wall time of this call, above 0, compilation included. The run ends at the first look
+        after it, at most 50 steps or about a second late, as if ``num_steps`` had been the steps done. Their
+        number **depends on the clock**, so such a run cannot be repeated exactly. It can be resumed.
     :param schedule: a list of :class:`Stage` in place of estimator, optimizer and num_steps.
     :param batch_size: rows per step, at most all rows; default 100, or the stream's.
     :param weights: one per row, not negative: row i counts w_i times, up to a common factor. Not for streams.
     :param params: initial params, cast to jax's default floats; default ``graph.init(rng_key, data, init)``.
+    :param start: a :class:`Fit` of the same graph and kind of estimator that this run continues: its params,
+        chains, weights, lag and the optimiser's state. ``num_steps``, ``history`` and ``path`` are those of
+        this call, and ``estimator`` and ``optimizer`` are by default those of ``start``. With the same key,
+        data and settings the draws and the order of rows are those of one longer run. Another estimator of
+        the same class adopts the state, as in a :class:`Stage`. Another optimiser continues the parts of the
+        state that have the same structure (moments, and the count of a learning-rate schedule), and begins
+        the others anew. A stream of batches begins at its first batch. Pass
+        ``dataclasses.replace(fit, params=...)`` to continue from other params.
     :param init: "gaussian", "orthogonal", or a dict of both parts: see :meth:`FactorGraph.init`.
     :param monitors: functions of the params to a scalar, kept in the history; see :mod:`ebmpp.monitors`.
     :param monitor_every: steps between monitor values (the first and last step are included).
@@ -181,11 +205,24 @@ def fit(
     checks.flag("fit: progress_bar", progress_bar)
     if checks.flag("fit: resume", resume) and checkpoint_dir is None:
         raise ArgumentError("fit: checkpoint_dir must be given with resume=True, got None.")
+    deadline = math.inf
+    if max_seconds is not None:
+        deadline = time.monotonic() + checks.number("fit: max_seconds", max_seconds, above=0)
+        num_steps = checks.LARGEST if num_steps is None and schedule is None else num_steps
+    if start is not None:
+        _check_start(start, graph, params)
+        params = start.params
+        if schedule is None:
+            estimator, optimizer = estimator or start.estimator, optimizer or start.optimizer
+            expected = "given, since start was copied without it"
+            checks.require(optimizer is not None, "fit: optimizer", expected, optimizer)
     stages = _stages(schedule, estimator, optimizer, num_steps)
+    before = 0 if start is None else _steps_before(start, stages)
     monitors, callbacks = _check_functions(monitors, callbacks)
     with sharding.over("fit: mesh", mesh):
         init_key, base_key, order_key = jax.random.split(rng_key, 3)
-        source = as_source(graph, data, weights, batch_size, order_key)
+        batches = -(-before // stages[0].estimator.steps_per_batch)
+        source = as_source(graph, data, weights, batch_size, order_key, batches)
         sample = source.sample()
         if params is None:
             params = graph.init(init_key, sample.observed(), init, sample.weights)
@@ -195,8 +232,10 @@ def fit(
         eta0 = None if recorder is None else base_rates(graph, sample.observed(), sample.weights)
         key = random.key_pair(base_key)
         options = {"monitors": monitors, "interval": interval, "callbacks": callbacks}
-        loop = Loop(graph, stages, source, key, params, **options, best=best, path=recorder)
-        start, state = 0, loop.begin(0, params)
+        loop = Loop(graph, stages, source, key, params, **options, best=best, path=recorder, before=before)
+        first, state = 0, loop.begin(0, params)
+        if start is not None:
+            state = loop.proceed(start.estimator_state, start.optimizer_state, state)
         with contextlib.ExitStack() as stack:
             if checkpoint_dir is not None:
                 digests = [optimizer.digest for optimizer in loop.optimizers]
@@ -205,14 +244,15 @@ def fit(
                     "monitor_every": interval,
                     "keep_best": None if best is None else [best.name, best.mode],
                     "keep_path": None if recorder is None else recorder.capacity,
+                    "steps_before": before,
                 }
                 kind = Checkpoints if sharding.processes() == 1 else ProcessCheckpoints
                 save = stack.enter_context(contextlib.closing(kind(checkpoint_dir, run, resume)))
-                start, state = loop.resume(save, checkpoint_every, state)
+                first, state = loop.resume(save, checkpoint_every, state)
             try:
-                state = loop.run(start, state, progress_bar)
+                state = loop.run(first, state, progress_bar, deadline)
             except BaseException as error:  # Ctrl-C too
-                _attach(error, loop, start)
+                _attach(error, loop, first)
                 raise
         fit = _result(loop, None, state)
         if recorder is None or eta0 is None:
@@ -225,23 +265,43 @@ def _result(loop: Loop, stop: int | None, state: State) -> Fit:
     """Return the run up to step ``stop``, without its path."""
     best = (None, None) if loop.best is None else loop.best.result
     history = loop.log.dataset(stop).copy(deep=True)  # writable
-    estimator = loop.stages[loop.stages.at(max(history.sizes["step"], 1) - 1)].estimator
-    return Fit(
-        loop.graph, state.params, history, state.optimizer, state.estimator, *best, estimator=estimator
-    )
+    steps = history.sizes["step"]
+    stage = loop.stages[loop.stages.at(max(steps, 1) - 1)]
+    states = state.params, history, state.optimizer, state.estimator
+    return Fit(loop.graph, *states, *best, None, stage.estimator, stage.optimizer, loop.before + steps)
 
 
-def _attach(error: BaseException, loop: Loop, start: int) -> None:
+def _attach(error: BaseException, loop: Loop, first: int) -> None:
     """Attach the run so far to an error that ends it, unless the error carries it."""
     with contextlib.suppress(Exception):  # the first error counts
         step, state = loop.reached()
-        if isinstance(error, TrainingError) or step == start:
+        if isinstance(error, TrainingError) or step == first:
             return
         fit = _result(loop, step, state)
         for name, value in {"params": fit.params, "history": fit.history, "step": step, "fit": fit}.items():
             if not hasattr(error, name):
                 setattr(error, name, value)
         error.add_note(f"fit: {step} steps were done. The exception's .params, .history and .fit have them.")
+
+
+def _check_start(start: Fit, graph: FactorGraph, params: Params | None) -> None:
+    checks.instance("fit: start", start, Fit, "a Fit that this run continues")
+    checks.require(params is None, "fit: params", "None with start, which has params", params)
+    if start.graph != graph:
+        raise ArgumentError(
+            f"fit: start must be a Fit of this graph, {graph!r}, got one of {start.graph!r}. Pass its graph, "
+            "or params=start.params to begin with new chains."
+        )
+
+
+def _steps_before(start: Fit, stages: Stages) -> int:
+    """Return the number of steps that a run continues, if its first estimator is of the same kind."""
+    if type(stages[0].estimator) is not type(start.estimator):
+        raise ArgumentError(
+            f"fit: start must be a Fit by an estimator of the kind {stages[0].estimator!r}, got "
+            f"{start.estimator!r}. Pass params=start.params to begin with new chains."
+        )
+    return start.num_steps
 
 
 def _owned(graph: FactorGraph, params: Params) -> Params:

@@ -159,6 +159,7 @@ class Log:
     def __init__(self, monitors: Mapping[str, Watch]) -> None:
         self.monitors = {n: fn if isinstance(fn, Monitor) else jax.jit(fn) for n, fn in monitors.items()}
         self.steps, self.monitored = Table(), Table()
+        self.attrs: dict[str, Any] = {}
 
     def append(self, metrics: Metrics, count: int, constants: Mapping[str, int]) -> None:
         """Add metrics as :meth:`Table.append` does; refuse monitors with the name of a metric."""
@@ -222,13 +223,11 @@ class Log:
 
     def dataset(self, stop: int | None = None) -> "xr.Dataset":
         """Return the history so far, up to step ``stop``, with read-only arrays."""
-        import xarray as xr  # with pandas it takes more than a second, so it is imported late
+        from ebmpp.training.dataset import History  # xarray and pandas take more than a second to import
 
         columns = self.steps.columns(stop)
-        dataset = xr.Dataset(
-            {name: ("step", v) for name, v in columns.items() if name != "ok"},
-            coords={"step": np.arange(_length(columns))},
-        )
+        values = {name: ("step", v) for name, v in columns.items() if name != "ok"}
+        dataset = History(values, {"step": np.arange(_length(columns))}, self.attrs)
         monitored = self.monitored.columns()
         if not monitored:
             return dataset
@@ -257,7 +256,7 @@ def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Arra
 class Bar:
     """Progress bar of a run that counts neither compilation nor dispatched steps as done."""
 
-    def __init__(self, total: int, start: int, hidden: bool) -> None:
+    def __init__(self, total: int | None, start: int, hidden: bool) -> None:
         self._bar = tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step")
         self._compiled: set[int] = set()  # stages
         self._began: float | None = None  # time at which compilation began
@@ -290,6 +289,10 @@ class Bar:
         self._bar.n = self._bar.initial = self._bar.last_print_n = done
         self._bar.set_description("training", refresh=False)
         self._bar.set_postfix({"compiled": f"{seconds:.1f} s"})
+
+    def stop(self, reason: str) -> None:
+        """Say why the run ends before its last step."""
+        self._bar.set_description(f"stopped by {reason}")
 
 
 def card(title: str, graph: FactorGraph, params: Params, history: "xr.Dataset") -> Card:

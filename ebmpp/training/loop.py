@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 import itertools
 import math
+import time
 from typing import Any
 import warnings
 
@@ -19,6 +20,7 @@ from ebmpp import errors
 from ebmpp.core import backend, checkpoints, checks, random, sharding
 from ebmpp.core.types import Key, Params
 from ebmpp.estimators import Estimator
+from ebmpp.estimators.base import shapes
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection, Source, chunk_size
@@ -38,6 +40,7 @@ class Loop:
     :param key: the run's key; a step's draws depend on it and on the step's number.
     :param params: params at the start, under which the model normalises.
     :param interval: steps between monitor values.
+    :param before: number of steps done before this run, which the draws continue.
     """
 
     def __init__(
@@ -53,8 +56,9 @@ class Loop:
         callbacks: Sequence[Callback] = (),
         best: BestParams | None = None,
         path: PathRecorder | None = None,
+        before: int = 0,
     ) -> None:
-        self.graph, self.stages, self.source, self.key = graph, stages, source, key
+        self.graph, self.stages, self.source, self.key, self.before = graph, stages, source, key, before
         self.interval, self.callbacks, self.best, self.path = interval, callbacks, best, path
         self.batches = Prefetch(source, stages.batch(stages.num_steps - 1))
         self._recorders = [recorder for recorder in (best, path) if recorder is not None]
@@ -77,7 +81,7 @@ class Loop:
     def begin(self, number: int, params: Params) -> State:
         """Return the first state of a stage."""
         stage, rows = self.stages[number], self.source.sample().rows
-        key = random.fold_in(self.key, number, 1)
+        key = random.fold_in(self.key, number + self.before, 1)
         estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, key)
         # placed as a step leaves it, so that the second step is the same program
         return State(params, stage.optimizer.init(params), sharding.place(estimator), jnp.array(True))
@@ -85,13 +89,24 @@ class Loop:
     def _enter(self, number: int, state: State) -> State:
         """Return the first state of a stage from the last one of the stage before."""
         fresh = self.begin(number, state.params)._replace(ok=state.ok)
-        adopted = self.stages[number].estimator.adopt(state.estimator, fresh.estimator)
-        if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
+        return fresh._replace(estimator=self._adopted(number, state.estimator, fresh.estimator))
+
+    def _adopted(self, number: int, before: Any, fresh: Any) -> Any:
+        adopted = self.stages[number].estimator.adopt(before, fresh)
+        if jax.tree.structure(adopted) != jax.tree.structure(fresh):
             raise errors.ArgumentError(
                 f"{type(self.stages[number].estimator).__name__}.adopt must return the structure of `fresh`, "
-                f"{jax.tree.structure(fresh.estimator)}, got {jax.tree.structure(adopted)}."
+                f"{jax.tree.structure(fresh)}, got {jax.tree.structure(adopted)}."
             )
-        return fresh._replace(estimator=adopted)
+        return adopted
+
+    def proceed(self, estimator: Any, optimizer: Any, fresh: State) -> State:
+        """Return the first state of a run that continues the states of another run."""
+        if shapes(estimator) != shapes(fresh.estimator):
+            estimator = self._adopted(0, estimator, fresh.estimator)
+        states = estimator, optimizers.carried(optimizer, fresh.optimizer)
+        placed = jax.tree.map(sharding.place_like, states, (fresh.estimator, fresh.optimizer))
+        return fresh._replace(estimator=placed[0], optimizer=placed[1])
 
     def resume(
         self, save: Checkpoints | ProcessCheckpoints, interval: int, first: State
@@ -115,12 +130,15 @@ class Loop:
         self._saved = saved.step
         return saved.step, state
 
-    def run(self, start: int, state: State, progress_bar: bool) -> State:
-        """Run the steps from ``start`` on; return the state after the last."""
+    def run(self, start: int, state: State, progress_bar: bool, deadline: float = math.inf) -> State:
+        """Run the steps from ``start`` on; return the state after the last.
+
+        :param deadline: time of ``time.monotonic`` after which the run ends as if it had no more steps.
+        """
         total, step = self.stages.num_steps, start
         self._recent.append((start, state))
         hidden = not (progress_bar and sharding.is_first())
-        with Bar(total, start, hidden) as bar, self.batches:
+        with Bar(total if total < checks.LARGEST else None, start, hidden) as bar, self.batches:
             while step < total:
                 self._record(step, state)
                 if step % self.interval == 0:
@@ -138,14 +156,19 @@ class Loop:
                 backend.wait(self._recent[0][1].ok)  # a step that never ends is the only one that runs
                 bar.update(stop - step, state, self.log.latest)
                 step = stop
-                self._watch_pairs(number, step, state)
+                self._watch_pairs(number, step, state, deadline)
                 if step % _CHECK_EVERY == 1 and not bool(backend.wait(state.ok)):
                     self._check(step, state)
-                if step % self._save_every == 0 or step == total:
+                is_over = step < total and _has_passed(deadline)
+                if step % self._save_every == 0 or step == total or is_over:
                     self._checkpoint(step, state)
-        self._record(total, state)
-        self._check(total, state)
-        self._monitor(total, state)
+                if is_over:
+                    self.log.attrs["stopped_by"] = "max_seconds"
+                    bar.stop("max_seconds")
+                    break
+        self._record(step, state)
+        self._check(step, state)
+        self._monitor(step, state)
         self._diagnose(state.params)
         self._watch_likelihoods(is_last=True)
         return state
@@ -159,7 +182,7 @@ class Loop:
         if self.path is not None:
             self.path.record(step, state.params)
 
-    def _watch_pairs(self, number: int, step: int, state: State) -> None:
+    def _watch_pairs(self, number: int, step: int, state: State, deadline: float) -> None:
         """Warn once if the pairs of a stage will take too many sweeps."""
         first, last = self.stages.first[number], self.stages.end(number)
         if self._pairs is not None and self._pairs.first != first:
@@ -167,7 +190,7 @@ class Loop:
         if self._pairs is None or not self._pairs.is_due(step):
             return
         backend.wait(state.ok)
-        message = self._pairs.diagnose(self.log.steps.columns(), step)
+        message = self._pairs.diagnose(self.log.steps.columns(), step, deadline)
         if message is not None:
             self._pairs = None
             warnings.warn(f"fit: {message}", stacklevel=4)
@@ -190,15 +213,18 @@ class Loop:
     def _diagnose(self, params: Params) -> None:
         """Warn of what estimators report about their stages, and the last one about its chains."""
         columns, sample, is_local = self.log.steps.columns(), self.source.sample(), sharding.processes() == 1
-        for number, stage in enumerate(self.stages.stages):
+        done = len(next(iter(columns.values())))
+        stages = self.stages.stages[: self.stages.at(done - 1) + 1]
+        for number, stage in enumerate(stages):
             steps = slice(self.stages.first[number], self.stages.end(number))
             history = {name: v[steps] for name, v in columns.items()}
             message = stage.estimator.diagnose(history)
-            if message is None and stage is self.stages.stages[-1] and is_local and not sample.known:
+            if message is None and number == len(stages) - 1 and is_local and not sample.known:
                 inputs = self.graph, params, sample.rows, history, random.fold_in(self.key, number, 2)
                 message = stage.estimator.diagnose_chains(*inputs)
             if message is not None:
-                warnings.warn(f"fit: steps {steps.start} to {steps.stop - 1}: {message}", stacklevel=4)
+                last = min(steps.stop, done) - 1
+                warnings.warn(f"fit: steps {steps.start} to {last}: {message}", stacklevel=4)
 
     def _stop(self, step: int, number: int) -> int:
         """Return the step before which a program must end."""
@@ -244,7 +270,7 @@ class Loop:
         """Run steps of one stage up to ``stop``; return the state after them, and the next step."""
         stage, batches = self.stages[number], self._select(step, stop, number, state)
         size = chunk_size(batches[0])
-        steps = np.uint32(step), np.int32(len(batches))
+        steps = np.uint32(step + self.before), np.int32(len(batches))
         offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
         args = (self.key, state, *steps, *stacked(batches, size), offsets)
         state, metrics, done = run_chunk(self.graph, stage.estimator, self.optimizers[number], *args)
@@ -306,6 +332,11 @@ class Loop:
             )
             raise self.log.failure(errors.CheckpointWriteError, message, state.params, steps) from error
         self._saved = steps
+
+
+def _has_passed(deadline: float) -> bool:
+    """Return True after a time of the first process's clock."""
+    return deadline < math.inf and bool(sharding.gather(np.array(time.monotonic() >= deadline))[0])
 
 
 def _check_missing(estimator: Estimator, selection: Selection) -> None:

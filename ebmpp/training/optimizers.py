@@ -15,6 +15,7 @@ import optax
 
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
+from ebmpp.estimators.base import shapes
 
 Params = Any
 Bound = float | Mapping[str, Any]
@@ -59,6 +60,18 @@ class Comparable:
             )
         text = f"{_code(lowered)} {jax.tree.structure(state)}"  # which alone has the state's classes
         return cls(optimizer, _digest(text), id(optimizer) if "callback" in text else None)
+
+
+def carried(before: Any, fresh: Any) -> Any:
+    """Return an optimiser's first state, with the parts of another optimiser's state that fit.
+
+    Parts of ``optax.chain`` are compared separately. ``optax.inject_hyperparams`` gets the new values.
+    """
+    if type(before) is type(fresh) and hasattr(fresh, "hyperparams"):
+        return fresh._replace(count=before.count, inner_state=carried(before.inner_state, fresh.inner_state))
+    if type(before) is type(fresh) is tuple and len(before) == len(fresh):
+        return tuple(map(carried, before, fresh))
+    return before if shapes(before) == shapes(fresh) else fresh
 
 
 def computation(fn: Callable, *args: Any) -> str:

@@ -1,0 +1,200 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that continue another one, and runs with a limit of time."""
+
+import dataclasses
+import itertools
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from training_tools import ADAM, ROWS, SGD, WALKER, Recorder, assert_same_run, leaves, rows_seen, train
+import xarray as xr
+import zoo
+
+import jax
+import optax
+
+import ebmpp
+from ebmpp import CD, PCD, UCD, ParticleUCD, Stage, WeightedPCD
+from ebmpp.errors import ArgumentError
+from ebmpp.estimators import Centered
+from ebmpp.training import diagnosis, optimizers
+from helpers import often
+
+SUM = {"sum": lambda p: p["v"].sum()}
+ESTIMATORS = {
+    "pcd": PCD(num_chains=8),
+    "ucd": UCD(k=1, num_pairs=16, num_slots=8),
+    "centered": Centered(PCD(num_chains=8)),
+    "particles": ParticleUCD(num_particles=20, path="training", max_rungs=8, refit_every=5),
+    "weighted": WeightedPCD(num_chains=20, num_watchers=20),
+}
+
+
+def assert_continues(second: Any, whole: Any) -> None:
+    """Assert that a run ends as a longer one does, with the last part of its history."""
+    for name in ("params", "optimizer_state", "estimator_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(second, name), getattr(whole, name))
+    for name in second.history:
+        last = whole.history[name].values[-second.history.sizes["step"] :]
+        np.testing.assert_array_equal(second.history[name].values, last, err_msg=name)
+    assert second.num_steps == whole.num_steps
+
+
+@pytest.mark.parametrize("name", often(ESTIMATORS, "pcd", "ucd"))
+def test_a_run_that_continues_another_one_is_one_longer_run(name: str) -> None:
+    options = {"rng_key": zoo.KEY, "batch_size": zoo.BATCH, "progress_bar": False}
+    settings = {"estimator": ESTIMATORS[name], "optimizer": SGD}
+    graph, rows = zoo.graph("rbm"), zoo.rows("rbm", 20)
+    first = ebmpp.fit(graph, rows, num_steps=5, **settings, **options)
+    second = ebmpp.fit(graph, rows, num_steps=3, start=first, **options)
+    assert_continues(second, ebmpp.fit(graph, rows, num_steps=8, **settings, **options))
+    assert second.estimator == first.estimator and second.optimizer is first.optimizer
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "adam": {"optimizer": ADAM},
+    "key": {"optimizer": optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, jax.random.key(3)))},
+    "weights": {"weights": np.arange(10)},
+    "rows kept": {"estimator": Recorder(0.1, steps_per_batch=2)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_of_a_run_continues(kind: str) -> None:
+    first = train(**KINDS[kind] | {"num_steps": 6})
+    second = train(**KINDS[kind] | {"num_steps": 5, "params": None, "start": first})
+    whole = train(**KINDS[kind] | {"num_steps": 11})
+    if kind == "key":
+        np.testing.assert_array_equal(leaves(second.params), leaves(whole.params))
+    else:
+        assert_continues(second, whole)
+    np.testing.assert_array_equal(np.concatenate([rows_seen(first), rows_seen(second)]), rows_seen(whole))
+
+
+def test_a_continued_run_resumes_from_its_checkpoints(tmp_path: Any) -> None:
+    first = train(optimizer=ADAM)
+    options = {"optimizer": ADAM, "params": None, "start": first, "checkpoint_dir": tmp_path}
+    train(**options, num_steps=2)
+    resumed = train(**options, num_steps=4, resume=True)
+    assert_same_run(resumed, train(**options | {"checkpoint_dir": None}, num_steps=4))
+    with pytest.raises(ebmpp.errors.CheckpointError, match="steps_before"):
+        train(**options | {"start": dataclasses.replace(first, num_steps=9)}, num_steps=4, resume=True)
+
+
+def test_a_stream_begins_at_its_first_batch() -> None:
+    batches = [ROWS[i : i + 2] for i in range(0, 10, 2)]
+    first = train(itertools.cycle(batches))
+    second = train(iter(batches), start=first, params=None, num_steps=3)
+    np.testing.assert_array_equal(rows_seen(second), rows_seen(first)[:3])
+
+
+def test_other_settings_adopt_the_state_of_the_estimator() -> None:
+    options = {"rng_key": zoo.KEY, "progress_bar": False}
+    graph, rows = zoo.graph("rbm"), zoo.rows("rbm", 8)
+    first = ebmpp.fit(graph, rows, estimator=PCD(num_chains=4), num_steps=2, **options)
+    wider = ebmpp.fit(graph, rows, estimator=PCD(num_chains=8), start=first, num_steps=1, **options)
+    assert wider.estimator_state["v"].shape[0] == 8
+    stages = [Stage(num_steps=1, estimator=PCD(num_chains=4)), Stage(num_steps=2, estimator=CD())]
+    scheduled = ebmpp.fit(graph, rows, schedule=stages, start=first, **options)
+    assert scheduled.num_steps == 5 and scheduled.estimator == CD()
+
+
+def test_parts_of_an_optimiser_of_the_same_structure_continue() -> None:
+    params = {"v": np.ones(2, np.float32)}
+    moved = lambda o: o.update(params, o.init(params), params)[1]
+    ramp = optax.linear_schedule(0.1, 0.0, 10)
+    adam = moved(optax.adam(0.1))
+    carried = optimizers.carried(adam, optax.adam(0.3).init(params))
+    assert carried[0] is adam[0]
+    scheduled = optimizers.carried(adam, optax.adam(ramp).init(params))
+    assert scheduled[0] is adam[0] and scheduled[1].count == 0
+    assert optimizers.carried(moved(optax.sgd(0.1)), optax.adam(0.3).init(params))[0].count == 0
+    inject = optax.inject_hyperparams(optax.adam)
+    state = optimizers.carried(moved(inject(0.1)), inject(0.3).init(params))
+    assert state.hyperparams["learning_rate"] == np.float32(0.3) and state.inner_state[0].count == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"params": zoo.params("binomial")}, "params"),
+        ({"estimator": CD()}, "start"),
+        ({"schedule": [Stage(num_steps=2)]}, "start"),
+        ({"start": 3}, "start"),
+        ({"graph": "rbm"}, "start"),
+        ({"max_seconds": 0}, "max_seconds"),
+        ({"max_seconds": np.nan}, "max_seconds"),
+        ({"max_seconds": "1 h"}, "max_seconds"),
+    ],
+)
+def test_an_invalid_start_or_limit_is_refused(options: dict, match: str) -> None:
+    with pytest.raises(ArgumentError, match=f"fit: {match}"):
+        train(**{"params": None, "start": train(num_steps=1)} | options)
+
+
+def test_a_pickled_fit_continues_with_an_optimiser() -> None:
+    first = pickle.loads(pickle.dumps(train(num_steps=2)))
+    assert first.optimizer is None
+    with pytest.raises(ArgumentError, match="fit: optimizer"):
+        train(params=None, start=first, optimizer=None)
+    assert_continues(train(params=None, start=first, num_steps=3), train(num_steps=5))
+
+
+LIMIT: dict[str, Any] = {"num_steps": None, "max_seconds": 1e-9, "monitors": SUM, "optimizer": ADAM}
+
+
+def without_attrs(fit: Any) -> Any:
+    assert fit.history.attrs == {"stopped_by": "max_seconds"}
+    return dataclasses.replace(fit, history=fit.history.drop_attrs())
+
+
+def test_a_limit_of_time_ends_a_run_at_the_first_look_and_resumes(tmp_path: Any, capsys: Any) -> None:
+    """The first look is after one step, the next one after 51."""
+    unlimited = {**LIMIT, "max_seconds": None}
+    first = train(**LIMIT, checkpoint_dir=tmp_path, keep_best="sum", progress_bar=True)
+    assert "stopped by max_seconds" in capsys.readouterr().err
+    assert_same_run(without_attrs(first), train(**unlimited | {"num_steps": 1}, keep_best="sum"))
+    second = train(**LIMIT, checkpoint_dir=tmp_path, keep_best="sum", resume=True)
+    assert_same_run(without_attrs(second), train(**unlimited | {"num_steps": 51}, keep_best="sum"))
+    whole = train(
+        **LIMIT | {"num_steps": 60, "max_seconds": 900}, checkpoint_dir=tmp_path, keep_best="sum", resume=True
+    )
+    assert_same_run(whole, train(**unlimited | {"num_steps": 60}, keep_best="sum"))
+
+
+def test_a_limit_of_time_leaves_out_later_stages() -> None:
+    stages = [Stage(num_steps=1, estimator=WALKER), Stage(num_steps=200, estimator=UCD())]
+    fit = train(schedule=stages, max_seconds=1e-9)
+    assert fit.history.sizes["step"] == 1 and fit.estimator == WALKER
+
+
+def test_late_pairs_are_judged_by_the_steps_that_fit_into_the_time() -> None:
+    columns = {"meeting_time_mean": np.full(25, 9.0), "sweeps": np.full(25, 1000.0)}
+    message = {}
+    for seconds in (0.0, 3600.0):
+        watch = diagnosis.PairWatch(0, 2**31 - 1, 100)
+        now = time.monotonic()
+        watch._clock = (10, now - 1.5)
+        message[seconds] = watch.diagnose(columns, 25, now + seconds)
+    assert message[0.0] is None and "hours" not in message[3600.0]
+    fresh = diagnosis.PairWatch(0, 2**31 - 1, 100)
+    assert fresh.diagnose(columns, 25, time.monotonic() + 3600.0) is None
+
+
+def test_a_frame_of_the_history_has_one_row_per_step() -> None:
+    fit = train(num_steps=12, monitors=SUM, monitor_every=5)
+    assert isinstance(fit.history, xr.Dataset) and fit.history["sum"].dims == ("monitor_step",)
+    frame = fit.history.to_dataframe()
+    assert frame.index.name == "step" and list(frame.index) == list(range(12))
+    assert set(frame.columns) == set(fit.history.data_vars)
+    np.testing.assert_array_equal(frame["walk"], fit.history["walk"])
+    valid = frame["sum"].dropna()
+    assert list(valid.index) == [4, 9, 11]  # after steps 5, 10 and 12
+    np.testing.assert_array_equal(valid, fit.history["sum"][1:])
+    assert len(fit.history.isel(step=slice(3)).to_dataframe()) == 3
+    assert len(train(num_steps=2).history.to_dataframe()) == 2
+    assert pickle.loads(pickle.dumps(fit.history)).identical(fit.history)
