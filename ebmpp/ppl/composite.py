@@ -4,9 +4,8 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -15,20 +14,17 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
-from ebmpp.core.compile import is_traced
-from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Init, Kwargs, over_chains
 from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.traced import ModelBlock
-from ebmpp.traced.block import Advanced, Call
+from ebmpp.traced.block import Advanced, Call, as_key
+from ebmpp.traced.rows import checked
+from ebmpp.traced.start import search
 
 Chain = tuple[Rows, Call]
-
-_MAX_STARTS = 100  # draws of the prior per chain
-_AGAIN = 1 << 20  # folded into the keys of draws after the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +61,12 @@ class Conjugate:
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
         """Draw a starting value."""
-        return {self.site: jnp.asarray(self.initial.sample(_as_jax(keys)))}
-
-    def begin(self, values: Rows, call: Call, keys: Array) -> Advanced:
-        """Return the starting value."""
-        none = jnp.zeros((), jnp.int32)
-        return Advanced(dict(values), none, none, none)
+        return {self.site: jnp.asarray(self.initial.sample(as_key(keys)))}
 
     def advance(self, values: Rows, call: Call, keys: Array) -> Advanced:
         """Draw the site from its conditional."""
         conditional = self.conditional(call.siblings, *call.args, **call.kwargs)
-        value = jnp.asarray(conditional.sample(_as_jax(keys))).astype(values[self.site].dtype)
-        return self.begin({self.site: value}, call, keys)
+        return Advanced({self.site: jnp.asarray(conditional.sample(as_key(keys)), values[self.site].dtype)})
 
     def couple(
         self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
@@ -106,6 +96,7 @@ class CompositeState(NamedTuple):
     - **rng_key** - the run's key. Sweep ``t`` draws from the key and ``t``, so the key does not change.
     - **broken** - whether a conditional was degenerate (params out of their domain), so that the pair never
       meets.
+    - **start** - the ``z`` of the initial state, by which sites that never moved are recognised.
     """
 
     z: dict[str, Array]
@@ -115,6 +106,7 @@ class CompositeState(NamedTuple):
     meeting_time: Array
     rng_key: Array
     broken: Array
+    start: dict[str, Array]
 
 
 class CoupledComposite(MCMCKernel):
@@ -176,51 +168,54 @@ class CoupledComposite(MCMCKernel):
     def start(self, keys: Array, call: Call, init: Rows) -> tuple[dict[str, Array], Array]:
         """Draw starting values of the sites not in ``init``, then of the blocks' latents.
 
-        Sites of a model's block are drawn from its prior given those of the other steps, repeatedly until the
-        model's log density is finite.
+        Sites of a model's block are drawn from its prior given those of the other steps. If that is
+        impossible, the search for a possible start redraws all sites but those in ``init``.
 
-        :return: the values, and False where all draws were impossible.
+        :return: the values, and whether they are possible.
         """
-        models = [step for step in self.steps if isinstance(step, ModelBlock)]
-        z, possible = {}, jnp.ones((), bool)
-        if not models:
-            z = self._draw_sites(keys, call, init)
-        else:
-            pending = lambda carry: ~carry[2] & (carry[0] < _MAX_STARTS)
+        blocks = [step for step in self.steps if isinstance(step, ModelBlock)]
 
-            def draw(carry: tuple[Array, Rows, Array]) -> tuple[Array, Rows, Array]:
-                words = jnp.where(carry[0] == 0, keys, random.fold_in(keys, carry[0], _AGAIN))
-                z = self._draw_sites(words, call, init)
-                z |= _draw_prior(models, z, init, call, words)
-                densities = jnp.stack([_log_density(step, z, call) for step in models])
-                return carry[0] + 1, z, (densities > -jnp.inf).all()
+        def draw(keys: Array) -> dict[str, Array]:
+            z: dict[str, Array] = {}
+            for index, step in enumerate(self.steps):
+                z |= step.draw_initial(random.fold_in(keys, index))
+            z |= {site: jnp.asarray(v) for site, v in init.items()}
+            for block in blocks:
+                z |= block.draw_prior(z, call, as_key(keys))
+            return z
 
-            shapes = jax.eval_shape(lambda: self._draw_sites(keys, call, init))
-            none = {site: jnp.zeros(s.shape, s.dtype) for site, s in shapes.items()}
-            _, z, possible = lax.while_loop(pending, draw, (jnp.uint32(0), none, ~possible))
+        def split(block: ModelBlock, z: Rows) -> tuple[Rows, Any]:
+            values, inputs = _split(block, z, call)
+            return values, block.info.context(values, inputs)
+
+        def sweep(z: dict[str, Array], keys: Array) -> dict[str, Array]:
+            for index, block in enumerate(blocks):
+                moved = block.start.relaxed(*split(block, z), random.fold_in(keys, index))
+                z = z | {site: v for site, v in moved.items() if site not in init}
+            return z
+
+        is_possible = lambda z: jnp.stack([b.start.is_possible(*split(b, z)) for b in blocks]).all()
+        z, possible = draw(keys), jnp.ones((), bool)
+        if blocks:
+            z, possible = search(z, keys, lambda z, keys, _: draw(keys), sweep, is_possible)
         for index, step in enumerate(self.steps):
-            sites = {site: z[site] for site in step.sites}
-            z |= step.begin(sites, _split(step, z, call)[1], random.fold_in(keys, index)).z
-        return dict(z), possible
+            if isinstance(step, GibbsBlock):
+                z |= step.begin(*_split(step, z, call), random.fold_in(keys, index)).z
+        return z, possible
 
-    def _draw_sites(self, keys: Array, call: Call, init: Rows) -> dict[str, Array]:
-        """Draw each step's sites by itself, except those in ``init``."""
-        z: dict[str, Array] = {}
-        for index, step in enumerate(self.steps):
-            drawn = step.draw_initial(random.fold_in(keys, index))
-            z |= {site: jnp.asarray(init.get(site, v)) for site, v in drawn.items()}
-        return z
+    def check_data(self, call: Call) -> None:
+        """Raise a StateError for data of a model that are impossible whatever its sites are."""
+        for step in self.steps:
+            if isinstance(step, ModelBlock):
+                step.info.check_data(call)
 
     def check_started(self, possible: Array) -> None:
-        """Raise a StateError if chains start where the model's log density is not finite."""
-        if is_traced(possible) or (failed := int((~possible).sum())) == 0:
-            return
+        """Raise a StateError if chains start at impossible values."""
         sites = [site for step in self.steps if isinstance(step, ModelBlock) for site in step.sites]
-        raise StateError(
-            f"CoupledComposite: starts of sites {sites} must have a finite log density, got none in "
-            f"{_MAX_STARTS} draws of the prior for {failed} of {possible.size} chains. Give init_params, "
-            "values of sites that are possible together, or look for a factor that is -inf everywhere."
-        )
+        expected = f"possible values of sites {sites} in all chains"
+        hint = "Give init_params that are possible together, or look for a factor that is -inf everywhere."
+        number = f"impossible ones in {int((~possible).sum())} of {possible.size}"
+        checks.require(possible.all(), "CoupledComposite: starts", expected, number, StateError, hint)
 
     def single(self, z: Rows, keys: Array, call: Call) -> dict[str, Array]:
         """Make one sweep of one chain, over all steps.
@@ -263,19 +258,18 @@ class CoupledComposite(MCMCKernel):
         init, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
         sites = [site for step in self.steps for site in step.sites]
         checks.names("site of init_params", init, sites, StateError)
-        of_chain = lambda key, init: self._init_one(key, init, call)
-        state, possible = over_chains(of_chain, rng_key)(rng_key, init)
-        self.check_started(possible)
-        return state
+        self.check_data(call)
+        return over_chains(lambda key, init: self._init_one(key, init, call), rng_key)(rng_key, init)
 
-    def _init_one(self, key: Array, init: Rows, call: Call) -> tuple[CompositeState, Array]:
+    def _init_one(self, key: Array, init: Rows, call: Call) -> CompositeState:
         words = random.key_pair(key)
         start, possible = self.start(random.fold_in(words, 0), call, init)
+        broken = ~checked(self.check_started, possible)
         advance = lambda t, z: self.single(z, random.fold_in(words, t + 1), call)
         z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), advance, start)
         t = jnp.full((), self.lag, jnp.int32)
         met = _equal(z, start)
-        return CompositeState(z, start, t, met, t, key, jnp.zeros((), bool)), possible
+        return CompositeState(z, start, t, met, t, key, broken, z)
 
     def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
         """Make one coupled sweep of every pair."""
@@ -289,28 +283,11 @@ class CoupledComposite(MCMCKernel):
         broken = state.broken | wrong
         met = (state.met | _equal(z, y)) & ~broken
         time = jnp.where(state.met, state.meeting_time, t)
-        return CompositeState(z, y, t, met, time, state.rng_key, broken)
+        return CompositeState(z, y, t, met, time, state.rng_key, broken, state.start)
 
     def get_diagnostics_str(self, state: CompositeState) -> str:
         """Return the number of pairs that have met, and their mean meeting time so far."""
         return describe_meetings(state.met, state.meeting_time)
-
-
-def _draw_prior(models: Sequence[ModelBlock], z: Rows, init: Rows, call: Call, keys: Array) -> Rows:
-    """Draw the sites of models' blocks from the prior; those of other steps, and of energies, stay."""
-    is_energy = lambda step, site: isinstance(step.info.distributions[site], EnergyDistribution)
-    free = [s for step in models for s in step.sites if s not in init and not is_energy(step, s)]
-    fixed, drawn = {site: v for site, v in z.items() if site not in free}, {}
-    for step in models:
-        model = handlers.seed(handlers.substitute(step.info.model, data=fixed | drawn), _as_jax(keys))
-        trace = handlers.trace(model).get_trace(*call.args, **call.kwargs)
-        drawn |= {s: trace[s]["value"].astype(z[s].dtype) for s in step.sites if s in free}
-    return drawn
-
-
-def _log_density(step: ModelBlock, z: Rows, call: Call) -> Array:
-    values, call = _split(step, z, call)
-    return step.posterior.log_density(step.posterior.inputs(values, step.info.context(values, call)))
 
 
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
@@ -336,13 +313,13 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
         # better part of a second to compile
         number, x = carry[:2]
         leads = number == 0
-        y = _draw(leads, p, q, _as_jax(random.fold_in(words, number)))
+        y = _draw(leads, p, q, as_key(random.fold_in(words, number)))
         gap = density(q, y) - density(p, y)
         level = jnp.log(random.uniform(random.words(random.fold_in(words, number, 1), 1))[0])
         accepted = jnp.where(leads, level <= gap, level > -gap)
         return number + 1, jnp.where(leads, y, x), y, accepted, ~jnp.isnan(gap)
 
-    shape = jax.eval_shape(p.sample, _as_jax(words))
+    shape = jax.eval_shape(p.sample, as_key(words))
     none = jnp.zeros(shape.shape, shape.dtype)
     start = jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool)
     _, x, y, accepted, valid = lax.while_loop(pending, trial, start)
@@ -371,8 +348,3 @@ def _split(step: Step, z: Rows, call: Call) -> Chain:
 
 def _equal(z: Rows, y: Rows) -> Array:
     return jnp.stack([(z[name] == y[name]).all() for name in z]).all()
-
-
-def _as_jax(key: Array) -> Array:
-    """Return a key pair as a jax key."""
-    return jax.random.wrap_key_data(key, impl="threefry2x32")

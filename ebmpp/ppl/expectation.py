@@ -144,6 +144,7 @@ class _Arguments:
 
 def _starts(kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: _Arguments, init: Init) -> Blocks:
     """Return checked starts of all chains."""
+    kernel.check_data(call.call())
     keys, rows = jax.random.split(rng_key, num_pairs), {}
     if init:
         shapes, _ = jax.eval_shape(lambda: kernel.start(random.key_pair(rng_key), call.call(), {}))

@@ -254,7 +254,7 @@ class GibbsBlock(Block):
         x = search.start(target, keys, self.binding.to_rows(values, target))
         x = target.map(search.near_modes, x, keys) if self.start == "local_mode" else x
         none = jnp.zeros(len(keys), jnp.int32)
-        return Advanced(self._from_rows(x, values, target), none, none, none)
+        return Advanced(self._from_rows(x, values, target), none, transitions=none)
 
     def advance(self, values: Rows, call: Call, keys: Array, index: Array | None = None) -> Advanced:
         """Make one step: ``num_sweeps`` sweeps, then a tempered transition if there is ``tempering``.
@@ -275,7 +275,7 @@ class GibbsBlock(Block):
         x, accepted = repeat(self.num_sweeps, sweep_once, (self.binding.to_rows(values, target), none))
         if self.tempering is not None:
             x, transitions = self._temper(target, self.tempering, x, keys)
-        return Advanced(self._from_rows(x, values, target), accepted, none, transitions)
+        return Advanced(self._from_rows(x, values, target), accepted, transitions=transitions)
 
     def _temper(
         self, target: Bound, betas: tuple[float, ...], x: Rows, keys: Array
@@ -336,7 +336,7 @@ class GibbsBlock(Block):
         self.binding.batch_of(values)
         values = checked(self._check_values, values)
         new = self.begin(values, Call.split(model_args, model_kwargs), rng_key)
-        return self._state(new, jnp.zeros((), jnp.int32), rng_key)
+        return self._first(new, rng_key)
 
     def _check_values(self, values: Rows) -> None:
         for site, layout in self.binding.layouts.items():

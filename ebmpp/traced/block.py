@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.errors import ArgumentError, StateError
-from ebmpp.kernels.base import Kwargs, is_batched
+from ebmpp.kernels.base import Kwargs, describe_start, is_batched
 from ebmpp.moves.tempering import check_betas
 
 Sites = Mapping[str, Array]
@@ -71,6 +71,7 @@ class BlockState(NamedTuple):
       values impossible, or a log density that is not a number. Counted for blocks of a model.
     - **transitions** - number of accepted tempered transitions; 0 without ``tempering``.
     - **rng_key** - the block's key. Step ``i`` draws from the key and ``i``, so the key does not change.
+    - **start** - the initial ``z``, by which sites that never moved are recognised.
     """
 
     z: dict[str, Array]
@@ -80,15 +81,16 @@ class BlockState(NamedTuple):
     degenerate: Array
     transitions: Array
     rng_key: Array
+    start: dict[str, Array]
 
 
 class Advanced(NamedTuple):
     """The result of one step of a block: the sites and latents, and the increments of the state's counts."""
 
     z: dict[str, Array]
-    accepted: Array
-    degenerate: Array
-    transitions: Array
+    accepted: Any = np.int32(0)
+    degenerate: Any = np.int32(0)
+    transitions: Any = np.int32(0)
 
 
 class SiteKernel(MCMCKernel):
@@ -116,10 +118,6 @@ class Block(SiteKernel):
     sites: tuple[str, ...]
     latents: tuple[str, ...]
     tempering: tuple[float, ...] | None
-
-    @abstractmethod
-    def begin(self, values: Sites, call: Call, keys: Array) -> Advanced:
-        """Return the first state, with counts of 0, given values of the sites."""
 
     @abstractmethod
     def advance(self, values: Sites, call: Call, keys: Array, index: Array | None = None) -> Advanced:
@@ -184,21 +182,26 @@ class Block(SiteKernel):
         i, call = state.i + 1, Call.split(model_args, model_kwargs)
         new = self.advance(state.z | state.latents, call, state.rng_key, i.astype(jnp.uint32))
         counts = [a + b for a, b in zip(state[3:6], new[1:], strict=True)]
-        return self._state(Advanced(new.z, *counts), i, state.rng_key)
+        first = self._first(Advanced(new.z, *counts), state.rng_key)
+        return first._replace(i=i, start=state.start)
 
-    def _state(self, new: Advanced, i: Array, rng_key: Array) -> BlockState:
+    def _first(self, new: Advanced, rng_key: Array) -> BlockState:
         z, latents = ({name: new.z[name] for name in names} for names in (self.sites, self.latents))
-        return BlockState(z, latents, i, *new[1:], rng_key)
+        return BlockState(z, latents, jnp.zeros((), jnp.int32), *new[1:], rng_key, z)
 
     def get_diagnostics_str(self, state: BlockState) -> str:
-        """Return the number of steps, of degenerate draws, and the acceptance of tempered transitions."""
+        """Return the number of steps and of degenerate draws, acceptance, and sites that did not move."""
         degenerate, steps = int(np.sum(state.degenerate)), int(np.max(state.i))
         text = f"{steps} steps of {list(self.sites)}"
         if self.tempering is not None:
             text += f", tempered transitions accepted {np.mean(state.transitions) / max(1, steps):.2g}"
-        return (
-            f"{text}, {degenerate} draws kept a value with a degenerate conditional" if degenerate else text
-        )
+        text += f", {degenerate} draws kept a value with a degenerate conditional" if degenerate else ""
+        return text + describe_start(state)
+
+
+def as_key(words: Array) -> Array:
+    """Return two random words as a jax key."""
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, Array]:

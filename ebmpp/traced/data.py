@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import Unit
+from numpyro.primitives import Messenger
 
 import jax
 from jax import Array
-from jax.core import Tracer
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.distribution.tractability import base_of, with_base
+from ebmpp.traced.rows import is_staged
 
 _ROUNDING = 1e-6  # of values at the edge of their support
 
@@ -39,6 +40,15 @@ class Replaced(Distribution):
         """Return the other log density."""
         del intermediates
         return self.log_density(value)
+
+
+class ArrayData(Messenger):
+    """A model with observed values as arrays of jax; NumPyro compares others with bounds by numpy."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Convert an observed value."""
+        if msg["type"] == "sample" and msg["is_observed"]:
+            msg["value"] = jnp.asarray(msg["value"])
 
 
 def element_of(support: Any) -> Any:
@@ -79,8 +89,8 @@ def _outside(site: Mapping[str, Any]) -> Any:
 
 
 def _concrete(value: Any) -> Any:
-    """Return an array of numpy, with which no program is compiled, unless the value is traced."""
-    return value if isinstance(value, Tracer) else np.asarray(value)
+    """Return an array of numpy, with which no program is compiled, unless a function is traced."""
+    return jnp.asarray(value) if is_staged() else np.asarray(value)
 
 
 def _is_finite(value: Any) -> Any:

@@ -20,7 +20,7 @@ from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of, energies_of, refuse_params, unnormalized
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call
-from ebmpp.traced.data import count_impossible, element_of, impossible_sites, is_cut_off
+from ebmpp.traced.data import ArrayData, count_impossible, element_of, impossible_sites, is_cut_off
 from ebmpp.traced.dependence import Program
 
 _CONCRETE = (
@@ -92,9 +92,8 @@ class ModelInfo:
         """Return NumPyro's trace of the model at values of its sites; others are drawn from the prior."""
         args, kwargs = self.arguments.rebuild(arguments)
         improper = [name for name, d in self.distributions.items() if isinstance(d, ImproperUniform)]
-        model = handlers.substitute(
-            handlers.seed(self.model, key), data={**{name: self.latent[name] for name in improper}, **values}
-        )
+        data = {**{name: self.latent[name] for name in improper}, **values}
+        model = handlers.seed(handlers.substitute(ArrayData(self.model), data=data), key)
         return handlers.trace(model).get_trace(*args, **kwargs)
 
     def check_data(self, call: Call) -> None:

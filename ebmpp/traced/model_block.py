@@ -34,7 +34,6 @@ from ebmpp.traced.block import (
     tempered_transition,
 )
 from ebmpp.traced.model import Context, ModelInfo
-from ebmpp.traced.rows import is_staged
 from ebmpp.traced.start import Start
 from ebmpp.traced.sweep import Sweep
 
@@ -132,30 +131,21 @@ class ModelBlock(Block):
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def begin(self, values: Sites, call: Call, keys: Array) -> Advanced:
-        """Return the values of the sites, or possible ones if they are impossible given the siblings."""
-        if is_staged():
-            values, _ = self.start.search(values, self.info.context(values, call), keys)
-        else:
-            values = self.start(values, call, keys, "siblings")
-        none = jnp.zeros((), jnp.int32)
-        return Advanced(dict(values), none, none, none)
-
     def advance(self, values: Sites, call: Call, keys: Array, index: Array | None = None) -> Advanced:
         """Make one step: ``num_sweeps`` sweeps, then a tempered transition if there is ``tempering``.
 
         Layer l of sweep s draws from the words of this step, folded with s and l.
         """
-        context, none = self.info.context(values, call), jnp.zeros((), jnp.int32)
+        context = self.info.context(values, call)
         keys = keys if index is None else random.fold_in(random.key_pair(keys), index)
 
         def sweep_once(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
             moved, degenerate = self.sweep(carry[0], context, random.fold_in(keys, s))
             return self.sweep.without_latents(moved), carry[1] + degenerate
 
-        z, degenerate = repeat(self.num_sweeps, sweep_once, (dict(values), none))
+        z, degenerate = repeat(self.num_sweeps, sweep_once, (dict(values), jnp.zeros((), jnp.int32)))
         if self.tempering is None:
-            return Advanced(z, none, degenerate, none)
+            return Advanced(z, degenerate=degenerate)
         z, accepted, more = tempered_transition(
             self.tempering,
             lambda z: self.sweep.log_density(z, context),
@@ -163,7 +153,8 @@ class ModelBlock(Block):
             self.sweep.with_latents(z, context, random.fold_in(keys, 0, _HEATED)),
             keys,
         )
-        return Advanced(self.sweep.without_latents(z), none, degenerate + more, accepted.astype(jnp.int32))
+        counts = {"degenerate": degenerate + more, "transitions": accepted.astype(jnp.int32)}
+        return Advanced(self.sweep.without_latents(z), **counts)
 
     def couple(
         self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array, coupling: str | None = None
@@ -197,13 +188,13 @@ class ModelBlock(Block):
             )
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
-        """Draw values of the sites from the model's prior, possible ones."""
-        arguments = self.info.arguments.take(self.call, set())
-        drawn = self.start.draw_prior(keys, arguments)
-        values = {site: drawn[site] for site in self.sites}
-        siblings = {site: v for site, v in drawn.items() if site not in values}
-        call = self.call._replace(siblings=siblings)
-        return values if is_staged() else self.start(values, call, keys, "prior")
+        """Draw the sites whose prior is an energy."""
+        return self.start.draw_energies(keys)
+
+    def draw_prior(self, values: Sites, call: Call, key: Array) -> dict[str, Array]:
+        """Draw the sites that are not among the values from the model's prior, given those that are."""
+        trace = self.info.trace(values, self.info.arguments.take(call, set()), key)
+        return {site: jnp.asarray(trace[site]["value"]) for site in self.sites if site not in values}
 
     # -- conditionals ----------------------------------------------------------------------------
 
@@ -287,13 +278,10 @@ class ModelBlock(Block):
             if set(self.sites) != set(self.posterior.shapes):
                 raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
             origin = origin if init_params else "prior"
-            model = handlers.substitute(handlers.seed(self.info.model, rng_key), data=init_params)
-            drawn = handlers.trace(model).get_trace(*call.args, **call.kwargs)
-            init_params = {site: drawn[site]["value"] for site in self.sites}
-        keys = random.key_pair(rng_key)
-        values = self.start(initial_values(rng_key, init_params), call, keys, origin)
-        none = jnp.zeros((), jnp.int32)
-        return self._state(Advanced(values, none, none, none), none, rng_key)
+            self.info.check_data(call)
+            init_params |= self.draw_prior(init_params, call, rng_key)
+        values = self.start(initial_values(rng_key, init_params), call, random.key_pair(rng_key), origin)
+        return self._first(Advanced(values), rng_key)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable[..., Any]:
         """Return a function that adds the model's deterministic sites to the values of all latent sites."""

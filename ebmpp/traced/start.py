@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
-from ebmpp.traced.block import Call, Sites
+from ebmpp.traced.block import Call, Sites, as_key
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.rows import checked, is_staged, on_rows
 from ebmpp.traced.sweep import Sweep
@@ -39,7 +39,7 @@ class Start:
 
     def __init__(self, info: ModelInfo, sweep: Sweep) -> None:
         self.info, self.sweep, self.posterior = info, sweep, sweep.posterior
-        self._inspect, self._search = _over_rows(self._evaluate), _over_rows(self.search)
+        self._inspect, self._find = _over_rows(self._evaluate), _over_rows(self._search)
 
     def __call__(self, values: Sites, call: Call, keys: Array, origin: str = "given") -> dict[str, Array]:
         """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
@@ -77,7 +77,7 @@ class Start:
         if not (is_possible | is_lost).all():
             _refuse_nan(self.info.arguments.with_nan(call))
         if origin != "given" and is_lost.any():
-            values, is_possible = self._search(axes, values, context, keys)
+            values, is_possible = self._find(axes, values, context, keys)
         for site, mask in invalid.items():
             self._refuse_invalid(site, np.asarray(mask)[~is_lost])
         if not is_possible.all():
@@ -116,60 +116,48 @@ class Start:
         by_row = lambda a: a.reshape(*a.shape[:rows], -1).all(-1)
         return by_row(inside) & by_row(jnp.isfinite(value))
 
-    def _is_possible(self, values: Sites, context: Context) -> Array:
+    def is_possible(self, values: Sites, context: Context) -> Array:
+        """Return True for values in their supports, of a finite log density."""
         inside = [self._inside(site, v) for site, v in values.items()]
         return functools.reduce(jnp.logical_and, inside, jnp.isfinite(self._log_density(values, context)))
 
-    def draw_prior(self, keys: Array, arguments: Any) -> dict[str, Array]:
-        """Draw all latent sites of the model; energies of the block uniformly, others by the model."""
-        key, drawn = jax.random.wrap_key_data(keys, impl="threefry2x32"), {}
+    def relaxed(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
+        """Draw the values by conditionals in which fewer impossible elements are more probable."""
+        moved, _ = self.sweep.relaxed(values, context, keys)
+        return {site: moved[site].astype(v.dtype) for site, v in values.items()}
+
+    def draw_energies(self, keys: Array) -> dict[str, Array]:
+        """Draw the sites whose prior is an energy, uniformly from the values of each unit."""
+        drawn: dict[str, Array] = {}
         for number, site in enumerate(self.info.sites):
             if isinstance(self.info.distributions[site], EnergyDistribution):
-                drawn[site] = self._draw_uniform(site, jax.random.fold_in(key, number))
-        trace = self.info.trace(drawn, arguments, key)
-        return {name: jnp.asarray(trace[name]["value"]) for name in self.info.latent}
+                shape, values = self.posterior.shapes[site], self.posterior.values[site]
+                table, valid = (jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1) for a in values)
+                key = jax.random.fold_in(as_key(keys), number)
+                picked = jax.random.categorical(key, jnp.where(valid, 0.0, -jnp.inf))
+                drawn[site] = jnp.take_along_axis(table, picked[..., None], -1)[..., 0]
+        return drawn
 
-    def _draw_uniform(self, site: str, key: Array) -> Array:
-        """Draw a site uniformly from the values that each unit can take."""
-        shape, values = self.posterior.shapes[site], self.posterior.values[site]
-        table, valid = (jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1) for a in values)
-        drawn = jax.random.categorical(key, jnp.where(valid, 0.0, -jnp.inf))
-        return jnp.take_along_axis(table, drawn[..., None], -1)[..., 0]
-
-    def search(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
-        """Return the values if they are possible, and else possible ones, and whether there are any.
+    def _search(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
+        """Return possible values, and whether they are possible.
 
         The siblings stay in the first half of the search. Then they are drawn too, as kernels that start
         after this block, such as NUTS, find values that fit.
         """
-        dtypes = {site: jnp.asarray(v).dtype for site, v in {**context.siblings, **values}.items()}
 
-        def sweep_once(carry: tuple) -> tuple:
-            number, values, siblings = carry
-            around = context._replace(siblings=siblings)
-            moved, _ = self.sweep.relaxed(values, around, random.fold_in(keys, number, _SEARCH))
-            moved = {site: moved[site].astype(dtypes[site]) for site in values}
-            return number + 1, moved, siblings
+        def split(x: Sites) -> tuple[dict[str, Array], Context]:
+            siblings = {site: x[site] for site in context.siblings}
+            return {site: x[site] for site in values}, context._replace(siblings=siblings)
 
-        def is_lost(carry: tuple) -> Array:
-            return ~self._is_possible(carry[1], context._replace(siblings=carry[2]))
+        def draw(x: Sites, keys: Array, is_late: Array) -> dict[str, Array]:
+            trace = self.info.trace(self.draw_energies(keys), context.arguments, as_key(keys))
+            drawn = {site: jnp.asarray(trace[site]["value"], v.dtype) for site, v in x.items()}
+            return {site: jnp.where(is_late | (site in values), drawn[site], v) for site, v in x.items()}
 
-        def draw_again(carry: tuple) -> tuple:
-            number, values, siblings = carry
-            drawn = self.draw_prior(random.fold_in(keys, number, _SEARCH + 1), context.arguments)
-            drawn = {site: v.astype(dtypes[site]) for site, v in drawn.items() if site in dtypes}
-            is_first, is_late = number == 0, number >= _MOST_DRAWS // 2 * _MOST_SWEEPS
-            values = {site: jnp.where(is_first, v, drawn[site]) for site, v in values.items()}
-            siblings = {site: jnp.where(is_late, drawn[site], v) for site, v in siblings.items()}
-            end = number + _MOST_SWEEPS
-            more = lambda carry: (carry[0] < end) & is_lost(carry)
-            _, values, siblings = lax.while_loop(more, sweep_once, (number, values, siblings))
-            return end, values, siblings
-
-        more = lambda carry: (carry[0] < _MOST_DRAWS * _MOST_SWEEPS) & is_lost(carry)
-        start = jnp.uint32(0), dict(values), {site: jnp.asarray(v) for site, v in context.siblings.items()}
-        end = lax.while_loop(more, draw_again, start)
-        return end[1], ~is_lost(end)
+        sweep = lambda x, keys: x | self.relaxed(*split(x), keys)
+        is_possible = lambda x: self.is_possible(*split(x))
+        x, found = search({**context.siblings, **values}, keys, draw, sweep, is_possible)
+        return split(x)[0], found
 
     # -- refusals --------------------------------------------------------------------------------
 
@@ -199,6 +187,34 @@ class Start:
             f"not finite{where}. Give possible init_params, or check that the model has a state that is "
             "possible for these data"
         )
+
+
+def search(
+    x: Sites,
+    keys: Array,
+    draw: Callable[[dict[str, Array], Array, Array], dict[str, Array]],
+    sweep: Callable[[dict[str, Array], Array], dict[str, Array]],
+    is_possible: Callable[[dict[str, Array]], Array],
+) -> tuple[dict[str, Array], Array]:
+    """Return a state if it is possible, else one that a search finds; and whether that is possible.
+
+    :param keys: words of the start, ``(2,)``.
+    :param draw: ``(state, keys, is_late)`` to a state from which to search; late in the second half.
+    :param sweep: ``(state, keys)`` to a less impossible state.
+    """
+    is_lost = lambda carry: ~is_possible(carry[1])
+    sweep_once = lambda carry: (carry[0] + 1, sweep(carry[1], random.fold_in(keys, carry[0], _SEARCH)))
+
+    def draw_again(carry: tuple) -> tuple:
+        number, x = carry
+        is_late, end = number >= _MOST_DRAWS // 2 * _MOST_SWEEPS, number + _MOST_SWEEPS
+        drawn = draw(x, random.fold_in(keys, number, _SEARCH + 1), is_late)
+        x = {site: jnp.where(number == 0, v, drawn[site]) for site, v in x.items()}
+        return end, lax.while_loop(lambda c: (c[0] < end) & is_lost(c), sweep_once, (number, x))[1]
+
+    more = lambda carry: (carry[0] < _MOST_DRAWS * _MOST_SWEEPS) & is_lost(carry)
+    end = lax.while_loop(more, draw_again, (jnp.uint32(0), {site: jnp.asarray(v) for site, v in x.items()}))
+    return end[1], ~is_lost(end)
 
 
 def _refuse_outside(info: ModelInfo, inside: Mapping[str, Any], values: Sites) -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.errors import IntractableError
-from ebmpp.traced.data import element_of
+from ebmpp.traced.data import ArrayData, element_of
 from ebmpp.traced.dependence import Program, Terms
 from ebmpp.traced.model import Context, ModelInfo
 
@@ -94,7 +94,7 @@ class Posterior:
 
     def _log_density(self, sites: Mapping, siblings: Mapping, arguments: Sequence) -> Array:
         args, kwargs = self.info.arguments.rebuild(arguments)
-        model = handlers.seed(self.model_at(siblings), 0)
+        model = handlers.seed(ArrayData(self.model_at(siblings)), 0)
         return jnp.asarray(log_density(model, args, kwargs, {**sites, **siblings})[0])
 
     def model_at(self, siblings: Mapping[str, Array]) -> Callable[..., Any]:

@@ -110,8 +110,11 @@ def test_starts_are_possible() -> None:
     kernel, keys = CoupledComposite([block]), jax.random.split(jax.random.key(2), 200)
     state = kernel.init(keys, 0, {}, (FIELDS, 6, "hard"), {})
     assert (state.y["x"].sum(1) == 3).all() and len(np.unique(state.y["x"], axis=0)) > 15
-    with pytest.raises(StateError, match="'x'"):
-        kernel.init(keys[0], 0, {"x": jnp.ones(6, int)}, (FIELDS, 6, "hard"), {})
+    assert (state.start["x"] == state.z["x"]).all() and not state.broken.any()
+    init = lambda key: kernel.init(key, 0, {"x": jnp.ones(6, int)}, (FIELDS, 6, "hard"), {})
+    for method, key in ((lambda fn: fn, keys[0]), (jax.vmap, keys), (jax.jit, keys[0])):
+        with pytest.raises(Exception if method is jax.jit else StateError, match="'x'"):
+            jax.block_until_ready(method(init)(key))
 
 
 @pytest.mark.slow

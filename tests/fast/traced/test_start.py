@@ -77,8 +77,9 @@ def test_chains_and_pairs_start_at_possible_states(name: str) -> None:
     with pytest.raises(StateError, match="'z'"):
         block.init(KEYS[0], 0, impossible, (), {})
     kernel = CoupledComposite([block])
-    start = lambda key: kernel.start(random.key_pair(key), Call({}, (), {}), {})[0]["z"]
-    assert is_possible(jax.vmap(start)(KEYS)).all() and is_possible(jax.jit(jax.vmap(start))(KEYS)).all()
+    start = jax.vmap(lambda key: kernel.start(random.key_pair(key), Call({}, (), {}), {}))
+    z, found = jax.jit(start)(KEYS)
+    assert is_possible(z["z"]).all() and found.all()
 
 
 def test_model_without_possible_state_is_refused() -> None:
@@ -211,6 +212,7 @@ def test_impossible_data_of_a_later_call_are_named() -> None:
 
 POSSIBLE = {
     "bound by a site": (lambda rate: dist.Uniform(0.0, rate), jnp.float32(1.9)),
+    "bound by a site, a Python number": (lambda rate: dist.Uniform(0.0, rate), 1.9),
     "edge": (lambda rate: dist.Beta(rate, 1.0), 1.0),
     "truth": (lambda rate: dist.Bernoulli(0.1 * rate), True),
     "counts as floats": (dist.Poisson, 3.0),
@@ -219,12 +221,14 @@ POSSIBLE = {
 }
 
 
-@pytest.mark.parametrize("name", often(POSSIBLE, "bound by a site", "masked"))
+@pytest.mark.parametrize(
+    "name", often(POSSIBLE, "bound by a site", "bound by a site, a Python number", "masked")
+)
 def test_possible_data_are_accepted(name: str) -> None:
     likelihood, y = POSSIBLE[name]
     block = GibbsBlock.from_model(observing(likelihood), ["z"], y)
     z = jax.vmap(lambda key: block.init(key, 0, None, (y,), None).z["z"])(KEYS)
-    assert name != "bound by a site" or z.all()
+    assert "bound" not in name or z.all()
 
 
 def test_arguments_changed_in_place_are_noticed() -> None:
