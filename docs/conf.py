@@ -22,7 +22,15 @@ version = release = _PROJECT["version"]
 
 logging.getLogger("arviz").setLevel(logging.WARNING)  # silence its list of backends
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "formulas", "names", "signatures"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "formulas",
+    "names",
+    "signatures",
+    "summaries",
+]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",

@@ -45,7 +45,7 @@ class Squares:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GradientBias(Shown):
-    """Result of :func:`gradient_bias`.
+    """Result of :func:`~ebmpp.estimators.gradient_bias`.
 
     :param factors: by factor name.
     :param total: over all params.

@@ -219,11 +219,11 @@ def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float
 
 
 def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Params:
-    """Return the gradient of the mean of :func:`log_likelihood` in ``params``.
+    """Return the gradient of the mean of :func:`~ebmpp.exact.log_likelihood` in ``params``.
 
-    :param data: as for :func:`log_likelihood`.
+    :param data: as for :func:`~ebmpp.exact.log_likelihood`.
     :return: a pytree like ``params``.
-    :raises IntractableError: as :func:`log_likelihood` does.
+    :raises IntractableError: as :func:`~ebmpp.exact.log_likelihood` does.
 
     **Example**
 
