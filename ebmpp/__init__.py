@@ -18,7 +18,7 @@ from ebmpp.core import VERSION as __version__  # noqa: N811
 from ebmpp.core.compile import enable_compilation_cache
 from ebmpp.coupling import unbiased_expectation
 from ebmpp.estimators import CD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
-from ebmpp.evaluate import complete
+from ebmpp.evaluate import complete, from_dataframe
 from ebmpp.exact import perfect_sample
 from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.graph import (
@@ -81,6 +81,7 @@ __all__ = [
     "evaluate",
     "exact",
     "fit",
+    "from_dataframe",
     "layered",
     "load",
     "local_search",

@@ -1,15 +1,18 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Quality of a model on data, and completion of rows with missing entries."""
+"""Quality of a model on data, models of tables, and completion of rows with missing entries."""
 
 from ebmpp.evaluate.activity import unit_activity
 from ebmpp.evaluate.completion import Completion, complete
 from ebmpp.evaluate.pseudo import pseudo_log_likelihood
+from ebmpp.evaluate.tables import TableModel, from_dataframe
 from ebmpp.evaluate.variational import mean_field_bound
 
 __all__ = [
     "Completion",
+    "TableModel",
     "complete",
+    "from_dataframe",
     "mean_field_bound",
     "pseudo_log_likelihood",
     "unit_activity",

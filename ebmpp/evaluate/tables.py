@@ -1,0 +1,267 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Models of data frames: columns of numbers, booleans and categories as units, and back."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from functools import partial
+from typing import TYPE_CHECKING, Any
+import warnings
+
+import numpy as np
+
+from jax import Array
+
+from ebmpp.core import Params, checks
+from ebmpp.errors import StateError
+from ebmpp.evaluate.completion import complete
+from ebmpp.families import Bernoulli, Categorical, Family, Gaussian
+from ebmpp.graph import Bias, Bilinear, FactorGraph, Observed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FEW = 10  # different integers that may be codes of categories
+_KINDS = {"boolean": "booleans", "categorical": "categories", "string": "categories"}
+_KINDS |= dict.fromkeys(("integer", "floating", "mixed-integer-float"), "numbers")
+_EXPECTED = "of numbers, booleans, strings or categories"
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """Encoding of a column as a unit of a block.
+
+    :param name: the column's name.
+    :param block: name of the block.
+    :param index: number of the unit.
+    :param dtype: the column's dtype, which decoded values have.
+    :param levels: ``pandas.CategoricalDtype`` of a category; its units are numbers of levels.
+    :param mean: of the known cells of a column of numbers, as ``scale``, their standard deviation.
+    """
+
+    name: Any
+    block: str
+    index: int
+    dtype: Any
+    levels: Any = None
+    mean: float = 0.0
+    scale: float = 1.0
+
+    def encode(self, cells: "pd.Series") -> np.ndarray:
+        """Return the unit's values, nan where a cell is missing.
+
+        :raises StateError: for cells of another kind, infinite numbers and unknown categories.
+        """
+        name, known = f"column {self.name!r} of df", cells.notna().to_numpy()
+        if self.levels is None:
+            return (_numbers(name, cells) - self.mean) / self.scale
+        x = self.levels.categories.get_indexer(cells.astype(object)).astype(float)
+        wrong = known & (x < 0)
+        if wrong.any():
+            expected = f"of the categories {list(self.levels.categories)}"
+            checks.require(False, name, expected, cells[wrong].iloc[0], StateError)
+        return np.where(known, x, np.nan)
+
+    def decode(self, x: np.ndarray) -> "pd.Series":
+        """Return cells in the column's dtype; numbers are rounded in a column of integers."""
+        import pandas as pd
+
+        if self.levels is not None:
+            cells = pd.Series(pd.Categorical.from_codes(x.astype(int), dtype=self.levels))
+        elif self.block == "booleans":
+            cells = pd.Series(x > 0.5)
+        else:
+            x = self.mean + self.scale * x.astype(float)
+            if pd.api.types.is_integer_dtype(self.dtype):
+                limits = np.iinfo(getattr(self.dtype, "numpy_dtype", self.dtype))
+                x = np.clip(np.rint(x), limits.min, limits.max)
+            cells = pd.Series(x)
+        return cells.astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableModel:
+    """Graph of a data frame, and the encoding of its columns: see :func:`from_dataframe`.
+
+    :param graph: its visible blocks are "numbers", "booleans", and "categories_3" and so on, by the number of
+        levels, as far as there are such columns.
+    :param columns: the encoding of each column, in order.
+    :param rows: the encoded frame by block, ``(rows, columns of the block)``: the data of :func:`ebmpp.fit`.
+        Blocks with missing cells are :class:`~ebmpp.Observed`.
+    """
+
+    graph: FactorGraph
+    columns: tuple[Column, ...]
+    rows: dict[str, Any] = dataclasses.field(repr=False)
+
+    def encode(self, df: "pd.DataFrame") -> dict[str, Any]:
+        """Return rows of another frame with these columns, such as held-out ones.
+
+        :raises StateError: for a missing column, or cells of another kind.
+        """
+        return _encoded(self.columns, df)
+
+    def to_dataframe(self, samples: Mapping[str, Any]) -> "pd.DataFrame":
+        """Return samples of the model as a frame with the columns and dtypes of the original one.
+
+        :param samples: the visible blocks, ``(*batch, columns of the block)``, such as
+            ``mcmc.get_samples()``; other blocks are ignored.
+        :raises StateError: for a missing block.
+        """
+        import pandas as pd
+
+        missing = [b for b in self.graph.visible if b not in samples]
+        checks.require(not missing, "samples", f"given for {missing}", list(samples), StateError)
+        flat = {b: np.asarray(samples[b]).reshape(-1, f.size) for b, f in self.graph.visible.items()}
+        cells = {
+            i: column.decode(flat[column.block][:, column.index]) for i, column in enumerate(self.columns)
+        }
+        return pd.DataFrame(cells).set_axis([column.name for column in self.columns], axis=1)
+
+    def fill_missing(
+        self, df: "pd.DataFrame", params: Params, *, rng_key: Array, draw: bool = False, **options: Any
+    ) -> "pd.DataFrame":
+        """Return a copy of a frame in which missing cells are filled in given the others of their row.
+
+        Numbers are conditional means, booleans and categories the most probable values, by
+        :func:`ebmpp.complete`.
+
+        :param df: the frame, or another one with its columns.
+        :param params: params of ``graph``.
+        :param rng_key: a jax key.
+        :param draw: fill in one joint draw per row instead, for multiple imputation.
+        :param options: options of :func:`ebmpp.complete`: ``num_chains``, ``num_warmup``, ``num_samples``.
+        :raises StateError: as :meth:`encode` does.
+        """
+        rows, result = self.encode(df), df.copy()
+        holes = {column.name: df[column.name].isna().to_numpy() for column in self.columns}
+        index = np.flatnonzero(np.any([*holes.values()], axis=0))
+        if not len(index):
+            return result
+        known = {b: v[index] for b, v in rows.items()}
+        completion = complete(self.graph, params, rng_key=rng_key, **options, **known)
+        for column in self.columns:
+            hole = holes[column.name]
+            if hole.any():
+                values = completion.draws[column.block][0] if draw else completion.mean[column.block]
+                x = values[hole[index], column.index]
+                if not draw and x.ndim == 2:  # mean statistics
+                    x = x[:, 0] if column.levels is None else x.argmax(1)
+                cells = result[column.name].copy()
+                cells[hole] = column.decode(x).array
+                result[column.name] = cells
+        return result
+
+
+def from_dataframe(df: "pd.DataFrame", latent: int | Mapping[str, Family]) -> TableModel:
+    """Declare a model of a table, and encode its rows.
+
+    Each column is one unit: numbers are standardised and Gaussian with a learned variance, booleans are
+    Bernoulli, and strings and categories, ordered or not, are Categorical with one block per number of
+    levels. Each visible block interacts with each latent block. Integers are numbers; those with at most 10
+    different values raise a warning, as they may be codes. Missing cells (None, nan, NA) are summed out in
+    training.
+
+    :param df: a pandas frame with at least one row, and unique column names.
+    :param latent: number of Bernoulli units of the block "latent", or a dict of names to families.
+    :return: a :class:`TableModel`: ``graph`` and ``rows`` for :func:`ebmpp.fit`, ``to_dataframe`` and
+        ``fill_missing`` for its results.
+    :raises StateError: for an empty frame, or a column of another dtype, without a known cell, with infinite
+        numbers, or with only one value; the message names the column.
+    :raises ArgumentError: for another ``latent``, or a ``df`` that is no frame.
+
+    **Example**
+
+    >>> import jax, pandas as pd, ebmpp
+    >>> df = pd.DataFrame({"size": [1.0, 2.5, None, 4.0], "colour": ["red", "blue", "red", None]})
+    >>> table = ebmpp.from_dataframe(df, latent=2)
+    >>> table.graph.visible
+    {'numbers': Gaussian(1, 'learned'), 'categories_2': Categorical(1, 2)}
+    >>> fit = ebmpp.fit(table.graph, table.rows, rng_key=jax.random.key(0), num_steps=5, estimator=ebmpp.CD(),
+    ...                 progress_bar=False)
+    >>> int(table.fill_missing(df, fit.params, rng_key=jax.random.key(1)).isna().sum().sum())
+    0
+    """
+    _check_frame(df)
+    columns, families = _columns(df)
+    if not isinstance(latent, Mapping):
+        latent = {"latent": Bernoulli(checks.count("from_dataframe: latent", latent))}
+    for name, family in latent.items():
+        checks.instance(f"from_dataframe: latent[{name!r}]", family, Family, "a family such as Bernoulli(20)")
+        checks.require(name not in families, "from_dataframe: latent", f"named unlike {[*families]}", name)
+    factors = [*map(Bias, (*families, *latent)), *(Bilinear(v, h) for v in families for h in latent)]
+    graph = FactorGraph(families, dict(latent), factors)
+    return TableModel(graph, columns, _encoded(columns, df))
+
+
+def _check_frame(df: Any) -> None:
+    is_frame = hasattr(df, "columns") and hasattr(df, "iloc")
+    checks.require(is_frame, "from_dataframe: df", "a pandas DataFrame", df)
+    checks.require(df.size, "from_dataframe: df", "a frame with rows and columns", df.shape, StateError)
+    repeated = list(df.columns[df.columns.duplicated()])
+    expected = "a frame with unique column names"
+    checks.require(not repeated, "from_dataframe: df", expected, repeated, StateError)
+
+
+def _numbers(name: str, cells: "pd.Series") -> np.ndarray:
+    checks.require(_kind(name, cells) != "categories", name, "numbers or booleans", cells.dtype, StateError)
+    x = cells.to_numpy(float, na_value=np.nan)
+    checks.require(not np.isinf(x).any(), name, "finite", np.inf, StateError)
+    return x
+
+
+def _kind(name: str, cells: "pd.Series") -> str:
+    from pandas.api.types import infer_dtype
+
+    inferred = infer_dtype(cells, skipna=True)
+    is_valid, hint = inferred in _KINDS, "Convert it by df.astype, or drop it."
+    checks.require(is_valid, name, _EXPECTED, f"{cells.dtype} ({inferred})", StateError, hint)
+    return _KINDS[inferred]
+
+
+def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]:
+    """Return the columns' encodings, and the families of the visible blocks."""
+    import pandas as pd
+
+    columns, sizes, codes = [], {}, []
+    makers: dict[str, Callable[[int], Family]] = {"booleans": Bernoulli}
+    for label, cells in df.items():
+        name, known = f"column {label!r} of df", cells.dropna()
+        checks.require(len(known), name, "a column with a known cell", "none", StateError, "Drop it.")
+        block, values, levels, mean, scale = _kind(name, cells), known.unique(), None, 0.0, 1.0
+        expected = "a column of at least two different values"
+        checks.require(len(values) > 1, name, expected, values[0], StateError, "Drop it.")
+        if block == "categories":
+            is_categorical = isinstance(cells.dtype, pd.CategoricalDtype)
+            levels = cells.dtype if is_categorical else pd.CategoricalDtype(sorted(values))
+            count = len(levels.categories)
+            block = f"categories_{count}"
+            makers[block] = partial(Categorical, num_categories=count)
+        elif block == "numbers":
+            x = _numbers(name, known)
+            mean, scale, makers[block] = (
+                float(x.mean()),
+                float(x.std()),
+                partial(Gaussian, variance="learned"),
+            )
+            if len(values) <= _FEW and pd.api.types.is_integer_dtype(cells.dtype):
+                codes.append(label)
+        columns.append(Column(label, block, sizes.get(block, 0), cells.dtype, levels, mean, scale))
+        sizes[block] = columns[-1].index + 1
+    if codes:
+        warnings.warn(
+            f"from_dataframe: columns {codes} are integers with at most {_FEW} different values, and are "
+            f"treated as numbers. df.astype(dict.fromkeys({codes}, 'category')) makes them categories.",
+            stacklevel=3,
+        )
+    return tuple(columns), {block: makers[block](size) for block, size in sizes.items()}
+
+
+def _encoded(columns: tuple[Column, ...], df: "pd.DataFrame") -> dict[str, Any]:
+    absent = [column.name for column in columns if column.name not in df]
+    checks.require(not absent, "df", f"a frame with the columns {absent}", list(df), StateError)
+    units: dict[str, list[np.ndarray]] = {}
+    for column in columns:
+        units.setdefault(column.block, []).append(column.encode(df[column.name]))
+    rows = {block: np.stack(values, 1) for block, values in units.items()}
+    return {b: Observed.where_finite(x) if np.isnan(x).any() else x for b, x in rows.items()}
