@@ -107,3 +107,13 @@ _FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOT
 def python_blocks(text: str) -> list[str]:
     """Return the code of each Python block of a page, padded with newlines to keep its line numbers."""
     return ["\n" * text.count("\n", 0, m.start(1)) + m.group(1) for m in _FENCE.finditer(text)]
+
+
+def outputs(text: str) -> dict[int, str]:
+    """Return the text blocks that stand directly below a Python block of a page, by its number."""
+    ends = {m.end(): number for number, m in enumerate(_FENCE.finditer(text))}
+    return {
+        ends[end]: m.group(1)
+        for m in re.finditer(r"\n*^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        if (end := m.start()) in ends
+    }
