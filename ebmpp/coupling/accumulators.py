@@ -45,9 +45,7 @@ def uses_fast_compile(graph: FactorGraph | None, moves: Iterable[Move], accumula
 
     For layers of Bernoulli, Spin and Categorical units the first step of ``UCD`` then takes 0.6 to 0.8 of the
     time, and later steps differ by at most 4 %. Gaussian and Poisson units ran 1.3 and 1.1 times as long,
-    Binomial units compiled no faster, and other moves were not measured.
-
-    :param graph: None for moves of the sites of a NumPyro model.
+    Binomial units compiled no faster, and other moves were not measured. Moves of sites have no graph.
     """
     if graph is None or not accumulator.fast_compile or not all(type(move) is Layer for move in moves):
         return False
@@ -63,12 +61,10 @@ class EnergyGradient:
 
     def init(self, target: Target, num_jobs: int) -> Any:
         """Return zeros like the params."""
-        del num_jobs
         return jax.tree.map(jnp.zeros_like, target.params)
 
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add the gradient of sum_i w_i E(params, x_i)."""
-        del jobs
         gradient = energy.weighted_gradient(target.graph, target.params, x, weights)
         return jax.tree.map(jnp.add, total, gradient)
 
@@ -89,7 +85,6 @@ class MarginalGradient(EnergyGradient):
     @full_precision
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add the gradient of the weighted sum of energies with each group summed out."""
-        del jobs
 
         def marginal(p: Any) -> Array:
             terms = [energy.summed_out(target.graph, p, x, group) for group in self.groups]
@@ -142,13 +137,11 @@ class Function:
 
     def init(self, target: Target, num_jobs: int) -> Any:
         """Return zeros with a leading axis of pairs or of blocks of pairs."""
-        del target
         shapes, rows = jax.eval_shape(self.fn, self.state()), num_jobs if self.rows is None else self.rows
         return jax.tree.map(lambda s: jnp.zeros((rows, *s.shape), jnp.result_type(float)), shapes)
 
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add each weighted value to the sum of its pair or block."""
-        del target
         where, size, rows = jobs if self.rows is None else jobs % self.rows, self.size(), len(weights)
         put = lambda total, value, w, at: total.at[at].add(_weighted(w, value))
         if size >= _WIDE and not backend.accelerated():
@@ -164,16 +157,17 @@ class Function:
             return lax.fori_loop(0, (weights != 0).sum(), add_one, total)
         chunk = min(rows, max(1, _MAX_VALUES // max(1, size)))
 
+        def add_rows(total: Any, x: Rows, weights: Array, where: Array) -> Any:
+            return jax.tree.map(lambda t, v: put(t, v, weights, where), total, jax.vmap(self.fn)(dict(x)))
+
         def add_chunk(i: Array, total: Any) -> Any:
             at = i * chunk + jnp.arange(chunk)
             w, at = jnp.where(at < rows, weights[at], 0.0), jnp.minimum(at, rows - 1)
-            values = jax.vmap(self.fn)({b: v[at] for b, v in x.items()})
-            return jax.tree.map(lambda t, v: put(t, v, w, where[at]), total, values)
+            return add_rows(total, {b: v[at] for b, v in x.items()}, w, where[at])
 
-        if chunk < rows:
-            return lax.fori_loop(0, -(-rows // chunk), add_chunk, total)
-        values = jax.vmap(self.fn)(dict(x))
-        return jax.tree.map(lambda t, v: put(t, v, weights, where), total, values)
+        if chunk == rows:
+            return add_rows(total, x, weights, where)
+        return lax.fori_loop(0, -(-rows // chunk), add_chunk, total)
 
     def pairs(self, met: Bool[np.ndarray, "pairs"]) -> Integer[np.ndarray, "rows"]:
         """Return the number of met pairs in each row; all pairs have met where pairs share a row."""
@@ -184,7 +178,7 @@ class Function:
 
 
 def _weighted(weights: Array, value: Array) -> Array:
-    w = weights.reshape(-1, *(1,) * (value.ndim - 1)) if weights.ndim else weights
+    w = weights.reshape(*weights.shape, *(1,) * (value.ndim - weights.ndim))
     # 0 times a value that is not finite, in a slot without a pair, is 0
     return jnp.where(w == 0, 0.0, w * value.astype(w.dtype))
 

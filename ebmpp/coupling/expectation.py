@@ -44,7 +44,7 @@ _MAX_SHOWN = 10  # values that are printed; of more values the range
 
 
 def _describe(value: Any, error: Any) -> str:
-    """Return a value and its standard error as text; the range of many values."""
+    """Return a value and its standard error as text, or the range of many values."""
     errors = [np.asarray(e) for e in jax.tree.leaves(error)]
     values = {jax.tree_util.keystr(p): np.asarray(v) for p, v in jax.tree_util.tree_leaves_with_path(value)}
     if not values:
@@ -93,22 +93,21 @@ class UnbiasedEstimate(Shown):
     @property
     def late(self) -> float:
         """Estimated P(tau > lag): the fraction of pairs that did not meet at the first coupled sweep."""
-        return float((~self.met | (self.meeting_time > self.lag)).mean())
+        return float((self.meeting_time > self.lag).mean())
 
     @property
     def late_upper(self) -> float:
         """Upper end of the one-sided 95 % Clopper-Pearson interval for P(tau > lag)."""
-        count, pairs = int((~self.met | (self.meeting_time > self.lag)).sum()), len(self.met)
+        count, pairs = int((self.meeting_time > self.lag).sum()), len(self.met)
         return 1.0 if count == pairs else float(special.betaincinv(count + 1, pairs - count, 0.95))
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
-        overlap = "" if np.isnan(self.overlap) else f", overlap z {self.overlap:.1f}"
-        return (
-            f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; {len(self.met)} pairs, "
+        text = f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; {len(self.met)} pairs, "
+        text += (
             f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, mean meeting time {mean:.4g}"
-            f"{overlap})"
         )
+        return text + (")" if np.isnan(self.overlap) else f", overlap z {self.overlap:.1f})")
 
     def _card(self) -> Card:
         times, pairs = np.sort(self.meeting_time[self.met]), len(self.met)
@@ -123,10 +122,9 @@ class UnbiasedEstimate(Shown):
         if not np.isnan(self.acceptance):
             rows += [("acceptance of Metropolis proposals", f"{self.acceptance:.3g}")]
             rows += [(f"P(tau > {self.lag})", f"{self.late:.3g} (at most {self.late_upper:.2g})")]
-        dropped = f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
-        return Card(
-            f"Unbiased estimate from {pairs} coupled pairs of chains{dropped}", [Grid(("", ""), rows)]
-        )
+        title = f"Unbiased estimate from {pairs} coupled pairs of chains"
+        title += f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
+        return Card(title, [Grid(("", ""), rows)])
 
 
 def unbiased_expectation(
@@ -255,8 +253,7 @@ def unbiased_expectation(
             pilot = run(3, request.pilot())[-1]  # of the same shapes, which shares the program
             request = request.after(np.asarray(pilot.meeting_time))
         x, words, outcome = run(1, request.window())
-        estimate = estimate_from(outcome, request, sums)
-        estimate = with_leading_chains(estimate, target, moves, x, words, compare=not independent_starts)
+        estimate = estimate_from(outcome, request, sums, target, moves, x, words, not independent_starts)
     if target.pool is not None and estimate.acceptance < MIN_ACCEPTANCE:
         warnings.warn(low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2)
     if target.pool is None and estimate.acceptance < 1 and not (estimate.meeting_time > estimate.lag).any():
@@ -313,53 +310,49 @@ def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
     return missing
 
 
-def estimate_from(outcome: Outcome, request: Request, sums: Function) -> UnbiasedEstimate:
-    """Return the mean over the pairs that met, with its standard error.
+def estimate_from(
+    outcome: Outcome,
+    request: Request,
+    sums: Function,
+    target: Target,
+    moves: tuple[Move, ...],
+    x: Rows | Fresh,
+    key: Key,
+    compare: bool,
+) -> UnbiasedEstimate:
+    """Return the mean over the pairs that met, its standard error, and what leading chains show.
 
     :param sums: the accumulator of the run, with one row per pair or per block of pairs.
+    :param x: starts of the run, whose other inputs follow.
+    :param compare: False for pairs with independent starts.
     """
-    tau = np.asarray(outcome.meeting_time)
-    met = tau >= 0
-    missing = check_unmet(
-        met,
-        f"did not meet{_describe_broken(int(outcome.broken))}",
-        "Increase max_sweeps (None is no limit) or lag, use another coupling",
-        request.unmet,
-    )
+    tau, broken = np.asarray(outcome.meeting_time), int(outcome.broken)
+    met, cause = tau >= 0, "did not meet"
+    if broken:
+        cause += (
+            f" ({broken} because a draw failed: params are outside a family's domain or not finite, or two "
+            f"conditionals are equal to float32 precision, so that a draw took {MOST_TRIALS} trials or 1024 "
+            "times max_sweeps)"
+        )
+    remedy = "Increase max_sweeps (None is no limit) or lag, use another coupling"
+    missing = check_unmet(met, cause, remedy, request.unmet)
     pairs, count = sums.pairs(met), int(met.sum())
     used = int((pairs > 0).sum())
     others = count * (used - 1) / used if used > 1 else math.nan  # one row has no spread
     value, spread = _average(outcome.total, pairs, request.m - request.k + 1, count, others)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(request.m, time) + time - request.lag
-    trials = float(outcome.trials)
-    return UnbiasedEstimate(value, spread, time, met, cost, *request[:4], missing, trials, math.nan)
-
-
-def with_leading_chains(
-    estimate: UnbiasedEstimate,
-    target: Target,
-    moves: tuple[Move, ...],
-    x: Rows | Fresh,
-    key: Key,
-    compare: bool = True,
-) -> UnbiasedEstimate:
-    """Return the estimate with its ``overlap`` and ``acceptance``, measured on leading chains.
-
-    :param key: of the run of the pairs.
-    :param compare: False for pairs with independent starts.
-    """
-    compare &= not estimate.num_unmet
-    longest, total = int(estimate.meeting_time[estimate.met].max()), estimate.cost[estimate.met].sum()
-    chains = run_leading_chains(target, moves, x, key, longest, total, compare)
-    return dataclasses.replace(estimate, **chains._asdict())
+    longest, compare = int(tau.max()), compare and not missing
+    chains = run_leading_chains(target, moves, x, key, longest, cost[met].sum(), compare)
+    numbers = *request[:4], missing, float(outcome.trials), chains.acceptance, chains.overlap
+    return UnbiasedEstimate(value, spread, time, met, cost, *numbers)
 
 
 def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: float) -> tuple[Any, Any]:
     """Return the mean and its standard error, computed on the host in float64.
 
     :param total: sums over ``width`` states of ``pairs`` pairs in each row, ``count`` in all.
-    :param others: divisor of the sum of squares, for the variance of the mean.
+    :param others: divisor of the sum of squares.
     """
     rows = np.flatnonzero(pairs)
     dtypes = jax.tree.map(lambda h: h.dtype, total)
@@ -375,14 +368,3 @@ def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: floa
         spread = jax.tree.map(error, values, value)
     narrow = lambda tree: jax.tree.map(lambda a, dtype: jax.device_put(a.astype(dtype)), tree, dtypes)
     return narrow(value), narrow(spread)
-
-
-def _describe_broken(number: int) -> str:
-    """Return the reason of failed draws as text."""
-    if not number:
-        return ""
-    return (
-        f" ({number} because a draw failed: params are outside a family's domain or not finite, or two "
-        f"conditionals are equal to float32 precision, so that a draw took {MOST_TRIALS} trials or 1024 "
-        "times max_sweeps)"
-    )

@@ -54,21 +54,20 @@ def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: K
         raise StateError(f"{who}: a pool cannot be used with {cause}. Pass coupling=None.")
     if not isinstance(pool, Pool):
         rows, batch = free_rows(f"{who}: pool", target, pool)
-        if len(batch) != 1 or batch[0] == 0:
-            raise StateError(f"{who}: blocks of pool must have one leading axis, got {batch}.")
+        is_valid = len(batch) == 1 and batch[0]
+        checks.require(is_valid, f"{who}: leading axes of pool", "one axis of rows", batch, StateError)
         pool = _make(target, move, rows, key)
     count = len(pool.log_normalizer)
     expected = {b: (count, *target.graph.families[b].statistic_shape) for b in move.blocks}
     shapes = {b: e.shape for b, e in pool.eta.items()}
-    if shapes != expected:
-        raise StateError(f"{who}: natural parameters of pool must have shapes {expected}, got {shapes}.")
+    name = f"{who}: natural parameters of pool"
+    checks.require(shapes == expected, name, f"of shapes {expected}", shapes, StateError)
     return dataclasses.replace(target, pool=pool)
 
 
 def free_rows(name: str, target: Target, values: Any) -> tuple[Blocks, tuple[int, ...]]:
     """Return a dict of values of free blocks as rows, and their leading axes."""
-    if not isinstance(values, Mapping):
-        raise StateError(f"{name} must be a dict of blocks, got {checks.tell(values)}.")
+    checks.require(isinstance(values, Mapping), name, "a dict of blocks", values, StateError)
     checks.names(f"free block of {name}", values, target.free, StateError)
     return as_rows(target.graph.families, values)
 
@@ -114,8 +113,7 @@ def mixture_pool(
 
 @partial(jax.jit, static_argnames="move")
 def _make(target: Target, move: Mixture, rows: Rows, key: Key) -> Pool:
-    if not set(move.marginalize) <= set(rows):
-        rows = complete_rows(target, rows, key)
+    rows = rows if set(move.marginalize) <= set(rows) else complete_rows(target, rows, key)
     return make_pool(target.graph, target.params, move, rows, target.clamped)
 
 

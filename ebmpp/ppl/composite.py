@@ -77,9 +77,6 @@ class Conjugate:
         x, y = ({self.site: v.astype(first[0][self.site].dtype)} for v in drawn)
         return x, y, ~valid
 
-    def check_coupled(self, coupling: str | None) -> None:
-        """Accept any coupling."""
-
 
 #: One update of a sweep; a composite uses its ``advance`` and ``couple``, and draws its start.
 Step = GibbsBlock | ModelBlock | Conjugate
@@ -157,7 +154,8 @@ class CoupledComposite(MCMCKernel):
         for step in self.steps:
             kinds = GibbsBlock, ModelBlock, Conjugate
             checks.instance("CoupledComposite: a step", step, kinds, "a GibbsBlock or a Conjugate")
-            step.check_coupled(coupling)
+            if not isinstance(step, Conjugate):
+                step.check_coupled(coupling)
         names = [name for step in self.steps for name in (*step.sites, *step.latents)]
         repeated = sorted({name for name in names if names.count(name) > 1})
         is_valid, expected = bool(names) and not repeated, "of one site or more, each in one step"
@@ -173,7 +171,7 @@ class CoupledComposite(MCMCKernel):
 
         :return: the values, and whether they are possible.
         """
-        blocks = [step for step in self.steps if isinstance(step, ModelBlock)]
+        blocks = self.blocks
 
         def draw(keys: Array) -> dict[str, Array]:
             z: dict[str, Array] = {}
@@ -203,25 +201,26 @@ class CoupledComposite(MCMCKernel):
                 z |= step.begin(*_split(step, z, call), random.fold_in(keys, index)).z
         return z, possible
 
+    @property
+    def blocks(self) -> list[ModelBlock]:
+        """The steps that are blocks of a model."""
+        return [step for step in self.steps if isinstance(step, ModelBlock)]
+
     def check_data(self, call: Call) -> None:
         """Raise a StateError for data of a model that are impossible whatever its sites are."""
-        for step in self.steps:
-            if isinstance(step, ModelBlock):
-                step.info.check_data(call)
+        for block in self.blocks:
+            block.info.check_data(call)
 
     def check_started(self, possible: Array) -> None:
         """Raise a StateError if chains start at impossible values."""
-        sites = [site for step in self.steps if isinstance(step, ModelBlock) for site in step.sites]
+        sites = [site for block in self.blocks for site in block.sites]
         expected = f"possible values of sites {sites} in all chains"
         hint = "Give init_params that are possible together, or look for a factor that is -inf everywhere."
         number = f"impossible ones in {int((~possible).sum())} of {possible.size}"
         checks.require(possible.all(), "CoupledComposite: starts", expected, number, StateError, hint)
 
     def single(self, z: Rows, keys: Array, call: Call) -> dict[str, Array]:
-        """Make one sweep of one chain, over all steps.
-
-        :param keys: of this sweep, ``(2,)``. Step i draws from ``fold_in(keys, i)``.
-        """
+        """Make one sweep of one chain; step i draws from the words ``keys``, ``(2,)``, folded with i."""
         z = dict(z)
         for index, step in enumerate(self.steps):
             z |= step.advance(*_split(step, z, call), random.fold_in(keys, index)).z
@@ -230,10 +229,7 @@ class CoupledComposite(MCMCKernel):
     def pair(
         self, z: Rows, y: Rows, keys: Array, call: Call
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """Make one coupled sweep; also return whether a conditional was degenerate.
-
-        :param keys: of this sweep, ``(2,)``. Step i draws from ``fold_in(keys, i)``.
-        """
+        """Make one coupled sweep; also return whether a conditional was degenerate."""
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             are_equal = _equal(z, y)
@@ -259,31 +255,32 @@ class CoupledComposite(MCMCKernel):
         sites = [site for step in self.steps for site in step.sites]
         checks.names("site of init_params", init, sites, StateError)
         self.check_data(call)
-        return over_chains(lambda key, init: self._init_one(key, init, call), rng_key)(rng_key, init)
 
-    def _init_one(self, key: Array, init: Rows, call: Call) -> CompositeState:
-        words = random.key_pair(key)
-        start, possible = self.start(random.fold_in(words, 0), call, init)
-        broken = ~checked(self.check_started, possible)
-        advance = lambda t, z: self.single(z, random.fold_in(words, t + 1), call)
-        z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), advance, start)
-        t = jnp.full((), self.lag, jnp.int32)
-        met = _equal(z, start)
-        return CompositeState(z, start, t, met, t, key, broken, z)
+        def init_one(key: Array, init: Rows) -> CompositeState:
+            words = random.key_pair(key)
+            start, possible = self.start(random.fold_in(words, 0), call, init)
+            broken = ~checked(self.check_started, possible)
+            advance = lambda t, z: self.single(z, random.fold_in(words, t + 1), call)
+            z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), advance, start)
+            t = jnp.full((), self.lag, jnp.int32)
+            return CompositeState(z, start, t, _equal(z, start), t, key, broken, z)
+
+        return over_chains(init_one, rng_key)(rng_key, init)
 
     def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
         """Make one coupled sweep of every pair."""
         call = Call({}, model_args, dict(model_kwargs or {}))
-        return over_chains(lambda state: self._sample_one(state, call), state.rng_key)(state)
 
-    def _sample_one(self, state: CompositeState, call: Call) -> CompositeState:
-        t = state.t + 1
-        keys = random.fold_in(random.key_pair(state.rng_key), t)
-        z, y, wrong = self.pair(state.z, state.y, keys, call)
-        broken = state.broken | wrong
-        met = (state.met | _equal(z, y)) & ~broken
-        time = jnp.where(state.met, state.meeting_time, t)
-        return CompositeState(z, y, t, met, time, state.rng_key, broken, state.start)
+        def sample_one(state: CompositeState) -> CompositeState:
+            t = state.t + 1
+            keys = random.fold_in(random.key_pair(state.rng_key), t)
+            z, y, wrong = self.pair(state.z, state.y, keys, call)
+            broken = state.broken | wrong
+            met = (state.met | _equal(z, y)) & ~broken
+            time = jnp.where(state.met, state.meeting_time, t)
+            return CompositeState(z, y, t, met, time, state.rng_key, broken, state.start)
+
+        return over_chains(sample_one, state.rng_key)(state)
 
     def get_diagnostics_str(self, state: CompositeState) -> str:
         """Return the number of pairs that have met, and their mean meeting time so far."""
@@ -293,13 +290,10 @@ class CoupledComposite(MCMCKernel):
 def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
     """Return a draw of ``p`` and one of ``q``, equal with the largest probability possible.
 
-    A log density that is not a number ends the rejection loop, and so do
-    :data:`~ebmpp.moves.couplings.MOST_TRIALS`; both are flagged.
-
     :param key: a jax key, or a key pair ``(2,)``. Trial i draws from the words folded with i: a key that
         ``jax.random`` derives compiles eight kernels, this one.
-    :param p: a distribution; ``q`` is another of the same shape.
-    :return: the two draws, and whether they could be made.
+    :return: the two draws, and False after a log density that is nan, or
+        :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials.
     """
     words = random.key_pair(key)
     density = lambda distribution, x: jnp.sum(distribution.log_prob(x))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased expectations under the posterior of a composite, from coupled pairs of chains."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 import dataclasses
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from ebmpp.core import backend, checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
-from ebmpp.coupling.expectation import UnbiasedEstimate, estimate_from, with_leading_chains
+from ebmpp.coupling.expectation import UnbiasedEstimate, estimate_from
 from ebmpp.coupling.overlap import THRESHOLD, warning_of
 from ebmpp.coupling.request import check_request
 from ebmpp.errors import StateError
@@ -95,7 +95,7 @@ def composite_expectation(
     request = check_request("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
     checks.flag("composite_expectation: independent_starts", independent_starts)
-    call = _Arguments.split(model_args, model_kwargs)
+    call = jax.tree.map(_with_static, (model_args, model_kwargs))
     starts = lambda key: _starts(kernel, key, num_pairs, call, init_params)
     x, y = starts(rng_key), starts(jax.random.fold_in(rng_key, 2)) if independent_starts else None
     sums = Function(fn, tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items()))
@@ -105,49 +105,45 @@ def composite_expectation(
     key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
     run = run_pairs(target, moves, sums, slots, x, y, key, request.window())
-    estimate = estimate_from(run, request, sums)
-    estimate = with_leading_chains(estimate, target, moves, x, key, compare=not independent_starts)
+    estimate = estimate_from(run, request, sums, target, moves, x, key, not independent_starts)
     if estimate.overlap > THRESHOLD:
         warnings.warn(warning_of("composite_expectation", estimate.overlap), stacklevel=2)
     return estimate
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["static", "structure"])
+@partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["kind", "value"])
 @dataclasses.dataclass(frozen=True)
-class _Arguments:
-    """A model's arguments, as a pytree in which all but arrays are static."""
+class _Static:
+    """An argument of a model that is no array; with its type, as 1 == True == 1.0."""
 
-    arrays: tuple[Array, ...]
-    static: tuple[tuple[type, Any] | None, ...]  # with types, as 1 == True == 1.0; None for an array
-    structure: Any
-
-    @classmethod
-    def split(cls, args: tuple, kwargs: Mapping[str, Any]) -> "_Arguments":
-        """Return the arguments of a call.
-
-        :raises ArgumentError: for a static value that cannot be hashed.
-        """
-        leaves, structure = jax.tree.flatten((args, dict(kwargs)))
-        is_array = lambda leaf: isinstance(leaf, jax.Array | np.ndarray | np.generic)
-        for leaf in leaves:
-            is_valid, expected = is_array(leaf) or isinstance(leaf, Hashable), "arrays and hashable values"
-            checks.require(is_valid, "composite_expectation: model_args", expected, leaf)
-        static = tuple(None if is_array(leaf) else (type(leaf), leaf) for leaf in leaves)
-        return cls(tuple(leaf for leaf in leaves if is_array(leaf)), static, structure)
-
-    def call(self) -> Call:
-        """Return the model's call."""
-        arrays = iter(self.arrays)
-        leaves = [next(arrays) if entry is None else entry[1] for entry in self.static]
-        return Call({}, *jax.tree.unflatten(self.structure, leaves))
+    kind: type
+    value: Any
 
 
-def _starts(kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: _Arguments, init: Init) -> Blocks:
+def _with_static(leaf: Any) -> Any:
+    """Return an argument of a model as a pytree without static leaves.
+
+    :raises ArgumentError: for a static value that cannot be hashed.
+    """
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return leaf
+    expected = "arrays and hashable values"
+    checks.require(isinstance(leaf, Hashable), "composite_expectation: model_args", expected, leaf)
+    return _Static(type(leaf), leaf)
+
+
+def _call(params: Any) -> Call:
+    """Return the model's call of arguments and keyword arguments by :func:`_with_static`."""
+    is_static = lambda leaf: isinstance(leaf, _Static)
+    return Call({}, *jax.tree.map(lambda a: a.value if is_static(a) else a, params, is_leaf=is_static))
+
+
+def _starts(kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: Any, init: Init) -> Blocks:
     """Return checked starts of all chains."""
-    kernel.check_data(call.call())
+    kernel.check_data(_call(call))
     keys, rows = jax.random.split(rng_key, num_pairs), {}
     if init:
-        shapes, _ = jax.eval_shape(lambda: kernel.start(random.key_pair(rng_key), call.call(), {}))
+        shapes, _ = jax.eval_shape(lambda: kernel.start(random.key_pair(rng_key), _call(call), {}))
         sites = [site for step in kernel.steps for site in step.sites]
         checks.names("site of init_params", init, sites, StateError)
         for site, value in init.items():
@@ -162,8 +158,8 @@ def _starts(kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: _Arg
 
 
 @partial(jax.jit, static_argnums=0)
-def _draw_starts(kernel: CoupledComposite, keys: Array, call: _Arguments, init: Rows) -> tuple[Blocks, Array]:
-    start = lambda key, init: kernel.start(random.key_pair(key), call.call(), init)
+def _draw_starts(kernel: CoupledComposite, keys: Array, call: Any, init: Rows) -> tuple[Blocks, Array]:
+    start = lambda key, init: kernel.start(random.key_pair(key), _call(call), init)
     return jax.vmap(start)(keys, init)
 
 
@@ -173,7 +169,7 @@ class _Posterior(Target):
     """The posterior of all sites, which has no graph; params are the model's arguments."""
 
     graph: None
-    params: _Arguments
+    params: Any
 
     def num_parts(self, block: str) -> int:
         return 1
@@ -193,11 +189,11 @@ class _Sweep(Move):
         return self.blocks
 
     def draw(self, target: Any, x: Rows, keys: Keys) -> Drawn:
-        of_row = lambda z, key: self.kernel.single(z, key, target.params.call())
+        of_row = lambda z, key: self.kernel.single(z, key, _call(target.params))
         return jax.vmap(of_row)(dict(x), keys), jnp.zeros(len(keys), jnp.int32)
 
     def attempt(self, target: Any, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        of_row = lambda x, y, key: self.kernel.pair(x, y, key, target.params.call())
+        of_row = lambda x, y, key: self.kernel.pair(x, y, key, _call(target.params))
         chains = ({b: v[i] for b, v in z.items()} for i in range(2))
         x, y, broken = jax.vmap(of_row)(*chains, trial.keys)
         are_equal = {b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks}

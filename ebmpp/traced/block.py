@@ -187,7 +187,7 @@ class Block(SiteKernel):
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
         z, latents = ({name: new.z[name] for name in names} for names in (self.sites, self.latents))
-        return BlockState(z, latents, jnp.zeros((), jnp.int32), *new[1:], rng_key, z)
+        return BlockState(z, latents, jnp.zeros((), jnp.int32), *map(jnp.asarray, new[1:]), rng_key, z)
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Return the number of steps and of degenerate draws, acceptance, and sites that did not move."""
