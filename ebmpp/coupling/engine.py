@@ -144,6 +144,7 @@ class _Engine:
         self.moves, self.jobs = moves, jobs
         self.keys = random.fold_in(key, jobs.number)
         self.valid = jnp.ones(len(self.keys), bool) if valid is None else valid
+        window = Window(*(jnp.asarray(n, jnp.int32) for n in window))
         self.accumulator, self.window = accumulator, window
         self.free = tuple({b: None for move in moves for b in move.blocks})
         self.offsets = offsets(target.graph, moves)

@@ -23,8 +23,7 @@ from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.pools import free_rows, with_pool
-from ebmpp.coupling.request import Request, check_request
-from ebmpp.coupling.slots import Fresh, Outcome, Window
+from ebmpp.coupling.slots import Fresh, Outcome, Window, check_window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed, as_clamped
@@ -41,6 +40,7 @@ Coupling = str | Sequence[str] | Move | Sequence[Move] | Callable[..., Sequence[
 
 
 _MAX_SHOWN = 10  # values that are printed; of more values the range
+_NEVER = 2**30  # first sweep that counts in a pilot, which sums nothing
 
 
 def _describe(value: Any, error: Any) -> str:
@@ -224,7 +224,8 @@ def unbiased_expectation(
     rng_key = checks.key("unbiased_expectation: rng_key", rng_key)
     checks.on_host("unbiased_expectation", rng_key, params, clamped, init)
     checks.flag("unbiased_expectation: independent_starts", independent_starts)
-    request = check_request("unbiased_expectation", k, m, lag, max_sweeps, unmet)
+    window = check_window("unbiased_expectation", k, m, lag, max_sweeps)
+    checks.choice("unbiased_expectation: unmet", unmet, ("raise", "drop"))
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
     num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
     if isinstance(coupling, Tempered):
@@ -250,10 +251,11 @@ def unbiased_expectation(
             return x, words, run_pairs(target, moves, sums, num_slots, x, y, words, window)
 
         if k is None and m is None and lag is None:
-            pilot = run(3, request.pilot())[-1]  # of the same shapes, which shares the program
-            request = request.after(np.asarray(pilot.meeting_time))
-        x, words, outcome = run(1, request.window())
-        estimate = estimate_from(outcome, request, sums, target, moves, x, words, not independent_starts)
+            pilot = run(3, window._replace(k=_NEVER))[-1]  # of the same shapes, which shares the program
+            window = window.after(np.asarray(pilot.meeting_time))
+        x, words, outcome = run(1, window)
+        leading = target, moves, x, words, not independent_starts
+        estimate = estimate_from(outcome, window, unmet, sums, *leading)
     if target.pool is not None and estimate.acceptance < MIN_ACCEPTANCE:
         warnings.warn(low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2)
     if target.pool is None and estimate.acceptance < 1 and not (estimate.meeting_time > estimate.lag).any():
@@ -312,7 +314,8 @@ def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
 
 def estimate_from(
     outcome: Outcome,
-    request: Request,
+    window: Window,
+    unmet: str,
     sums: Function,
     target: Target,
     moves: tuple[Move, ...],
@@ -335,16 +338,23 @@ def estimate_from(
             "times max_sweeps)"
         )
     remedy = "Increase max_sweeps (None is no limit) or lag, use another coupling"
-    missing = check_unmet(met, cause, remedy, request.unmet)
+    missing = check_unmet(met, cause, remedy, unmet)
     pairs, count = sums.pairs(met), int(met.sum())
     used = int((pairs > 0).sum())
     others = count * (used - 1) / used if used > 1 else math.nan  # one row has no spread
-    value, spread = _average(outcome.total, pairs, request.m - request.k + 1, count, others)
+    value, spread = _average(outcome.total, pairs, window.m - window.k + 1, count, others)
     time = np.where(met, tau, np.inf)
-    cost = np.maximum(request.m, time) + time - request.lag
+    cost = np.maximum(window.m, time) + time - window.lag
     longest, compare = int(tau.max()), compare and not missing
     chains = run_leading_chains(target, moves, x, key, longest, cost[met].sum(), compare)
-    numbers = *request[:4], missing, float(outcome.trials), chains.acceptance, chains.overlap
+    numbers = (
+        *window[:3],
+        window.max_sweeps or None,
+        missing,
+        float(outcome.trials),
+        chains.acceptance,
+        chains.overlap,
+    )
     return UnbiasedEstimate(value, spread, time, met, cost, *numbers)
 
 

@@ -88,17 +88,16 @@ def run_leading_chains(
 ) -> LeadingChains:
     """Run up to 200 leading chains for twice the longest meeting time, and compare their ends with ``x``.
 
-    They make at most ten times as many sweeps as all pairs. Where that is too few (a few very late pairs),
-    or pairs have clamped values of their own, on which starts and ends may both depend, nothing is compared.
-    Chains whose moves read none of the blocks that they change are independent draws, and do not run.
+    They make at most ten times ``total_sweeps``, those of all pairs. Where that is too few (a few very late
+    pairs), or pairs have clamped values of their own, on which starts and ends may both depend, nothing is
+    compared. Chains whose moves read none of the blocks that they change are independent draws, and do not
+    run.
 
     :param x: starts of the pairs.
     :param key: of the run of the pairs: chain j draws from ``fold_in(key, j)``.
-    :param longest: longest meeting time.
-    :param total_sweeps: sweeps of all pairs.
     :param compare: False to measure the acceptance only.
     """
-    num_pairs, changed = count_rows(x), {b for move in moves for b in move.blocks}
+    num_pairs, changed = len(jax.tree.leaves(x)[0]), {b for move in moves for b in move.blocks}
     chains, proposals = min(num_pairs, _MAX_CHAINS), sum(move.proposes for move in moves)
     limit, num_sweeps = int(10 * total_sweeps / chains), 2 * longest
     reads = {b for move in moves for b in move.reads(target.graph)}
@@ -143,8 +142,3 @@ def _sweeps(
 
 def _rows(target: Target, x: Rows | Fresh) -> Blocks:
     return x.rows(target) if isinstance(x, Fresh) else dict(x)
-
-
-def count_rows(x: Rows | Fresh) -> int:
-    """Return the number of starts."""
-    return len(x) if isinstance(x, Fresh) else len(next(iter(x.values())))

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Int32, Integer
+import numpy as np
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import backend
+from ebmpp.core import backend, checks
 from ebmpp.core.types import Blocks, Chains, Counts, Keys, PerRow, Rows, Scalar, State, Which
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import search
@@ -22,6 +23,7 @@ from ebmpp.moves.target import Target
 
 #: Pairs that run at once on a CPU; 64 to 256 are within 10 % of each other.
 _SLOTS = 64
+_QUANTILE = 0.95  # of a pilot's meeting times
 #: Up to this number of pairs one chunk of slots runs, in one loop, which compiles in 0.65 of the time of two.
 #: Gradients by 100 pairs take 0.67 to 0.98 of the time with 64 slots for k = 1 and 0.9 to 1.15 for k = 20 or
 #: 100; by 128 pairs 0.78 to 0.98 and 0.98 to 1.34.
@@ -35,12 +37,25 @@ _ACCELERATED_SLOTS, _ACCELERATED_STOP = 4096, 256
 class Window(NamedTuple):
     """The window of states that the estimator :math:`H_{k:m}` averages, and the lag; all may be traced."""
 
-    k: Array
-    m: Array
-    lag: Array
-    max_sweeps: Array
+    k: Any
+    m: Any
+    lag: Any
+    max_sweeps: Any
     """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. A draw may take at most
     :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at most 1024 times this limit."""
+
+    def after(self, tau: Integer[np.ndarray, "pairs"]) -> "Window":
+        """Return k = lag = the 0.95 quantile of a pilot's meeting times, and m = 2 lag.
+
+        The lag leaves the longest of these times until ``max_sweeps``.
+
+        :param tau: meeting times at the lag of this window; -1 if unmet.
+        """
+        times = np.where(tau < 0, self.max_sweeps or tau.max(), tau) - self.lag
+        lag = int(np.quantile(times, _QUANTILE, method="inverted_cdf"))
+        lag = min(lag, self.max_sweeps - int(times.max()) - 1) if self.max_sweeps else lag
+        lag = max(1, lag)
+        return self._replace(k=lag, m=2 * lag, lag=lag)
 
     def inside(self, t: Array) -> Array:
         """Return the weight of f(X_t) in the ergodic average."""
@@ -52,6 +67,14 @@ class Window(NamedTuple):
         # Not negative where they count, so truncation equals floor division, which takes ten kernels.
         count = lax.div(t - self.k, self.lag) - lax.div(first + self.lag - 1, self.lag) + 1
         return jnp.where(t >= self.k + self.lag, count, 0)
+
+
+def check_window(who: str, k: int | None, m: int | None, lag: int | None, max_sweeps: int | None) -> Window:
+    """Return a checked window; see :func:`~ebmpp.unbiased_expectation`. None is 1 for k and for lag."""
+    k = 1 if k is None else checks.count(f"{who}: k", k, least=0)
+    m = k if m is None else checks.count(f"{who}: m", m, least=k)
+    lag = 1 if lag is None else checks.count(f"{who}: lag", lag)
+    return Window(k, m, lag, checks.optional_count(f"{who}: max_sweeps", max_sweeps, lag + 1) or 0)
 
 
 class Outcome(NamedTuple):

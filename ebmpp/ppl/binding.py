@@ -57,8 +57,6 @@ class Binding:
         if isinstance(self.params, dict):
             states.check_factors(graph.param_shapes, self.params)
 
-    # -- names -----------------------------------------------------------------------------------
-
     @property
     def site_blocks(self) -> tuple[str, ...]:
         """The blocks that are sites, or parts of one."""
@@ -80,29 +78,34 @@ class Binding:
         layers = (tuple(b for b in layer if b in blocks) for blocks, layer in parts)
         return tuple(layer for layer in layers if layer)
 
-    # -- binding ---------------------------------------------------------------------------------
-
     def batch_of(self, values: Rows) -> tuple[int, ...]:
         """Return the leading axes that the sites share; raise a StateError for axes or sites that differ."""
         shapes = {site: jnp.shape(v) for site, v in values.items() if site not in self.latents}
-        site, layout = next(iter(self.layouts.items()))
-        batch = shapes.get(site, ())[: -len(layout.shape) or None]
         expected = {site: layout.shape for site, layout in self.layouts.items()}
+        site, shape = next(iter(expected.items()))
+        batch = shapes.get(site, ())[: -len(shape) or None]
         is_valid = shapes == {site: batch + shape for site, shape in expected.items()}
         text, hint = f"{expected} after common leading axes", "Name these sites in numpyro.infer.Gibbs."
         checks.require(is_valid, "GibbsBlock: shapes of its sites", text, shapes, StateError, hint)
         return batch
 
     def bind(self, values: Rows, call: Call, check: bool = False) -> Bound:
-        """Return the graph at the present values of everything else.
+        """Return the graph at the present values of everything else; of ``values`` the leading axes count.
 
-        :param values: the block's sites, for their leading axes.
         :raises ParameterError: for params that do not fit.
         :raises IntractableError: for latents that interact, and whose params depend on siblings.
         """
         batch = self.batch_of(values)
         params, dependent = self._evaluate(call)
-        self._check_latents(dependent)
+        latents = set(self.latents)
+        stale = [f.name for f in self.graph.factors if f.name in dependent and latents & set(f.blocks)]
+        clash = self.graph.interacting(latents)
+        if stale and clash:
+            raise IntractableError(
+                f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latent "
+                f"blocks {self.latents} summed out, but {clash[0]} interact and cannot be drawn again at "
+                "once. Make a latent block a site of the model"
+            )
         params = bound.bind_params(self.graph, params, batch, check)
         clamped = states.Clamped(self._evaluate_clamped(call, batch, check), batch=batch)
         log_likelihood = None
@@ -124,25 +127,12 @@ class Binding:
         params = {name: value for name, (value, _) in results.items()}
         return params, {name for name, (_, is_dependent) in results.items() if is_dependent}
 
-    def _check_latents(self, dependent: set[str]) -> None:
-        latents = set(self.latents)
-        stale = [f.name for f in self.graph.factors if f.name in dependent and latents & set(f.blocks)]
-        clash = self.graph.interacting(latents)
-        if stale and clash:
-            raise IntractableError(
-                f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latent "
-                f"blocks {self.latents} summed out, but {clash[0]} interact and cannot be drawn again at "
-                "once. Make a latent block a site of the model"
-            )
-
     def _evaluate_clamped(self, call: Call, batch: tuple[int, ...], check: bool) -> dict[str, Array]:
         values = {b: _value(v, call)[0] for b, v in self.clamped.items()}
-        clamped = states.as_clamped(self.graph.families, values, check)
-        name, is_whole = "GibbsBlock: clamped", not clamped.partial
-        hint = "Give every unit, or make the block a site of the model."
-        checks.require(is_whole, name, "no Observed blocks", list(clamped.partial), StateError, hint)
-        has_axes, axes = clamped.batch in ((), batch), f"of the sites' leading axes {batch} or none"
-        checks.require(has_axes, name, axes, clamped.batch, StateError)
+        clamped, name = states.as_clamped(self.graph.families, values, check), "GibbsBlock: clamped"
+        checks.require(not clamped.partial, name, "whole blocks", list(clamped.partial), StateError)
+        axes = f"of the sites' leading axes {batch} or none"
+        checks.require(clamped.batch in ((), batch), name, axes, clamped.batch, StateError)
         return {b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:])) for b, v in clamped.full.items()}
 
     def to_rows(self, values: Rows, graph: Bound) -> dict[str, Array]:
@@ -165,14 +155,13 @@ class Binding:
     def walk(self, values: Rows, call: Call, key: Array) -> Iterator[tuple[Rows, float]]:
         """Yield random states of the sites with their log density, latents summed out."""
         graph, latents, target = self.graph, self.latents, self.bind(values, call, check=True)
+        states.check_summable(graph, latents)
         of_row = lambda params, row: energy.log_unnormalized(graph, params, row, latents)
         of_rows = lambda target, rows: jax.vmap(lambda row: of_row(target.params, row))(rows)
         for index in itertools.count():
             x = gibbs.initial_rows(graph, self.site_blocks, target.keys(key, index)) | target.clamped
-            log_prob = target.map(of_rows, x).sum()
-            if target.log_likelihood is not None:
-                log_prob = log_prob + jnp.sum(target.log_likelihood(x))
-            yield self.to_sites(x, values, target.batch), float(log_prob)
+            weight = 0.0 if target.log_likelihood is None else jnp.sum(target.log_likelihood(x))
+            yield self.to_sites(x, values, target.batch), float(target.map(of_rows, x).sum() + weight)
 
 
 def _value(value: Any, call: Call) -> tuple[Any, bool]:

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import warnings
 
 import numpy as np
@@ -128,7 +128,11 @@ class Exchange(SiteKernel):
         checks.instance("Exchange: graph", graph, FactorGraph, "a FactorGraph")
         for name, fn in {"params": params, "data": data}.items():
             checks.function(f"Exchange: {name}", fn, f"the sites, {name}(sites, *args)")
-        self.graph, self.prior = graph, _check_prior(prior)
+        is_valid = lambda p: isinstance(p, dist.Distribution) and not p.is_discrete
+        are_valid = isinstance(prior, Mapping) and bool(prior) and all(map(is_valid, prior.values()))
+        expected = "a dict of sites and NumPyro distributions that are not discrete"
+        checks.require(are_valid, "Exchange: prior", expected, prior, ParameterError)
+        self.graph, self.prior = graph, dict(prior)
         self.params, self.data, self.log_likelihood = params, data, log_likelihood
         self.auxiliary = _check_auxiliary(graph, auxiliary)
         self.step_size = checks.number("Exchange: step_size", step_size, above=0)
@@ -147,7 +151,6 @@ class Exchange(SiteKernel):
     ) -> ExchangeState:
         """Return the initial state: ``init_params``, constrained, or draws from the prior.
 
-        :param rng_key: one key, or a batch of keys (``chain_method="vectorized"``).
         :raises ParameterError: for a wrong site or shape, or params that do not fit the graph.
         :raises StateError: for data that do not fit the graph.
         :raises IntractableError: for concrete params that are not attractive.
@@ -177,8 +180,8 @@ class Exchange(SiteKernel):
 
     def get_diagnostics_str(self, state: ExchangeState) -> str:
         """Return step size and acceptance, for the progress bar."""
-        text = f"exchange step size {np.mean(state.step_size):.2e}, "
-        text += f"acc. prob={np.mean(state.mean_accept_prob):.2f}"
+        step_size, accept_prob = np.mean(state.step_size), np.mean(state.mean_accept_prob)
+        text = f"exchange step size {step_size:.2e}, acc. prob={accept_prob:.2f}"
         failures = int(np.sum(state.failures))
         return f"{text}, {failures} FAILED auxiliary draws: NaN from there on" if failures else text
 
@@ -244,7 +247,7 @@ class Exchange(SiteKernel):
         return {b: v.astype(self.graph.families[b].dtype) for b, v in rows.items()}, summed
 
     def _log_ratio(self, u: Sites, proposed: Sites, rng_key: Array, call: Call) -> tuple[Array, Array]:
-        """Return the log of the acceptance ratio, and whether the auxiliary draw failed."""
+        """Return the log of the acceptance ratio, and True if the auxiliary draw failed."""
         z, new = self._constrain(u), self._constrain(proposed)
         rows, summed = self._rows(call)
         old_params, params = self._params(z, call), self._params(new, call)
@@ -264,7 +267,7 @@ class Exchange(SiteKernel):
     def _auxiliary(
         self, params: Params, rows: Sites, summed: tuple[str, ...], keys: Array
     ) -> tuple[Sites, Array]:
-        """Return a draw of the model for every row of data, and which of them succeeded."""
+        """Return a draw of the model for every row of data, and a mask of those that succeeded."""
         target = Target(self.graph, params)
         if isinstance(self.auxiliary, str):
             return perfect.draw_rows(target, keys, self.auxiliary, self.max_sweeps)
@@ -294,24 +297,12 @@ class Exchange(SiteKernel):
             raise
 
 
-# -- checks ----------------------------------------------------------------------------------------
-
-
 def _warn_dead(chains: Array) -> None:
     warnings.warn(
         f"Exchange: {int(chains)} chain(s) are NaN from here on, as an auxiliary draw failed. Raise "
         "max_sweeps, use auxiliary='random_cluster' where the model allows it, or a narrower prior",
         stacklevel=2,
     )
-
-
-def _check_prior(prior: Mapping[str, dist.Distribution]) -> dict[str, dist.Distribution]:
-    """Raise a ParameterError when it is no dict of continuous distributions."""
-    is_valid = lambda p: isinstance(p, dist.Distribution) and not p.is_discrete
-    are_valid = isinstance(prior, Mapping) and bool(prior) and all(map(is_valid, prior.values()))
-    expected = "a dict of sites and NumPyro distributions that are not discrete"
-    checks.require(are_valid, "Exchange: prior", expected, prior, ParameterError)
-    return dict(prior)
 
 
 def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
@@ -330,17 +321,17 @@ def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
 
 def _check_init(prior: Mapping[str, dist.Distribution], init: State | None, chains: tuple[int, ...]) -> Sites:
     """Raise a ParameterError for an unknown site, a wrong shape, or values outside of the support."""
-    values, init = {}, init or {}
-    checks.names("site of init_params", init, prior, ParameterError)
-    for site, value in init.items():
-        value, shape = jnp.asarray(value, jnp.result_type(float)), chains + prior[site].shape()
-        expected = f"of shape {shape}, in the support {prior[site].support}"
-        checks.require(value.shape == shape, f"init_params of site {site!r}", expected, value, ParameterError)
+    checks.names("site of init_params", init or {}, prior, ParameterError)
+    return {site: _check_site(site, prior[site], value, chains) for site, value in (init or {}).items()}
 
-        def check(rows: Array, site: str = site, expected: str = expected) -> None:
-            free = np.asarray(dist.biject_to(prior[site].support).inv(rows))
-            name = f"init_params of site {site!r}"
-            checks.require(np.isfinite(free).all(), name, expected, np.asarray(rows).tolist(), ParameterError)
 
-        values[site] = checked(check, value)
-    return values
+def _check_site(site: str, prior: dist.Distribution, value: Any, chains: tuple[int, ...]) -> Array:
+    value, shape, name = jnp.asarray(value, float), chains + prior.shape(), f"init_params of site {site!r}"
+    expected = f"of shape {shape}, in the support {prior.support}"
+    checks.require(value.shape == shape, name, expected, value, ParameterError)
+
+    def check(rows: Array) -> None:
+        is_inside = np.isfinite(np.asarray(dist.biject_to(prior.support).inv(rows))).all()
+        checks.require(is_inside, name, expected, np.asarray(rows).tolist(), ParameterError)
+
+    return checked(check, value)

@@ -20,7 +20,7 @@ from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.expectation import UnbiasedEstimate, estimate_from
 from ebmpp.coupling.overlap import THRESHOLD, warning_of
-from ebmpp.coupling.request import check_request
+from ebmpp.coupling.slots import check_window
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Init
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
@@ -92,7 +92,8 @@ def composite_expectation(
     checks.function("composite_expectation: fn", fn, "a state", arguments=1)
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
     checks.on_host("composite_expectation", rng_key, model_args, model_kwargs)
-    request = check_request("composite_expectation", k, m, kernel.lag, max_sweeps, unmet)
+    window = check_window("composite_expectation", k, m, kernel.lag, max_sweeps)
+    checks.choice("composite_expectation: unmet", unmet, ("raise", "drop"))
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
     checks.flag("composite_expectation: independent_starts", independent_starts)
     call = jax.tree.map(_with_static, (model_args, model_kwargs))
@@ -104,8 +105,9 @@ def composite_expectation(
     target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
-    run = run_pairs(target, moves, sums, slots, x, y, key, request.window())
-    estimate = estimate_from(run, request, sums, target, moves, x, key, not independent_starts)
+    outcome = run_pairs(target, moves, sums, slots, x, y, key, window)
+    leading = target, moves, x, key, not independent_starts
+    estimate = estimate_from(outcome, window, unmet, sums, *leading)
     if estimate.overlap > THRESHOLD:
         warnings.warn(warning_of("composite_expectation", estimate.overlap), stacklevel=2)
     return estimate

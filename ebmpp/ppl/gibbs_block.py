@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core import Rows, checks, random
 from ebmpp.errors import StateError
 from ebmpp.families.values import check_values
-from ebmpp.graph import FactorGraph, states
+from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Layer, Move, Target, couplings, search, sweeps
 from ebmpp.moves.gibbs import initial_rows
@@ -228,9 +228,8 @@ class GibbsBlock(Block):
             return None
         is_energy, hint = self.binding.log_likelihood is None, "Write the likelihood as factors."
         checks.require(is_energy, "GibbsBlock: moves", "None beside a log_likelihood", moves, hint=hint)
-        resolved = sweeps.resolve_moves(
-            self.graph, moves, (*self.binding.clamped, *self.latents), exact=False
-        )
+        fixed = (*self.binding.clamped, *self.latents)
+        resolved = sweeps.resolve_moves(self.graph, moves, fixed, exact=False)
         for move in resolved:
             is_valid = move.exact and not move.marginalize
             checks.require(is_valid, "GibbsBlock: moves", "exact, and sum nothing out", move)
@@ -296,11 +295,7 @@ class GibbsBlock(Block):
     def couple(
         self, first: tuple[Rows, Call], second: tuple[Rows, Call], keys: Array, coupling: str | None = None
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """Make one step of two chains, coupled layer by layer.
-
-        :param first: sites and latents of a chain, and its call.
-        :return: the states of both, and whether a conditional is degenerate.
-        """
+        """Make one step of two chains, coupled layer by layer; see :meth:`ModelBlock.couple`."""
         targets = [self.binding.bind(*chain) for chain in (first, second)]
         rows = [self.binding.to_rows(v, t) for (v, _), t in zip((first, second), targets, strict=True)]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
@@ -355,5 +350,4 @@ class GibbsBlock(Block):
 
     def walk(self, values: Rows, call: Call, key: Array) -> Iterator[tuple[Rows, float]]:
         """Yield random states of the sites with their log densities, latents summed out."""
-        states.check_summable(self.graph, self.latents)
         return self.binding.walk(values, call, key)

@@ -17,17 +17,6 @@ from ebmpp.traced import ModelBlock
 from ebmpp.traced.block import Call
 
 
-def _update(
-    block: GibbsBlock | ModelBlock, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows
-) -> dict[str, Array]:
-    """Return new values of a block's sites."""
-    call = call._replace(siblings=hmc_sites)
-    if isinstance(block, ModelBlock):
-        return block.advance(gibbs_sites, call, random.key_pair(rng_key)).z
-    z = block.advance(block.begin(gibbs_sites, call, rng_key).z, call, rng_key).z
-    return {site: z[site] for site in block.sites}
-
-
 def gibbs_fn(
     graph: FactorGraph | ModelBlock,
     sites: Sites = None,
@@ -69,3 +58,13 @@ def gibbs_fn(
             "numpyro.infer.Gibbs"
         )
     return partial(_update, block, Call({}, (), {}))
+
+
+def _update(
+    block: GibbsBlock | ModelBlock, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows
+) -> dict[str, Array]:
+    call, words = call._replace(siblings=hmc_sites), random.key_pair(rng_key)
+    if isinstance(block, GibbsBlock):
+        gibbs_sites, words = block.begin(gibbs_sites, call, rng_key).z, rng_key
+    z = block.advance(gibbs_sites, call, words).z
+    return {site: z[site] for site in block.sites}

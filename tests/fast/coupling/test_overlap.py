@@ -17,7 +17,7 @@ import ebmpp
 from ebmpp import Bernoulli, FactorGraph, Spin, layered
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.coupling.overlap import THRESHOLD, overlap
-from ebmpp.coupling.request import check_request
+from ebmpp.coupling.slots import check_window
 from ebmpp.errors import UnmetError
 from helpers import assert_rows_law, random_params
 
@@ -124,8 +124,8 @@ def test_a_pilot_chooses_the_window() -> None:
     [([1] * 20, None, 1), ([3, 5, 8], None, 7), ([1] * 9 + [21], 30, 9), ([3, 5, -1], 9, 1), ([-1], None, 1)],
 )
 def test_windows_of_pilots(times: list[int], limit: int | None, lag: int) -> None:
-    request = check_request("test", None, None, None, limit, "raise").after(np.array(times))
-    assert (request.k, request.m, request.lag) == (lag, 2 * lag, lag)
+    window = check_window("test", None, None, None, limit).after(np.array(times))
+    assert window[:3] == (lag, 2 * lag, lag)
 
 
 def test_blocks_without_a_start_are_drawn_given_the_others() -> None:

@@ -159,7 +159,7 @@ def test_unit_without_possible_value_stays_and_is_counted() -> None:
     with pytest.raises(StateError, match="'z'.* 'never'"):
         block.init(jax.random.key(0), 0, {}, (), {})
     count, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    state = BlockState(start, {}, zero, count, count, count, jax.random.key(0))
+    state = BlockState(start, {}, zero, count, count, count, jax.random.key(0), start)
     state = jax.jit(lambda s: jax.lax.fori_loop(0, 3, lambda _, s: block.sample(s, (), {}), s))(state)
     assert state.z["z"][1] == 1 and state.degenerate == 3
     assert "3 draws kept a value" in block.get_diagnostics_str(state)
