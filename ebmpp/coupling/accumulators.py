@@ -74,9 +74,8 @@ class MarginalGradient(EnergyGradient):
     """Rao-Blackwellised energy gradient: the mean over ``groups`` of blocks, each summed out in turn.
 
     Taniguchi et al. (2023), eq. 27, where the groups are the odd and the even layers. The expectation equals
-    that of :class:`EnergyGradient`, and the variance of each term is not larger.
-
-    :param groups: tuples of blocks that do not interact with one another.
+    that of :class:`EnergyGradient`, and the variance of each term is not larger. Blocks of one group do not
+    interact.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -103,7 +102,6 @@ _WIDE = 4096  # values per state above which states are evaluated sequentially
 class Function:
     """Weighted sum of ``fn(state)`` for each pair, or for each of ``rows`` blocks of pairs.
 
-    :param fn: from a state to a pytree of numbers.
     :param blocks: name, shape and dtype of each block of a state.
     :param rows: number of blocks of pairs: pair ``i`` is in row ``i % rows``. None for one row per pair.
     """

@@ -48,8 +48,6 @@ def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> 
     real blocks with each unit scaled to variance 1. Its mean and variance over permutations of the chains
     are those of the sum of a doubly centred matrix along a random permutation (Hoeffding 1951).
 
-    :param first: starts, ``(chains, *shape)`` for each block.
-    :param last: ends of the same chains.
     :return: near a standard normal if ends do not depend on starts; nan if all starts or all ends are equal.
     """
     chains = len(next(iter(first.values())))

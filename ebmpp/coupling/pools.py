@@ -37,7 +37,6 @@ def mixture_of(moves: Sequence[Any]) -> Mixture | None:
 def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: Key) -> Target:
     """Return the target with the pool that its moves propose from.
 
-    :param who: name of the calling function, for errors.
     :param pool: rows of some blocks, a :class:`~ebmpp.moves.target.Pool`, or None.
     :param key: draws the blocks that the rows lack.
     """

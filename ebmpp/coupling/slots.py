@@ -97,7 +97,6 @@ class Outcome(NamedTuple):
 class Fresh:
     """Starting states to be drawn by :func:`ebmpp.moves.search.start` when needed, to save memory.
 
-    :param keys: one per state.
     :param init: values of some blocks, ``(rows, *shape)`` or one row for all states.
     :param kind: one of :data:`~ebmpp.moves.search.STARTS`.
     """
@@ -265,8 +264,6 @@ def stages(size: int) -> list[Stage]:
     On a CPU each loop takes more than a second to compile, so there are two: all slots together, and, once
     half of them are idle, the active ones in chunks. On an accelerator a nested loop would synchronise with
     the host, so each loop has a quarter of the slots of the one before.
-
-    :param size: initial number of slots.
     """
     if backend.accelerated():
         sizes = [size]

@@ -99,7 +99,6 @@ def sweep(
 ) -> Drawn:
     """Sweep every row once, and count the Metropolis proposals that each row accepts.
 
-    :param x: every block, ``(rows, *shape)``.
     :param keys: of this sweep, ``(rows, 2)``. Part i of all layers draws from ``fold_in(keys, i)``.
     :param fraction: of a layer's units that are proposed at a time, where there is a ``log_likelihood``.
     :param beta: factor of the energy and the ``log_likelihood``.
@@ -180,10 +179,8 @@ def couple(
 ) -> tuple[dict[str, Array], Array]:
     """Make one coupled sweep of both chains of every row, each under its own params.
 
-    :param bounds: the graph bound for the leading and for the following chain.
     :param z: both chains, ``(2, rows, *shape)`` per block.
     :param keys: of this sweep, ``(rows, 2)``.
-    :param kinds: a coupling for each layer.
     :return: both chains, and which rows are broken (see :class:`~ebmpp.moves.couplings.Attempt`).
     """
     graph, equal_params = bounds[0].graph, jnp.broadcast_to(_same_params(*bounds), len(keys))

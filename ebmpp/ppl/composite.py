@@ -323,8 +323,7 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
 def _draw(leads: Array, p: dist.Distribution, q: dist.Distribution, key: Array) -> Array:
     """Return a draw of ``p`` where ``leads``, else of ``q``; by one sampler where their trees agree.
 
-    A custom distribution that names no arrays in ``pytree_data_fields`` is not rebuilt from them, and takes
-    two samplers.
+    It takes two for a custom distribution that names no arrays in ``pytree_data_fields``.
     """
     if jax.tree.structure(p) == jax.tree.structure(q):
         distribution = jax.tree.map(lambda a, b: jnp.where(leads, a, b), p, q)

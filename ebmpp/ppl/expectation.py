@@ -123,10 +123,7 @@ class _Static:
 
 
 def _with_static(leaf: Any) -> Any:
-    """Return an argument of a model as a pytree without static leaves.
-
-    :raises ArgumentError: for a static value that cannot be hashed.
-    """
+    """Return an argument of a model as a pytree of arrays; raise an ArgumentError if it has no hash."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
     expected = "arrays and hashable values"

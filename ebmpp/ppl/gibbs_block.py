@@ -256,10 +256,7 @@ class GibbsBlock(Block):
         return Advanced(self._from_rows(x, values, target), none, transitions=none)
 
     def advance(self, values: Rows, call: Call, keys: Array, index: Array | None = None) -> Advanced:
-        """Make one step: ``num_sweeps`` sweeps, then a tempered transition if there is ``tempering``.
-
-        Row r draws from the words folded with the step's number and r.
-        """
+        """Make one step; row r draws from the words folded with the step's number and r."""
         target = self.binding.bind(values, call)
         keys = target.keys(keys, 1 if index is None else index)
 

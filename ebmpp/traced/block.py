@@ -3,9 +3,9 @@
 r"""The base of blocks of a Gibbs sampler: NumPyro's contract, and tempered transitions.
 
 A tempered transition heats a chain step by step and cools it again. With L the log density of a block given
-everything else, the distribution at inverse temperature b is p_b = exp(b L). From the state x_0 the chain
-goes up, x_i drawn by a sweep that leaves p_(b_i) invariant, 1 = b_0 > b_1 > ... > b_n, and down again,
-y_n = x_n, y_(i-1) drawn by the same sweep backward, its reversal. The end y_0 is accepted with probability
+everything else, and p_b = exp(b L), the chain goes up from x_0, x_i drawn by a sweep that leaves p_(b_i)
+invariant, 1 = b_0 > ... > b_n, and down again, y_n = x_n, y_(i-1) drawn by the same sweep backward, its
+reversal. The end y_0 is accepted with probability
 
 .. math:: \min\Big(1, \exp \sum_{i=0}^{n-1} (b_{i+1} - b_i) (L(x_i) - L(y_i))\Big)
 
@@ -121,10 +121,8 @@ class Block(SiteKernel):
 
     @abstractmethod
     def advance(self, values: Sites, call: Call, keys: Array, index: Array | None = None) -> Advanced:
-        """Make one step.
+        """Make one step of the sites and latents.
 
-        :param values: the block's sites and latents.
-        :param call: values of the other sites, and the model's arguments.
         :param keys: words of this step, ``(2,)``; or the key of all steps, of which this is number ``index``.
         """
 
@@ -205,10 +203,7 @@ def as_key(words: Array) -> Array:
 
 
 def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, Array]:
-    """Return initial values of sites, booleans as integers, because NumPyro's summary fails on them.
-
-    :raises StateError: for keys of many chains.
-    """
+    """Return initial values of sites, booleans as integers, because NumPyro's summary fails on them."""
     if is_batched(rng_key):
         raise StateError(
             "GibbsBlock runs one chain per key, like numpyro.infer.Gibbs. For many chains use "
@@ -242,15 +237,7 @@ def repeat(count: int, step: Callable[[Array, X], X], state: X) -> X:
 
 
 def check_tempering(name: str, betas: Any) -> tuple[float, ...] | None:
-    """Return checked inverse temperatures; None stays None.
-
-    :raises ArgumentError: for values that do not increase from more than 0 to 1.
-
-    **Example**
-
-    >>> check_tempering("tempering", [0.5, 1])
-    (0.5, 1.0)
-    """
+    """Return inverse temperatures; raise an ArgumentError unless they increase from more than 0 to 1."""
     try:
         checked = None if betas is None else check_betas(betas)
     except ArgumentError:
@@ -266,9 +253,7 @@ def tempered_transition(
     """Make one tempered transition of a state, or of each row of states.
 
     :param betas: inverse temperatures from the hottest to 1.
-    :param log_density: of a state, or of each row.
     :param sweep: over all units at ``beta``; backward it must be its reversal.
-    :param x: a pytree; rows are its first axis.
     :param keys: words of this transition, ``(2,)``, or ``(rows, 2)``.
     :return: the state, whether the transition was accepted, and the sum of the sweeps' counts.
     """

@@ -22,10 +22,7 @@ _ROUNDING = 1e-6  # of values at the edge of their support
 
 
 class Replaced(Distribution):
-    """A distribution with another log density.
-
-    :param log_density: of a value, row by row.
-    """
+    """A distribution with another log density, a function of the value."""
 
     def __init__(self, base: Distribution, log_density: Callable[[Any], Array]) -> None:
         self.base, self.log_density = base, log_density

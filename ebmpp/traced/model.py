@@ -42,10 +42,6 @@ class Context(NamedTuple):
 class ModelInfo:
     """A model's latent sites, their distributions, and its arguments.
 
-    :param model: a NumPyro model, conditioned on the data.
-    :param sites: names of the latent sites that a block draws.
-    :param args: the model's arguments.
-    :param kwargs: its keyword arguments.
     :raises StateError: for sites that the model does not have, or draws for a part of a plate only.
     :raises IntractableError: for sites that the params of an energy without log Z depend on.
     """
@@ -167,10 +163,7 @@ class ModelInfo:
 
 
 class Arguments:
-    """A model's arguments: arrays, whose values may change between calls, and all others, which may not.
-
-    :param fixed: True if arrays may not change either.
-    """
+    """A model's arguments: arrays, whose values may change unless ``fixed``, and others, which may not."""
 
     def __init__(self, args: tuple, kwargs: Mapping[str, Any], fixed: bool = False) -> None:
         leaves, self._structure = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
@@ -189,10 +182,9 @@ class Arguments:
         return jax.tree.unflatten(self._structure, leaves)
 
     def take(self, call: Call, relied: set[int]) -> list[Any]:
-        """Return the arrays of another call.
+        """Return the arrays of another call; raise a StateError where it differs in what may not change.
 
         :param relied: numbers of the arrays whose values must be the same.
-        :raises StateError: for a call that differs in what may not change.
         """
         leaves, structure = jax.tree.flatten((tuple(call.args), dict(call.kwargs)))
         problems = [f"structure {structure}, expected {self._structure}"]

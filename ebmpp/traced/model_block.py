@@ -161,10 +161,8 @@ class ModelBlock(Block):
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
         """Make one step of two chains, each unit's two conditionals coupled maximally.
 
-        :param first: the block's sites in the leading chain, and its call.
-        :param second: the sites and the call of the following chain.
+        :param first: the block's sites in the leading chain, and its call; ``second`` of the following one.
         :param keys: words of this step, ``(2,)``.
-        :param coupling: ignored.
         :return: the sites of both, and whether a unit's conditional is degenerate.
         """
         contexts = [self.info.context(*chain) for chain in (first, second)]
@@ -222,12 +220,8 @@ class ModelBlock(Block):
     def conditional(
         self, site: str, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
     ) -> dist.Distribution:
-        """Return the distribution of a continuous site given everything else.
+        """Return the distribution of a continuous site given everything else; see :meth:`log_conditionals`.
 
-        :param site: its name.
-        :param values: of all latent sites of the model.
-        :param model_args: the model's arguments; the block's by default.
-        :param model_kwargs: the model's keyword arguments.
         :return: a Normal, Gamma or InverseGamma of the site's shape; for units that interact a
             MultivariateNormal of the flattened site.
         :raises StateError: for another site, missing sites, or shapes that are not the model's.

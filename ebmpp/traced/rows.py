@@ -27,7 +27,6 @@ def on_rows(fn: Callable[[Any], Any], tree: Any) -> Any:
 
     :param fn: from a tree of arrays with a leading axis of chains to another one.
     :param tree: arrays of one chain; under ``jax.vmap`` tracers.
-    :return: the result of one chain.
     """
     leaves, structure = jax.tree.flatten(tree)
     structures = []

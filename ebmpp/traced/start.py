@@ -31,11 +31,7 @@ _SEARCH = 1 << 22  # folded into the keys of the search
 
 
 class Start:
-    """Checks of the first states of chains, and a search for possible ones.
-
-    :param info: the model.
-    :param sweep: the block's sites.
-    """
+    """Checks of the first states of chains of a block, and a search for possible ones."""
 
     def __init__(self, info: ModelInfo, sweep: Sweep) -> None:
         self.info, self.sweep, self.posterior = info, sweep, sweep.posterior
@@ -44,7 +40,6 @@ class Start:
     def __call__(self, values: Sites, call: Call, keys: Array, origin: str = "given") -> dict[str, Array]:
         """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
 
-        :param keys: words of the start, ``(2,)``.
         :param origin: "given" by the user, who may not want others; "siblings" for values that may be
             impossible given the siblings; "prior" for draws, which may also be at the edge of their support.
         :raises StateError: for values outside of their support, impossible states and data, nan in the data,

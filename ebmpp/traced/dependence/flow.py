@@ -21,11 +21,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 class Flow:
-    """Dependence of each element of the results on all elements of all operands.
-
-    :param shapes: shapes of the operands.
-    :param results: shapes of the results.
-    """
+    """Dependence of each element of the results on all elements of all operands, by their shapes."""
 
     def __init__(self, shapes: Shapes, results: Shapes) -> None:
         self.shapes, self.results = list(shapes), list(results)
@@ -84,8 +80,7 @@ class Joined(Flow):
 class Moved(Flow):
     """Dependence on one element of the operands, or none, by each of several maps.
 
-    :param origins: per result, ``(maps, *shape)``: positions in the concatenation of all flattened operands,
-        or -1.
+    :param origins: per result, ``(maps, *shape)``: positions in all flattened operands together, or -1.
     """
 
     def __init__(self, shapes: Shapes, results: Shapes, origins: Sequence[np.ndarray]) -> None:
@@ -169,10 +164,7 @@ class Contraction(Flow):
 
 
 class Lookup(Flow):
-    """Dependence of a gather by unknown indices on its row of indices and all elements these may pick.
-
-    :param params: parameters of ``lax.gather``.
-    """
+    """Dependence of a gather by unknown indices on its row of indices and all elements these may pick."""
 
     def __init__(self, shapes: Shapes, results: Shapes, params: Any) -> None:
         super().__init__(shapes, results)

@@ -65,20 +65,7 @@ def powers_of(program: Program, positive: bool) -> tuple[Powers, bool] | str:
     """Return the powers of the units in a program's result; or the name of a primitive that makes others.
 
     :param positive: True if units are positive numbers, which have roots and logarithms.
-    :return: the powers, and whether the result is a sum of functions of one unit each.
-
-    **Example**
-
-    >>> import jax.numpy as jnp
-    >>> from ebmpp.traced.dependence.program import Program
-    >>> normal = lambda sites, siblings, _: -(((3.0 - sites["x"]) / siblings["s"]) ** 2).sum()
-    >>> program = Program(normal, {"x": jnp.zeros(4)}, {"s": jnp.ones(())}, [])
-    >>> powers, separable = powers_of(program, positive=False)
-    >>> sorted(powers), separable
-    ([0.0, 1.0, 2.0], True)
-    >>> exponential = Program(lambda sites, *_: jnp.exp(sites["x"]), {"x": jnp.zeros(())}, {}, [])
-    >>> powers_of(exponential, positive=False)
-    'exp'
+    :return: the powers, and True if the result is a sum of functions of one unit each.
     """
     slots = program.sites.values()
     values: dict[int, _Sum | str] = {s: _Sum(frozenset([1.0]), True, True, positive, s) for s in slots}

@@ -41,8 +41,7 @@ class Program:
 
     :param fn: ``fn(sites, siblings, arguments)``, one array or several.
     :param sites: arrays by name; their elements are the units.
-    :param siblings: arrays by name, with unknown values.
-    :param arguments: arrays with known values.
+    :param siblings: arrays by name, whose values are unknown; those of ``arguments`` are known.
     """
 
     def __init__(
@@ -143,10 +142,7 @@ class Program:
         return steps[::-1]
 
     def inputs(self, values: Mapping[str, Any], arguments: Sequence[Any]) -> dict[int, Any]:
-        """Return the values of all input slots, converted to the traced dtypes.
-
-        :param values: of the sites and their siblings; others are ignored.
-        """
+        """Return the values of all input slots, converted to the traced dtypes; other names are ignored."""
         slots = {slot: values[name] for name, slot in (self.sites | self.siblings).items()}
         slots |= dict(zip(self.arguments, arguments, strict=True))
         is_key = lambda slot: jnp.issubdtype(self.dtypes[slot], jax.dtypes.prng_key)
@@ -158,9 +154,8 @@ class Program:
         targets: Iterable[int],
         bind: Callable[..., Sequence[Any]] | None = None,
     ) -> dict[int, Any]:
-        """Return the values of the ``targets`` slots.
+        """Return the values of the ``targets`` slots, given those of slots that precede them.
 
-        :param known: values of the inputs, or of other slots that precede the targets ones.
         :param bind: replaces :func:`evaluate_step`.
         """
         evaluate, targets = bind or self.evaluate, list(targets)

@@ -26,11 +26,10 @@ def propagate(
     known: Known,
     constant: Mapping[int, np.ndarray] | None = None,
 ) -> tuple[dict[int, np.ndarray], dict[int, Flow]]:
-    """Return the sets of units that slots read, and each step's flow by its first result.
+    """Return the sets of units that slots read, if any, and each step's flow by its first result.
 
     :param units: sets that the inputs read.
     :param constant: by slot, where a truth value is the same for all values of the one unit that it reads.
-    :return: slots that read nothing are left out.
     """
     reads, flows, constant = dict(units), {}, constant or {}
     for step in program.steps:

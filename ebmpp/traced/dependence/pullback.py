@@ -24,10 +24,7 @@ _CONTRACTIONS = ("dot_general", "conv_general_dilated")
 
 
 def guard(program: Program, is_moving: Callable[[int], bool]) -> Callable[..., Sequence[Any]]:
-    """Return an evaluation of steps that is guarded where a cotangent meets values that may be infinite.
-
-    :param is_moving: True for slots that are differentiated in.
-    """
+    """Return an evaluation of steps that guards derivatives in slots that move where these may be nan."""
 
     def bind(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
         moving = [i for i, slot in enumerate(step.inputs) if is_moving(slot)]
@@ -53,20 +50,7 @@ def _is_harmless(program: Program, step: Step, moving: Sequence[int]) -> bool:
 
 
 def guarded(step: Step, operands: Sequence[Array], moving: Sequence[int]) -> Sequence[Any]:
-    """Return a step's results, with guarded derivatives.
-
-    :param operands: floats.
-    :param moving: positions of the operands that are differentiated in.
-
-    **Example**
-
-    >>> import jax, jax.numpy as jnp
-    >>> from ebmpp.traced.dependence.program import Program
-    >>> times = Program(lambda sites, *_: sites["x"] * jnp.inf, {"x": 1.0}, {}, []).steps[0]
-    >>> unused = lambda x: jnp.where(x > 2, guarded(times, [x, jnp.inf], [0])[0], 3 * x)
-    >>> float(jax.grad(unused)(1.0)), float(jax.grad(lambda x: jnp.where(x > 2, jnp.inf * x, 3 * x))(1.0))
-    (3.0, nan)
-    """
+    """Return a step's results, with guarded derivatives in the operands at the positions ``moving``."""
     elementwise = step.name in _ELEMENTWISE
     rule, operands = (_pull_each, jnp.broadcast_arrays(*operands)) if elementwise else (_pull_sum, operands)
     fn = lambda *values: evaluate_step(step, values)[0]

@@ -89,8 +89,6 @@ class Known:
 
     Indices and matrices among the arguments are used, and their slots collected in ``relied``: another call
     must have the same values. Masks and factors among them are not used: data may be zero by chance.
-
-    :param arguments: values of the program's arguments.
     """
 
     def __init__(self, program: Program, arguments: Sequence[Any]) -> None:
@@ -156,10 +154,7 @@ class Known:
 
 
 def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool]) -> Flow:
-    """Return the flow of a step.
-
-    :param depends: per operand, True if it depends on units; at least one does.
-    """
+    """Return the flow of a step, given which of its operands depend on units; at least one does."""
     shapes = [program.shapes[i] for i in step.inputs]
     results = [program.shapes[o] for o in step.outputs]
     if max(map(math.prod, shapes + results)) <= _MOST_ELEMENTS:
@@ -206,10 +201,7 @@ def _scatter_add(step: Step, operand: Array, indices: Array, updates: Array) -> 
 def in_floats(
     step: Step, operands: Sequence[Any], bind: Callable[[Step, list[Array]], Sequence[Any]] = evaluate_step
 ) -> Sequence[Any]:
-    """Return the results of an affine step in floats, so that integers have derivatives too.
-
-    :param bind: evaluates the step, given floats.
-    """
+    """Return the results of an affine step in floats, so that integers have derivatives too."""
     arrays = [jnp.asarray(v) for v in operands]
     if step.name == "convert_element_type":
         return arrays

@@ -39,8 +39,8 @@ class Terms:
 
     :param program: a scalar function of units.
     :param arguments: values of its arguments.
-    :param tables: by site, all values that its units can take, ``(K, *shape)`` or ``(K, 1, ..., 1)``. A truth
-        value that is the same for all values of the one unit that it reads is then known to read none.
+    :param tables: by site, all values of its units, ``(K, *shape)`` or ``(K, 1, ..., 1)``. A truth value that
+        is the same for all values of the one unit that it reads is then known to read none.
     :param products: True if products of different units belong to the tail; if not they are terms, and the
         tail is affine in all terms jointly.
     """
@@ -145,10 +145,7 @@ class Terms:
     # -- evaluation ------------------------------------------------------------------------------
 
     def evaluate(self, inputs: Mapping[int, Any], slots: Iterable[int]) -> dict[int, Array]:
-        """Return some of the terms, as floats.
-
-        :param inputs: values of all of the program's inputs.
-        """
+        """Return some of the terms, as floats, given values of all of the program's inputs."""
         values = self.program.run(inputs, slots)
         return {slot: jnp.asarray(v).astype(jnp.result_type(float)) for slot, v in values.items()}
 
@@ -171,9 +168,9 @@ class Terms:
         return jax.grad(total)(dict(terms))
 
     def multiply(self, coefficients: Mapping[int, Array], terms: Mapping[int, Array]) -> dict[int, Array]:
-        """Return the terms times their coefficients; a coefficient of 0 cancels an infinite term.
+        """Return the terms times their coefficients.
 
-        So does a truth value that does not hold, as XLA has it for products.
+        A coefficient of 0 cancels an infinite term, and so does a truth value that does not hold.
         """
         result = {}
         for slot, term in terms.items():

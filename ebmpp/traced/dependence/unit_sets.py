@@ -13,17 +13,6 @@ class UnitSets:
 
     Equal sets have equal numbers, so an array of numbers says which units each element of an array reads.
     Where a union would exceed the memory limit, it becomes the set of all units, a superset.
-
-    :param size: number of units.
-
-    **Example**
-
-    >>> import numpy as np
-    >>> from ebmpp.traced.dependence.unit_sets import UnitSets
-    >>> sets = UnitSets(4)
-    >>> chain = sets.union(np.array([1, 2, 3]), np.array([2, 3, 4]))  # units (0, 1), (1, 2), (2, 3)
-    >>> sets.sizes(chain).tolist(), (sets.union(chain, np.array([1, 3, 3])) == chain).tolist()
-    ([2, 2, 2], [True, True, True])
     """
 
     def __init__(self, size: int) -> None:
@@ -66,10 +55,7 @@ class UnitSets:
         return self.of_groups(group, rows.ravel(), count).reshape(shape)
 
     def of_groups(self, group: np.ndarray, numbers: np.ndarray, count: int) -> np.ndarray:
-        """Return the union of the sets of each group.
-
-        :param group: group of each of ``numbers``, below ``count``.
-        """
+        """Return the union of the sets of each group, ``group`` being that of each of ``numbers``."""
         ones, shape = np.ones(np.count_nonzero(numbers), bool), (count, self._rows.shape[0])
         picked = sparse.csr_array((ones, (group[numbers > 0], numbers[numbers > 0])), shape)
         lengths, result = np.diff(picked.indptr), np.zeros(count, np.int64)

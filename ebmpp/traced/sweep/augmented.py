@@ -39,7 +39,7 @@ _LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
 def priors_with_latents(info: ModelInfo, sites: Sequence[str]) -> dict[str, EnergyDistribution]:
     """Return the priors of the sites that are energies with blocks that are summed out.
 
-    A density that is raised to a power is no sum over latents, so these stay summed out.
+    Latents of a density that is raised to a power stay summed out: it is no sum over them.
     """
     plain = lambda scale: scale is None or (isinstance(scale, int | float) and scale == 1)
     priors = {name: info.distributions[name] for name in sites if plain(info.scales[name])}
@@ -47,12 +47,7 @@ def priors_with_latents(info: ModelInfo, sites: Sequence[str]) -> dict[str, Ener
 
 
 class Augmented(Posterior):
-    """The joint log density of a model and the latents of its energy priors, given as if they were siblings.
-
-    :param info: the model.
-    :param sites: names of latent sites, some of which have energy priors with latents.
-    :raises IntractableError: as :class:`~ebmpp.traced.sweep.posterior.Posterior`.
-    """
+    """The log density of a model joint with latents of its energy priors, which count as siblings."""
 
     def __init__(self, info: ModelInfo, sites: Sequence[str]) -> None:
         #: site and block of each latent block, by the name that it has here
@@ -104,10 +99,7 @@ class Augmented(Posterior):
     # -- draws -----------------------------------------------------------------------------------
 
     def etas(self, values: Sites, context: Context) -> dict[str, Array]:
-        """Return natural parameters of the latents given everything else.
-
-        :param values: the block's sites.
-        """
+        """Return natural parameters of the latents given everything else."""
         inputs = self.natural.inputs({**context.siblings, **values}, context.arguments)
         results = self.natural.run(inputs, self.natural.outputs)
         return {name: results[slot] for name, slot in zip(self.blocks, self.natural.outputs, strict=True)}
@@ -158,11 +150,7 @@ class Augmented(Posterior):
 
 
 class _WithLatents(Messenger):
-    """A model whose energy priors are joint with latents of known values.
-
-    :param latents: by site, values of the blocks that its prior sums out.
-    :param valid: by site, factors of the log densities of its rows.
-    """
+    """A model whose energy priors are joint with the values ``latents``, times factors of their rows."""
 
     def __init__(
         self,

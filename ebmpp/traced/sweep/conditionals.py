@@ -32,11 +32,7 @@ Visit = Callable[[Any, Any, Sequence[Array], Any], tuple[Sequence[tuple[Array, A
 
 
 class Conditionals(ABC):
-    """Conditionals of discrete units given everything else.
-
-    :param posterior: the log density.
-    :param colors: the layer of each unit.
-    """
+    """Conditionals of discrete units given everything else; ``colors`` are the layers of the units."""
 
     def __init__(self, posterior: Posterior, colors: np.ndarray) -> None:
         self.posterior, self.colors = posterior, colors
@@ -52,11 +48,10 @@ class Conditionals(ABC):
     def visit(
         self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
     ) -> tuple[list[dict[str, Array]], Any]:
-        """Visit all layers in order, each given the values of those before.
+        """Visit all layers in order, each given the values of those before; return sites and carry.
 
         :param fn: chooses values; the last unit numbers of a layer may be padding, ``size``.
         :param backward: the last layer first.
-        :return: the sites of each chain, and the carry.
         """
 
     def relaxed(self) -> "Conditionals":
@@ -84,10 +79,7 @@ class Conditionals(ABC):
     def couple(
         self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """Draw all layers of two chains, each unit's two conditionals coupled maximally.
-
-        :return: the sites of both, and whether a unit's conditional is degenerate.
-        """
+        """Draw all layers of two chains, coupled maximally; also return if a conditional is degenerate."""
         family = Categorical(1, max(2, self.num_values))
 
         def fn(number: Any, units: Any, logits: Sequence[Array], broken: Array) -> tuple:
@@ -111,10 +103,7 @@ class Conditionals(ABC):
         return self.visit(fn, [self._chain(values, context)], table)[1]
 
     def walk(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
-        """Set all units to random possible values, layer by layer.
-
-        :return: the sites, and the change of the log density that the conditionals imply.
-        """
+        """Set units to random possible values; also return the change that the conditionals imply."""
         number = lambda name, v: ((values[name] == v.table) & v.valid).argmax(0).ravel()
         present = jnp.concatenate([number(name, self.posterior.values[name]) for name in self.spans])
 

@@ -47,8 +47,6 @@ class Derivatives(NamedTuple):
 class ContinuousSite:
     """A site of real, or positive, numbers with a Gaussian, Gamma or inverse Gamma conditional.
 
-    :param info: the model.
-    :param name: of the site.
     :raises IntractableError: where the conditional is of no known family, or too many units interact.
     """
 

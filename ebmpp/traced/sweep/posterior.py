@@ -42,7 +42,6 @@ class Values(NamedTuple):
 class Posterior:
     """The log density of a model as a function of some of its sites, of their siblings and of arguments.
 
-    :param info: the model.
     :param sites: names of latent sites: with finitely many values per unit, or one of real numbers.
     :param extra: further arrays by name that the log density depends on, like siblings.
     :raises IntractableError: for sites of infinitely many values, or values that depend on other sites.
@@ -77,10 +76,7 @@ class Posterior:
         return result
 
     def inputs(self, values: Mapping[str, Array], context: Context) -> dict[int, Any]:
-        """Return the values of the program's inputs.
-
-        :param values: all sites of the block, and what is drawn with them.
-        """
+        """Return the values of the program's inputs, given sites and what is drawn with them."""
         return self.program.inputs({**context.siblings, **values}, context.arguments)
 
     def site_inputs(self, sites: Mapping[str, Array]) -> dict[int, Array]:
