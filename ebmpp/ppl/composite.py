@@ -20,11 +20,9 @@ from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.traced import ModelBlock
-from ebmpp.traced.block import Advanced, Call, as_key
+from ebmpp.traced.block import Advanced, Call, Chain, Coupled, as_key
 from ebmpp.traced.rows import checked
 from ebmpp.traced.start import search
-
-Chain = tuple[Rows, Call]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +66,7 @@ class Conjugate:
         conditional = self.conditional(call.siblings, *call.args, **call.kwargs)
         return Advanced({self.site: jnp.asarray(conditional.sample(as_key(keys)), values[self.site].dtype)})
 
-    def couple(
-        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
-    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    def couple(self, first: Chain, second: Chain, keys: Array, coupling: str | None = None) -> Coupled:
         """Draw the sites of two chains, coupled maximally."""
         p, q = (self.conditional(call.siblings, *call.args, **call.kwargs) for _, call in (first, second))
         *drawn, valid = maximal(keys, p, q)
@@ -226,9 +222,7 @@ class CoupledComposite(MCMCKernel):
             z |= step.advance(*_split(step, z, call), random.fold_in(keys, index)).z
         return z
 
-    def pair(
-        self, z: Rows, y: Rows, keys: Array, call: Call
-    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    def pair(self, z: Rows, y: Rows, keys: Array, call: Call) -> Coupled:
         """Make one coupled sweep; also return whether a conditional was degenerate."""
         z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
         for index, step in enumerate(self.steps):

@@ -28,6 +28,8 @@ from ebmpp.traced.block import (
     Block,
     BlockState,
     Call,
+    Chain,
+    Coupled,
     check_tempering,
     initial_values,
     repeat,
@@ -289,9 +291,7 @@ class GibbsBlock(Block):
         x, accepted, _ = tempered_transition(betas, density, sweep, x, keys)
         return dict(x), accepted.astype(jnp.int32)
 
-    def couple(
-        self, first: tuple[Rows, Call], second: tuple[Rows, Call], keys: Array, coupling: str | None = None
-    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    def couple(self, first: Chain, second: Chain, keys: Array, coupling: str | None = None) -> Coupled:
         """Make one step of two chains, coupled layer by layer; see :meth:`ModelBlock.couple`."""
         targets = [self.binding.bind(*chain) for chain in (first, second)]
         rows = [self.binding.to_rows(v, t) for (v, _), t in zip((first, second), targets, strict=True)]

@@ -60,6 +60,11 @@ class Call(NamedTuple):
         return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
 
 
+Chain = tuple[Sites, Call]
+#: The states of two chains, and whether a conditional is degenerate.
+Coupled = tuple[dict[str, Array], dict[str, Array], Array]
+
+
 class BlockState(NamedTuple):
     """The state of a block of a Gibbs sampler.
 
@@ -155,7 +160,8 @@ class Block(SiteKernel):
         density = jax.jit(lambda values: log_density(model, model_args, model_kwargs, values)[0])
         for number in range(_NUM_WALKS):
             key = jax.random.fold_in(jax.random.key(0) if rng_key is None else rng_key, number)
-            values = _possible_draw(model, key, model_args, model_kwargs, density)
+            prior = lambda key: prototype_trace(model, key, model_args, model_kwargs)
+            values = _possible_draw(prior, key, density)
             checks.names("latent sample site", self.sites, values, StateError)
             siblings = {name: v for name, v in values.items() if name not in self.sites}
             call = Call(siblings, model_args, model_kwargs)
@@ -213,16 +219,10 @@ def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, 
     return {site: v.astype(jnp.int8) if v.dtype == bool else v for site, v in values.items()}
 
 
-def _possible_draw(
-    model: Callable[..., Any],
-    key: Array,
-    args: tuple,
-    kwargs: dict[str, Any],
-    density: Callable[[Sites], Any],
-) -> dict[str, Array]:
+def _possible_draw(prior: Callable[[Array], Any], key: Array, density: Callable) -> dict[str, Array]:
     """Return a draw of the latent sites from the prior, a possible one if there is one among the first."""
     for number in range(_MOST_DRAWS):
-        drawn = prototype_trace(model, jax.random.fold_in(key, number) if number else key, args, kwargs)
+        drawn = prior(jax.random.fold_in(key, number) if number else key)
         values = {name: jnp.asarray(drawn[name]["value"]) for name in latent_sample_sites(drawn)}
         if np.isfinite(density(values)):
             break

@@ -19,7 +19,7 @@ from ebmpp.core import checks
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of, energies_of, refuse_params, unnormalized
 from ebmpp.errors import StateError
-from ebmpp.traced.block import Call
+from ebmpp.traced.block import Call, Sites
 from ebmpp.traced.data import ArrayData, count_impossible, element_of, impossible_sites, is_cut_off
 from ebmpp.traced.dependence import Program
 
@@ -37,6 +37,11 @@ class Context(NamedTuple):
     siblings: Mapping[str, Array]
     arguments: Sequence[Array]
     """The arrays among the model's arguments."""
+
+
+Inputs = tuple[Sites, Context]
+#: New values, and the number of units that kept theirs because their conditional is degenerate.
+Moved = tuple[Sites, Array]
 
 
 class ModelInfo:
@@ -140,24 +145,15 @@ class ModelInfo:
         :raises StateError: for missing sites, or shapes and arguments that differ from the model as it was
             read.
         """
+        name = f"sites of the block of {list(self.sites)}"
+        hint = "Name the same sites in numpyro.infer.Gibbs([(block, sites), ...])."
+        checks.require(set(values) == set(self.sites), name, "these", sorted(values), StateError, hint)
         everything = {**call.siblings, **values}
-        missing = [name for name in self.latent if name not in everything]
-        shapes = {name: jnp.shape(value) for name, value in everything.items()}
-        wrong = [name for name, v in self.latent.items() if name in shapes and shapes[name] != v.shape]
-        problem = None
-        if set(values) != set(self.sites):
-            problem = (
-                f"got {sorted(values)}. Name the same sites in numpyro.infer.Gibbs([(block, sites), ...])"
-            )
-        elif missing:
-            problem = (
-                f"needs the values of sites {missing}. Run it in numpyro.infer.Gibbs with blocks for these"
-            )
-        elif wrong:
-            site = f"site {wrong[0]!r} of shape {shapes[wrong[0]]}, expected {self.latent[wrong[0]].shape}"
-            problem = f"got {site}. Make the block again for arguments of other shapes"
-        if problem:
-            raise StateError(f"the block of sites {list(self.sites)} {problem}")
+        shapes = {site: jnp.shape(everything[site]) for site in self.latent if site in everything}
+        expected = {site: v.shape for site, v in self.latent.items()}
+        hint = "Run it in numpyro.infer.Gibbs with blocks for all sites. Make it again for other shapes."
+        name = f"latent sites beside and in the block of {list(self.sites)}"
+        checks.require(shapes == expected, name, f"of shapes {expected}", shapes, StateError, hint)
         siblings = {name: call.siblings[name] for name in self.latent if name not in self.sites}
         return Context(siblings, self.arguments.take(call, self.relied))
 
@@ -249,15 +245,9 @@ def _are_equal(leaf: Any, other: Any) -> bool:
 def _check_sites(trace: Any, latent: Sequence[str], sites: Sequence[str]) -> None:
     """Raise a StateError for sites that the model does not have, and models that no block can be made of."""
     checks.names("latent site", sites, latent, StateError)
-    problems = []
-    if not sites or len(set(sites)) < len(sites):
-        problems.append(f"sites must be names of latent sites, each once, got {list(sites)}")
-    for plate, (size, part) in subsample_plate_sizes(trace).items():
-        problems.append(
-            f"plate {plate!r} must not be subsampled, got {part} of {size}. Give it no subsample_size"
-        )
-    for name in latent:
-        if trace[name]["infer"].get("enumerate") == "parallel":
-            problems.append(f"site {name!r} must not be enumerated. Leave that mark away, and name the site")
-    if problems:
-        raise StateError(f"from_model: {problems[0]}")
+    is_valid, who = bool(sites) and len(set(sites)) == len(sites), "from_model:"
+    checks.require(is_valid, f"{who} sites", "names of latent sites, each once", list(sites), StateError)
+    parts = dict(subsample_plate_sizes(trace))
+    checks.require(not parts, f"{who} plates", "whole, without a subsample_size", parts, StateError)
+    marked = [name for name in latent if trace[name]["infer"].get("enumerate") == "parallel"]
+    checks.require(not marked, f"{who} latent sites", "without the mark enumerate", marked, StateError)

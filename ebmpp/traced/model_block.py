@@ -27,6 +27,8 @@ from ebmpp.traced.block import (
     Block,
     BlockState,
     Call,
+    Chain,
+    Coupled,
     Sites,
     check_tempering,
     initial_values,
@@ -156,9 +158,7 @@ class ModelBlock(Block):
         counts = {"degenerate": degenerate + more, "transitions": accepted.astype(jnp.int32)}
         return Advanced(self.sweep.without_latents(z), **counts)
 
-    def couple(
-        self, first: tuple[Sites, Call], second: tuple[Sites, Call], keys: Array, coupling: str | None = None
-    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    def couple(self, first: Chain, second: Chain, keys: Array, coupling: str | None = None) -> Coupled:
         """Make one step of two chains, each unit's two conditionals coupled maximally.
 
         :param first: the block's sites in the leading chain, and its call; ``second`` of the following one.

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.core import Tracer
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import checks, random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call, Sites, as_key
@@ -70,7 +70,9 @@ class Start:
         is_lost = np.isneginf(log_prob) | ~np.all(list(inside.values()), 0)
         is_possible = np.isfinite(log_prob)
         if not (is_possible | is_lost).all():
-            _refuse_nan(self.info.arguments.with_nan(call))
+            names, expected = self.info.arguments.with_nan(call), "without nan where the log density reads it"
+            hint = "Leave missing data out, or exclude them by numpyro.handlers.mask."
+            checks.require(not names, "arguments of the model", expected, names, StateError, hint)
         if origin != "given" and is_lost.any():
             values, is_possible = self._find(axes, values, context, keys)
         for site, mask in invalid.items():
@@ -185,11 +187,7 @@ class Start:
 
 
 def search(
-    x: Sites,
-    keys: Array,
-    draw: Callable[[dict[str, Array], Array, Array], dict[str, Array]],
-    sweep: Callable[[dict[str, Array], Array], dict[str, Array]],
-    is_possible: Callable[[dict[str, Array]], Array],
+    x: Sites, keys: Array, draw: Callable, sweep: Callable, is_possible: Callable[[dict], Array]
 ) -> tuple[dict[str, Array], Array]:
     """Return a state if it is possible, else one that a search finds; and whether that is possible.
 
@@ -214,17 +212,8 @@ def search(
 
 def _refuse_outside(info: ModelInfo, inside: Mapping[str, Any], values: Sites) -> None:
     for site, is_inside in inside.items():
-        if not np.all(is_inside):
-            support: Any = info.distributions[site].support
-            raise StateError(f"site {site!r} must be in {support}, got {np.asarray(values[site])}")
-
-
-def _refuse_nan(names: list[str]) -> None:
-    if names:
-        raise StateError(
-            f"argument {names[0]} of the model holds nan, and its log density is not finite. Leave "
-            "missing data out, or exclude them by numpyro.handlers.mask"
-        )
+        expected, value = f"in {info.distributions[site].support}", np.asarray(values[site]).tolist()
+        checks.require(np.all(is_inside), f"site {site!r}", expected, value, StateError)
 
 
 def _over_rows(fn: Callable[..., Any]) -> Callable[..., Any]:

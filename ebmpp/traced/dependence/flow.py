@@ -9,6 +9,7 @@ are asked for that. A primitive without a rule reads everything that it is given
 """
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ Live = list[np.ndarray]
 Shapes = Sequence[tuple[int, ...]]
 
 
+@dataclasses.dataclass(eq=False)
 class Flow:
     """Dependence of each element of the results on all elements of all operands, by their shapes."""
 
-    def __init__(self, shapes: Shapes, results: Shapes) -> None:
-        self.shapes, self.results = list(shapes), list(results)
+    shapes: Shapes
+    results: Shapes
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         """Return the sets read by the results, given those read by the operands."""
@@ -37,6 +39,7 @@ class Flow:
         return [np.full(shape, matters) for shape in self.shapes]
 
 
+@dataclasses.dataclass(eq=False)
 class Joined(Flow):
     """Dependence on the elements at the same place along some axes, and on all along the others.
 
@@ -45,16 +48,9 @@ class Joined(Flow):
     :param zeros: by operand, where it is multiplied by a known zero.
     """
 
-    def __init__(
-        self,
-        shapes: Shapes,
-        results: Shapes,
-        axes: Sequence[tuple[int, ...]],
-        remain: bool = True,
-        zeros: dict[int, np.ndarray] | None = None,
-    ) -> None:
-        super().__init__(shapes, results)
-        self.axes, self.remain, self.zeros = axes, remain, zeros or {}
+    axes: Sequence[tuple[int, ...]]
+    remain: bool = True
+    zeros: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         """Return the unions along the axes, and of the operands."""
@@ -77,15 +73,14 @@ class Joined(Flow):
         return masks
 
 
+@dataclasses.dataclass(eq=False)
 class Moved(Flow):
     """Dependence on one element of the operands, or none, by each of several maps.
 
     :param origins: per result, ``(maps, *shape)``: positions in all flattened operands together, or -1.
     """
 
-    def __init__(self, shapes: Shapes, results: Shapes, origins: Sequence[np.ndarray]) -> None:
-        super().__init__(shapes, results)
-        self.origins = origins
+    origins: Sequence[np.ndarray]
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         """Return the unions of the sets of the origins."""
@@ -102,6 +97,7 @@ class Moved(Flow):
         return [mask.reshape(shape) for mask, shape in zip(masks, self.shapes, strict=True)]
 
 
+@dataclasses.dataclass(eq=False)
 class Contraction(Flow):
     """Dependence of a matrix product on a row of one side and a column of the other, except at known zeros.
 
@@ -109,15 +105,14 @@ class Contraction(Flow):
     :param nonzero: by operand, where it is not known to be zero.
     """
 
-    def __init__(
-        self, shapes: Shapes, results: Shapes, dimensions: Any, nonzero: dict[int, np.ndarray]
-    ) -> None:
-        super().__init__(shapes, results)
-        self.sides = list(zip(dimensions[1], dimensions[0], strict=True))  # axes of batches and of the sum
-        self.nonzero = {i: self._fold(i, a) for i, a in nonzero.items() if not a.all()}
+    dimensions: Any
+    nonzero: dict[int, np.ndarray]
+
+    def __post_init__(self) -> None:
+        self.nonzero = {i: self._fold(i, a) for i, a in self.nonzero.items() if not a.all()}
 
     def _order(self, side: int) -> list[list[int]]:
-        batch, summed = self.sides[side]
+        summed, batch = (axes[side] for axes in self.dimensions)
         free = [d for d in range(len(self.shapes[side])) if d not in (*batch, *summed)]
         return [list(batch), free, list(summed)]
 
@@ -163,23 +158,22 @@ class Contraction(Flow):
         return masks
 
 
+@dataclasses.dataclass(eq=False)
 class Lookup(Flow):
     """Dependence of a gather by unknown indices on its row of indices and all elements these may pick."""
 
-    def __init__(self, shapes: Shapes, results: Shapes, params: Any) -> None:
-        super().__init__(shapes, results)
-        self.numbers, self.slices = params["dimension_numbers"], params["slice_sizes"]
+    params: Any
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         """Return the unions of the rows of indices and of the operand."""
-        (operand, indices), (shape,), numbers = reads, self.results, self.numbers
+        (operand, indices), (shape,), numbers = reads, self.results, self.params["dimension_numbers"]
         batch = [d for d in range(len(shape)) if d not in numbers.offset_dims]
         result = self._place(sets.merge(indices, (indices.ndim - 1,)), batch)
         if operand.any():
             removed = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
             offsets = (d for d in range(operand.ndim) if d not in removed)
             places = dict(zip(offsets, numbers.offset_dims, strict=True))
-            places = {d: o for d, o in places.items() if self.slices[d] == operand.shape[d]}
+            places = {d: o for d, o in places.items() if self.params["slice_sizes"][d] == operand.shape[d]}
             pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
             places |= {d: batch[i] for d, i in pairs}
             rest = sets.merge(operand, tuple(d for d in range(operand.ndim) if d not in places))
@@ -192,15 +186,14 @@ class Lookup(Flow):
         return np.expand_dims(a, tuple(d for d in range(len(self.results[0])) if d not in axes))
 
 
+@dataclasses.dataclass(eq=False)
 class Scattered(Flow):
     """Dependence of a sum of updates on the array they are added to, and on the updates at each place.
 
     :param targets: the flat place of each update, or -1.
     """
 
-    def __init__(self, shapes: Shapes, results: Shapes, targets: np.ndarray) -> None:
-        super().__init__(shapes, results)
-        self.targets = targets
+    targets: np.ndarray
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         """Return the unions of the array and its updates."""

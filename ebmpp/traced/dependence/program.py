@@ -20,6 +20,10 @@ _MOST_IMPOSSIBLE = 2**20  # elements of a relaxed log density
 _MOST_PRODUCTS = 2**22  # of a contraction of two sides that depend on the units, written out
 
 
+Slots = Mapping[int, Any]
+Bind = Callable[..., Sequence[Any]]
+
+
 class Step(NamedTuple):
     """One primitive, from slots to slots."""
 
@@ -148,12 +152,7 @@ class Program:
         is_key = lambda slot: jnp.issubdtype(self.dtypes[slot], jax.dtypes.prng_key)
         return {s: v if is_key(s) else jnp.asarray(v, self.dtypes[s]) for s, v in slots.items()}
 
-    def run(
-        self,
-        known: Mapping[int, Any],
-        targets: Iterable[int],
-        bind: Callable[..., Sequence[Any]] | None = None,
-    ) -> dict[int, Any]:
+    def run(self, known: Slots, targets: Iterable[int], bind: Bind | None = None) -> dict[int, Any]:
         """Return the values of the ``targets`` slots, given those of slots that precede them.
 
         :param bind: replaces :func:`evaluate_step`.

@@ -30,7 +30,7 @@ from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.families import Family
 from ebmpp.traced.block import Sites
 from ebmpp.traced.data import Replaced
-from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
 from ebmpp.traced.sweep.posterior import Posterior
 
 _LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
@@ -104,11 +104,8 @@ class Augmented(Posterior):
         results = self.natural.run(inputs, self.natural.outputs)
         return {name: results[slot] for name, slot in zip(self.blocks, self.natural.outputs, strict=True)}
 
-    def move(
-        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
-    ) -> tuple[Sites, Array]:
+    def move(self, values: Sites, context: Context, keys: Array, beta: Any = None, *_: Any) -> Moved:
         """Draw the latents, with the indicators; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
-        del backward
         latents, etas = {}, self.etas(values, context)
         if beta is not None:
             etas = {name: beta * eta for name, eta in etas.items()}
@@ -116,9 +113,7 @@ class Augmented(Posterior):
             latents[name] = family.sample(self._words(name, number, keys, family.num_words), etas[name])
         return latents | self._indicators(etas), jnp.zeros((), jnp.int32)
 
-    def couple(
-        self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
-    ) -> tuple[dict[str, Array], dict[str, Array]]:
+    def couple(self, first: Inputs, second: Inputs, keys: Array) -> tuple[dict, dict]:
         """Return coupled latents of two chains (:mod:`ebmpp.moves.couplings`), equal where the chains are."""
         etas = [self.etas(*chain) for chain in (first, second)]
         latents = self._indicators(etas[0]), self._indicators(etas[1])
@@ -152,12 +147,7 @@ class Augmented(Posterior):
 class _WithLatents(Messenger):
     """A model whose energy priors are joint with the values ``latents``, times factors of their rows."""
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        latents: Mapping[str, Mapping[str, Array]],
-        valid: Mapping[str, Array],
-    ) -> None:
+    def __init__(self, model: Callable[..., Any], latents: Mapping[str, Sites], valid: Sites) -> None:
         super().__init__(model)
         self.latents, self.valid = latents, valid
 

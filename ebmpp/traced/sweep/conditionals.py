@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.families import Categorical
-from ebmpp.traced.block import Sites
-from ebmpp.traced.model import Context
+from ebmpp.traced.block import Coupled, Sites
+from ebmpp.traced.model import Context, Inputs, Moved
 from ebmpp.traced.sweep.posterior import Posterior
 
 #: Columns of a table up to which these are processed one at a time.
@@ -65,7 +65,7 @@ class Conditionals(ABC):
 
     def move(
         self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
-    ) -> tuple[Sites, Array]:
+    ) -> Moved:
         """Draw all layers in order; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
 
         def fn(number: Any, units: Any, logits: Sequence[Array], rejected: Array) -> tuple:
@@ -76,9 +76,7 @@ class Conditionals(ABC):
         (sites,), rejected = self.visit(fn, chains, none, backward)
         return sites, rejected
 
-    def couple(
-        self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
-    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
         """Draw all layers of two chains, coupled maximally; also return if a conditional is degenerate."""
         family = Categorical(1, max(2, self.num_values))
 

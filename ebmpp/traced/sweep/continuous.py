@@ -24,7 +24,7 @@ from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import LOG, Powers, powers_of, run_guarded
-from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.model import Context, ModelInfo, Moved
 from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_JOINT = 1024  # units that are drawn jointly
@@ -89,11 +89,8 @@ class ContinuousSite:
         curvature = curvature.at[self.index].set(-columns.T if len(places) else columns.T)
         return Derivatives(spread(flat), spread(slope(flat)), curvature)
 
-    def move(
-        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
-    ) -> tuple[Sites, Array]:
+    def move(self, values: Sites, context: Context, keys: Array, beta: Any = None, *_: Any) -> Moved:
         """Draw the site; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
-        del backward
         keys = random.fold_in(keys, self.number, _CONTINUOUS)
         new, degenerate = self.draw(self.derivatives(values, context), keys, 1.0 if beta is None else beta)
         return {self.name: new.astype(values[self.name].dtype)}, degenerate
