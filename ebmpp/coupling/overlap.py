@@ -35,8 +35,7 @@ _AT_ONCE = 2**25  # draws of units in one call, about a second, so that Ctrl-C i
 class LeadingChains(NamedTuple):
     """Measurements of single chains, run for twice the longest meeting time."""
 
-    overlap: float = math.nan
-    """z-score of :func:`overlap`; nan if it was not measured."""
+    overlap: float = math.nan  # z-score of :func:`overlap`; nan if it was not measured
     acceptance: float = math.nan
     """Accepted proposals over all proposals of the second half; nan if it was not measured."""
 

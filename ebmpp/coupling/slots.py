@@ -80,14 +80,11 @@ def check_window(who: str, k: int | None, m: int | None, lag: int | None, max_sw
 class Outcome(NamedTuple):
     """Sums, meeting times and counts of a run."""
 
-    total: Any
-    """Sum of the accumulator, to be divided by ``m - k + 1``."""
+    total: Any  # sum of the accumulator, to be divided by `m - k + 1`
     meeting_time: Integer[Array, "jobs"]
     """First t with X_t = Y_{t - lag}; -1 if unmet, or if a draw before m failed."""
-    trials: Scalar
-    """Mean number of coupled trials per move, trials of residuals included."""
-    acceptance: Scalar | None
-    """Accepted proposals over all proposals; None without Metropolis moves."""
+    trials: Scalar  # mean number of coupled trials per move, trials of residuals included
+    acceptance: Scalar | None  # accepted proposals over all proposals; None without Metropolis moves
     broken: Scalar | int = 0
     """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.couplings.Attempt`."""
 
@@ -132,33 +129,23 @@ class Job(NamedTuple):
 class Jobs(NamedTuple):
     """Consecutive pairs that are ready to run."""
 
-    starts: Chains
-    """States of both chains."""
-    same: Flags
-    """Parts of each block on which the chains agree."""
-    queue: Counts
-    """Indices into ``starts``, waiting pairs first."""
-    waiting: Array
-    """Number of waiting pairs."""
-    first: Array | int
-    """Number of the first job."""
+    starts: Chains  # states of both chains
+    same: Flags  # parts of each block on which the chains agree
+    queue: Counts  # indices into `starts`, waiting pairs first
+    waiting: Array  # number of waiting pairs
+    first: Array | int  # number of the first job
 
 
 class Slots(NamedTuple):
     """The pair that runs in each slot."""
 
-    z: Chains
-    """States of both chains."""
-    same: Flags
-    """Parts of each block on which the chains agree: see :func:`ebmpp.moves.note`."""
+    z: Chains  # states of both chains
+    same: Flags  # parts of each block on which the chains agree: see :func:`ebmpp.moves.note`
     job: Counts
-    t: Counts
-    """Time of the leading chain."""
-    move: Counts
-    """Next part of a move, counted over all moves."""
+    t: Counts  # time of the leading chain
+    move: Counts  # next part of a move, counted over all moves
     trial: Counts
-    accepted: Bool[Array, "2 rows"]
-    """Chains that have completed this part."""
+    accepted: Bool[Array, "2 rows"]  # chains that have completed this part
     active: Which
 
     def pack(self) -> "Packed":
@@ -253,8 +240,7 @@ class Stage(NamedTuple):
     """A loop over slots that runs while more than ``until`` of them are active."""
 
     size: int
-    chunk: int
-    """Slots swept together; if fewer than ``size``, chunks without active slots are skipped."""
+    chunk: int  # slots swept together; if fewer than `size`, chunks without active slots are skipped
     until: int
 
 

@@ -35,8 +35,7 @@ class Context(NamedTuple):
     """Everything outside of a block that its log density depends on, checked."""
 
     siblings: Mapping[str, Array]
-    arguments: Sequence[Array]
-    """The arrays among the model's arguments."""
+    arguments: Sequence[Array]  # the arrays among the model's arguments
 
 
 Inputs = tuple[Sites, Context]

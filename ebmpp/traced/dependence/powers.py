@@ -35,14 +35,10 @@ class _Sum(NamedTuple):
     """A value as a sum of powers."""
 
     powers: Powers
-    single: bool = True
-    """Each element is a function of one unit."""
-    separable: bool = True
-    """Each element is a sum of functions of one unit each."""
-    positive: bool = False
-    """Known to be positive."""
-    origin: int | None = None
-    """Elements at one place of values of one origin are of the same unit."""
+    single: bool = True  # each element is a function of one unit
+    separable: bool = True  # each element is a sum of functions of one unit each
+    positive: bool = False  # known to be positive
+    origin: int | None = None  # elements at one place of values of one origin are of the same unit
     truth: bool | None = None
     """A truth value that is the same for all values of the units, such as being in the support."""
 

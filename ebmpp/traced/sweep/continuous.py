@@ -36,12 +36,9 @@ _FAMILIES = {"Gaussian": {0.0, 1.0, 2.0}, "Gamma": {0.0, 1.0, LOG}, "InverseGamm
 class Derivatives(NamedTuple):
     """Derivatives of the log density in a site at its present value, group by group."""
 
-    x: Array
-    """The present value, ``(groups, most)``."""
-    slope: Array
-    """First derivatives, ``(groups, most)``."""
-    curvature: Array
-    """Minus the second derivatives, ``(groups, most, most)``."""
+    x: Array  # the present value, `(groups, most)`
+    slope: Array  # first derivatives, `(groups, most)`
+    curvature: Array  # minus the second derivatives, `(groups, most, most)`
 
 
 class ContinuousSite:

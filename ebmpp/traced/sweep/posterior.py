@@ -33,10 +33,8 @@ _TRUNCATE = (
 class Values(NamedTuple):
     """The values that the units of a site can take."""
 
-    table: np.ndarray
-    """``(K, *shape)``, or ``(K, 1, ..., 1)`` where all units take the same ones."""
-    valid: np.ndarray
-    """Mask of the values that a unit can take; units with fewer than K are padded."""
+    table: np.ndarray  # `(K, *shape)`, or `(K, 1, ..., 1)` where all units take the same ones
+    valid: np.ndarray  # mask of the values that a unit can take; units with fewer than K are padded
 
 
 class Posterior:
