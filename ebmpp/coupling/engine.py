@@ -187,7 +187,8 @@ class _Engine:
         starts = {b: jnp.stack([x[b], y[b]]) for b in x}
         same = compare(self.target, starts)
         run, met = self._load(run, starts, same, numbers, valid)
-        met &= _finite(self.target.params)  # draws may agree where params are not finite
+        leaves = jax.tree.leaves(self.target.params)  # draws may agree where params are not finite
+        met &= jnp.isfinite(sum((0 * leaf).sum() for leaf in leaves))
         done = met & (self.window.lag >= self.window.m)
         met, done = met & valid, done | ~valid
         queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # int64 under jax_enable_x64
@@ -389,7 +390,3 @@ class _Engine:
         done = moved & jnp.where(met, t >= self.window.m, is_late)
         slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
         return slots, jnp.where(moved & met, t, _NEVER), weights, jnp.where(moved, self.offsets[-1], 0)
-
-
-def _finite(params: Any) -> Array:
-    return jnp.isfinite(sum((0 * leaf).sum() for leaf in jax.tree.leaves(params)))

@@ -156,34 +156,30 @@ def unbiased_expectation(
         H_{k:m} = \frac{1}{m - k + 1}
             \left[\sum_{t=k}^m f(X_t) + \sum_t w_t (f(X_t) - f(Y_{t - \mathrm{lag}}))\right].
 
-    :param graph: the model.
-    :param params: its params.
     :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
     :param rng_key: a jax key. The draws of a pair depend on it and on the number of the pair only.
     :param num_pairs: number of independent pairs, at least 1.
-    :param k: first sweep of the average, at least 0. If k, m and lag are all None, a pilot of as many pairs
-        with draws of their own chooses k = lag = the 0.95 quantile of its meeting times and m = 2 lag, and
-        the estimate is unbiased given these. Otherwise None is 1.
+    :param k: first sweep of the average, at least 0. If k, m and lag are all None, a pilot of as many other
+        pairs chooses k = lag = the 0.95 quantile of its meeting times and m = 2 lag. Otherwise None is 1.
     :param m: last sweep of the average, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1 (the default).
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
         for every layer, or a sequence with one of these per layer; "mixture",
         :func:`~ebmpp.moves.tempered`, moves, or a function that returns moves: see
-        :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves the estimate reports their acceptance,
-        and warns if all pairs met at the first coupled sweep, since then no correction was observed.
-        "mixture" adds proposals from a ``pool`` (:func:`ebmpp.moves.mixture_sweep`): pairs that
-        accept them meet within a few sweeps, however slowly the layers mix. A warning reports an acceptance
-        below 0.01.
+        :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves a warning is given if all pairs met at
+        the first coupled sweep, since then no correction was observed. "mixture" adds proposals from a
+        ``pool`` (:func:`ebmpp.moves.mixture_sweep`): pairs that accept them meet within a few sweeps,
+        however slowly the layers mix. A warning reports an acceptance below 0.01.
     :param pool: states from which "mixture" proposes, which should resemble draws of the model: rows of data,
-        or of earlier chains, ``(rows, *shape)`` for each block. Other blocks are drawn given these, once. A
-        new pool compiles nothing, and the estimate is unbiased for any pool.
+        or of earlier chains, ``(rows, *shape)`` for each block. Other blocks are drawn given these, once. The
+        estimate is unbiased for any pool.
     :param init: starting states: values of some or all blocks, ``(*shape,)`` or ``(num_pairs, *shape)``; a
         function of a jax key that returns the dict for one pair; "local_mode" for one Gibbs sweep from a
         local mode; or None for uniform draws. Blocks without a value are drawn given those with one.
-    :param independent_starts: draw the start of the following chain independently. By default both chains of
-        a pair start at one state, and may meet in a mode that they do not leave. Up to 200 chains are then
-        run for twice the longest meeting time, and a warning is given if they resemble their starts
-        (``overlap`` above 5). Independent starts show such modes in meeting times, and cost more.
+    :param independent_starts: draw the start of the following chain independently. Otherwise a pair may meet
+        in a mode that it does not leave: up to 200 chains are then run for twice the longest meeting time,
+        and a warning is given if they resemble their starts (``overlap`` above 5). Independent starts show
+        such modes in meeting times, and cost more.
     :param max_sweeps: stop an unmet pair after this number of sweeps of its leading chain, more than ``lag``,
         or when one draw takes 1024 times as many trials. None: no limit.
     :param unmet: "raise" an error for pairs that ``max_sweeps`` or a failed draw stopped, or "drop" them with
@@ -197,7 +193,6 @@ def unbiased_expectation(
     :param clamped: values of clamped blocks, without a batch axis or one per pair, for expectations under the
         posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is clamped at its known units. A
         block with the name of an argument is passed in a dict: ``clamped={"k": ...}``.
-    :return: an :class:`UnbiasedEstimate`.
     :raises UnmetError: if pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for numbers out of range, a pool without a mixture move or the reverse, and inside
         ``jit``.
@@ -233,8 +228,8 @@ def unbiased_expectation(
     with sharding.over("unbiased_expectation: mesh", mesh):
         graph.check(params)
         target = Target(graph, sharding.place(params), as_clamped(graph.families, clamped))
-        if not target.free:
-            raise StateError("clamped must leave at least one block free, got values of every block.")
+        blocks = list(target.clamped)
+        checks.require(target.free, "clamped", "such that a block is free", blocks, StateError)
         key, moves = random.key_pair(rng_key), resolve_moves(graph, coupling, target.clamped)
         check_params(target, moves)
         target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(key, 2))
@@ -295,8 +290,7 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
     per_pair = (), (num_pairs,)
     axes_of_clamped = ((),) if clamped.keep else per_pair  # all pairs share the observed units
     for name, axes, valid in (("init", batch, per_pair), ("clamped blocks", clamped.batch, axes_of_clamped)):
-        if axes not in valid:
-            raise StateError(f"{name} must have leading axes {' or '.join(map(str, valid))}, got {axes}.")
+        checks.require(axes in valid, f"leading axes of {name}", f"one of {valid}", axes, StateError)
     return Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Key, Params, Rows
-from ebmpp.errors import ArgumentError, StateError
+from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped, as_clamped, as_rows
 from ebmpp.moves.gibbs import initial_rows
@@ -29,8 +29,7 @@ _SWEEPS = 10
 def mixture_of(moves: Sequence[Any]) -> Mixture | None:
     """Return the move that proposes from a pool, or None."""
     mixtures = list(dict.fromkeys(move for move in moves if isinstance(move, Mixture)))
-    if len(mixtures) > 1:
-        raise ArgumentError(f"coupling must have one Mixture move, got {mixtures[0]} and {mixtures[1]}.")
+    checks.require(len(mixtures) <= 1, "coupling", "moves with one Mixture move", mixtures)
     return mixtures[0] if mixtures else None
 
 
@@ -41,16 +40,13 @@ def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: K
     :param key: draws the blocks that the rows lack.
     """
     move = mixture_of(moves)
-    if (move is None) != (pool is None):
-        raise ArgumentError(
-            f"{who}: pool must be states that resemble draws of the model, such as data, if coupling is "
-            f'"mixture" or a Mixture move, and otherwise None, got {checks.tell(pool)}.'
-        )
+    expected = 'states like draws of the model if coupling is "mixture" or a Mixture move, and otherwise None'
+    checks.require((move is None) == (pool is None), f"{who}: pool", expected, pool)
     if move is None:
         return target
-    if target.keep or target.batch:
-        cause = "observed units" if target.keep else "clamped values with leading axes"
-        raise StateError(f"{who}: a pool cannot be used with {cause}. Pass coupling=None.")
+    clamped, hint = (list(target.keep), target.batch), "Pass coupling=None."
+    expected = "without observed units and leading axes beside a pool"
+    checks.require(not any(clamped), f"{who}: clamped", expected, clamped, StateError, hint)
     if not isinstance(pool, Pool):
         rows, batch = free_rows(f"{who}: pool", target, pool)
         is_valid = len(batch) == 1 and batch[0]

@@ -106,11 +106,11 @@ class CoupledComposite(MCMCKernel):
     """Two coupled copies of a Gibbs sampler over several blocks, a kernel for :class:`numpyro.infer.MCMC`.
 
     A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two chains would get the same
-    values of the other sites. Here the whole composite is coupled: blocks of a graph by maximal couplings
-    layer by layer, blocks of :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>` by maximal couplings
-    unit by unit, other sites by :class:`Conjugate`. Meeting times and unbiased estimates of the posterior of
-    a NumPyro model follow (:func:`ebmpp.ppl.composite_expectation`). A pair meets when all sites and latent
-    blocks are equal, and stays together. Use ``num_warmup=0``.
+    values of the other sites. Here blocks of a graph are coupled maximally layer by layer, blocks of
+    :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>` unit by unit, and other sites by
+    :class:`Conjugate`. Meeting times and unbiased estimates (:func:`ebmpp.ppl.composite_expectation`)
+    follow. A pair meets when all sites and latent blocks are equal, and stays together. Use
+    ``num_warmup=0``.
 
     :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``) and :class:`Conjugate`
         objects, in the order of a sweep. They define the posterior; no model is read.

@@ -33,11 +33,10 @@ class ExchangeState(NamedTuple):
 
     - **z** - the sites, constrained.
     - **unconstrained** - the sites in the space of the random walk.
-    - **i** - number of steps.
-    - **num_warmup** - number of steps that adapt the step size.
+    - **i**, **num_warmup** - number of steps, and of those that adapt the step size.
     - **step_size** - standard deviation of a proposal, in each unconstrained dimension.
-    - **accept_prob** - acceptance probability of the last step.
-    - **mean_accept_prob** - its mean since the start, or since the end of the warm-up.
+    - **accept_prob**, **mean_accept_prob** - acceptance probability of the last step, and its mean since the
+      start, or since the end of the warm-up.
     - **failures** - number of auxiliary draws that failed; from the first one on, ``z`` is NaN.
     - **rng_key** - the key of the next step.
     """
@@ -62,15 +61,14 @@ class Exchange(SiteKernel):
     The proposal is a random walk in unconstrained space, whose step size adapts in the warm-up and is then
     fixed.
 
-    It runs alone in :class:`numpyro.infer.MCMC`, whose positional and keyword arguments reach the functions
-    below, or as a block of :class:`numpyro.infer.Gibbs`, beside ``NUTS(model)`` for example. There ``sites``
-    holds the other blocks' sites as well; ``data`` gets only those, as data cannot depend on the params.
+    It runs alone in :class:`numpyro.infer.MCMC`, whose arguments reach the functions below, or as a block of
+    :class:`numpyro.infer.Gibbs`, beside ``NUTS(model)`` for example. There ``sites`` holds the other blocks'
+    sites as well; ``data`` gets only those, as data cannot depend on the params.
 
     An auxiliary draw that fails (params that are not attractive, or chains that have not met after
     ``max_sweeps``) must be neither rejected nor replaced, for both would bias the posterior. A start there is
     refused. Later it is a warning, ``failures`` counts it, and the chain is NaN from there on.
 
-    :param graph: the declaration.
     :param prior: by site, a NumPyro distribution of continuous values.
     :param params: ``params(sites, *args, **kwargs)``, the graph's params.
     :param data: ``data(sites, *args, **kwargs)``, a dict of the visible blocks or the only one's array, each
@@ -79,12 +77,10 @@ class Exchange(SiteKernel):
         (fast for strong couplings too), or "auto": see :func:`~ebmpp.exact.perfect.perfect_sample`. Or a
         number of Gibbs sweeps from the data (Liang 2010, double Metropolis-Hastings), which is
         **approximate**, and warns.
-    :param step_size: initial step size.
     :param target_accept: acceptance probability to adapt to; 0.44 in one dimension, else 0.234.
     :param log_likelihood: ``log_likelihood(sites, *args, **kwargs)``, a number: log density of everything
         else that depends on the sites of ``prior``, or what a prior that depends on siblings adds to
         ``prior``.
-    :param max_sweeps: sweeps into the past, at most.
     :raises IntractableError: for a graph that allows no such auxiliary draw.
     :raises ParameterError: for a prior that is no dict of continuous distributions.
     :raises UnmetError: by ``init``, where the auxiliary draws of the initial params fail.

@@ -51,21 +51,17 @@ def composite_expectation(
 ) -> UnbiasedEstimate:
     """Estimate E[fn(sites)] under the posterior, without bias, by H_{k:m} over pairs of composite chains.
 
+    ``num_pairs``, ``k``, ``m`` (by default k), ``unmet`` and ``independent_starts`` are those of
+    :func:`~ebmpp.unbiased_expectation`.
+
     :param kernel: the composite; its lag is the estimate's.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of numbers.
     :param model_args: of the model. All but arrays are static, such as lengths and strings.
     :param rng_key: a jax key. A pair's draws depend on it and on the pair's number alone.
-    :param num_pairs: independent pairs, at least 1.
-    :param k: first sweep that counts, at least 0.
-    :param m: last sweep that counts, at least k (the default).
     :param max_sweeps: stop unmet pairs when their leading chain has made so many sweeps, more than the
         kernel's lag; None: no limit.
-    :param unmet: what to do about pairs stopped by ``max_sweeps``: "raise", or "drop" them, which is biased.
-    :param independent_starts: draw the start of the following chain independently: see
-        :func:`~ebmpp.unbiased_expectation`, which tests pairs with common starts in the same way.
     :param init_params: starting values of some or all sites, ``(*shape,)`` or ``(num_pairs, *shape)``. Other
         sites of a model's block start at draws of its prior that are possible.
-    :param model_kwargs: of the model.
     :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`; ``acceptance`` is nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for numbers out of range, an argument of the model that is neither an array nor

@@ -50,10 +50,8 @@ class GibbsBlock(Block):
     The graph, with its present params, must be the posterior of the sites given everything else: the energy
     prior, and a factor for each likelihood that reads them. :meth:`verify` compares it with the model. Blocks
     of the graph that are no site, such as the latent units of a Boltzmann machine, are sampled too.
-
     :meth:`from_model` makes a block of the model itself, without a graph.
 
-    :param graph: the declaration.
     :param sites: names of blocks that are sites; or a dict from site to block, or to the
         :class:`~ebmpp.ppl.Layout` of several blocks in one array. By default the visible blocks.
     :param params: by factor, arrays or functions ``fn(sites, *model_args, **model_kwargs)`` of the sibling
@@ -71,9 +69,8 @@ class GibbsBlock(Block):
     :param moves: moves of the sites in place of draws of their layers, such as
         :func:`~ebmpp.moves.cluster_sweep`. Each must leave the distribution given by the energy invariant.
     :param tempering: increasing inverse temperatures from more than 0 to 1. A step then ends with a tempered
-        transition, which heats and cools the block by one sweep per temperature and is accepted or rejected,
-        so that the block's conditional stays invariant. It leaves modes that sweeps do not leave. The more
-        temperatures, the more often it is accepted.
+        transition, which heats and cools the block by one sweep per temperature and is accepted or rejected.
+        It leaves modes that sweeps do not leave. The more temperatures, the more often it is accepted.
     :raises ArgumentError: for an argument of the wrong kind or out of range, for moves that are not of the
         sites or not exact, and for moves beside a ``log_likelihood``.
     :raises StateError: for an unknown block, or one in two sites.
@@ -159,8 +156,7 @@ class GibbsBlock(Block):
         traced log density is a polynomial of degree two in the site; sites of positive numbers a Gamma or
         inverse Gamma conditional. Other sites are refused.
 
-        :param model: a NumPyro model, conditioned on the data.
-        :param sites: names of its latent sites that the block draws.
+        :param sites: names of the model's latent sites that the block draws.
         :param model_args: the model's arguments. When the block runs, arrays may have other values, but not
             other shapes, nor other values of index arrays that decide which units interact.
         :param num_sweeps: sweeps per step.

@@ -30,9 +30,7 @@ def gibbs_fn(
 
     :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, as the only argument, which
         keeps the model's arguments that it was made for.
-    :param sites: as for :class:`GibbsBlock`.
-    :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``.
-    :param options: the other arguments of :class:`GibbsBlock`.
+    :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``. The other arguments are its too.
     :return: a function ``(rng_key, gibbs_sites, hmc_sites)`` to new values of the sites.
     :raises IntractableError: for latent blocks that interact: they cannot be drawn afresh at once.
 
@@ -52,11 +50,8 @@ def gibbs_fn(
         return partial(_update, graph, graph.call)
     block = GibbsBlock(graph, sites, params, **options)
     clash = graph.interacting(block.latents)
-    if clash:
-        raise IntractableError(
-            f"latent blocks {clash[0]} interact, and HMCGibbs keeps no state for them. Use GibbsBlock in "
-            "numpyro.infer.Gibbs"
-        )
+    hint = "HMCGibbs keeps no state for others: use GibbsBlock in numpyro.infer.Gibbs."
+    checks.require(not clash, "latent blocks", "without interaction", clash, IntractableError, hint)
     return partial(_update, block, Call({}, (), {}))
 
 

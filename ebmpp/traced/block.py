@@ -210,11 +210,8 @@ def as_key(words: Array) -> Array:
 
 def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, Array]:
     """Return initial values of sites, booleans as integers, because NumPyro's summary fails on them."""
-    if is_batched(rng_key):
-        raise StateError(
-            "GibbsBlock runs one chain per key, like numpyro.infer.Gibbs. For many chains use "
-            'chain_method="parallel", "sequential" or jax.vmap'
-        )
+    hint = 'For many chains use chain_method="parallel", "sequential" or jax.vmap.'
+    checks.require(not is_batched(rng_key), "GibbsBlock: rng_key", "one key", rng_key, StateError, hint)
     values = {site: jnp.asarray(v) for site, v in init_params.items()}
     return {site: v.astype(jnp.int8) if v.dtype == bool else v for site, v in values.items()}
 

@@ -56,11 +56,10 @@ class ModelInfo:
         checks.function("GibbsBlock.from_model: model", model, "NumPyro's primitives")
         sites = [sites] if isinstance(sites, str) else checks.sequence("from_model: sites", sites, "names")
         self.model, self.sites, self.args, self.kwargs = model, tuple(sites), args, dict(kwargs)
-        if any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves((args, self.kwargs))):
-            raise StateError(
-                "from_model: an argument of the model is traced, and its value may decide which units "
-                "interact. Make the block outside of jax.jit and jax.vmap, and use it inside"
-            )
+        traced = [leaf for leaf in jax.tree.leaves((args, self.kwargs)) if isinstance(leaf, core.Tracer)]
+        expected = "known, as their values may decide which units interact"
+        hint = "Make the block outside of jax.jit and jax.vmap, and use it inside."
+        checks.require(not traced, "from_model: arguments of the model", expected, traced, StateError, hint)
         with unnormalized() as used:
             trace = prototype_trace(model, jax.random.key(0), args, self.kwargs)
         names = latent_sample_sites(trace)
@@ -111,10 +110,8 @@ class ModelInfo:
         for name in filter(self._is_certain, problems):
             sources = self.arguments.with_nan(call) if "nan" in problems[name] else []
             source = f": argument {sources[0]} of the model holds nan" if sources else ""
-            raise StateError(
-                f"the data of observed site {name!r} must be {problems[name]}{source}. Correct them, or "
-                "exclude them by numpyro.handlers.mask"
-            )
+            advice = "Correct them, or exclude them by numpyro.handlers.mask"
+            raise StateError(f"the data of observed site {name!r} must be {problems[name]}{source}. {advice}")
 
     def _is_certain(self, name: str) -> bool:
         """Return True if the support of an observed site depends on no latent site."""
@@ -148,11 +145,14 @@ class ModelInfo:
         hint = "Name the same sites in numpyro.infer.Gibbs([(block, sites), ...])."
         checks.require(set(values) == set(self.sites), name, "these", sorted(values), StateError, hint)
         everything = {**call.siblings, **values}
-        shapes = {site: jnp.shape(everything[site]) for site in self.latent if site in everything}
-        expected = {site: v.shape for site, v in self.latent.items()}
+        shapes = {site: jnp.shape(v) for site, v in everything.items()}
+        wrong = {site: v.shape for site, v in self.latent.items() if shapes.get(site) != v.shape}
+        actual, name = (
+            {site: shapes.get(site) for site in wrong},
+            f"values for the block of {list(self.sites)}",
+        )
         hint = "Run it in numpyro.infer.Gibbs with blocks for all sites. Make it again for other shapes."
-        name = f"latent sites beside and in the block of {list(self.sites)}"
-        checks.require(shapes == expected, name, f"of shapes {expected}", shapes, StateError, hint)
+        checks.require(not wrong, name, f"of shapes {wrong}", actual, StateError, hint)
         siblings = {name: call.siblings[name] for name in self.latent if name not in self.sites}
         return Context(siblings, self.arguments.take(call, self.relied))
 
@@ -199,10 +199,9 @@ class Arguments:
     def with_nan(self, call: Call) -> list[str]:
         """Return the names of a call's arguments that hold nan."""
         leaves = jax.tree.leaves((tuple(call.args), dict(call.kwargs)))
-        is_nan = lambda leaf: (
-            _is_array(leaf) and jnp.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf).any()
-        )
-        return [name for name, leaf in zip(self._names, leaves, strict=True) if is_nan(leaf)]
+        is_float = lambda leaf: _is_array(leaf) and jnp.issubdtype(leaf.dtype, np.floating)
+        pairs = zip(self._names, leaves, strict=True)
+        return [name for name, leaf in pairs if is_float(leaf) and np.isnan(leaf).any()]
 
     def _change(self, place: int, leaf: Any, fixed: bool) -> str | None:
         """Return how an argument differs from the one that was traced, where it may not."""
@@ -221,10 +220,7 @@ class Arguments:
             same = jnp.shape(leaf) == jnp.shape(before)
             return None if same else f"has shape {jnp.shape(leaf)}, which was {jnp.shape(before)}"
         if isinstance(leaf, core.Tracer):
-            return (
-                "decides which units interact, and is traced: run MCMC without jit_model_args, or let the "
-                "model close over it"
-            )
+            return "decides which units interact, and is traced: let the model close over it"
         equal = _are_equal(leaf, before)
         return None if equal else "has another value, which decides which units interact"
 

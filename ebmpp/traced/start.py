@@ -35,7 +35,8 @@ class Start:
 
     def __init__(self, info: ModelInfo, sweep: Sweep) -> None:
         self.info, self.sweep, self.posterior = info, sweep, sweep.posterior
-        self._inspect, self._find = _over_rows(self._evaluate), _over_rows(self._search)
+        inspect = lambda values, *rest: (self._log_density(values, rest[0]), sweep.invalid(values, *rest))
+        self._inspect, self._find = _over_rows(inspect), _over_rows(self._search)
 
     def __call__(self, values: Sites, call: Call, keys: Array, origin: str = "given") -> dict[str, Array]:
         """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
@@ -101,10 +102,6 @@ class Start:
     def _log_density(self, values: Sites, context: Context) -> Array:
         return self.posterior.log_density(self.posterior.inputs(values, context))
 
-    def _evaluate(self, values: Sites, context: Context, keys: Array) -> tuple[Array, dict[str, Array]]:
-        """Return the log density, and masks of conditionals that are nan."""
-        return self._log_density(values, context), self.sweep.invalid(values, context, keys)
-
     def _inside(self, site: str, value: Any) -> Array:
         """Return True where the value is in the site's support, for each chain if there are several."""
         support: Any = self.info.distributions[site].support
@@ -166,9 +163,8 @@ class Start:
             if site in tables:
                 where = f" where it is {np.broadcast_to(tables[site].table[number], shape)[place]:g}"
             raise StateError(
-                f"the conditional of unit {place} of site {site!r} is nan{where}, so that it would "
-                "never move. Look for nan in the model's arguments, inf - inf and 0 * inf, or start "
-                "elsewhere by init_params"
+                f"the conditional of unit {place} of site {site!r} is nan{where} and would never move. Look "
+                "for nan in the model's arguments, inf - inf and 0 * inf, or start elsewhere by init_params"
             )
 
     def _refuse_impossible(self, values: Sites, context: Context | None) -> None:
@@ -181,8 +177,7 @@ class Start:
         where = f" at site {', '.join(map(repr, culprits))}" if culprits else ""
         raise StateError(
             f"the block of sites {list(values)} must start at a possible state, got one whose log density is "
-            f"not finite{where}. Give possible init_params, or check that the model has a state that is "
-            "possible for these data"
+            f"not finite{where}. Give possible init_params, or check that there are any for these data"
         )
 
 

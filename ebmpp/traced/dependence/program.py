@@ -83,10 +83,6 @@ class Program:
         """Return True if a slot depends on units."""
         return any(source < len(self.sites) for source in self.sources[slot])
 
-    def is_pure(self, slot: int) -> bool:
-        """Return True if a slot depends on nothing but units and constants."""
-        return all(source < len(self.sites) for source in self.sources[slot])
-
     def is_known(self, slot: int) -> bool:
         """Return True if a slot depends on nothing but arguments and constants."""
         return all(source >= len(self.sites) + len(self.siblings) for source in self.sources[slot])

@@ -60,11 +60,13 @@ class Scan(Flow):
         self.length, self.reverse = step.params["length"], step.params["reverse"]
         self.first, num_carry = step.params["num_consts"], step.params["num_carry"]
         self.carried = range(self.first, self.first + num_carry)
+        self._body = core.jaxpr_as_fun(step.params["jaxpr"])
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         """Return the sets read by the last carry and by the stacked results."""
         dependent, values = self._classify({i for i, r in enumerate(reads) if r.any()})
-        rounds = self._trace(dependent, list(values), self._over_rounds, stacked=True)
+        over_rounds = jax.vmap(self._body, [None if i < self.first else 0 for i in range(len(reads))])
+        rounds = self._trace(dependent, list(values), over_rounds, stacked=True)
         carry = {i: self._shifted(reads[i], None) for i in self.carried}
         for _ in range(_MOST_ROUNDS):
             units = {rounds.sites[_name(i)]: carry.get(i, reads[i]) for i in dependent}
@@ -91,13 +93,6 @@ class Scan(Flow):
         if out is not None:
             forward[1:] = (out[::-1] if self.reverse else out)[:-1]
         return result
-
-    def _body(self, *inputs: jax.Array) -> list[jax.Array]:
-        return core.jaxpr_as_fun(self.step.params["jaxpr"])(*inputs)
-
-    def _over_rounds(self, *inputs: jax.Array) -> list[jax.Array]:
-        axes = [None if i < self.first else 0 for i in range(len(inputs))]
-        return jax.vmap(self._body, in_axes=axes)(*inputs)
 
     def _trace(self, dependent: list[int], known: list[int], fn: Callable, stacked: bool = False) -> Program:
         """Return ``fn`` of all inputs as a program; those neither dependent nor known are siblings."""

@@ -187,7 +187,8 @@ def _constant_truths(program: Program, tables: Mapping[str, np.ndarray]) -> dict
     All units take their k-th value at once, so this holds for elements that read one unit.
     """
     slots = {step.inputs[0] for step in program.steps if step.name in ("reduce_and", "reduce_or", "select_n")}
-    is_candidate = lambda s: program.is_pure(s) and program.depends(s) and program.dtypes[s] == np.bool_
+    reads_units_alone = lambda s: all(source < len(program.sites) for source in program.sources[s])
+    is_candidate = lambda s: reads_units_alone(s) and program.depends(s) and program.dtypes[s] == np.bool_
     slots = sorted(filter(is_candidate, slots))
     if not slots or set(tables) != set(program.sites):
         return {}

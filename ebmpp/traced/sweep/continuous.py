@@ -63,9 +63,8 @@ class ContinuousSite:
         elif self.most > _MOST_JOINT:
             problem = f"units that interact must be at most {_MOST_JOINT}, got {self.most}"
         if problem:
-            raise IntractableError(
-                f"from_model: site {name!r}: {problem}. Leave the site to another block, such as NUTS"
-            )
+            hint = "Leave the site to another block, such as NUTS"
+            raise IntractableError(f"from_model: site {name!r}: {problem}. {hint}")
 
     def derivatives(self, values: Sites, context: Context) -> Derivatives:
         """Return the derivatives from which the conditional follows."""
@@ -166,10 +165,7 @@ def _family(powers: tuple[Powers, bool] | str, positive: bool) -> tuple[str, boo
         numbers = sorted(p for p in powers[0] if p not in (0, LOG))
         form = ", ".join(["log x"] * (LOG in powers[0]) + ["x" if p == 1 else f"x^{p:g}" for p in numbers])
     allowed = "x and log x, or 1/x and log x" if positive else "x and x^2"
-    problem = (
-        f"its log density given everything else could not be shown to be a sum of {allowed}: it has {form}"
-    )
-    return "", True, problem
+    return "", True, f"its conditional could not be shown to be a sum of {allowed}: it has {form}"
 
 
 def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
