@@ -27,11 +27,8 @@ from ebmpp.moves.target import Target
 class Accumulator(Protocol):
     """A hashable object that sums weighted values of states."""
 
-    per_job: ClassVar[bool]
-    """True for one sum per job, with a leading axis of jobs; False for one sum over all jobs."""
-
-    fast_compile: ClassVar[bool]
-    """True if the older emitters do not slow it down: see :func:`uses_fast_compile`."""
+    per_job: ClassVar[bool]  # True for one sum per job, with a leading axis of jobs
+    fast_compile: ClassVar[bool]  # True if the older emitters do not slow it down
 
     def init(self, target: Target, num_jobs: int) -> Any:
         """Return the empty sum."""

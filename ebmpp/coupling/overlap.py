@@ -29,7 +29,6 @@ from ebmpp.moves.target import Target
 THRESHOLD = 5.0
 _MAX_CHAINS, _LEAST_CHAINS = 200, 7  # n chains have a z-score of at most n - 1
 _LEAST_SWEEPS = 20  # of which half measure the acceptance
-_AT_ONCE = 2**25  # draws of units in one call, about a second, so that Ctrl-C is heeded
 
 
 class LeadingChains(NamedTuple):
@@ -106,36 +105,23 @@ def run_leading_chains(
         return LeadingChains()
     target = target.take(np.arange(chains)) if target.num_rows > 1 else target
     x = jax.tree.map(lambda a: a[:chains] if len(a) == num_pairs else a, x)
-    first, last, accepted = _run(target, moves, x, random.fold_in(key, np.arange(chains)), num_sweeps)
-    first, last = ({b: state[b] for b in changed} for state in (first, last))
-    share = accepted / (chains * (num_sweeps - num_sweeps // 2) * proposals) if proposals else math.nan
+    keys = random.fold_in(key, np.arange(chains))
+    *states, accepted = sharding.to_host(_run(target, moves, x, keys, jnp.uint32(num_sweeps)))
+    first, last = ({b: state[b] for b in changed} for state in states)
+    share = float(accepted) / (chains * (num_sweeps - num_sweeps // 2) * proposals) if proposals else math.nan
     return LeadingChains(overlap(first, last) if compare else math.nan, share)
 
 
-def _run(target: Target, moves: tuple[Move, ...], x: Rows | Fresh, keys: Keys, num_sweeps: int) -> tuple:
-    """Return starts, ends and the number of proposals accepted in the second half, on the host."""
-    draws = sum(v.size for v in jax.tree.leaves(jax.eval_shape(lambda: _rows(target, x))))
-    step, first, last, accepted = max(1, _AT_ONCE // draws), None, x, 0.0
-    for begin in range(0, num_sweeps, step):
-        span = jnp.array([begin, min(begin + step, num_sweeps), num_sweeps // 2], jnp.uint32)
-        start, last, count = _sweeps(target, moves, last, keys, span)
-        first, accepted = start if first is None else first, accepted + float(count)
-    return *sharding.to_host((first, last)), accepted
-
-
-@compiled(statics=(1,), key=lambda target, *_: target.graph)
-def _sweeps(
-    target: Target, moves: tuple[Move, ...], x: Rows | Fresh, keys: Keys, span: Array
+@compiled(statics=(1,), key=lambda target, *_: target.graph, unbounded=True)
+def _run(
+    target: Target, moves: tuple[Move, ...], x: Rows | Fresh, keys: Keys, num_sweeps: Array
 ) -> tuple[Blocks, Blocks, Array]:
-    """Return the starts, the states after sweeps ``span[0]`` to ``span[1]``, and accepted proposals."""
-    start, (begin, end, half) = _rows(target, x), span
+    """Return starts, ends and the number of proposals accepted in the second half."""
+    start = x.rows(target) if isinstance(x, Fresh) else dict(x)
 
     def sweep(t: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
         x, accepted = draw_sweep(target, carry[0], moves, random.fold_in(keys, t + 1))
-        return x, carry[1] + jnp.where(t >= half, accepted.sum(), 0).astype(carry[1].dtype)
+        is_late = t >= num_sweeps // 2
+        return x, carry[1] + jnp.where(is_late, accepted.sum(), 0).astype(carry[1].dtype)
 
-    return start, *lax.fori_loop(begin, end, sweep, (start, jnp.zeros((), jnp.float32)))
-
-
-def _rows(target: Target, x: Rows | Fresh) -> Blocks:
-    return x.rows(target) if isinstance(x, Fresh) else dict(x)
+    return start, *lax.fori_loop(jnp.uint32(0), num_sweeps, sweep, (start, jnp.zeros((), jnp.float32)))

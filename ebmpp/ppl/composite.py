@@ -292,11 +292,7 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
     words = random.key_pair(key)
     density = lambda distribution, x: jnp.sum(distribution.log_prob(x))
 
-    def pending(carry: tuple[Array, Array, Array, Array, Array]) -> Array:
-        number, _, _, accepted, valid = carry
-        return ~accepted & valid & (number <= MOST_TRIALS)
-
-    def trial(carry: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
+    def trial(carry: tuple) -> tuple:
         # trial 0 draws from p, the others from q: one loop, because a sampler such as gamma's takes the
         # better part of a second to compile
         number, x = carry[:2]
@@ -310,6 +306,7 @@ def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Arr
     shape = jax.eval_shape(p.sample, as_key(words))
     none = jnp.zeros(shape.shape, shape.dtype)
     start = jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool)
+    pending = lambda carry: ~carry[3] & carry[4] & (carry[0] <= MOST_TRIALS)
     _, x, y, accepted, valid = lax.while_loop(pending, trial, start)
     return x, y, accepted & valid
 

@@ -22,19 +22,8 @@ from ebmpp.moves.search import STARTS
 from ebmpp.ppl import bound
 from ebmpp.ppl.binding import Binding, Sites
 from ebmpp.ppl.bound import Bound
-from ebmpp.traced import ModelBlock
-from ebmpp.traced.block import (
-    Advanced,
-    Block,
-    BlockState,
-    Call,
-    Chain,
-    Coupled,
-    check_tempering,
-    initial_values,
-    repeat,
-    tempered_transition,
-)
+from ebmpp.traced import ModelBlock, block
+from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled
 from ebmpp.traced.rows import checked
 
 #: Units that are proposed at a time, on average, where there is a ``log_likelihood``. A 16x16 Ising prior
@@ -44,7 +33,7 @@ from ebmpp.traced.rows import checked
 _NUM_PROPOSED = 2
 
 
-class GibbsBlock(Block):
+class GibbsBlock(block.Block):
     """Sites of a NumPyro model that are updated by the sweeps of a graph, in ``numpyro.infer.Gibbs``.
 
     The graph, with its present params, must be the posterior of the sites given everything else: the energy
@@ -127,7 +116,7 @@ class GibbsBlock(Block):
             num_sweeps = 1 if log_likelihood is None else math.ceil(1 / self.fraction)
         self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
         self.moves = self._check_moves(sweeps.as_moves("GibbsBlock: moves", moves))
-        self.tempering = check_tempering("GibbsBlock: tempering", tempering)
+        self.tempering = block.check_tempering("GibbsBlock: tempering", tempering)
 
     @classmethod
     def from_model(
@@ -266,7 +255,7 @@ class GibbsBlock(Block):
             return moved, carry[1] + accepted
 
         none = transitions = jnp.zeros(len(keys), jnp.int32)
-        x, accepted = repeat(self.num_sweeps, sweep_once, (self.binding.to_rows(values, target), none))
+        x, accepted = block.repeat(self.num_sweeps, sweep_once, (self.binding.to_rows(values, target), none))
         if self.tempering is not None:
             x, transitions = self._temper(target, self.tempering, x, keys)
         return Advanced(self._from_rows(x, values, target), accepted, transitions=transitions)
@@ -284,7 +273,7 @@ class GibbsBlock(Block):
             return lax.fori_loop(jnp.uint32(0), jnp.uint32(passes), step, (dict(x), none))
 
         density = lambda x: bound.log_density(target, x)
-        x, accepted, _ = tempered_transition(betas, density, sweep, x, keys)
+        x, accepted, _ = block.tempered_transition(betas, density, sweep, x, keys)
         return dict(x), accepted.astype(jnp.int32)
 
     def couple(self, first: Chain, second: Chain, keys: Array, coupling: str | None = None) -> Coupled:
@@ -317,7 +306,7 @@ class GibbsBlock(Block):
     ) -> BlockState:
         """Return the first state, at ``init_params``, the values of the sites."""
         del num_warmup
-        values = initial_values(rng_key, init_params or {})
+        values = block.initial_values(rng_key, init_params or {})
         expected = f"initial values of the sites {sorted(self.sites)}"
         checks.require(values, "GibbsBlock: init_params", expected, init_params, StateError)
         checks.names("site of init_params", values, self.sites, StateError)
