@@ -5,11 +5,9 @@
 A pair (a *job*) is a leading chain X, ahead by ``lag`` sweeps, and its follower Y. Meeting times have heavy
 tails, so a fixed number of slots is kept busy: a slot whose pair is done takes the next job inside the same
 loop, and once no jobs wait the active pairs are compacted into fewer and fewer slots. The draws of a job
-depend on its own key, time, move and trial only, so results do not depend on slots or order. Every started
-job runs to its end. A pair that ``max_sweeps`` or a failed draw stops is flagged.
-
-The engine sums weighted values of states, ``sum_i w_i f(state_i)`` with integer weights, for the estimator
-:math:`H_{k:m}` (Jacob, O'Leary, Atchade 2020; with lags: Biswas, Jacob, Vanetti 2019).
+depend on its own key, time, move and trial only, so results do not depend on slots or order. A pair that
+``max_sweeps`` or a failed draw stops is flagged. The engine sums weighted values of states with integer
+weights, for the estimator :math:`H_{k:m}` (Jacob, O'Leary, Atchade 2020; Biswas, Jacob, Vanetti 2019).
 """
 
 import dataclasses
@@ -98,9 +96,8 @@ def run_pairs(
     """Run every job to its meeting and to time ``m``; jobs are sharded over a mesh.
 
     :param target: clamped values have one row for all jobs, or one row per job.
-    :param moves: the moves of a sweep; other blocks of ``x`` do not change.
     :param num_slots: slots per device; None for the default of the device.
-    :param x: starts of the leading chains, ``(jobs, *shape)`` for each block.
+    :param x: starts of the leading chains, ``(jobs, *shape)`` for each block; other blocks do not change.
     :param y: starts of the following chains; None for ``x``.
     :param key: ``(2,)``; job j draws from ``fold_in(key, j)``.
     :param job_weights: weights of the jobs in the sum, ``(jobs,)``; None for 1.

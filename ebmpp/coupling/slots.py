@@ -24,9 +24,8 @@ from ebmpp.moves.target import Target
 #: Pairs that run at once on a CPU; 64 to 256 are within 10 % of each other.
 _SLOTS = 64
 _QUANTILE = 0.95  # of a pilot's meeting times
-#: Up to this number of pairs one chunk of slots runs, in one loop, which compiles in 0.65 of the time of two.
-#: Gradients by 100 pairs take 0.67 to 0.98 of the time with 64 slots for k = 1 and 0.9 to 1.15 for k = 20 or
-#: 100; by 128 pairs 0.78 to 0.98 and 0.98 to 1.34.
+#: Up to this number of pairs one chunk of slots runs, in one loop, which compiles in 0.65 of the time of two,
+#: and gives gradients by 100 pairs in 0.67 to 1.15 of the time with 64 slots.
 _FEW_JOBS = 100
 #: Slots that the tail sweeps together on a CPU: see :func:`stages`.
 _CHUNK = 8

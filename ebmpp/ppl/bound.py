@@ -91,9 +91,6 @@ def bind_params(
     return values
 
 
-# -- one chain per row -----------------------------------------------------------------------------
-
-
 def sweep(
     bound: Bound, x: Rows, keys: Array, fraction: float = 1.0, beta: Any = 1.0, backward: bool = False
 ) -> Drawn:
@@ -169,9 +166,6 @@ def _accept(
     gain = beta * (bound.log_likelihood(proposed) - bound.log_likelihood(x))
     accepted = jnp.log(random.uniform(words[:, -1])) < gain
     return {b: where_rows(accepted, proposed[b], v) for b, v in x.items()}, accepted
-
-
-# -- pairs of chains -------------------------------------------------------------------------------
 
 
 def couple(

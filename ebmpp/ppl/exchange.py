@@ -140,8 +140,6 @@ class Exchange(SiteKernel):
     def __repr__(self) -> str:
         return f"Exchange({self.graph!r}, sites={list(self.prior)}, auxiliary={self.auxiliary!r})"
 
-    # -- NumPyro's contract ------------------------------------------------------------------------
-
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> ExchangeState:
@@ -180,8 +178,6 @@ class Exchange(SiteKernel):
         text = f"exchange step size {step_size:.2e}, acc. prob={accept_prob:.2f}"
         failures = int(np.sum(state.failures))
         return f"{text}, {failures} FAILED auxiliary draws: NaN from there on" if failures else text
-
-    # -- one chain ---------------------------------------------------------------------------------
 
     def _init_one(self, rng_key: Array, num_warmup: int, init: Sites) -> ExchangeState:
         rng_key, *keys = jax.random.split(rng_key, 1 + len(self.prior))

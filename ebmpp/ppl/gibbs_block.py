@@ -27,9 +27,8 @@ from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled
 from ebmpp.traced.rows import checked
 
 #: Units that are proposed at a time, on average, where there is a ``log_likelihood``. A 16x16 Ising prior
-#: seen through a blur that saturates, 600 steps: whole layers, R-hat of how well the image fits 5.2, and 2.6
-#: with thirty sweeps per step; four units 1.014, two 1.008, one 1.004, at 12, 15 to 21 and 17 to 22 effective
-#: draws per second.
+#: seen through a blur, 600 steps: R-hat 5.2 for whole layers, 1.014 for four units, 1.008 for two, 1.004 for
+#: one, at 12, 15 to 21 and 17 to 22 effective draws per second.
 _NUM_PROPOSED = 2
 
 

@@ -68,12 +68,14 @@ def _outside(site: Mapping[str, Any]) -> Any:
 
     The edge of a continuous support belongs to it. Of a factor, values that are not finite are marked.
     """
-    base, value = base_of(site["fn"]), site["value"]
+    base, is_finite = base_of(site["fn"]), lambda a: abs(a) < np.inf
+    to_array = jnp.asarray if is_staged() else np.asarray  # with which no program is compiled
     if isinstance(base, Unit):
-        return ~_is_finite(_concrete(base.log_factor))
-    value, element, rows = _concrete(value), element_of(base.support), np.ndim(value) - base.event_dim
-    by_row = lambda a: a.reshape(*a.shape[:rows], -1).all(-1)
-    inside, is_float = by_row(_is_finite(value)), jnp.issubdtype(value.dtype, np.floating)
+        return ~is_finite(to_array(base.log_factor))
+    value: Any = to_array(site["value"])
+    element = element_of(base.support)
+    by_row = lambda a: a.reshape(*a.shape[: value.ndim - base.event_dim], -1).all(-1)
+    inside, is_float = by_row(is_finite(value)), jnp.issubdtype(value.dtype, np.floating)
     if isinstance(element, type(constraints.dependent)):
         return ~inside
     if not is_float or element.is_discrete:
@@ -83,15 +85,6 @@ def _outside(site: Mapping[str, Any]) -> Any:
     with np.errstate(invalid="ignore"):  # inf - inf
         room = _ROUNDING * (1 + abs(value))
         return ~(inside & by_row(element(value + room) | element(value - room)))
-
-
-def _concrete(value: Any) -> Any:
-    """Return an array of numpy, with which no program is compiled, unless a function is traced."""
-    return jnp.asarray(value) if is_staged() else np.asarray(value)
-
-
-def _is_finite(value: Any) -> Any:
-    return abs(value) < np.inf
 
 
 def count_impossible(site: Mapping[str, Any]) -> Array:

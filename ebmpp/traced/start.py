@@ -66,7 +66,7 @@ class Start:
         axes, call, origin = how
         inside = {site: np.asarray(self._inside(site, v)) for site, v in values.items()}
         if origin != "prior":
-            _refuse_outside(self.info, inside, values)
+            self._refuse_outside(inside, values)
         log_prob, invalid = self._inspect(axes, values, context, keys)
         is_lost = np.isneginf(log_prob) | ~np.all(list(inside.values()), 0)
         is_possible = np.isfinite(log_prob)
@@ -91,13 +91,11 @@ class Start:
         inside = {site: self._inside(site, v) for site, v in values.items()}
 
         def check(rows: Any) -> None:
-            _refuse_outside(self.info, rows[1], rows[0])
+            self._refuse_outside(rows[1], rows[0])
             if not np.isfinite(rows[2]).all():
                 self._refuse_impossible(rows[0], None)
 
         return checked(check, (dict(values), inside, self._log_density(values, context)))[0]
-
-    # -- one chain -------------------------------------------------------------------------------
 
     def _log_density(self, values: Sites, context: Context) -> Array:
         return self.posterior.log_density(self.posterior.inputs(values, context))
@@ -153,7 +151,10 @@ class Start:
         x, found = search({**context.siblings, **values}, keys, draw, sweep, is_possible)
         return split(x)[0], found
 
-    # -- refusals --------------------------------------------------------------------------------
+    def _refuse_outside(self, inside: Mapping[str, Any], values: Sites) -> None:
+        for site, is_inside in inside.items():
+            expected, value = f"in {self.info.distributions[site].support}", np.asarray(values[site]).tolist()
+            checks.require(np.all(is_inside), f"site {site!r}", expected, value, StateError)
 
     def _refuse_invalid(self, site: str, mask: np.ndarray) -> None:
         """Raise a StateError for a conditional that is nan in one of the chains."""
@@ -203,12 +204,6 @@ def search(
     more = lambda carry: (carry[0] < _MOST_DRAWS * _MOST_SWEEPS) & is_lost(carry)
     end = lax.while_loop(more, draw_again, (jnp.uint32(0), {site: jnp.asarray(v) for site, v in x.items()}))
     return end[1], ~is_lost(end)
-
-
-def _refuse_outside(info: ModelInfo, inside: Mapping[str, Any], values: Sites) -> None:
-    for site, is_inside in inside.items():
-        expected, value = f"in {info.distributions[site].support}", np.asarray(values[site]).tolist()
-        checks.require(np.all(is_inside), f"site {site!r}", expected, value, StateError)
 
 
 def _over_rows(fn: Callable[..., Any]) -> Callable[..., Any]:

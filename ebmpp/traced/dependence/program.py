@@ -87,8 +87,6 @@ class Program:
         """Return True if a slot depends on nothing but arguments and constants."""
         return all(source >= len(self.sites) + len(self.siblings) for source in self.sources[slot])
 
-    # -- construction ----------------------------------------------------------------------------
-
     def _slot(self, aval: Any, sources: frozenset[int]) -> int:
         self.shapes.append(tuple(aval.shape))
         self.dtypes.append(aval.dtype)
@@ -123,8 +121,6 @@ class Program:
         outputs = [self._slot(v.aval, sources) for v in equation.outvars]
         self.steps.append(Step(primitive, params, tuple(inputs), tuple(outputs)))
         return outputs
-
-    # -- evaluation ------------------------------------------------------------------------------
 
     def relaxed(self) -> "Program":
         """Return the function with a very low number in place of -inf in each step."""

@@ -10,8 +10,7 @@ in the terms of any one unit, the others fixed. Therefore:
 - Two units interact if an element reads both, or if elements that read them are multiplied. That is read off
   the program, so it holds for all values, and can only err toward interaction.
 - Where no two units of a layer interact, a unit's part of the log density is the sum of the elements that
-  read it, times their coefficients, the gradient of the tail. One evaluation of the terms per value, of all
-  units at once, gives the conditional of every unit.
+  read it, times their coefficients, the gradient of the tail.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,8 +91,6 @@ class Terms:
     def _sets(self, slot: int) -> np.ndarray:
         return np.where(self.live[slot], self._reads[slot], 0).ravel()
 
-    # -- analysis --------------------------------------------------------------------------------
-
     def _trace_back(self) -> None:
         program, reads = self.program, self._reads
         live: dict[int, np.ndarray] = {program.output: np.ones((), bool)}
@@ -141,8 +138,6 @@ class Terms:
         self._count += count
         if self._count <= _MOST_PAIRS:
             self._pairs = self._pairs + self.sets.rows(first).T @ self.sets.rows(second)
-
-    # -- evaluation ------------------------------------------------------------------------------
 
     def evaluate(self, inputs: Mapping[int, Any], slots: Iterable[int]) -> dict[int, Array]:
         """Return some of the terms, as floats, given values of all of the program's inputs."""

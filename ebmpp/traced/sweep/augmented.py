@@ -3,10 +3,9 @@
 """A model's log density joint with the latent blocks of its energy priors: data augmentation.
 
 The latents h of an energy that is the prior of a site z are summed out of the model, and all units of z that
-share one interact. Since p(z) is the sum over h of p(z, h), the posterior of z is the marginal of that of
-(z, h): h is drawn given z, from the families of the graph, then z given h, from the traced joint density.
-Both draws leave the joint posterior invariant. The latents are drawn before they are read, whatever they
-were, so they are no part of a chain's state.
+share one interact. Since p(z) is the sum over h of p(z, h), h may be drawn given z, from the families of the
+graph, then z given h, from the traced joint density. The latents are drawn before they are read, so they are
+no part of a chain's state.
 
 **References**
 
@@ -91,12 +90,9 @@ class Augmented(Posterior):
             for b, eta in prior.latent_parameters(sites[site]).items():
                 # rows that a mask leaves out may have any distribution: the families' default
                 default = jnp.broadcast_to(prior.graph.families[b].default_eta(), eta.shape)
-                etas[site, b] = jnp.where(
-                    counts.reshape(counts.shape + (1,) * (eta.ndim - counts.ndim)), eta, default
-                )
+                counted = counts.reshape(counts.shape + (1,) * (eta.ndim - counts.ndim))
+                etas[site, b] = jnp.where(counted, eta, default)
         return [etas[place] for place in self.blocks.values()]
-
-    # -- draws -----------------------------------------------------------------------------------
 
     def etas(self, values: Sites, context: Context) -> dict[str, Array]:
         """Return natural parameters of the latents given everything else."""

@@ -93,35 +93,24 @@ class Posterior:
 
     def model_at(self, siblings: Mapping[str, Array]) -> Callable[..., Any]:
         """Return the model whose log density is traced; subclasses change it, given ``extra``."""
-        del siblings
         return self.info.model
-
-    # -- values ----------------------------------------------------------------------------------
 
     def _values(self, name: str) -> Values:
         """Raise an IntractableError where there are too many, or they depend on other sites."""
         prior, shape, support = self.info.distributions[name], self.shapes[name], self.info.support(name)
         if isinstance(prior, EnergyDistribution):
             return _values_of_energy(name, prior, shape)
-        bounds: tuple[Any, Any] = (0, 1)
-        if isinstance(support, type(constraints.integer_interval(0, 1))):
-            bounds = support.lower_bound, support.upper_bound
-            if np.ndim(bounds[0]) or not isinstance(bounds[1], int):
-                self._check_bounds(name)
-        elif support != constraints.boolean:
-            _refuse(
-                name,
-                f"is {type(prior).__name__}, expected finitely many whole numbers, an EnergyDistribution, or "
-                "real or positive numbers",
-                _TRUNCATE if support.is_discrete else _ELSEWHERE,
-            )
+        is_interval = isinstance(support, type(constraints.integer_interval(0, 1)))
+        if not is_interval and support != constraints.boolean:
+            expected = "finitely many whole numbers, an EnergyDistribution, or real or positive numbers"
+            hint = _TRUNCATE if support.is_discrete else _ELSEWHERE
+            _refuse(name, f"is {type(prior).__name__}, expected {expected}", hint)
+        bounds = (support.lower_bound, support.upper_bound) if is_interval else (0, 1)
+        if np.ndim(bounds[0]) or not isinstance(bounds[1], int):
+            self._check_bounds(name)
         size = int((np.asarray(bounds[1]) - np.asarray(bounds[0])).max()) + 1
         if size > _MOST_VALUES:
-            _refuse(
-                name,
-                f"takes {size} values per unit, expected at most {_MOST_VALUES} evaluations of the model",
-                _TRUNCATE,
-            )
+            _refuse(name, f"takes {size} values per unit, expected at most {_MOST_VALUES}", _TRUNCATE)
         low, high = (_bound(np.asarray(bound), shape) for bound in bounds)
         table = low + np.arange(size).reshape(-1, *(1,) * low.ndim)
         return Values(np.minimum(table, high), table <= high)
@@ -136,9 +125,7 @@ class Posterior:
 
         program = self.trace(bounds, self.info.latent)
         if not program.is_known(program.output):
-            _refuse(
-                name, "must have values that do not depend on other sites: make the likelihood 0 elsewhere"
-            )
+            _refuse(name, "must not have values that depend on other sites: make the likelihood 0 elsewhere")
         self.info.relied |= {program.arguments.index(slot) for slot in program.sources[program.output]}
 
 
