@@ -109,7 +109,6 @@ def run_pairs(
 
     def run_share(jobs: Job, common: tuple, first: Array, valid: Which | None) -> tuple[Any, Any]:
         target, key, window = common
-        del first
         run = _Engine(target, moves, accumulator, window, jobs, valid, key).run(size)
         job_totals, total = (run.total, ()) if accumulator.per_job else ((), run.total)
         time = jnp.where(run.meeting_time == _NEVER, -1, run.meeting_time)
@@ -328,14 +327,7 @@ class _Engine:
         return slots, tally
 
     def _step(
-        self,
-        part: Any,
-        carry: tuple[Slots, _Count],
-        target: Target,
-        move: Move,
-        prepared: Any,
-        start: int,
-        keys: Keys,
+        self, part: Any, carry: tuple, target: Target, move: Move, prepared: Any, start: int, keys: Keys
     ) -> tuple[Slots, _Count]:
         (slots, tally), index = carry, start + part
         at = slots.active & (slots.move == index)

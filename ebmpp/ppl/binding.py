@@ -21,6 +21,7 @@ from ebmpp.ppl.bound import Bound
 from ebmpp.traced.block import Call
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
+Params = Mapping[str, Any] | Callable[..., Any] | None
 
 
 class _Siblings(dict):
@@ -30,11 +31,7 @@ class _Siblings(dict):
 
     def __getitem__(self, name: str) -> Array:
         self.is_read = True
-        if name not in self:
-            raise StateError(
-                f"a function of the block's params read site {name!r}, expected one of the sibling sites "
-                f"{sorted(self)}. There are none outside numpyro.infer.Gibbs"
-            )
+        checks.names("sibling site read by a function of the block's params", [name], self, StateError)
         return super().__getitem__(name)
 
 
@@ -42,12 +39,7 @@ class Binding:
     """A graph among the sites of a model; see :class:`~ebmpp.GibbsBlock` for the arguments."""
 
     def __init__(
-        self,
-        graph: FactorGraph,
-        sites: Sites,
-        params: Mapping[str, Any] | Callable[..., Any] | None,
-        clamped: Mapping[str, Any] | None,
-        log_likelihood: Callable[..., Array] | None,
+        self, graph: FactorGraph, sites: Sites, params: Params, clamped: Any, log_likelihood: Any
     ) -> None:
         if log_likelihood is not None:
             checks.function("GibbsBlock: log_likelihood", log_likelihood, "the sites")

@@ -168,10 +168,6 @@ class Exchange(SiteKernel):
     def _may_fail(self) -> bool:
         return isinstance(self.auxiliary, str) and self.auxiliary != "enumerate"
 
-    def wrap_model(self, wrapper: Callable) -> "Exchange":
-        """Return the kernel itself, as there is no model."""
-        return self
-
     def get_diagnostics_str(self, state: ExchangeState) -> str:
         """Return step size and acceptance, for the progress bar."""
         step_size, accept_prob = np.mean(state.step_size), np.mean(state.mean_accept_prob)

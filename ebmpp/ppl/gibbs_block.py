@@ -20,7 +20,7 @@ from ebmpp.moves import Layer, Move, Target, couplings, search, sweeps
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.search import STARTS
 from ebmpp.ppl import bound
-from ebmpp.ppl.binding import Binding, Sites
+from ebmpp.ppl.binding import Binding, Params, Sites
 from ebmpp.ppl.bound import Bound
 from ebmpp.traced import ModelBlock, block
 from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled
@@ -95,7 +95,7 @@ class GibbsBlock(block.Block):
         self,
         graph: FactorGraph,
         sites: Sites = None,
-        params: Mapping[str, Any] | Callable[..., Any] | None = None,
+        params: Params = None,
         *,
         clamped: Mapping[str, Any] | None = None,
         log_likelihood: Callable[..., Array] | None = None,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of a Gibbs sampler as functions for NumPyro's HMCGibbs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,17 +11,14 @@ from jax import Array
 from ebmpp.core import Rows, checks, random
 from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
-from ebmpp.ppl.binding import Sites
+from ebmpp.ppl.binding import Params, Sites
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.traced import ModelBlock
 from ebmpp.traced.block import Call
 
 
 def gibbs_fn(
-    graph: FactorGraph | ModelBlock,
-    sites: Sites = None,
-    params: Mapping[str, Any] | Callable[..., Any] | None = None,
-    **options: Any,
+    graph: FactorGraph | ModelBlock, sites: Sites = None, params: Params = None, **options: Any
 ) -> Callable[..., dict[str, Array]]:
     """Return a block as a function for :class:`numpyro.infer.HMCGibbs`.
 

@@ -49,11 +49,7 @@ class Program:
     """
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        sites: Mapping[str, Any],
-        siblings: Mapping[str, Any],
-        arguments: Sequence[Any],
+        self, fn: Callable, sites: Mapping[str, Any], siblings: Mapping[str, Any], arguments: Sequence
     ) -> None:
         closed = jax.make_jaxpr(fn)(dict(sites), dict(siblings), list(arguments))
         self.steps: list[Step] = []

@@ -3,6 +3,7 @@
 """The sets of units that every value of a program reads."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,18 +21,14 @@ _MOST_ROUNDS = 8  # of a scan's fixed point, after which all results read everyt
 
 
 def propagate(
-    program: Program,
-    sets: UnitSets,
-    units: Mapping[int, np.ndarray],
-    known: Known,
-    constant: Mapping[int, np.ndarray] | None = None,
+    program: Program, sets: UnitSets, units: Mapping, known: Known, constant: Mapping = MappingProxyType({})
 ) -> tuple[dict[int, np.ndarray], dict[int, Flow]]:
     """Return the sets of units that slots read, if any, and each step's flow by its first result.
 
     :param units: sets that the inputs read.
     :param constant: by slot, where a truth value is the same for all values of the one unit that it reads.
     """
-    reads, flows, constant = dict(units), {}, constant or {}
+    reads, flows = dict(units), {}
     for step in program.steps:
         depends = [i in reads for i in step.inputs]
         if not any(depends):

@@ -45,11 +45,7 @@ class Terms:
     """
 
     def __init__(
-        self,
-        program: Program,
-        arguments: Sequence[Any],
-        tables: Mapping[str, np.ndarray] | None = None,
-        products: bool = True,
+        self, program: Program, arguments: Sequence[Any], tables: Mapping[str, np.ndarray], products: bool
     ) -> None:
         self.program, self._products = program, products
         units, size = {}, 0  # units are numbered through the flattened sites
@@ -59,7 +55,7 @@ class Terms:
             size += count
         self.sets = UnitSets(size)
         known = Known(program, arguments)
-        constant = _constant_truths(program, tables or {})
+        constant = _constant_truths(program, tables)
         self._reads, self._flows = propagate(program, self.sets, units, known, constant)
         #: slots of the terms, and which of their elements matter
         self.live: dict[int, np.ndarray] = {}
