@@ -220,7 +220,7 @@ class Arguments:
             same = jnp.shape(leaf) == jnp.shape(before)
             return None if same else f"has shape {jnp.shape(leaf)}, which was {jnp.shape(before)}"
         if isinstance(leaf, core.Tracer):
-            return "decides which units interact, and is traced: let the model close over it"
+            return "decides which units interact, and is traced. Run MCMC without jit_model_args"
         equal = _are_equal(leaf, before)
         return None if equal else "has another value, which decides which units interact"
 
