@@ -31,12 +31,10 @@ _EXPECTED = "of numbers, booleans, strings or categories"
 class Column:
     """Encoding of a column as a unit of a block.
 
-    :param name: the column's name.
-    :param block: name of the block.
     :param index: number of the unit.
     :param dtype: the column's dtype, which decoded values have.
-    :param levels: ``pandas.CategoricalDtype`` of a category; its units are numbers of levels.
-    :param mean: of the known cells of a column of numbers, as ``scale``, their standard deviation.
+    :param levels: ``pandas.CategoricalDtype`` of categories; units are numbers of levels.
+    :param mean: of the known cells of a column of numbers, with standard deviation ``scale``.
     """
 
     name: Any
@@ -48,18 +46,13 @@ class Column:
     scale: float = 1.0
 
     def encode(self, cells: "pd.Series") -> np.ndarray:
-        """Return the unit's values, nan where a cell is missing.
-
-        :raises StateError: for cells of another kind, infinite numbers and unknown categories.
-        """
+        """Return the unit's values, nan where a cell is missing; raise StateError for invalid cells."""
         name, known = f"column {self.name!r} of df", cells.notna().to_numpy()
         if self.levels is None:
             return (_numbers(name, cells) - self.mean) / self.scale
-        x = self.levels.categories.get_indexer(cells.astype(object)).astype(float)
-        wrong = known & (x < 0)
-        if wrong.any():
-            expected = f"of the categories {list(self.levels.categories)}"
-            checks.require(False, name, expected, cells[wrong].iloc[0], StateError)
+        x = self.levels.categories.get_indexer(cells.astype(object))
+        wrong, expected = list(cells[known & (x < 0)]), f"of the categories {list(self.levels.categories)}"
+        checks.require(not wrong, name, expected, wrong[:1], StateError)
         return np.where(known, x, np.nan)
 
     def decode(self, x: np.ndarray) -> "pd.Series":
@@ -92,14 +85,20 @@ class TableModel:
 
     graph: FactorGraph
     columns: tuple[Column, ...]
-    rows: dict[str, Any] = dataclasses.field(repr=False)
+    rows: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def encode(self, df: "pd.DataFrame") -> dict[str, Any]:
         """Return rows of another frame with these columns, such as held-out ones.
 
         :raises StateError: for a missing column, or cells of another kind.
         """
-        return _encoded(self.columns, df)
+        absent = [column.name for column in self.columns if column.name not in df]
+        checks.require(not absent, "df", f"a frame with the columns {absent}", list(df), StateError)
+        units: dict[str, list[np.ndarray]] = {}
+        for column in self.columns:
+            units.setdefault(column.block, []).append(column.encode(df[column.name]))
+        rows = {block: np.stack(values, 1) for block, values in units.items()}
+        return {b: Observed.where_finite(x) if np.isnan(x).any() else x for b, x in rows.items()}
 
     def to_dataframe(self, samples: Mapping[str, Any]) -> "pd.DataFrame":
         """Return samples of the model as a frame with the columns and dtypes of the original one.
@@ -113,43 +112,37 @@ class TableModel:
         missing = [b for b in self.graph.visible if b not in samples]
         checks.require(not missing, "samples", f"given for {missing}", list(samples), StateError)
         flat = {b: np.asarray(samples[b]).reshape(-1, f.size) for b, f in self.graph.visible.items()}
-        cells = {
-            i: column.decode(flat[column.block][:, column.index]) for i, column in enumerate(self.columns)
-        }
-        return pd.DataFrame(cells).set_axis([column.name for column in self.columns], axis=1)
+        cells = [column.decode(flat[column.block][:, column.index]) for column in self.columns]
+        return pd.concat(cells, axis=1, keys=[column.name for column in self.columns])
 
     def fill_missing(
         self, df: "pd.DataFrame", params: Params, *, rng_key: Array, draw: bool = False, **options: Any
     ) -> "pd.DataFrame":
         """Return a copy of a frame in which missing cells are filled in given the others of their row.
 
-        Numbers are conditional means, booleans and categories the most probable values, by
-        :func:`ebmpp.complete`.
+        Numbers are conditional means, booleans and categories the most probable values.
 
         :param df: the frame, or another one with its columns.
         :param params: params of ``graph``.
-        :param rng_key: a jax key.
         :param draw: fill in one joint draw per row instead, for multiple imputation.
         :param options: options of :func:`ebmpp.complete`: ``num_chains``, ``num_warmup``, ``num_samples``.
         :raises StateError: as :meth:`encode` does.
         """
         rows, result = self.encode(df), df.copy()
-        holes = {column.name: df[column.name].isna().to_numpy() for column in self.columns}
+        holes = {column: df[column.name].isna().to_numpy() for column in self.columns}
         index = np.flatnonzero(np.any([*holes.values()], axis=0))
-        if not len(index):
-            return result
         known = {b: v[index] for b, v in rows.items()}
-        completion = complete(self.graph, params, rng_key=rng_key, **options, **known)
-        for column in self.columns:
-            hole = holes[column.name]
-            if hole.any():
-                values = completion.draws[column.block][0] if draw else completion.mean[column.block]
-                x = values[hole[index], column.index]
-                if not draw and x.ndim == 2:  # mean statistics
-                    x = x[:, 0] if column.levels is None else x.argmax(1)
-                cells = result[column.name].copy()
-                cells[hole] = column.decode(x).array
-                result[column.name] = cells
+        completion = complete(self.graph, params, rng_key=rng_key, **options, **known) if len(index) else None
+        for column, hole in holes.items():
+            if completion is None or not hole.any():
+                continue
+            values = completion.draws[column.block][0] if draw else completion.mean[column.block]
+            x = values[hole[index], column.index]
+            if not draw and x.ndim == 2:  # mean statistics
+                x = x[:, 0] if column.levels is None else x.argmax(1)
+            cells = result[column.name].copy()
+            cells[hole] = column.decode(x).array
+            result[column.name] = cells
         return result
 
 
@@ -172,17 +165,21 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Mapping[str, Family]) -> Ta
 
     **Example**
 
-    >>> import jax, pandas as pd, ebmpp
+    >>> import pandas as pd, ebmpp
     >>> df = pd.DataFrame({"size": [1.0, 2.5, None, 4.0], "colour": ["red", "blue", "red", None]})
     >>> table = ebmpp.from_dataframe(df, latent=2)
-    >>> table.graph.visible
-    {'numbers': Gaussian(1, 'learned'), 'categories_2': Categorical(1, 2)}
-    >>> fit = ebmpp.fit(table.graph, table.rows, rng_key=jax.random.key(0), num_steps=5, estimator=ebmpp.CD(),
-    ...                 progress_bar=False)
-    >>> int(table.fill_missing(df, fit.params, rng_key=jax.random.key(1)).isna().sum().sum())
-    0
+    >>> dict(table.graph.visible)
+    {'numbers': Gaussian(1, variance='learned'), 'categories_2': Categorical(1, num_categories=2)}
+    >>> table.rows["categories_2"].known[:, 0].tolist()
+    [True, True, True, False]
+    >>> table.to_dataframe({"numbers": [[0.0]], "categories_2": [[1]]})["colour"].tolist()
+    ['red']
     """
-    _check_frame(df)
+    expected = "a pandas frame with rows and columns"
+    checks.require(hasattr(df, "columns") and hasattr(df, "iloc"), "from_dataframe: df", expected, df)
+    checks.require(df.size, "from_dataframe: df", expected, df.shape, StateError)
+    repeated = list(df.columns[df.columns.duplicated()])
+    checks.require(not repeated, "from_dataframe: df", "a frame of unique columns", repeated, StateError)
     columns, families = _columns(df)
     if not isinstance(latent, Mapping):
         latent = {"latent": Bernoulli(checks.count("from_dataframe: latent", latent))}
@@ -190,17 +187,8 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Mapping[str, Family]) -> Ta
         checks.instance(f"from_dataframe: latent[{name!r}]", family, Family, "a family such as Bernoulli(20)")
         checks.require(name not in families, "from_dataframe: latent", f"named unlike {[*families]}", name)
     factors = [*map(Bias, (*families, *latent)), *(Bilinear(v, h) for v in families for h in latent)]
-    graph = FactorGraph(families, dict(latent), factors)
-    return TableModel(graph, columns, _encoded(columns, df))
-
-
-def _check_frame(df: Any) -> None:
-    is_frame = hasattr(df, "columns") and hasattr(df, "iloc")
-    checks.require(is_frame, "from_dataframe: df", "a pandas DataFrame", df)
-    checks.require(df.size, "from_dataframe: df", "a frame with rows and columns", df.shape, StateError)
-    repeated = list(df.columns[df.columns.duplicated()])
-    expected = "a frame with unique column names"
-    checks.require(not repeated, "from_dataframe: df", expected, repeated, StateError)
+    table = TableModel(FactorGraph(families, dict(latent), factors), columns)
+    return dataclasses.replace(table, rows=table.encode(df))
 
 
 def _numbers(name: str, cells: "pd.Series") -> np.ndarray:
@@ -225,6 +213,7 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
 
     columns, sizes, codes = [], {}, []
     makers: dict[str, Callable[[int], Family]] = {"booleans": Bernoulli}
+    makers["numbers"] = partial(Gaussian, variance="learned")
     for label, cells in df.items():
         name, known = f"column {label!r} of df", cells.dropna()
         checks.require(len(known), name, "a column with a known cell", "none", StateError, "Drop it.")
@@ -234,16 +223,11 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
         if block == "categories":
             is_categorical = isinstance(cells.dtype, pd.CategoricalDtype)
             levels = cells.dtype if is_categorical else pd.CategoricalDtype(sorted(values))
-            count = len(levels.categories)
-            block = f"categories_{count}"
-            makers[block] = partial(Categorical, num_categories=count)
+            block = f"categories_{len(levels.categories)}"
+            makers[block] = partial(Categorical, num_categories=len(levels.categories))
         elif block == "numbers":
             x = _numbers(name, known)
-            mean, scale, makers[block] = (
-                float(x.mean()),
-                float(x.std()),
-                partial(Gaussian, variance="learned"),
-            )
+            mean, scale = float(x.mean()), float(x.std())
             if len(values) <= _FEW and pd.api.types.is_integer_dtype(cells.dtype):
                 codes.append(label)
         columns.append(Column(label, block, sizes.get(block, 0), cells.dtype, levels, mean, scale))
@@ -255,13 +239,3 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
             stacklevel=3,
         )
     return tuple(columns), {block: makers[block](size) for block, size in sizes.items()}
-
-
-def _encoded(columns: tuple[Column, ...], df: "pd.DataFrame") -> dict[str, Any]:
-    absent = [column.name for column in columns if column.name not in df]
-    checks.require(not absent, "df", f"a frame with the columns {absent}", list(df), StateError)
-    units: dict[str, list[np.ndarray]] = {}
-    for column in columns:
-        units.setdefault(column.block, []).append(column.encode(df[column.name]))
-    rows = {block: np.stack(values, 1) for block, values in units.items()}
-    return {b: Observed.where_finite(x) if np.isnan(x).any() else x for b, x in rows.items()}

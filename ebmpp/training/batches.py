@@ -74,36 +74,24 @@ def chunk_size(batch: Selection) -> int:
     return CHUNK if batch.index is not None or size <= _MAX_BYTES else 1
 
 
-def as_source(
-    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array, first: int = 0
-) -> Source:
-    """Make the source of ``data``: see :func:`ebmpp.fit`.
-
-    :param rng_key: determines the order of the rows.
-    :param first: number of batches of rows before; a stream begins at its first batch.
-    """
+def as_source(graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array) -> Source:
+    """Make the source of ``data``: see :func:`ebmpp.fit`; ``rng_key`` determines the order of the rows."""
     if sharding.processes() > 1:
-        return ProcessRows(graph, data, weights, batch_size, rng_key, first)
-    return _local_source(graph, data, weights, batch_size, random.key_pair(rng_key), first)
+        return ProcessRows(graph, data, weights, batch_size, rng_key)
+    return _local_source(graph, data, weights, batch_size, random.key_pair(rng_key))
 
 
 def _local_source(
-    graph: FactorGraph,
-    data: Data,
-    weights: Any,
-    batch_size: int | None,
-    key: Key,
-    first: int,
-    on_host: bool = False,
+    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, key: Key, on_host: bool = False
 ) -> Source:
     """Make the source of this process's data; ``on_host`` leaves arrays on the host."""
-    if _is_stream(data):
+    if is_stream(data):
         if weights is not None:
             raise StateError("fit: weights must be None for a stream of batches, which has no row numbers.")
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
-    order = Order(key, size, batch_size or _DEFAULT_SIZE, first)
+    order = Order(key, size, batch_size or _DEFAULT_SIZE)
     weights = None if weights is None else tables.check_weights(weights, size)
     mapped = _is_mapped(data)
     if on_host and not mapped:
@@ -111,7 +99,8 @@ def _local_source(
     return (HostRows if mapped or on_host else DeviceRows)(graph, table, weights, order)
 
 
-def _is_stream(data: object) -> bool:
+def is_stream(data: object) -> bool:
+    """Return True for data that are batches in place of rows."""
     if isinstance(data, Mapping | Observed) or hasattr(data, "__array__") or hasattr(data, "shape"):
         return False
     if isinstance(data, list | tuple):  # rows of numbers, or batches
@@ -126,9 +115,8 @@ def _is_mapped(data: object) -> bool:
 class Order:
     """Row numbers of each batch, a function of its number: consecutive permutations, cut into batches."""
 
-    def __init__(self, key: Key, size: int, batch_size: int, first: int) -> None:
+    def __init__(self, key: Key, size: int, batch_size: int) -> None:
         self.key, self.size, self.batch_size = np.asarray(key).tolist(), size, min(size, batch_size)
-        self.first = first
         self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may span two epochs
 
     def _permutation(self, epoch: int) -> np.ndarray:
@@ -138,7 +126,7 @@ class Order:
         """Return row numbers, ``(batch_size,)``."""
         if self.batch_size == self.size:
             return np.arange(self.size)
-        epoch, start = divmod((self.first + number) * self.batch_size, self.size)
+        epoch, start = divmod(number * self.batch_size, self.size)
         stop = start + self.batch_size
         rows = self._epoch(epoch)[start:stop]
         if stop <= self.size:
@@ -280,10 +268,10 @@ class ProcessRows:
     """Source of several processes, each of which has a part of every batch. All raise the error of one."""
 
     def __init__(
-        self, graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array, first: int
+        self, graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array
     ) -> None:
         count, size = sharding.processes(), batch_size or _DEFAULT_SIZE
-        unsized = batch_size is None and _is_stream(data)
+        unsized = batch_size is None and is_stream(data)
         if size % count and not unsized:
             raise ArgumentError(
                 f"fit: batch_size must be a multiple of the number of processes, {count}, got {size}. It is "
@@ -293,7 +281,7 @@ class ProcessRows:
         key = random.fold_in(random.key_pair(rng_key), jax.process_index())
 
         def make() -> tuple[Source, int]:
-            source = _local_source(graph, data, weights, local_size, key, first, on_host=True)
+            source = _local_source(graph, data, weights, local_size, key, on_host=True)
             return source, len(next(iter(source.sample().rows.values())))
 
         self._local, rows = _in_all_processes(make)
@@ -304,7 +292,7 @@ class ProcessRows:
                 f"and batches of {sizes[:, 1].tolist()}."
             )
         self.batch_size, self._scale = int(sizes[:, 1].sum()), 1.0
-        self._read_later = _is_stream(data) or _is_mapped(data)
+        self._read_later = is_stream(data) or _is_mapped(data)
         if weights is not None:  # mean weight of this process relative to that of all
             mean = float(np.mean(np.asarray(weights, float)))
             self._scale = mean / float(sharding.gather(np.array(mean)).mean())

@@ -40,19 +40,9 @@ class Checkpoints(checkpoints.Checkpoints):
         rest = lambda run: {name: value for name, value in run.items() if name not in ignored}
         return checkpoints.differences(rest(saved), rest(self.run))
 
-    def save(self, step: int, leaves: Sequence[Any], history: Mapping[str, np.ndarray]) -> None:
-        """Write the state after ``step`` steps; raise OSError if it cannot be written."""
-        body = {"leaves": len(leaves), "history": list(history)}
-        self.write(step, body, [*leaves, *history.values()])
 
-    def restore(self) -> Saved | None:
-        """Return the newest valid checkpoint; None in an empty directory. See :meth:`read` for its errors."""
-        checkpoint = self.read(depth=5)
-        return None if checkpoint is None else _saved(*checkpoint)
-
-
-class ProcessCheckpoints:
-    """Checkpoints of a run of several processes, which the first process reads and writes."""
+class SharedCheckpoints:
+    """Checkpoints of a run of one or several processes, which the first process reads and writes."""
 
     def __init__(self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool) -> None:
         self.directory = directory
@@ -64,27 +54,25 @@ class ProcessCheckpoints:
             self._first.close()
 
     def save(self, step: int, leaves: Sequence[Any], history: Mapping[str, np.ndarray]) -> None:
-        """Write by the first process; the others wait. All raise OSError if it fails."""
-        arrays, first = sharding.to_host(list(leaves)), self._first
-        sharding.by_first(lambda: None if first is None else first.save(step, arrays, history))
+        """Write the state after ``step`` steps; the others wait. All raise OSError if it fails."""
+        body, first = {"leaves": len(leaves), "history": list(history)}, self._first
+        arrays = [*sharding.to_host(list(leaves)), *history.values()]
+        sharding.by_first(lambda: None if first is None else first.write(step, body, arrays))
 
     def restore(self) -> Saved | None:
-        """Return the newest valid checkpoint, as :meth:`Checkpoints.restore` of the first process does."""
-        data = sharding.broadcast_bytes(sharding.by_first(self._newest) or b"")
-        if not data:
+        """Return the newest valid checkpoint; None in an empty directory. See ``Checkpoints.read``."""
+        first = self._first
+        checkpoint = sharding.by_first(lambda: None if first is None else first.read(depth=7))
+        if sharding.processes() > 1:
+            file = b"" if first is None or checkpoint is None else first.bytes_of(checkpoint.step)
+            if data := sharding.broadcast_bytes(file):
+                body, arrays = archive.read(data, Checkpoints.caller.kind, "the first process's checkpoint")
+                checkpoint = checkpoints.Checkpoint(body["step"], body, arrays)
+        if checkpoint is None:
             return None
-        body, arrays = archive.read(data, Checkpoints.caller.kind, "the first process's checkpoint")
-        return _saved(body["step"], body, arrays)
-
-    def _newest(self) -> bytes:
-        """Return the file that the first process has read."""
-        checkpoint = None if self._first is None else self._first.read(depth=6)
-        return b"" if self._first is None or checkpoint is None else self._first.bytes_of(checkpoint.step)
-
-
-def _saved(step: int, body: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> Saved:
-    count = body["leaves"]
-    return Saved(step, list(arrays[:count]), dict(zip(body["history"], arrays[count:], strict=True)))
+        step, body, arrays = checkpoint
+        count, names = body["leaves"], body["history"]
+        return Saved(step, list(arrays[:count]), dict(zip(names, arrays[count:], strict=True)))
 
 
 def run_identity(

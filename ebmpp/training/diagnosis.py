@@ -87,10 +87,7 @@ class PairWatch:
         return bool(self._due) and self._due[0] <= step - self.first <= self._due[-1] + 1
 
     def diagnose(self, columns: Mapping[str, np.ndarray], step: int, deadline: float) -> str | None:
-        """Return a warning from the metrics of all steps, if there is a reason.
-
-        :param deadline: time of ``time.monotonic`` at which the run ends, or infinity.
-        """
+        """Return a warning from the metrics of all steps, if there is a reason."""
         done, now = step - self.first, time.monotonic()
         self._due = [due for due in self._due if due > done]
         names = ("sweeps", "posterior_sweeps")

@@ -26,17 +26,15 @@ from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError, TrainingError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
-from ebmpp.training.batches import Data, as_source
+from ebmpp.training.batches import Data, as_source, is_stream
 from ebmpp.training.callbacks import BestParams, Callback, PathRecorder
-from ebmpp.training.checkpoint import Checkpoints, ProcessCheckpoints, run_identity
+from ebmpp.training.checkpoint import SharedCheckpoints, run_identity
 from ebmpp.training.history import Watch, card
 from ebmpp.training.loop import Loop
 from ebmpp.training.steps import Stage, Stages, State
 
 if TYPE_CHECKING:
     import xarray as xr
-
-_DEFAULTS: dict[str, Any] = {"num_steps": 1000}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Fit(Shown):
     :param path: with ``keep_path``, the path from independent units to the last params, an argument of
         :func:`ebmpp.smc`, :func:`ebmpp.particle_expectation` and :class:`ebmpp.ParallelTempering`.
     :param estimator: the estimator of the last stage.
-    :param optimizer: its optimiser; None in a copy by pickle, since functions of optax cannot be pickled.
-    :param num_steps: gradient steps in all, with those of the fit that it was started from.
+    :param optimizer: its optimiser; None in a copy by pickle, which optax does not support.
+    :param num_steps: gradient steps in all, including the steps of ``start``.
     """
 
     graph: FactorGraph
@@ -136,20 +134,18 @@ def fit(
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
     :param num_steps: gradient steps; default 1000, or no limit with ``max_seconds``.
     :param max_seconds: wall time of this call, above 0, compilation included. The run ends at the first look
-        after it, at most 50 steps or about a second late, as if ``num_steps`` had been the steps done. Their
-        number **depends on the clock**, so such a run cannot be repeated exactly. It can be resumed.
+        after it, about a second late, as if it had ``num_steps`` so far. Their number **depends on the
+        clock**, so the run cannot be repeated exactly. It can be resumed.
     :param schedule: a list of :class:`Stage` in place of estimator, optimizer and num_steps.
     :param batch_size: rows per step, at most all rows; default 100, or the stream's.
     :param weights: one per row, not negative: row i counts w_i times, up to a common factor. Not for streams.
     :param params: initial params, cast to jax's default floats; default ``graph.init(rng_key, data, init)``.
-    :param start: a :class:`Fit` of the same graph and kind of estimator that this run continues: its params,
-        chains, weights, lag and the optimiser's state. ``num_steps``, ``history`` and ``path`` are those of
-        this call, and ``estimator`` and ``optimizer`` are by default those of ``start``. With the same key,
-        data and settings the draws and the order of rows are those of one longer run. Another estimator of
-        the same class adopts the state, as in a :class:`Stage`. Another optimiser continues the parts of the
-        state that have the same structure (moments, and the count of a learning-rate schedule), and begins
-        the others anew. A stream of batches begins at its first batch. Pass
-        ``dataclasses.replace(fit, params=...)`` to continue from other params.
+    :param start: a :class:`Fit` of the same graph and kind of estimator, whose params, chains, weights, lag
+        and optimiser state continue. With the same key, data and settings the run equals the rest of one
+        longer run. ``num_steps``, ``history`` and ``path`` are those of this call; ``estimator`` and
+        ``optimizer`` default to the ones of ``start``. Another estimator of its class adopts the state, as in
+        a :class:`Stage`. Another optimiser continues the parts of the state that have its structure, such as
+        moments and the count of a schedule. A stream begins at its first batch.
     :param init: "gaussian", "orthogonal", or a dict of both parts: see :meth:`FactorGraph.init`.
     :param monitors: functions of the params to a scalar, kept in the history; see :mod:`ebmpp.monitors`.
     :param monitor_every: steps between monitor values (the first and last step are included).
@@ -210,19 +206,24 @@ def fit(
         deadline = time.monotonic() + checks.number("fit: max_seconds", max_seconds, above=0)
         num_steps = checks.LARGEST if num_steps is None and schedule is None else num_steps
     if start is not None:
-        _check_start(start, graph, params)
+        checks.instance("fit: start", start, Fit, "a Fit that this run continues")
+        checks.require(params is None, "fit: params", "None with start, which has params", params)
         params = start.params
         if schedule is None:
             estimator, optimizer = estimator or start.estimator, optimizer or start.optimizer
             expected = "given, since start was copied without it"
             checks.require(optimizer is not None, "fit: optimizer", expected, optimizer)
     stages = _stages(schedule, estimator, optimizer, num_steps)
-    before = 0 if start is None else _steps_before(start, stages)
+    before = 0
+    if start is not None:
+        _check_start(start, graph, stages[0].estimator)
+        before = start.num_steps
+        if not is_stream(data):
+            stages.batches_before = -(-before // stages[0].estimator.steps_per_batch)
     monitors, callbacks = _check_functions(monitors, callbacks)
     with sharding.over("fit: mesh", mesh):
         init_key, base_key, order_key = jax.random.split(rng_key, 3)
-        batches = -(-before // stages[0].estimator.steps_per_batch)
-        source = as_source(graph, data, weights, batch_size, order_key, batches)
+        source = as_source(graph, data, weights, batch_size, order_key)
         sample = source.sample()
         if params is None:
             params = graph.init(init_key, sample.observed(), init, sample.weights)
@@ -246,8 +247,8 @@ def fit(
                     "keep_path": None if recorder is None else recorder.capacity,
                     "steps_before": before,
                 }
-                kind = Checkpoints if sharding.processes() == 1 else ProcessCheckpoints
-                save = stack.enter_context(contextlib.closing(kind(checkpoint_dir, run, resume)))
+                save = SharedCheckpoints(checkpoint_dir, run, resume)
+                stack.enter_context(contextlib.closing(save))
                 first, state = loop.resume(save, checkpoint_every, state)
             try:
                 state = loop.run(first, state, progress_bar, deadline)
@@ -284,24 +285,12 @@ def _attach(error: BaseException, loop: Loop, first: int) -> None:
         error.add_note(f"fit: {step} steps were done. The exception's .params, .history and .fit have them.")
 
 
-def _check_start(start: Fit, graph: FactorGraph, params: Params | None) -> None:
-    checks.instance("fit: start", start, Fit, "a Fit that this run continues")
-    checks.require(params is None, "fit: params", "None with start, which has params", params)
-    if start.graph != graph:
-        raise ArgumentError(
-            f"fit: start must be a Fit of this graph, {graph!r}, got one of {start.graph!r}. Pass its graph, "
-            "or params=start.params to begin with new chains."
-        )
-
-
-def _steps_before(start: Fit, stages: Stages) -> int:
-    """Return the number of steps that a run continues, if its first estimator is of the same kind."""
-    if type(stages[0].estimator) is not type(start.estimator):
-        raise ArgumentError(
-            f"fit: start must be a Fit by an estimator of the kind {stages[0].estimator!r}, got "
-            f"{start.estimator!r}. Pass params=start.params to begin with new chains."
-        )
-    return start.num_steps
+def _check_start(start: Fit, graph: FactorGraph, estimator: Estimator) -> None:
+    """Raise ArgumentError if a run by this estimator cannot continue ``start``."""
+    name, hint = "fit: start", "Pass params=start.params to begin with new chains."
+    checks.require(start.graph == graph, name, f"a Fit of {graph!r}", start.graph, hint=hint)
+    is_same, expected = type(start.estimator) is type(estimator), f"a Fit by an estimator like {estimator!r}"
+    checks.require(is_same, name, expected, start.estimator, hint=hint)
 
 
 def _owned(graph: FactorGraph, params: Params) -> Params:
@@ -337,7 +326,7 @@ def _stages(
     options: dict[str, Any] = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
     options = {name: value for name, value in options.items() if value is not None}
     if schedule is None:
-        return Stages([Stage(**_DEFAULTS | options)], scheduled=False)
+        return Stages([Stage(**dict[str, Any](num_steps=1000) | options)], scheduled=False)
     if options:
         raise ArgumentError(f"fit: schedule replaces {', '.join(options)}. Pass them to its stages.")
     return Stages(schedule, scheduled=True)

@@ -25,7 +25,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection, Source, chunk_size
 from ebmpp.training.callbacks import BestParams, Callback, PathRecorder, Progress
-from ebmpp.training.checkpoint import Checkpoints, ProcessCheckpoints
+from ebmpp.training.checkpoint import Checkpoints, SharedCheckpoints
 from ebmpp.training.diagnosis import PairWatch, diagnose_fall
 from ebmpp.training.history import Bar, Log, Watch
 from ebmpp.training.prefetch import Prefetch
@@ -70,7 +70,7 @@ class Loop:
         self.optimizers = [
             optimizers.Comparable.for_params(stage.optimizer, params) for stage in stages.stages
         ]
-        self._save: Checkpoints | ProcessCheckpoints | None = None
+        self._save: SharedCheckpoints | None = None
         self._save_every, self._saved = checks.LARGEST, 0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
         self._units = sum(family.size for family in graph.families.values())
@@ -89,28 +89,23 @@ class Loop:
     def _enter(self, number: int, state: State) -> State:
         """Return the first state of a stage from the last one of the stage before."""
         fresh = self.begin(number, state.params)._replace(ok=state.ok)
-        return fresh._replace(estimator=self._adopted(number, state.estimator, fresh.estimator))
-
-    def _adopted(self, number: int, before: Any, fresh: Any) -> Any:
-        adopted = self.stages[number].estimator.adopt(before, fresh)
-        if jax.tree.structure(adopted) != jax.tree.structure(fresh):
+        adopted = self.stages[number].estimator.adopt(state.estimator, fresh.estimator)
+        if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
             raise errors.ArgumentError(
                 f"{type(self.stages[number].estimator).__name__}.adopt must return the structure of `fresh`, "
-                f"{jax.tree.structure(fresh)}, got {jax.tree.structure(adopted)}."
+                f"{jax.tree.structure(fresh.estimator)}, got {jax.tree.structure(adopted)}."
             )
-        return adopted
+        return fresh._replace(estimator=adopted)
 
     def proceed(self, estimator: Any, optimizer: Any, fresh: State) -> State:
         """Return the first state of a run that continues the states of another run."""
         if shapes(estimator) != shapes(fresh.estimator):
-            estimator = self._adopted(0, estimator, fresh.estimator)
+            estimator = self._enter(0, fresh._replace(estimator=estimator)).estimator
         states = estimator, optimizers.carried(optimizer, fresh.optimizer)
         placed = jax.tree.map(sharding.place_like, states, (fresh.estimator, fresh.optimizer))
         return fresh._replace(estimator=placed[0], optimizer=placed[1])
 
-    def resume(
-        self, save: Checkpoints | ProcessCheckpoints, interval: int, first: State
-    ) -> tuple[int, State]:
+    def resume(self, save: SharedCheckpoints, interval: int, first: State) -> tuple[int, State]:
         """Write checkpoints from now on, and restore the newest one.
 
         :param first: the state before the first step.

@@ -75,6 +75,8 @@ class Stage:
 class Stages:
     """Stages of one run, and the stage and batch of each step.
 
+    ``batches_before`` is the number of batches of rows before the run's first one.
+
     :param scheduled: True if the user gave a schedule; else there is one stage, the whole run.
     :raises ArgumentError: for invalid stages, or a ``steps_per_batch`` that is not a positive int.
     """
@@ -83,7 +85,7 @@ class Stages:
         self.stages, self.scheduled = tuple(checks.sequence("fit: schedule", stages, "stages")), scheduled
         checks.count("fit: number of stages in schedule", len(self.stages))
         self.first, self.num_steps, batches = [], 0, 0
-        self._first_batch = []
+        self._first_batch, self.batches_before = [], 0
         for stage in self.stages:
             checks.instance("fit: schedule's entry", stage, Stage, "an ebmpp.Stage")
             name = f"{type(stage.estimator).__name__}: steps_per_batch"
@@ -108,7 +110,7 @@ class Stages:
         """Return the number of a step's batch, which several steps may share."""
         number = self.at(step)
         per_batch = self.stages[number].estimator.steps_per_batch
-        return self._first_batch[number] + (step - self.first[number]) // per_batch
+        return self.batches_before + self._first_batch[number] + (step - self.first[number]) // per_batch
 
 
 class State(NamedTuple):
