@@ -67,10 +67,16 @@ def natural(
     return jax.grad(log_density_at)(_zeros(graph, blocks) | lateral)
 
 
-def contributed(graph: Declaration, factors: Iterable[Factor], params: Params, statistics: Statistics) -> Eta:
-    """Return what ``factors`` add to the natural parameter of every block at ``statistics``."""
-    log_density_at = lambda t: -_energy_of(graph, factors, params, t)
-    return jax.grad(log_density_at)(dict(statistics))
+def contributed(
+    graph: Declaration,
+    factors: Iterable[Factor],
+    params: Params,
+    statistics: Statistics,
+    blocks: Iterable[str] | None = None,
+) -> Eta:
+    """Return what ``factors`` add to the natural parameters of blocks, all by default, at ``statistics``."""
+    log_density_at = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})
+    return jax.grad(log_density_at)({b: statistics[b] for b in (blocks or statistics)})
 
 
 def affine(

@@ -3,6 +3,7 @@
 """Moves: steps of chains and of coupled pairs of chains."""
 
 from ebmpp.moves.clusters import Clusters, cluster_sweep
+from ebmpp.moves.forest_sweep import Forests, forest_sweep
 from ebmpp.moves.mixture import Mixture, mixture_sweep
 from ebmpp.moves.move import Layer, Move, gibbs_sweep
 from ebmpp.moves.target import Pool, Target
@@ -10,6 +11,7 @@ from ebmpp.moves.tempering import Tempered, tempered
 
 __all__ = [
     "Clusters",
+    "Forests",
     "Layer",
     "Mixture",
     "Move",
@@ -17,6 +19,7 @@ __all__ = [
     "Target",
     "Tempered",
     "cluster_sweep",
+    "forest_sweep",
     "gibbs_sweep",
     "mixture_sweep",
     "tempered",

@@ -81,8 +81,9 @@ def _coefficients(factor: Factor, w: np.ndarray, families: list[Family]) -> np.n
         count, (block,) = sizes[0] // families[0].size, factor.blocks
         edges = factor.edges({block: families[0]})[block]
         result = np.zeros((families[0].size, count, families[0].size, count))
-        for (i, j), weight in zip(edges, np.broadcast_to(w, len(edges)), strict=True):
-            result[i, range(count), j, range(count)] += weight
+        w = w if w.ndim == 3 else np.broadcast_to(w, len(edges))[:, None, None] * np.eye(count)
+        for (i, j), weight in zip(edges, w, strict=True):
+            result[i, :, j] += weight
         return result.reshape(sizes * 2)
     return w.reshape(sizes)
 

@@ -4,21 +4,15 @@ r"""Sums, draws, marginals and modes of a forest of finite units, from tables of
 
 .. math:: \log p(s) = \sum_u a_u(s_u) + \sum_e b_e(s_{e_0}, s_{e_1}) - \log Z
 
-One pass of sums goes from the leaves to the roots, and one pass of draws goes back. All functions take
+Tables are a, ``(..., units, states)``, padded with -inf for units of fewer states, and b,
+``(..., edges, states, states)``, with the states of ``edges[e, 0]`` first. Leading axes broadcast. A log
+weight of -inf is impossible, and no result or gradient becomes nan. Where all states are impossible, the log
+of the sum is -inf, marginals are 0 and draws arbitrary.
 
-* ``unary``: ``(..., units, states)``; units with fewer states are padded with -inf;
-* ``pairwise``: ``(..., edges, states, states)``; the first axis of states is that of ``edges[e, 0]``.
+Inside, units come first and rows last, so that gathers are contiguous. Sums are shifted by their maxima: the
+logs of a long chain would lose the digits of the differences between states.
 
-Leading axes broadcast. A log weight of -inf is impossible: no result or gradient becomes nan. Where all
-states are impossible, the log of the sum is -inf, marginals are 0 and draws are arbitrary.
-
-Inside, units come first and rows last, so that gathers of units are contiguous. Sums are shifted by their
-maxima: the logs of a long chain would otherwise lose all digits of the differences between states.
-
-**References**
-
-1. Pearl (1988), *Probabilistic reasoning in intelligent systems*, chapter 4.
-2. Hamze, de Freitas (2004), *From fields to trees*.
+Source: Pearl (1988), *Probabilistic reasoning in intelligent systems*, chapter 4.
 """
 
 from collections.abc import Callable
@@ -66,10 +60,8 @@ def draw_pair(
 ) -> Int32[Array, "2 *batch units"]:
     """Draw the units of two coupled chains, each from its own tables.
 
-    From the roots on, the two conditionals of a unit are coupled maximally, so chains with equal tables are
-    drawn alike, and a unit is likely to be equal where the tables differ little.
-
-    :param uniforms: three per unit, shared by the chains.
+    From the roots on, the two conditionals of a unit are coupled maximally by three uniforms, so chains with
+    equal tables are drawn alike.
     """
     batch, unary, pairs = _arrange(forest, unary, pairwise, (1, *uniforms.shape[:-2]))
     beliefs = _up(forest, unary, pairs, _log_sum_exp)[0]
@@ -102,24 +94,24 @@ def _up(forest: Forest, unary: Array, pairs: Array, reduce: Reduce) -> tuple[Arr
 
     :return: ``(units, states, rows)``, up to a constant per unit and row, and ``(rows,)``.
     """
-    steps = forest.steps
+    child, parent, _ = forest.steps
 
     def step(beliefs: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         child, parent, pair = inputs
         below = beliefs.at[child].get(mode="clip")
-        message, shift = _shifted(reduce(below[:, :, None] + pair, 1))
-        valid = (child < forest.num_units)[:, None]
-        return beliefs.at[parent].add(message, mode="drop"), jnp.where(valid, shift, 0.0).sum(0)
+        message = reduce(below[:, :, None] + pair, 1)
+        top = _finite_max(message, 1)
+        shift = jnp.where((child < forest.num_units)[:, None], top[:, 0], 0.0).sum(0)
+        return beliefs.at[parent].add(message - top, mode="drop"), shift
 
-    places = jnp.asarray(steps.child), jnp.asarray(steps.parent)
-    beliefs, shifts = lax.scan(step, unary, (*places, pairs))
+    beliefs, shifts = lax.scan(step, unary, (jnp.asarray(child), jnp.asarray(parent), pairs))
     total = reduce(beliefs[forest.roots], 1).sum(0)
     return beliefs, total + shifts.sum(0)
 
 
 def _down(forest: Forest, beliefs: Array, pairs: Array, pick: Pick, u: Array) -> Array:
     """Pick the states of the roots, and of each unit given the unit above it; ``(units, rows)``."""
-    roots, steps = forest.roots, forest.steps
+    roots, (child, parent, _) = forest.roots, forest.steps
     states = jnp.zeros((forest.num_units, beliefs.shape[2]), jnp.int32)
     states = states.at[roots].set(pick(beliefs[roots], u[roots]))
 
@@ -129,8 +121,7 @@ def _down(forest: Forest, beliefs: Array, pairs: Array, pick: Pick, u: Array) ->
         logs = beliefs.at[child].get(mode="clip") + jnp.take_along_axis(pair, above, axis=2)[:, :, 0]
         return states.at[child].set(pick(logs, u.at[child].get(mode="clip")), mode="drop"), None
 
-    places = jnp.asarray(steps.child), jnp.asarray(steps.parent)
-    return lax.scan(step, states, (*places, pairs), reverse=True)[0]
+    return lax.scan(step, states, (jnp.asarray(child), jnp.asarray(parent), pairs), reverse=True)[0]
 
 
 def _log_sum_exp(logs: Array, axis: int) -> Array:
@@ -144,12 +135,6 @@ def _log_sum_exp(logs: Array, axis: int) -> Array:
 def _finite_max(logs: Array, axis: int) -> Array:
     top = lax.stop_gradient(logs.max(axis, keepdims=True))
     return jnp.where(jnp.isfinite(top), top, 0.0)
-
-
-def _shifted(message: Array) -> tuple[Array, Array]:
-    """Return log weights ``(units, states, rows)`` less their maxima, and these."""
-    top = _finite_max(message, 1)
-    return message - top, top[:, 0]
 
 
 def _weights(logs: Array) -> Array:

@@ -174,4 +174,4 @@ def test_forests_compare_by_value_and_order_edges_in_few_steps() -> None:
     for unit, above in zip(child[child < 200], parent[child < 200], strict=True):
         assert above in forest.roots or done[unit] < done[above]
     chain = Forest(1001, np.stack([np.arange(1000), np.arange(1, 1001)], 1))
-    assert chain.steps.child.shape == (500, 2)
+    assert chain.steps.shape == (3, 500, 2)

@@ -19,7 +19,19 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Observed, Pairwise, Spin
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Binomial,
+    Categorical,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    Observed,
+    Pairwise,
+    Spin,
+)
 from ebmpp.contrib import Langevin, langevin_sweep, metropolis_sweep, metropolized_sweep
 from ebmpp.core import random
 from ebmpp.graph.states import as_clamped
@@ -28,6 +40,7 @@ from ebmpp.moves import (
     Layer,
     Mixture,
     cluster_sweep,
+    forest_sweep,
     gibbs_sweep,
     mixture_sweep,
 )
@@ -48,6 +61,35 @@ def _learned(size: int) -> Gaussian:
     return Gaussian(size, "learned")
 
 
+def _three_way(weight: Any, a: Any, c: Any, g: Any) -> Any:
+    return -weight @ g * a[0] * c[0]
+
+
+def _transitions(weight: Any, h: Any) -> Any:
+    return -jnp.einsum("tij,ti,tj", weight, h[:-1], h[1:])
+
+
+def tree_of_blocks() -> FactorGraph:
+    """Units of all finite families in one tree, a pair of which interacts by way of real units."""
+    blocks = {"a": Spin(1), "b": Categorical(1, 3), "c": Binomial(1, 3), "d": Bernoulli(3), "g": Gaussian(2)}
+    three_way = Factor("a", "c", "g", energy=_three_way, init=np.zeros(2))
+    pairs = [Bilinear("a", "b"), Bilinear("b", "d"), Bilinear("a", "g"), three_way]
+    return FactorGraph(blocks, factors=[*map(Bias, blocks), *pairs])
+
+
+def hidden_chain() -> FactorGraph:
+    chain = Factor(
+        "h",
+        energy=_transitions,
+        init=np.zeros((3, 3, 3)),
+        lateral={"h": [(0, 1), (1, 2), (2, 3)]},
+        name="h:h",
+    )
+    return FactorGraph(
+        {"v": Bernoulli(3)}, {"h": Categorical(4, 3)}, [Bias("v"), Bias("h"), Bilinear("v", "h"), chain]
+    )
+
+
 _OTHER_GRAPHS = {
     "potts": lambda: FactorGraph.from_networkx(nx.cycle_graph(4), lambda n: Categorical(n, 3)),
     "complete": lambda: FactorGraph.from_networkx(nx.complete_graph(5), Bernoulli),
@@ -59,9 +101,18 @@ _OTHER_GRAPHS = {
         {"h": Spin(2)},
         [Bias("v"), Bias("h"), Bilinear("v", "h"), Pairwise("v", nx.grid_2d_graph(2, 2))],
     ),
+    "tree of blocks": tree_of_blocks,
+    "hidden chain": hidden_chain,
 }
 #: scale of the params, where strong ones would leave the domain of a family
-_SCALE = {"poisson": 0.4, "gaussian": 0.7, "learned": 0.4, "mixed": 0.7, "gaussian lattice": 0.2}
+_SCALE = {
+    "poisson": 0.4,
+    "gaussian": 0.7,
+    "learned": 0.4,
+    "mixed": 0.7,
+    "tree of blocks": 0.7,
+    "gaussian lattice": 0.2,
+}
 
 
 @functools.cache
@@ -147,6 +198,9 @@ CASES = {
     "metropolized": Case("categorical", metropolized),
     "spin clusters": Case("lattice", cluster_sweep),
     "potts clusters": Case("potts", cluster_sweep),
+    "observed forests": Case("lattice", forest_sweep, {"x": CORNERS}),
+    "tree of blocks": Case("tree of blocks", forest_sweep),
+    "hidden chain": Case("hidden chain", forest_sweep),
     "langevin": Case("gaussian", langevin, acceptance=(0.5, 0.99)),
     "tempered": Case("spin", tempered, is_tempered=True),
 }
@@ -180,6 +234,10 @@ SLOW_CASES = {
     "bernoulli clusters": Case("complete", cluster_sweep),
     "clusters of one block": Case("semi-restricted", cluster_sweep),
     "observed clusters": Case("lattice", cluster_sweep, {"x": CORNERS}),
+    "forests": Case("lattice", forest_sweep),
+    "potts forests": Case("potts", forest_sweep),
+    "complete forests": Case("complete", forest_sweep),
+    "forests of one block": Case("semi-restricted", forest_sweep),
     "marginal langevin": Case("learned", marginal_langevin, acceptance=(0.3, 0.99)),
     "tempered lattice": Case("lattice", tempered, is_tempered=True),
     "tempered potts": Case("potts", tempered, is_tempered=True),

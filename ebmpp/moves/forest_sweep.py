@@ -1,0 +1,139 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Forest move: finite units that interact along chains and trees are drawn jointly, exactly."""
+
+from collections.abc import Iterable
+import dataclasses
+import functools
+from typing import Any
+
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import checks, random
+from ebmpp.core.types import Chains, Keys, Rows
+from ebmpp.errors import IntractableError
+from ebmpp.graph import FactorGraph
+from ebmpp.graph.declaration import schedule
+from ebmpp.graph.factors.lateral import Constant
+from ebmpp.moves import forests
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.forests import layers
+from ebmpp.moves.forests.tables import Tables
+from ebmpp.moves.gibbs import hold
+from ebmpp.moves.move import Drawn, Layer, Move, equal, flat
+from ebmpp.moves.target import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Forests(Move):
+    """Joint draw of units that make a forest, given all other units. :func:`forest_sweep` makes these moves.
+
+    One pass of sums goes from the leaves to the roots, and one pass of draws goes back, in which the draws of
+    a pair of chains are coupled maximally unit by unit.
+
+    :param units: units of each block by number, in increasing order.
+    """
+
+    units: tuple[tuple[str, Constant], ...]
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks of the units."""
+        return tuple(b for b, _ in self.units)
+
+    def check(self, graph: FactorGraph) -> None:
+        """Refuse units that make a cycle."""
+        _tables(graph, self.units)
+
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
+        """See :class:`~ebmpp.moves.Move`."""
+        whole = _tables(graph, self.units).whole
+        return (*graph.neighbours(self.blocks), *(b for b in self.blocks if b not in whole))
+
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
+        """See :class:`~ebmpp.moves.Move`."""
+        tables = _tables(target.graph, self.units)
+        u = random.uniform(random.words(keys, tables.forest.num_units))
+        states = forests.draw(tables.forest, *self._weights(target, x), u)
+        return hold(target.keep, x, tables.put(x, states)), jnp.zeros(len(keys), jnp.int32)
+
+    def prepare(self, target: Target, z: Chains) -> Any:
+        """Return the tables of both chains."""
+        rows = next(iter(z.values())).shape[1]
+        unary, pairwise = self._weights(target.twice(), flat(z))
+        split_chains = lambda a, ndim: a.reshape(2, rows, *a.shape[1:]) if a.ndim > ndim else a
+        return split_chains(unary, 2), split_chains(pairwise, 3)
+
+    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+        """See :class:`~ebmpp.moves.Move`."""
+        tables, done = _tables(target.graph, self.units), jnp.ones(len(trial.keys), bool)
+        count = tables.forest.num_units
+        u = random.uniform(random.words(trial.keys, 3 * count)).reshape(-1, count, 3)
+        states = forests.draw_pair(tables.forest, *focused, u)
+        x, y = ({b: v[i] for b, v in z.items()} for i in range(2))
+        x, y = (hold(target.keep, old, tables.put(old, s)) for old, s in zip((x, y), states, strict=True))
+        # tables of equal states may differ in their last bits
+        y = {b: where_rows(trial.same, x[b], v) for b, v in y.items()}
+        together = {b: equal(jnp.stack([x[b], y[b]])) for b in self.blocks}
+        return Attempt(x, y, done, done, jnp.isnan(focused[0]).any((0, 2, 3)), together)
+
+    def _weights(self, target: Target, x: Rows) -> tuple[Array, Array]:
+        tables = _tables(target.graph, self.units)
+        return tables.unary(target.params, x, target.keep), tables.pairwise(target.params, x)
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(graph: FactorGraph, units: tuple[tuple[str, Constant], ...]) -> Tables:
+    return Tables(graph, {b: numbers.array for b, numbers in units})
+
+
+def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
+    """Return joint draws of forests of finite units, and draws of the other layers.
+
+    The interacting units of the free blocks are split into layers that are induced forests: a hidden Markov
+    chain is one exact draw given the data, a lattice two. Blocks of more than 256 values per unit, or whose
+    units interact with 16 others on average or more, are drawn from their conditionals. Two blocks of several
+    units each that share a factor are drawn one after the other.
+
+    :param graph: the declaration.
+    :param clamped: names of clamped blocks.
+    :return: moves for the arguments ``moves`` and ``coupling``, which also accept this function itself.
+    :raises IntractableError: if no free block suits.
+
+    **References**
+
+    1. Hamze, de Freitas (2004), *From fields to trees*.
+
+    **Example**
+
+    >>> import jax, networkx as nx, ebmpp
+    >>> from ebmpp.moves import forest_sweep
+    >>> chain = ebmpp.FactorGraph.from_networkx(nx.path_graph(50), lambda n: ebmpp.Categorical(n, 3))
+    >>> params = {"x": jax.numpy.zeros((50, 3)), "x:x": 3 * jax.numpy.ones(49)}
+    >>> est = ebmpp.unbiased_expectation(chain, params, lambda x: x["x"][0] == x["x"][1],
+    ...                                  rng_key=jax.random.key(0), num_pairs=100, coupling=forest_sweep)
+    >>> int(est.meeting_time.max())  # exact draws meet at once
+    1
+    """
+    checks.instance("forest_sweep: graph", graph, FactorGraph, "a FactorGraph")
+    free = [b for b in graph.families if b not in set(clamped)]
+    finite = [b for b in free if layers.suits(graph, b)]
+    if not finite:
+        shown = ", ".join(f"{b!r} ({graph.families[b]!r})" for b in free)
+        raise IntractableError(
+            f"forest_sweep needs a free block of finite units that interact with few others, got {shown}. "
+            "Use gibbs_sweep."
+        )
+    moves = [move for layer in layers.split(graph, finite) for move in _layer_moves(graph, layer)]
+    rest = schedule(graph, {*graph.families} - {*free} | {*finite})
+    return *moves, *(Layer(layer, "maximal") for layer in rest)
+
+
+def _layer_moves(graph: FactorGraph, layer: layers.Units) -> Iterable[Move]:
+    """Yield a draw of the whole blocks whose units are independent, and one of the forests."""
+    alone = Tables(graph, layer).alone
+    if alone:
+        yield Layer(alone, "maximal")
+    if len(layer) > len(alone):
+        yield Forests(tuple((b, Constant.copy(numbers)) for b, numbers in layer.items() if b not in alone))

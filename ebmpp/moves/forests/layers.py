@@ -1,0 +1,87 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Split of the units of a graph into layers that are induced forests. On the host only."""
+
+from collections.abc import Sequence
+import itertools
+
+from jaxtyping import Integer
+import networkx as nx
+import numpy as np
+
+from ebmpp.core import sharding
+from ebmpp.graph.declaration import Declaration
+
+#: Units of a block, by number in increasing order.
+Units = dict[str, Integer[np.ndarray, "units"]]
+
+_MAX_STATES = 256  # tables have the square of this many entries per edge
+_MAX_DEGREE = 16  # mean number of neighbours; layers are unrolled, and the parts of a block are not
+
+
+def suits(graph: Declaration, block: str) -> bool:
+    """Return True for blocks of few values per unit, whose units interact with few others."""
+    with sharding.at_once():
+        states = graph.families[block].states()
+    edges = _lateral(graph, block) if states is not None and len(states) <= _MAX_STATES else None
+    return edges is not None and 2 * len(edges) < _MAX_DEGREE * graph.families[block].size
+
+
+def split(graph: Declaration, blocks: Sequence[str]) -> list[Units]:
+    """Split the units of ``blocks`` into layers, none with a cycle: each unit joins the first it can.
+
+    A torus takes two layers, and any graph at most half as many as its largest degree, plus one. Blocks of
+    two units or more that share a factor are in separate layers, as if all their units interacted.
+    """
+    edges, dense = interactions(graph, blocks)
+    sizes = [graph.families[b].size for b in blocks]
+    block_of = np.repeat(np.arange(len(blocks)), sizes).tolist()
+    network = nx.empty_graph(len(block_of))
+    network.add_edges_from(edges.tolist())
+    conflicts = [{j for j in range(len(blocks)) if {(i, j), (j, i)} & dense} for i in range(len(blocks))]
+    trees: list[tuple[nx.utils.UnionFind, set[int]]] = []
+    layer_of: dict[int, int] = {}
+    for unit, block in enumerate(block_of):
+        for number in itertools.count():
+            if number == len(trees):
+                trees.append((nx.utils.UnionFind(), set()))
+            union, present = trees[number]
+            joined = [union[v] for v in network[unit] if layer_of.get(v) == number]
+            if len(set(joined)) == len(joined) and present.isdisjoint(conflicts[block]):
+                break
+        union.union(unit, *joined)
+        present.add(block)
+        layer_of[unit] = number
+    parts = np.split(np.array(list(layer_of.values()), np.int64), np.cumsum(sizes)[:-1])
+    by_block = list(zip(blocks, parts, strict=True))
+    return [{b: np.flatnonzero(p == i) for b, p in by_block if i in p} for i in range(len(trees))]
+
+
+def interactions(
+    graph: Declaration, blocks: Sequence[str]
+) -> tuple[Integer[np.ndarray, "edges 2"], set[tuple[int, int]]]:
+    """Return pairs of interacting units of ``blocks``, numbered block after block, and dense pairs of blocks.
+
+    All units that share a factor interact, except for those of one block that its ``lateral`` does not name.
+    So no three units of one term are in one forest, and the energy of a forest is one of pairs.
+    """
+    sizes = [graph.families[b].size for b in blocks]
+    starts = np.cumsum([0, *sizes])
+    pairs, dense = [np.empty((0, 2), np.int64)], set()
+    for (i, a), (j, b) in itertools.combinations(enumerate(blocks), 2):
+        if (a, b) not in graph.edges and (b, a) not in graph.edges:
+            continue
+        if min(sizes[i], sizes[j]) > 1:
+            dense.add((i, j))
+        else:
+            first, second = np.meshgrid(starts[i] + np.arange(sizes[i]), starts[j] + np.arange(sizes[j]))
+            pairs.append(np.stack([first.ravel(), second.ravel()], 1))
+    pairs += [start + _lateral(graph, b) for start, b in zip(starts, blocks, strict=False)]
+    return np.concatenate(pairs), dense
+
+
+def _lateral(graph: Declaration, block: str) -> Integer[np.ndarray, "edges 2"]:
+    """Return the distinct pairs of interacting units of a block."""
+    factors = graph.splits[block].inner_factors if block in graph.splits else ()
+    edges = [np.empty((0, 2), np.int64), *(f.edges(graph.families)[block] for f in factors)]
+    return np.unique(np.sort(np.concatenate(edges), axis=1), axis=0)

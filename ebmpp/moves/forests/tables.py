@@ -1,0 +1,180 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of log weights of a forest of units given all others, from the energy of the graph.
+
+With the statistics of the forest's units at 0, natural parameters give the weights of single units, and mixed
+derivatives those of pairs. The units above and below a unit differ in their half, depth // 2 modulo 2, so two
+products of the Hessian per statistic give the derivatives between each unit and the one above it, whatever
+the size of the forest.
+"""
+
+from collections.abc import Iterable, Mapping
+import functools
+
+from jaxtyping import Float, Int32
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import sharding
+from ebmpp.core.precision import full_precision
+from ebmpp.core.types import Blocks, Keep, Params, Rows
+from ebmpp.errors import IntractableError
+from ebmpp.families import Family
+from ebmpp.graph import Bilinear, FactorGraph, Linear, Pairwise, energy
+from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors.lateral import Local, Split
+from ebmpp.moves.forests.layers import Units, interactions
+from ebmpp.moves.forests.structure import Forest
+
+
+class Tables:
+    """Units of a graph that make a forest, numbered block after block, and their log weights.
+
+    :param graph: the declaration.
+    :param units: units of each block, by number in increasing order.
+    :raises IntractableError: for units that make a cycle.
+    """
+
+    def __init__(self, graph: FactorGraph, units: Units) -> None:
+        self.graph, self.units, blocks = graph, units, tuple(units)
+        self.families = {b: graph.families[b] for b in blocks}
+        ends = lambda f: [b for b in (*f.blocks, *(b for b, _ in f.lateral)) if b in units]
+        #: factors over the blocks, and those in which several units of the forest may interact
+        self._factors = [f for f in graph.factors if ends(f)]
+        self._inner_factors = [f for f in graph.factors if len(ends(f)) > 1]
+        edges, dense = interactions(graph, blocks)
+        starts = np.cumsum([0, *(f.size for f in self.families.values())])
+        chosen = np.concatenate([s + u for s, u in zip(starts, units.values(), strict=False)])
+        number = np.full(starts[-1], -1)
+        number[chosen] = np.arange(len(chosen))
+        try:
+            if dense:
+                raise ValueError("two share a factor, in which all their units interact.")
+            self.forest = Forest(len(chosen), number[edges][(number[edges] >= 0).all(1)])
+        except ValueError as error:
+            raise IntractableError(f"units of blocks {list(blocks)} must make a forest: {error}") from error
+        lengths = [len(u) for u in units.values()]
+        last = np.cumsum(lengths)
+        #: places of each block's units in the forest
+        self._places = {b: slice(e - n, e) for b, e, n in zip(blocks, last, lengths, strict=True)}
+        #: half of each unit of a block, -1 outside of the forest
+        self._half = {b: np.full(f.size, -1) for b, f in self.families.items()}
+        for b, place in self._places.items():
+            self._half[b][units[b]] = self.forest.depth[place] // 2 % 2
+        listed = [_states(b, family) for b, family in self.families.items()]
+        table = np.zeros((len(blocks), *(max(n) for n in zip(*(v.shape for v in listed), strict=True))))
+        table[..., 1] = -np.inf
+        for padded, values in zip(table, listed, strict=True):
+            padded[: len(values), : values.shape[1]] = values
+        table = table if len(blocks) == 1 else np.repeat(table, lengths, axis=0)
+        #: value, log base measure and statistics of the states of each unit; of all if there is one block
+        self._values, self._log_base, self._statistics = table[..., 0], table[..., 1], table[..., 2:]
+
+    @functools.cached_property
+    def whole(self) -> frozenset[str]:
+        """Blocks all of whose units are in the forest."""
+        return frozenset(b for b, h in self._half.items() if (h >= 0).all())
+
+    @functools.cached_property
+    def alone(self) -> tuple[str, ...]:
+        """Whole blocks whose units are independent in the forest."""
+        joined = np.isin(np.arange(self.forest.num_units), self.forest.edges)
+        return tuple(b for b, place in self._places.items() if b in self.whole and not joined[place].any())
+
+    @functools.cached_property
+    def _fast(self) -> tuple[tuple[Factor, Split, Local], ...]:
+        """Factors with a fast path to natural parameters of part 0, a block's units in the forest."""
+        splits = {b: Split(b, f, (self._half[b] < 0).astype(np.int64)) for b, f in self.families.items()}
+        pairs = ((f, splits[b]) for f in self._factors for b, _ in f.lateral if b in splits)
+        found = ((f, s, f.local({s.block: s.family}, s)) for f, s in pairs)
+        return tuple((f, s, local) for f, s, local in found if local is not None)
+
+    # -- log weights -------------------------------------------------------------------------------
+
+    def unary(self, params: Params, x: Rows, keep: Keep) -> Float[Array, "rows units states"]:
+        """Return log weights of the states of each unit; an observed unit is allowed its value only."""
+        t, fast = self._zeroed(x, self._factors), {f.name for f, *_ in self._fast}
+        rest = [f for f in self._factors if f.name not in fast]
+        eta_at = lambda t: energy.contributed(self.graph, rest, params, t, self.units)
+        eta = self._join(jax.vmap(eta_at)(t))
+        for factor, split, local in self._fast:
+            by_unit = energy.to_units(t[split.block], split.family)
+            field = local.field(local.prepare(params[factor.name]), by_unit.__getitem__, 0)
+            field = jnp.moveaxis(field, 0, 1).reshape(len(eta), len(field), -1)
+            eta = eta.at[:, self._places[split.block], : field.shape[-1]].add(field)
+        logs = (eta[:, :, None] * self._statistics[None]).sum(-1) + self._log_base[None]
+        if self.units.keys().isdisjoint(keep):
+            return logs
+        held = {b: jnp.broadcast_to(keep.get(b, False), x[b].shape) for b in self.units}
+        is_held, value = self._join(held)[..., :1], self._join({b: x[b] for b in self.units})[..., :1]
+        return jnp.where((is_held > 0) & (value != self._values[None]), -jnp.inf, logs)
+
+    def pairwise(self, params: Params, x: Rows) -> Float[Array, "*rows edges states states"]:
+        """Return log weights of the states of each edge, without rows if other units do not change them."""
+        bilinear = lambda f: isinstance(f, Bilinear | Linear | Pairwise) or self.whole >= set(f.blocks)
+        t = self._zeroed(x, self._inner_factors)
+        if all(map(bilinear, self._inner_factors)):
+            return self._mixed(params, {b: v[0] for b, v in t.items()})
+        return jax.vmap(lambda t: self._mixed(params, t))(t)
+
+    @full_precision
+    def _mixed(self, params: Params, t: Blocks) -> Float[Array, "edges states states"]:
+        slope = lambda v: energy.contributed(self.graph, self._inner_factors, params, t | v, self.units)
+        point = {b: t[b] for b in self.units}
+
+        def product(half: Array, entry: Array) -> Array:
+            """Return the derivatives in one statistic of the units of a half."""
+            one_hot = lambda b: jnp.arange(point[b].size // len(self._half[b])) == entry
+            chosen = {b: (h == half)[:, None] & one_hot(b)[None] for b, h in self._half.items()}
+            tangent = {b: v.reshape(point[b].shape).astype(point[b].dtype) for b, v in chosen.items()}
+            changes = jax.jvp(slope, (point,), (tangent,))[1]
+            return self._join({b: v[None] for b, v in changes.items()})[0]
+
+        entries = jnp.arange(self._statistics.shape[-1])
+        hessian = jax.vmap(jax.vmap(product, (None, 0)), (0, None))(jnp.arange(2), entries)
+        (a, b), depth = self.forest.edges.T, self.forest.depth
+        upper, lower = np.where(depth[a] < depth[b], (a, b), (b, a))
+        mixed = hessian[depth[upper] // 2 % 2, :, lower]  # (edges, upper statistics, lower statistics)
+        mixed = jnp.where((upper == a)[:, None, None], mixed, jnp.swapaxes(mixed, 1, 2))
+        table = jnp.asarray(self._statistics)
+        at = lambda units: table if len(table) == 1 else table[units]
+        return at(a) @ mixed @ at(b).swapaxes(1, 2)
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def put(self, x: Rows, states: Int32[Array, "rows units"]) -> Blocks:
+        """Return the blocks with the units of the forest in ``states``."""
+        values, new = jnp.take_along_axis(self._values[None], states[..., None], -1)[..., 0], {}
+        for b, place in self._places.items():
+            flat = x[b].reshape(len(x[b]), -1).at[:, self.units[b]].set(values[:, place].astype(x[b].dtype))
+            new[b] = flat.reshape(x[b].shape)
+        return new
+
+    def _zeroed(self, x: Rows, factors: Iterable[Factor]) -> Blocks:
+        """Return statistics of the blocks of some factors and of the forest, whose units are at 0."""
+        scope = dict.fromkeys((*self.units, *(b for f in factors for b in f.blocks)))
+        t = self.graph.statistics({b: x[b] for b in scope})
+        for b, family in self.families.items():
+            outside = (self._half[b] < 0).reshape(1, *family.shape, *(1,) * len(family.stat_shape))
+            t[b] = jnp.where(outside, t[b], 0.0)
+        return t
+
+    def _join(self, values: Mapping[str, Array]) -> Float[Array, "rows units entries"]:
+        """Return values of the units of the forest, of all their entries, padded with 0."""
+        size, floats = self._statistics.shape[-1], jnp.result_type(float)
+        by_unit = {b: v.reshape(len(v), self.families[b].size, -1).astype(floats) for b, v in values.items()}
+        pad = lambda v: jnp.pad(v, [(0, 0), (0, 0), (0, size - v.shape[-1])])
+        return jnp.concatenate([pad(v[:, self.units[b]]) for b, v in by_unit.items()], 1)
+
+
+def _states(block: str, family: Family) -> np.ndarray:
+    """Return value, log base measure and statistics of the states of a unit of a block, in columns."""
+    with sharding.at_once():
+        states = family.states()
+        if states is None:
+            raise IntractableError(f"block {block!r} must have finitely many values, got {family!r}.")
+        columns = family.statistics(states).reshape(len(states), -1)
+        return np.column_stack([*map(np.asarray, (states, family.log_base_measure(states), columns))])
