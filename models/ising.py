@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import FactorGraph, Spin
+from ebmpp.contrib import figures
 from ebmpp.diagnostics import style
 from shared import common
 
@@ -145,7 +146,7 @@ def pictures(estimates: dict, states: dict, met: dict, args: argparse.Namespace)
         ax.set_xlabel("coupling constant")
         ax.set_ylabel(f"{_LABELS[name]} per spin")
         style.tidy(ax)
-    style.legend_below(figure, axes, ncols=3)
+    figures.legend_below(figure, axes, ncols=3)
     below, at, above = (min(states, key=lambda c, to=to: abs(c - to)) for to in (0.3, CRITICAL, 0.6))
     snapshots, panels = plt.subplots(1, 3, figsize=(8.6, 3.1), layout="constrained")
     for ax, coupling in zip(panels, (below, at, above), strict=True):

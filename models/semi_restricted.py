@@ -28,6 +28,7 @@ import jax
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Pairwise, exact
+from ebmpp.contrib import figures
 from ebmpp.diagnostics import style
 from shared import common, digit_images
 
@@ -173,7 +174,7 @@ def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str,
         ax.set_xlabel("step")
         style.tidy(ax)
     axes[0].set_ylabel("pseudo-log-likelihood per image (nats)")
-    style.legend_below(curves, axes, ncols=2)
+    figures.legend_below(curves, axes, ncols=2)
     meeting, ax = plt.subplots(figsize=(6.6, 3.6), layout="constrained")
     for kind, m in machines.items():
         state = m.meeting.last_state

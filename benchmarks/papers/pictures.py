@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from ebmpp.contrib import figures
 from ebmpp.diagnostics import style as style
 
 matplotlib.use("agg")
@@ -35,7 +36,7 @@ def over(seeds: int) -> str:
 def likelihoods(ax: Any, best: float, low: float, ticks: Sequence[float], label: str) -> None:
     """Set a y axis that is logarithmic below ``best``, with a line there, and shows all down to ``low``."""
     top = best + 0.02 * (best - low) + 0.1
-    style.below(ax, top, [t for t in ticks if low < t < top])
+    figures.below(ax, top, [t for t in ticks if low < t < top])
     ax.set_ylim(top - 1.15 * (top - low), best + 0.2 * (top - best))
     ax.axhline(best, color=style.INK, linestyle="--", linewidth=0.8, label=label)
 
@@ -46,7 +47,7 @@ def save(figure: Any, axes: Any, path: Path, title: str = "", ncols: int = 3) ->
         style.tidy(ax)
     if title:
         figure.suptitle(title, fontsize=9)
-    style.legend_below(figure, axes, ncols=ncols)
+    figures.legend_below(figure, axes, ncols=ncols)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     print(f"wrote {path}")

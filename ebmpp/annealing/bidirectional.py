@@ -36,6 +36,10 @@ from ebmpp.moves import Layer, Target
 
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
 _ADVICE = "Raise num_temperatures, or give a reference that is nearer to the model (data=..., reference=...)."
+_DRAWS = (
+    "Give samples=..., the last states of long chains of BlockedGibbs or ParallelTempering, or call bracket, "
+    "which makes draws. Either bounds log Z only as far as they are distributed as the model."
+)
 _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as well
 _SETTLING = 100  # sweeps of the model after which annealed draws start the reverse direction
 
@@ -84,18 +88,17 @@ class _Annealing:
             x = _with_missing_blocks(self.graph, self.params, samples, random.fold_in(key, 2, 1))
         else:
             try:
-                x = _perfect_draws(self.graph, self.params, rng_key, self.num_particles)
-            except (IntractableError, UnmetError):
+                x = perfect_sample(self.graph, self.params, rng_key, self.num_particles)
+            except (IntractableError, UnmetError) as error:
                 if not approximate:
-                    raise
+                    raise type(error)(
+                        f"{self.name}: there are no perfect draws of the model: {error} {_DRAWS}"
+                    ) from None
                 (x, log_share), unbiased = self._annealed_draws(betas, random.fold_in(key, 5, 1)), False
         return self._run(random.fold_in(key, 3, 1), betas[::-1], x, -1, unbiased, log_share)
 
     def _annealed_draws(self, betas: np.ndarray, key: Array) -> tuple[Blocks, np.ndarray]:
-        """Return states annealed to the model, then moved by sweeps of it, and logs of weights of mean 1.
-
-        Their weights multiply those of the reverse direction, so that its error includes theirs.
-        """
+        """Return states annealed to the model, then moved by sweeps of it, and logs of weights of mean 1."""
         ladder = np.append(betas, np.ones(_SETTLING, betas.dtype))
         log_w, _, x = anneal(self._path, ladder, key, self.num_particles, None, self.progress_bar)
         return x, log_w - summarize(self.name, log_w[:, None]).log_mean
@@ -133,9 +136,6 @@ class _Annealing:
         # a run of its own: a ladder made from the particles' own weights would bias them
         _, spread, _ = anneal(self._path, pilot, random.fold_in(key, 1, 1), self.num_particles)
         return ladders.constant_speed(pilot, spread, count)
-
-
-# -- public functions ------------------------------------------------------------------------------
 
 
 def ais(
@@ -215,16 +215,13 @@ def reverse_ais(
 
     From **exact** draws the mean weight is unbiased for 1/Z, so the result is an upper bound in expectation.
     Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models that are small or attractive.
-    Samples of a long chain bound nothing for certain: if they miss a mode, the value is too small.
+    Samples of a long chain bound nothing for certain: if they miss a mode, the value is too small. Arguments
+    that are not listed are those of :func:`ebmpp.ais`; the ladder is used from 1 to 0.
 
     :param samples: draws of the model, one per particle, ``(num_particles, *shape)``; missing blocks are
         drawn given these, which is exact where they do not interact with one another.
     :param unbiased: True if the samples are independent draws of exactly the model.
     :param num_particles: at least 2; the default is the number of samples, or 100.
-    :param num_temperatures: as for :func:`ebmpp.ais`, like the following.
-    :param ladder: increasing from 0 to 1; used from 1 to 0.
-    :param data: rows of the visible blocks, for the base rates of the reference.
-    :param reference: natural parameters at which some or all blocks end.
     :return: a :class:`~ebmpp.annealing.LogPartition`.
     :raises IntractableError: without samples, when the model is neither small nor attractive; with samples,
         when missing blocks interact.
@@ -265,18 +262,6 @@ def _as_samples(
     return {b: v.astype(graph.families[b].dtype) for b, v in x.items()}, batch[0]
 
 
-def _perfect_draws(graph: FactorGraph, params: Params, rng_key: Array, num: int) -> Blocks:
-    try:
-        return perfect_sample(graph, params, rng_key, num)
-    except (IntractableError, UnmetError) as error:
-        raise type(error)(
-            f"reverse_ais starts from draws of the model, and there are no perfect ones: {error} Give "
-            "samples=..., the last states of long chains of ebmpp.BlockedGibbs or ebmpp.ParallelTempering, "
-            "or call ebmpp.bracket, which makes draws. Either bounds log Z only as far as the draws are "
-            "distributed as the model."
-        ) from None
-
-
 def _with_missing_blocks(graph: FactorGraph, params: Params, x: Blocks, key: Array) -> Blocks:
     """Return samples with their missing blocks drawn given the others."""
     missing = tuple(b for b in graph.families if b not in x)
@@ -308,10 +293,9 @@ def bracket(
     reverse direction, so that the stated error of the upper side includes that of the draws. They may miss a
     mode, so that side is then marked as not guaranteed (``result.guaranteed``, ``result.upper.unbiased``).
 
-    :param graph: the model, of any size.
-    :param samples: as for :func:`ebmpp.annealing.reverse_ais`, like the following. Both runs share one
-        reference; an "adaptive" ladder is found for each.
-    :param ladder: "linear", "sigmoid", "adaptive", or increasing values from 0 to 1; see :func:`ebmpp.ais`.
+    Arguments are those of :func:`ebmpp.annealing.reverse_ais`. Both runs share one reference; an "adaptive"
+    ladder is found for each.
+
     :return: a :class:`~ebmpp.annealing.Bracket`.
     :raises IntractableError: for samples whose missing blocks interact.
     :warns UserWarning: where few particles are effective, a standard error exceeds 0.3, or the upper side is
@@ -328,7 +312,7 @@ def bracket(
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(20), h=ebmpp.Bernoulli(8))
     >>> zero = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
     >>> ebmpp.bracket(rbm, zero, rng_key=jax.random.key(1), num_temperatures=2)  # 28 log 2
-    Bracket(lower 19.4081 +- 0 (100.0 of 100 particles effective), upper ...exact 19.4081)
+    Bracket(19.4081 +- 0 to 19.4081 +- 0, exact 19.4081)
     """
     x, num = _as_samples("bracket", graph, samples, num_particles)
     options = num, num_temperatures, ladder, data, reference, progress_bar

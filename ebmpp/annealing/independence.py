@@ -39,8 +39,7 @@ from ebmpp.core.types import Scalar
 
 _BATCH = 2  # systems that run side by side: every pair needs the first two
 
-#: Maps keys of systems to each system's log Z, its values (a pytree with a leading axis of systems) and its
-#: lowest conditional effective sample size.
+#: From keys of systems to log Z, values (a pytree) and lowest conditional effective sample size of each.
 Propose = Callable[[IslandKeys], tuple[PerIsland, Any, PerIsland]]
 
 

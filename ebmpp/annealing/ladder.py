@@ -29,9 +29,6 @@ _SHORTEST = 1e-6  # of these steps
 _SMOOTHING = 0.2  # share of the latest rung in the smoothed correlation
 
 
-# -- places that are known in advance --------------------------------------------------------------
-
-
 def temperatures(kind: str | Any, num_temperatures: int) -> Float32[np.ndarray, "temperatures"]:
     """Return increasing inverse temperatures from 0 to 1.
 
@@ -78,9 +75,6 @@ def constant_speed(
     places = np.interp(levels, cumulated, betas).astype(np.float32)
     places[0], places[-1] = 0.0, 1.0
     return np.unique(places)
-
-
-# -- places that a pilot system finds --------------------------------------------------------------
 
 
 class Ladder(NamedTuple):

@@ -59,11 +59,14 @@ class LogPartition(Shown):
     params: Params = dataclasses.field(repr=False)
 
     def __repr__(self) -> str:
-        bound = f"{self.bound} bound on average" if self.unbiased else "from approximate samples: no bound"
         return (
-            f"LogPartition({self.log_partition:.6g} +- {self.standard_error:.2g}, {bound}, "
+            f"{type(self).__name__}({self.log_partition:.6g} +- {self.standard_error:.2g}, {self._side}, "
             f"{self._effective} particles effective, {len(self.betas)} temperatures)"
         )
+
+    @property
+    def _side(self) -> str:
+        return f"{self.bound} bound on average" if self.unbiased else "no bound: approximate samples"
 
     @property
     def _independent(self) -> int:
@@ -89,9 +92,8 @@ class LogPartition(Shown):
         return f"{self.effective_sample_size:.1f} of {len(self.log_weights)}"
 
     def _row(self) -> tuple[Cell, ...]:
-        bound = f"{self.bound} bound on average" if self.unbiased else "no bound: approximate samples"
         value = Measured(self.log_partition, self.standard_error)
-        return value, self._effective, len(self.betas), bound
+        return value, self._effective, len(self.betas), self._side
 
     def _card(self) -> Card:
         return Card("An estimate of log Z", [Grid(_HEAD, [("log Z", *self._row()), _interval_row(self)])])
@@ -139,15 +141,6 @@ class ParticleSystem(LogPartition):
     """Correlation of the particles' log-densities before and after the sweeps of a rung, largest along the
     path, in the pilot that found the ladder."""
 
-    def __repr__(self) -> str:
-        low, high = self.interval()
-        return (
-            f"ParticleSystem({self.log_partition:.6g} +- {self.standard_error:.2g} from {len(self.log_z)} "
-            f"islands, 95 % interval {low:.6g} to {high:.6g}, {self._effective} particles effective, "
-            f"{self.distinct_ancestors:.2g} of them distinct ancestors, {self.num_rungs} rungs of "
-            f"{self.num_sweeps} sweeps)"
-        )
-
     @property
     def _independent(self) -> int:
         return len(self.log_z)
@@ -161,8 +154,7 @@ class ParticleSystem(LogPartition):
     def _card(self) -> Card:
         rows = [("islands", len(self.log_z)), ("share of distinct ancestors", self.distinct_ancestors)]
         rows += [("rungs", self.num_rungs), ("sweeps per rung", self.num_sweeps)]
-        grids = *super()._card().grids, Grid(("", ""), rows)
-        return Card("Weighted particles, and an estimate of log Z", grids)
+        return Card("Weighted particles", [*super()._card().grids, Grid(("", ""), rows)])
 
 
 def _interval_row(estimate: "LogPartition | Bracket", note: str = "") -> tuple[Cell, ...]:
@@ -209,12 +201,8 @@ class Bracket(Shown):
 
     def __repr__(self) -> str:
         exact = "" if self.exact is None else f", exact {self.exact:.6g}"
-        note = "" if self.guaranteed else ", upper from approximate samples: not guaranteed"
-        lower, upper = (
-            f"{m.log_partition:.6g} +- {m.standard_error:.2g} ({m._effective} particles effective)"
-            for m in (self.lower, self.upper)
-        )
-        return f"Bracket(lower {lower}, upper {upper}{exact}{note})"
+        ends = (f"{m.log_partition:.6g} +- {m.standard_error:.2g}" for m in (self.lower, self.upper))
+        return f"Bracket({' to '.join(ends)}{exact})"
 
     def _card(self) -> Card:
         side = "" if self.guaranteed else "upper end not guaranteed"
@@ -222,9 +210,6 @@ class Bracket(Shown):
         rows += [("gap", Measured(self.gap, self.standard_error), "", "", "upper less lower")]
         rows += [] if self.exact is None else [("exact", f"{self.exact:.9g}", "", "", "all states summed")]
         return Card("log Z from both sides", [Grid(_HEAD, rows)])
-
-
-# -- from weights to estimates ---------------------------------------------------------------------
 
 
 class WeightSummary(NamedTuple):

@@ -119,9 +119,6 @@ def run_keys(key: Array, num: int) -> Array:
     return random.fold_in(random.fold_in(key, 0, 1), np.arange(num))
 
 
-# -- programs, whose cache is bounded by graphs ----------------------------------------------------
-
-
 @compiled(statics=1, key=lambda num, path, keys: path.graph)
 def _begin(num: int, path: Path, keys: Array) -> Systems:
     run = lambda keys, path, *_: (systems.split_islands(systems.begin(path, keys, num)), ())

@@ -144,7 +144,7 @@ class Path:
         return summed_blocks(self.graph)
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def sampled(self) -> tuple[str, ...]:
         """The other blocks."""
         return tuple(b for b in self.graph.families if b not in self.summed)
 
@@ -177,8 +177,6 @@ class Path:
         rungs = lax.map(self.at, places)
         return Path(self.graph, self.eta0, rungs.beta, rungs.params, jnp.asarray(count, jnp.int32))
 
-    # -- distributions along it ------------------------------------------------------------------
-
     @full_precision
     def slope(self, params: Params, x: Rows) -> Slope:
         """Evaluate a model at rows of the kept blocks."""
@@ -191,21 +189,14 @@ class Path:
         return slope if self.is_line else self.slope(rung.params, x)
 
     def gain(self, low: Rung, high: Rung, here: Slope, there: Slope) -> PerRow:
-        """Return the log-ratio of the unnormalised densities of ``high`` and ``low`` at the slopes' rows.
-
-        :param here: slope of ``low``'s model.
-        :param there: slope of ``high``'s model, the same where the path is a line.
-        """
+        """Return the log-ratio of the unnormalised densities of ``high`` and ``low`` at the slopes' rows."""
         if self.is_line:
             gain = (high.beta - low.beta) * (here.model - here.reference)
         else:
             before = here.reference + low.beta * (here.model - here.reference)
             gain = there.reference + high.beta * (there.model - there.reference) - before
         for b in self.summed:
-            ends = (
-                between(self.eta0[b], here.eta[b], low.beta),
-                between(self.eta0[b], there.eta[b], high.beta),
-            )
+            ends = (between(self.eta0[b], e.eta[b], r.beta) for e, r in ((here, low), (there, high)))
             gain += self.graph.families[b].log_normalizer_difference(*ends).reshape(len(gain), -1).sum(-1)
         return gain
 
@@ -225,7 +216,7 @@ class Path:
         x = dict(x) | self.draw(self.summed, eta, rung.beta, random.fold_in(keys, 0))
         for index, blocks in enumerate(schedule(self.graph, clamped=self.summed), 1):
             x = x | _visit(target, self.eta0, x, blocks, rung.beta, random.fold_in(keys, index))
-        return {b: x[b] for b in self.kept}
+        return {b: x[b] for b in self.sampled}
 
 
 def check_models(name: str, graph: FactorGraph, models: Iterable[Params]) -> None:
@@ -235,9 +226,6 @@ def check_models(name: str, graph: FactorGraph, models: Iterable[Params]) -> Non
             graph.check(params)
         except ParameterError as error:
             raise type(error)(f"{name}: knot {index} of the path: {error}") from None
-
-
-# -- blocks and draws ------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=32)

@@ -29,7 +29,7 @@ def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -
     """Check what every function of this room takes, and return the key pair of the key."""
     checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
     instead = (
-        "use monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it outside"
+        "Use monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it outside"
     )
     checks.on_host(name, params, rng_key, instead=instead)
     graph.check(params)

@@ -23,10 +23,7 @@ _STEPS = 100  # per call of the device, after which a progress bar is updated
 def _take_steps(
     path: Path, betas: Array, count: Array, x: Blocks, keys: Array
 ) -> tuple[Blocks, Array, Array]:
-    """Take ``count`` steps, each from one beta to the next, sharded over the devices of a mesh.
-
-    One evaluation at a state serves both temperatures of a weight and the draw that follows, so a step costs
-    as much as a Gibbs sweep.
+    """Take ``count`` steps from one beta to the next; one evaluation of the model at a state serves each.
 
     :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
     :return: the kept blocks; the increment of the log-weights; its standard deviation at each step.
@@ -61,8 +58,8 @@ def anneal(
     """
     keys = random.fold_in(key, np.arange(num))
     if x is None:
-        x = draw_reference(path.graph, path.kept, path.eta0, random.fold_in(keys, 0))
-    x = {b: x[b] for b in path.kept}
+        x = draw_reference(path.graph, path.sampled, path.eta0, random.fold_in(keys, 0))
+    x = {b: x[b] for b in path.sampled}
     # summed on the host in float64: ten thousand small gains would lose digits in float32
     total, spreads = np.zeros(num), []
     hidden = not (progress_bar and sharding.is_first())

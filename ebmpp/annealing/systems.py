@@ -101,9 +101,6 @@ def pooled(log_z: PerIsland) -> tuple[Scalar, Scalar]:
     return jnp.log(mean) + top, z.std() / mean / jnp.sqrt(max(count - 1, 1))
 
 
-# -- along a path ----------------------------------------------------------------------------------
-
-
 def particle_keys(keys: IslandKeys, num: int) -> Keys:
     """Return the keys of the particles of systems with these keys."""
     return random.fold_in(keys[:, None], jnp.arange(num)).reshape(-1, 2)
@@ -113,7 +110,7 @@ def begin(path: Path, keys: IslandKeys, num: int) -> Systems:
     """Draw systems of ``num`` particles from the reference."""
     islands = len(keys)
     numbers = jnp.tile(jnp.arange(num, dtype=jnp.int32), islands)
-    x = draw_reference(path.graph, path.kept, path.eta0, random.fold_in(particle_keys(keys, num), 0))
+    x = draw_reference(path.graph, path.sampled, path.eta0, random.fold_in(particle_keys(keys, num), 0))
     zero = jnp.zeros(islands)
     return Systems(x, jnp.zeros((islands, num)), zero, numbers, zero, zero + num, zero + 1)
 
@@ -189,9 +186,6 @@ def climb(
         return move(path, high, slope, system, rung_keys, sweeps)
 
     return lax.fori_loop(first, last, body, system)
-
-
-# -- means over particles --------------------------------------------------------------------------
 
 
 @full_precision

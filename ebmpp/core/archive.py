@@ -53,7 +53,7 @@ def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.n
     """
     header = {"format": kind.format, "version": kind.version, "body": body}
     header["dtypes"] = [str(a.dtype) for a in arrays]  # numpy's format loses the dtypes of ml_dtypes
-    members: dict[str, Any] = {_member(i): a for i, a in enumerate(arrays)}
+    members: dict[str, Any] = {f"array_{i}": a for i, a in enumerate(arrays)}
     encoded = np.frombuffer(json.dumps(header).encode(), np.uint8)
     path = path.resolve()  # a symbolic link stays, and its target is replaced
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -86,19 +86,13 @@ def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.nd
         with np.load(io.BytesIO(data), allow_pickle=False) as members:
             header = json.loads(members["header"].tobytes())
             if (header["format"], header["version"]) == (kind.format, kind.version):
-                arrays = [_array(members[_member(i)], d) for i, d in enumerate(header["dtypes"])]
-                return header["body"], arrays
+                dtypes = [jnp.dtype(name) for name in header["dtypes"]]
+                arrays = [members[f"array_{i}"] for i in range(len(dtypes))]
+                viewed = [a if a.dtype == d else a.view(d) for a, d in zip(arrays, dtypes, strict=True)]
+                return header["body"], viewed
             actual = f"{header['format']!r}, version {header['version']!r}"
     except Exception as error:  # zipfile, json and numpy report damage in many ways
         raise ArchiveError(f"{name} is damaged, or not a file of {kind.writer} ({error})") from error
     raise ArchiveError(
         f"{name} is of format {actual}; {kind.writer} reads {kind.format!r}, version {kind.version}"
     )
-
-
-def _member(number: int) -> str:
-    return f"array_{number}"
-
-
-def _array(array: np.ndarray, dtype: str) -> np.ndarray:
-    return array if array.dtype == (known := jnp.dtype(dtype)) else array.view(known)

@@ -152,10 +152,6 @@ class Checkpoints:
         """Return the file of a checkpoint."""
         return self._file(step).read_bytes()
 
-    def check_length(self, step: int, total: int) -> None:
-        """Raise CheckpointError for a checkpoint of more steps than the run has."""
-        check_length(self.caller, self.directory, step, total)
-
     def _file(self, step: int) -> Path:
         return self.directory / f"checkpoint-{step:06}.zip"
 

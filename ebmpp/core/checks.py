@@ -175,7 +175,7 @@ def on_host(name: str, *values: Any, instead: str = "Call it outside, on known v
     known = [value for value in values if not isinstance(value, Iterator)]  # a stream's rows come later
     if is_traced(known):
         where = "jax.jit, jax.vmap or jax.grad, or in a compiled monitor of fit"
-        raise ArgumentError(f"{name} cannot be traced by {where}. {instead[0].upper()}{instead[1:]}.")
+        raise ArgumentError(f"{name} cannot be traced by {where}. {instead}.")
 
 
 def block_name(value: Any) -> str:

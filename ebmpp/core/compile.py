@@ -121,7 +121,8 @@ class Compiled:
                 jits = {(): jax.jit(self._bind(static))}
             self._programs[key] = jits
             if len(self._programs) > self._size:
-                _clear(self._programs.pop(next(iter(self._programs))))
+                for jitted in _jits(self._programs.pop(next(iter(self._programs)))):
+                    jitted.clear_cache()
         return jits, arrays
 
     def _bind(self, static: dict[int, Any]) -> Callable:
@@ -149,11 +150,6 @@ def compiled(statics: int | tuple[int, ...], **options: Any) -> Callable[[Functi
 
 def _jits(jits: dict) -> list[Any]:
     return [jitted for options, jitted in jits.items() if options is not None]
-
-
-def _clear(jits: dict) -> None:
-    for jitted in _jits(jits):
-        jitted.clear_cache()
 
 
 def _options(fast: bool) -> _Options:
@@ -210,9 +206,6 @@ def _functions(value: Any) -> Iterator[FunctionType]:
     elif isinstance(value, tuple | list) or type(value) is type({}.values()):
         for item in value:
             yield from _functions(item)
-
-
-# -- the cache on disk -------------------------------------------------------------------------------
 
 
 def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) -> Path:

@@ -5,9 +5,12 @@
 from collections.abc import Callable, Sequence
 from html import escape
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MAX_ROWS = 24
 
@@ -43,6 +46,12 @@ class Grid(NamedTuple):
 
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Return the table as a data frame."""
+        import pandas as pd  # takes most of a second
+
+        return pd.DataFrame(self.rows, columns=list(self.head))
 
     def __str__(self) -> str:
         word = lambda cell: f"{cell:.4g}" if isinstance(cell, float | np.floating) else str(cell)

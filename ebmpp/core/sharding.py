@@ -78,9 +78,6 @@ def at_once() -> Generator[None]:
         yield
 
 
-# -- traced ----------------------------------------------------------------------------------------
-
-
 def rows(tree: Any) -> Any:
     """Shard the leading axes of arrays over the devices; sizes need not be divisible."""
     axis = _axis()
@@ -122,9 +119,6 @@ def shard_jobs(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any
     sharded = jax.shard_map(local, in_specs=(spec, P()), out_specs=(P(name), P()), check_vma=False)
     values, sums = sharded(arrays, shared)
     return jax.tree.map(lambda a: a[:count], values), sums
-
-
-# -- on the host -----------------------------------------------------------------------------------
 
 
 def place(tree: Any) -> Any:
@@ -185,9 +179,6 @@ def place_like(value: np.ndarray, template: Any) -> Array:
     if _concrete() is None or not isinstance(template, Array):
         return jnp.asarray(value)
     return jax.device_put(value, template.sharding)
-
-
-# -- processes -------------------------------------------------------------------------------------
 
 
 def processes() -> int:

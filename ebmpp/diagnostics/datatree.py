@@ -110,15 +110,13 @@ def to_arviz(result: Any, **options: Any) -> Any:
     This is the DataTree of :func:`to_datatree` for ArviZ 1, and an ``InferenceData`` of it for ArviZ 0.x,
     whose functions fail on a DataTree. Groups without draws (``meeting``, ``history``) are included.
 
-    :param result: a DataTree, or an argument of :func:`to_datatree`.
-    :param options: options of :func:`to_datatree`.
+    :param result: a DataTree, or an argument of :func:`to_datatree`, which takes the ``options``.
     :raises ImportError: if ArviZ is not installed (``arviz_stats`` alone accepts DataTrees).
     :raises ArgumentError: as :func:`to_datatree`.
 
     **Example**
 
     >>> import numpy as np, xarray as xr
-    >>> from ebmpp.diagnostics import to_arviz
     >>> posterior = xr.Dataset({"x": (("chain", "draw"), np.eye(3))})
     >>> to_arviz(xr.DataTree.from_dict({"posterior": posterior})).posterior["x"].shape
     (3, 3)
@@ -227,9 +225,6 @@ def _estimate_meetings(estimate: UnbiasedEstimate) -> xr.Dataset:
     result = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=attributes(None))
     scalars = {"lag": lag, "overlap": estimate.overlap}
     return result.assign(scalars).assign_coords(chain=np.arange(len(met)))
-
-
-# -- summary -----------------------------------------------------------------------------------------
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:

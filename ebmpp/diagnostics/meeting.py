@@ -73,9 +73,6 @@ def _warn_of_overlap(who: str, source: xr.DataTree | UnbiasedEstimate, data: Mee
         warnings.warn(warning_of(who, score), stacklevel=3)
 
 
-# -- bounds on the distance to stationarity ----------------------------------------------------------
-
-
 def tv_upper_bound(
     source: xr.DataTree | UnbiasedEstimate,
     t: Any = None,
@@ -154,15 +151,12 @@ def wasserstein_upper_bound(
 
     with lag :math:`L` and the L1 distance over all free units (for categories, the number that differ).
     Unlike the total variation bound, it measures how far the units still move. One unmet pair makes it
-    infinite, as the rest of the pair's path is unknown.
+    infinite, as the rest of the pair's path is unknown. The other arguments and the result are those of
+    :func:`tv_upper_bound`.
 
     :param source: :func:`~ebmpp.to_datatree` of a coupled kernel's run.
     :param t: sweeps to evaluate at, at least ``sweep[0] - lag`` (1 without warm-up); by default every sweep
         from there until the bound is 0.
-    :param num_bootstrap: bootstrap resamples of the pairs for the band.
-    :param probability: pointwise coverage of the band.
-    :param seed: seed of the bootstrap.
-    :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
     :raises ArgumentError: a source without paths, or a t before the first recorded sweep.
 
     **References**
@@ -202,9 +196,6 @@ def _paths(
         )
     arrays = (np.asarray(group[name].transpose("chain", ..., "sweep"), float) for name in names)
     return sweeps, [array.reshape(-1, len(sweeps)) for array in arrays]
-
-
-# -- choice of k and m -------------------------------------------------------------------------------
 
 
 class Suggestion(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import math
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Bool, Float
 import numpy as np
 import xarray as xr
 
@@ -179,8 +179,8 @@ def plot_meeting_times(
 ) -> "Axes":
     """Draw the survival curve P(tau > t) of meeting times on a logarithmic axis.
 
-    The estimate is that of Kaplan and Meier, with unmet pairs as right-censored. If there are unmet pairs,
-    the curve ends at the last sweep, and a tick marks the last sweep of each unmet pair. A straight line is a
+    The estimate is that of Kaplan and Meier (1958), with unmet pairs as right-censored. If there are unmet
+    pairs, the curve ends at the last sweep, and a tick marks the last sweep of each. A straight line is a
     geometric tail.
 
     :param times: meeting times of any shape (the last sweep of an unmet pair), a DataTree with the group
@@ -193,11 +193,6 @@ def plot_meeting_times(
         axes differ in both.
     :raises ArgumentError: no times, times that are not finite, or ``met`` of another shape.
 
-    **References**
-
-    1. Kaplan, Meier (1958), *Nonparametric estimation from incomplete observations*.
-    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
-
     **Example**
 
     >>> ax = plot_meeting_times([1, 2, 2, 5], met=[True, True, True, False])
@@ -207,7 +202,8 @@ def plot_meeting_times(
     if isinstance(times, xr.DataTree) or hasattr(times, "meeting_time"):
         times, met, lag = meeting_data(times)
     times, met = _check_times(times, met)
-    t, alive = survival_curve(times, met)
+    t = np.union1d([0.0], times)
+    alive = survival(times, met, t)
     ax = new_axes() if ax is None else ax
     floor = 0.5 / len(times)  # a logarithmic axis has no zero
     style: dict[str, Any] = _next_look(ax) | {"linewidth": 1.6} | line
@@ -251,18 +247,6 @@ def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool
     return times.ravel(), met.ravel()
 
 
-def survival_curve(
-    times: Real[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"]
-) -> tuple[Float[np.ndarray, "times"], Float[np.ndarray, "times"]]:
-    """Return the Kaplan-Meier estimate of P(tau > t) at 0 and at every time, a right-continuous step.
-
-    >>> survival_curve(np.array([1.0, 3.0]), np.array([True, False]))[1].tolist()
-    [1.0, 0.5, 0.5]
-    """
-    at = np.union1d([0.0], times)
-    return at, survival(times, met, at)
-
-
 def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
     """Draw an upper bound on the distance to stationarity against sweeps, with its band.
 
@@ -272,10 +256,6 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     :param ax: axes to draw into; None for a new figure.
     :param label: legend entry.
     :raises ArgumentError: a source without meeting times.
-
-    **References**
-
-    1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
 
     **Example**
 

@@ -6,7 +6,6 @@ The colours are the palette of Okabe and Ito for colour-blind readers, with brow
 first eight lines also differ in dashes and markers, for print.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,31 +72,3 @@ def tidy(ax: "Axes", legend: bool = False, **place: Any) -> None:
     if legend:
         options: dict[str, Any] = place or {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         ax.legend(frameon=False, fontsize=8, handlelength=3.2, **options)
-
-
-def legend_below(figure: "Figure", axes: "Axes | np.ndarray", ncols: int, **others: Any) -> None:
-    """Add one legend for several axes below them, with each name once."""
-    handles: dict[str, Any] = {}
-    for ax in np.ravel(np.asarray(axes, dtype=object)):
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    options: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
-    options |= {"handlelength": 3.2} | others
-    figure.legend(list(handles.values()), list(handles), ncols=ncols, **options)
-
-
-def below(ax: "Axes", top: float, ticks: "Sequence[float]", across: bool = False) -> None:
-    """Make the distance below ``top`` logarithmic on an axis, for log-likelihoods of any size.
-
-    :param top: a number above all values.
-    :param ticks: values of the ticks.
-    :param across: change the horizontal axis instead of the vertical one.
-    """
-    from matplotlib.ticker import NullFormatter, NullLocator
-
-    axis, scale = (ax.xaxis, ax.set_xscale) if across else (ax.yaxis, ax.set_yscale)
-    forward, inverse = lambda y: -np.log(np.maximum(top - y, 1e-30)), lambda z: top - np.exp(-z)
-    scale("function", functions=(forward, inverse))
-    axis.set_ticks(list(ticks), [f"{t:g}" for t in ticks])
-    axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())

@@ -7,10 +7,9 @@ import math
 import numpy as np
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks
+from ebmpp.core import Params
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, states
 
@@ -65,11 +64,3 @@ def check_params(graph: FactorGraph, params: Params, batch: tuple[int, ...], val
         always = all(np.isfinite(family.bounds).all() for family in graph.families.values())
         for i in range(0 if always else math.prod(batch)):
             graph.check(unflatten(graph, at(i)))
-
-
-def check_log_partition(log_partition: Array | float, batch: tuple[int, ...]) -> Array | float:
-    """Raise a ParameterError for anything but a number, or one per distribution of a batch."""
-    shape = jnp.shape(checks.numbers("log_partition", log_partition, ParameterError))
-    expected = f"a function of the params, or numbers of shape () or {batch}"
-    checks.require(shape in ((), batch), "log_partition", expected, log_partition, ParameterError)
-    return log_partition

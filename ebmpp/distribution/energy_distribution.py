@@ -20,9 +20,8 @@ from jax.typing import ArrayLike
 from ebmpp import exact
 from ebmpp.core import Params, Rows, State, checks, random
 from ebmpp.distribution import batches
-from ebmpp.distribution.layout import Layout
-from ebmpp.distribution.support import is_index, is_own_statistic, support_of, values_of
-from ebmpp.errors import IntractableError, StateError, clash
+from ebmpp.distribution.layout import Layout, is_index, is_own_statistic, support_of, values_of
+from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs, gibbs_sweep
@@ -144,7 +143,10 @@ class EnergyDistribution(dist.Distribution):
         if callable(log_partition):
             self._log_partition_fn = cast(LogPartition, log_partition)
         elif log_partition is not None:
-            self._log_partition_value = batches.check_log_partition(log_partition, batch)
+            shape = jnp.shape(checks.numbers("log_partition", log_partition, ParameterError))
+            expected = f"a function of the params, or numbers of shape () or {batch}"
+            checks.require(shape in ((), batch), "log_partition", expected, log_partition, ParameterError)
+            self._log_partition_value = log_partition
         super().__init__(batch, self.layout.shape, validate_args=validate_args)
 
     def __repr__(self) -> str:
@@ -174,8 +176,6 @@ class EnergyDistribution(dist.Distribution):
     def has_rsample(self) -> bool:
         """False: draws are not differentiable in the params, and a guide needs the score function."""
         return False
-
-    # -- densities and draws ---------------------------------------------------------------------
 
     def _map(self, fn: Callable[..., Any], batch: tuple[int, ...], *rows: Array) -> Any:
         """Apply ``fn(params, *rows)`` to each set of params, which broadcast to ``batch``.
@@ -281,8 +281,6 @@ class EnergyDistribution(dist.Distribution):
 
         drawn = self._map(draw, batch, keys.reshape(-1, math.prod(batch), keys.shape[-1]))
         return drawn.reshape(shape + self.layout.shape)
-
-    # -- exact sums, of small models -------------------------------------------------------------
 
     @property
     def has_enumerate_support(self) -> bool:

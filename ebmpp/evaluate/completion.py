@@ -219,9 +219,6 @@ def _r_hat(trace: np.ndarray) -> np.ndarray:
     return np.where(moved, value, np.nan)
 
 
-# -- programs --------------------------------------------------------------------------------------
-
-
 @jax.jit
 def _keys(key: Array, chain: Array, row: Array) -> Array:
     return random.fold_in(random.fold_in(key, 1, chain), row)

@@ -54,9 +54,6 @@ class Plan(NamedTuple):
     """Blocks with some known units, and the largest number of their unknown units."""
 
 
-# -- the plan ------------------------------------------------------------------------------------
-
-
 def values_of(family: Family) -> Real[Array, "values"]:
     """Return every value of a unit; refuse infinitely many."""
     values = family.states()
@@ -136,9 +133,6 @@ def refuse_many(
             f"blocks {list(enumerated)} have {count_text(count)} joint states to enumerate{closed}, and the "
             f"limit is {count_text(most)}. {_ESTIMATE}"
         )
-
-
-# -- the sum -------------------------------------------------------------------------------------
 
 
 def decode(graph: FactorGraph, blocks: Names, index: Number) -> Blocks:

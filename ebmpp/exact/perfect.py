@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from ebmpp.core import backend, checks, random, sharding
 from ebmpp.core.types import Blocks, Keys, Params, Which
 from ebmpp.errors import IntractableError, UnmetError
-from ebmpp.exact import enumeration, random_cluster
+from ebmpp.exact import coupling_from_the_past, enumeration
 from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past, slopes
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
@@ -31,9 +31,6 @@ from ebmpp.moves import Layer, Target, gibbs
 MAX_SWEEPS = 2**16
 
 _MOST_UNITS = 2048  # of a block whose units interact: its interactions are a matrix of that size
-
-
-# -- enumeration -----------------------------------------------------------------------------------
 
 
 def _plan(graph: FactorGraph) -> enumeration.Plan:
@@ -72,9 +69,6 @@ def _enumerated_rows(target: Target, keys: Keys) -> tuple[Blocks, Which]:
         x |= Layer(summed).draw(target, x, random.fold_in(keys, 2))[0]
     is_valid = jnp.isfinite(table).any() & (table < jnp.inf).all()
     return {b: x[b] for b in graph.families}, is_valid & jnp.ones(len(keys), bool)
-
-
-# -- which models are attractive -------------------------------------------------------------------
 
 
 def _check_ordered(graph: FactorGraph) -> None:
@@ -127,9 +121,6 @@ def _check_attractive(graph: FactorGraph, params: Params) -> None:
             )
 
 
-# -- coupling from the past ------------------------------------------------------------------------
-
-
 def _monotone(family: Family, words: Array, eta: Array) -> Array:
     """Draw from one word per unit, non-decreasing in ``eta``."""
     if type(family) in (Bernoulli, Spin):
@@ -177,12 +168,10 @@ def _coupled_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, 
     return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
 
 
-# -- choice of the method --------------------------------------------------------------------------
-
 _GRAPH_CHECKS = {
     "enumerate": _plan,
     "coupling_from_the_past": _check_ordered,
-    "random_cluster": random_cluster.check_graph,
+    "random_cluster": coupling_from_the_past.check_two_values,
 }
 
 
@@ -209,7 +198,7 @@ def check(graph: FactorGraph, params: Params, method: str) -> None:
     if method == "coupling_from_the_past":
         _check_attractive(graph, params)
     elif method == "random_cluster":
-        random_cluster.check_params(graph, params)
+        coupling_from_the_past.check_ferromagnetic(graph, params)
 
 
 def draw_rows(target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS) -> tuple[Blocks, Which]:
@@ -221,7 +210,7 @@ def draw_rows(target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWE
     if method == "enumerate":
         return _enumerated_rows(target, keys)
     if method == "random_cluster":
-        return random_cluster.draw_rows(target, keys, max_sweeps)
+        return coupling_from_the_past.draw_clusters(target, keys, max_sweeps)
     return _coupled_rows(target, keys, max_sweeps)
 
 

@@ -146,9 +146,6 @@ def _centre(graph: FactorGraph, params: Params, rows: Rows) -> tuple[Params, Row
     return params, rows
 
 
-# -- public functions ----------------------------------------------------------------------------
-
-
 def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     """Return log Z, exactly.
 
@@ -181,7 +178,7 @@ def _check(graph: FactorGraph, params: Params) -> None:
     graph.check(params)
 
 
-def _prepare(graph: FactorGraph, params: Params, data: StateLike) -> tuple[tables.Data, Plan, Plan]:
+def _prepare(graph: FactorGraph, params: Params, data: StateLike) -> tuple[tables.Table, Plan, Plan]:
     _check(graph, params)
     table = tables.as_data(graph, data, missing=None)
     lacking = [(b, _most_unknown(k)) for b, k in table.known.items()]

@@ -81,8 +81,6 @@ class Declaration:
         blocks = tuple(visible.items()), tuple(latent.items())
         put("_identity", (*blocks, self.factors, frozenset(self.labels.items())))
 
-    # -- a value ---------------------------------------------------------------------------------
-
     def __setattr__(self, name: str, value: object = None) -> None:
         raise AttributeError(f"a {type(self).__name__} is immutable; declare a new one to change {name!r}")
 
@@ -102,8 +100,6 @@ class Declaration:
         factors = ", ".join(map(repr, self.factors))
         blocks = f"visible={dict(self.visible)}, latent={dict(self.latent)}"
         return f"{type(self).__name__}({blocks}, factors=[{factors}])"
-
-    # -- the block graph -------------------------------------------------------------------------
 
     def _block_graph(self) -> nx.Graph:
         graph = nx.Graph()
@@ -136,6 +132,12 @@ class Declaration:
             graph.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
         return graph
 
+    @property
+    def unit_offsets(self) -> dict[str, int]:
+        """Number of each block's first unit, where the units of all blocks are numbered in order."""
+        sizes = [f.size for f in self.families.values()]
+        return dict(zip(self.families, itertools.accumulate(sizes[:-1], initial=0), strict=True))
+
     def interacting(self, blocks: Iterable[str]) -> list[tuple[str, str]]:
         """Return the pairs among ``blocks`` that share a factor; a block with interacting units is a pair."""
         blocks = set(blocks)
@@ -158,9 +160,6 @@ def schedule(graph: Declaration, clamped: Iterable[str] = ()) -> Schedule:
     held = set(clamped)
     free = (tuple(b for b in layer if b not in held) for layer in graph.block_layers)
     return tuple(layer for layer in free if layer)
-
-
-# -- checks --------------------------------------------------------------------------------------
 
 
 def _check_blocks(graph: Declaration) -> None:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _VISIBLE, _LATENT, _EDGE = "#c6d8ea", "#ffffff", "#7b8794"
 _COLUMN, _ROW = 3.0, 1.8  # distances between blocks in inches
 
-# -- text ----------------------------------------------------------------------------------------
-
 
 def card(graph: Declaration, kind: str = "FactorGraph") -> Card:
     """Return tables of the blocks and factors of a graph; the title begins with ``kind``."""
@@ -73,9 +71,6 @@ def _layer_names(graph: Declaration) -> list[str]:
         names.append(f"layer {index}" if parts == 1 else f"layers {index} to {index + parts - 1}")
         index += parts
     return names
-
-
-# -- drawing -------------------------------------------------------------------------------------
 
 
 def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":

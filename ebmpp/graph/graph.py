@@ -22,7 +22,7 @@ from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Draws, Natural, Params, PerRow, Rows, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
-from ebmpp.graph import display, energy, initialization, networks, normalization, scales, states, tables
+from ebmpp.graph import display, energy, initialization, networks, normalization, states, tables
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Bilinear, lateral
 
@@ -198,7 +198,7 @@ class FactorGraph(Declaration, Shown):
         rng_key = checks.key("init: rng_key", rng_key)
         params = initialization.init_params(self.factors, self.families, rng_key, scheme, means)
         if means:
-            scales.warn_if_stuck(self, params)
+            tables.warn_if_stuck(self, params)
         return params
 
     def check(self, params: Params, values: bool = True) -> None:

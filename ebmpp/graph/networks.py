@@ -5,8 +5,7 @@
 Biases and weights are derivatives of the energy, so no factor's form is assumed.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Mapping
 import importlib
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from ebmpp.graph.factors import Bias, Factor, Pairwise
 from ebmpp.graph.factors.lateral import check_network
 from ebmpp.graph.factors.pairwise import attribute, edge_weights
 
-_MAX_ENTRIES = 2**24  # second derivatives computed at once
+_BATCH_SIZE = 256  # rows of second derivatives computed at once
 _TOLERANCE = 1e-5  # relative, of second derivatives, which must be constant
 
 #: Families by dimod's type of variables.
@@ -50,7 +49,8 @@ def terms(graph: Declaration, params: Params) -> Terms:
         checks.require(is_valid, f"block {b!r}", expected, family)
     total = sum(f.size for f in graph.families.values())
     zero = jnp.zeros(total, jnp.result_type(float))
-    value, slope = jax.jit(jax.value_and_grad(partial(_energy, graph, params)))(zero)
+    energy_at = lambda flat: energy.energy(graph, params, _blocks(graph, flat))
+    value, slope = jax.jit(jax.value_and_grad(energy_at))(zero)
     weights: dict[tuple[int, int], float] = {}
     others = []  # factors whose second derivatives are not their params
     for factor in graph.factors:
@@ -60,26 +60,17 @@ def terms(graph: Declaration, params: Params) -> Terms:
         elif factor.interacts:
             _add(weights, pairs, np.zeros(len(pairs)))
             others.append(factor)
-    for first, rows in _second_derivatives(graph, params, others, total) if others else ():
-        i, j = np.nonzero(np.triu(rows, first + 1))
-        _add(weights, zip((i + first).tolist(), j.tolist(), strict=True), -rows[i, j])
+    if others:
+        hessian = _second_derivatives(graph, params, others, total)
+        i, j = np.nonzero(np.triu(hessian, 1))
+        _add(weights, zip(i.tolist(), j.tolist(), strict=True), -hessian[i, j])
     pairs = np.array(list(weights), np.int64).reshape(-1, 2)
     return Terms(float(value), -np.asarray(slope), pairs, np.array(list(weights.values()), float))
 
 
-def _energy(graph: Declaration, params: Params, flat: Float[Array, "units"]) -> Float[Array, ""]:
-    return energy.energy(graph, params, _blocks(graph, flat))
-
-
 def _blocks(graph: Declaration, flat: Float[Array, "units"]) -> dict[str, Array]:
-    start = _starts(graph)
+    start = graph.unit_offsets
     return {b: flat[start[b] : start[b] + f.size].reshape(f.shape) for b, f in graph.families.items()}
-
-
-def _starts(graph: Declaration) -> dict[str, int]:
-    """Return the number of each block's first unit."""
-    sizes = [f.size for f in graph.families.values()]
-    return dict(zip(graph.families, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
 def _add(weights: dict[tuple[int, int], float], pairs: Iterable[tuple[int, int]], values: np.ndarray) -> None:
@@ -89,32 +80,23 @@ def _add(weights: dict[tuple[int, int], float], pairs: Iterable[tuple[int, int]]
 
 def _pairs(graph: Declaration, factor: Factor) -> list[tuple[int, int]]:
     """Return the pairs that one factor declares within blocks, the smaller number first."""
-    start, edges = _starts(graph), factor.edges(graph.families)
+    start, edges = graph.unit_offsets, factor.edges(graph.families)
     return [tuple(pair) for b, e in edges.items() for pair in (start[b] + np.sort(e, axis=1)).tolist()]
 
 
 def _second_derivatives(
     graph: Declaration, params: Params, factors: list[Factor], total: int
-) -> Iterator[tuple[int, Float[np.ndarray, "rows units"]]]:
-    """Yield chunks of rows of the Hessian of some factors with the number of their first row."""
+) -> Float[np.ndarray, "units units"]:
+    """Return the Hessian of some factors, which must be constant."""
     eta = lambda flat: energy.contributed(graph, factors, params, _blocks(graph, flat))
     slope = lambda flat: -jnp.concatenate([eta(flat)[b].reshape(-1) for b in graph.families])
-    points = jnp.stack([jnp.zeros(total), jnp.asarray(np.random.default_rng(0).uniform(0.3, 1, total))])
-    points = points.astype(jnp.result_type(float))
-    chunk = min(total, max(1, _MAX_ENTRIES // total))
-
-    @jax.jit
-    def rows_from(first: Array) -> Array:
-        row = lambda x, i: jax.jvp(slope, (x,), ((jnp.arange(total) == i).astype(x.dtype),))[1]
-        return jax.vmap(lambda x: jax.vmap(lambda i: row(x, i))(first + jnp.arange(chunk)))(points)
-
-    for first in range(0, total, chunk):
-        here, there = np.asarray(rows_from(jnp.asarray(first)))[:, : total - first]
-        if np.abs(here - there).max() > _TOLERANCE * (np.abs(here).max() + np.abs(there).max()):
-            raise IntractableError(
-                f"the energy of {graph!r} must be one of pairs; three units or more interact"
-            )
-        yield first, here
+    row = lambda x, i: jax.jvp(slope, (x,), ((jnp.arange(total) == i).astype(x.dtype),))[1]
+    rows = lambda x: jax.lax.map(lambda i: row(x, i), jnp.arange(total), batch_size=_BATCH_SIZE)
+    points = np.zeros(total), np.random.default_rng(0).uniform(0.3, 1, total)
+    here, there = map(np.asarray, map(jax.jit(rows), (jnp.asarray(p, float) for p in points)))
+    if np.abs(here - there).max() > _TOLERANCE * (np.abs(here).max() + np.abs(there).max()):
+        raise IntractableError(f"the energy of {graph!r} must be one of pairs; three units or more interact")
+    return here
 
 
 def names(graph: Declaration) -> list[Hashable]:
@@ -125,9 +107,6 @@ def names(graph: Declaration) -> list[Hashable]:
         labels = graph.labels.get(b, tuple(plain))
         result += labels if len(graph.families) == 1 else [(b, label) for label in labels]
     return result
-
-
-# -- networkx ------------------------------------------------------------------------------------
 
 
 def unit_network(graph: Declaration, params: Params) -> nx.Graph:
@@ -158,9 +137,6 @@ def declare(
     start = None if biases is None else biases.reshape(units.statistic_shape)
     joined = [Pairwise(block, edges, shared=shared, init=weights)] if len(edges) else []
     return units, [Bias(block, init=start)] * bias + joined
-
-
-# -- dimod ---------------------------------------------------------------------------------------
 
 
 def to_bqm(graph: Declaration, params: Params) -> Any:

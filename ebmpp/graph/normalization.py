@@ -19,7 +19,7 @@ import warnings
 from jaxtyping import Float
 import numpy as np
 from numpyro.distributions import constraints
-from scipy.linalg import eigh_tridiagonal
+from scipy.sparse.linalg import LinearOperator, eigsh
 
 import jax
 from jax import Array
@@ -41,9 +41,7 @@ _ROUNDS = 5  # from a state to a worse one
 _DENSE = 512  # units up to which the precision is a matrix; only products are taken with larger ones
 _ROUNDING = 32  # of a product with the precision, in units of the floats' epsilon
 _FAR = 1e6  # a magnitude of natural parameters outside every domain that is not all of R
-_MAX_PRODUCTS = 4096  # decides condition numbers up to about 5e4
-_DOUBT = 1e-12  # probability, over the random start, of a lower bound that does not hold
-_GROWTH = 1.5  # of the number of products between two eigenvalue computations
+_PRECISE = 2e-5  # error of an eigenvalue relative to the largest one: decides condition numbers up to 5e4
 
 _Times = Callable[[Float[Array, "vectors size"]], Float[Array, "vectors size"]]
 
@@ -102,9 +100,6 @@ def _names(graph: Declaration, *blocks: str) -> list[str]:
     if len(set(blocks)) == 1:
         return [f.name for f in graph.factors if blocks[0] in f.blocks and f.interacts]
     return [f.name for f in graph.factors if len(set(f.blocks) & set(blocks)) > 1]
-
-
-# -- domains -------------------------------------------------------------------------------------
 
 
 def _check_reach(graph: Declaration, params: Params, block: str) -> None:
@@ -174,9 +169,6 @@ def _per_state(slope: Array, family: Family) -> Array | None:
     return jnp.tensordot(slope, table, (stat_axes, list(range(1, table.ndim))))
 
 
-# -- signs of couplings --------------------------------------------------------------------------
-
-
 def _points(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
     """Yield statistics of the neighbours of ``a``: only 0 if the coupling to ``b`` is constant."""
     zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _scope(graph, a)}
@@ -210,9 +202,6 @@ def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
         )
 
 
-# -- joint precision of Gaussian blocks ----------------------------------------------------------
-
-
 def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]) -> None:
     size = sum(graph.families[b].size for b in blocks)
     at = lambda others: partial(_precision_times, graph, blocks, params, others)
@@ -239,8 +228,19 @@ def _least(times: _Times, size: int) -> tuple[float, float]:
     if size <= _DENSE:
         least = float(np.linalg.eigvalsh(np.asarray(times(jnp.eye(size)), float))[0])
         return least, least
+    start = np.random.default_rng(0).normal(size=size)
+    product = lambda v: np.asarray(times(_rows(np.ravel(v)))[0], float)
+
+    def largest(fn: Callable[[np.ndarray], np.ndarray], tolerance: float) -> float:
+        matrix = LinearOperator((size, size), fn, dtype=float)  # ty: ignore[parameter-already-assigned]
+        options = {"which": "LA", "tol": tolerance, "v0": start, "return_eigenvectors": False}
+        return float(eigsh(matrix, 1, **options)[0])
+
+    # the least one as a difference, to an accuracy relative to the largest: its own may be lost in rounding
+    top = 1.1 * abs(largest(product, 0.05))
+    least = top - largest(lambda v: top * np.ravel(v) - product(v), _PRECISE)
     rounding = _ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps)
-    return least_eigenvalue(lambda v: np.asarray(times(_rows(v))[0]), size, rounding)
+    return least - (_PRECISE + rounding) * top, least
 
 
 def _rows(vector: Any) -> Float[Array, "2 size"]:
@@ -333,48 +333,3 @@ def _precision_times(
     zero, unravel = ravel_pytree({b: jnp.zeros(graph.families[b].shape) for b in blocks})
     slope = jax.grad(lambda z: negative_log_density(unravel(z)))
     return jax.vmap(lambda v: jax.jvp(slope, (zero,), (v,))[1])(vectors)
-
-
-def least_eigenvalue(
-    product: Callable[[np.ndarray], np.ndarray], size: int, rounding: float
-) -> tuple[float, float]:
-    """Bound the smallest eigenvalue of a symmetric matrix by Lanczos, until its sign is known.
-
-    The upper bound is a value of the quadratic form. The lower bound holds with probability 1 - 1e-12 over
-    the random starting vector. If the sign stays undecided, the bounds have different signs.
-
-    :param product: multiplies the matrix by a vector of length ``size``.
-    :param rounding: of the products, relative to the largest eigenvalue.
-    :return: a lower and an upper bound.
-
-    **References**
-
-    1. Kuczynski, Wozniakowski (1992), *Estimating the largest eigenvalue by the power and Lanczos algorithms
-       with a random start*, theorem 4.2.
-    """
-    start = np.random.default_rng(0).normal(size=size)
-    vector, previous, beta = start / np.linalg.norm(start), np.zeros(size), 0.0
-    diagonal, off_diagonal, next_check = [], [], 8
-    for count in range(1, _MAX_PRODUCTS + 1):
-        after = np.asarray(product(vector), float) - beta * previous
-        diagonal.append(float(vector @ after))
-        after -= diagonal[-1] * vector
-        beta = float(np.linalg.norm(after))
-        complete = count == size or beta <= rounding * np.abs(diagonal).max()  # an invariant subspace
-        if count >= next_check or complete or count == _MAX_PRODUCTS:
-            ritz = eigh_tridiagonal(diagonal, off_diagonal, eigvals_only=True)
-            low, high = float(ritz[0]), float(ritz[-1])
-            missed = 0.0 if complete else _missed(count, size) * (high - low)
-            lower = low - missed - rounding * max(high, -low)
-            if low <= 0 or lower > 0 or complete:
-                break
-            next_check = math.ceil(_GROWTH * count)
-        vector, previous = after / beta, vector
-        off_diagonal.append(beta)
-    return lower, low
-
-
-def _missed(count: int, size: int) -> float:
-    """Bound how far the smallest eigenvalue is below that of ``count`` steps, relative to their spread."""
-    share = (math.log(1.648 * math.sqrt(size) / _DOUBT) / (2 * count - 1)) ** 2
-    return share / (1 - 2 * share) if share < 0.25 else math.inf

@@ -234,9 +234,6 @@ def _placeholder(family: Family) -> np.ndarray:
         return np.asarray(family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32)))
 
 
-# -- params --------------------------------------------------------------------------------------
-
-
 def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
     """Compare names, structure and shapes of params with a pytree of ``jax.ShapeDtypeStruct`` by factor."""
     check_factors(expected, params)

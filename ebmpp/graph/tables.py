@@ -1,15 +1,15 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of training data: rows of the visible blocks, and their weights.
+"""Validation of training data: rows of the visible blocks, their scales and their weights.
 
 Arrays, lists, data frames, memory maps, dicts of these and :class:`~ebmpp.Observed` blocks are accepted.
 Names and shapes are checked first, values when they are read. Rows are never broadcast.
 """
 
-from collections.abc import Mapping
 import contextlib
 import math
 from typing import Any, NamedTuple
+import warnings
 
 import numpy as np
 
@@ -18,50 +18,38 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, sharding
-from ebmpp.core.types import Blocks, Numbers
+from ebmpp.core.types import Params
 from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete, settle
-from ebmpp.graph import initialization, scales, states
+from ebmpp.graph import initialization, states
 from ebmpp.graph.declaration import Declaration
+from ebmpp.graph.factors import Bilinear
+
+_CHUNK = 4096  # rows in double precision at once
+_NEAR = 3.0  # standard deviations between the data and the row that stands for the default distribution
+_DOUBT = 5.0  # standard errors of a variance
 
 
 class Table(NamedTuple):
-    """Data with checked names and shapes, and unchecked values."""
+    """Data of visible blocks: checked names and shapes, and, from :func:`check_table`, checked values."""
 
-    values: Mapping[str, Numbers]
-    """Visible blocks, ``(*batch, *shape)``."""
-    known: Mapping[str, Numbers]
-    """Masks of the partly observed blocks."""
+    rows: dict[str, Any]
+    """Visible blocks, ``(*batch, *shape)``; on the device ``(rows, *shape)``."""
+    known: dict[str, Any]
+    """Masks of the partly observed blocks, whose unknown units have placeholders on the device."""
     batch: tuple[int, ...]
+    """Leading axes, whose product is the number of rows."""
 
     def take(self, index: np.ndarray) -> "Table":
         """Select rows by number."""
-        values, known = ({b: np.asarray(v)[index] for b, v in x.items()} for x in (self.values, self.known))
-        return Table(values, known, (len(index),))
+        rows, known = ({b: np.asarray(v)[index] for b, v in x.items()} for x in (self.rows, self.known))
+        return Table(rows, known, (len(index),))
 
     def observed(self) -> dict[str, Any]:
         """Return arrays and :class:`~ebmpp.Observed` blocks."""
-        return _observed(self.values, self.known)
-
-
-class Data(NamedTuple):
-    """Checked data as rows on the device."""
-
-    rows: Blocks
-    """Visible blocks, ``(rows, *shape)``, with placeholders at unknown units."""
-    known: Blocks
-    """Masks of the partly observed blocks, ``(rows, *shape)``."""
-    batch: tuple[int, ...]
-    """Leading axes, whose product is ``rows``."""
-
-    def observed(self) -> dict[str, Any]:
-        """Return arrays and :class:`~ebmpp.Observed` blocks."""
-        return _observed(self.rows, self.known)
-
-
-def _observed(values: Mapping[str, Numbers], known: Mapping[str, Numbers]) -> dict[str, Any]:
-    return {b: states.Observed(v, known[b]) if b in known else v for b, v in values.items()}
+        known = self.known
+        return {b: states.Observed(v, known[b]) if b in known else v for b, v in self.rows.items()}
 
 
 def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table:
@@ -92,19 +80,19 @@ def one_axis(graph: Declaration, table: Table) -> int:
     return table.batch[0]
 
 
-def check_table(graph: Declaration, table: Table) -> Data:
+def check_table(graph: Declaration, table: Table) -> Table:
     """Check the values, and convert them to the library's dtypes."""
     rows, known = {}, {}
-    for b, v in table.values.items():
+    for b, v in table.rows.items():
         family, mask = graph.families[b], table.known.get(b)
         rows[b] = settle(b, family, states.fill(family, v, mask)).reshape(-1, *family.shape)
         if mask is not None:
             with sharding.at_once() if is_concrete(mask) else contextlib.nullcontext():
                 known[b] = jnp.asarray(mask).reshape(-1, *family.shape)
-    return Data(rows, known, table.batch)
+    return Table(rows, known, table.batch)
 
 
-def as_data(graph: Declaration, data: Any, missing: str | None = "this") -> Data:
+def as_data(graph: Declaration, data: Any, missing: str | None = "this") -> Table:
     """Return checked data with any leading axes; see :func:`as_table`."""
     return check_table(graph, as_table(graph, data, missing))
 
@@ -128,10 +116,10 @@ def mean_statistics(
     for b, v in rows.items():
         family, inputs = graph.families[b], (v, known.get(b), weights)
         if isinstance(family, Gaussian) and all(map(is_concrete, inputs)):
-            mean, variance, count = scales.moments(*inputs)
+            mean, variance, count = _moments(*inputs)
             if warns:
-                scales.warn(graph, b, variance, count)
-            means[b] = scales.with_default_row(family, mean, variance, count), None
+                _warn_of_scales(graph, b, variance, count)
+            means[b] = _with_default_row(family, mean, variance, count), None
         else:
             means[b] = initialization.mean_statistics(family, *inputs)
     return means
@@ -148,3 +136,77 @@ def check_weights(weights: Any, size: int) -> np.ndarray:
     checks.require(is_valid, "weights", expected, array, StateError, hint)
     array = array.astype(float)
     return (array / array.mean()).astype(np.dtype(jnp.result_type(float)))
+
+
+def _moments(x: Any, known: Any, weights: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return mean, variance and number of known rows of each unit; squares are those of centred rows."""
+    x = np.asarray(x)
+    weight = np.ones(len(x)) if weights is None else np.asarray(weights, float)
+    starts = range(0, len(x), _CHUNK)
+
+    def averages(function: Any) -> np.ndarray:
+        sums = np.zeros((2, *x.shape[1:]))
+        for part in (slice(s, s + _CHUNK) for s in starts):
+            w = weight[part].reshape(-1, *(1,) * (x.ndim - 1)) * (
+                1 if known is None else np.asarray(known[part])
+            )
+            sums += [(w * function(x[part].astype(float))).sum(0), np.broadcast_to(w, x[part].shape).sum(0)]
+        return sums[0] / np.where(sums[1] > 0, sums[1], 1)
+
+    mean = averages(lambda rows: rows)
+    variance = averages(lambda rows: (rows - mean) ** 2)
+    count = np.full(x.shape[1:], len(x)) if known is None else np.asarray(known).sum(0)
+    return mean, variance, count
+
+
+def _with_default_row(
+    family: Gaussian, mean: np.ndarray, variance: np.ndarray, count: np.ndarray
+) -> np.ndarray:
+    """Return the mean statistics of the rows and of one of variance 1, as near to 0 as the data allow.
+
+    A row at 0 would widen columns of mean 10,000 and standard deviation 3 to 224.
+    """
+    reach = _NEAR * np.sqrt(variance if family.learned else 1.0)
+    near = np.where(count > 0, np.clip(0.0, mean - reach, mean + reach), 0.0)
+    moved = (mean - near) / (count + 1)
+    centre = mean - moved
+    spread = (count * (variance + moved**2) + 1 + (near - centre) ** 2) / (count + 1)
+    return np.stack([centre, spread + centre**2], -1) if family.learned else centre
+
+
+def _warn_of_scales(graph: Declaration, block: str, variance: np.ndarray, count: np.ndarray) -> None:
+    """Warn of constant columns of a learned variance, and of columns that a variance of 1 does not fit."""
+    family, interacts = graph.families[block], any(f.interacts for f in graph.factors if block in f.blocks)
+    if not isinstance(family, Gaussian):
+        return
+    if family.learned:
+        wrong = (variance == 0) & (count > 1)
+        message = "are constant, so their precision grows without end in training. Drop them, or add noise"
+    else:
+        error = np.sqrt(2 / np.maximum(count, 1))
+        standardised = variance.size > 1 and (np.abs(variance - 1) <= error**2).all()
+        wrong = interacts & ((variance < 1 - _DOUBT * error) | (standardised & (_DOUBT * error < 1)))
+        message = (
+            "have no more variance than the 1 that the family assumes given the other blocks, so nothing is "
+            'left for these to explain. Take variance="learned", or data of a larger scale'
+        )
+    if wrong.any():
+        places = [tuple(map(int, place)) if wrong.ndim > 1 else int(place[0]) for place in np.argwhere(wrong)]
+        listed = f"{places[:10]}{'...' if len(places) > 10 else ''}"
+        warnings.warn(f"block {block!r}: columns {listed} {message}.", UserWarning, stacklevel=4)
+
+
+def warn_if_stuck(graph: Declaration, params: Params) -> None:
+    """Warn of latents whose gradients are zero: their conditional mean is 0 while all their params are."""
+    for block, family in graph.latent.items():
+        if isinstance(family, Gaussian) and not family.learned:
+            names = [f.name for f in graph.factors if block in f.blocks]
+            joins = any(type(f) is Bilinear for f in graph.factors if block in f.blocks)
+            if joins and not any(np.any(params[name]) for name in names):
+                warnings.warn(
+                    f"block {block!r}: all params of its factors {names} are 0, where every gradient of "
+                    "conditional means is 0, so training leaves them there. Start from random weights, "
+                    'scheme="gaussian".',
+                    UserWarning,
+                    stacklevel=4,
+                )

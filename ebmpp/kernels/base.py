@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 import dataclasses
 import inspect
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
@@ -30,21 +30,8 @@ Init = State | None
 Kwargs = Mapping[str, Any] | None
 
 
-class ChainState(Protocol):
-    """Fields of every kernel's state, a named tuple."""
-
-    @property
-    def z(self) -> Blocks:
-        """The free blocks."""
-        ...
-
-    @property
-    def rng_key(self) -> Array:
-        """The run's key."""
-        ...
-
-
-S = TypeVar("S", bound=ChainState)
+#: A kernel's state, a named tuple with the free blocks ``z`` and the run's ``rng_key``.
+S = TypeVar("S", bound=Any)
 
 
 class RowKernel(MCMCKernel, Generic[S]):
@@ -217,7 +204,7 @@ def _check_initial_value(target: Target, block: str, value: Numbers, chains: tup
     return states.settle(block, family, value)
 
 
-def _check_state(target: Target, state: ChainState, batched: bool) -> None:
+def _check_state(target: Target, state: Any, batched: bool) -> None:
     """Raise a StateError if a state does not fit the target, as on resuming with other clamped blocks."""
     expected = {b: target.batch + target.graph.families[b].shape for b in target.free}
     actual = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}

@@ -193,7 +193,7 @@ class LongRun:
         done = 0 if saved is None else saved.step
         file = None
         if record is not None:
-            record.check_length(done, total)
+            checkpoints.check_length(record.caller, record.directory, done, total)
             if self.keep:
                 from ebmpp.kernels.draw_file import DrawFile  # h5py is for those who keep draws
 

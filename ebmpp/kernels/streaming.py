@@ -76,8 +76,6 @@ class Chunks:
             self.run(mcmc.num_warmup, mcmc.num_warmup)
             self.reset()
 
-    # -- one chain, or all that are vectorized -----------------------------------------------------
-
     def _init(self, start: tuple[Array, Any]) -> tuple[Any, RunningMoments]:
         """Return the kernel's initial state and empty moments, given a key and initial values."""
         state = self._kernel.init(start[0], self.mcmc.num_warmup, start[1], self.args, self.kwargs)
@@ -112,7 +110,9 @@ class Chunks:
 
     def _numbers(self, draw: Any, fields: dict[str, Any]) -> Array:
         """Return the numbers whose moments are accumulated as one vector."""
-        values = jax.tree.map(_real, {"fn": self.fn(draw), "fields": fields})
+        checked = lambda value: checks.numbers("LongRun: fn and fields", value)
+        as_float = lambda value: jnp.asarray(checked(value)).astype(jnp.result_type(float))
+        values = jax.tree.map(as_float, {"fn": self.fn(draw), "fields": fields})
         leaves, self._structure = jax.tree.flatten(values)
         self._shapes = [leaf.shape for leaf in leaves]
         return ravel_pytree(values)[0]
@@ -133,8 +133,6 @@ class Chunks:
                 f"LongRun: extra_fields must name fields of {type(state).__name__}, got {name!r}. "
                 f"Its fields are {list(getattr(state, '_fields', ()))}."
             ) from None
-
-    # -- all chains --------------------------------------------------------------------------------
 
     def _map(self, fn: Callable[..., Any], jit: Callable[..., Any] = identity) -> Callable[..., Any]:
         """Map a function of one chain over all of them, as ``MCMC.run`` does."""
@@ -219,11 +217,6 @@ def leaves_by_name(tree: Any, default: str) -> dict[str, Any]:
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator=".") or default: leaf for path, leaf in leaves}
-
-
-def _real(value: Any) -> Array:
-    """Return real numbers as floats."""
-    return jnp.asarray(checks.numbers("LongRun: fn and fields", value)).astype(jnp.result_type(float))
 
 
 def _uninitialised(kernel: MCMCKernel) -> MCMCKernel:

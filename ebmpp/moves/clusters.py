@@ -191,9 +191,6 @@ def _categories(split: Split, units: _Units, x: Array) -> tuple[Array, Array]:
     return new, (units.weights < 0).any()
 
 
-# -- connected components ----------------------------------------------------------------------------
-
-
 def components(neighbours: Adjacency, bonds: Array) -> Array:
     """Return the smallest unit of each unit's cluster, ``(size, rows)``, given joined ``(pairs, rows)``.
 

@@ -25,6 +25,7 @@ that both chains share twice, and round it differently.
 """
 
 from collections.abc import Mapping, Sequence
+import functools
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Counts, Keys, Rows, Which
 from ebmpp.errors import ArgumentError
-from ebmpp.families.family import LogRatio
+from ebmpp.families.family import log_ratio
 from ebmpp.moves.gibbs import Families, draw_rows, num_words, split_words
 
 #: Natural parameters of a layer, of the leading and of the following chain.
@@ -129,8 +130,8 @@ def attempt(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, trial
         x, y, together = _unconditional(graph, blocks, kind, etas, trial.keys)
         accepted = jnp.ones(len(trial.keys), bool)
         # the conditionals of other rows do not exist
-        inside = [_all(graph.families[b].in_domain(eta[b])) for eta in etas for b in blocks]
-        result = Attempt(x, y, accepted, accepted, ~jnp.stack(inside).all(0), together)
+        inside = [graph.families[b].in_domain(eta[b]).reshape(len(x[b]), -1) for eta in etas for b in blocks]
+        result = Attempt(x, y, accepted, accepted, ~jnp.concatenate(inside, 1).all(1), together)
     y = {b: where_rows(trial.same, result.x[b], result.y[b]) for b in blocks}
     together = {b: result.together[b] | trial.same for b in blocks}
     return result._replace(y=y, together=together)
@@ -180,11 +181,11 @@ def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, tria
     words = lax.optimization_barrier(random.words(keys, count + rest + 3))
     log_u = jnp.log(random.uniform(words[:, -3:].T)).T
     families = {b: graph.families[b] for b in blocks}
-    log_ratio = LogRatio(families, *etas)
+    ratio = functools.partial(log_ratio, families, *etas)
     statistics = lambda x: {b: f.statistics(x[b]) for b, f in families.items()}
 
     shared = draw_rows(graph, blocks, etas[0], words[:, :count])
-    at_shared = log_ratio.checked(statistics(shared), same)
+    at_shared = ratio(statistics(shared), same)
     together = first & (log_u[:, 0] <= at_shared)
     residual = words[:, count : count + rest]
     if independent:
@@ -194,17 +195,13 @@ def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, tria
         accept_x = jnp.ones(len(keys), bool)
     else:
         x, y = _couple(graph, blocks, etas, residual)
-        accept_x = together | (log_u[:, 1] > log_ratio(statistics(x)))
+        accept_x = together | (log_u[:, 1] > ratio(statistics(x)))
         x = {b: where_rows(together, shared[b], x[b]) for b in blocks}
-    accept_y = together | (log_u[:, 2] > -log_ratio(statistics(y)))
+    accept_y = together | (log_u[:, 2] > -ratio(statistics(y)))
     y = {b: where_rows(together, shared[b], y[b]) for b in blocks}
     # a row whose conditional does not exist would be accepted all the same, or stall forever
     broken = ~jnp.isfinite(at_shared)
     return Attempt(x, y, accept_x, accept_y, broken, dict.fromkeys(blocks, together))
-
-
-def _all(a: Bool[Array, "rows ..."]) -> Which:
-    return a.reshape(len(a), -1).all(-1)
 
 
 def where_rows(rows: Array, a: Array, b: Array) -> Array:

@@ -113,8 +113,6 @@ def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Block
     return {b: graph.families[b].initial(parts[b]) for b in blocks}
 
 
-# -- two draws per hash ----------------------------------------------------------------------------
-
 _FEW_ROWS = 16  # up to which units, not rows, are the inner axis of XLA's loops
 
 

@@ -106,8 +106,6 @@ def _equal(x: Rows, y: Rows) -> Which:
     return jnp.stack(equal).all(0)
 
 
-# -- starts of chains ------------------------------------------------------------------------------
-
 #: Kinds of starts.
 STARTS = ("uniform", "local_mode")
 

@@ -82,8 +82,6 @@ class Target:
         """Return True if values of a block compare exactly."""
         return bool(self.graph.families[block].support.is_discrete)
 
-    # -- rows ------------------------------------------------------------------------------------
-
     def keys(self, rng_key: Array, index: Array | int) -> Keys:
         """Return the keys of step ``index``, one per row; step 0 draws the initial state.
 

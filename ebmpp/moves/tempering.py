@@ -115,7 +115,7 @@ def tempered(betas: Sequence[float], coupling: str | Sequence[str] | None = None
     :param betas: inverse temperatures that increase from 0 or more to 1; a run of
         :class:`~ebmpp.ParallelTempering` finds good ones.
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
-        for every layer, or one per layer; see :func:`ebmpp.moves.couplings.resolve`.
+        for every layer, or one per layer.
     :raises ArgumentError: for invalid betas.
 
     **References**
@@ -135,9 +135,6 @@ def tempered(betas: Sequence[float], coupling: str | Sequence[str] | None = None
     """
     single = coupling is None or isinstance(coupling, str)
     return Tempered(check_betas(betas), coupling if single else tuple(coupling))
-
-
-# -- values in every replica -----------------------------------------------------------------------
 
 
 def add_axis(graph: FactorGraph, x: Mapping[str, Array] | None) -> dict[str, Array]:
@@ -179,9 +176,6 @@ class OfColdest:
     def __call__(self, x: dict[str, Array]) -> Any:
         """Call the function."""
         return self.fn({b: v[-1] for b, v in x.items()})
-
-
-# -- the sweep -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -155,18 +155,19 @@ def _check_path(path: Any) -> Path | None:
     """Return the page's path; raise ArgumentError where no file can be written."""
     if path is None:
         return None
-    is_path = isinstance(path, str | os.PathLike) and str(path) and "\0" not in str(path)
-    checks.require(is_path, "report: path", "a path, or None to write nothing", path)
-    path = Path(path)
-    is_writable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+    try:
+        path = Path(path)
+        is_writable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+    except (TypeError, ValueError):
+        is_writable = False
     hint = "Create its directory or fix the permissions."
-    checks.require(is_writable, "report: path", "a file that can be written", str(path), hint=hint)
+    checks.require(is_writable, "report: path", "a file that can be written, or None", path, hint=hint)
     return path
 
 
 def _run(build: Callable[[Section, Subject], None], section: Section, subject: Subject) -> list[str]:
     """Fill a section, with its warnings as notes; return its error, if any."""
-    missing = []
+    missing: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -175,9 +176,9 @@ def _run(build: Callable[[Section, Subject], None], section: Section, subject: S
             reason = f"{type(error).__name__}: {error}"
             section.missing("the rest of this section", reason)
             missing = [f"{section.title}: {reason}"]
-    for message in dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)):
-        section.note(message)
-    for other in caught:
-        if not issubclass(other.category, UserWarning):
-            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    for w in caught:
+        if not issubclass(w.category, UserWarning):
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+        elif ("note", str(w.message), "") not in section.parts:
+            section.note(str(w.message))
     return missing

@@ -5,11 +5,10 @@
 import numpy as np
 import pandas as pd
 
-import jax
-
 from ebmpp.diagnostics.plots import panels, plot_history
 from ebmpp.diagnostics.style import COLORS, grid, tidy
 from ebmpp.evaluate.activity import unit_activity
+from ebmpp.graph.display import card, factor_grid
 from ebmpp.reporting.page import Section
 from ebmpp.reporting.subject import Subject
 
@@ -24,25 +23,10 @@ def declaration(section: Section, subject: Subject) -> None:
     figure, (ax,) = grid(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * tallest))
     graph.draw(ax)
     section.figure("declaration", figure, "Blocks by layer, visible ones shaded, with their factors.")
-    blocks = []
-    for b, node in graph.to_networkx().nodes(data=True):
-        row = {"block": b, "family": repr(node["family"]), "units": node["family"].size}
-        row |= {"": "visible" if node["visible"] else "latent", "layer": node["layer"]}
-        blocks.append(row | {"parts": node["parts"]})
-    section.table("blocks", pd.DataFrame(blocks), "Blocks of one layer are drawn together.")
-    factors = []
-    for name, tree in subject.params.items():
-        leaves = [np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)]
-        values = pd.Series(np.concatenate([*leaves, np.zeros(0)]))
-        row = {"factor": name, "params": values.size, "mean": values.mean(), "sd": values.std(ddof=0)}
-        factors.append(row | {"largest size": values.abs().max()})
-    table = pd.DataFrame(factors)
-    section.table("factors", table, "Factors.")
-    units = sum(f.size for f in graph.families.values())
-    section.fact(
-        f"{units} units in {len(graph.families)} blocks, {table['params'].sum()} params, "
-        f"{len(graph.layers)} layers."
-    )
+    title, (blocks, _) = card(graph)
+    section.table("blocks", blocks.to_dataframe(), "Blocks of one layer are drawn together.")
+    section.table("factors", factor_grid(graph, subject.params).to_dataframe(), "Factors.")
+    section.fact(f"{title}.")
 
 
 def latent_units(section: Section, subject: Subject) -> None:

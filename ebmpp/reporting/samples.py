@@ -37,9 +37,6 @@ _MAX_FILTERED = 4096  # latent statistics whose filters are computed
 _MIN_SIDE = 3  # of a square image
 
 
-# -- moments ---------------------------------------------------------------------------------------
-
-
 def moments(section: Section, subject: Subject) -> None:
     """Compare means and covariances of the visible statistics, and means of the latent ones."""
     chains = subject.chains(section)
@@ -148,9 +145,6 @@ def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
         ax.title.set_fontsize(10)
         tidy(ax)
     return figure
-
-
-# -- pictures --------------------------------------------------------------------------------------
 
 
 def image_shapes(graph: FactorGraph, image_shape: Any) -> dict[str, tuple[int, int]]:

@@ -48,7 +48,7 @@ class Selection(NamedTuple):
 
     def observed(self) -> dict[str, Any]:
         """Return all rows as data, with their missing entries."""
-        return tables.Data(self.rows, self.known, ()).observed()
+        return tables.Table(self.rows, self.known, ()).observed()
 
 
 class Source(Protocol):
@@ -169,7 +169,7 @@ class HostRows:
 
     def _sample_index(self) -> np.ndarray:
         """Return evenly spaced row numbers, limited in number and bytes."""
-        row = sum(v.itemsize * math.prod(v.shape[1:]) for v in self.table.values.values())
+        row = sum(v.itemsize * math.prod(v.shape[1:]) for v in self.table.rows.values())
         count = min(self.order.size, _SAMPLE_ROWS, max(1, _SAMPLE_BYTES // max(1, row)))
         return np.linspace(0, self.order.size - 1, count).astype(np.int64)
 
@@ -185,7 +185,7 @@ class HostRows:
         """Return a digest of shapes, types and a few thousand rows."""
         sample = self.table.take(self._sample_index())
         count = {"number of rows": np.array(self.order.size)}
-        return _identity(self.weights, {**sample.values, **count}, sample.known)
+        return _identity(self.weights, {**sample.rows, **count}, sample.known)
 
     def _read(self, index: np.ndarray) -> Selection:
         with _on_host():

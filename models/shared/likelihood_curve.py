@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ebmpp.contrib import figures
 from ebmpp.diagnostics import style
 
 _TICKS = (-82, -84, -86, -90, -95, -100, -110, -120, -150, -200, -250, -300, -400, -500)
@@ -33,7 +34,7 @@ def draw(ax: Any, curve: list[dict[str, float]], numbers: dict[str, Any], epochs
         ax.errorbar(x, value["held_out"], 2 * value["standard_error"], label=label, capsize=2, **look)
     values = [p[part] for p in curve for part in ("train", "held_out")]
     top, low = max(*values, last["held_out"]) + 2, min(values)
-    style.below(ax, top, [t for t in _TICKS if low <= t < top])
+    figures.below(ax, top, [t for t in _TICKS if low <= t < top])
     ax.set_ylim(top - 1.15 * (top - low), top - 1)
     ax.set(xlabel="epoch", ylabel="log-likelihood per image (nats)")
     title = "along training: by small particle systems, too large on average;"

@@ -55,9 +55,6 @@ def _bipartite(graph: nx.Graph) -> dict[int, int]:
     return colors
 
 
-# -- units of a block ----------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitBlock(Split):
     """A block in parts, with the factors in which its units interact, and all other factors over it."""

@@ -119,9 +119,6 @@ def attribute(
     return np.array([np.asarray(value, float).reshape(shape) for value in values])
 
 
-# -- energy --------------------------------------------------------------------------------------
-
-
 def _is_dense(size: int, edges: np.ndarray) -> bool:
     return len(edges) > _DENSE * size * (size - 1) / 2
 
@@ -136,9 +133,6 @@ def _pairwise_energy(weights: Array, units: Array, edges: np.ndarray) -> Array:
     if _is_dense(len(units), edges):
         return -jnp.vdot(units, _matrix(weights, edges, len(units)) @ units)
     return -jnp.vdot(weights, (units[edges[:, 0]] * units[edges[:, 1]]).sum(-1))
-
-
-# -- natural parameters of a part ----------------------------------------------------------------
 
 
 class Adjacency(NamedTuple):
@@ -164,18 +158,14 @@ def table(size: int, edges: Integer[np.ndarray, "edges 2"]) -> Adjacency:
     unit, other, pair = unit[order], other[order], pair[order]
     degree = np.bincount(unit, minlength=size)
     rank = np.arange(len(unit)) - (np.cumsum(degree) - degree)[unit]
-    slots = _slots(degree)
+    most, mean = int(degree.max()), float(degree.mean())
+    # not so many that most of the table would be padding
+    slots = most if most <= _MAX_PADDING * mean + 4 else max(1, round(_MAX_PADDING * mean))
     others, pairs = np.zeros((size, slots), np.int64), np.full((size, slots), empty)
     inside = rank < slots
     others[unit[inside], rank[inside]] = other[inside]
     pairs[unit[inside], rank[inside]] = pair[inside]
     return Adjacency(others, pairs, unit[~inside], other[~inside], pair[~inside])
-
-
-def _slots(degree: np.ndarray) -> int:
-    """Return the largest number of neighbours, unless most of the table would then be padding."""
-    most, mean = int(degree.max()), float(degree.mean())
-    return most if most <= _MAX_PADDING * mean + 4 else max(1, round(_MAX_PADDING * mean))
 
 
 class Neighbours:

@@ -233,9 +233,6 @@ class SummedOut:
         return jax.vmap(log_normalizer_at)(jnp.asarray(joint.reshape(math.prod(counts), len(counts))))
 
 
-# -- checks --------------------------------------------------------------------------------------
-
-
 def _touched(local: Declaration, block: str, near: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Return the unit of each neighbour that every unit of the block depends on, if any.
 

@@ -112,7 +112,7 @@ class Reference(Factor):
     is_affine = True
 
     def __init__(self, block: str, num: int, name: str) -> None:
-        super().__init__(block, energy=_reference_energy, name=name)
+        super().__init__(block, energy=_reference_energies, name=name)
         object.__setattr__(self, "num", num)
 
     def weighted(
@@ -120,7 +120,10 @@ class Reference(Factor):
     ) -> Float[Array, "replicas"]:
         """Return the energy in each replica."""
         del families
-        return _reference_energies(params, *statistics)
+        return self.energy(params, *statistics)
+
+    def evaluate(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
+        return self.weighted(params, *statistics, families=families).sum()
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
         del rng_key
@@ -130,10 +133,6 @@ class Reference(Factor):
 def _reference_energies(params: tuple[Array, Array], t: Array) -> Array:
     betas, eta0 = params
     return -(1 - betas) * (t.reshape(len(t), -1) @ eta0.ravel())
-
-
-def _reference_energy(params: tuple[Array, Array], t: Array) -> Array:
-    return _reference_energies(params, t).sum()
 
 
 def _single(family: Family) -> Family:

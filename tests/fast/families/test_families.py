@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.core import random
-from ebmpp.families.family import LogRatio
+from ebmpp.families.family import log_ratio
 from helpers import FAMILIES, FINITE, assert_law, assert_rows_law, often
 
 ROWS = 20_000
@@ -45,7 +45,7 @@ def grid(family: Family) -> tuple[np.ndarray, float]:
 
 
 def log_ratio_of(family: Family, eta: jax.Array, other: jax.Array, statistics: jax.Array) -> jax.Array:
-    return LogRatio({"x": family}, {"x": eta}, {"x": other})({"x": statistics})
+    return log_ratio({"x": family}, {"x": eta}, {"x": other}, {"x": statistics})
 
 
 def compute(family: Family, eta: jax.Array, other: jax.Array) -> dict[str, Any]:

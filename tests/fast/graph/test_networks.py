@@ -74,14 +74,6 @@ def test_network_has_the_energy_of_the_graph(name: str) -> None:
     assert {network.nodes[n]["block"] for n in network} == set(graph.families)
 
 
-def test_large_networks_are_derived_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    lattice, params = zoo.graph("lattice"), zoo.params("lattice")
-    expected = lattice.to_networkx(params)
-    monkeypatch.setattr("ebmpp.graph.networks._MAX_ENTRIES", 18)  # two units at a time
-    assert nx.utils.graphs_equal(lattice.to_networkx(params), expected)
-    assert expected.number_of_edges() == nx.grid_2d_graph(3, 3).number_of_edges()
-
-
 def test_graphs_that_are_no_networks_are_refused() -> None:
     for method in ("to_networkx", "to_bqm"):
         with pytest.raises(IntractableError, match="three units or more interact"):

@@ -136,7 +136,7 @@ def test_a_path_that_needs_too_many_knots_warns(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_half_of_the_draws_at_a_knot_are_effective_at_the_next() -> None:
     path = trained().path
-    assert path.kept == ("h",)
+    assert path.sampled == ("h",)
     bits = np.unpackbits(np.arange(16, dtype=np.uint8)[:, None], axis=1)[:, 4:].astype(float)
     rungs = [path.at(jnp.array(float(i))) for i in range(len(path))]
     knots = [(rung, path.slope(rung.params, {"h": bits})) for rung in rungs]

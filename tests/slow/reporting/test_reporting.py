@@ -65,7 +65,7 @@ def test_tables_of_params_and_units(result):
     weight = np.asarray(random_params(GRAPHS["rbm"](), 0, 0.5)["v:h"])
     factors = result.tables["factors"].set_index("factor")
     assert factors.loc["v:h", "params"] == 27
-    assert factors.loc["v:h", "largest size"] == pytest.approx(np.abs(weight).max())
+    assert factors.loc["v:h", "root mean square"] == pytest.approx(np.sqrt((weight**2).mean()))
     assert {"samples_v", "filters_v_h", "moments"} <= set(result.figures)
     assert result.tables["moments"]["number"].tolist() == [9, 36, 3]
     assert result.tables["unit_counts"].loc["h"].sum() == len(result.tables["units"]) == 3
