@@ -202,7 +202,7 @@ class Bracket(Shown):
     def __repr__(self) -> str:
         exact = "" if self.exact is None else f", exact {self.exact:.6g}"
         ends = (f"{m.log_partition:.6g} +- {m.standard_error:.2g}" for m in (self.lower, self.upper))
-        return f"Bracket({' to '.join(ends)}{exact})"
+        return f"Bracket({' to '.join(ends)}{exact}{'' if self.guaranteed else ', upper end not guaranteed'})"
 
     def _card(self) -> Card:
         side = "" if self.guaranteed else "upper end not guaranteed"

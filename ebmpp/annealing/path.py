@@ -111,7 +111,7 @@ class Path:
         return self._knot(range(len(self))[index])
 
     def check(self, name: str) -> None:
-        """Check on the host that all models fit the graph and normalise; see :func:`check_models`."""
+        """Check on the host that all models fit the graph and normalise."""
         check_models(name, self.graph, [self.params_at(i) for i in range(1, len(self))])
 
     def along(self) -> Params:

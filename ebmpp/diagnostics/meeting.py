@@ -90,9 +90,8 @@ def tv_upper_bound(
 
     :param source: a tree with a group ``meeting``, or an estimate.
     :param t: sweeps to evaluate at; by default every sweep until the bound is 0.
-    :param num_bootstrap: bootstrap resamples of the pairs for the band.
+    :param num_bootstrap: bootstrap resamples of the pairs, from ``seed``, for the band.
     :param probability: pointwise coverage of the band.
-    :param seed: seed of the bootstrap.
     :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
     :raises ArgumentError: a source without meeting times.
     :warns UserWarning: if chains still resemble their starts after twice the longest meeting time, which the

@@ -81,8 +81,7 @@ def complete(
 
     :param method: "posterior" or "local_mode".
     :param num_chains: chains or searches per row.
-    :param num_warmup: warm-up sweeps.
-    :param num_samples: sweeps after warm-up, at least 1.
+    :param num_samples: sweeps after ``num_warmup`` warm-up sweeps, at least 1.
     :param known: known blocks, or :class:`~ebmpp.Observed` ones (:meth:`Observed.where_finite` of a table
         with nan), with or without leading axes.
     :raises StateError: values that do not fit the graph, or no missing units.

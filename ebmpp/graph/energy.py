@@ -23,8 +23,6 @@ from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
 
-# -- one state -----------------------------------------------------------------------------------
-
 
 def energy(graph: Declaration, params: Params, statistics: Statistics) -> Scalar:
     """Return E(t)."""
@@ -121,9 +119,6 @@ def log_unnormalized(
         return units.sum()
 
     return at_zero + sum(map(summed, (*blocks, *known))) + log_base_measure(graph, observed)
-
-
-# -- rows of states ------------------------------------------------------------------------------
 
 
 def natural_rows(

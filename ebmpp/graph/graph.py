@@ -58,8 +58,6 @@ class FactorGraph(Declaration, Shown):
     (10,)
     """
 
-    # -- networks --------------------------------------------------------------------------------
-
     @classmethod
     def from_networkx(
         cls,
@@ -77,7 +75,6 @@ class FactorGraph(Declaration, Shown):
         :param graph: undirected. Edge attributes ``weight`` and node attributes ``bias`` give initial params;
             the weights of parallel edges add up.
         :param family: a family, or a class such as ``Spin`` that is called with the number of nodes.
-        :param block: name of the block.
         :param shared: use one weight for all edges; parallel edges count.
         :param bias: add a bias to each unit.
         :raises DeclarationError: for a directed graph, loops or a wrong number of units.
@@ -126,7 +123,6 @@ class FactorGraph(Declaration, Shown):
         and (b, a) add up, and (a, a) is a constant for spins.
 
         :param bqm: a ``dimod.BinaryQuadraticModel``, or the two dicts ``(h, J)`` of an Ising model.
-        :param block: name of the block.
         :raises ArgumentError: for anything else, or a model without variables.
 
         **Example**
@@ -151,8 +147,6 @@ class FactorGraph(Declaration, Shown):
         self.check(params)
         return networks.to_bqm(self, params)
 
-    # -- display ---------------------------------------------------------------------------------
-
     def _card(self) -> Card:
         return display.card(self)
 
@@ -172,8 +166,6 @@ class FactorGraph(Declaration, Shown):
         ['layer 0', 'layer 1']
         """
         return display.draw_graph(self, ax)
-
-    # -- params ----------------------------------------------------------------------------------
 
     def init(
         self,
@@ -220,8 +212,6 @@ class FactorGraph(Declaration, Shown):
         x = dict(x) if isinstance(x, Mapping) else states.as_visible(self, x)
         states.check_names(x, self.families)
         return x
-
-    # -- densities and conditionals --------------------------------------------------------------
 
     def _rows(self, params: Params, x: StateLike, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
         states.check_params(self.param_shapes, params)
@@ -320,9 +310,6 @@ class FactorGraph(Declaration, Shown):
         """
         x = self._as_state(x)
         return -self.marginal(params, x, [b for b in self.families if b not in x])
-
-
-# -- one program per method: op by op, each would compile a dozen -----------------------------------
 
 
 @compiled(statics=1)

@@ -78,7 +78,6 @@ def load(
 
     Params are jax arrays; 64-bit params are numpy arrays unless ``jax_enable_x64`` is set.
 
-    :param path: the file.
     :param factors: the graph's custom factors as they were declared; other factors of the graph are accepted
         too.
     :param families: custom family classes by name.
@@ -108,9 +107,6 @@ def load(
         return _build(body, params, arrays, tuple(factors), dict(families or {})), params
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SavedFileError(f"{path}: {error}") from error
-
-
-# -- JSON values ---------------------------------------------------------------------------------
 
 
 def _pack(tree: Any, arrays: list[np.ndarray]) -> dict[str, Any]:
@@ -158,9 +154,6 @@ def _from_json(value: Any) -> Any:
 def _fields(value: Any, skipped: set[str]) -> dict[str, Any]:
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in skipped}
     return {"fields": {n: _to_json(f"{value!r}: field {n!r}", v) for n, v in fields.items()}}
-
-
-# -- families and factors ------------------------------------------------------------------------
 
 
 def _families() -> dict[str, type]:
@@ -256,9 +249,6 @@ def _check_value(saved: list[float | None], factor: Factor, graph: FactorGraph, 
     if was is not None and size is not None and now is not None:
         is_same, expected = abs(was - now) <= _TOLERANCE * size, f"that of the file, {was:.6g} at one state"
         checks.require(is_same, f"factor {factor.name!r}: energy", expected, now, SavedFileError)
-
-
-# -- identity of a graph -------------------------------------------------------------------------
 
 
 def layers(graph: FactorGraph) -> dict[str, Any]:

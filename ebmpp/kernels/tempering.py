@@ -139,12 +139,10 @@ class ParallelTempering(RowKernel[TemperingState]):
     temperatures. Params and clamped blocks are passed as to :class:`~ebmpp.BlockedGibbs`.
 
     With a ``path``, such as ``fit(..., keep_path=True)`` records, the replicas are at its knots (trajectory
-    tempering): the first is the path's reference of independent units, the coldest is the model of
-    ``mcmc.run``'s params. It replaces the path's last knot if that is the same model, and follows it
-    otherwise (or if params are traced). For machines that lose their modes when they are heated. Nothing
-    adapts. Swaps have the blocks summed out that :func:`ebmpp.ais` sums out, except clamped blocks and blocks
-    with observed units, and are accepted more often for it. The path's arrays are stored once in the state,
-    for all chains, and not in the compiled program.
+    tempering), for machines that lose their modes when they are heated: the first is the path's reference of
+    independent units, the coldest is the model of ``mcmc.run``'s params. It replaces the path's last knot if
+    that is the same model, and follows it otherwise (or if params are traced). Nothing adapts. Swaps have the
+    blocks summed out that :func:`ebmpp.ais` sums out, except clamped and observed ones.
 
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
     :param num_temperatures: number of betas of "auto", at least 2.
@@ -227,7 +225,10 @@ class ParallelTempering(RowKernel[TemperingState]):
         return self._sample_all(state._replace(knots=None), on_path)._replace(knots=state.knots)
 
     def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> TemperingState:
-        betas = self._first_betas(target.knots)
+        if target.knots is not None:
+            betas = jnp.append(target.knots.betas, 1.0)
+        else:
+            betas = jnp.linspace(0.0, 1.0, self.num_temperatures) if self._adapts else jnp.array(self.betas)
         ensemble, num = target.ensemble(betas), len(betas)
         init_params = tempering.add_axis(target.graph, init_params)
         replicas = ensemble.from_rows(self._start(ensemble, rng_key, init_params))
@@ -237,11 +238,6 @@ class ParallelTempering(RowKernel[TemperingState]):
         swaps = betas, jnp.zeros(num - 1), zero, origin, label, trips
         cold = ensemble.cold(replicas)
         return TemperingState(cold, replicas, *swaps, zero, zero, rng_key, cold)
-
-    def _first_betas(self, knots: Knots | None) -> Array:
-        if knots is not None:
-            return jnp.append(knots.betas, 1.0)
-        return jnp.linspace(0.0, 1.0, self.num_temperatures) if self._adapts else jnp.array(self.betas)
 
     def _sample_one(self, state: TemperingState, target: Any) -> TemperingState:
         ensemble = target.ensemble(state.betas)

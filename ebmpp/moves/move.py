@@ -115,9 +115,6 @@ def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Dr
     return x, total
 
 
-# -- agreement of chains ---------------------------------------------------------------------------
-
-
 def compare(target: Target, z: Chains) -> Flags:
     """Return flags of stored chains, from their values; after a coupled draw they come from the coupling."""
     return {b: jnp.tile(equal(v)[:, None], target.num_parts(b)) for b, v in z.items()}
@@ -167,9 +164,6 @@ def _settled(z: Chains, flags: Flags) -> Blocks:
     once = lambda c: (jnp.zeros_like(c[0]), copied(c[1], flags))
     needed = jnp.stack([f.any() for f in flags.values()]).any()
     return lax.while_loop(lambda c: c[0], once, (needed, dict(z)))[1]
-
-
-# -- one sweep of pairs ----------------------------------------------------------------------------
 
 
 def coupled_sweep(
@@ -233,9 +227,6 @@ def couple_focused(target: Target, focused: Any, z: Chains, move: Move, index: A
         return result
     result = lax.while_loop(pending, retry, (jnp.ones((), jnp.uint32), result))[1]
     return result._replace(broken=result.broken | ~(result.accept_x & result.accept_y))
-
-
-# -- Gibbs -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,13 +86,12 @@ def report(
     :param data: training rows.
     :param rng_key: a jax key, which determines all numbers except times.
     :param held_out: rows that were not used for training.
-    :param path: file to write; None to write nothing.
+    :param path: file to write; None for none.
     :param budget: "quick" (about a minute for 784x500 units on two cores), "thorough", or a
         :class:`ebmpp.reporting.Budget`.
     :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by block. By default
         blocks with a square number of units are shown as square images.
     :param history: a fit, or its history.
-    :param title: title of the page.
     :raises ParameterError: params that do not fit.
     :raises StateError: data or an image shape that does not fit.
     :raises ArgumentError: an unknown ``budget``, a graph or key of another type, or a call under ``jit``.
