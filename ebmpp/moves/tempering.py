@@ -29,13 +29,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped, Observed, as_clamped, as_observed, as_rows, merge_clamped
-from ebmpp.graph.transforms.replicate import (
-    joined_places,
-    of_one_replica,
-    replicate,
-    select,
-    tempered_params,
-)
+from ebmpp.graph.transforms.replicate import joined_places, of_one_replica, replicate, select, tempered_params
 from ebmpp.moves.couplings import Attempt, Trial, resolve
 from ebmpp.moves.move import (
     Drawn,

@@ -60,8 +60,6 @@ def assert_rows_law(samples: Any, exact: Any, comparisons: int | None = None) ->
     assert_law(samples.mean(0), exact, error, comparisons)
 
 
-# -- tiny graphs ---------------------------------------------------------------------------------
-
 #: one of each family, two units each (three where the shape is worth testing)
 FAMILIES: dict[str, Family] = {
     "bernoulli": Bernoulli(2),

@@ -80,9 +80,6 @@ def assert_unbiased(name: str, coupling: Any, windows: list[tuple[int, int, int]
         assert_law(means.mean(0), exact, 1.15 * error, exact.size * len(windows))
 
 
-# -- meeting times of the tiny graph, from the matrix of the pair chain ----------------------------
-
-
 def _common(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Joint distribution of two vectors of bits drawn from the same uniforms, unit by unit."""
     units = [[[1 - max(a, b), max(b - a, 0)], [max(a - b, 0), min(a, b)]] for a, b in zip(p, q, strict=True)]

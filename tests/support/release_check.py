@@ -81,9 +81,6 @@ class Table:
         return "\n".join(lines)
 
 
-# -- commands ------------------------------------------------------------------------------------------
-
-
 def run(command: Sequence[str | Path], cwd: Path) -> str:
     """Run a command in a folder outside the repository, and return its output.
 
@@ -112,9 +109,6 @@ def interpreter(version: str) -> str | None:
             if process.returncode == 0 and process.stdout.strip() == version:
                 return candidate
     return None
-
-
-# -- the checks ----------------------------------------------------------------------------------------
 
 
 def build(table: Table, out: Path) -> Path | None:

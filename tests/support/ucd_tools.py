@@ -154,8 +154,6 @@ def assert_unbiased(estimator: Any, name: str, batches: int = BATCHES) -> list[d
     return metrics
 
 
-# -- the zoo's rbm as a Markov chain over its visible states ---------------------------------------
-
 STATES = np.array(list(np.ndindex(2, 2, 2, 2)), float)
 HIDDEN = np.array(list(np.ndindex(2, 2, 2)), float)
 
@@ -192,9 +190,6 @@ def phase(params: Any, rows: Array, weights: Array) -> dict[str, Array]:
 def difference(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str, Array]:
     """Return ``first - second`` by factor."""
     return {name: np.asarray(value) - second[name] for name, value in first.items()}
-
-
-# -- the bias of gradients -------------------------------------------------------------------------
 
 
 def measure_bias(estimator: Any, state: Any = None, **options: Any) -> GradientBias:

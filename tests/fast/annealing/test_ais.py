@@ -49,9 +49,6 @@ def uniform(graph: FactorGraph) -> dict:
 RUN = {"num_particles": NUM, "num_temperatures": 20}
 
 
-# -- weights -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name",
     often(("rbm", "mixed", "deep", "gated", "categorical", "gaussian", "learned", "poisson"), "rbm", "mixed"),
@@ -156,9 +153,6 @@ def test_doubts_follow_one_rule() -> None:
     assert reliability.contradiction(-0.3, 0.1) is None and reliability.contradiction(-0.5, 0.1) is not None
 
 
-# -- ladders, keys, rows -----------------------------------------------------------------------------
-
-
 def test_ladders() -> None:
     np.testing.assert_allclose(temperatures("linear", 5), [0, 0.25, 0.5, 0.75, 1])
     logistic = 1 / (1 + np.exp(-4 * np.linspace(-1, 1, 9)))
@@ -204,9 +198,6 @@ def test_log_likelihoods_of_rows() -> None:
     assert mean.row_error == pytest.approx(float(values.std(ddof=1)) / math.sqrt(6), rel=1e-4)
     with pytest.raises(StateError, match="'h'"):
         result.log_likelihood({"h": rows})
-
-
-# -- refusals and warnings ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

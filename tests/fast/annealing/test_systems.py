@@ -103,8 +103,6 @@ def test_ladders_have_the_requested_threshold() -> None:
     assert rungs[1] > 2 * rungs[0]
 
 
-# -- coupled chains of systems ---------------------------------------------------------------------
-
 SHAPES = {"f": jax.ShapeDtypeStruct((2,), jnp.float32)}
 
 
@@ -144,9 +142,6 @@ def test_stopped_pairs_are_unmet_and_undefined_values_broken() -> None:
         jnp.ones(len(keys)),
     )
     assert bool(jax.jit(lambda: independence.run_pair(undefined, SHAPES, key(0), 0, 1).broken)())
-
-
-# -- public functions ------------------------------------------------------------------------------
 
 
 def test_smc_estimates_are_within_their_errors() -> None:

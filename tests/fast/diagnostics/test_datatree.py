@@ -39,9 +39,6 @@ def board():
     return run_mcmc(BlockedGibbs(graph), params, num_samples=4, clamped={"y": np.zeros((5, 2))})
 
 
-# -- groups ----------------------------------------------------------------------------------------
-
-
 def test_posterior_and_sample_stats(mcmc):
     tree = to_datatree(mcmc)
     assert set(tree.children) == {"posterior", "sample_stats"}
@@ -135,9 +132,6 @@ def test_what_has_no_draws_is_refused():
         summary(xr.DataTree(), fmt="long")
 
 
-# -- names -----------------------------------------------------------------------------------------
-
-
 def test_dimensions_and_coordinates(mcmc, board):
     assert to_datatree(board).posterior["x"].dims == ("chain", "draw", "row", "x_dim_0", "x_dim_1")
     columns = ["left", "middle", "right"]
@@ -178,9 +172,6 @@ def test_statistics_of_one_name_get_different_names():
     fields = {"block_states.0.accept_prob": np.zeros((1, 2)), "block_states.1.accept_prob": np.ones((1, 2))}
     result = naming.statistics(fields)
     assert {name: v[0, 0] for name, v in result.items()} == {"acceptance_rate": 0, "acceptance_rate_1": 1}
-
-
-# -- summary ---------------------------------------------------------------------------------------
 
 
 def test_constant_values_have_no_effective_sample_size(mcmc):

@@ -25,9 +25,6 @@ START = {"v": np.zeros(4, np.float32), "h": np.zeros(3, np.float32)}
 PAIRS, LAG, SWEEPS = zoo.NUM_PAIRS, 2, 200
 
 
-# -- enumerated chain ------------------------------------------------------------------------------
-
-
 @cache
 def model() -> Law:
     return Law(zoo.graph("rbm"), TWO_MODES)
@@ -85,9 +82,6 @@ def censored_estimate() -> Any:
     """Of pairs that were stopped after 4 sweeps."""
     with pytest.warns(UserWarning, match="biased"):
         return estimate(max_sweeps=4, unmet="drop")
-
-
-# -- total variation -------------------------------------------------------------------------------
 
 
 def assert_above_total_variation(bound: xr.Dataset) -> None:
@@ -179,9 +173,6 @@ def test_an_estimate_with_unmet_pairs_has_no_lower_bound():
     assert (bound.bound >= complete.bound).all()
 
 
-# -- Wasserstein -----------------------------------------------------------------------------------
-
-
 def test_wasserstein_distance_is_below_its_bound(tree):
     """The distance of the number of units that are on, which is at most that of the states."""
     t = [1, 3, 8]
@@ -220,9 +211,6 @@ def test_an_unmet_pair_makes_the_wasserstein_bound_infinite():
     assert wasserstein_upper_bound(met, t=[100], num_bootstrap=2).bound.item() == 0
     with pytest.raises(ValueError, match="paths"):
         wasserstein_upper_bound(meeting_tree([2], [True]))
-
-
-# -- choices of k and m ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

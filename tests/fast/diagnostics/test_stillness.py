@@ -86,8 +86,6 @@ def test_sound_chains_stand_still_by_chance_only():
             assert "agree" not in kinds or p < 0.1
 
 
-# -- runs of kernels -------------------------------------------------------------------------------
-
 FROZEN = {"x": np.zeros(9, np.float32), "x:x": np.full(12, 40.0, np.float32)}
 ONES = {"x": np.ones((3, 9), np.float32)}
 KERNELS = {

@@ -59,9 +59,6 @@ def log_partition(params: Any) -> Any:
     return exact.log_partition(zoo.graph("rbm"), params)
 
 
-# -- densities -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", often(FAMILIES, "bernoulli", "categorical", "poisson", "gaussian_learned"))
 def test_log_prob_matches_enumeration(name: str) -> None:
     graph = pair(FAMILIES[name], Bernoulli(2))
@@ -128,9 +125,6 @@ def test_values_outside_the_support() -> None:
     assert support.is_discrete and bool(feasible.all())
 
 
-# -- draws -----------------------------------------------------------------------------------------
-
-
 def test_draws_match_enumeration() -> None:
     batch = EnergyDistribution(zoo.graph("rbm"), stacked(), num_sweeps=60)
     draws = batch.sample(zoo.KEY, (4000,))
@@ -146,9 +140,6 @@ def test_draws_depend_on_their_key_and_place() -> None:
     np.testing.assert_array_equal(law().sample(jax.random.PRNGKey(0), (3, 4)), draws)
     with pytest.raises(NotImplementedError):
         law().rsample(zoo.KEY)
-
-
-# -- NumPyro's machinery ---------------------------------------------------------------------------
 
 
 def test_expand_mask_vmap_and_pickle() -> None:
@@ -213,9 +204,6 @@ def test_single_units_numbered_from_0_are_enumerated(family: Any, is_single: boo
     assert EnergyDistribution(graph, random_params(graph)).has_enumerate_support is is_single
 
 
-# -- double intractability -------------------------------------------------------------------------
-
-
 def test_gradients_in_params_need_the_log_partition() -> None:
     graph, params = zoo.graph("gaussian"), zoo.params("gaussian")
     x = np.float32([0.3, -1.0, 0.5])
@@ -238,9 +226,6 @@ def test_nuts_without_log_partition_is_refused() -> None:
 
     with pytest.raises(IntractableError, match=r"doubly intractable.*log_partition=.*ebmpp\.ppl\.Exchange"):
         MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0))
-
-
-# -- moments, entropy, divergence ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", often(FINITE, "categorical"))

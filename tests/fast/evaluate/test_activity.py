@@ -77,9 +77,6 @@ def test_invalid_arguments_are_refused() -> None:
         mean_field_bound(zoo.graph("rbm"), zoo.params("rbm"), V, passes=0)
 
 
-# -- the bound ---------------------------------------------------------------------------------------
-
-
 def log_sums(graph: FactorGraph, params: dict, rows: np.ndarray) -> np.ndarray:
     """log sum_h exp(-E(v, h)) r(v, h) of each row, by enumeration."""
     oracle, (block, *_) = zoo.Oracle(graph, params, {}), graph.visible

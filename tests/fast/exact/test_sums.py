@@ -144,9 +144,6 @@ def test_params_and_data_are_checked() -> None:
         exact.log_likelihood(graph, params, {"h": np.zeros(3)})
 
 
-# -- further models ----------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rbm", "lattice"])
 def test_variances(name: str) -> None:

@@ -114,9 +114,6 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-# -- distributions -------------------------------------------------------------------------------
-
-
 def test_log_normalizer_mean_and_mode_match_sums(name: str) -> None:
     result, (x, step) = results(name), grid(FAMILIES[name])
     sums = np.logaddexp.reduce(log_weights(name, x)) + np.log(step)
@@ -245,9 +242,6 @@ def test_mean_of_two_valued_units_is_an_exact_sigmoid() -> None:
         result, curvature = slope(eta)
         np.testing.assert_allclose(result, count * mean, rtol=1e-6)
         np.testing.assert_allclose(curvature, count * mean * (1 - mean), rtol=1e-5)
-
-
-# -- declarations --------------------------------------------------------------------------------
 
 
 def test_shapes_and_equality() -> None:

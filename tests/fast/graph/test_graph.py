@@ -78,9 +78,6 @@ def test_interacting_latents_have_no_closed_free_energy() -> None:
         graph.natural_parameters(params, {"a": np.zeros(2)}, "c")
 
 
-# -- axes and transformations --------------------------------------------------------------------
-
-
 def test_leading_axes_broadcast() -> None:
     rbm, params = zoo.graph("rbm"), zoo.params("rbm")
     v, h = (random_state(f, seed=i, rows=(2, 5)) for i, f in enumerate(rbm.families.values()))
@@ -138,9 +135,6 @@ def test_order_of_dicts_does_not_matter() -> None:
         np.testing.assert_allclose(gradient["z"], -x["z"].sum(0), rtol=1e-5)
 
 
-# -- the block graph -----------------------------------------------------------------------------
-
-
 @settings(max_examples=30)
 @given(st.integers(1, 9), st.randoms(use_true_random=False), st.floats(0, 1))
 def test_colours_separate_neighbours(size: int, random: Any, density: float) -> None:
@@ -166,9 +160,6 @@ def test_block_graph_of_a_declaration() -> None:
     network = graph.to_networkx()
     assert {tuple(sorted(e)) for e in network.edges} == edges
     assert network.edges["a", "b"]["factors"] == ["a:b"]
-
-
-# -- equality --------------------------------------------------------------------------------------
 
 
 def other_energy(weight: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:

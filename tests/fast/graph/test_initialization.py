@@ -77,9 +77,6 @@ def test_init_of_custom_factors() -> None:
     assert FactorGraph({"a": Bernoulli(2)}, factors=[free]).init(zoo.KEY) == {"a": ()}
 
 
-# -- scale of real data ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("latents", [0, 3])
 def test_large_means_with_learned_variance(latents: int) -> None:
     """A row at 0 widened the columns to a standard deviation of 224, and -E and log Z cancelled."""

@@ -104,9 +104,6 @@ def test_shared_bias_starts_at_the_rate_over_positions() -> None:
     np.testing.assert_allclose(bias.ravel(), np.log(rate / (1 - rate)), rtol=1e-4)
 
 
-# -- declarations ----------------------------------------------------------------------------------
-
-
 def declared(factor: ebmpp.Factor, h: Any = None) -> FactorGraph:
     return FactorGraph({"v": Bernoulli(5)}, {"h": h or Bernoulli(3)}, [factor])
 

@@ -25,9 +25,6 @@ WEIGHTED.add_nodes_from(
 WEIGHTED.add_weighted_edges_from([("b", "a", 1.5), ("c", "d", 0.0), ("a", "d", -2.0)])
 
 
-# -- networkx --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", [Spin, Bernoulli])
 def test_network_round_trip(family: type[ebmpp.Family]) -> None:
     graph = FactorGraph.from_networkx(WEIGHTED, family)
@@ -115,9 +112,6 @@ def test_biases_of_a_network() -> None:
     assert graph.init(zoo.KEY, data=np.ones((5, 2)))["x"].tolist() == [1.0, -1.0]  # data do not override it
 
 
-# -- labels of units -------------------------------------------------------------------------------
-
-
 @cache
 def labelled() -> tuple[FactorGraph, dict[str, Any]]:
     graph = FactorGraph.from_networkx(WEIGHTED, Spin)
@@ -146,9 +140,6 @@ def test_remaining_units_keep_labels() -> None:
     assert dict(condition(graph, x=np.ones(4)).labels) == {"h": ("z",)}
     pieces = split(graph, "x", {"even": [2, 0], "odd": [1, 3]})
     assert dict(pieces.labels) == {"even": ("c", "a"), "odd": ("b", "d"), "h": ("z",)}
-
-
-# -- dimod -----------------------------------------------------------------------------------------
 
 
 class StandIn:

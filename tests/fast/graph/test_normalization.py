@@ -124,9 +124,6 @@ def test_traced_params_are_not_checked() -> None:
     jax.eval_shape(graph.check, params(graph, 1.0))
 
 
-# -- many Gaussian units ----------------------------------------------------------------------------
-
-
 def coupled(size: int, strength: float) -> tuple[FactorGraph, dict[str, np.ndarray]]:
     """Two blocks of ``size`` units, whose precision has eigenvalues 1 +- strength and 1."""
     graph = declared(Gaussian(size), Gaussian(size))
@@ -144,9 +141,6 @@ def test_precision_of_many_units() -> None:
     graph, near = coupled(300, 1 - 1e-6)
     with pytest.warns(RuntimeWarning, match=r"may not normalise: .*'a:b'"):
         graph.check(near)
-
-
-# -- couplings that depend on other blocks ---------------------------------------------------------
 
 
 def curvature(w: Array, v: Array, h: Array) -> Array:

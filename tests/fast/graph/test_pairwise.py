@@ -29,9 +29,6 @@ def single(family: ebmpp.Family, edges: object, **options: object) -> FactorGrap
     return FactorGraph({"x": family}, factors=[Bias("x"), Pairwise("x", edges, **options)])
 
 
-# -- declaration ---------------------------------------------------------------------------------
-
-
 def test_renamed_blocks_keep_their_pairs() -> None:
     lattice = nx.grid_2d_graph(3, 3)
     renamed = rename(zoo.graph("lattice"), {"x": "y"}, factors={"x:x": "y:y"})
@@ -91,11 +88,6 @@ def test_closed_forms_of_interacting_units_are_refused() -> None:
     with pytest.raises(IntractableError, match="units of block 'x' interact"):
         graph.marginal(params, {}, "x")
 
-
-# -- transforms ------------------------------------------------------------------------------------
-
-
-# -- natural parameters and exact sums -------------------------------------------------------------
 
 FAMILIES = {
     "spin": Spin,

@@ -93,9 +93,6 @@ def test_params_keep_their_bits(path: Path, dtype: str) -> None:
     assert_same(load(path, factors=graph.factors)[1], params)
 
 
-# -- custom factors and families -------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Doubled(Bernoulli):
     """A custom family with a field."""
@@ -146,9 +143,6 @@ def test_factors_of_transformed_graphs_are_passed_to_load(path: Path) -> None:
     loaded, values = load(path, factors=rest.factors)
     assert loaded == rest
     assert_same(values, params)
-
-
-# -- refusals and damage ---------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):

@@ -72,8 +72,7 @@ OF_STATES: dict[str, Callable[[FactorGraph, dict, Any], Any]] = {
 }
 CHEAP = ("fit", "init", "log_likelihood", "free_energy")
 every_function = pytest.mark.parametrize(
-    "function",
-    [name if name in CHEAP else slow(name) for name in [*FUNCTIONS, *OF_STATES]],
+    "function", [name if name in CHEAP else slow(name) for name in [*FUNCTIONS, *OF_STATES]]
 )
 
 TYPES = {
@@ -129,8 +128,6 @@ def test_wrong_data_are_refused(function: str, data: Any, message: str) -> None:
     assert "'v'" in str(error.value) or "'w'" in str(error.value)
 
 
-# -- precision -------------------------------------------------------------------------------------
-
 WIDE = [
     (np.array([[2**32 + 3]]), "4294967299"),
     (np.array([[2**24 + 1]], np.int32), "16777217"),
@@ -185,9 +182,6 @@ def test_categories_are_integers() -> None:
         read(graph, np.array([[0.0, 1.5]]))
 
 
-# -- rows ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("function", [name if name in CHEAP else slow(name) for name in FUNCTIONS])
 def test_rows_of_data_are_not_broadcast(function: str) -> None:
     graph, params = two_visible()
@@ -212,9 +206,6 @@ def test_bare_array_is_the_only_visible_block() -> None:
         two_visible()[0].free_energy(two_visible()[1], V)
     with pytest.raises(StateError, match="init"):
         local_search(rbm, params, rng_key=zoo.KEY, init=V)
-
-
-# -- partly observed blocks ------------------------------------------------------------------------
 
 
 def test_rows_of_observed_blocks() -> None:

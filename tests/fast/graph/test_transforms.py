@@ -104,9 +104,6 @@ def check_condition(graph: FactorGraph, seed: int, partial: bool) -> None:
     np.testing.assert_allclose(*derive(params), rtol=1e-5, atol=1e-5)
 
 
-# -- conditioning ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("partial", [slow(False), True])
 def test_conditioning_keeps_the_joint_density(partial: bool) -> None:
     blocks = {"a": Categorical(1, 3), "b": ebmpp.Binomial(2, total_count=2), "c": Spin(2)}
@@ -142,9 +139,6 @@ def test_traced_values_are_refused() -> None:
     free_energy = lambda v: condition(zoo.graph("rbm"), v=v).free_energy(zoo.params("rbm"), {})
     with pytest.raises(StateError, match="block 'v'.*traced"):
         jax.jit(free_energy)(np.zeros(4))
-
-
-# -- splitting -------------------------------------------------------------------------------------
 
 
 def gate(w: jax.Array, v: jax.Array, y: jax.Array) -> jax.Array:
@@ -213,9 +207,6 @@ def test_split_biases_keep_their_init(init: Any) -> None:
     assert pieces == split(graph, "v", {"last": [1], "first": [0]})
 
 
-# -- marginalising --------------------------------------------------------------------------------
-
-
 def test_density_and_gradient_of_the_rest() -> None:
     check_marginal(star(*STARS["finite"]), scale=0.8)
 
@@ -249,9 +240,6 @@ def test_wrong_marginalisations() -> None:
         marginalize(rbm, ["v", "h"], name="x")
     with pytest.raises(DeclarationError, match="factors.*'a'"):
         marginalize(star(Bernoulli(1), Spin(1)), "h", name="a")
-
-
-# -- names, and several graphs -----------------------------------------------------------------------
 
 
 def test_renaming_keeps_the_energy() -> None:
@@ -304,11 +292,7 @@ CALLS: dict[str, tuple[Callable[[FactorGraph, dict], Any], type[Exception], str]
     "same graph": (lambda g, p: merge(g, g), DeclarationError, "factors.*'v'"),
     "families": (lambda g, p: merge(g, bias("h", Spin(2), "x")), DeclarationError, "block 'h'.*Bern"),
     "params": (lambda g, p: merge(g, bias("y", Spin(2)), params=[p]), ValueError, "params.*2 graphs"),
-    "stack": (
-        lambda g, p: stack(g, ebmpp.layered(v=Bernoulli(4), g=Bernoulli(2))),
-        DeclarationError,
-        "'v'",
-    ),
+    "stack": (lambda g, p: stack(g, ebmpp.layered(v=Bernoulli(4), g=Bernoulli(2))), DeclarationError, "'v'"),
 }
 
 

@@ -32,9 +32,6 @@ def draw(method="vectorized", num_samples=8, num_chains=2, params=None, **option
     return samples(mcmc)
 
 
-# -- chains and keys -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("method", "clamped"),
     [
@@ -61,9 +58,6 @@ def test_one_key_per_chain():
 def test_scan_in_a_jitted_function_gives_the_same_draws():
     _, z, _ = scan_kernel(BlockedGibbs(zoo.graph("rbm")), 8, strong_params(), key=0)
     assert_same({b: x[None] for b, x in z.items()}, draw(num_chains=1))
-
-
-# -- clamped blocks ------------------------------------------------------------------------------
 
 
 def test_each_clamped_row_has_its_own_random_stream():
@@ -103,9 +97,6 @@ def test_wrong_clamped_values_are_refused(clamped, message):
         BlockedGibbs(zoo.graph("rbm")).init(zoo.KEY, 0, None, (strong_params(),), clamped)
 
 
-# -- params --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("jit_model_args", [True, slow(False)])
 def test_a_second_run_uses_its_own_params(jit_model_args):
     kernel = BlockedGibbs(zoo.graph("rbm"))
@@ -140,9 +131,6 @@ def test_params_that_do_not_normalise_are_refused():
         run_mcmc(BlockedGibbs(graph), params, num_chains=2)
 
 
-# -- initial values ------------------------------------------------------------------------------
-
-
 def initial_values(num_chains, init_params, **clamped):
     keys = zoo.KEY if num_chains == 1 else jax.random.split(zoo.KEY, num_chains)
     return BlockedGibbs(zoo.graph("rbm")).init(keys, 0, init_params, (strong_params(),), clamped).z
@@ -171,9 +159,6 @@ def test_init_params_replace_some_blocks():
 def test_wrong_init_params_are_refused(num_chains, init, clamped, message):
     with pytest.raises(StateError, match=message):
         initial_values(num_chains, init, **clamped)
-
-
-# -- NumPyro's options ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["vectorized", slow("sequential")])

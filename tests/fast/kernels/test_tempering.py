@@ -93,9 +93,6 @@ def test_temperatures_adapt_at_the_end_of_rounds_that_double():
     np.testing.assert_array_equal(counts, [0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3])
 
 
-# -- along a path of models ------------------------------------------------------------------------
-
-
 def reference(graph):
     generator = np.random.default_rng(0)
     noise = lambda f: np.float32(0.3 * generator.normal(size=f.statistic_shape))
@@ -130,9 +127,6 @@ def test_swap_ratios_along_a_path_match_enumeration(summed):
         exact = log_density(low, b) + log_density(low + 1, a) - log_density(low, a) - log_density(low + 1, b)
         np.testing.assert_allclose(ratios[low % 2][row, low], exact, rtol=1e-4, atol=1e-4)
         assert ratios[1 - low % 2][row, low] == 0
-
-
-# -- declaration -----------------------------------------------------------------------------------
 
 
 def test_starts_are_those_of_init_params():
@@ -171,9 +165,6 @@ def test_a_path_of_another_graph_or_beside_betas_is_refused():
 
 
 def test_kernels_print_and_pickle():
-    for kernel in (
-        ParallelTempering(zoo.graph("rbm"), BETAS),
-        make_pairs(zoo.graph("rbm"), BETAS, lag=2),
-    ):
+    for kernel in (ParallelTempering(zoo.graph("rbm"), BETAS), make_pairs(zoo.graph("rbm"), BETAS, lag=2)):
         assert repr(pickle.loads(pickle.dumps(kernel))) == repr(kernel)
         assert "betas=(0.0, 0.5, 1.0)" in repr(kernel)

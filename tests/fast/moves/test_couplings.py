@@ -112,9 +112,6 @@ def pairs(name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
     return draw(family, kind, (eta, other))
 
 
-# -- exact distributions from scipy --------------------------------------------------------------
-
-
 def unit_distribution(family: Family, eta: np.ndarray) -> stats.rv_continuous:
     """The frozen distribution of one unit."""
     match family:
@@ -172,9 +169,6 @@ def assert_distribution(family: Family, eta: list, samples: np.ndarray, num_test
 def assert_share(is_equal: np.ndarray, exact: float, comparisons: int) -> None:
     assert 0.05 < exact < 0.95, "the case cannot show a fault"
     assert_law(is_equal.mean(), exact, math.sqrt(exact * (1 - exact) / ROWS), comparisons)
-
-
-# -- marginals and meeting -----------------------------------------------------------------------
 
 
 @every_coupling
@@ -239,9 +233,6 @@ def test_negative_precisions_are_reported(kind: str) -> None:
     assert np.asarray(try_once(family, kind, (eta, [[0.3, 0.5], [1.0, -1.0]])).broken).all()
 
 
-# -- reflection ----------------------------------------------------------------------------------
-
-
 def natural_parameters(mean: list[float], scale: list[float]) -> list[list[float]]:
     return [[m / s**2, -0.5 / s**2] for m, s in zip(mean, scale, strict=True)]
 
@@ -269,8 +260,6 @@ def test_reflection_with_unequal_scales_shares_the_noise() -> None:
     x, y = draw(family, "reflection", etas)
     np.testing.assert_allclose((x - [0.3, -0.5]) / [0.5, 2.0], (y - [1.0, -0.5]) / [0.5, 1.0], atol=1e-5)
 
-
-# -- names of couplings --------------------------------------------------------------------------
 
 LAYERS = (("v",), ("h",), ("g",))
 

@@ -14,12 +14,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Observed, Spin
 from ebmpp.contrib import Metropolis, Metropolized, metropolis_sweep, metropolized_sweep
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError, StateError
-from ebmpp.moves import (
-    Layer,
-    Mixture,
-    gibbs_sweep,
-    mixture_sweep,
-)
+from ebmpp.moves import Layer, Mixture, gibbs_sweep, mixture_sweep
 from ebmpp.moves.sweeps import resolve_moves
 from helpers import pair
 

@@ -36,14 +36,7 @@ from ebmpp.contrib import Langevin, langevin_sweep, metropolis_sweep, metropoliz
 from ebmpp.core import random
 from ebmpp.graph.states import as_clamped
 from ebmpp.graph.transforms.replicate import replicate, tempered_params
-from ebmpp.moves import (
-    Layer,
-    Mixture,
-    cluster_sweep,
-    forest_sweep,
-    gibbs_sweep,
-    mixture_sweep,
-)
+from ebmpp.moves import Layer, Mixture, cluster_sweep, forest_sweep, gibbs_sweep, mixture_sweep
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.mixture import make_pool
 from ebmpp.moves.move import coupled_sweep, draw_sweep

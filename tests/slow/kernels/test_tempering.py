@@ -47,9 +47,6 @@ def visible_distribution(params: dict) -> np.ndarray:
     return np.exp(log_p - np.logaddexp.reduce(log_p))
 
 
-# -- coupled ensembles -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["rbm", "categorical", "learned"])
 def test_both_chains_of_a_pair_have_the_distribution_of_the_model(name):
     graph, params = zoo.graph(name), zoo.params(name)
@@ -127,9 +124,6 @@ def test_wrong_arguments_of_estimates_are_refused(options, error, message):
         )
 
 
-# -- temperatures ----------------------------------------------------------------------------------
-
-
 def test_tempering_visits_both_modes_with_their_weights():
     options = {"num_samples": 400, "num_chains": 30, "num_warmup": 256}
     share_up = lambda mcmc: (samples(mcmc)["v"].sum(-1) > 0).mean(1)
@@ -165,9 +159,6 @@ def test_chain_methods_give_the_same_draws(method, along_path):
     ]
     assert_same(*map(samples, runs))
     assert_same(*(mcmc.last_state.origin for mcmc in runs))
-
-
-# -- along a path of models ------------------------------------------------------------------------
 
 
 def reference(graph):
