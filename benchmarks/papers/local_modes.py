@@ -38,7 +38,7 @@ import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Spin
 from ebmpp.contrib import LocalModeUCD, Metropolis
 from ebmpp.estimators import Estimator, MeanField, TargetCost
-from ebmpp.estimators.pairs import Phase
+from ebmpp.estimators.phases import Phase
 from ebmpp.moves import Move
 from ebmpp.moves.target import Target
 from ebmpp.training import monitors

@@ -15,6 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from ebmpp.core import checks
 from ebmpp.core.types import Blocks, Key, Params, PerRow, Rows
 from ebmpp.graph import FactorGraph
 
@@ -57,6 +58,19 @@ class Estimate(NamedTuple):
     sweeps: ArrayLike = 1.0
 
 
+class Choice(NamedTuple):
+    """Estimator of the next steps of a stage.
+
+    :param estimator: the estimator, which adopts the state of the one before.
+    :param until: number of steps of the stage at which it is chosen again.
+    :param record: constant metrics of its steps, integers.
+    """
+
+    estimator: "Estimator"
+    until: int = checks.LARGEST
+    record: Mapping[str, int] = MappingProxyType({})
+
+
 class Estimator(abc.ABC):
     """Base class of the gradient's estimators: immutable, hashable values.
 
@@ -86,6 +100,13 @@ class Estimator(abc.ABC):
         :param fresh: the state that ``init`` made for this stage.
         """
         return fresh
+
+    def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
+        """Return the estimator of the next steps of a stage, of the same class.
+
+        :param history: metrics of the stage's steps so far, ``(steps,)`` each, which alone determine it.
+        """
+        return Choice(self)
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
         """Return a warning about a finished stage, or None.

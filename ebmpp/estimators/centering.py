@@ -16,7 +16,7 @@ from ebmpp.core import checks
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import ArgumentError, DeclarationError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats
+from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats, repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
@@ -136,6 +136,11 @@ class Centered(Estimator):
                 fresh = fresh._replace(offsets=before.offsets)
             before = before.inner
         return fresh._replace(inner=self.estimator.adopt(before, fresh.inner))
+
+    def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
+        """Return this estimator around the inner one's choice."""
+        choice = self.estimator.choose(graph, history)
+        return choice._replace(estimator=dataclasses.replace(self, estimator=choice.estimator))
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
         """Return the warning of the inner estimator."""

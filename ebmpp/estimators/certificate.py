@@ -21,8 +21,8 @@ from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import ArgumentError, DomainError, StateError, UnmetError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats, shapes
+from ebmpp.estimators.pairs import uses_fast_compile
 from ebmpp.estimators.particles import ParticleUCD
-from ebmpp.estimators.ucd import uses_fast_compile
 from ebmpp.graph import FactorGraph, tables
 
 _LEAST = 3  # so that two remain to multiply when one is left out

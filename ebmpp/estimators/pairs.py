@@ -1,86 +1,296 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Phases of coupled pairs, their metrics, and the pool of mixture proposals.
+"""Unbiased gradients from coupled pairs of chains."""
 
-A pool is a set of states of the whole graph. A step moves it before its pairs begin, by keys of its own: the
-pairs' draws do not enter it, so given the past the pairs are unbiased.
-"""
-
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
 import dataclasses
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
-from ebmpp.core.types import Blocks, Key, Params, Rows, Scalar
-from ebmpp.coupling.engine import Outcome, Window
-from ebmpp.coupling.pools import complete_rows
-from ebmpp.estimators.phases import row_keys
+from ebmpp.core import checks, random
+from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
+from ebmpp.coupling.accumulators import (
+    EnergyGradient,
+    MarginalGradient,
+    uses_fast_compile as run_uses_fast_compile,
+)
+from ebmpp.coupling.engine import Accumulator, Window, run_pairs
+from ebmpp.coupling.expectation import MIN_ACCEPTANCE, low_acceptance
+from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
+from ebmpp.coupling.pools import mixture_of
+from ebmpp.coupling.slots import Fresh
+from ebmpp.errors import StateError
+from ebmpp.estimators import phases
+from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
 from ebmpp.graph import FactorGraph
-from ebmpp.moves.mixture import Mixture, make_pool
-from ebmpp.moves.move import Layer, draw_sweep, gibbs_sweep
+from ebmpp.graph.states import as_rows
+from ebmpp.moves import search
+from ebmpp.moves.move import Move, refuse_interacting
+from ebmpp.moves.sweeps import as_coupling, resolve_moves
 from ebmpp.moves.target import Target
 
+Start = str | Callable[[Array], Mapping[str, Array]]
+_STARTS = ("data", "persistent", "uniform", "local_mode")
+_CHAINS = 100  # that are compared with their starts, for pairs per row
 
-class Phase(NamedTuple):
-    """Result of a set of coupled pairs.
 
-    :param gradient: weighted sum of energy gradients over the pairs.
-    :param length: adaptive length of the pairs of the next step.
-    :param metrics: meeting times and other scalars of the history.
+class UCDState(NamedTuple):
+    """State of :class:`UCD`.
+
+    :param negative: adaptive length of the next step's pairs.
+    :param positive: adaptive length of the pairs on the posterior, if there are any.
+    :param chains: persistent chains, with ``start="persistent"``; else empty.
+    :param seen: number of steps whose meeting times entered the lengths.
+    :param pool: states that mixture proposals come from, with ``coupling="mixture"``; else empty.
+    :param gibbs: adaptive length of Gibbs pairs, to return to from mixture proposals; 0 if there were none.
     """
 
-    gradient: Params
-    length: Scalar
-    metrics: dict[str, Array]
+    negative: Scalar
+    positive: Scalar
+    chains: Rows
+    seen: Array
+    pool: Rows
+    gibbs: Scalar
 
 
-def pair_metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
-    """Return meeting times, window, cost, trials and acceptance as scalars."""
-    met = outcome.meeting_time >= 0
-    tau = jnp.where(met, outcome.meeting_time, 0)
-    corrected = ~met | (tau > window.k + window.lag)
-    sweeps = jnp.where(met, jnp.maximum(window.m, tau) + tau - window.lag, 0)
-    # One reduction compiles two kernels for all; it is of floats because integers would overflow.
-    sums = jnp.stack([a.astype(jnp.result_type(float)) for a in (~met, tau, sweeps, corrected)]).sum(1)
-    num_met = jnp.maximum(len(met) - sums[0], 1)
-    metrics = {
-        "meeting_time_mean": sums[1] / num_met,
-        "meeting_time_max": tau.max(),
-        "num_unmet": sums[0].astype(jnp.int32),
-        "lag": window.lag,
-        "k": window.k,
-        "m": window.m,
-        "sweeps": sums[2] / num_met,
-        "trials": outcome.trials,
-        "corrected": sums[3] / len(met),
-    }
-    return metrics if outcome.acceptance is None else metrics | {"acceptance": outcome.acceptance}
+@dataclasses.dataclass(frozen=True, repr=False)
+class ChainUCD(Estimator):
+    """Gradients by coupled pairs of chains; :class:`ebmpp.UCD` documents the arguments."""
+
+    num_pairs: int | None = None
+    k: int | None = None
+    m: int | None = None
+    lag: int | None = None
+    coupling: str | tuple[str, ...] | None = None
+    max_sweeps: int | None = None
+    allow_unmet: bool = False
+    length: Length = Quantile()
+    num_slots: int | None = None
+    start: Start = "data"
+    marginalize: str | tuple[str, ...] = ()
+    pool: str = "data"
+    pool_size: int = 300
+    takes_missing = True
+    uses_chains = True
+    """False if the negative phase is not by pairs of chains."""
+
+    def __post_init__(self) -> None:
+        checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)
+        checks.set_counts(self, "k", least=0, optional=True)
+        checks.set_counts(self, "m", least=self.k or 0, optional=True)
+        checks.set_counts(self, "pool_size")
+        checks.choice("UCD: pool", self.pool, ("data", "persistent"))
+        checks.flag("UCD: allow_unmet", self.allow_unmet)
+        checks.optional_count("UCD: max_sweeps", self.max_sweeps, (self.lag or 1) + 1)
+        if not callable(self.start):
+            checks.choice("UCD: start", self.start, _STARTS, also="a function of a key")
+        checks.instance("UCD: length", self.length, Length, "a rule such as Quantile(0.95)")
+        self.length.check(self.k, self.m, self.lag)
+        object.__setattr__(self, "coupling", as_coupling("UCD: coupling", self.coupling))
+        if self.marginalize != "layers":
+            blocks = (self.marginalize,) if isinstance(self.marginalize, str) else self.marginalize
+            blocks = tuple(checks.sequence("UCD: marginalize", blocks, "names"))
+            object.__setattr__(self, "marginalize", blocks)
+
+    def __repr__(self) -> str:
+        fields = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
+        changed = ", ".join(f"{name}={value!r}" for name, (value, usual) in fields.items() if value != usual)
+        return f"{type(self).__name__}({changed})"
+
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> UCDState:
+        """Begin with a length of one sweep, and initial draws of persistent chains."""
+        move = mixture_of(resolve_moves(graph, self.coupling))
+        blocks = () if isinstance(self.marginalize, str) else self.marginalize
+        checks.names("block in UCD: marginalize", blocks, graph.families)
+        refuse_interacting(graph, blocks, 'summed out by marginalize, other than by "layers",')
+        is_persistent = self.start == "persistent"
+        chains = phases.fresh_chains(graph, self.num_pairs or batch, key) if is_persistent else {}
+        pool = {} if move is None else phases.init_pool(graph, params, data, self.pool_size, key)
+        return UCDState(jnp.ones(()), jnp.ones(()), chains, jnp.zeros((), jnp.int32), pool, jnp.zeros(()))
+
+    def adopt(self, before: Any, fresh: UCDState) -> UCDState:
+        """Continue the chains of another estimator, and the lengths of another UCD.
+
+        A persistent pool continues too; a pool of data rows is chosen from the stage's data.
+        """
+        chains, pool = phases.carried_chains(before), {}
+        if isinstance(before, UCDState):
+            fresh = before._replace(chains=fresh.chains, pool=fresh.pool)
+            pool = before.pool
+        if self.start == "persistent":
+            fresh = fresh._replace(chains=phases.cycle_chains(chains, fresh.chains))
+        if self.pool == "persistent":
+            fresh = fresh._replace(pool=phases.cycle_chains(pool or chains, fresh.pool))
+        return fresh
+
+    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
+        """Report pools whose proposals are hardly ever accepted, and late pairs that make all corrections."""
+        if self.k is None and self.lag is None and (message := diagnose_late_pairs(history)) is not None:
+            return f"UCD: {message}"
+        moves = self.coupling if isinstance(self.coupling, tuple) else (self.coupling,)
+        if self.coupling != "mixture" and mixture_of(moves) is None:
+            return None
+        accepted = history["acceptance"]
+        mean = float(accepted[len(accepted) // 2 :].mean()) if len(accepted) else 1.0
+        return low_acceptance("UCD", mean) if mean < MIN_ACCEPTANCE else None
+
+    def diagnose_chains(
+        self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
+    ) -> str | None:
+        """Report chains that resemble their starts after twice the longest meeting time of the last steps.
+
+        Half of the steps count, and the test takes at most a tenth of their sweeps.
+        """
+        moves, steps = resolve_moves(graph, self.coupling), len(history["sweeps"])
+        if not steps or callable(self.start) or mixture_of(moves) is not None or history["num_unmet"].any():
+            return None
+        count = min(len(next(iter(data.values()))), self.num_pairs or _CHAINS)
+        kind = "local_mode" if self.start == "local_mode" else "uniform"
+        init = {b: v[:count] for b, v in data.items()} if self.start in ("data", "persistent") else {}
+        longest = int(history["meeting_time_max"][steps // 2 :].max())
+        total = float(history["sweeps"].sum()) * count / 100
+        starts = Fresh(random.fold_in(key, 0, np.arange(count)), init, kind)
+        target, words = Target(graph, params), random.fold_in(key, 1)
+        result = run_leading_chains(target, moves, starts, words, longest, total)
+        return warning_of("UCD", result.overlap) if result.overlap > THRESHOLD else None
+
+    def window(self, length: Scalar) -> Window:
+        """Return k, m, lag and the limit as arrays, for an adaptive length."""
+        limit = self.max_sweeps or 0
+        if self.k is None:
+            k = jnp.maximum(1, jnp.round(length)).astype(jnp.int32)
+            lag = k if self.lag is None else self.lag
+            if self.lag is None and limit:  # any lag is unbiased, but at the limit no pair could have met
+                lag = jnp.minimum(lag, limit - 1)
+            m = k + (lag if self.m is None else self.m)
+        else:
+            k, lag = self.k, self.lag or 1
+            m = k if self.m is None else self.m
+        return Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, limit)))
+
+    def estimate(
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
+    ) -> Estimate:
+        """Return the positive minus the negative phase, and the meeting times."""
+        pool = self._next_pool(graph, params, state.pool, batch, random.fold_in(key, 5))
+        state = state._replace(seen=state.seen + 1, pool=pool)
+        negative = self._negative(graph, params, state, batch, key)
+        chains = state.chains and phases.sweep_pool(graph, params, state.chains, (), random.fold_in(key, 3))
+        past = (state.positive, state.seen)
+        positive = self.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
+        state = state._replace(negative=negative.length, positive=positive.length, chains=chains)
+        metrics = negative.metrics | positive.metrics
+        gradient = jax.tree.map(jnp.subtract, positive.gradient, negative.gradient)
+        if not self.allow_unmet:  # training stops at a gradient that is not finite
+            unmet = metrics["num_unmet"] + metrics.get("posterior_num_unmet", 0)
+            gradient = jax.tree.map(lambda g: jnp.where(unmet > 0, jnp.nan, g), gradient)
+        rows = len(batch.weights)
+        pairs, posterior = self.num_pairs or rows, metrics.get("posterior_sweeps", 0.0)
+        move = mixture_of(resolve_moves(graph, self.coupling))
+        price = 1.0 if move is None else move.price(graph)
+        metrics["cost"] = price * pairs * metrics["sweeps"] + rows * posterior
+        return Estimate(gradient, state, metrics, metrics["sweeps"] * pairs / rows + posterior)
+
+    def _negative(
+        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
+    ) -> phases.Phase:
+        pairs, moves = self.num_pairs or len(batch.weights), resolve_moves(graph, self.coupling)
+        target = Target(graph, params)
+        if (move := mixture_of(moves)) is not None:
+            target = phases.with_pool(target, move, state.pool, random.fold_in(key, 6))
+        if self.start == "persistent":
+            start = state.chains
+        elif self.start == "data":
+            index = jnp.arange(pairs) % len(batch.weights)
+            tile = lambda x: {b: jnp.take(v, index, axis=0) for b, v in x.items()}
+            tiled = Batch.uniform(tile(batch.rows), tile(batch.known))
+            start = phases.sample_latents(graph, params, tiled, random.fold_in(key, 0))
+        else:
+            start = self._independent_start(target, pairs, random.fold_in(key, 0))
+        weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
+        past = (state.negative, state.seen)
+        return self._phase(target, start, moves, weights, past, random.fold_in(key, 1))
+
+    def posterior_phase(
+        self, graph: FactorGraph, params: Params, past: tuple[Scalar, Array], batch: Batch, key: Key
+    ) -> phases.Phase:
+        """Return the positive phase: exact, or by coupled pairs on the posterior where that is intractable.
+
+        :param past: adaptive length of this step, and the number of steps including this one.
+        """
+        if phases.tractable_posterior(graph) and not batch.known:
+            gradient = phases.signed_gradient(graph, params, batch.rows, batch.weights)
+            return phases.Phase(gradient, past[0], {})
+        target = phases.posterior_of(graph, params, batch)
+        if callable(self.start) or self.start in ("data", "persistent"):
+            start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
+        else:
+            start = self._independent_start(target, target.num_rows, random.fold_in(key, 0))
+        fits = self.coupling != "mixture" and (isinstance(self.coupling, str) or callable(self.coupling))
+        moves = resolve_moves(graph, self.coupling if fits else None, target.clamped)
+        phase = self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
+        return phase._replace(metrics={f"posterior_{name}": v for name, v in phase.metrics.items()})
+
+    def _independent_start(self, target: Target, rows: int, key: Key) -> Rows:
+        """Return starts that do not depend on the data, except for clamped units."""
+        keys, values = phases.row_keys(key, rows), {}
+        if not isinstance(self.start, str):
+            draws = jax.vmap(self.start)(jax.random.wrap_key_data(keys, impl="threefry2x32"))
+            values, _ = as_rows(target.graph.families, draws)
+        kind = "local_mode" if self.start == "local_mode" else "uniform"
+        return search.start(target, keys, values, kind, conditional=True)
+
+    def _next_pool(self, graph: FactorGraph, params: Params, pool: Rows, batch: Batch, key: Key) -> Rows:
+        """Return the pool of this step, which does not depend on its pairs."""
+        if not pool:
+            return pool
+        if self.pool == "data" and batch.known:
+            raise StateError(
+                f'UCD: pool="data" needs complete rows, and blocks {sorted(batch.known)} have missing '
+                'entries. Give pool="persistent".'
+            )
+        return phases.sweep_pool(graph, params, pool, graph.visible if self.pool == "data" else (), key)
+
+    def _phase(
+        self,
+        target: Target,
+        start: Rows,
+        moves: tuple[Move, ...],
+        weights: PerRow,
+        past: tuple[Array, Array],
+        key: Key,
+    ) -> phases.Phase:
+        """Run pairs, and choose the next length; an unmet pair counts with its limit."""
+        window = self.window(past[0])
+        free = {b for move in moves for b in move.blocks if b not in target.keep}
+        accumulator = self._accumulator(target.graph, free, bool(target.keep))
+        outcome = run_pairs(target, moves, accumulator, self.num_slots, start, None, key, window, weights)
+        gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
+        met = outcome.meeting_time >= 0
+        times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
+        length = self.length.update(*past, times, self.m is None)
+        return phases.Phase(gradient, length, phases.pair_metrics(outcome, window))
+
+    def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
+        groups = (self.marginalize,)
+        if missing and not self.marginalize and phases.tractable_posterior(graph):
+            groups = (tuple(graph.latent),)  # so that complete rows contribute no noise
+        if self.marginalize == "layers":  # only layers that can be summed out
+            groups = tuple(layer for layer in graph.block_layers if layer[0] not in graph.splits)
+        groups = tuple(rest for group in groups if (rest := tuple(b for b in group if b in free)))
+        return MarginalGradient(groups) if groups else EnergyGradient()
 
 
-@partial(jax.jit, static_argnums=(0, 3))
-def init_pool(graph: FactorGraph, params: Params, data: Rows, size: int, key: Key) -> Blocks:
-    """Choose random rows of the data, cyclically if fewer than ``size``, and draw their latents."""
-    count = len(next(iter(data.values())))
-    index = jnp.argsort(random.words(random.fold_in(key, 3), count))[jnp.arange(size) % count]
-    rows = {b: jnp.take(v, index, axis=0) for b, v in data.items()}
-    return complete_rows(Target(graph, params), rows, random.fold_in(key, 4))
-
-
-def sweep_pool(graph: FactorGraph, params: Params, pool: Rows, clamped: Collection[str], key: Key) -> Rows:
-    """Move a pool or persistent chains by one sweep of the blocks that are not clamped."""
-    keys = row_keys(key, len(next(iter(pool.values()))))
-    return draw_sweep(Target(graph, params), pool, gibbs_sweep(graph, clamped), keys)[0]
-
-
-def with_pool(target: Target, move: Mixture, pool: Rows, key: Key) -> Target:
-    """Return a target with the pool, its marginalised blocks redrawn given the others."""
-    keys = row_keys(key, len(next(iter(pool.values()))))
-    rows = Layer(move.marginalize).draw(target, pool, keys)[0]
-    return dataclasses.replace(
-        target, pool=make_pool(target.graph, target.params, move, rows, target.clamped)
-    )
+def uses_fast_compile(graph: FactorGraph, estimator: Estimator) -> bool:
+    """Return True if a step is a run of coupled pairs that compiles by the older emitters."""
+    inner = getattr(estimator, "estimator", estimator)  # of Centered
+    if not isinstance(inner, ChainUCD) or not inner.uses_chains:
+        return False
+    accumulator = inner._accumulator(graph, set(graph.families), False)
+    return run_uses_fast_compile(graph, resolve_moves(graph, inner.coupling), accumulator)

@@ -21,8 +21,8 @@ from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
 from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
+from ebmpp.estimators.pairs import ChainUCD
 from ebmpp.estimators.phases import batch_log_likelihood
-from ebmpp.estimators.ucd import UCD
 from ebmpp.graph import FactorGraph
 
 _PATHS = ("line", "training")
@@ -44,6 +44,7 @@ class ParticleState(NamedTuple):
     :param cess: lowest CESS of a rung in the last step.
     :param positive: adaptive length of the pairs on the posterior, if there are any.
     :param seen: number of steps.
+    :param gibbs: adaptive length of Gibbs pairs, for :class:`UCD` to return to; 0 if there were none.
     """
 
     eta0: Eta
@@ -54,6 +55,7 @@ class ParticleState(NamedTuple):
     cess: Scalar
     positive: Scalar
     seen: Int32[Array, ""]
+    gibbs: Scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +118,7 @@ class ParticleUCD(Estimator):
     refit_every: int = 500
     max_rungs: int = 128
     max_systems: int | None = None
-    posterior: UCD = UCD()
+    posterior: ChainUCD = ChainUCD()
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -126,7 +128,7 @@ class ParticleUCD(Estimator):
         checks.set_counts(self, "m", least=self.k)
         checks.choice("ParticleUCD: path", self.path, _PATHS)
         checks.number("ParticleUCD: cess_threshold", self.cess_threshold, above=0, below=1)
-        checks.instance("ParticleUCD: posterior", self.posterior, UCD, "a UCD()")
+        checks.instance("ParticleUCD: posterior", self.posterior, ChainUCD, "a UCD()")
         limit = checks.optional_count("ParticleUCD: max_systems", self.max_systems, self.m + 2)
         object.__setattr__(self, "max_systems", limit)
 
@@ -137,7 +139,8 @@ class ParticleUCD(Estimator):
         first = lambda a: jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a)
         knots = jax.tree.map(first, params) if self.path == "training" else {}
         count, zero = jnp.ones((), jnp.int32), jnp.zeros(())
-        return ParticleState(eta0, places, knots, count, zero, zero, jnp.ones(()), jnp.zeros((), jnp.int32))
+        seen = jnp.zeros((), jnp.int32)
+        return ParticleState(eta0, places, knots, count, zero, zero, jnp.ones(()), seen, zero)
 
     def adopt(self, before: Any, fresh: ParticleState) -> ParticleState:
         """Continue along the path of another ParticleUCD of the same shapes."""
@@ -202,6 +205,7 @@ class ParticleUCD(Estimator):
         num_systems = self.num_pairs * (1 + jnp.maximum(metrics["meeting_time_mean"], self.m))
         rungs = metrics["num_rungs"].astype(num_systems.dtype)
         sweeps = num_systems * (self.num_particles * self.num_sweeps) * rungs
+        metrics["cost"] = sweeps + len(batch.weights) * metrics.get("posterior_sweeps", 0.0)
         state = state._replace(cess=pairs.min_cess.min(), positive=positive.length)
         return Estimate(gradient, state, metrics, sweeps / len(batch.weights))
 

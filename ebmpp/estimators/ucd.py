@@ -1,73 +1,56 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Unbiased contrastive divergence."""
+"""Unbiased contrastive divergence, and its choice between three unbiased gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import jax
-from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
-from ebmpp.coupling.accumulators import (
-    EnergyGradient,
-    MarginalGradient,
-    uses_fast_compile as run_uses_fast_compile,
-)
-from ebmpp.coupling.engine import Accumulator, Window, run_pairs
-from ebmpp.coupling.expectation import MIN_ACCEPTANCE, low_acceptance
-from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
-from ebmpp.coupling.pools import mixture_of
-from ebmpp.coupling.slots import Fresh
-from ebmpp.errors import StateError
-from ebmpp.estimators import pairs as coupled, phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
+from ebmpp.core import checks
+from ebmpp.core.types import Key, Params, Rows
+from ebmpp.errors import ArgumentError, IntractableError
+from ebmpp.estimators.base import Batch, Choice, Estimate
+from ebmpp.estimators.pairs import ChainUCD, UCDState
+from ebmpp.estimators.particles import ParticleState, ParticleUCD
+from ebmpp.estimators.phases import tractable_posterior
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import as_rows
-from ebmpp.moves import search
-from ebmpp.moves.move import Move, refuse_interacting
-from ebmpp.moves.sweeps import as_coupling, resolve_moves
-from ebmpp.moves.target import Target
+from ebmpp.moves.mixture import mixture_sweep
 
-Start = str | Callable[[Array], Mapping[str, Array]]
-_STARTS = ("data", "persistent", "uniform", "local_mode")
-_CHAINS = 100  # that are compared with their starts, for pairs per row
-
-
-class UCDState(NamedTuple):
-    """State of :class:`UCD`.
-
-    :param negative: adaptive length of the next step's pairs.
-    :param positive: adaptive length of the pairs on the posterior, if there are any.
-    :param chains: persistent chains, with ``start="persistent"``; else empty.
-    :param seen: number of steps whose meeting times entered the lengths.
-    :param pool: states that mixture proposals come from, with ``coupling="mixture"``; else empty.
-    """
-
-    negative: Scalar
-    positive: Scalar
-    chains: Rows
-    seen: Array
-    pool: Rows
+_WAYS = ("gibbs", "mixture", "particles")
+# Unit updates before the first comparison: half a minute on two cores, twice what the others compile for.
+# `make demo` takes 3.5e9 in all.
+_WORK = 4e9
+_LONG = 30.0  # mean sweeps that pairs take to meet, beyond the lag, below which there is no comparison
+_TRIAL = 10  # steps of a way in a comparison, of which the first adapts its state and does not count
+_SHARE = 0.1  # of the work since the last comparison, that another trial of a way may take
+_MARGIN = 0.8  # a way must be so many times better than the one in use
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class UCD(Estimator):
-    r"""Unbiased contrastive divergence: pairs of chains that run until they meet.
+class UCD(ChainUCD):
+    r"""Unbiased contrastive divergence: pairs of chains that run until they meet, or of particle systems.
 
-    The estimator to begin with: exact wherever Gibbs chains mix, and its meeting times show where they do
-    not. Then use ``coupling="mixture"`` or :class:`ParticleUCD`.
+    The estimator to begin with. It starts with pairs of Gibbs chains. Where they take more than 30 sweeps to
+    meet, and once the run has made 4e9 unit updates (half a minute on two cores, twice what the other ways
+    compile for), ten steps are made by each other way: chains that share proposals from a mixture
+    (``coupling="mixture"``, of two layers and complete rows), and pairs of particle systems
+    (:class:`ParticleUCD`). The way with the smallest :math:`C \, E|g|^2` is then in use, where C is the cost
+    of a step in sweeps and g its gradient: with the best learning rate, stochastic gradient descent gains
+    :math:`|E g|^4 / (2 L \, E|g|^2)` per step, L being the smoothness. Comparisons are repeated when the
+    work has doubled. The choice depends on past steps alone: each step is unbiased given the past, and runs
+    are reproducible. The history has the ``cost``, and from the first comparison on the ``way`` of each step
+    (0 Gibbs, 1 mixture, 2 particles) and the ``chosen_way``, which differs in trials.
 
-    The negative phase is the time-averaged estimator :math:`H_{k:m}` of the energy's gradient over coupled
-    pairs, whose expectation is the model's. By default k, m and the lag follow the meeting times of the steps
-    *before*, which keeps the gradient unbiased given the past and bounds its variance: k = lag, m = 2 lag.
-    (With k = lag = 1 single steps with meeting times in the hundreds can destroy a model.)
+    With chains the negative phase is the time-averaged estimator :math:`H_{k:m}` of the energy's gradient
+    over coupled pairs, whose expectation is the model's. By default k, m and the lag follow the meeting times
+    of the steps *before*, which keeps the gradient unbiased given the past and bounds its variance: k = lag,
+    m = 2 lag. (With k = lag = 1 single steps with meeting times in the hundreds can destroy a model.)
 
     The positive phase is exact where the latents given the visibles are one layer. Elsewhere, and where
     entries are missing, a second set of coupled pairs, one per row, runs on the posterior.
@@ -77,10 +60,10 @@ class UCD(Estimator):
     :param m: last sweep that counts, at least k. Default: k. With an adaptive k: number of sweeps after k
         that count too; default: the lag; 0 counts the state at k alone.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 if only k is given.
-    :param coupling: "maximal" (default), "maximal_independent", "common", "reflection" or "independent" for
-        every layer, or a tuple of these, one per layer; "mixture", moves, or a function that returns moves:
-        see :func:`ebmpp.moves.sweeps.resolve_moves`. A single name but "mixture", or a function, applies to
-        the posterior too.
+    :param coupling: fixes the way: "maximal" (as without it), "maximal_independent", "common", "reflection"
+        or "independent" for every layer, or a tuple of these, one per layer; "mixture", moves, or a function
+        that returns moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. A single name but "mixture", or a
+        function, applies to the posterior too.
     :param pool: with "mixture", the source of proposals: "data" (rows of the data, chosen once, with latents
         redrawn at each step) or "persistent" (chains that start there and move by one sweep per step). The
         history's ``acceptance`` shows whether it helps.
@@ -100,6 +83,10 @@ class UCD(Estimator):
         limit training stops with an error if a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: continue with truncated pairs. **This biases the gradient**; the history counts them.
     :param num_slots: pairs that run at once on each device. It affects speed and rounding only.
+    :param pairs: "auto" (default) chooses from past steps; "gibbs", "mixture" and "particles" fix the way.
+        Particle systems have twice as many particles as there are pairs, at least 100 (200 without
+        ``num_pairs``), and take from the other arguments the settings of pairs on the posterior alone. With
+        ``coupling`` the way is fixed. Persistent chains start again after steps of particles.
     :raises ArgumentError: for invalid arguments, such as a ``length`` with a fixed window.
 
     **References**
@@ -107,6 +94,8 @@ class UCD(Estimator):
     1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, Algorithms 2 and 3.
     2. Jacob, O'Leary, Atchade (2020); Biswas, Jacob, Vanetti (2019) for lags above 1.
     3. Taniguchi et al. (2023), eq. 27, for "layers".
+    4. Bottou, Curtis, Nocedal (2018), *Optimization methods for large-scale machine learning*, section 4, for
+       the gain of a step.
 
     **Example**
 
@@ -116,229 +105,180 @@ class UCD(Estimator):
     UCD(length=TargetVariance(smoothing=0.9, target=1.5), start='persistent')
     """
 
-    num_pairs: int | None = None
-    k: int | None = None
-    m: int | None = None
-    lag: int | None = None
-    coupling: str | tuple[str, ...] | None = None
-    max_sweeps: int | None = None
-    allow_unmet: bool = False
-    length: Length = Quantile()
-    num_slots: int | None = None
-    start: Start = "data"
-    marginalize: str | tuple[str, ...] = ()
-    pool: str = "data"
-    pool_size: int = 300
-    takes_missing = True
+    pairs: str = "auto"
 
     def __post_init__(self) -> None:
-        checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)
-        checks.set_counts(self, "k", least=0, optional=True)
-        checks.set_counts(self, "m", least=self.k or 0, optional=True)
-        checks.set_counts(self, "pool_size")
-        checks.choice("UCD: pool", self.pool, ("data", "persistent"))
-        checks.flag("UCD: allow_unmet", self.allow_unmet)
-        checks.optional_count("UCD: max_sweeps", self.max_sweeps, (self.lag or 1) + 1)
-        if not callable(self.start):
-            checks.choice("UCD: start", self.start, _STARTS, also="a function of a key")
-        checks.instance("UCD: length", self.length, Length, "a rule such as Quantile(0.95)")
-        self.length.check(self.k, self.m, self.lag)
-        object.__setattr__(self, "coupling", as_coupling("UCD: coupling", self.coupling))
-        if self.marginalize != "layers":
-            blocks = (self.marginalize,) if isinstance(self.marginalize, str) else self.marginalize
-            blocks = tuple(checks.sequence("UCD: marginalize", blocks, "names"))
-            object.__setattr__(self, "marginalize", blocks)
+        checks.choice("UCD: pairs", self.pairs, ("auto", *_WAYS))
+        fits = {"gibbs": self.coupling != "mixture", "mixture": self.coupling in (None, "mixture")}
+        if not fits.get(self.pairs, True):
+            raise ArgumentError(
+                f"UCD: coupling must fit pairs={self.pairs!r}, got {self.coupling!r}. Leave out one of them."
+            )
+        if self.pairs == "mixture":
+            object.__setattr__(self, "coupling", "mixture")
+        super().__post_init__()
 
-    def __repr__(self) -> str:
-        fields = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
-        changed = ", ".join(f"{name}={value!r}" for name, (value, usual) in fields.items() if value != usual)
-        return f"{type(self).__name__}({changed})"
+    @property
+    def uses_chains(self) -> bool:
+        """False if the negative phase is by particle systems."""
+        return self.pairs != "particles"
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> UCDState:
-        """Begin with a length of one sweep, and initial draws of persistent chains."""
-        move = mixture_of(resolve_moves(graph, self.coupling))
-        blocks = () if isinstance(self.marginalize, str) else self.marginalize
-        checks.names("block in UCD: marginalize", blocks, graph.families)
-        refuse_interacting(graph, blocks, 'summed out by marginalize, other than by "layers",')
-        is_persistent = self.start == "persistent"
-        chains = phases.fresh_chains(graph, self.num_pairs or batch, key) if is_persistent else {}
-        pool = {} if move is None else coupled.init_pool(graph, params, data, self.pool_size, key)
-        return UCDState(jnp.ones(()), jnp.ones(()), chains, jnp.zeros((), jnp.int32), pool)
+    @property
+    def _estimator(self) -> Any:
+        """Estimator of this way: particle systems, or the chains of the base class."""
+        if self.uses_chains:
+            return super()
+        num = max(100, 2 * (self.num_pairs or 100))
+        return ParticleUCD(num_particles=num, posterior=dataclasses.replace(self, pairs="auto"))
 
-    def adopt(self, before: Any, fresh: UCDState) -> UCDState:
-        """Continue the chains of another estimator, and the lengths of another UCD.
+    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
+        """Return the first state of this way; that of "auto" is the one of Gibbs chains."""
+        return self._estimator.init(graph, params, data, batch, key)
 
-        A persistent pool continues too; a pool of data rows is chosen from the stage's data.
-        """
-        chains, pool = phases.carried_chains(before), {}
-        if isinstance(before, UCDState):
-            fresh = before._replace(chains=fresh.chains, pool=fresh.pool)
-            pool = before.pool
-        if self.start == "persistent":
-            fresh = fresh._replace(chains=phases.cycle_chains(chains, fresh.chains))
-        if self.pool == "persistent":
-            fresh = fresh._replace(pool=phases.cycle_chains(pool or chains, fresh.pool))
-        return fresh
+    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
+        """Return the positive minus the negative phase, and the meeting times."""
+        return self._estimator.estimate(graph, params, state, batch, key)
+
+    def adopt(self, before: Any, fresh: Any) -> Any:
+        """Continue chains and lengths; the length of Gibbs pairs survives steps of another way."""
+        adopted, way = self._estimator.adopt(before, fresh), _way_of(before)
+        if way is None or way == _way_of(fresh) or (self.pairs == "auto" and self.coupling is not None):
+            return adopted
+        gibbs = before.negative if way == 0 else before.gibbs
+        if not float(gibbs):
+            return adopted
+        adopted = adopted._replace(gibbs=gibbs, positive=before.positive)
+        return (
+            adopted._replace(negative=gibbs, seen=jnp.zeros_like(adopted.seen))
+            if self.uses_chains
+            else adopted
+        )
+
+    def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
+        """Return the way of the next steps."""
+        if self.pairs != "auto" or self.coupling is not None:
+            return Choice(self)
+        past = _Past.of(graph, history)
+        is_complete = tractable_posterior(graph) and "posterior_sweeps" not in history
+        way, chosen, until = past.choose(_possible(graph, is_complete))
+        record = {"way": way, "chosen_way": chosen} if way or past.way.any() else {}
+        return Choice(dataclasses.replace(self, pairs=_WAYS[way]) if way else self, until, record)
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
-        """Report pools whose proposals are hardly ever accepted, and late pairs that make all corrections."""
-        if self.k is None and self.lag is None and (message := diagnose_late_pairs(history)) is not None:
-            return f"UCD: {message}"
-        moves = self.coupling if isinstance(self.coupling, tuple) else (self.coupling,)
-        if self.coupling != "mixture" and mixture_of(moves) is None:
-            return None
-        accepted = history["acceptance"]
-        mean = float(accepted[len(accepted) // 2 :].mean()) if len(accepted) else 1.0
-        return low_acceptance("UCD", mean) if mean < MIN_ACCEPTANCE else None
+        """Return the warning of the way in use at the end, about its steps."""
+        estimator, history = self._last(history)
+        return estimator.diagnose(history)
 
     def diagnose_chains(
         self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
     ) -> str | None:
-        """Report chains that resemble their starts after twice the longest meeting time of the last steps.
+        """Return the warning of the way in use at the end, about its chains."""
+        estimator, history = self._last(history)
+        return estimator.diagnose_chains(graph, params, data, history, key)
 
-        Half of the steps count, and the test takes at most a tenth of their sweeps.
+    def _last(self, history: Mapping[str, np.ndarray]) -> tuple[Any, Mapping[str, np.ndarray]]:
+        """Return the estimator of the last step, and the steps of its way."""
+        if "way" not in history:
+            return self._estimator, history
+        way = np.nan_to_num(history["way"]).astype(int)
+        last = dataclasses.replace(self, pairs=_WAYS[way[-1]])
+        return last._estimator, {name: v[way == way[-1]] for name, v in history.items()}
+
+
+def _way_of(state: Any) -> int | None:
+    """Return the number of the way that a state belongs to; None for that of another estimator."""
+    if isinstance(state, UCDState):
+        return int(bool(state.pool))
+    return 2 if isinstance(state, ParticleState) else None
+
+
+@functools.lru_cache(maxsize=32)
+def _possible(graph: FactorGraph, is_complete: bool) -> tuple[int, ...]:
+    """Return the ways that a graph allows, by number.
+
+    :param is_complete: True without missing entries, and with an exact positive phase.
+    """
+    try:
+        mixture_sweep(graph)
+    except IntractableError:
+        return (0, 2)
+    return (0, 1, 2) if is_complete else (0, 2)
+
+
+class _Past(NamedTuple):
+    """Past steps of a stage, ``(steps,)`` each, by which the next way is chosen.
+
+    :param way: number of each step's way.
+    :param chosen: the way in use, from which trials of the others differ.
+    :param cost: unit updates.
+    :param square: squared norm of the gradient.
+    :param late: mean sweeps in which pairs met, beyond the lag.
+    """
+
+    way: np.ndarray
+    chosen: np.ndarray
+    cost: np.ndarray
+    square: np.ndarray
+    late: np.ndarray
+
+    @classmethod
+    def of(cls, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> "_Past":
+        """Read a history."""
+        steps = len(history.get("cost", ()))
+        column = lambda name: np.nan_to_num(np.asarray(history.get(name, np.zeros(steps)), float))
+        way, chosen = column("way").astype(int), column("chosen_way").astype(int)
+        units = sum(family.size for family in graph.families.values())
+        late = column("meeting_time_mean") - column("lag")
+        return cls(way, chosen, units * column("cost"), column("gradient_norm") ** 2, late)
+
+    def choose(self, possible: Sequence[int]) -> tuple[int, int, int]:
+        """Return the way of the next step, the way in use, and the number of steps at the next choice.
+
+        The result is the same at any step between two choices, so that a run may resume there.
         """
-        moves, steps = resolve_moves(graph, self.coupling), len(history["sweeps"])
-        if not steps or callable(self.start) or mixture_of(moves) is not None or history["num_unmet"].any():
-            return None
-        count = min(len(next(iter(data.values()))), self.num_pairs or _CHAINS)
-        kind = "local_mode" if self.start == "local_mode" else "uniform"
-        init = {b: v[:count] for b, v in data.items()} if self.start in ("data", "persistent") else {}
-        longest = int(history["meeting_time_max"][steps // 2 :].max())
-        total = float(history["sweeps"].sum()) * count / 100
-        starts = Fresh(random.fold_in(key, 0, np.arange(count)), init, kind)
-        target, words = Target(graph, params), random.fold_in(key, 1)
-        result = run_leading_chains(target, moves, starts, words, longest, total)
-        return warning_of("UCD", result.overlap) if result.overlap > THRESHOLD else None
+        steps = len(self.way)
+        start = int(np.max(np.flatnonzero(self.way == self.chosen), initial=-1)) + 1  # of trials in progress
+        home = int(self.chosen[-1]) if steps else 0
+        past = _Past(*(column[:start] for column in self))
+        if start == steps and not (_is_look(steps) and past._is_due()):
+            return home, home, _next_look(steps)
+        others = [way for way in possible if way != home and past._is_affordable(way)]
+        tried = list(dict.fromkeys(self.way[start:].tolist()))
+        done = int((self.way[start:] == tried[-1]).sum()) if tried else _TRIAL
+        if done < _TRIAL:
+            return tried[-1], home, steps + _TRIAL - done
+        if len(tried) < len(others):
+            return others[len(tried)], home, steps + _TRIAL
+        rows = {way: start + np.flatnonzero(self.way[start:] == way)[1:] for way in others}
+        score = {way: self.cost[r].mean() * self.square[r].mean() for way, r in rows.items()}
+        recent = np.flatnonzero(past.way == home)[1 - _TRIAL :]
+        score[home] = _MARGIN * self.cost[recent].mean() * self.square[recent].mean()
+        best = min(score, key=lambda way: score[way])
+        return best, best, _next_look(steps)
 
-    def window(self, length: Scalar) -> Window:
-        """Return k, m, lag and the limit as arrays, for an adaptive length."""
-        limit = self.max_sweeps or 0
-        if self.k is None:
-            k = jnp.maximum(1, jnp.round(length)).astype(jnp.int32)
-            lag = k if self.lag is None else self.lag
-            if self.lag is None and limit:  # any lag is unbiased, but at the limit no pair could have met
-                lag = jnp.minimum(lag, limit - 1)
-            m = k + (lag if self.m is None else self.m)
-        else:
-            k, lag = self.k, self.lag or 1
-            m = k if self.m is None else self.m
-        return Window(*(jnp.asarray(n, jnp.int32) for n in (k, m, lag, limit)))
+    def _compared(self) -> int:
+        """Return the number of steps at the end of the last comparison, or 0."""
+        return int(np.max(np.flatnonzero(self.way != self.chosen), initial=-1)) + 1
 
-    def estimate(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
-    ) -> Estimate:
-        """Return the positive minus the negative phase, and the meeting times."""
-        pool = self._next_pool(graph, params, state.pool, batch, random.fold_in(key, 5))
-        state = state._replace(seen=state.seen + 1, pool=pool)
-        negative = self._negative(graph, params, state, batch, key)
-        chains = state.chains and coupled.sweep_pool(graph, params, state.chains, (), random.fold_in(key, 3))
-        past = (state.positive, state.seen)
-        positive = self.posterior_phase(graph, params, past, batch, random.fold_in(key, 7))
-        state = state._replace(negative=negative.length, positive=positive.length, chains=chains)
-        metrics = negative.metrics | positive.metrics
-        gradient = jax.tree.map(jnp.subtract, positive.gradient, negative.gradient)
-        if not self.allow_unmet:  # training stops at a gradient that is not finite
-            unmet = metrics["num_unmet"] + metrics.get("posterior_num_unmet", 0)
-            gradient = jax.tree.map(lambda g: jnp.where(unmet > 0, jnp.nan, g), gradient)
-        pairs = self.num_pairs or len(batch.weights)
-        sweeps = metrics["sweeps"] * pairs / len(batch.weights) + metrics.get("posterior_sweeps", 0.0)
-        return Estimate(gradient, state, metrics, sweeps)
+    def _is_due(self) -> bool:
+        """Return True if the others should be tried: after enough work, if this way is slow or got slower."""
+        compared = self._compared()
+        if self.cost.sum() < max(_WORK, 2 * self.cost[:compared].sum()):
+            return False
+        if self.chosen[-1] != 2:
+            return bool(self.late[-_TRIAL:].mean() > _LONG)
+        return bool(self.cost[-_TRIAL:].mean() > 2 * self.cost[compared:][:_TRIAL].mean())
 
-    def _negative(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
-    ) -> coupled.Phase:
-        pairs, moves = self.num_pairs or len(batch.weights), resolve_moves(graph, self.coupling)
-        target = Target(graph, params)
-        if (move := mixture_of(moves)) is not None:
-            target = coupled.with_pool(target, move, state.pool, random.fold_in(key, 6))
-        if self.start == "persistent":
-            start = state.chains
-        elif self.start == "data":
-            index = jnp.arange(pairs) % len(batch.weights)
-            tile = lambda x: {b: jnp.take(v, index, axis=0) for b, v in x.items()}
-            tiled = Batch.uniform(tile(batch.rows), tile(batch.known))
-            start = phases.sample_latents(graph, params, tiled, random.fold_in(key, 0))
-        else:
-            start = self._independent_start(target, pairs, random.fold_in(key, 0))
-        weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
-        past = (state.negative, state.seen)
-        return self._phase(target, start, moves, weights, past, random.fold_in(key, 1))
-
-    def posterior_phase(
-        self, graph: FactorGraph, params: Params, past: tuple[Scalar, Array], batch: Batch, key: Key
-    ) -> coupled.Phase:
-        """Return the positive phase: exact, or by coupled pairs on the posterior where that is intractable.
-
-        :param past: adaptive length of this step, and the number of steps including this one.
-        """
-        if phases.tractable_posterior(graph) and not batch.known:
-            gradient = phases.signed_gradient(graph, params, batch.rows, batch.weights)
-            return coupled.Phase(gradient, past[0], {})
-        target = phases.posterior_of(graph, params, batch)
-        if callable(self.start) or self.start in ("data", "persistent"):
-            start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
-        else:
-            start = self._independent_start(target, target.num_rows, random.fold_in(key, 0))
-        fits = self.coupling != "mixture" and (isinstance(self.coupling, str) or callable(self.coupling))
-        moves = resolve_moves(graph, self.coupling if fits else None, target.clamped)
-        phase = self._phase(target, start, moves, batch.weights, past, random.fold_in(key, 1))
-        return phase._replace(metrics={f"posterior_{name}": v for name, v in phase.metrics.items()})
-
-    def _independent_start(self, target: Target, rows: int, key: Key) -> Rows:
-        """Return starts that do not depend on the data, except for clamped units."""
-        keys, values = phases.row_keys(key, rows), {}
-        if not isinstance(self.start, str):
-            draws = jax.vmap(self.start)(jax.random.wrap_key_data(keys, impl="threefry2x32"))
-            values, _ = as_rows(target.graph.families, draws)
-        kind = "local_mode" if self.start == "local_mode" else "uniform"
-        return search.start(target, keys, values, kind, conditional=True)
-
-    def _next_pool(self, graph: FactorGraph, params: Params, pool: Rows, batch: Batch, key: Key) -> Rows:
-        """Return the pool of this step, which does not depend on its pairs."""
-        if not pool:
-            return pool
-        if self.pool == "data" and batch.known:
-            raise StateError(
-                f'UCD: pool="data" needs complete rows, and blocks {sorted(batch.known)} have missing '
-                'entries. Give pool="persistent".'
-            )
-        return coupled.sweep_pool(graph, params, pool, graph.visible if self.pool == "data" else (), key)
-
-    def _phase(
-        self,
-        target: Target,
-        start: Rows,
-        moves: tuple[Move, ...],
-        weights: PerRow,
-        past: tuple[Array, Array],
-        key: Key,
-    ) -> coupled.Phase:
-        """Run pairs, and choose the next length; an unmet pair counts with its limit."""
-        window = self.window(past[0])
-        free = {b for move in moves for b in move.blocks if b not in target.keep}
-        accumulator = self._accumulator(target.graph, free, bool(target.keep))
-        outcome = run_pairs(target, moves, accumulator, self.num_slots, start, None, key, window, weights)
-        gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
-        met = outcome.meeting_time >= 0
-        times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
-        length = self.length.update(*past, times, self.m is None)
-        return coupled.Phase(gradient, length, coupled.pair_metrics(outcome, window))
-
-    def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
-        groups = (self.marginalize,)
-        if missing and not self.marginalize and phases.tractable_posterior(graph):
-            groups = (tuple(graph.latent),)  # so that complete rows contribute no noise
-        if self.marginalize == "layers":  # only layers that can be summed out
-            groups = tuple(layer for layer in graph.block_layers if layer[0] not in graph.splits)
-        groups = tuple(rest for group in groups if (rest := tuple(b for b in group if b in free)))
-        return MarginalGradient(groups) if groups else EnergyGradient()
+    def _is_affordable(self, way: int) -> bool:
+        """Return True if a way was not tried, or its trial costs little beside the work since then."""
+        cost, work = self.cost[self.way == way][-_TRIAL:], self.cost[self._compared() :].sum()
+        return not len(cost) or _TRIAL * float(cost.mean()) <= _SHARE * float(work)
 
 
-def uses_fast_compile(graph: FactorGraph, estimator: Estimator) -> bool:
-    """Return True if a step is a run of coupled pairs that compiles by the older emitters."""
-    inner = getattr(estimator, "estimator", estimator)  # of Centered
-    if not isinstance(inner, UCD):
-        return False
-    accumulator = inner._accumulator(graph, set(graph.families), False)
-    return run_uses_fast_compile(graph, resolve_moves(graph, inner.coupling), accumulator)
+def _is_look(steps: int) -> bool:
+    """Return True where ways may be compared: seldom in long runs, at ends of their programs."""
+    return steps % (10 if steps < 60 else 50 << max(0, (steps // 1000).bit_length() - 1)) == 1 < steps
+
+
+def _next_look(steps: int) -> int:
+    return next(step for step in itertools.count(steps + 1) if _is_look(step))

@@ -54,7 +54,7 @@ class Fit(Shown):
     :param best_step: number of steps done at that value.
     :param path: with ``keep_path``, the path from independent units to the last params, an argument of
         :func:`ebmpp.smc`, :func:`ebmpp.particle_expectation` and :class:`ebmpp.ParallelTempering`.
-    :param estimator: the estimator of the last stage.
+    :param estimator: the estimator of the last step.
     :param optimizer: its optimiser; None in a copy by pickle, which optax does not support.
     :param num_steps: gradient steps in all, including the steps of ``start``.
     """
@@ -267,9 +267,10 @@ def _result(loop: Loop, stop: int | None, state: State) -> Fit:
     best = (None, None) if loop.best is None else loop.best.result
     history = loop.log.dataset(stop).copy(deep=True)  # writable
     steps = history.sizes["step"]
-    stage = loop.stages[loop.stages.at(max(steps, 1) - 1)]
+    last = max(steps, 1) - 1
+    estimator, stage = loop.choose(last).estimator, loop.stages[loop.stages.at(last)]
     states = state.params, history, state.optimizer, state.estimator
-    return Fit(loop.graph, *states, *best, None, stage.estimator, stage.optimizer, loop.before + steps)
+    return Fit(loop.graph, *states, *best, None, estimator, stage.optimizer, loop.before + steps)
 
 
 def _attach(error: BaseException, loop: Loop, first: int) -> None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Monitors, history and progress bar of a training run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 import dataclasses
 from functools import partial
 import time
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _LEAVES_JAX = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 _MAX_PENDING = 4096  # entries on the device
+_LABELS = {"lag": "lag", "gradient_norm": "grad"}  # of the progress bar
 
 
 #: A function of the params to a scalar.
@@ -197,15 +198,13 @@ class Log:
         self.monitored = Table({name: v[before] for name, v in monitored.items()})
 
     def latest(self) -> dict[str, str]:
-        """Return what the progress bar shows."""
-        labels = {
-            "meeting_time_mean": "tau",
-            "meeting_time_max": "max",
-            "lag": "lag",
-            "gradient_norm": "grad",
+        """Return what the progress bar shows; meeting times without the lag."""
+        last = {name: float(v) for name, v in self.steps.last.items() if v == v}  # nan where a way has none
+        labels = {"meeting_time_mean": "tau", "meeting_time_max": "max"}
+        line = {
+            short: f"{last[name] - last.get('lag', 0):.3g}" for name, short in labels.items() if name in last
         }
-        last = self.steps.last
-        line = {short: f"{float(last[name]):.3g}" for name, short in labels.items() if name in last}
+        line |= {short: f"{last[name]:.3g}" for name, short in _LABELS.items() if name in last}
         if "log_likelihood" in last:
             error = f" +- {float(last['log_partition_error']):.2g}" if "log_partition_error" in last else ""
             line["log_likelihood"] = f"{float(last['log_likelihood']):.4g}{error}"
@@ -258,7 +257,7 @@ class Bar:
 
     def __init__(self, total: int | None, start: int, hidden: bool) -> None:
         self._bar = tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step")
-        self._compiled: set[int] = set()  # stages
+        self._compiled: set[Hashable] = set()  # programs
         self._began: float | None = None  # time at which compilation began
 
     def __enter__(self) -> "Bar":
@@ -267,10 +266,10 @@ class Bar:
     def __exit__(self, *raised: object) -> None:
         self._bar.close()
 
-    def begin(self, stage: int) -> None:
-        """Prepare for steps of a stage, of which the first ones compile."""
-        if not self._bar.disable and stage not in self._compiled:
-            self._compiled.add(stage)
+    def begin(self, program: Hashable) -> None:
+        """Prepare for steps of a program, of which the first ones compile."""
+        if not self._bar.disable and program not in self._compiled:
+            self._compiled.add(program)
             self._began = time.monotonic()
             self._bar.set_description("compiling")
 

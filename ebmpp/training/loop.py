@@ -20,7 +20,7 @@ from ebmpp import errors
 from ebmpp.core import backend, checkpoints, checks, random, sharding
 from ebmpp.core.types import Key, Params
 from ebmpp.estimators import Estimator
-from ebmpp.estimators.base import shapes
+from ebmpp.estimators.base import Choice, shapes
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection, Source, chunk_size
@@ -74,17 +74,21 @@ class Loop:
         self._save_every, self._saved = checks.LARGEST, 0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
         self._units = sum(family.size for family in graph.families.values())
+        self._choice = Choice(stages[0].estimator)  # of the current steps
         self._pairs: PairWatch | None = PairWatch(0, stages.end(0), self._units)
         self._num_monitored, self._next_look, self._has_fallen = 0, 10, False
         self._recent: deque[tuple[int, State]] = deque(maxlen=2)  # number of steps done, and their state
 
     def begin(self, number: int, params: Params) -> State:
         """Return the first state of a stage."""
-        stage, rows = self.stages[number], self.source.sample().rows
-        key = random.fold_in(self.key, number + self.before, 1)
-        estimator = stage.estimator.init(self.graph, params, rows, self.source.batch_size, key)
-        # placed as a step leaves it, so that the second step is the same program
-        return State(params, stage.optimizer.init(params), sharding.place(estimator), jnp.array(True))
+        stage, key = self.stages[number], random.fold_in(self.key, number + self.before, 1)
+        estimator = self._init(stage.estimator, params, key)
+        return State(params, stage.optimizer.init(params), estimator, jnp.array(True))
+
+    def _init(self, estimator: Estimator, params: Params, key: Key) -> Any:
+        """Return an estimator's state, placed as a step leaves it, so that the second step is one program."""
+        rows = self.source.sample().rows
+        return sharding.place(estimator.init(self.graph, params, rows, self.source.batch_size, key))
 
     def _enter(self, number: int, state: State) -> State:
         """Return the first state of a stage from the last one of the stage before."""
@@ -105,6 +109,23 @@ class Loop:
         placed = jax.tree.map(sharding.place_like, states, (fresh.estimator, fresh.optimizer))
         return fresh._replace(estimator=placed[0], optimizer=placed[1])
 
+    def choose(self, step: int) -> Choice:
+        """Return the estimator of a step by the stage's steps before, and the step of the next choice."""
+        number = self.stages.at(step)
+        first = self.stages.first[number]
+        columns = {n: v[first:] for n, v in self.log.steps.columns(step).items()} if step > first else {}
+        choice = self.stages[number].estimator.choose(self.graph, columns)
+        return choice._replace(until=min(first + choice.until, checks.LARGEST))
+
+    def _switch(self, step: int, state: State) -> State:
+        """Choose the estimator of the next steps, and let it adopt the state of the one before."""
+        before, self._choice = self._choice.estimator, self.choose(step)
+        estimator = self._choice.estimator
+        if step in self.stages.first or estimator == before:
+            return state
+        fresh = self._init(estimator, state.params, random.fold_in(self.key, step + self.before, 4))
+        return state._replace(estimator=sharding.place(estimator.adopt(state.estimator, fresh)))
+
     def resume(self, save: SharedCheckpoints, interval: int, first: State) -> tuple[int, State]:
         """Write checkpoints from now on, and restore the newest one.
 
@@ -116,12 +137,16 @@ class Loop:
         if saved is None:
             return 0, first
         checkpoints.check_length(Checkpoints.caller, save.directory, saved.step, self.stages.num_steps)
-        template = self.begin(self.stages.at(saved.step - 1), first.params) if saved.step else first
+        self.log.load(saved.history, saved.step)
+        template = first
+        if saved.step:
+            template = self.begin(self.stages.at(saved.step - 1), first.params)
+            self._choice = Choice(self.stages[self.stages.at(saved.step - 1)].estimator)
+            template = self._switch(saved.step - 1, template)
         leaves = iter(saved.leaves)
         state = jax.tree.map(lambda leaf: _restored(next(leaves), leaf), template)
         for recorder in self._recorders:
             recorder.load(leaves)
-        self.log.load(saved.history, saved.step)
         self._saved = saved.step
         return saved.step, state
 
@@ -145,7 +170,9 @@ class Loop:
                 number = self.stages.at(step)
                 if number and step == self.stages.first[number]:
                     state = self._enter(number, state)
-                bar.begin(number)
+                if step == start or step in self.stages.first or step >= self._choice.until:
+                    state = self._switch(step, state)
+                bar.begin((number, self._choice.estimator))
                 state, stop = self._chunk(step, self._stop(step, number), number, state)
                 self._recent.append((stop, state))
                 backend.wait(self._recent[0][1].ok)  # a step that never ends is the only one that runs
@@ -226,7 +253,9 @@ class Loop:
         stride = checks.LARGEST if self.path is None else self.path.stride
         intervals = (self.interval, self._save_every, stride)
         check = step + 1 + -step % _CHECK_EVERY
-        return min(self.stages.end(number), check, *(step + n - step % n for n in intervals))
+        return min(
+            self.stages.end(number), check, self._choice.until, *(step + n - step % n for n in intervals)
+        )
 
     def _check(self, done: int, state: State) -> None:
         """Raise TrainingError after ``done`` steps if one was not finite, or the model does not normalise."""
@@ -263,15 +292,16 @@ class Loop:
 
     def _chunk(self, step: int, stop: int, number: int, state: State) -> tuple[State, int]:
         """Run steps of one stage up to ``stop``; return the state after them, and the next step."""
-        stage, batches = self.stages[number], self._select(step, stop, number, state)
+        batches = self._select(step, stop, number, state)
         size = chunk_size(batches[0])
         steps = np.uint32(step + self.before), np.int32(len(batches))
         offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
         args = (self.key, state, *steps, *stacked(batches, size), offsets)
-        state, metrics, done = run_chunk(self.graph, stage.estimator, self.optimizers[number], *args)
+        estimator, record = self._choice.estimator, dict(self._choice.record)
+        state, metrics, done = run_chunk(self.graph, estimator, self.optimizers[number], *args)
         sharding.settle(state)
         count = 1 if len(batches) == 1 else int(backend.wait(done))  # a single step is not waited for
-        self.log.append(metrics, count, {"stage": number} if self.stages.scheduled else {})
+        self.log.append(metrics, count, record | ({"stage": number} if self.stages.scheduled else {}))
         return state, step + count
 
     def _select(self, step: int, stop: int, number: int, state: State) -> list[Selection]:

@@ -22,7 +22,7 @@ from ebmpp.core.types import Key, Params
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import UCD, Batch, Estimator
 from ebmpp.estimators.base import shapes
-from ebmpp.estimators.ucd import uses_fast_compile
+from ebmpp.estimators.pairs import uses_fast_compile
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection

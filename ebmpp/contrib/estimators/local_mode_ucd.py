@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from ebmpp.contrib.metropolis import metropolis_sweep
-from ebmpp.estimators.ucd import UCD, Start
+from ebmpp.estimators import UCD
+from ebmpp.estimators.pairs import Start
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp.coupling.slots import Outcome, Window
-from ebmpp.estimators.pairs import pair_metrics
+from ebmpp.estimators.phases import pair_metrics
 
 
 @jax.jit
