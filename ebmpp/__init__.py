@@ -17,7 +17,7 @@ from ebmpp.annealing import ais, bracket, particle_expectation, smc
 from ebmpp.core import VERSION as __version__  # noqa: N811
 from ebmpp.core.compile import enable_compilation_cache
 from ebmpp.coupling import unbiased_expectation
-from ebmpp.estimators import CD, PCD, UCD, ParticleUCD, TemperedPCD, WeightedPCD
+from ebmpp.estimators import CD, PCD, PTT, UCD, ParticleUCD, TemperedPCD, WeightedPCD
 from ebmpp.evaluate import complete, from_dataframe
 from ebmpp.exact import perfect_sample
 from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CD",
     "PCD",
+    "PTT",
     "UCD",
     "Bernoulli",
     "Bias",

@@ -120,13 +120,13 @@ def test_the_cheapest_way_is_chosen_after_enough_work() -> None:
     trials = np.flatnonzero(ways == 1)  # repeated after twice the work; the third way costs too much for that
     assert trials[0] == 11 and len(trials) == 20 and (ways == 2).sum() == 10
     assert (follow((1e6, 1.0, 1.0), 160)[0] == 0).all()  # too little work
-    graph, long = zoo.graph("rbm"), np.full(61, 1e8)
-    soon = history(0 * long, 0 * long, long, meeting_time_mean=np.full(61, 40.0))
+    graph, long = zoo.graph("rbm"), np.full(51, 1e8)
+    soon = history(0 * long, 0 * long, long, meeting_time_mean=np.full(51, 40.0))
     assert UCD().choose(graph, soon).estimator == UCD()  # chains mix
 
 
 def test_fixed_ways_and_couplings_are_not_compared() -> None:
-    graph, long = zoo.graph("rbm"), np.full(61, 1e8)
+    graph, long = zoo.graph("rbm"), np.full(51, 1e8)
     past = history(0 * long, 0 * long, long)
     for options in ({"pairs": "gibbs"}, {"pairs": "mixture"}, {"pairs": "particles"}, {"coupling": "common"}):
         choice = UCD(**options).choose(graph, past)
