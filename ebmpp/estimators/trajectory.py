@@ -162,8 +162,8 @@ class PTT(Estimator):
         chains, reservoir, rates = lax.fori_loop(0, self.k, move, start)
         slot = state.age % self.reservoir
         collected = {b: v.at[:, slot].set(chains[b][:, 0]) for b, v in state.collected.items()}
-        moved = {"chains": chains, "reservoir": reservoir, "collected": collected, "age": state.age + 1}
-        return state._replace(**moved), rates
+        state = state._replace(chains=chains, reservoir=reservoir, collected=collected, age=state.age + 1)
+        return state, rates
 
     def _frozen(self, params: Params, state: PTTState) -> PTTState:
         """Freeze the current params: all models move down by one, and collected draws are the reservoir.
@@ -242,7 +242,9 @@ def _gradient(path: Path, params: Params, x: Rows) -> Params:
     """Return the mean of dE/dparams over rows, the other blocks summed out."""
     rows = len(next(iter(x.values())))
     none = jnp.zeros(1)
-    system = systems.Systems(x, jnp.zeros((1, rows)), none, jnp.zeros(rows, jnp.int32), none, none, none)
+    system = systems.Systems(
+        dict(x), jnp.zeros((1, rows)), none, jnp.zeros(rows, jnp.int32), none, none, none
+    )
     return jax.tree.map(lambda g: g[0], systems.energy_gradient(path, params, system))
 
 
