@@ -178,9 +178,9 @@ class UCD(ChainUCD):
 
     def _last(self, history: Mapping[str, np.ndarray]) -> tuple[Any, Mapping[str, np.ndarray]]:
         """Return the estimator of the last step, and the steps of its way."""
-        if "way" not in history:
+        way = np.nan_to_num(history.get("way", np.zeros(0))).astype(int)
+        if not way.any():
             return self._estimator, history
-        way = np.nan_to_num(history["way"]).astype(int)
         last = dataclasses.replace(self, pairs=_WAYS[way[-1]])
         return last._estimator, {name: v[way == way[-1]] for name, v in history.items()}
 
