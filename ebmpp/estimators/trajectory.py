@@ -14,19 +14,20 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing import systems
 from ebmpp.annealing.particles import start_systems
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
+from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
+from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Eta, Key, Keys, Params, Rows
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.swaps import take
 
-_LOW = 0.05  # mean swap acceptance of the last half below which the ladder has not followed the params
+_LOW = 0.05  # swap acceptance of the second half of a run below which it warns
 
 
 class PTTState(NamedTuple):
@@ -113,14 +114,11 @@ class PTT(Estimator):
         phases.check_posterior(graph, "PTT", self.posterior)
         eta0, size = base_rates(graph, data), self.num_models + self.reservoir
         system = start_systems(graph, params, eta0, key, 1, self.num_chains * size)
-        x = _equal_rows(system, self.num_chains, random.fold_in(key, 2))
-        chains, reservoir = (
-            {b: v[:, part] for b, v in x.items()}
-            for part in (slice(self.num_models), slice(self.num_models, None))
-        )
+        x = _equal_rows(system, (self.num_chains, size), random.fold_in(key, 2))
+        chains = {b: v[:, : self.num_models] for b, v in x.items()}
+        reservoir = {b: v[:, self.num_models :] for b, v in x.items()}
         models = jax.tree.map(lambda a: jnp.stack([a] * self.num_models), params)
-        zero = jnp.zeros((), jnp.int32)
-        collected = jax.tree.map(jnp.zeros_like, reservoir)
+        collected, zero = jax.tree.map(jnp.zeros_like, reservoir), jnp.zeros((), jnp.int32)
         return PTTState(eta0, models, chains, reservoir, collected, zero, zero)
 
     def estimate(
@@ -133,14 +131,13 @@ class PTT(Estimator):
         path = Path(graph, state.eta0, jnp.ones(count).at[0].set(0.0), knots, jnp.int32(count))
         state, rates = self._moved(path, state, random.fold_in(key, 0))
         negative = _gradient(path, params, state.coldest)
-        negative = jax.tree.map(lambda g: g * batch.weights.sum(), negative)
         positive = phases.positive_gradient(graph, params, complete, self.posterior)
         is_due = (rates[-1] < self.acceptance) & (state.age >= self.reservoir)
         state = lax.cond(is_due, partial(self._frozen, params), lambda state: state, state)
         metrics = {"swap_acceptance": rates[-1], "swap_acceptance_min": rates.min()}
-        metrics["num_frozen"] = state.num_frozen
+        gradient = jax.tree.map(lambda p, n: p - batch.weights.sum() * n, positive, negative)
         sweeps = 2 * self.k * self.num_chains * self.num_models / len(batch.weights)  # a swap costs as much
-        return Estimate(jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps)
+        return Estimate(gradient, state, metrics | {"num_frozen": state.num_frozen}, sweeps)
 
     def _moved(self, path: Path, state: PTTState, key: Key) -> tuple[PTTState, Array]:
         """Sweep and swap k times, and collect draws of the lowest model; return the last acceptance rates."""
@@ -148,15 +145,16 @@ class PTT(Estimator):
         def move(number: Array, carry: tuple[Rows, Rows, Array]) -> tuple[Rows, Rows, Array]:
             chains, reservoir, _ = carry
             keys = phases.row_keys(random.fold_in(key, number), self.num_chains)
-            chains = sweep_levels(path, chains, keys)
-            words = random.words(random.fold_in(keys, self.num_models), 1)
+            words = random.words(random.fold_in(keys, 0), 1)
             slot = (words % jnp.uint32(self.reservoir)).astype(jnp.int32)
             x = {b: jnp.concatenate([take(reservoir[b], slot), v], 1) for b, v in chains.items()}
-            x, rates = swap_levels(path, x, random.fold_in(keys, self.num_models + 1))
-            is_slot = jnp.arange(self.reservoir)[None] == slot
-            broadcast = lambda v: is_slot.reshape(is_slot.shape + (1,) * (v.ndim - 2))
-            reservoir = {b: jnp.where(broadcast(v), x[b][:, :1], v) for b, v in reservoir.items()}
-            return {b: v[:, 1:] for b, v in x.items()}, reservoir, rates
+            x, rates = climb(path, x, random.fold_in(keys, 1))
+            put = jax.vmap(lambda v, at, new: v.at[at[0]].set(new[0]))
+            return (
+                {b: v[:, 1:] for b, v in x.items()},
+                {b: put(v, slot, x[b]) for b, v in reservoir.items()},
+                rates,
+            )
 
         start = state.chains, state.reservoir, jnp.zeros(self.num_models)
         chains, reservoir, rates = lax.fori_loop(0, self.k, move, start)
@@ -166,10 +164,7 @@ class PTT(Estimator):
         return state, rates
 
     def _frozen(self, params: Params, state: PTTState) -> PTTState:
-        """Freeze the current params: all models move down by one, and collected draws are the reservoir.
-
-        Draws that a chain has collected go to the reservoirs of different chains.
-        """
+        """Freeze the current params; draws that one chain has collected go to the reservoirs of several."""
         slots = jnp.arange(self.reservoir)
         rows = (jnp.arange(self.num_chains)[:, None] + slots + 1) % self.num_chains
         return state._replace(
@@ -182,38 +177,19 @@ class PTT(Estimator):
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
         """Report a ladder that has not followed the params."""
-        rates = history["swap_acceptance"][len(history["swap_acceptance"]) // 2 :]
-        mean = float(np.mean(rates)) if len(rates) else 1.0
-        if not mean < _LOW:
+        rates = history["swap_acceptance"]
+        if not len(rates) or (mean := float(rates[len(rates) // 2 :].mean())) >= _LOW:
             return None
         return (
-            f"PTT: {mean:.1%} of the swaps between the current model and the last frozen one were accepted: "
-            "the params move faster than the ladder follows, and the chains are those of PCD. Take smaller "
-            "steps, more sweeps (k), or a smaller reservoir."
+            f"PTT: {mean:.1%} of the swaps with the last frozen model were accepted: the params move faster "
+            "than the ladder follows. Take smaller steps, more sweeps (k), or a smaller reservoir."
         )
 
 
-def sweep_levels(path: Path, x: Rows, keys: Keys) -> Blocks:
-    """Move the chains of each model by a Gibbs sweep.
+def climb(path: Path, x: Rows, keys: Keys) -> tuple[Blocks, Float[Array, "pairs"]]:
+    """From the lowest pair of neighbouring models up, move the upper one by a sweep, then swap both.
 
-    :param path: its last knots are the models.
-    :param x: kept blocks, ``(rows, models, *shape)``.
-    """
-    count = next(iter(x.values())).shape[1]
-    first = len(path.betas) - count
-
-    def sweep(i: Array, x: Blocks) -> Blocks:
-        rung = path.at((first + i).astype(jnp.result_type(float)))
-        new = path.sweep(rung, {b: v[:, i] for b, v in x.items()}, None, random.fold_in(keys, i))
-        return {b: v.at[:, i].set(new[b]) for b, v in x.items()}
-
-    return lax.fori_loop(0, count, sweep, dict(x))
-
-
-def swap_levels(path: Path, x: Rows, keys: Keys) -> tuple[Blocks, Float[Array, "pairs"]]:
-    """Swap the states of neighbouring models, from the lowest pair up.
-
-    Each swap is accepted with the Metropolis ratio of the product of all models, which it leaves invariant.
+    A swap is accepted with the Metropolis ratio of the product of all models, which it leaves invariant.
 
     :param path: its last knots are the models.
     :param x: kept blocks, ``(rows, models, *shape)``.
@@ -221,40 +197,32 @@ def swap_levels(path: Path, x: Rows, keys: Keys) -> tuple[Blocks, Float[Array, "
     """
     count = next(iter(x.values())).shape[1]
     first = len(path.betas) - count
-    log_u = jnp.log(random.uniform(random.words(keys, count - 1)))
+    log_u = jnp.log(random.uniform(random.words(random.fold_in(keys, 0, 1), count - 1)))
 
-    def swap(i: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
+    def move(i: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
         x, rates = carry
         low, high = (path.at((first + i + n).astype(log_u.dtype)) for n in range(2))
         here, there = ({b: v[:, i + n] for b, v in x.items()} for n in range(2))
+        there = path.sweep(high, there, None, random.fold_in(keys, i))
         gain = lambda x: path.gain(low, high, path.slope(low.params, x), path.slope(high.params, x))
         ratio = gain(here) - gain(there)
-        accept = log_u[:, i] < ratio
-        lower = {b: where_rows(accept, there[b], here[b]) for b in x}
-        upper = {b: where_rows(accept, here[b], there[b]) for b in x}
-        x = {b: v.at[:, i].set(lower[b]).at[:, i + 1].set(upper[b]) for b, v in x.items()}
+        select = lambda a, b: where_rows(log_u[:, i] < ratio, a, b)
+        x = {b: v.at[:, i].set(select(there[b], here[b])) for b, v in x.items()}
+        x = {b: v.at[:, i + 1].set(select(here[b], there[b])) for b, v in x.items()}
         return x, rates.at[i].set(jnp.exp(jnp.minimum(ratio, 0)).mean())
 
-    return lax.fori_loop(0, count - 1, swap, (dict(x), jnp.zeros(count - 1)))
+    return lax.fori_loop(0, count - 1, move, (dict(x), jnp.zeros(count - 1)))
 
 
+@full_precision
 def _gradient(path: Path, params: Params, x: Rows) -> Params:
     """Return the mean of dE/dparams over rows, the other blocks summed out."""
-    rows = len(next(iter(x.values())))
-    none = jnp.zeros(1)
-    system = systems.Systems(
-        dict(x), jnp.zeros((1, rows)), none, jnp.zeros(rows, jnp.int32), none, none, none
-    )
-    return jax.tree.map(lambda g: g[0], systems.energy_gradient(path, params, system))
+    return jax.grad(lambda p: -energy.summed_out(path.graph, p, x, path.summed).mean())(params)
 
 
 @partial(jax.jit, static_argnums=1)
-def _equal_rows(system: systems.Systems, rows: int, key: Key) -> Blocks:
-    """Resample a system systematically, in random order: ``(rows, draws, *shape)``."""
-    cumulated = jnp.cumsum(system.weights[0])
-    count = len(cumulated)
-    words = random.words(key, count + 1)
-    levels = (jnp.arange(count) + random.uniform(words[count])) / count * cumulated[-1]
-    parents = jnp.minimum(jnp.searchsorted(cumulated, levels, side="right"), count - 1)
-    order = parents[jnp.argsort(words[:count])]
-    return sharding.rows({b: v[order].reshape(rows, -1, *v.shape[1:]) for b, v in system.x.items()})
+def _equal_rows(system: Systems, shape: tuple[int, int], key: Key) -> Blocks:
+    """Draw particles of a system by their weights, ``shape`` of them."""
+    draws = jax.random.wrap_key_data(key, impl="threefry2x32")
+    index = jax.random.categorical(draws, system.log_weights[0], shape=shape)
+    return sharding.rows({b: v[index] for b, v in system.x.items()})
