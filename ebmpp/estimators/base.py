@@ -59,12 +59,7 @@ class Estimate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Estimator of the next steps of a stage.
-
-    :param estimator: the estimator, which adopts the state of the one before.
-    :param until: number of steps of the stage at which it is chosen again.
-    :param record: constant metrics of its steps, integers.
-    """
+    """Estimator of the next steps, the stage's step at which it is chosen again, and constant metrics."""
 
     estimator: "Estimator"
     until: int = checks.LARGEST
@@ -102,10 +97,7 @@ class Estimator(abc.ABC):
         return fresh
 
     def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
-        """Return the estimator of the next steps of a stage, of the same class.
-
-        :param history: metrics of the stage's steps so far, ``(steps,)`` each, which alone determine it.
-        """
+        """Return the estimator of a stage's next steps, by the metrics of its past steps alone."""
         return Choice(self)
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:

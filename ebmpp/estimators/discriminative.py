@@ -19,7 +19,7 @@ from ebmpp.core import checks, sharding
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
-from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats, repeats
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats
 from ebmpp.estimators.centering import nonzero
 from ebmpp.estimators.phases import check_posterior
 from ebmpp.graph import FactorGraph, energy
@@ -82,13 +82,6 @@ class Discriminative(Estimator):
     def adopt(self, before: Any, fresh: Any) -> Any:
         """Return what the generative estimator adopts."""
         return fresh if self.generative is None else self.generative.adopt(before, fresh)
-
-    def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
-        """Return this estimator around the generative one's choice."""
-        if self.generative is None:
-            return Choice(self)
-        choice = self.generative.choose(graph, history)
-        return choice._replace(estimator=dataclasses.replace(self, generative=choice.estimator))
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
         """Return the warning of the generative estimator."""

@@ -33,13 +33,11 @@ _LOW = 0.05  # swap acceptance of the second half of a run below which it warns
 class PTTState(NamedTuple):
     """State of :class:`PTT`; blocks that are summed out of the swaps are left out.
 
-    :param eta0: natural parameters of independent units, for the path.
     :param models: params of the reservoir and of the frozen models, ``(num_models, ...)``, the oldest first.
     :param chains: of the frozen models and of the current one, ``(num_chains, num_models, *shape)``.
     :param reservoir: draws of the oldest model, ``(num_chains, reservoir, *shape)``.
-    :param collected: draws of the lowest frozen model since the last one was frozen, for the next reservoir.
-    :param age: steps since then.
-    :param num_frozen: number of models frozen so far.
+    :param collected: draws of the lowest frozen model, for the next reservoir.
+    :param age: steps since a model was frozen.
     """
 
     eta0: Eta

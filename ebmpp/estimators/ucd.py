@@ -3,8 +3,8 @@
 """Unbiased contrastive divergence, and its choice between three unbiased gradients."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
-import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.estimators.base import Batch, Choice, Estimate
 from ebmpp.estimators.pairs import ChainUCD, UCDState
 from ebmpp.estimators.particles import ParticleState, ParticleUCD
-from ebmpp.estimators.phases import tractable_posterior
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.mixture import mixture_sweep
 
@@ -36,14 +35,13 @@ _MARGIN = 0.8  # a way must be so many times better than the one in use
 class UCD(ChainUCD):
     r"""Unbiased contrastive divergence: pairs of chains that run until they meet, or of particle systems.
 
-    The estimator to begin with. It starts with pairs of Gibbs chains. Where they take more than 30 sweeps to
-    meet, and once the run has made 4e9 unit updates (half a minute on two cores, twice what the other ways
-    compile for), ten steps are made by each other way: chains that share proposals from a mixture
-    (``coupling="mixture"``, of two layers and complete rows), and pairs of particle systems
-    (:class:`ParticleUCD`). The way with the smallest :math:`C \, E|g|^2` is then in use, where C is the cost
-    of a step in sweeps and g its gradient: with the best learning rate, stochastic gradient descent gains
-    :math:`|E g|^4 / (2 L \, E|g|^2)` per step, L being the smoothness. Comparisons are repeated when the
-    work has doubled. The choice depends on past steps alone: each step is unbiased given the past, and runs
+    The estimator to begin with. It starts with pairs of Gibbs chains. Where they take more than 30 sweeps
+    beyond the lag to meet, after 4e9 unit updates (half a minute on two cores), ten steps are made by each
+    other way: chains that share proposals from a mixture (``coupling="mixture"``, of two layers and complete
+    rows), and pairs of particle systems (:class:`ParticleUCD`). It continues with the way of the smallest
+    :math:`C \, E|g|^2`, where C is the cost of a step in sweeps and g its gradient: with the best learning
+    rate a step gains :math:`|E g|^4 / (2 L \, E|g|^2)`, L being the smoothness. Comparisons are repeated when
+    the work has doubled. They depend on past steps alone, so each step is unbiased given the past, and runs
     are reproducible. The history has the ``cost``, and from the first comparison on the ``way`` of each step
     (0 Gibbs, 1 mixture, 2 particles) and the ``chosen_way``, which differs in trials.
 
@@ -147,34 +145,29 @@ class UCD(ChainUCD):
         gibbs = before.negative if way == 0 else before.gibbs
         if not float(gibbs):
             return adopted
-        adopted = adopted._replace(gibbs=gibbs, positive=before.positive)
-        return (
-            adopted._replace(negative=gibbs, seen=jnp.zeros_like(adopted.seen))
-            if self.uses_chains
-            else adopted
-        )
+        lengths = {"negative": gibbs, "seen": jnp.zeros_like(adopted.seen)} if self.uses_chains else {}
+        return adopted._replace(gibbs=gibbs, positive=before.positive, **lengths)
 
     def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
         """Return the way of the next steps."""
         if self.pairs != "auto" or self.coupling is not None:
             return Choice(self)
-        past = _Past.of(graph, history)
-        is_complete = tractable_posterior(graph) and "posterior_sweeps" not in history
+        past, is_complete = _Past.of(graph, history), "posterior_sweeps" not in history
         way, chosen, until = past.choose(_possible(graph, is_complete))
         record = {"way": way, "chosen_way": chosen} if way or past.way.any() else {}
         return Choice(dataclasses.replace(self, pairs=_WAYS[way]) if way else self, until, record)
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
         """Return the warning of the way in use at the end, about its steps."""
-        estimator, history = self._last(history)
-        return estimator.diagnose(history)
+        estimator, rows = self._last(history)
+        return estimator.diagnose(rows)
 
     def diagnose_chains(
         self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
     ) -> str | None:
         """Return the warning of the way in use at the end, about its chains."""
-        estimator, history = self._last(history)
-        return estimator.diagnose_chains(graph, params, data, history, key)
+        estimator, rows = self._last(history)
+        return estimator.diagnose_chains(graph, params, data, rows, key)
 
     def _last(self, history: Mapping[str, np.ndarray]) -> tuple[Any, Mapping[str, np.ndarray]]:
         """Return the estimator of the last step, and the steps of its way."""
@@ -192,34 +185,22 @@ def _way_of(state: Any) -> int | None:
     return 2 if isinstance(state, ParticleState) else None
 
 
-@functools.lru_cache(maxsize=32)
 def _possible(graph: FactorGraph, is_complete: bool) -> tuple[int, ...]:
-    """Return the ways that a graph allows, by number.
-
-    :param is_complete: True without missing entries, and with an exact positive phase.
-    """
-    try:
+    """Return the ways that a graph allows, with missing entries or an intractable posterior or without."""
+    with contextlib.suppress(IntractableError):
         mixture_sweep(graph)
-    except IntractableError:
-        return (0, 2)
-    return (0, 1, 2) if is_complete else (0, 2)
+        return (0, 1, 2) if is_complete else (0, 2)
+    return (0, 2)
 
 
 class _Past(NamedTuple):
-    """Past steps of a stage, ``(steps,)`` each, by which the next way is chosen.
-
-    :param way: number of each step's way.
-    :param chosen: the way in use, from which trials of the others differ.
-    :param cost: unit updates.
-    :param square: squared norm of the gradient.
-    :param late: mean sweeps in which pairs met, beyond the lag.
-    """
+    """Past steps of a stage, ``(steps,)`` each, by which the next way is chosen."""
 
     way: np.ndarray
-    chosen: np.ndarray
-    cost: np.ndarray
-    square: np.ndarray
-    late: np.ndarray
+    chosen: np.ndarray  # the way in use, from which trials of the others differ
+    cost: np.ndarray  # unit updates
+    square: np.ndarray  # squared norm of the gradient
+    late: np.ndarray  # mean sweeps in which pairs met, beyond the lag
 
     @classmethod
     def of(cls, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> "_Past":

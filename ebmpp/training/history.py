@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LEAVES_JAX = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 _MAX_PENDING = 4096  # entries on the device
-_LABELS = {"lag": "lag", "gradient_norm": "grad"}  # of the progress bar
+_LABELS = {"tau": "meeting_time_mean", "max": "meeting_time_max", "lag": "lag", "grad": "gradient_norm"}
 
 
 #: A function of the params to a scalar.
@@ -200,11 +200,9 @@ class Log:
     def latest(self) -> dict[str, str]:
         """Return what the progress bar shows; meeting times without the lag."""
         last = {name: float(v) for name, v in self.steps.last.items() if v == v}  # nan where a way has none
-        labels = {"meeting_time_mean": "tau", "meeting_time_max": "max"}
-        line = {
-            short: f"{last[name] - last.get('lag', 0):.3g}" for name, short in labels.items() if name in last
-        }
-        line |= {short: f"{last[name]:.3g}" for name, short in _LABELS.items() if name in last}
+        for name in {"meeting_time_mean", "meeting_time_max"} & last.keys():
+            last[name] -= last.get("lag", 0)
+        line = {short: f"{last[name]:.3g}" for short, name in _LABELS.items() if name in last}
         if "log_likelihood" in last:
             error = f" +- {float(last['log_partition_error']):.2g}" if "log_partition_error" in last else ""
             line["log_likelihood"] = f"{float(last['log_likelihood']):.4g}{error}"
