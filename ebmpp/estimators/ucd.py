@@ -152,9 +152,9 @@ class UCD(ChainUCD):
         """Return the way of the next steps."""
         if self.pairs != "auto" or self.coupling is not None:
             return Choice(self)
-        past, is_complete = _Past.of(graph, history), "posterior_sweeps" not in history
-        way, chosen, until = past.choose(_possible(graph, is_complete))
-        record = {"way": way, "chosen_way": chosen} if way or past.way.any() else {}
+        past, is_complete = _Past.read(graph, history), "posterior_sweeps" not in history
+        way, current, until = past.choose(_possible(graph, is_complete))
+        record = {"way": way, "chosen_way": current} if way or past.way.any() else {}
         return Choice(dataclasses.replace(self, pairs=_WAYS[way]) if way else self, until, record)
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
@@ -197,20 +197,20 @@ class _Past(NamedTuple):
     """Past steps of a stage, ``(steps,)`` each, by which the next way is chosen."""
 
     way: np.ndarray
-    chosen: np.ndarray  # the way in use, from which trials of the others differ
+    current: np.ndarray  # the way in use, from which trials of the others differ
     cost: np.ndarray  # unit updates
     square: np.ndarray  # squared norm of the gradient
     late: np.ndarray  # mean sweeps in which pairs met, beyond the lag
 
     @classmethod
-    def of(cls, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> "_Past":
-        """Read a history."""
+    def read(cls, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> "_Past":
+        """Return the columns of a history."""
         steps = len(history.get("cost", ()))
         column = lambda name: np.nan_to_num(np.asarray(history.get(name, np.zeros(steps)), float))
-        way, chosen = column("way").astype(int), column("chosen_way").astype(int)
+        way, current = column("way").astype(int), column("chosen_way").astype(int)
         units = sum(family.size for family in graph.families.values())
         late = column("meeting_time_mean") - column("lag")
-        return cls(way, chosen, units * column("cost"), column("gradient_norm") ** 2, late)
+        return cls(way, current, units * column("cost"), column("gradient_norm") ** 2, late)
 
     def choose(self, possible: Sequence[int]) -> tuple[int, int, int]:
         """Return the way of the next step, the way in use, and the number of steps at the next choice.
@@ -218,8 +218,8 @@ class _Past(NamedTuple):
         The result is the same at any step between two choices, so that a run may resume there.
         """
         steps = len(self.way)
-        start = int(np.max(np.flatnonzero(self.way == self.chosen), initial=-1)) + 1  # of trials in progress
-        home = int(self.chosen[-1]) if steps else 0
+        start = int(np.max(np.flatnonzero(self.way == self.current), initial=-1)) + 1  # of trials in progress
+        home = int(self.current[-1]) if steps else 0
         past = _Past(*(column[:start] for column in self))
         if start == steps and not (_is_look(steps) and past._is_due()):
             return home, home, _next_look(steps)
@@ -239,14 +239,14 @@ class _Past(NamedTuple):
 
     def _compared(self) -> int:
         """Return the number of steps at the end of the last comparison, or 0."""
-        return int(np.max(np.flatnonzero(self.way != self.chosen), initial=-1)) + 1
+        return int(np.max(np.flatnonzero(self.way != self.current), initial=-1)) + 1
 
     def _is_due(self) -> bool:
         """Return True if the others should be tried: after enough work, if this way is slow or got slower."""
         compared = self._compared()
         if self.cost.sum() < max(_WORK, 2 * self.cost[:compared].sum()):
             return False
-        if self.chosen[-1] != 2:
+        if self.current[-1] != 2:
             return bool(self.late[-_TRIAL:].mean() > _LONG)
         return bool(self.cost[-_TRIAL:].mean() > 2 * self.cost[compared:][:_TRIAL].mean())
 
