@@ -193,7 +193,8 @@ class ChainUCD(Estimator):
         rows = len(batch.weights)
         pairs, posterior = self.num_pairs or rows, metrics.get("posterior_sweeps", 0.0)
         move = mixture_of(resolve_moves(graph, self.coupling))
-        price = 1.0 if move is None else move.price(graph)
+        sizes = () if move is None else [graph.families[b].size for b in move.marginalize]
+        price = 1.0 if move is None else 1.5 + 0.4 * move.components / sum(sizes)  # by the figures of Mixture
         metrics["cost"] = price * pairs * metrics["sweeps"] + rows * posterior
         return Estimate(gradient, state, metrics, metrics["sweeps"] * pairs / rows + posterior)
 

@@ -139,8 +139,7 @@ class ParticleUCD(Estimator):
         first = lambda a: jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a)
         knots = jax.tree.map(first, params) if self.path == "training" else {}
         count, zero = jnp.ones((), jnp.int32), jnp.zeros(())
-        seen = jnp.zeros((), jnp.int32)
-        return ParticleState(eta0, places, knots, count, zero, zero, jnp.ones(()), seen, zero)
+        return ParticleState(eta0, places, knots, count, zero, zero, zero + 1, count - 1, zero)
 
     def adopt(self, before: Any, fresh: ParticleState) -> ParticleState:
         """Continue along the path of another ParticleUCD of the same shapes."""

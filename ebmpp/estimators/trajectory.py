@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parallel trajectory tempering: persistent chains that swap states with frozen models of the run."""
 
-from collections.abc import Mapping
 import dataclasses
 from functools import partial
 from typing import NamedTuple
 
 from jaxtyping import Float, Int32
-import numpy as np
 
 import jax
 from jax import Array, lax
@@ -17,7 +15,6 @@ import jax.numpy as jnp
 from ebmpp.annealing.particles import start_systems
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
-from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Eta, Key, Keys, Params, Rows
@@ -26,8 +23,6 @@ from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.swaps import take
-
-_LOW = 0.05  # swap acceptance of the second half of a run below which it warns
 
 
 class PTTState(NamedTuple):
@@ -68,8 +63,8 @@ class PTT(Estimator):
     Swaps leave the distribution of the ladder invariant. **Biased** like :class:`PCD`, since the params move;
     a mode that appears after the reservoir was drawn is reached by Gibbs sweeps alone.
 
-    The history has ``swap_acceptance`` between the current model and the last frozen one,
-    ``swap_acceptance_min`` of all neighbours, and ``num_frozen``.
+    The history has ``swap_acceptance`` between the current model and the last frozen one (near 0 where params
+    move faster than the ladder follows), ``swap_acceptance_min`` of all neighbours, and ``num_frozen``.
 
     :param num_chains: chains of each model of the ladder.
     :param k: sweeps and rounds of swaps per step.
@@ -112,7 +107,9 @@ class PTT(Estimator):
         phases.check_posterior(graph, "PTT", self.posterior)
         eta0, size = base_rates(graph, data), self.num_models + self.reservoir
         system = start_systems(graph, params, eta0, key, 1, self.num_chains * size)
-        x = _equal_rows(system, (self.num_chains, size), random.fold_in(key, 2))
+        draws = jax.random.wrap_key_data(random.fold_in(key, 2), impl="threefry2x32")
+        index = jax.random.categorical(draws, system.log_weights[0], shape=(self.num_chains, size))
+        x = sharding.rows({b: v[index] for b, v in system.x.items()})
         chains = {b: v[:, : self.num_models] for b, v in x.items()}
         reservoir = {b: v[:, self.num_models :] for b, v in x.items()}
         models = jax.tree.map(lambda a: jnp.stack([a] * self.num_models), params)
@@ -173,16 +170,6 @@ class PTT(Estimator):
             num_frozen=state.num_frozen + 1,
         )
 
-    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
-        """Report a ladder that has not followed the params."""
-        rates = history["swap_acceptance"]
-        if not len(rates) or (mean := float(rates[len(rates) // 2 :].mean())) >= _LOW:
-            return None
-        return (
-            f"PTT: {mean:.1%} of the swaps with the last frozen model were accepted: the params move faster "
-            "than the ladder follows. Take smaller steps, more sweeps (k), or a smaller reservoir."
-        )
-
 
 def climb(path: Path, x: Rows, keys: Keys) -> tuple[Blocks, Float[Array, "pairs"]]:
     """From the lowest pair of neighbouring models up, move the upper one by a sweep, then swap both.
@@ -216,11 +203,3 @@ def climb(path: Path, x: Rows, keys: Keys) -> tuple[Blocks, Float[Array, "pairs"
 def _gradient(path: Path, params: Params, x: Rows) -> Params:
     """Return the mean of dE/dparams over rows, the other blocks summed out."""
     return jax.grad(lambda p: -energy.summed_out(path.graph, p, x, path.summed).mean())(params)
-
-
-@partial(jax.jit, static_argnums=1)
-def _equal_rows(system: Systems, shape: tuple[int, int], key: Key) -> Blocks:
-    """Draw particles of a system by their weights, ``shape`` of them."""
-    draws = jax.random.wrap_key_data(key, impl="threefry2x32")
-    index = jax.random.categorical(draws, system.log_weights[0], shape=shape)
-    return sharding.rows({b: v[index] for b, v in system.x.items()})

@@ -5,7 +5,6 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
-import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,9 +139,9 @@ class UCD(ChainUCD):
     def adopt(self, before: Any, fresh: Any) -> Any:
         """Continue chains and lengths; the length of Gibbs pairs survives steps of another way."""
         adopted, way = self._estimator.adopt(before, fresh), _way_of(before)
-        if way is None or way == _way_of(fresh) or (self.pairs == "auto" and self.coupling is not None):
-            return adopted
-        gibbs = before.negative if way == 0 else before.gibbs
+        is_fixed = self.pairs == "auto" and self.coupling is not None
+        continues = is_fixed or way is None or way == _way_of(fresh)
+        gibbs = 0 if continues else before.gibbs if way else before.negative
         if not float(gibbs):
             return adopted
         lengths = {"negative": gibbs, "seen": jnp.zeros_like(adopted.seen)} if self.uses_chains else {}
@@ -221,7 +220,7 @@ class _Past(NamedTuple):
         start = int(np.max(np.flatnonzero(self.way == self.current), initial=-1)) + 1  # of trials in progress
         home = int(self.current[-1]) if steps else 0
         past = _Past(*(column[:start] for column in self))
-        if start == steps and not (_is_look(steps) and past._is_due()):
+        if start == steps and not (steps == _next_look(steps - 1) and past._is_due()):
             return home, home, _next_look(steps)
         others = [way for way in possible if way != home and past._is_affordable(way)]
         tried = list(dict.fromkeys(self.way[start:].tolist()))
@@ -256,10 +255,7 @@ class _Past(NamedTuple):
         return not len(cost) or _TRIAL * float(cost.mean()) <= _SHARE * float(work)
 
 
-def _is_look(steps: int) -> bool:
-    """Return True where ways may be compared: seldom in long runs, at ends of their programs."""
-    return steps % (10 if steps < 60 else 50 << max(0, (steps // 1000).bit_length() - 1)) == 1 < steps
-
-
 def _next_look(steps: int) -> int:
-    return next(step for step in itertools.count(steps + 1) if _is_look(step))
+    """Return the next step at which ways may be compared: seldom in long runs, at ends of their programs."""
+    stride = 10 if steps < 51 else 50 << max(0, (steps // 1000).bit_length() - 1)
+    return max(steps, 1) + stride - (max(steps, 1) - 1) % stride

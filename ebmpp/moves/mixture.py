@@ -95,11 +95,6 @@ class Mixture(Move):
         refuse_interacting(graph, self.blocks, "proposed from a mixture")
         refuse_interacting(graph, self.marginalize, "summed out")
 
-    def price(self, graph: FactorGraph) -> float:
-        """Return the cost of a sweep of :func:`mixture_sweep` in sweeps of blocked Gibbs, roughly."""
-        size = sum(graph.families[b].size for b in self.marginalize)
-        return 1.5 + 0.4 * self.components / size
-
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         part, proposal, log_u = self._propose(target, keys)
         score = lambda x: self._log_target(target, x) - self._log_mixture(target, part, x)

@@ -105,8 +105,3 @@ def test_training_nears_the_exact_likelihood_freezes_models_and_resumes(tmp_path
 def test_invalid_arguments_raise(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"PTT: {name} "):
         PTT(**{name: value})
-
-
-def test_a_ladder_that_does_not_follow_is_reported() -> None:
-    assert "0.9%" in (PTT().diagnose({"swap_acceptance": np.array([0.9, 0.5, 0.01, 0.008])}) or "")
-    assert PTT().diagnose({"swap_acceptance": np.array([0.0, 0.3])}) is None
