@@ -21,9 +21,9 @@ from ebmpp.graph import FactorGraph
 from ebmpp.moves.mixture import mixture_sweep
 
 _WAYS = ("gibbs", "mixture", "particles")
-# Unit updates before the first comparison: half a minute on two cores, twice what the others compile for.
-# `make demo` takes 3.5e9 in all.
-_WORK = 4e9
+# Unit updates before the first comparison: some 50 CPU-seconds, over twice what the other ways compile for.
+# `make demo` takes 2e9 in all.
+_WORK = 2.5e9
 _LONG = 30.0  # mean sweeps that pairs take to meet, beyond the lag, below which there is no comparison
 _TRIAL = 10  # steps of a way in a comparison, of which the first adapts its state and does not count
 _SHARE = 0.1  # of the work since the last comparison, that another trial of a way may take
@@ -35,7 +35,7 @@ class UCD(ChainUCD):
     r"""Unbiased contrastive divergence: pairs of chains that run until they meet, or of particle systems.
 
     The estimator to begin with. It starts with pairs of Gibbs chains. Where they take more than 30 sweeps
-    beyond the lag to meet, after 4e9 unit updates (half a minute on two cores), ten steps are made by each
+    beyond the lag to meet, after 2.5e9 unit updates (some 50 CPU-seconds), ten steps are made by each
     other way: chains that share proposals from a mixture (``coupling="mixture"``, of two layers and complete
     rows), and pairs of particle systems (:class:`ParticleUCD`). It continues with the way of the smallest
     :math:`C \, E|g|^2`, where C is the cost of a step in sweeps and g its gradient: with the best learning

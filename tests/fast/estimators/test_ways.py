@@ -111,7 +111,7 @@ def follow(costs: tuple[float, ...], steps: int, estimator: Any = None) -> tuple
 
 
 def test_the_cheapest_way_is_chosen_after_enough_work() -> None:
-    """A step of 7e8 unit updates: six reach the work of a comparison, and the next look is at eleven."""
+    """A step of 7e8 unit updates: four reach the work of a comparison, and the next look is at eleven."""
     ways, chosen = follow((1e8, 5e7, 1e6), 160)
     assert (ways[:11] == 0).all() and (ways[11:21] == 1).all() and (ways[21:] == 2).all()
     assert (chosen[:31] == 0).all() and (chosen[31:] == 2).all()
