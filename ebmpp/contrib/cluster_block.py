@@ -54,7 +54,8 @@ class ClusterBlock(ModelBlock):
     :param sites: names of its latent sites that the block draws.
     :param args: the model's arguments.
     :param kwargs: its keyword arguments.
-    :param options: ``num_sweeps``, ``sequential`` and ``tempering`` of :meth:`ebmpp.GibbsBlock.from_model`.
+    :param options: ``num_sweeps``, ``sequential``, ``tempering`` and ``joint`` (here "units" by default) of
+        :meth:`ebmpp.GibbsBlock.from_model`.
     :raises IntractableError: where no units interact, or three or more in one term of the log density.
 
     **References**
@@ -79,6 +80,7 @@ class ClusterBlock(ModelBlock):
         kwargs: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> None:
+        options.setdefault("joint", "units")
         super().__init__(model, sites, args, kwargs, **options)
         first = 0 if self.sweep.augmented is None else 1  # latents are drawn before
         self.sweep.parts.insert(first, Clusters(self.sweep.joint))

@@ -126,6 +126,7 @@ class GibbsBlock(block.Block):
         num_sweeps: int = 1,
         sequential: bool = False,
         tempering: Any = None,
+        joint: str = "auto",
         **model_kwargs: Any,
     ) -> ModelBlock:
         """Return a block that is derived from a model, without a graph.
@@ -133,7 +134,11 @@ class GibbsBlock(block.Block):
         Which units of the sites interact is read off the traced program of the model's log density, with its
         plates, masks, scales and ``obs``, erring toward interaction. Units that do not interact form a layer,
         which is drawn at once from K evaluations of the model for units of K values. A mixture's assignments
-        are one layer, a hidden Markov chain two, a lattice two.
+        are one layer, a lattice two. Units that interact as a forest, such as those of a hidden Markov chain
+        or a tree, are drawn jointly from K^2 evaluations, whatever their number. Such a draw leaves states
+        that single units cannot leave, and the block has the sums
+        :meth:`~ebmpp.ppl.ModelBlock.log_marginal`, :meth:`~ebmpp.ppl.ModelBlock.marginals`,
+        :meth:`~ebmpp.ppl.ModelBlock.most_probable` and :meth:`~ebmpp.ppl.ModelBlock.marginal`.
 
         An energy prior whose latents are summed out (a Boltzmann machine of an image) ties all its units. Its
         latents are then drawn too, from the prior's graph, where that takes fewer layers. The distribution of
@@ -152,7 +157,11 @@ class GibbsBlock(block.Block):
             evaluations of the whole model per unit.
         :param tempering: inverse temperatures of a tempered transition of all sites; see :class:`GibbsBlock`.
             It heats the whole log density, including the prior and jointly with its latents.
-        :param model_kwargs: the model's keyword arguments; none may be named like one of the three options.
+        :param joint: "auto" to draw the discrete units jointly where all of them form a forest whose tables
+            are not too large; "forest" to draw them by layers that are forests, such as two of a lattice;
+            "units" to draw them by layers of units that do not interact.
+        :param model_kwargs: the model's keyword arguments; none may be named like one of the four options.
+        :raises ArgumentError: for an option out of range, and "forest" without discrete sites.
         :raises StateError: for sites that the model does not have, subsampled plates, and enumerated sites.
         :raises IntractableError: for sites that cannot be drawn; where hardly two units can be drawn at once,
             unless ``sequential``; for sites that the params of an energy without log Z depend on, whose
@@ -164,6 +173,7 @@ class GibbsBlock(block.Block):
         1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the Bayesian restoration
            of images*.
         2. Tanner, Wong (1987), *The calculation of posterior distributions by data augmentation*.
+        3. Hamze, de Freitas (2004), *From fields to trees*.
 
         **Example**
 
@@ -183,7 +193,8 @@ class GibbsBlock(block.Block):
 
         The block runs in ``numpyro.infer.Gibbs`` as in the example of :class:`GibbsBlock`.
         """
-        options: dict[str, Any] = {"num_sweeps": num_sweeps, "sequential": sequential, "tempering": tempering}
+        options: dict[str, Any] = {"num_sweeps": num_sweeps, "sequential": sequential}
+        options |= {"tempering": tempering, "joint": joint}
         return ModelBlock(model, sites, model_args, model_kwargs, **options)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import itertools
+import math
 from types import FunctionType
 from typing import Any
 
@@ -35,6 +36,7 @@ from ebmpp.traced.block import (
     repeat,
     tempered_transition,
 )
+from ebmpp.traced.marginal import summed_out
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.start import Start
 from ebmpp.traced.sweep import Sweep
@@ -65,13 +67,17 @@ class ModelBlock(Block):
         num_sweeps: int = 1,
         sequential: bool = False,
         tempering: Any = None,
+        joint: str = "auto",
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
         self.sequential = checks.flag("GibbsBlock.from_model: sequential", sequential)
         self.tempering = check_tempering("GibbsBlock.from_model: tempering", tempering)
+        self.joint = checks.choice("GibbsBlock.from_model: joint", joint, ("auto", "forest", "units"))
         self.info = ModelInfo(model, sites, tuple(args), kwargs)
         self.call = Call({}, self.info.args, self.info.kwargs)
-        self.sweep = Sweep(self.info, self.sequential)
+        self.sweep = Sweep(self.info, self.sequential, self.joint)
+        has_units, expected = self.sweep.finite or joint != "forest", "'auto' for sites without finite units"
+        checks.require(has_units, "GibbsBlock.from_model: joint", expected, joint)
         #: the log density as a function of the discrete sites
         self.posterior = self.sweep.posterior
         #: conditionals of the discrete units; None without discrete sites
@@ -111,7 +117,7 @@ class ModelBlock(Block):
 
     def __reduce__(self) -> tuple:
         """Pickle the arguments."""
-        names = ("num_sweeps", "sequential", "tempering")
+        names = ("num_sweeps", "sequential", "tempering", "joint")
         make = functools.partial(type(self), **{name: getattr(self, name) for name in names})
         return make, (self.info.model, self.sites, self.info.args, self.info.kwargs)
 
@@ -208,14 +214,10 @@ class ModelBlock(Block):
         :raises StateError: for missing sites, or shapes that are not the model's.
         """
         sites, context = self._split(values, model_args, model_kwargs)
-        conditionals, result = self.sweep.collapsed, {}
+        conditionals = self.sweep.collapsed
         if conditionals is None:
             return {}
-        table = jax.nn.log_softmax(jax.jit(conditionals.table)(sites, context), -1)
-        for site, (start, stop) in conditionals.spans.items():
-            count = len(self.posterior.values[site].table)
-            result[site] = table[start:stop, :count].reshape(*self.posterior.shapes[site], count)
-        return result
+        return self._by_site(jax.nn.log_softmax(jax.jit(conditionals.table)(sites, context), -1))
 
     def conditional(
         self, site: str, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
@@ -239,6 +241,69 @@ class ModelBlock(Block):
         sites = {site: arrays[site] for site in self.sites if site in arrays}
         call = Call({}, args, kwargs) if args or kwargs else self.call
         return sites, self.info.context(sites, call._replace(siblings=arrays))
+
+    def _by_site(self, table: Array) -> dict[str, Array]:
+        """Return numbers of the values of all units, ``(units, values)``, by site."""
+        result, start = {}, 0
+        for site in sorted(self.sweep.finite):
+            shape, count = self.posterior.shapes[site], len(self.posterior.values[site].table)
+            stop = start + math.prod(shape)
+            result[site], start = table[start:stop, :count].reshape(*shape, count), stop
+        return result
+
+    # -- sums over discrete sites ----------------------------------------------------------------
+
+    def log_marginal(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> Array:
+        """Return the log of the model's density with the block's discrete sites summed out.
+
+        :param values: of all other latent sites of the model.
+        :param model_args: the model's arguments; the block's by default.
+        :param model_kwargs: the model's keyword arguments.
+        :return: a scalar; -inf where no values of the discrete sites are possible.
+        :raises StateError: for missing sites, or shapes that are not the model's.
+        :raises IntractableError: where the discrete units do not form a forest.
+        """
+        return self._summed("log_sum", values, model_args, model_kwargs)
+
+    def marginals(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> dict[str, Array]:
+        """Return the probabilities of every discrete unit's values, all other discrete units summed out.
+
+        Arguments and errors are as in :meth:`log_marginal`.
+
+        :return: ``(*shape, K)`` for each site, for its K values in rising order.
+        """
+        return self._by_site(self._summed("marginals", values, model_args, model_kwargs))
+
+    def most_probable(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> dict[str, Array]:
+        """Return the most probable values of all discrete sites jointly, such as a chain's Viterbi path.
+
+        Arguments and errors are as in :meth:`log_marginal`. Where no values are possible, they are arbitrary.
+        """
+        return self._summed("most_probable", values, model_args, model_kwargs)
+
+    def marginal(self, model: Callable[..., Any] | None = None) -> Callable[..., None]:
+        """Return the model with the block's discrete sites summed out, a NumPyro model for NUTS.
+
+        Its log density is :meth:`log_marginal`. It lacks deterministic sites that depend on discrete ones.
+
+        :param model: the block's model, the default.
+        :raises ArgumentError: for another model.
+        :raises IntractableError: where the discrete units do not form a forest.
+        """
+        is_same, expected = model in (None, self.info.model), f"the block's model {self.info.model!r}"
+        checks.require(is_same, "marginal: model", expected, model)
+        return summed_out(self.sweep.sums.posterior, self.sweep.finite, self.log_marginal)
+
+    @functools.cached_property
+    def _sums(self) -> dict[str, Callable[..., Any]]:
+        with jax.ensure_compile_time_eval():
+            sums = self.sweep.sums
+        return {f.__name__: jax.jit(f) for f in (sums.log_sum, sums.marginals, sums.most_probable)}
+
+    def _summed(self, name: str, values: Sites, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        """Return one of the sums at values of the other sites; the discrete ones may have any."""
+        fixed = {site: self.info.latent[site] for site in self.sweep.finite}
+        return self._sums[name](*self._split({**values, **fixed}, args, kwargs))
 
     def walk(self, values: Sites, call: Call, key: Array) -> Iterator[tuple[Sites, float]]:
         """Yield states by random values of layers and draws of continuous sites, with log densities."""

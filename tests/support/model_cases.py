@@ -237,7 +237,7 @@ def compare(case: Case, **values: Any) -> Conditionals:
     :param case: the model.
     :param values: of sites, in place of draws from the prior.
     """
-    block = GibbsBlock.from_model(case.model, list(case.sites), *case.args, **case.options)
+    block = GibbsBlock.from_model(case.model, list(case.sites), *case.args, joint="units", **case.options)
     states = [latents(case.model, case.args, seed) | values for seed in range(2)]
     stacked = {name: np.stack([state[name] for state in states]) for name in states[0]}
     at = lambda state: (brute_force(case, block, state), block.log_conditionals(state, *case.args))

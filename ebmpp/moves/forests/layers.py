@@ -36,25 +36,38 @@ def split(graph: Declaration, blocks: Sequence[str]) -> list[Units]:
     edges, dense = interactions(graph, blocks)
     sizes = [graph.families[b].size for b in blocks]
     block_of = np.repeat(np.arange(len(blocks)), sizes).tolist()
-    network = nx.empty_graph(len(block_of))
-    network.add_edges_from(edges.tolist())
     conflicts = [{j for j in range(len(blocks)) if {(i, j), (j, i)} & dense} for i in range(len(blocks))]
+    layers = forest_layers(edges, block_of, conflicts)
+    parts = np.split(layers, np.cumsum(sizes)[:-1])
+    by_block = list(zip(blocks, parts, strict=True))
+    return [{b: np.flatnonzero(p == i) for b, p in by_block if i in p} for i in range(layers.max() + 1)]
+
+
+def forest_layers(
+    edges: Integer[np.ndarray, "edges 2"], groups: Sequence[int], conflicts: Sequence[set[int]] = (set(),)
+) -> Integer[np.ndarray, "units"]:
+    """Return the layer of each unit, the first that it can join without a cycle.
+
+    :param edges: distinct pairs of units.
+    :param groups: the group of each unit.
+    :param conflicts: by group, the groups that must be in other layers.
+    """
+    network = nx.empty_graph(len(groups))
+    network.add_edges_from(edges.tolist())
     trees: list[tuple[nx.utils.UnionFind, set[int]]] = []
     layer_of: dict[int, int] = {}
-    for unit, block in enumerate(block_of):
+    for unit, group in enumerate(groups):
         for number in itertools.count():
             if number == len(trees):
                 trees.append((nx.utils.UnionFind(), set()))
             union, present = trees[number]
             joined = [union[v] for v in network[unit] if layer_of.get(v) == number]
-            if len(set(joined)) == len(joined) and present.isdisjoint(conflicts[block]):
+            if len(set(joined)) == len(joined) and present.isdisjoint(conflicts[group]):
                 break
         union.union(unit, *joined)
-        present.add(block)
+        present.add(group)
         layer_of[unit] = number
-    parts = np.split(np.array(list(layer_of.values()), np.int64), np.cumsum(sizes)[:-1])
-    by_block = list(zip(blocks, parts, strict=True))
-    return [{b: np.flatnonzero(p == i) for b, p in by_block if i in p} for i in range(len(trees))]
+    return np.array(list(layer_of.values()), np.int64)
 
 
 def interactions(

@@ -13,7 +13,8 @@ in the terms of any one unit, the others fixed. Therefore:
   read it, times their coefficients, the gradient of the tail.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import copy
 import math
 from typing import Any
 
@@ -48,6 +49,8 @@ class Terms:
         self, program: Program, arguments: Sequence[Any], tables: Mapping[str, np.ndarray], products: bool
     ) -> None:
         self.program, self._products = program, products
+        #: True if the tail has products of different units
+        self.has_products = False
         units, size = {}, 0  # units are numbered through the flattened sites
         for slot in program.sites.values():
             count = math.prod(program.shapes[slot])
@@ -125,6 +128,7 @@ class Terms:
         wide = all(is_wide(self.program.dtypes[i]) for i in step.inputs)
         if not wide or (sizes(both) != sizes(a) + sizes(b)).any():
             return False
+        self.has_products = True
         first, second = np.unique(np.stack([a, b], 1), axis=0).T
         self._add_pairs(first, second, int((sizes(first) * sizes(second)).sum()))
         return True
@@ -135,28 +139,55 @@ class Terms:
         if self._count <= _MOST_PAIRS:
             self._pairs = self._pairs + self.sets.rows(first).T @ self.sets.rows(second)
 
-    def evaluate(self, inputs: Mapping[int, Any], slots: Iterable[int]) -> dict[int, Array]:
-        """Return some of the terms, as floats, given values of all of the program's inputs."""
-        values = self.program.run(inputs, slots)
+    def of(self, program: Program) -> "Terms":
+        """Return the terms of a program with the same steps that evaluates them otherwise."""
+        result = copy.copy(self)
+        result.program = program
+        return result
+
+    def evaluate(
+        self, inputs: Mapping[int, Any], slots: Iterable[int], guarded: bool = False
+    ) -> dict[int, Array]:
+        """Return some of the terms, as floats, given values of all of the program's inputs.
+
+        :param guarded: True for derivatives in all inputs, in which zero times infinity is zero.
+        """
+        values = self.program.run(inputs, slots, guard(self.program, self._is_moving) if guarded else None)
         return {slot: jnp.asarray(v).astype(jnp.result_type(float)) for slot, v in values.items()}
+
+    def _is_moving(self, slot: int) -> bool:
+        """Return True for floats that depend on an input."""
+        return bool(self.program.sources[slot]) and jnp.issubdtype(self.program.dtypes[slot], np.floating)
 
     def coefficients(self, inputs: Mapping[int, Any]) -> dict[int, Array]:
         """Return the derivatives in the terms; in the terms of a unit these do not depend on it."""
-        program, terms = self.program, self.evaluate(inputs, self.live)
-        if program.output in terms:
-            return {program.output: jnp.ones(())}
-        inside = {o for step in self.tail for o in step.outputs} | set(terms)
-        bind = guard(program, inside.__contains__)
-        rest = program.run(inputs, {i for step in self.tail for i in step.inputs} - inside)
+        return jax.grad(self._total(inputs))(self.evaluate(inputs, self.live))
+
+    def expand(self, inputs: Mapping[int, Any], guarded: bool = False) -> tuple[Array, dict[int, Array]]:
+        """Return the log density without the elements that read units, and the derivatives in the terms.
+
+        Both are the same for all values of the units, as the tail must be affine in all terms jointly.
+        """
+        terms = self.evaluate(inputs, self.live, guarded)
+        reads = {slot: self._sets(slot).reshape(v.shape) > 0 for slot, v in terms.items()}
+        rest = {slot: jnp.where(reads[slot], 0, v) for slot, v in terms.items()}
+        return jax.value_and_grad(self._total(inputs, guarded))(rest)
+
+    def _total(self, inputs: Mapping[int, Any], guarded: bool = False) -> Callable[[dict], Array]:
+        """Return the log density as a function of the terms."""
+        program, inside = self.program, {o for step in self.tail for o in step.outputs} | set(self.live)
+        read = {program.output, *(i for step in self.tail for i in step.inputs)} - inside
+        rest = program.run(inputs, read, guard(program, self._is_moving) if guarded else None)
+        bind = guard(program, lambda slot: slot in inside or (guarded and self._is_moving(slot)))
 
         def total(terms: Mapping[int, Array]) -> Array:
             values = rest | dict(terms)
             for step in self.tail:
                 results = in_floats(step, [values[i] for i in step.inputs], bind)
                 values |= zip(step.outputs, results, strict=True)
-            return values.get(program.output, jnp.zeros(())).astype(float)
+            return jnp.asarray(values[program.output], float)
 
-        return jax.grad(total)(dict(terms))
+        return total
 
     def multiply(self, coefficients: Mapping[int, Array], terms: Mapping[int, Array]) -> dict[int, Array]:
         """Return the terms times their coefficients.

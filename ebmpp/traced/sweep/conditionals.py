@@ -60,6 +60,32 @@ class Conditionals(ABC):
         result.posterior = self.posterior.relaxed()
         return result
 
+    def valid(self, units: Any) -> Any:
+        """Return a mask of the values that some units can take, ``(units or 1, values)``."""
+        masks = {name: self.posterior.values[name].valid for name in self.spans}
+        if all(len(v) == self.num_values and v.all() for v in masks.values()):
+            return np.ones((1, self.num_values), bool)
+        by_unit = lambda v, shape: np.broadcast_to(v, (len(v), *shape)).reshape(len(v), -1).T
+        rows = [by_unit(v, self.posterior.shapes[name]) for name, v in masks.items()]
+        rows = [np.pad(row, ((0, 0), (0, self.num_values - row.shape[1]))) for row in rows]
+        rows.append(np.ones((1, self.num_values), bool))  # of the padding of a layer
+        return jnp.asarray(np.concatenate(rows))[units]
+
+    def put(self, sites: Sites, units: Any, numbers: Array, accepted: Array) -> dict[str, Array]:
+        """Return the sites with the values of some units, by number, where accepted."""
+        is_all = isinstance(units, np.ndarray) and np.array_equal(units, np.arange(self.size))
+        spread = lambda a: a if is_all else jnp.zeros(self.size, a.dtype).at[units].set(a, mode="drop")
+        spread_numbers, mask, result = spread(numbers), spread(accepted), {}
+        for name, (start, stop) in self.spans.items():
+            shape = self.posterior.shapes[name]
+            table = jnp.asarray(self.posterior.values[name].table, sites[name].dtype)
+            index = spread_numbers[start:stop].reshape(shape)
+            index = index if len(table) == self.num_values else jnp.minimum(index, len(table) - 1)
+            is_shared = math.prod(table.shape[1:]) == 1
+            value = table.ravel()[index] if is_shared else jnp.take_along_axis(table, index[None], 0)[0]
+            result[name] = jnp.where(mask[start:stop].reshape(shape), value, sites[name])
+        return result
+
     def _chain(self, values: Sites, context: Context) -> Chain:
         return {name: values[name] for name in self.spans}, self.posterior.inputs(values, context)
 

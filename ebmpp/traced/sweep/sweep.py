@@ -8,23 +8,27 @@ import math
 from typing import Any, cast
 
 import numpy as np
+from scipy import sparse
 
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
+from ebmpp.moves.forests import forest_layers
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Terms
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
 from ebmpp.traced.sweep.continuous import ContinuousSite
+from ebmpp.traced.sweep.forests import Forests
 from ebmpp.traced.sweep.layers import Layers
 from ebmpp.traced.sweep.posterior import Posterior
 from ebmpp.traced.sweep.sequential import Sequential
 
 _FEW_LAYERS = 8  # that need no permission
+_MOST_STATES = 2**22  # of all edges of a forest that is drawn jointly by default
 
 
 class Sweep:
@@ -32,14 +36,16 @@ class Sweep:
 
     :param info: the model.
     :param sequential: True if discrete units may be drawn sequentially where all of them interact.
+    :param how: "forest" to draw discrete units by layers that are forests, "units" by layers of units that do
+        not interact; "auto" the former where all units form a forest.
     :raises IntractableError: for sites that cannot be drawn, or not many units at once.
     """
 
-    def __init__(self, info: ModelInfo, sequential: bool) -> None:
+    def __init__(self, info: ModelInfo, sequential: bool, how: str) -> None:
         self.info = info
         self.finite = tuple(name for name in info.sites if name not in info.continuous)
         self.posterior = Posterior(info, self.finite)
-        self.conditionals = _conditionals(self.posterior, sequential) if self.finite else None
+        self.conditionals = _conditionals(self.posterior, sequential, how) if self.finite else None
         #: the density of the discrete units, joint with the latents of energy priors if these are drawn too
         self.joint = self.posterior if self.conditionals is None else self.conditionals.posterior
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
@@ -51,6 +57,23 @@ class Sweep:
     def collapsed(self) -> Conditionals | None:
         """Conditionals of the discrete units given everything else, latents summed out."""
         return self.conditionals if self.augmented is None else Sequential(self.posterior)
+
+    @functools.cached_property
+    def sums(self) -> Forests:
+        """Sums over the states of all discrete units.
+
+        :raises IntractableError: where there are none, or they do not form a forest.
+        """
+        drawn = self.conditionals
+        if isinstance(drawn, Forests) and drawn.posterior is self.posterior and drawn.num_layers == 1:
+            return drawn
+        terms = self.posterior.terms(products=False) if self.finite else None
+        if terms is None or not _is_forest(terms):
+            raise IntractableError(
+                f"from_model: the discrete units of sites {list(self.info.sites)} must form a forest to be "
+                "summed out. Leave sites that join them in cycles to another block"
+            )
+        return Forests(self.posterior, terms, np.zeros(terms.sets.size, int), None)
 
     @functools.cached_property
     def relaxed(self) -> "Sweep":
@@ -133,7 +156,38 @@ class Sweep:
         return conditionals.couple((x, first[1]), (y, second[1]), keys)
 
 
-def _conditionals(posterior: Posterior, sequential: bool) -> Conditionals:
+def _conditionals(posterior: Posterior, sequential: bool, how: str) -> Conditionals:
+    """Return the draws of discrete units, jointly if ``how`` says so."""
+    units = _by_units(posterior, sequential or how == "forest")
+    terms = units.terms if isinstance(units, Layers) else None
+    if how == "units" or (how == "auto" and not (terms and _is_forest(terms))):
+        return units
+    if terms is None or terms.has_products:
+        terms = units.posterior.terms(products=False)
+    edges = terms.edges
+    num_states = 0 if edges is None else len(edges) * units.num_values**2
+    is_default = num_states <= _MOST_STATES and _is_forest(terms)
+    if (how == "auto" and not is_default) or (edges is not None and not len(edges)):
+        return units
+    colors = None if edges is None else forest_layers(edges, [0] * units.size)
+    if colors is None or colors.max() >= _FEW_LAYERS:
+        raise IntractableError(
+            f"from_model: the discrete units of sites {list(posterior.sites)} must split into at most "
+            f"{_FEW_LAYERS} forests, and too many of them interact. Leave joint='forest' away"
+        )
+    return Forests(units.posterior, terms, colors, units)
+
+
+def _is_forest(terms: Terms) -> bool:
+    """Return True if the units that interact form a forest."""
+    edges, size = terms.edges, terms.sets.size
+    if edges is None or len(edges) >= size:
+        return False
+    adjacency = sparse.coo_array((np.ones(len(edges)), tuple(edges.T)), (size, size))
+    return sparse.csgraph.connected_components(adjacency, directed=False)[0] == size - len(edges)
+
+
+def _by_units(posterior: Posterior, sequential: bool) -> Conditionals:
     """Raise an IntractableError where hardly two units can be drawn at once, without ``sequential``."""
     info, sites, joint = posterior.info, posterior.sites, None
     terms = posterior.terms()

@@ -92,7 +92,7 @@ def layers(fn: Callable) -> np.ndarray:
         z = numpyro.sample("z", dist.Bernoulli(0.5).expand([N]).to_event(1))
         numpyro.factor("f", fn(1.0 * z))
 
-    return GibbsBlock.from_model(model, ["z"]).layers["z"]
+    return GibbsBlock.from_model(model, ["z"], joint="units").layers["z"]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -115,7 +115,7 @@ def block_with_sibling(fn: Callable, *args: Any) -> GibbsBlock:
         z = numpyro.sample("z", dist.Bernoulli(0.5).expand([N]).to_event(1))
         numpyro.factor("f", fn(1.0 * z, s, *args))
 
-    return GibbsBlock.from_model(model, ["z"], *args)
+    return GibbsBlock.from_model(model, ["z"], *args, joint="units")
 
 
 def test_interaction_at_other_values_of_a_sibling_counts() -> None:

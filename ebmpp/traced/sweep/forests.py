@@ -1,0 +1,202 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Discrete units drawn jointly, by layers that are induced forests of the units that interact.
+
+The log density is a sum of elements, and within a forest each of them reads one unit or the two ends of an
+edge. The two sides of a forest, units at even and odd depth, take their values a and b all at once, so K^2
+evaluations of the terms give the tables of all edges, whatever their number, and K those of all units.
+Tables are sums of elements, never differences of log densities, so impossible states remain -inf.
+
+**References**
+
+1. Hamze, de Freitas (2004), *From fields to trees*.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from scipy import sparse
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core import random
+from ebmpp.moves import forests
+from ebmpp.moves.forests import Forest
+from ebmpp.traced.block import Sites
+from ebmpp.traced.dependence import Terms
+from ebmpp.traced.model import Context
+from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit
+from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.sweep.reads import Reads, place
+
+_MOST_AT_ONCE = 2**16  # states of edges that are evaluated in parallel
+
+
+#: Log weights of states of a layer's units ``(units, values)`` and edges ``(edges, values, values)``.
+Tables = tuple[Array, Array]
+
+
+class _Layer(NamedTuple):
+    """Units that form a forest, and the elements that read them."""
+
+    units: np.ndarray
+    forest: Forest
+    trees: np.ndarray
+    """The tree of each unit."""
+    single: Reads
+    double: Reads
+
+
+class Forests(Conditionals):
+    """Joint draws of layers of units, and sums over all states of a single one.
+
+    :param posterior: the log density.
+    :param terms: its terms, without products in the tail.
+    :param colors: the layer of each unit.
+    :param units: the conditionals of single units.
+    """
+
+    def __init__(
+        self, posterior: Posterior, terms: Terms, colors: np.ndarray, units: Conditionals | None
+    ) -> None:
+        super().__init__(posterior, colors)
+        self.terms, self.units = terms, units
+        edges = cast(np.ndarray, terms.edges)
+        self.layers = [_make_layer(terms, np.flatnonzero(colors == c), edges) for c in range(self.num_layers)]
+
+    def visit(
+        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+    ) -> tuple[list[dict[str, Array]], Any]:
+        """Visit layers of units that do not interact; see :meth:`Conditionals.visit`."""
+        return cast(Conditionals, self.units).visit(fn, chains, carry, backward)
+
+    def relaxed(self) -> "Forests":
+        """Return the draws as :meth:`Conditionals.relaxed` does."""
+        result = cast(Forests, super().relaxed())
+        result.terms = self.terms.of(result.posterior.program)
+        return result
+
+    # -- draws -----------------------------------------------------------------------------------
+
+    def move(
+        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
+    ) -> tuple[Sites, Array]:
+        """Draw all layers in order, each jointly; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`.
+
+        A tree without a possible state keeps its values.
+        """
+        (sites, inputs), rejected = self._chain(values, context), jnp.zeros((), jnp.int32)
+        for number in range(self.num_layers)[:: -1 if backward else 1]:
+            layer = self.layers[number]
+            tables = self._tables(layer, (sites, inputs))
+            if beta is not None:
+                tables = jax.tree.map(lambda a: jnp.where(jnp.isneginf(a), a, beta * a), tables)
+            uniforms = random.uniform(random.words(random.fold_in(keys, number), len(layer.units)))
+            drawn = forests.draw(layer.forest, *tables, uniforms)
+            valid = _is_possible(layer, tables, drawn)
+            sites = self.put(sites, layer.units, drawn, valid)
+            rejected += (~valid).sum(dtype=jnp.int32)
+        return sites, rejected
+
+    def couple(
+        self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
+    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+        """Draw all layers of two chains jointly, the conditionals of each backward draw coupled maximally.
+
+        :return: the sites of both, and whether a tree has no possible state.
+        """
+        (x, x_inputs), (y, y_inputs) = self._chain(*first), self._chain(*second)
+        broken = jnp.zeros((), bool)
+        for number, layer in enumerate(self.layers):
+            pair = self._tables(layer, (x, x_inputs)), self._tables(layer, (y, y_inputs))
+            words = random.words(random.fold_in(keys, number), 3 * len(layer.units))
+            uniforms = random.uniform(words).reshape(-1, 3)
+            drawn = forests.draw_pair(layer.forest, *map(jnp.stack, zip(*pair, strict=True)), uniforms)
+            valid = [_is_possible(layer, tables, new) for tables, new in zip(pair, drawn, strict=True)]
+            x, y = (self.put(z, layer.units, *c) for z, *c in zip((x, y), drawn, valid, strict=True))
+            broken |= ~jnp.stack(valid).all()
+        return dict(x), dict(y), broken
+
+    # -- sums ------------------------------------------------------------------------------------
+
+    def log_sum(self, values: Sites, context: Context) -> Array:
+        """Return the log density with the units of a single forest summed out; it has a gradient."""
+        (layer,), chain = self.layers, self._chain(values, context)
+        constant, _ = self.terms.expand(chain[1], guarded=True)
+        return constant + forests.log_sum(layer.forest, *self._tables(layer, chain, guarded=True))
+
+    def marginals(self, values: Sites, context: Context) -> Array:
+        """Return probabilities of the values of the units of a single forest, ``(units, values)``."""
+        (layer,) = self.layers
+        return forests.marginals(layer.forest, *self._tables(layer, self._chain(values, context)))[0]
+
+    def most_probable(self, values: Sites, context: Context) -> dict[str, Array]:
+        """Return the most probable sites of a single forest."""
+        (layer,), chain = self.layers, self._chain(values, context)
+        best, _ = forests.most_probable(layer.forest, *self._tables(layer, chain))
+        return self.put(chain[0], layer.units, best, jnp.ones(best.shape, bool))
+
+    def _tables(self, layer: _Layer, chain: Chain, guarded: bool = False) -> Tables:
+        """Return the sums of the elements that read a unit alone, and of elements that read a whole edge."""
+        (sites, inputs), side = chain, jnp.asarray(layer.forest.depth % 2)
+        coefficients = self.terms.expand(inputs, guarded)[1]
+        numbers, everywhere = jnp.arange(self.num_values), jnp.ones(len(layer.units), bool)
+
+        def sums(reads: Reads, count: int, a: Array, b: Array) -> Array:
+            moved = self.put(sites, layer.units, jnp.where(side == 0, a, b), everywhere)
+            at = {**inputs, **self.posterior.site_inputs(moved)}
+            terms = self.terms.evaluate(at, reads.slots, guarded)
+            return reads.sums(self.terms.multiply(_without_infinite(coefficients, terms), terms), count)
+
+        single = jax.vmap(lambda k: sums(layer.single, len(layer.units), k, k))(numbers)
+        num_edges = len(layer.forest.edges)
+        row = jax.vmap(lambda a, b: sums(layer.double, num_edges, a, b), (None, 0))
+        is_small = num_edges * self.num_values**2 <= _MOST_AT_ONCE
+        rows = jax.vmap(row, (0, None)) if is_small else lambda a, b: lax.map(lambda k: row(k, b), a)
+        pairs = rows(numbers, numbers) if num_edges else jnp.zeros((*[self.num_values] * 2, 0))
+        return jnp.where(self.valid(layer.units), single.T, -jnp.inf), jnp.moveaxis(pairs, -1, 0)
+
+
+def _make_layer(terms: Terms, units: np.ndarray, edges: np.ndarray) -> _Layer:
+    """Return the layer of some units; its edges begin on the even side."""
+    count, position = len(units), np.full(terms.sets.size, -1)
+    position[units] = np.arange(count)
+    edges = position[edges]
+    edges = edges[(edges >= 0).all(1)]
+    depth = Forest(count, edges).depth
+    first, second = edges.T
+    codes, edges = first * count + second, np.where(depth[edges[:, :1]] % 2 == 0, edges, edges[:, ::-1])
+    order = np.argsort(codes)
+    adjacency = sparse.coo_array((np.ones(len(edges)), (first, second)), (count, count))
+    _, trees = sparse.csgraph.connected_components(adjacency, directed=False)
+    layer = _Layer(units, Forest(count, edges), trees, Reads(), Reads())
+    for slot, mask in terms.live.items():
+        element, unit = terms.elements(slot)
+        inside = position[unit] >= 0
+        element, unit = element[inside], position[unit[inside]]
+        counts = np.bincount(element, minlength=1)[element]
+        alone = counts == 1
+        place(slot, mask.size, [layer.single], [count], [(element[alone], unit[alone])], False)
+        first, second = unit[~alone].reshape(-1, 2).T
+        edge = order[np.searchsorted(codes, first * count + second, sorter=order)]
+        place(slot, mask.size, [layer.double], [len(edges)], [(element[~alone][::2], edge)], False)
+    return layer
+
+
+def _without_infinite(coefficients: Mapping[int, Array], terms: Mapping[int, Array]) -> dict[int, Array]:
+    """Return coefficients without derivatives where terms are infinite, which would be 0 times infinity."""
+    fixed = {slot: lax.stop_gradient(coefficients[slot]) for slot in terms}
+    return {slot: jnp.where(jnp.isfinite(t), coefficients[slot], fixed[slot]) for slot, t in terms.items()}
+
+
+def _is_possible(layer: _Layer, tables: Tables, drawn: Array) -> Array:
+    """Return a mask of the units in trees that have a possible state, which was drawn."""
+    (unary, pairwise), (a, b) = tables, layer.forest.edges.T
+    is_wrong = lambda at, table: ~jnp.isfinite(at) | ~(table < jnp.inf).all(-1)
+    wrong = is_wrong(jnp.take_along_axis(unary, drawn[:, None], 1)[:, 0], unary)
+    by_edge = pairwise.reshape(len(a), unary.shape[1] ** 2)
+    wrong = wrong.at[a].max(is_wrong(pairwise[np.arange(len(a)), drawn[a], drawn[b]], by_edge))
+    return ~jnp.zeros(len(wrong), bool).at[layer.trees].max(wrong)[layer.trees]
