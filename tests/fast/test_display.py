@@ -24,9 +24,8 @@ from ebmpp.estimators.certificate import GradientBias, Squares
 
 RBM = ebmpp.layered(v=Bernoulli(4), h=Bernoulli(3))
 PARAMS = {"v": jnp.zeros(4), "h": jnp.ones(3), "v:h": jnp.full((4, 3), 2.0)}
-ODD = FactorGraph(
-    {"<b>": Bernoulli(2), "a&b": Bernoulli(2)}, factors=[Bilinear("<b>", "a&b"), Bias("<b>"), Bias("a&b")]
-)
+FACTORS = [Bilinear("<b>", "a&b"), Bias("<b>"), Bias("a&b")]
+ODD = FactorGraph({"<b>": Bernoulli(2), "a&b": Bernoulli(2)}, factors=FACTORS)
 
 
 def words(shown: Shown) -> str:
@@ -41,11 +40,9 @@ def line(shown: Shown, begins: str) -> list[str]:
 
 
 def estimate(value, error, met=(True, True, True, True)) -> UnbiasedEstimate:
-    times = np.where(met, [1.0, 2.0, 2.0, 7.0], np.inf)
-    unmet = int((~np.array(met)).sum())
-    return UnbiasedEstimate(
-        value, error, times, np.array(met), 2 * times, 2, 5, 1, None, unmet, 1.1, math.nan
-    )
+    times, met = np.where(met, [1.0, 2.0, 2.0, 7.0], np.inf), np.array(met)
+    unmet = int((~met).sum())
+    return UnbiasedEstimate(value, error, times, met, 2 * times, 2, 5, 1, None, unmet, 1.1, math.nan)
 
 
 def log_z(value: float, bound: str, unbiased: bool = True) -> LogPartition:
@@ -56,41 +53,21 @@ def log_z(value: float, bound: str, unbiased: bool = True) -> LogPartition:
 @functools.cache
 def trained(estimator: ebmpp.estimators.Estimator) -> ebmpp.Fit:
     settings = {"num_steps": 5, "batch_size": 4, "monitor_every": 2, "progress_bar": False}
-    watch = {"norm": lambda p: sum(jnp.abs(v).sum() for v in p.values())}
-    data, key = np.eye(4, dtype=np.float32), jax.random.key(0)
-    adam = optax.adam(0.01)
-    return ebmpp.fit(
-        RBM,
-        data,
-        estimator=estimator,
-        optimizer=adam,
-        rng_key=key,
-        monitors=watch,
-        keep_best="norm",
-        **settings,
-    )
+    settings |= {
+        "monitors": {"norm": lambda p: sum(jnp.abs(v).sum() for v in p.values())},
+        "keep_best": "norm",
+    }
+    settings |= {"optimizer": optax.adam(0.01), "rng_key": jax.random.key(0)}
+    return ebmpp.fit(RBM, np.eye(4, dtype=np.float32), estimator=estimator, **settings)
 
 
 BRACKET = Bracket(log_z(12.3456789, "lower"), log_z(12.5, "upper", unbiased=False), 12.41)
 SYSTEM = ParticleSystem(
-    1234.5678,
-    0.0321,
-    41.25,
-    np.zeros(50),
-    np.ones(3),
-    "lower",
-    True,
-    RBM,
-    PARAMS,
-    particles={"v": jnp.zeros((50, 4))},
-    weights=np.full(50, 0.02),
-    log_z=np.zeros(5),
-    num_rungs=3,
-    distinct_ancestors=0.5,
-)
-BIAS = GradientBias(
-    ebmpp.CD(k=1), {"<b>": Squares(0.5, 0.1, 2.0, 0.3)}, Squares(0.25, 0.01, 3.0, 0.2), {}, {}, 20, None, 20
-)
+    **vars(log_z(1234.5678, "lower")), particles={"v": jnp.zeros((50, 4))}, weights=np.full(50, 0.02),
+    log_z=np.zeros(5), num_rungs=3, distinct_ancestors=0.5,
+)  # fmt: skip
+PART, ALL = Squares(0.5, 0.1, 2.0, 0.3), Squares(0.25, 0.01, 3.0, 0.2)
+BIAS = GradientBias(ebmpp.CD(k=1), {"<b>": PART}, ALL, {}, {}, 20, None, 20)
 PATH = ModelPath.through(RBM, {"v": jnp.zeros(4), "h": jnp.zeros(3)}, [PARAMS, PARAMS])
 MANY = estimate({"v": np.linspace(-1, 3, 20), "h": np.zeros(5)}, {"v": np.full(20, 0.1), "h": np.zeros(5)})
 EVERY = {
@@ -155,9 +132,8 @@ def test_a_fit_tells_its_history_and_params() -> None:
     assert line(made, "norm") == ["norm", *ends, str(norm.monitor_step.values[-1])]
     size = float(jnp.sqrt(jnp.mean(made.params["v:h"] ** 2)))
     assert line(made, "v:h")[-1] == f"{size:.4g}"
-    assert repr(made) == (
-        f"Fit(5 steps by UCD(num_pairs=2), 19 params in 3 factors, best at step {made.best_step})"
-    )
+    told = f"Fit(5 steps by UCD(num_pairs=2), 19 params in 3 factors, best at step {made.best_step})"
+    assert repr(made) == told
     assert set(str(made).split()) <= set(words(made).split())
 
 

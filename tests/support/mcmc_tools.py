@@ -12,6 +12,7 @@ import zoo
 
 import jax
 
+from ebmpp import FactorGraph
 from helpers import random_params
 
 #: NumPyro's ways to run several chains
@@ -29,6 +30,13 @@ TWO_MODES = {
 def strong_params(name: str = "rbm", scale: float = 1.0) -> dict[str, Any]:
     """Params of a graph of the zoo under which its units depend on one another strongly."""
     return random_params(zoo.graph(name), seed=3, scale=scale)
+
+
+def reference(graph: FactorGraph) -> dict[str, Any]:
+    """Natural parameters of independent units where a path may begin."""
+    generator = np.random.default_rng(0)
+    noise = lambda f: np.float32(0.3 * generator.normal(size=f.statistic_shape))
+    return {b: np.asarray(f.default_eta()) + noise(f) for b, f in graph.families.items()}
 
 
 def make_mcmc(kernel: Any, num_samples: int = 8, num_chains: int = 1, **options: Any) -> MCMC:

@@ -49,10 +49,10 @@ def uniform(graph: FactorGraph) -> dict:
 RUN = {"num_particles": NUM, "num_temperatures": 20}
 
 
-@pytest.mark.parametrize(
-    "name",
-    often(("rbm", "mixed", "deep", "gated", "categorical", "gaussian", "learned", "poisson"), "rbm", "mixed"),
-)
+MODELS = ("rbm", "mixed", "deep", "gated", "categorical", "gaussian", "learned", "poisson")
+
+
+@pytest.mark.parametrize("name", often(MODELS, "rbm", "mixed"))
 @pytest.mark.filterwarnings("ignore:the effective sample size")
 def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     """Few temperatures and a far start show a draw at the wrong temperature or before its weight."""
@@ -221,31 +221,30 @@ def test_invalid_options_are_refused(options: dict, message: str) -> None:
 
 
 def test_invalid_params_references_and_samples_are_refused() -> None:
-    graph, params = zoo.graph("learned"), zoo.params("learned")
-    run = lambda p, **options: ebmpp.ais(graph, p, rng_key=KEY, num_temperatures=5, **options)
+    graph, params, options = zoo.graph("learned"), zoo.params("learned"), {"num_temperatures": 5}
+    run = lambda p, **more: ebmpp.ais(graph, p, rng_key=KEY, **options, **more)
     with pytest.raises(ParameterError, match="'h'"):
         run(params | {"h": np.full(2, np.nan, np.float32)})
     with pytest.raises(DomainError, match="'v'"):
         run(params | {"v": np.ones((2, 2), np.float32)})
-    with pytest.raises(DomainError, match="reference.*'v'"):
-        run(params, reference={"v": np.zeros((2, 2))})
-    with pytest.raises(ParameterError, match=r"'h'.*\(3,\)"):
-        run(params, reference={"h": np.zeros(3)})
-    with pytest.raises(ParameterError, match="'c'"):
-        run(params, reference={"c": np.zeros(3)})
+    for name, size, error, message in (
+        ("v", (2, 2), DomainError, "reference.*'v'"),
+        ("h", 3, ParameterError, r"'h'.*\(3,\)"),
+        ("c", 3, ParameterError, "'c'"),
+    ):
+        with pytest.raises(error, match=message):
+            run(params, reference={name: np.zeros(size)})
     with pytest.raises(TypeError, match="traced"):
         jax.jit(run)(params)
-    reverse = lambda **options: reverse_ais(
-        zoo.graph("deep"), zoo.params("deep"), rng_key=KEY, num_temperatures=5, **options
-    )
-    with pytest.raises(IntractableError, match="'h1'.*'h2'"):
-        reverse(samples={"v": np.zeros((4, 3))})
-    with pytest.raises(StateError, match=r"\(\)"):
-        reverse(samples={"h1": np.ones(3)})
-    with pytest.raises(StateError, match=r"\(7,\).*\(4,\)"):
-        reverse(samples={"h1": np.ones((4, 3))}, num_particles=7)
-    with pytest.raises(StateError, match="'h1'"):
-        reverse(samples={"h1": np.full((4, 3), 0.5)})
+    deep, params = zoo.graph("deep"), zoo.params("deep")
+    for samples, more, error, message in (
+        ({"v": np.zeros((4, 3))}, {}, IntractableError, "'h1'.*'h2'"),
+        ({"h1": np.ones(3)}, {}, StateError, r"\(\)"),
+        ({"h1": np.ones((4, 3))}, {"num_particles": 7}, StateError, r"\(7,\).*\(4,\)"),
+        ({"h1": np.full((4, 3), 0.5)}, {}, StateError, "'h1'"),
+    ):
+        with pytest.raises(error, match=message):
+            reverse_ais(deep, params, rng_key=KEY, samples=samples, **options, **more)
 
 
 def test_small_effective_sample_sizes_cause_one_warning() -> None:

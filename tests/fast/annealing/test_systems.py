@@ -136,11 +136,7 @@ def test_stopped_pairs_are_unmet_and_undefined_values_broken() -> None:
     run = jax.jit(jax.vmap(lambda key: independence.run_pair(toy(3.0), SHAPES, key, 0, 1, 3)))
     result = jax.device_get(run(keys_of(2000)))
     assert set(result.meeting_time) == {-1, 1, 2} and (result.num_systems <= 3).all()
-    undefined = lambda keys: (
-        jnp.full(len(keys), jnp.nan),
-        {"f": jnp.zeros((len(keys), 2))},
-        jnp.ones(len(keys)),
-    )
+    undefined = lambda keys: (jnp.nan * jnp.ones(len(keys)), *toy(1.0)(keys)[1:])
     assert bool(jax.jit(lambda: independence.run_pair(undefined, SHAPES, key(0), 0, 1).broken)())
 
 
@@ -149,9 +145,8 @@ def test_smc_estimates_are_within_their_errors() -> None:
     log_z, exact = zoo.Oracle(graph, params, {}).log_z, exact_means(graph, params)
     errors, means = [], []
     for seed in range(20):
-        result = ebmpp.smc(
-            graph, params, rng_key=jax.random.key(seed), num_particles=1000, ladder=[0, 0.2, 0.5, 1]
-        )
+        options = {"rng_key": jax.random.key(seed), "num_particles": 1000, "ladder": [0, 0.2, 0.5, 1]}
+        result = ebmpp.smc(graph, params, **options)
         errors.append((result.log_partition - log_z) / result.standard_error)
         particles = np.asarray(result.particles["v"])
         assert particles.shape == (1000, 4) and result.weights.sum() == pytest.approx(1)

@@ -21,22 +21,11 @@ def test_integers_of_every_library_are_counts():
         assert count == 3 and type(count) is int
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (0, "n .*0"),
-        (True, "True"),
-        (np.bool_(True), "n "),
-        (3.0, "3.0"),
-        ("3", "'3'"),
-        (None, "None"),
-        (2**31, str(2**31)),
-        (np.arange(3), r"\(3,\)"),
-    ],
-)
-def test_invalid_counts_are_refused(value, message):
-    with pytest.raises(ArgumentError, match=message):
-        checks.count("n", value)
+def test_invalid_counts_are_refused():
+    messages = {"n .*0": 0, "True": True, "n ": np.bool_(True), "3.0": 3.0, "'3'": "3", "None": None}
+    for message, value in (messages | {str(2**31): 2**31, r"\(3,\)": np.arange(3)}).items():
+        with pytest.raises(ArgumentError, match=message):
+            checks.count("n", value)
 
 
 def test_counts_have_an_upper_bound_and_are_not_traced():

@@ -66,11 +66,7 @@ def test_a_disabled_cache_is_enabled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("configured", "xdg", "expected"),
-    [
-        ("configured", "xdg", "configured"),
-        (None, "xdg", "xdg/ebmpp/jax"),
-        (None, "", "home/.cache/ebmpp/jax"),
-    ],
+    [("dir", "xdg", "dir"), (None, "xdg", "xdg/ebmpp/jax"), (None, "", "home/.cache/ebmpp/jax")],
 )
 def test_default_directory(
     configured: str | None, xdg: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -126,12 +126,9 @@ def test_bounds_of_chains_that_keep_to_their_starts_are_reported(tree):
     stuck = dataclasses.replace(estimate(), overlap=9.0)
     moves = np.random.default_rng(0).integers(0, 2, (50, 20, 6))
     frozen = np.broadcast_to(moves[:, :1], moves.shape)
-    run = lambda draws: xr.DataTree.from_dict(
-        {
-            "meeting": meeting_tree([2] * 50, [True] * 50)["meeting"].to_dataset(),
-            "posterior": xr.Dataset({"x": (("chain", "draw", "unit"), draws)}),
-        }
-    )
+    meeting = meeting_tree([2] * 50, [True] * 50)["meeting"].to_dataset()
+    posterior = lambda draws: xr.Dataset({"x": (("chain", "draw", "unit"), draws)})
+    run = lambda draws: xr.DataTree.from_dict({"meeting": meeting, "posterior": posterior(draws)})
     for source in (stuck, ebmpp.to_datatree(stuck), run(frozen)):
         with pytest.warns(UserWarning, match="overlap z"):
             tv_upper_bound(source, num_bootstrap=2)
@@ -146,9 +143,8 @@ def test_censored_pairs_do_not_lower_the_bound(lag):
     times = lag - 1 + np.random.default_rng(0).geometric(1 - stay, size=num_pairs)
     observed = np.where(np.arange(num_pairs) % 2, lag + 8, 1000)
     t = np.arange(20)
-    bound = tv_upper_bound(
-        meeting_tree(np.minimum(times, observed), times <= observed, lag), t=t, num_bootstrap=50
-    )
+    tree = meeting_tree(np.minimum(times, observed), times <= observed, lag)
+    bound = tv_upper_bound(tree, t=t, num_bootstrap=50)
     # P(tau > s) is stay ** (s - lag + 1)
     exact = np.minimum(1, stay ** (t + 1) / (1 - stay**lag))
     spread = (bound.upper - bound.lower).values / (2 * 1.96)
@@ -216,12 +212,6 @@ def test_an_unmet_pair_makes_the_wasserstein_bound_infinite():
 @pytest.fixture(scope="module")
 def averages(pairs):
     """H_{k:m} of every pair: the mean of f(X_s), the energy, and its corrections."""
-
-    def energies(x):
-        v, h = (np.asarray(x[b], float) for b in ("v", "h"))
-        weights = {b: w.astype(float) for b, w in TWO_MODES.items()}
-        return -(v @ weights["v"] + h @ weights["h"] + np.einsum("...i,ij,...j", v, weights["v:h"], h))
-
     x, y = energies(samples(pairs)), energies(fields(pairs)["y"])
     time = np.asarray(pairs.last_state.meeting_time)
 
@@ -238,7 +228,7 @@ def averages(pairs):
 
 @pytest.mark.parametrize(("k", "m"), [(3, 3), (4, 30)])
 def test_corrected_averages_are_unbiased_with_the_tabulated_variance(tree, averages, k, m):
-    exact = model().target @ np.array([energy_of(x) for x in model().states])
+    exact = model().target @ np.array([energies(x) for x in model().states])
     assert_rows_law(averages(k, m), exact)
     cell = inefficiency(tree).sel(k=k, extra=m - k, method="nearest")
     k, m = int(cell.k), int(cell.k + cell.extra)
@@ -247,9 +237,9 @@ def test_corrected_averages_are_unbiased_with_the_tabulated_variance(tree, avera
     assert cell.cost.item() == pytest.approx(np.mean(np.maximum(m, time) + time - LAG))
 
 
-def energy_of(x: dict) -> float:
-    v, h = x["v"], x["h"]
-    return -float(v @ TWO_MODES["v"] + h @ TWO_MODES["h"] + v @ TWO_MODES["v:h"] @ h)
+def energies(x: dict) -> np.ndarray:
+    v, h = (np.asarray(x[b], float) for b in ("v", "h"))
+    return -(v @ TWO_MODES["v"] + h @ TWO_MODES["h"] + ((v @ TWO_MODES["v:h"]) * h).sum(-1))
 
 
 def test_the_suggestion_is_the_cheapest_good_choice(tree):

@@ -32,10 +32,8 @@ GRAPHS = {
 def assert_joint_moments(graph: FactorGraph, params: Any, x: dict[str, Any]) -> None:
     """First and second moments of all statistics."""
     joint = zoo.Oracle(graph, params, {})
-    table = lambda values: np.concatenate(
-        [statistics_of(f, np.asarray(values[b])) for b, f in graph.families.items()], axis=1
-    )
-    states, draws = table(joint.x), table(x)
+    columns = lambda x: [statistics_of(f, np.asarray(x[b])) for b, f in graph.families.items()]
+    states, draws = (np.concatenate(columns(values), axis=1) for values in (joint.x, x))
     upper = np.triu_indices(states.shape[1])
     moments = lambda t: np.concatenate([t, np.einsum("ri,rj->rij", t, t)[:, *upper]], axis=1)
     assert_rows_law(moments(draws), np.exp(joint.log_weights - joint.log_z) @ moments(states))

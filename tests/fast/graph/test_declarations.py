@@ -139,9 +139,8 @@ def params_of(graph: FactorGraph, seed: int) -> dict[str, Any]:
         joint = min(0.06, 0.2 / max(map(_reach, families)))
         scale = joint if held and factor.role != "bias" else 0.3 if held or factor.lateral else 0.5
         noise = lambda a, s=scale: s * np.clip(generator.normal(size=np.shape(a)), -1, 1)
-        params[factor.name] = jax.tree.map(
-            lambda a, n=noise: jnp.asarray(a + n(a), jnp.float32), params[factor.name]
-        )
+        moved = lambda a, n=noise: jnp.asarray(a + n(a), jnp.float32)
+        params[factor.name] = jax.tree.map(moved, params[factor.name])
     return params
 
 
@@ -174,12 +173,10 @@ def check(graph: FactorGraph, number: int, partly_observed: bool) -> None:
     graph.check(params)
     joint = Oracle(graph, params, {})
     x, start = joint.draw(generator, 3), joint.draw(generator, ROWS)
-    masks = {}
-    if partly_observed:
-        masks = {b: generator.random(f.shape) < 0.5 for b, f in graph.families.items()}
-    result = jax.device_get(
-        jax.jit(lambda *args: derive(graph, masks, *args), compiler_options=FAST_COMPILE)(params, x, start)
-    )
+    observed = graph.families if partly_observed else {}
+    masks = {b: generator.random(f.shape) < 0.5 for b, f in observed.items()}
+    run = jax.jit(lambda *args: derive(graph, masks, *args), compiler_options=FAST_COMPILE)
+    result = jax.device_get(run(params, x, start))
     close = lambda actual, expected: np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=3e-4)
 
     close(result["log_z"], joint.log_z)

@@ -41,11 +41,8 @@ def derive(graph: FactorGraph, params: dict, x: dict) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", often(CASES, *(set(CASES) - {"spin", "binomial"})))
 def test_derived_quantities_match_enumeration(name: str) -> None:
-    if name == "exponential":
-        graph = pair(Exponential(2), Bernoulli(3))
-        params = random_params(graph, 1)
-    else:
-        graph, params = zoo.graph(name), zoo.params(name)
+    graph = pair(Exponential(2), Bernoulli(3)) if name == "exponential" else zoo.graph(name)
+    params = random_params(graph, 1) if name == "exponential" else zoo.params(name)
     joint, generator = Oracle(graph, params, {}), np.random.default_rng(0)
     x = joint.draw(generator, 3)
     result = jax.device_get(jax.jit(lambda *args: derive(graph, *args))(params, x))

@@ -9,7 +9,6 @@ from typing import Any
 from lateral_graphs import NAMES, enumerated, exact_means, lateral
 import networkx as nx
 import numpy as np
-from numpyro.infer import MCMC
 import pytest
 import zoo
 
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import UCD, BlockedGibbs, FactorGraph, Gaussian, Observed, exact
+from ebmpp import UCD, FactorGraph, exact
 from ebmpp.core import random
 from ebmpp.estimators import MeanField
 from ebmpp.estimators.base import Batch
@@ -101,33 +100,6 @@ def test_coupled_estimates_are_unbiased(name: str, coupling: Any) -> None:
     assert result.met.all() and result.meeting_time.max() > 3
     for block, mean in exact_means(name).items():
         assert_law(result.value[block], mean, result.standard_error[block])
-
-
-@pytest.mark.slow
-def test_gaussian_fields_meet_and_agree() -> None:
-    graph = FactorGraph.from_networkx(nx.cycle_graph(4), Gaussian)
-    params = {"x": np.float32([0.5, -1.0, 0.2, 0.0]), "x:x": np.float32([0.3, -0.2, 0.1, 0.4])}
-    options = {"rng_key": zoo.KEY, "num_pairs": 3000, "coupling": "reflection"}
-    result = ebmpp.unbiased_expectation(graph, params, lambda x: x["x"], **options)
-    assert result.met.all()
-    assert_law(result.value, exact.moments(graph, params)["x"], result.standard_error)
-
-
-@pytest.mark.slow
-def test_observed_units_stay_and_condition_the_others() -> None:
-    graph, params = lateral("many parts")
-    known = np.array([True, False, False, True, False, False])
-    observed = Observed(np.where(known, [1.0, 1, 1, 0, 1, 1], np.nan), known)
-    states, probs = enumerated("many parts")
-    agree = (states["x"][:, known] == [1, 0]).all(1)
-    mean = np.average(states["x"][agree], axis=0, weights=probs[agree])
-    options = {"rng_key": zoo.KEY, "num_pairs": 3000, "x": observed}
-    result = ebmpp.unbiased_expectation(graph, params, lambda x: x["x"], **options)
-    assert_law(result.value, mean, result.standard_error)
-    mcmc = MCMC(BlockedGibbs(graph), num_warmup=20, num_samples=400, progress_bar=False)
-    mcmc.run(zoo.KEY, params, x=observed)
-    samples = np.asarray(mcmc.get_samples()["x"])
-    assert (samples[:, known] == [1, 0]).all() and (samples[:, ~known].std(0) > 0).all()
 
 
 @pytest.mark.slow

@@ -48,14 +48,10 @@ def test_convolution_equals_a_bilinear_factor_with_shared_weights() -> None:
 
     @jax.jit
     def derive(params: dict, unrolled: dict, x: dict) -> list:
-        return [
-            (
-                g.energy(p, x),
-                jax.value_and_grad(lambda p, g=g: g.free_energy(p, {"v": x["v"]}).sum())(p),
-                [g.natural_parameters(p, x, b) for b in "vh"],
-            )
-            for g, p in ((graph, params), (dense, unrolled))
-        ]
+        free = lambda g: jax.value_and_grad(lambda p: g.free_energy(p, {"v": x["v"]}).sum())
+        eta = lambda g, p: [g.natural_parameters(p, x, b) for b in "vh"]
+        both = (graph, params), (dense, unrolled)
+        return [(g.energy(p, x), free(g)(p), eta(g, p)) for g, p in both]
 
     (energy, (free, gradient), eta), (energy_2, (free_2, gradient_2), eta_2) = derive(params, unrolled, x)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -19,9 +19,8 @@ from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from helpers import often, random_params, random_state
 
 WEIGHTED = nx.Graph()
-WEIGHTED.add_nodes_from(
-    [("a", {"bias": 0.5}), ("b", {"bias": -1.0}), ("c", {"bias": 0.0}), ("d", {"bias": 2.0})]
-)
+for node, value in {"a": 0.5, "b": -1.0, "c": 0.0, "d": 2.0}.items():
+    WEIGHTED.add_node(node, bias=value)
 WEIGHTED.add_weighted_edges_from([("b", "a", 1.5), ("c", "d", 0.0), ("a", "d", -2.0)])
 
 

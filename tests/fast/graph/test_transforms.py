@@ -25,13 +25,9 @@ from helpers import gated, often, random_params, random_state, slow
 
 def families(most_units: int = 2) -> st.SearchStrategy[Family]:
     """Families of finitely many values."""
-    units = st.integers(1, most_units)
-    return st.one_of(
-        st.builds(Bernoulli, units),
-        st.builds(Spin, units),
-        st.builds(lambda n: Categorical(n, num_categories=3), st.just(1)),
-        st.builds(lambda n: ebmpp.Binomial(n, total_count=2), units),
-    )
+    kinds = Bernoulli, Spin, lambda n: ebmpp.Binomial(n, total_count=2)
+    counted = [st.builds(kind, st.integers(1, most_units)) for kind in kinds]
+    return st.one_of(*counted, st.just(Categorical(1, num_categories=3)))
 
 
 @st.composite
@@ -50,12 +46,7 @@ def graphs(draw: st.DrawFn) -> FactorGraph:
 STARS = {
     "finite": (Bernoulli(2), Spin(1), Categorical(1, 3)),
     "counts": (ebmpp.Poisson(2), ebmpp.Binomial(1, total_count=1), Bernoulli(1)),
-    "gaussian": (
-        ebmpp.Gaussian(2),
-        ebmpp.Gaussian(1, variance="learned"),
-        ebmpp.Gaussian(1, variance="learned"),
-        Spin(1),
-    ),
+    "gaussian": (ebmpp.Gaussian(2), *[ebmpp.Gaussian(1, variance="learned")] * 2, Spin(1)),
 }
 
 
@@ -127,12 +118,8 @@ def test_conditioned_graphs_compare_by_value_and_compose() -> None:
     expected = rbm.free_energy(params, v)
     for graph in (rest, twice):
         np.testing.assert_allclose(graph.free_energy(params, {}), expected, rtol=1e-6)
-    rest_of_deep = condition(zoo.graph("deep"), h1=np.ones(3))
-    assert (
-        rest_of_deep.edges == set()
-        and list(rest_of_deep.visible) == ["v"]
-        and list(rest_of_deep.latent) == ["h2"]
-    )
+    deep = condition(zoo.graph("deep"), h1=np.ones(3))
+    assert (deep.edges, list(deep.visible), list(deep.latent)) == (set(), ["v"], ["h2"])
 
 
 def test_traced_values_are_refused() -> None:
@@ -284,7 +271,7 @@ def bias(block: str, family: Any, name: str | None = None) -> FactorGraph:
 CALLS: dict[str, tuple[Callable[[FactorGraph, dict], Any], type[Exception], str]] = {
     "shape": (lambda g, p: split(g, "v", params=p | {"v": np.zeros(5)}), ParameterError, r"'v': .* \(5,\)"),
     "same factors": (
-        lambda g, p: rename(g, {}, factors={"v": "b", "h": "b"}),
+        lambda g, p: rename(g, {}, factors=dict(v="b", h="b")),
         DeclarationError,
         "factors.*'b'",
     ),
@@ -321,9 +308,8 @@ def test_marginals_of_stars(name: str) -> None:
 def test_paired_units_are_summed_out_pair_by_pair() -> None:
     energy = lambda w, a, h: -jnp.vdot(w, a * h[::-1])
     factor = ebmpp.Factor("a", "h", init=np.ones(5), energy=energy, name="noise")
-    check_marginal(
-        FactorGraph({"a": Spin(5)}, {"h": Bernoulli(5)}, [Bias("a"), Bias("h"), factor]), scale=1.0
-    )
+    graph = FactorGraph({"a": Spin(5)}, {"h": Bernoulli(5)}, [Bias("a"), Bias("h"), factor])
+    check_marginal(graph, scale=1.0)
 
 
 @pytest.mark.slow

@@ -85,11 +85,8 @@ def test_kernel_describes_itself_and_refuses_wrong_options():
 
 
 def test_a_mixture_needs_its_pool():
-    graph, params, kernel = (
-        zoo.graph("rbm"),
-        strong_params(),
-        MaximalCoupling(zoo.graph("rbm"), coupling="mixture"),
-    )
+    graph, params = zoo.graph("rbm"), strong_params()
+    kernel = MaximalCoupling(graph, coupling="mixture")
     for pool in ({}, {"pool": zoo.rows("rbm")}):
         with pytest.raises(ArgumentError, match="pool"):
             kernel.init(zoo.KEY, 0, None, (params,), pool)
@@ -137,36 +134,21 @@ def test_mixture_proposals_keep_the_distribution_and_pairs_meet():
 def test_chain_methods_agree_with_mixture_proposals():
     graph, params = zoo.graph("rbm"), strong_params()
     pool = mixture_pool(graph, params, zoo.rows("rbm"), rng_key=zoo.KEY)
-    runs = [
-        run_mcmc(
-            MaximalCoupling(graph, coupling="mixture"),
-            params,
-            num_chains=3,
-            chain_method=m,
-            clamped={"pool": pool},
-        )
-        for m in ("vectorized", "sequential")
-    ]
+    kernel, options = MaximalCoupling(graph, coupling="mixture"), {"num_chains": 3, "clamped": {"pool": pool}}
+    runs = [run_mcmc(kernel, params, chain_method=m, **options) for m in ("vectorized", "sequential")]
     assert_same(*map(samples, runs))
     assert_same(*(mcmc.last_state.meeting_time for mcmc in runs))
 
 
 GRAPH = pair(Bernoulli(2), Categorical(1, 3))
-
-
 PARAMS = random_params(GRAPH, seed=3, scale=1.5)
-
-
 METROPOLIS_CHAINS = 20_000
-
-
 START = {"a": np.ones(2), "b": np.full(1, 2)}
 
 
 def run_metropolis(num_samples, num_chains=METROPOLIS_CHAINS, clamped=None, method="vectorized", **options):
-    init = {
-        b: np.broadcast_to(v, (num_chains, *v.shape)) for b, v in START.items() if b not in (clamped or {})
-    }
+    free = START.keys() - (clamped or {}).keys()
+    init = {b: np.broadcast_to(START[b], (num_chains, *START[b].shape)) for b in free}
     return run_mcmc(
         MetropolisCoupling(GRAPH, **options), PARAMS, num_samples=num_samples, num_chains=num_chains, key=3,
         clamped=clamped, init_params=init if num_chains == METROPOLIS_CHAINS else None, chain_method=method,

@@ -24,12 +24,8 @@ ROWS = {"v": np.array([[0.0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])}
 
 
 def draw(method="vectorized", num_samples=8, num_chains=2, params=None, **options):
-    kernel = BlockedGibbs(zoo.graph("rbm"))
-    params = strong_params() if params is None else params
-    mcmc = run_mcmc(
-        kernel, params, chain_method=method, num_samples=num_samples, num_chains=num_chains, **options
-    )
-    return samples(mcmc)
+    options |= {"chain_method": method, "num_samples": num_samples, "num_chains": num_chains}
+    return samples(run_mcmc(BlockedGibbs(zoo.graph("rbm")), params or strong_params(), **options))
 
 
 @pytest.mark.parametrize(
@@ -211,16 +207,11 @@ def test_a_kernel_can_be_pickled_and_needs_a_graph():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_chain_methods_agree_for_real_units_up_to_rounding(method):
-    runs = [
-        samples(
-            run_mcmc(
-                BlockedGibbs(zoo.graph("gaussian")), zoo.params("gaussian"), num_chains=2, chain_method=m
-            )
-        )
-        for m in ("vectorized", method)
-    ]
+    kernel, params = BlockedGibbs(zoo.graph("gaussian")), zoo.params("gaussian")
+    run = lambda m: samples(run_mcmc(kernel, params, num_chains=2, chain_method=m))
     # matrix products of one row and of two round differently
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-6), *runs)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-6)
+    jax.tree.map(close, run("vectorized"), run(method))
 
 
 @cache
@@ -235,15 +226,9 @@ def torus() -> FactorGraph:
 def test_chain_methods_agree_on_a_large_lattice(observed):
     params = {"x:x": np.float32(0.5)}  # its sums are exact in any order
     clamped = {"x": Observed(np.ones(900), np.arange(900) < 100)} if observed else {}
-    runs = [
-        samples(
-            run_mcmc(
-                BlockedGibbs(torus()), params, num_samples=3, num_chains=20, chain_method=m, clamped=clamped
-            )
-        )
-        for m in ("vectorized", "sequential")
-    ]
-    assert_same(*runs)
+    options = {"num_samples": 3, "num_chains": 20, "clamped": clamped}
+    run = lambda m: samples(run_mcmc(BlockedGibbs(torus()), params, chain_method=m, **options))
+    assert_same(run("vectorized"), run("sequential"))
 
 
 @pytest.mark.slow

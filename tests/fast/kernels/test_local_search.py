@@ -44,8 +44,12 @@ def assert_modes(state: dict, fixed: dict) -> np.ndarray:
     return np.array(values)
 
 
+def search(graph, params, **options):
+    return ebmpp.local_search(graph, params, **{"rng_key": zoo.KEY} | options)
+
+
 def test_no_layer_can_raise_the_density_of_a_result():
-    mode = ebmpp.local_search(zoo.graph("deep"), strong_params("deep", 2.0), rng_key=zoo.KEY, num_rows=200)
+    mode = search(zoo.graph("deep"), strong_params("deep", 2.0), num_rows=200)
     values = assert_modes(mode.state, {})
     assert (mode.steps >= 0).all() and len(np.unique(mode.steps)) > 1
     assert values.max() == pytest.approx(model().target.max(), rel=1e-4)  # one of 200 is the global mode
@@ -55,9 +59,7 @@ def test_observed_units_stay_and_the_others_are_optimal():
     known = np.random.default_rng(1).random((25, 3)) < 0.4
     observed = ebmpp.Observed(np.where(known, [0.0, 1.0, 0.0], np.nan), known)
     h2 = ebmpp.Observed(np.array([1, 7]), np.array([True, False]))  # the 7 is ignored
-    mode = ebmpp.local_search(
-        zoo.graph("deep"), strong_params("deep", 2.0), rng_key=zoo.KEY, v=observed, h2=h2
-    )
+    mode = search(zoo.graph("deep"), strong_params("deep", 2.0), v=observed, h2=h2)
     v = np.asarray(mode.state["v"])
     assert (v == [0, 1, 0])[known].all() and (mode.state["h2"][:, 0] == 1).all()
     assert_modes(mode.state, {"v": known, "h2": h2.known})
@@ -66,25 +68,17 @@ def test_observed_units_stay_and_the_others_are_optimal():
 def test_wrong_calls_are_refused():
     everything = {"v": np.ones(3), "h1": np.ones(3), "h2": np.ones(2)}
     with pytest.raises(StateError, match="clamped"):
-        ebmpp.local_search(zoo.graph("deep"), strong_params("deep"), rng_key=zoo.KEY, **everything)
+        search(zoo.graph("deep"), strong_params("deep"), **everything)
     with pytest.raises(StateError, match=r"num_rows.*3.*\(2,\)"):
-        ebmpp.local_search(
-            zoo.graph("deep"), strong_params("deep"), rng_key=zoo.KEY, num_rows=3, v=np.ones((2, 3))
-        )
-
-
-def search(graph, params, **options):
-    return ebmpp.local_search(graph, params, **{"rng_key": zoo.KEY} | options)
+        search(zoo.graph("deep"), strong_params("deep"), num_rows=3, v=np.ones((2, 3)))
 
 
 @pytest.mark.slow
 def test_the_first_layer_is_random():
     # three units, each wants to be on and inhibits the others: the first one wins
     names, bonds = ("a", "b", "c"), (("a", "b"), ("b", "c"), ("a", "c"))
-    graph = ebmpp.FactorGraph(
-        {b: Bernoulli(1) for b in names},
-        factors=[*map(ebmpp.Bias, names), *(ebmpp.Bilinear(*bond) for bond in bonds)],
-    )
+    factors = [*map(ebmpp.Bias, names), *(ebmpp.Bilinear(*bond) for bond in bonds)]
+    graph = ebmpp.FactorGraph({b: Bernoulli(1) for b in names}, factors=factors)
     params = {b: np.ones(1) for b in names} | {":".join(bond): np.full((1, 1), -3.0) for bond in bonds}
     state = search(graph, params, init={b: np.zeros((3000, 1)) for b in names}).state
     on = np.concatenate([state[b] for b in names], axis=1)

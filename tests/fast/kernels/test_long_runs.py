@@ -24,37 +24,52 @@ from ebmpp import BlockedGibbs, GibbsBlock, MaximalCoupling, ParallelTempering
 from ebmpp.errors import ArgumentError, CheckpointError, ParameterError
 from ebmpp.kernels import LongRun
 from ebmpp.kernels.draw_file import DrawFile
-from helpers import assert_law
+from helpers import assert_law, slow
 
 
-def test_a_stopped_run_resumes_and_has_the_moments_of_all_draws(tmp_path, monkeypatch):
-    expected = run(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """A run that was never stopped."""
+    return run(tmp_path_factory.mktemp("complete"))
 
-    class Stopped(Exception):
-        pass
+
+@pytest.fixture
+def folder(complete, tmp_path):
+    """A copy of its directory."""
+    shutil.copytree(complete.directory, tmp_path / "run")
+    return tmp_path / "run"
+
+
+class Stopped(Exception):
+    pass
+
+
+# Files are renamed in this order: checkpoints of steps 27, 45 and 60, the complete draws.
+@pytest.mark.parametrize("calls", [slow(1), 2, slow(3), slow(4)])
+def test_a_stopped_run_resumes_bit_by_bit(calls, complete, tmp_path, monkeypatch):
+    replace, count = os.replace, iter(range(1, 100))
+
+    def replace_or_stop(*args):
+        if next(count) >= calls:
+            raise Stopped
+        replace(*args)
 
     with monkeypatch.context() as patched:
-        replace, count = os.replace, iter(range(1, 100))
-
-        def replace_or_stop(*args):
-            # the second file: after the draws of step 45, before their checkpoint
-            if next(count) >= 2:
-                raise Stopped
-            replace(*args)
-
         patched.setattr(os, "replace", replace_or_stop)
         with pytest.raises(Stopped):
-            run(tmp_path / "stopped")
-    assert_same_run(run(tmp_path / "stopped", resume=True), expected)
-    with pytest.raises(CheckpointError, match="resume=True"):
-        run(tmp_path / "stopped")
-    mcmc = chains(thinning=1)
-    mcmc.run(zoo.KEY, strong_params())
-    for block, x in samples(mcmc).items():
+            run(tmp_path)
+    assert_same_run(run(tmp_path, resume=True), complete)
+    assert_same_run(run(tmp_path, resume=True), complete)  # nothing is left to do
+    names = lambda directory: sorted(path.name for path in directory.iterdir())
+    assert names(tmp_path) == names(complete.directory)
+
+
+def test_moments_are_those_of_all_draws(complete):
+    for block, x in all_draws(chains(), strong_params()).items():
         flat = x.reshape(-1, x.shape[-1]).astype(float)
-        np.testing.assert_allclose(expected.moments.mean[block], flat.mean(0), rtol=1e-6)
-        np.testing.assert_allclose(expected.moments.variance[block], flat.var(0, ddof=1), rtol=1e-5)
-        np.testing.assert_array_equal(expected.draws().posterior[block], x[:, THINNING - 1 :: THINNING])
+        np.testing.assert_allclose(complete.moments.mean[block], flat.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(complete.moments.variance[block], flat.var(0, ddof=1), rtol=1e-5)
+        np.testing.assert_array_equal(complete.draws().posterior[block], x[:, THINNING - 1 :: THINNING])
 
 
 @pytest.mark.parametrize(
@@ -202,44 +217,6 @@ def test_errors_of_kernels_and_functions_pass_through():
         long_run(fn=lambda z: 1 / 0)
 
 
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory):
-    """A run that was never stopped."""
-    return run(tmp_path_factory.mktemp("complete"))
-
-
-@pytest.fixture
-def folder(complete, tmp_path):
-    """A copy of its directory."""
-    shutil.copytree(complete.directory, tmp_path / "run")
-    return tmp_path / "run"
-
-
-class Stopped(Exception):
-    pass
-
-
-# Files are renamed in this order: checkpoints of steps 27, 45 and 60, the complete draws.
-@pytest.mark.slow
-@pytest.mark.parametrize("calls", range(1, 5))
-def test_a_stopped_run_resumes_bit_by_bit(calls, complete, tmp_path, monkeypatch):
-    replace, count = os.replace, iter(range(1, 100))
-
-    def replace_or_stop(*args):
-        if next(count) >= calls:
-            raise Stopped
-        replace(*args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", replace_or_stop)
-        with pytest.raises(Stopped):
-            run(tmp_path)
-    assert_same_run(run(tmp_path, resume=True), complete)
-    assert_same_run(run(tmp_path, resume=True), complete)  # nothing is left to do
-    names = lambda directory: sorted(path.name for path in directory.iterdir())
-    assert names(tmp_path) == names(complete.directory)
-
-
 @pytest.mark.slow
 def test_a_killed_process_resumes_bit_by_bit(complete, tmp_path):
     assert start_killed_run(tmp_path, 3).wait(timeout=300) == -signal.SIGKILL
@@ -285,7 +262,6 @@ def test_a_full_disk_damages_nothing(complete, tmp_path, monkeypatch):
     assert_same_run(run(tmp_path, resume=True), complete)
 
 
-@pytest.mark.slow
 def test_a_directory_in_use_is_refused(folder, tmp_path):
     with pytest.raises(CheckpointError, match="resume=True"):
         run(folder)

@@ -77,8 +77,6 @@ def test_wrong_observations_are_refused(block, observed, message):
 
 
 VALUES = np.array([1.0, 0.0, 0.0, 1.0])
-
-
 MASKS = {"some": [True, False, True, False], "none": [False] * 4, "all": [True] * 4}
 
 
@@ -86,9 +84,9 @@ def units(x: dict) -> dict:
     return x
 
 
-def estimate(coupling: str, mask: str, seed: int = 2, **options: Any) -> Any:
+def estimate(coupling: Any, mask: str, **options: Any) -> Any:
     """The mask is an argument of the compiled program, so that all masks share it."""
-    options = {"rng_key": jax.random.key(seed), "num_pairs": 6000, "coupling": coupling} | options
+    options |= {"rng_key": jax.random.key(2), "num_pairs": 6000, "coupling": coupling}
     observed = Observed(VALUES, np.array(MASKS[mask]))
     return ebmpp.unbiased_expectation(zoo.graph("rbm"), strong_params(), units, v=observed, **options)
 

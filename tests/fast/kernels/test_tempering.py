@@ -5,7 +5,7 @@
 import itertools
 import pickle
 
-from mcmc_tools import run_mcmc, samples, scan_kernel, strong_params
+from mcmc_tools import reference, run_mcmc, samples, scan_kernel, strong_params
 from metropolis_tools import Law
 import numpy as np
 from oracle import numpy_energy
@@ -39,9 +39,8 @@ def params_at(beta: float) -> dict:
 
 def test_every_replica_has_the_distribution_of_its_temperature():
     graph = zoo.graph("rbm")
-    mcmc = run_mcmc(
-        ParallelTempering(graph, BETAS), params_at(1.0), num_chains=4000, num_warmup=10, num_samples=10
-    )
+    options = {"num_chains": 4000, "num_warmup": 10, "num_samples": 10}
+    mcmc = run_mcmc(ParallelTempering(graph, BETAS), params_at(1.0), **options)
     state, laws = mcmc.last_state, [Law(graph, params_at(beta)) for beta in BETAS]
     for r, exact in enumerate(laws):
         drawn = {b: np.asarray(x[:, r]) for b, x in state.replicas.items()}
@@ -62,9 +61,8 @@ def test_observed_units_stay_fixed_in_every_replica():
     graph, params = zoo.graph("rbm"), params_at(1.0)
     known = np.array([[True, False, True, True], [False] * 4])
     observed = Observed(np.array([[1.0, 0.0, 0.0, 1.0], [0.0] * 4]), known)
-    state, *_ = scan_kernel(
-        ParallelTempering(graph, BETAS), 12, params, num_chains=3000, clamped={"v": observed}
-    )
+    kernel = ParallelTempering(graph, BETAS)
+    state, *_ = scan_kernel(kernel, 12, params, num_chains=3000, clamped={"v": observed})
     assert state.z["v"].shape == (3000, 2, 4) and state.replicas["v"].shape == (3000, 2, 3, 4)
     assert (state.replicas["v"][:, 0][..., known[0]] == [1, 0, 1]).all()
     for row, inside in enumerate((lambda x: (x["v"] == [1, x["v"][1], 0, 1]).all(), lambda x: True)):
@@ -93,12 +91,6 @@ def test_temperatures_adapt_at_the_end_of_rounds_that_double():
     np.testing.assert_array_equal(counts, [0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3])
 
 
-def reference(graph):
-    generator = np.random.default_rng(0)
-    noise = lambda f: np.float32(0.3 * generator.normal(size=f.statistic_shape))
-    return {b: np.asarray(f.default_eta()) + noise(f) for b, f in graph.families.items()}
-
-
 @pytest.mark.parametrize("summed", often([("v", "h2"), ()], ("v", "h2")))
 def test_swap_ratios_along_a_path_match_enumeration(summed):
     graph, params = zoo.graph("deep"), strong_params("deep")
@@ -107,10 +99,7 @@ def test_swap_ratios_along_a_path_match_enumeration(summed):
     x = {b: random_state(f, i, (3,)) for i, (b, f) in enumerate(ensemble.graph.families.items())}
     ratios = [swaps.log_ratio(Target(ensemble.graph, ensemble.params), x, i, summed) for i in range(2)]
     models, betas = [None, path.params_at(1), path.params_at(2), params], [0, 1, 1, 1]
-    inside = [
-        {"v": np.array(s[:3], float), "h2": np.array(s[3:], float)}
-        for s in itertools.product([0, 1], repeat=5)
-    ]
+    inside = [{"v": s[:3], "h2": s[3:]} for s in np.array(list(itertools.product([0.0, 1], repeat=5)))]
 
     def log_density(r, x):
         """Return the quantity at knot ``r``, with ``summed`` summed out by enumeration."""

@@ -62,8 +62,10 @@ def test_negative_weights_of_categories_are_refused_or_reported() -> None:
     assert (np.asarray(new["x"]) == -1).all() and np.asarray(broken).all()
 
 
-def product_energy(weight, t):
-    return -weight * t[0] * t[1]
+def product() -> FactorGraph:
+    energy = lambda weight, t: -weight * t[0] * t[1]
+    factor = Factor("x", energy=energy, init=np.ones(()), lateral={"x": [(0, 1)]}, name="w")
+    return FactorGraph({"x": Spin(2)}, factors=[Bias("x"), factor])
 
 
 @pytest.mark.parametrize(
@@ -72,17 +74,7 @@ def product_energy(weight, t):
         (lambda: zoo.graph("spin"), StateError, "'x'"),
         (lambda: FactorGraph({"x": Spin(2)}, factors=[Bias("x")]), IntractableError, "'x'"),
         (lambda: FactorGraph.from_networkx(nx.path_graph(3), Gaussian), IntractableError, "Gaussian"),
-        (
-            lambda: FactorGraph(
-                {"x": Spin(2)},
-                factors=[
-                    Bias("x"),
-                    Factor("x", energy=product_energy, init=np.ones(()), lateral={"x": [(0, 1)]}, name="w"),
-                ],
-            ),
-            IntractableError,
-            "Pairwise",
-        ),
+        (product, IntractableError, "Pairwise"),
     ],
 )
 def test_blocks_without_clusters_are_refused(graph, error: type[Exception], message: str) -> None:

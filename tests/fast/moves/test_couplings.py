@@ -28,20 +28,12 @@ MAXIMAL = ("maximal", "maximal_independent")
 FAMILIES: dict[str, tuple[Family, list, list]] = {
     "bernoulli": (Bernoulli(3), [0.5, -1.0, 2.0], [-0.4, 0.3, 1.0]),
     "spin": (Spin(2), [0.5, -0.3], [-0.2, 0.4]),
-    "categorical": (
-        Categorical(2, num_categories=3),
-        [[0.0, 1.0, -1.0], [0.5, 0.2, 0.0]],
-        [[0.8, 0.0, 0.3], [-0.5, 0.2, 1.0]],
-    ),
+    "categorical": (Categorical(2, 3), [[0, 1, -1], [0.5, 0.2, 0]], [[0.8, 0, 0.3], [-0.5, 0.2, 1]]),
     "binomial": (Binomial(2, total_count=3), [0.5, -1.0], [-0.2, 0.1]),
     "poisson": (Poisson(2), [0.5, 1.2], [0.1, 1.6]),
     "exponential": (Exponential(2), [-1.0, -2.0], [-0.6, -3.0]),
     "gaussian": (Gaussian(2), [0.3, -0.5], [1.0, 0.2]),
-    "gaussian_learned": (
-        Gaussian(2, variance="learned"),
-        [[0.3, -0.5], [1.0, -1.0]],
-        [[1.0, -0.8], [0.0, -0.4]],
-    ),
+    "gaussian_learned": (Gaussian(2, "learned"), [[0.3, -0.5], [1, -1]], [[1, -0.8], [0, -0.4]]),
 }
 
 
@@ -118,9 +110,7 @@ def unit_distribution(family: Family, eta: np.ndarray) -> stats.rv_continuous:
         case Bernoulli():
             return stats.bernoulli(1 / (1 + math.exp(-eta)))
         case Spin():
-            return stats.rv_discrete(
-                values=([-1, 1], [1 / (1 + math.exp(2 * eta)), 1 / (1 + math.exp(-2 * eta))])
-            )
+            return stats.rv_discrete(values=([-1, 1], 1 / (1 + np.exp([2 * eta, -2 * eta]))))
         case Categorical():
             return stats.rv_discrete(values=(np.arange(len(eta)), np.exp(eta) / np.exp(eta).sum()))
         case Binomial():
@@ -189,10 +179,9 @@ def test_common_draws_of_finite_units_meet_with_probability_one_minus_tv(name: s
     family, eta, other = FAMILIES[name]
     x, y = pairs(name, "common")
     values = np.arange(-1, 4)
-    for unit, units in enumerate(
-        zip(block_distributions(family, eta), block_distributions(family, other), strict=True)
-    ):
-        exact = float(np.minimum(*(u.pmf(values) for u in units)).sum())
+    units = [block_distributions(family, e) for e in (eta, other)]
+    for unit, (first, second) in enumerate(zip(*units, strict=True)):
+        exact = float(np.minimum(first.pmf(values), second.pmf(values)).sum())
         assert_share(x[:, unit] == y[:, unit], exact, 3 * len(eta))
 
 
@@ -216,9 +205,8 @@ def test_invalid_natural_parameters_are_reported(name: str, kind: str) -> None:
     family, eta, other = FAMILIES[name]
     etas = [np.tile(np.asarray(e, np.float32), (ROWS, *(1,) * np.ndim(e))) for e in (eta, other)]
     unit = (0,) * np.ndim(eta)
-    for row, (value, chains) in enumerate(
-        itertools.product((np.nan, np.inf, -np.inf), ((0,), (0, 1))), start=1
-    ):
+    wrong = itertools.product((np.nan, np.inf, -np.inf), ((0,), (0, 1)))
+    for row, (value, chains) in enumerate(wrong, start=1):
         for chain in chains:
             etas[chain][(row, *unit)] = value
     etas[1][(7, *unit)] = np.nan
@@ -269,19 +257,12 @@ def test_one_kind_per_layer() -> None:
     assert resolve(["common", "independent", "maximal"], LAYERS) == ("common", "independent", "maximal")
 
 
-@pytest.mark.parametrize(
-    ("coupling", "message"),
-    [
+def test_wrong_couplings_are_refused() -> None:
+    for coupling, message in (
         ("synchronous", "synchronous"),
         (("maximal", "crn", "common"), "crn"),
         (("maximal", "common"), "3 layers"),
-    ],
-)
-def test_unknown_couplings_are_refused(coupling: str | tuple[str, ...], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        resolve(coupling, LAYERS)
-
-
-def test_pairs_that_could_never_meet_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="independent"):
-        resolve("independent", LAYERS)
+        ("independent", "independent"),  # such pairs could never meet
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            resolve(coupling, LAYERS)

@@ -43,7 +43,7 @@ from ebmpp.moves.move import coupled_sweep, draw_sweep
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from ebmpp.moves.tempering import tempered_sweep
-from helpers import assert_law, random_params, random_state, slow
+from helpers import assert_law, often, random_params, random_state
 
 ROWS, REFERENCE_ROWS = 4000, 100_000
 ROOT_KEY = np.array([0, 5], np.uint32)
@@ -86,9 +86,7 @@ def hidden_chain() -> FactorGraph:
 _OTHER_GRAPHS = {
     "potts": lambda: FactorGraph.from_networkx(nx.cycle_graph(4), lambda n: Categorical(n, 3)),
     "complete": lambda: FactorGraph.from_networkx(nx.complete_graph(5), Bernoulli),
-    "gaussian lattice": lambda: FactorGraph.from_networkx(
-        nx.cycle_graph(4), lambda n: Gaussian(n, "learned")
-    ),
+    "gaussian lattice": lambda: FactorGraph.from_networkx(nx.cycle_graph(4), _learned),
     "semi-restricted": lambda: FactorGraph(
         {"v": Bernoulli((2, 2))},
         {"h": Spin(2)},
@@ -238,7 +236,7 @@ SLOW_CASES = {
     "tempered semi-restricted": Case("semi-restricted", tempered, is_tempered=True),
 }
 ALL_CASES = CASES | SLOW_CASES
-every_case = pytest.mark.parametrize("name", [*CASES, *map(slow, SLOW_CASES)])
+every_case = pytest.mark.parametrize("name", often(ALL_CASES, *CASES))
 
 
 class Problem:
@@ -345,9 +343,7 @@ def start(p: Problem, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 # the coupled sweep of replicas takes six seconds to compile, and a single chain has the same swaps
-@pytest.mark.parametrize(
-    "name", [n if n != "tempered" else slow(n) for n in CASES] + [*map(slow, SLOW_CASES)]
-)
+@pytest.mark.parametrize("name", often(ALL_CASES, *(CASES.keys() - {"tempered"})))
 def test_coupled_chains_keep_their_distribution_and_stay_together(name: str) -> None:
     """From independent exact draws: both chains stay exact at every sweep, and meetings last."""
     p = problem(name)

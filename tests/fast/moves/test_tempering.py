@@ -26,11 +26,8 @@ def mixed() -> tuple[FactorGraph, dict, dict]:
     """A graph, its params, and rows of three replicas."""
     graph = pair(Gaussian(2, "learned"), Categorical(3, 4))
     families = tempering.replicate(graph, 3).families
-    return (
-        graph,
-        random_params(graph, 1),
-        {b: random_state(f, i, (4,)) for i, (b, f) in enumerate(families.items())},
-    )
+    rows = {b: random_state(f, i, (4,)) for i, (b, f) in enumerate(families.items())}
+    return graph, random_params(graph, 1), rows
 
 
 def at_beta(params: dict, beta: float) -> dict:
@@ -40,10 +37,8 @@ def at_beta(params: dict, beta: float) -> dict:
 
 def test_replicas_have_the_energies_and_conditionals_of_their_temperatures(mixed) -> None:
     graph, params, x = mixed
-    replicas, tempered = (
-        tempering.replicate(graph, 3),
-        tempering.tempered_params(graph, params, jnp.asarray(BETAS)),
-    )
+    replicas = tempering.replicate(graph, 3)
+    tempered = tempering.tempered_params(graph, params, jnp.asarray(BETAS))
 
     @jax.jit
     def run(tempered, x):
@@ -51,9 +46,8 @@ def test_replicas_have_the_energies_and_conditionals_of_their_temperatures(mixed
         return replicas.energy(tempered, x), replicas.natural_parameters(tempered, x, "b"), ratio
 
     energy, eta, ratio = run(tempered, x)
-    at = lambda row, source, beta: numpy_energy(
-        graph, at_beta(params, beta), {b: v[row, source] for b, v in x.items()}
-    )
+    state = lambda row, source: {b: v[row, source] for b, v in x.items()}
+    at = lambda row, source, beta: numpy_energy(graph, at_beta(params, beta), state(row, source))
     natural = jax.jit(lambda params, x: graph.natural_parameters(params, x, "b"))
     for row in range(4):
         expected = sum(at(row, r, beta) for r, beta in enumerate(BETAS))
@@ -102,11 +96,9 @@ def precision_energy(weight, x, h):
 
 
 def test_the_hottest_replica_must_normalise() -> None:
-    graph = FactorGraph(
-        {"x": Gaussian(2, "learned")},
-        {"h": Bernoulli(2)},
-        [Bias("h"), Bilinear("x", "h"), Factor("x", "h", energy=precision_energy, init=np.ones(2), name="p")],
-    )
+    precision = Factor("x", "h", energy=precision_energy, init=np.ones(2), name="p")
+    factors = [Bias("h"), Bilinear("x", "h"), precision]
+    graph = FactorGraph({"x": Gaussian(2, "learned")}, {"h": Bernoulli(2)}, factors)
     params = random_params(graph, scale=0.1)
     tempering.check_hot(graph, params, 0.5)
     with pytest.raises(DomainError, match="beta.*'x'"):
@@ -130,10 +122,9 @@ def test_swaps_exchange_neighbours_of_one_parity() -> None:
     assert np.asarray(order(accepted, 0))[0].tolist() == [1, 0, 3, 2, 4]
     assert np.asarray(order(accepted, 1))[0].tolist() == [0, 2, 1, 4, 3]
     assert np.asarray(order(~accepted, 1))[0].tolist() == [0, 1, 2, 3, 4]
-    values = np.arange(10).reshape(1, 5, 2)
-    np.testing.assert_array_equal(
-        swaps.take(jnp.asarray(values), jnp.array([[1, 0, 2, 4, 3]])), values[:, [1, 0, 2, 4, 3]]
-    )
+    values, places = np.arange(10).reshape(1, 5, 2), [1, 0, 2, 4, 3]
+    taken = swaps.take(jnp.asarray(values), jnp.array([places]))
+    np.testing.assert_array_equal(taken, values[:, places])
 
 
 def test_tempered_sweeps_need_a_known_coupling() -> None:

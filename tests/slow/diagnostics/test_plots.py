@@ -32,11 +32,9 @@ def test_matplotlib_is_imported_on_demand():
 
 
 def test_draw_graph():
-    graph = FactorGraph(
-        {"v": Bernoulli(2), "x": Gaussian((2, 2), variance="learned")},
-        {"h": Categorical(2, 3)},
-        [Bias("v"), Bias("h"), Bias("x"), Bilinear("v", "h", name="weights"), Bilinear("x", "h")],
-    )
+    factors = [*map(Bias, "vhx"), Bilinear("v", "h", name="weights"), Bilinear("x", "h")]
+    visible = {"v": Bernoulli(2), "x": Gaussian((2, 2), variance="learned")}
+    graph = FactorGraph(visible, {"h": Categorical(2, 3)}, factors)
     _, ax = plt.subplots()
     assert graph.draw(ax) is ax
     assert {"weights", "x:h", "layer 0", "layer 1", "v\nBernoulli(2)\nfactors: v"} <= set(texts(ax))
@@ -107,20 +105,14 @@ def test_plot_meeting_times():
     assert "a: 1 of 4 pairs unmet" in texts(ax) and ax.lines[1].get_xdata().tolist() == [5]
     assert plots.plot_meeting_times([1, 2, 3], ax=ax, label="b") is ax
     assert ax.lines[2].get_color() != ax.lines[0].get_color()
-    for times, met, message in (
-        ([], None, "at least one"),
-        ([1, np.inf], None, "1 of 2"),
-        ([1, 2], [True], "met"),
-    ):
+    for times, met, message in (([], None, "one"), ([1, np.inf], None, "1 of 2"), ([1, 2], [True], "met")):
         with pytest.raises(ValueError, match=message):
             plots.plot_meeting_times(times, met=met)
 
 
 def test_plot_tv_bound():
-    group = xr.Dataset(
-        {"meeting_time": ("chain", [5, 3, 2]), "met": ("chain", [True, True, False]), "lag": 2}
-    )
-    tree = xr.DataTree.from_dict({"meeting": group})
+    columns = {"meeting_time": ("chain", [5, 3, 2]), "met": ("chain", [True, True, False]), "lag": 2}
+    tree = xr.DataTree.from_dict({"meeting": xr.Dataset(columns)})
     ax, bound = plots.plot_tv_bound(tree, label="a"), tv_upper_bound(tree)
     np.testing.assert_array_equal(ax.lines[0].get_ydata(), bound.bound)
     band = ax.collections[0].get_paths()[0].vertices

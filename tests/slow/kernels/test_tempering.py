@@ -5,7 +5,16 @@
 from functools import cache
 import pickle
 
-from mcmc_tools import METHODS, assert_same, make_mcmc, run_mcmc, samples, scan_kernel, strong_params
+from mcmc_tools import (
+    METHODS,
+    assert_same,
+    make_mcmc,
+    reference,
+    run_mcmc,
+    samples,
+    scan_kernel,
+    strong_params,
+)
 from metropolis_tools import Law
 import networkx as nx
 import numpy as np
@@ -50,9 +59,8 @@ def visible_distribution(params: dict) -> np.ndarray:
 @pytest.mark.parametrize("name", ["rbm", "categorical", "learned"])
 def test_both_chains_of_a_pair_have_the_distribution_of_the_model(name):
     graph, params = zoo.graph(name), zoo.params(name)
-    state, _, met = scan_kernel(
-        MaximalCoupling(graph, lag=2, coupling=tempered(BETAS)), 20, params, num_chains=3000
-    )
+    kernel = MaximalCoupling(graph, lag=2, coupling=tempered(BETAS))
+    state, _, met = scan_kernel(kernel, 20, params, num_chains=3000)
     for chain in (state.z, state.y):
         for b, statistics in graph.statistics(chain).items():
             assert_rows_law(statistics, zoo.moments(name)[b], comparisons=40)
@@ -73,9 +81,8 @@ def test_tempered_pairs_meet_where_plain_pairs_do_not():
 
 def test_coupled_runs_have_a_meeting_group():
     kernel = MaximalCoupling(zoo.graph("rbm"), lag=2, coupling=tempered(BETAS, "common"))
-    runs = [
-        run_mcmc(kernel, strong_params(), num_samples=5, num_chains=2, chain_method=m) for m in METHODS[:2]
-    ]
+    options = {"num_samples": 5, "num_chains": 2}
+    runs = [run_mcmc(kernel, strong_params(), chain_method=m, **options) for m in METHODS[:2]]
     assert_same(*map(samples, runs))
     tree, state = ebmpp.to_datatree(runs[1]), runs[1].last_state
     assert int(tree["meeting"]["lag"]) == 2 and tree["meeting"]["energy"].dims == ("chain", "sweep")
@@ -98,30 +105,13 @@ def test_estimates_are_unbiased(k, m, lag):
     assert estimate.met.all() and estimate.meeting_time.min() >= lag
 
 
-def test_estimates_are_unbiased_given_observed_units():
-    graph, params = zoo.graph("rbm"), strong_params()
-    known, values = np.array([True, False, True, True]), np.array([1.0, np.nan, 0.0, 1.0])
-    options = {"init": {"h": np.ones(3)}, "v": Observed(values, known), "rng_key": zoo.KEY, "num_pairs": 1500}
-    estimate = ebmpp.unbiased_expectation(
-        graph, params, lambda x: x["v"], coupling=tempered(BETAS, "common"), **options
-    )
-    model = Law(graph, params, lambda x: (x["v"] == values)[known].all())
-    exact = model.target @ np.array([x["v"] for x in model.states])
-    assert_law(estimate.value, exact, estimate.standard_error)
-
-
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"v": np.ones(5)}, StateError, r"'v'.*\(5,\)"),
-        ({"init": {"h": np.ones(5)}}, StateError, r"'h'.*\(5,\)"),
-    ],
+    ("block", "argument"), [("v", {"v": np.ones(5)}), ("h", {"init": {"h": np.ones(5)}})]
 )
-def test_wrong_arguments_of_estimates_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        ebmpp.unbiased_expectation(
-            zoo.graph("rbm"), strong_params(), products, rng_key=zoo.KEY, coupling=tempered(BETAS), **options
-        )
+def test_wrong_arguments_of_estimates_are_refused(block, argument):
+    options = {"rng_key": zoo.KEY, "coupling": tempered(BETAS)} | argument
+    with pytest.raises(StateError, match=rf"'{block}'.*\(5,\)"):
+        ebmpp.unbiased_expectation(zoo.graph("rbm"), strong_params(), products, **options)
 
 
 def test_tempering_visits_both_modes_with_their_weights():
@@ -148,30 +138,17 @@ def test_tempering_visits_both_modes_with_their_weights():
 @pytest.mark.parametrize("along_path", [False, True])
 def test_chain_methods_give_the_same_draws(method, along_path):
     graph = zoo.graph("rbm")
-    kernel = (
-        ParallelTempering(graph, path=path_of(graph))
-        if along_path
-        else ParallelTempering(graph, num_temperatures=3)
-    )
-    runs = [
-        run_mcmc(kernel, strong_params(), num_samples=5, num_chains=2, num_warmup=6, chain_method=m)
-        for m in ("vectorized", method)
-    ]
+    kernel = ParallelTempering(graph, **({"path": path_of(graph)} if along_path else {"num_temperatures": 3}))
+    options = {"num_samples": 5, "num_chains": 2, "num_warmup": 6}
+    runs = [run_mcmc(kernel, strong_params(), chain_method=m, **options) for m in ("vectorized", method)]
     assert_same(*map(samples, runs))
     assert_same(*(mcmc.last_state.origin for mcmc in runs))
 
 
-def reference(graph):
-    generator = np.random.default_rng(0)
-    noise = lambda f: np.float32(0.3 * generator.normal(size=f.statistic_shape))
-    return {b: f.default_eta() + noise(f) for b, f in graph.families.items()}
-
-
 def path_of(graph, num=2, scale=1.5):
     """Models that have little to do with one another."""
-    return Path.through(
-        graph, reference(graph), [random_params(graph, seed=i, scale=scale) for i in range(num)]
-    )
+    models = [random_params(graph, seed=i, scale=scale) for i in range(num)]
+    return Path.through(graph, reference(graph), models)
 
 
 def potts() -> FactorGraph:
@@ -291,7 +268,6 @@ def test_pairs_are_not_coupled_along_a_path():
     graph, params = zoo.graph("rbm"), strong_params()
     ensemble = Ensemble.along(Target(graph, params), Knots.before(path_of(graph), params))
     move = ebmpp.moves.tempering.tempered_sweep(graph, summed=("v",))
+    options = {"rng_key": zoo.KEY, "coupling": move}
     with pytest.raises(ArgumentError, match="graph"):
-        ebmpp.unbiased_expectation(
-            ensemble.graph, ensemble.params, lambda x: x["v"], rng_key=zoo.KEY, coupling=move
-        )
+        ebmpp.unbiased_expectation(ensemble.graph, ensemble.params, lambda x: x["v"], **options)

@@ -24,13 +24,8 @@ def conditional_means(graph: FactorGraph, params: Any, **given: Any) -> dict[str
     states, probs = exact.probabilities(graph, params)
     probs = np.asarray(probs, float)
     for block, value in given.items():
-        values, known = (
-            (value.values, value.known)
-            if isinstance(value, Observed)
-            else (value, np.full(np.shape(value), True))
-        )
-        agrees = np.asarray(states[block])[:, np.asarray(known)] == np.asarray(values)[np.asarray(known)]
-        probs = probs * agrees.all(1)
+        seen = value if isinstance(value, Observed) else Observed(value, np.full(np.shape(value), True))
+        probs = probs * (np.asarray(states[block])[:, seen.known] == seen.values[seen.known]).all(1)
     statistics = graph.statistics(states)
     return {b: np.tensordot(probs / probs.sum(), np.asarray(t, float), 1) for b, t in statistics.items()}
 
@@ -52,10 +47,7 @@ FIRST_TWO = Observed(np.array([1.0, -1.0, 1, 1, 1, 1, 1, 1, 1]), np.arange(9) < 
         ("potts", {"coupling": Clusters("x")}),
         ("potts", {"coupling": Clusters("x"), "x": Observed(np.array([2, 0, 0, 0, 0]), np.arange(5) < 1)}),
         ("lattice", {"coupling": "metropolized", "x": FIRST_TWO}),
-        (
-            "deep",
-            {"coupling": "mixture", "pool": {"h1": np.eye(3, dtype=np.float32)}, "h2": np.float32([1, 0])},
-        ),
+        ("deep", {"coupling": "mixture", "pool": {"h1": np.float32(np.eye(3))}, "h2": np.float32([1, 0])}),
     ],
 )
 def test_expectations_are_unbiased(name: str, options: dict) -> None:
@@ -63,14 +55,8 @@ def test_expectations_are_unbiased(name: str, options: dict) -> None:
     given = {b: v for b, v in options.items() if b in graph.families}
     if options["coupling"] == "metropolized":
         options = options | {"coupling": (*metropolized_sweep(graph), *gibbs_sweep(graph))}
-    result = ebmpp.unbiased_expectation(
-        graph,
-        params,
-        graph.statistics,
-        rng_key=jax.random.key(1),
-        num_pairs=3000,
-        **({"k": 1, "m": 3} | options),
-    )
+    options = {"rng_key": jax.random.key(1), "num_pairs": 3000, "k": 1, "m": 3} | options
+    result = ebmpp.unbiased_expectation(graph, params, graph.statistics, **options)
     assert result.met.all()
     for b, mean in conditional_means(graph, params, **given).items():
         if b in result.value:
