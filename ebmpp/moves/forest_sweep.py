@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from typing import Any
 
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
@@ -55,15 +54,17 @@ class Forests(Move):
         """See :class:`~ebmpp.moves.Move`."""
         tables = _tables(target.graph, self.units)
         u = random.uniform(random.words(keys, tables.forest.num_units))
-        states = forests.draw(tables.forest, *self._weights(target, x), u)
+        states = forests.draw(tables.forest, *tables.weights(target.params, x, target.keep), u)
         return hold(target.keep, x, tables.put(x, states)), jnp.zeros(len(keys), jnp.int32)
 
     def prepare(self, target: Target, z: Chains) -> Any:
-        """Return the tables of both chains."""
-        rows = next(iter(z.values())).shape[1]
-        unary, pairwise = self._weights(target.twice(), flat(z))
-        split_chains = lambda a, ndim: a.reshape(2, rows, *a.shape[1:]) if a.ndim > ndim else a
-        return split_chains(unary, 2), split_chains(pairwise, 3)
+        """Return the tables of all chains, ``(chains, rows, ...)``, with axes of 1 where they are equal."""
+        chains = len(next(iter(z.values())))
+        keep = target.twice().keep if chains == 2 else target.keep
+        unary, pairwise = _tables(target.graph, self.units).weights(target.params, flat(z), keep)
+        leading = (1, 1) if pairwise.ndim == 3 else (chains, len(pairwise) // chains)
+        pairwise = pairwise.reshape(*leading, *pairwise.shape[-3:])
+        return unary.reshape(chains, -1, *unary.shape[1:]), pairwise
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
@@ -77,10 +78,6 @@ class Forests(Move):
         y = {b: where_rows(trial.same, x[b], v) for b, v in y.items()}
         together = {b: equal(jnp.stack([x[b], y[b]])) for b in self.blocks}
         return Attempt(x, y, done, done, jnp.isnan(focused[0]).any((0, 2, 3)), together)
-
-    def _weights(self, target: Target, x: Rows) -> tuple[Array, Array]:
-        tables = _tables(target.graph, self.units)
-        return tables.unary(target.params, x, target.keep), tables.pairwise(target.params, x)
 
 
 @functools.lru_cache(maxsize=64)
@@ -98,7 +95,7 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
 
     :param graph: the declaration.
     :param clamped: names of clamped blocks.
-    :return: moves for the arguments ``moves`` and ``coupling``, which also accept this function itself.
+    :return: moves, for the arguments ``moves`` and ``coupling``; the latter also takes the function itself.
     :raises IntractableError: if no free block suits.
 
     **References**

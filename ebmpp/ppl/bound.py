@@ -9,7 +9,6 @@ and in a pair of chains from one to the other.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -64,9 +63,15 @@ class Bound(Target):
 
         return jax.vmap(at_row, in_axes=(self.axes, *(0,) * len(rows)))(self.params, *rows)
 
-    def moves(self, kinds: Sequence[str] = ()) -> list[tuple[int, Layer]]:
-        """Return the layers as moves, with the number of the first part of each."""
-        moves = list(map(Layer, self.layers, kinds or itertools.repeat("common")))
+    def moves(self, kinds: Sequence[str] = (), replaced: Sequence[Move] = ()) -> list[tuple[int, Any]]:
+        """Return the layers as moves, with the number of the first part of each.
+
+        :param replaced: moves of the sites in place of their layers.
+        """
+        changed = {b for move in replaced for b in move.blocks}
+        pairs = zip(self.layers, kinds or ["common"] * len(self.layers), strict=True)
+        layers = [Layer(blocks, kind) for blocks, kind in pairs if changed.isdisjoint(blocks)]
+        moves = (*layers, *replaced)
         return list(zip(offsets(self.graph, moves), moves, strict=False))
 
 
@@ -120,9 +125,8 @@ def sweep(
 
 def sweep_by_moves(bound: Bound, moves: Sequence[Move], x: Rows, keys: Array) -> dict[str, Array]:
     """Sweep every row once: draw the layers of latents, then apply moves of the sites."""
-    changed = {b for move in moves for b in move.blocks}
-    latents = [Layer(blocks) for blocks in bound.order if changed.isdisjoint(blocks)]
-    return bound.map(lambda target, x, keys: draw_sweep(target, x, (*latents, *moves), keys)[0], x, keys)
+    sweep = [move for _, move in bound.moves(replaced=moves)]
+    return bound.map(lambda target, x, keys: draw_sweep(target, x, sweep, keys)[0], x, keys)
 
 
 def log_density(bound: Bound, x: Rows) -> Array:
@@ -133,11 +137,11 @@ def log_density(bound: Bound, x: Rows) -> Array:
     return density if bound.log_likelihood is None else density + bound.log_likelihood(x)
 
 
-def _natural(target: Target, x: Rows, layer: Layer, part: Any) -> dict[str, Array]:
-    """Return natural parameters of a layer, or of a part, ``(rows, *shape, *stat_shape)``."""
+def _natural(target: Target, x: Rows, layer: Move, part: Any) -> Any:
+    """Return natural parameters of a layer, or of a part, ``(rows, *shape, *stat_shape)``, or tables."""
     chains = {b: v[None] for b, v in x.items()}
     focused = layer.focus(target, layer.prepare(target, chains), chains, part)
-    return {b: e[0] for b, e in focused.items()}
+    return jax.tree.map(lambda e: e[0], focused)
 
 
 def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any) -> dict[str, Array]:
@@ -149,7 +153,7 @@ def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, be
 
 
 def _accept(
-    bound: Bound, layer: Layer, x: Rows, drawn: Rows, keys: Array, fraction: float, beta: Any = 1.0
+    bound: Bound, layer: Move, x: Rows, drawn: Rows, keys: Array, fraction: float, beta: Any = 1.0
 ) -> tuple[dict[str, Array], Array]:
     """Return rows with the drawn values, by Metropolis if there is a likelihood; and which rows accepted."""
     if bound.log_likelihood is None or set(layer.blocks).isdisjoint(bound.sites):
@@ -169,24 +173,30 @@ def _accept(
 
 
 def couple(
-    bounds: Sequence[Bound], z: Rows, keys: Array, kinds: Sequence[str], fraction: float = 1.0
+    bounds: Sequence[Bound],
+    z: Rows,
+    keys: Array,
+    kinds: Sequence[str],
+    fraction: float = 1.0,
+    moves: Sequence[Move] = (),
 ) -> tuple[dict[str, Array], Array]:
     """Make one coupled sweep of both chains of every row, each under its own params.
 
     :param z: both chains, ``(2, rows, *shape)`` per block.
     :param keys: of this sweep, ``(rows, 2)``.
+    :param moves: forests of the sites, in place of their layers.
     :return: both chains, and which rows are broken (see :class:`~ebmpp.moves.couplings.Attempt`).
     """
     graph, equal_params = bounds[0].graph, jnp.broadcast_to(_same_params(*bounds), len(keys))
     carry = dict(z), jnp.zeros(len(keys), bool)
-    for start, layer in bounds[0].moves(kinds):
+    for start, layer in bounds[0].moves(kinds, moves):
 
-        def step(part: Any, carry: tuple, start: int = start, layer: Layer = layer) -> tuple:
+        def step(part: Any, carry: tuple, start: int = start, layer: Move = layer) -> tuple:
             z, broken = carry
             chains = [{b: v[i] for b, v in z.items()} for i in range(2)]
             natural = lambda target, x: _natural(target, x, layer, part)
             etas = [bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)]
-            focused = {b: jnp.stack([etas[0][b], etas[1][b]]) for b in layer.blocks}
+            focused = jax.tree.map(lambda *e: jnp.stack(e), *etas)
             same = equal_params & agree(compare(bounds[0], z), layer.reads(graph), len(keys))
             trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
             attempt = couple_focused(bounds[0], focused, z, layer, start + part, trial)

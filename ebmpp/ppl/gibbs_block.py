@@ -16,7 +16,7 @@ from ebmpp.errors import StateError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.moves import Layer, Move, Target, couplings, search, sweeps
+from ebmpp.moves import Forests, Layer, Move, Target, couplings, search, sweeps
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.search import STARTS
 from ebmpp.ppl import bound
@@ -294,15 +294,17 @@ class GibbsBlock(block.Block):
         keys, broken = targets[0].keys(keys, 1), jnp.zeros((), bool)
         kinds = couplings.resolve(coupling, self.binding.layers)
         for number in range(self.num_sweeps):
-            x, wrong = bound.couple(targets, x, random.fold_in(keys, number), kinds, self.fraction)
+            sweep_keys = random.fold_in(keys, number)
+            x, wrong = bound.couple(targets, x, sweep_keys, kinds, self.fraction, self.moves or ())
             broken |= wrong.any()
         chain = lambda i, values: self._from_rows({b: v[i] for b, v in x.items()}, values, targets[i])
         return chain(0, first[0]), chain(1, second[0]), broken
 
     def check_coupled(self, coupling: str | None) -> None:
         """Raise an ArgumentError for options in which two chains are not coupled, or an unknown coupling."""
-        for name in ("tempering", "moves"):
-            value, expected = getattr(self, name), f"None in {self!r}, as pairs are coupled layer by layer"
+        others = [move for move in self.moves or () if not isinstance(move, Forests | Layer)]
+        for name, value in (("tempering", self.tempering), ("moves", others)):
+            expected = f"None or from forest_sweep in {self!r}, as pairs are coupled layer by layer"
             checks.require(not value, f"CoupledComposite: {name}", expected, value)
         couplings.resolve(coupling, self.binding.layers)
 

@@ -33,12 +33,9 @@ class Forest:
         outside = edges[((edges < 0) | (edges >= num_units)).any(1)]
         if len(outside):
             raise ValueError(f"edges must join units from 0 to {num_units - 1}, got {outside[0]}.")
-        left = np.setdiff1d(np.arange(num_units), [*self._peeled[0][0], *self.roots])
-        if len(left):
-            raise ValueError(
-                f"edges must not make a cycle or be parallel, got one among units {left[:10].tolist()}. "
-                "Split the units into forests first."
-            )
+        left = np.setdiff1d(np.arange(num_units), [*self._peeled[0][0], *self.roots])[:10].tolist()
+        if left:
+            raise ValueError(f"edges must not make a cycle or be parallel, got one among units {left}.")
 
     @property
     def edges(self) -> Integer[np.ndarray, "edges 2"]:
@@ -46,7 +43,7 @@ class Forest:
         return self.pairs.array
 
     @functools.cached_property
-    def _peeled(self) -> tuple[np.ndarray, list[int]]:
+    def _peeled(self) -> tuple[np.ndarray, np.ndarray]:
         """Units, parents and edges, ``(3, edges)``, in the order in which leaves are removed; and the roots.
 
         The last unit of a tree is its centre. The exclusive or of the numbers of a unit's remaining edges is,
@@ -70,12 +67,12 @@ class Forest:
             degree[parent] -= 1
             if degree[parent] == 1:
                 queue.append(parent)
-        return np.array(removed, np.int64).reshape(-1, 3).T, sorted(roots)
+        return np.array(removed, np.int64).reshape(-1, 3).T, np.sort(np.array(roots, np.int64))
 
     @property
     def roots(self) -> Integer[np.ndarray, "trees"]:
         """Root of each tree, in increasing order."""
-        return np.array(self._peeled[1], np.int64)
+        return self._peeled[1]
 
     @functools.cached_property
     def depth(self) -> Integer[np.ndarray, "units"]:

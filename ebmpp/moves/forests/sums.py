@@ -17,7 +17,6 @@ Source: Pearl (1988), *Probabilistic reasoning in intelligent systems*, chapter 
 
 from collections.abc import Callable
 import math
-from typing import Any
 
 from jaxtyping import Float, Int32
 
@@ -31,10 +30,6 @@ from ebmpp.moves.forests.structure import Forest
 Unary = Float[Array, "*#batch units states"]
 Pairwise = Float[Array, "*#batch edges states states"]
 States = Int32[Array, "*batch units"]
-#: Reduces one axis of log weights to a sum or a maximum.
-Reduce = Callable[[Array, int], Array]
-#: From log weights ``(units, states, rows)`` and the units' uniforms to states ``(units, rows)``.
-Pick = Callable[[Array, Any], Array]
 
 
 def log_sum(forest: Forest, unary: Unary, pairwise: Pairwise) -> Float[Array, "*batch"]:
@@ -49,7 +44,7 @@ def draw(forest: Forest, unary: Unary, pairwise: Pairwise, uniforms: Float[Array
     beliefs = _up(forest, unary, pairs, _log_sum_exp)[0]
     u = _rows_last(jnp.broadcast_to(uniforms, (*batch, forest.num_units)), 1)
     pick = lambda logs, u: inverse_cdf(u, _weights(jnp.moveaxis(logs, 1, -1)))
-    return _rows_first(_down(forest, beliefs, pairs, pick, u), batch)
+    return _down(forest, beliefs, pairs, pick, u).T.reshape(*batch, -1)
 
 
 def draw_pair(
@@ -66,7 +61,7 @@ def draw_pair(
     batch, unary, pairs = _arrange(forest, unary, pairwise, (1, *uniforms.shape[:-2]))
     beliefs = _up(forest, unary, pairs, _log_sum_exp)[0]
     u = _rows_last(jnp.broadcast_to(uniforms, (*batch[1:], forest.num_units, 3)), 2)
-    return _rows_first(_down(forest, beliefs, pairs, _couple, u), batch)
+    return _down(forest, beliefs, pairs, _couple, u).T.reshape(*batch, -1)
 
 
 def marginals(forest: Forest, unary: Unary, pairwise: Pairwise) -> tuple[Unary, Pairwise]:
@@ -83,15 +78,16 @@ def most_probable(forest: Forest, unary: Unary, pairwise: Pairwise) -> tuple[Sta
     beliefs, log_weight = _up(forest, unary, pairs, jnp.max)
     pick = lambda logs, _: logs.argmax(1).astype(jnp.int32)
     states = _down(forest, beliefs, pairs, pick, jnp.zeros((forest.num_units, 1)))
-    return _rows_first(states, batch), log_weight.reshape(batch)
+    return states.T.reshape(*batch, -1), log_weight.reshape(batch)
 
 
 # -- passes ----------------------------------------------------------------------------------------
 
 
-def _up(forest: Forest, unary: Array, pairs: Array, reduce: Reduce) -> tuple[Array, Array]:
+def _up(forest: Forest, unary: Array, pairs: Array, reduce: Callable) -> tuple[Array, Array]:
     """Return each unit's log weights with all units below it summed out, and the log of the whole sum.
 
+    :param reduce: sums or maximises one axis of log weights.
     :return: ``(units, states, rows)``, up to a constant per unit and row, and ``(rows,)``.
     """
     child, parent, _ = forest.steps
@@ -101,16 +97,19 @@ def _up(forest: Forest, unary: Array, pairs: Array, reduce: Reduce) -> tuple[Arr
         below = beliefs.at[child].get(mode="clip")
         message = reduce(below[:, :, None] + pair, 1)
         top = _finite_max(message, 1)
-        shift = jnp.where((child < forest.num_units)[:, None], top[:, 0], 0.0).sum(0)
-        return beliefs.at[parent].add(message - top, mode="drop"), shift
+        return beliefs.at[parent].add(message - top, mode="drop"), top[:, 0]
 
-    beliefs, shifts = lax.scan(step, unary, (jnp.asarray(child), jnp.asarray(parent), pairs))
+    beliefs, tops = lax.scan(step, unary, (jnp.asarray(child), jnp.asarray(parent), pairs))
+    shifts = jnp.where((child < forest.num_units)[..., None], tops, 0.0).sum(1)
     total = reduce(beliefs[forest.roots], 1).sum(0)
     return beliefs, total + shifts.sum(0)
 
 
-def _down(forest: Forest, beliefs: Array, pairs: Array, pick: Pick, u: Array) -> Array:
-    """Pick the states of the roots, and of each unit given the unit above it; ``(units, rows)``."""
+def _down(forest: Forest, beliefs: Array, pairs: Array, pick: Callable, u: Array) -> Array:
+    """Return states ``(units, rows)``: of the roots, and of each unit given the unit above it.
+
+    :param pick: from log weights ``(units, states, rows)`` and the units' uniforms to states.
+    """
     roots, (child, parent, _) = forest.roots, forest.steps
     states = jnp.zeros((forest.num_units, beliefs.shape[2]), jnp.int32)
     states = states.at[roots].set(pick(beliefs[roots], u[roots]))
@@ -181,7 +180,3 @@ def _rows_last(values: Array, num_axes: int) -> Array:
     """Flatten the leading axes to one, and move it behind the last ``num_axes``."""
     leading = values.ndim - num_axes
     return jnp.moveaxis(values.reshape(math.prod(values.shape[:leading]), *values.shape[leading:]), 0, -1)
-
-
-def _rows_first(states: Array, batch: tuple[int, ...]) -> Array:
-    return states.T.reshape(*batch, states.shape[0])

@@ -39,39 +39,24 @@ class Tables:
     """
 
     def __init__(self, graph: FactorGraph, units: Units) -> None:
-        self.graph, self.units, blocks = graph, units, tuple(units)
-        self.families = {b: graph.families[b] for b in blocks}
+        self.graph, self.units = graph, units
+        self.families = {b: graph.families[b] for b in units}
         ends = lambda f: [b for b in (*f.blocks, *(b for b, _ in f.lateral)) if b in units]
         #: factors over the blocks, and those in which several units of the forest may interact
         self._factors = [f for f in graph.factors if ends(f)]
         self._inner_factors = [f for f in graph.factors if len(ends(f)) > 1]
-        edges, dense = interactions(graph, blocks)
-        starts = np.cumsum([0, *(f.size for f in self.families.values())])
-        chosen = np.concatenate([s + u for s, u in zip(starts, units.values(), strict=False)])
-        number = np.full(starts[-1], -1)
-        number[chosen] = np.arange(len(chosen))
-        try:
-            if dense:
-                raise ValueError("two share a factor, in which all their units interact.")
-            self.forest = Forest(len(chosen), number[edges][(number[edges] >= 0).all(1)])
-        except ValueError as error:
-            raise IntractableError(f"units of blocks {list(blocks)} must make a forest: {error}") from error
+        self.forest = _induced(graph, units)
         lengths = [len(u) for u in units.values()]
-        last = np.cumsum(lengths)
         #: places of each block's units in the forest
-        self._places = {b: slice(e - n, e) for b, e, n in zip(blocks, last, lengths, strict=True)}
+        self._places = {
+            b: slice(e - len(units[b]), e) for b, e in zip(units, np.cumsum(lengths), strict=True)
+        }
         #: half of each unit of a block, -1 outside of the forest
         self._half = {b: np.full(f.size, -1) for b, f in self.families.items()}
         for b, place in self._places.items():
             self._half[b][units[b]] = self.forest.depth[place] // 2 % 2
-        listed = [_states(b, family) for b, family in self.families.items()]
-        table = np.zeros((len(blocks), *(max(n) for n in zip(*(v.shape for v in listed), strict=True))))
-        table[..., 1] = -np.inf
-        for padded, values in zip(table, listed, strict=True):
-            padded[: len(values), : values.shape[1]] = values
-        table = table if len(blocks) == 1 else np.repeat(table, lengths, axis=0)
         #: value, log base measure and statistics of the states of each unit; of all if there is one block
-        self._values, self._log_base, self._statistics = table[..., 0], table[..., 1], table[..., 2:]
+        self._values, self._log_base, self._statistics = _state_tables(self.families, lengths)
 
     @functools.cached_property
     def whole(self) -> frozenset[str]:
@@ -94,8 +79,18 @@ class Tables:
 
     # -- log weights -------------------------------------------------------------------------------
 
-    def unary(self, params: Params, x: Rows, keep: Keep) -> Float[Array, "rows units states"]:
-        """Return log weights of the states of each unit; an observed unit is allowed its value only."""
+    def weights(self, params: Params, x: Rows, keep: Keep) -> tuple[Array, Array]:
+        """Return unary log weights ``(rows, units, states)`` and pairwise ones, ``(edges, states, states)``.
+
+        An observed unit is allowed its value only. Pairwise weights have rows if other units change them.
+        """
+        bilinear = lambda f: isinstance(f, Bilinear | Linear | Pairwise) or self.whole >= set(f.blocks)
+        t = self._zeroed(x, self._inner_factors)
+        if all(map(bilinear, self._inner_factors)):
+            return self._unary(params, x, keep), self._mixed(params, {b: v[0] for b, v in t.items()})
+        return self._unary(params, x, keep), jax.vmap(lambda t: self._mixed(params, t))(t)
+
+    def _unary(self, params: Params, x: Rows, keep: Keep) -> Float[Array, "rows units states"]:
         t, fast = self._zeroed(x, self._factors), {f.name for f, *_ in self._fast}
         rest = [f for f in self._factors if f.name not in fast]
         eta_at = lambda t: energy.contributed(self.graph, rest, params, t, self.units)
@@ -111,14 +106,6 @@ class Tables:
         held = {b: jnp.broadcast_to(keep.get(b, False), x[b].shape) for b in self.units}
         is_held, value = self._join(held)[..., :1], self._join({b: x[b] for b in self.units})[..., :1]
         return jnp.where((is_held > 0) & (value != self._values[None]), -jnp.inf, logs)
-
-    def pairwise(self, params: Params, x: Rows) -> Float[Array, "*rows edges states states"]:
-        """Return log weights of the states of each edge, without rows if other units do not change them."""
-        bilinear = lambda f: isinstance(f, Bilinear | Linear | Pairwise) or self.whole >= set(f.blocks)
-        t = self._zeroed(x, self._inner_factors)
-        if all(map(bilinear, self._inner_factors)):
-            return self._mixed(params, {b: v[0] for b, v in t.items()})
-        return jax.vmap(lambda t: self._mixed(params, t))(t)
 
     @full_precision
     def _mixed(self, params: Params, t: Blocks) -> Float[Array, "edges states states"]:
@@ -170,11 +157,36 @@ class Tables:
         return jnp.concatenate([pad(v[:, self.units[b]]) for b, v in by_unit.items()], 1)
 
 
-def _states(block: str, family: Family) -> np.ndarray:
-    """Return value, log base measure and statistics of the states of a unit of a block, in columns."""
-    with sharding.at_once():
-        states = family.states()
-        if states is None:
-            raise IntractableError(f"block {block!r} must have finitely many values, got {family!r}.")
-        columns = family.statistics(states).reshape(len(states), -1)
-        return np.column_stack([*map(np.asarray, (states, family.log_base_measure(states), columns))])
+def _induced(graph: FactorGraph, units: Units) -> Forest:
+    """Return the forest that some units make, numbered block after block."""
+    edges, dense = interactions(graph, tuple(units))
+    starts = np.cumsum([0, *(graph.families[b].size for b in units)])
+    chosen = np.concatenate([start + u for start, u in zip(starts, units.values(), strict=False)])
+    number = np.full(starts[-1], -1)
+    number[chosen] = np.arange(len(chosen))
+    try:
+        if dense:
+            raise ValueError("two share a factor, in which all their units interact.")
+        return Forest(len(chosen), number[edges][(number[edges] >= 0).all(1)])
+    except ValueError as error:
+        raise IntractableError(f"units of blocks {list(units)} must make a forest: {error}") from error
+
+
+def _state_tables(families: Mapping[str, Family], lengths: list[int]) -> tuple[np.ndarray, ...]:
+    """Return values, log base measures and statistics of the states of units, padded."""
+    listed = []
+    for block, family in families.items():
+        with sharding.at_once():
+            states = family.states()
+            if states is None:
+                raise IntractableError(f"block {block!r} must have finitely many values, got {family!r}.")
+            columns = family.statistics(states).reshape(len(states), -1)
+            listed.append(
+                np.column_stack([*map(np.asarray, (states, family.log_base_measure(states), columns))])
+            )
+    table = np.zeros((len(listed), *np.max([v.shape for v in listed], axis=0)))
+    table[..., 1] = -np.inf
+    for padded, values in zip(table, listed, strict=True):
+        padded[: len(values), : values.shape[1]] = values
+    table = table if len(listed) == 1 else np.repeat(table, lengths, axis=0)
+    return table[..., 0], table[..., 1], table[..., 2:]

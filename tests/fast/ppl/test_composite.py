@@ -5,7 +5,8 @@
 from functools import partial
 import pickle
 
-from block_tools import NOISY, exact_posterior, offset_step, run_chains, spin_block
+from block_tools import COUPLING, NOISY, SHAPE, exact_posterior, offset_step, run_chains, spin_block
+import networkx as nx
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -15,8 +16,9 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, GibbsBlock, layered
+from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, Pairwise, Spin, layered
 from ebmpp.errors import ArgumentError, StateError, UnmetError
+from ebmpp.moves import Clusters, forest_sweep
 from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from ebmpp.ppl.composite import maximal
 from helpers import assert_law, assert_rows_law, slow
@@ -30,6 +32,20 @@ def test_estimates_of_the_posterior_are_unbiased() -> None:
     for name, exact in zip(("x", "offset"), exact_posterior(), strict=True):
         assert_law(result.value[name], exact, result.standard_error[name], comparisons=7)
     assert result.num_unmet == 0 and (result.meeting_time > 2).any()
+
+
+def test_forests_are_coupled_under_the_params_of_each_chain() -> None:
+    grid = FactorGraph(
+        {"x": Spin(SHAPE)}, factors=[Bias("x"), Pairwise("x", nx.grid_2d_graph(*SHAPE), shared=True)]
+    )
+    params = {"x": lambda sites, y: y - sites["offset"], "x:x": np.float32(COUPLING)}
+    kernel = CoupledComposite([GibbsBlock(grid, ["x"], params, moves=forest_sweep(grid)), offset_step()])
+    options = {"rng_key": jax.random.key(3), "num_pairs": 2000, "k": 2, "m": 4}
+    result = composite_expectation(kernel, lambda sites: sites["x"] > 0, NOISY, **options)
+    assert_law(result.value, exact_posterior()[0], result.standard_error)
+    clusters = GibbsBlock(grid, ["x"], params, moves=Clusters("x"))
+    with pytest.raises(ArgumentError, match="moves"):
+        composite_expectation(CoupledComposite([clusters]), lambda sites: sites["x"], NOISY, **options)
 
 
 @pytest.mark.parametrize(
