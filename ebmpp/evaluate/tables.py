@@ -84,7 +84,7 @@ class TableModel:
     """
 
     graph: FactorGraph
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...] = dataclasses.field(repr=False)
     rows: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def encode(self, df: "pd.DataFrame") -> dict[str, Any]:
