@@ -77,6 +77,16 @@ def test_a_run_resumes_on_its_devices(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, resumed.path.knots, uninterrupted.path.knots)
 
 
+def test_a_run_continues_on_its_devices() -> None:
+    options = {"estimator": ebmpp.PCD(num_chains=64), "optimizer": optax.adam(0.1)}
+    first = train(mesh_of(8), **options, num_steps=4)
+    second = train(mesh_of(8), **options, num_steps=2, start=first)
+    jax.tree.map(np.testing.assert_array_equal, second.params, train(mesh_of(8), **options).params)
+    assert second.estimator_state["v"].sharding.spec == P("rows")
+    assert train(mesh_of(8), **options | {"num_steps": None, "max_seconds": 1e-9}).num_steps == 1
+    assert train(None, **options, num_steps=2, start=second).num_steps == 8
+
+
 def test_each_device_has_its_rows_of_a_batch() -> None:
     shapes = []
 
