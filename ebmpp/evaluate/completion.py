@@ -152,10 +152,10 @@ class Runs:
         """Run local searches."""
         chunks = []
         for target, x, keys, count in self._chunks():
-            found = _search(target, x, keys)
-            best, _ = _best(self._by_chain(found))
+            modes = _search(target, x, keys)
+            best, _ = _best(self._by_chain(modes))
             tiled = {b: np.tile(v, (self.chains, *(1,) * (v.ndim - 1))) for b, v in best.items()}
-            chunk = found | {"draws": found["modes"], "mean": _means(target, x | tiled)}
+            chunk = modes | {"draws": modes["modes"], "mean": _means(target, x | tiled)}
             chunks.append(self._by_chain(chunk, count))
         return self._join(chunks, "local_mode")
 
@@ -202,10 +202,10 @@ class Runs:
                 error[b] = np.where(known, 0.0, error[b])
 
 
-def _best(found: Mapping[str, Any]) -> tuple[State, np.ndarray]:
+def _best(modes: Mapping[str, Any]) -> tuple[State, np.ndarray]:
     """Return the mode of each row with the highest density over the chains, and this density."""
-    chain = found["value"].argmax(0)
-    return {b: v[chain, np.arange(len(chain))] for b, v in found["modes"].items()}, found["value"].max(0)
+    chain = modes["value"].argmax(0)
+    return {b: v[chain, np.arange(len(chain))] for b, v in modes["modes"].items()}, modes["value"].max(0)
 
 
 def _r_hat(trace: np.ndarray) -> np.ndarray:
@@ -258,5 +258,5 @@ def _sample(
 
 @Compiled
 def _search(target: Target, x: Blocks, keys: Array) -> dict[str, Any]:
-    found = search.local_modes(target, x, random.fold_in(keys, 2))
-    return {"modes": {b: found.x[b] for b in target.free}, "value": found.value}
+    result = search.local_modes(target, x, random.fold_in(keys, 2))
+    return {"modes": {b: result.x[b] for b in target.free}, "value": result.value}

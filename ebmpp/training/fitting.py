@@ -142,7 +142,7 @@ def fit(
     :param params: initial params, cast to jax's default floats; default ``graph.init(rng_key, data, init)``.
     :param start: a :class:`Fit` of the same graph and kind of estimator, whose params, chains, weights, lag
         and optimiser state continue. With the same key, data and settings the run equals the rest of one
-        longer run. ``num_steps``, ``history`` and ``path`` are those of this call; ``estimator`` and
+        longer run. ``num_steps``, ``history`` and ``path`` count from this call; ``estimator`` and
         ``optimizer`` default to the ones of ``start``. Another estimator of its class adopts the state, as in
         a :class:`Stage`. Another optimiser continues the parts of the state that have its structure, such as
         moments and the count of a schedule. A stream begins at its first batch.
