@@ -3,7 +3,7 @@
 """Moves: steps of chains and of coupled pairs of chains."""
 
 from ebmpp.moves.clusters import Clusters, cluster_sweep
-from ebmpp.moves.forest_sweep import Forests, forest_sweep
+from ebmpp.moves.forest_moves import Forests, forest_sweep
 from ebmpp.moves.mixture import Mixture, mixture_sweep
 from ebmpp.moves.move import Layer, Move, gibbs_sweep
 from ebmpp.moves.target import Pool, Target

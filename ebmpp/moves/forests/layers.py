@@ -28,16 +28,19 @@ def suits(graph: Declaration, block: str) -> bool:
 
 
 def split(graph: Declaration, blocks: Sequence[str]) -> list[Units]:
-    """Split the units of ``blocks`` into layers, none with a cycle: each unit joins the first it can.
+    """Split the units into layers that are induced forests, without blocks whose units are independent.
 
     A torus takes two layers, and any graph at most half as many as its largest degree, plus one. Blocks of
     two units or more that share a factor are in separate layers, as if all their units interacted.
     """
     edges, dense = interactions(graph, blocks)
     sizes = [graph.families[b].size for b in blocks]
-    block_of = np.repeat(np.arange(len(blocks)), sizes).tolist()
+    block_of = np.repeat(np.arange(len(blocks)), sizes)
+    joined = [b for i, b in enumerate(blocks) if (block_of[edges] == i).any()]
+    if len(joined) < len(blocks):
+        return split(graph, joined) if joined else []
     conflicts = [{j for j in range(len(blocks)) if {(i, j), (j, i)} & dense} for i in range(len(blocks))]
-    layers = forest_layers(edges, block_of, conflicts)
+    layers = forest_layers(edges, block_of.tolist(), conflicts)
     parts = np.split(layers, np.cumsum(sizes)[:-1])
     by_block = list(zip(blocks, parts, strict=True))
     return [{b: np.flatnonzero(p == i) for b, p in by_block if i in p} for i in range(layers.max() + 1)]

@@ -64,12 +64,6 @@ class Tables:
         return frozenset(b for b, h in self._half.items() if (h >= 0).all())
 
     @functools.cached_property
-    def alone(self) -> tuple[str, ...]:
-        """Whole blocks whose units are independent in the forest."""
-        joined = np.isin(np.arange(self.forest.num_units), self.forest.edges)
-        return tuple(b for b, place in self._places.items() if b in self.whole and not joined[place].any())
-
-    @functools.cached_property
     def _fast(self) -> tuple[tuple[Factor, Split, Local], ...]:
         """Factors with a fast path to natural parameters of part 0, a block's units in the forest."""
         splits = {b: Split(b, f, (self._half[b] < 0).astype(np.int64)) for b, f in self.families.items()}

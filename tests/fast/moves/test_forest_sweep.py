@@ -49,7 +49,7 @@ def test_trees_are_one_draw_and_other_blocks_keep_their_layers() -> None:
     assert units_of(tree) == {"x": list(range(30))}
     assert not tree.reads(FactorGraph.from_networkx(nx.random_labeled_tree(30, seed=0), Spin))
     machine = chain_machine()
-    layer, chain = forest_sweep(machine)
+    chain, layer = forest_sweep(machine)
     assert layer == Layer(("v",), "maximal")
     assert units_of(chain) == {"h": [0, 1, 2, 3]}
     assert chain.reads(machine) == ("v",)

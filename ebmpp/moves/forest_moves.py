@@ -110,8 +110,8 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
     >>> params = {"x": jax.numpy.zeros((50, 3)), "x:x": 3 * jax.numpy.ones(49)}
     >>> est = ebmpp.unbiased_expectation(chain, params, lambda x: x["x"][0] == x["x"][1],
     ...                                  rng_key=jax.random.key(0), num_pairs=100, coupling=forest_sweep)
-    >>> int(est.meeting_time.max())  # exact draws meet at once
-    1
+    >>> int(est.meeting_time.max())  # exact draws meet in the first sweep after the lag
+    2
     """
     checks.instance("forest_sweep: graph", graph, FactorGraph, "a FactorGraph")
     free = [b for b in graph.families if b not in set(clamped)]
@@ -122,15 +122,8 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
             f"forest_sweep needs a free block of finite units that interact with few others, got {shown}. "
             "Use gibbs_sweep."
         )
-    moves = [move for layer in layers.split(graph, finite) for move in _layer_moves(graph, layer)]
-    rest = schedule(graph, {*graph.families} - {*free} | {*finite})
-    return *moves, *(Layer(layer, "maximal") for layer in rest)
-
-
-def _layer_moves(graph: FactorGraph, layer: layers.Units) -> Iterable[Move]:
-    """Yield a draw of the whole blocks whose units are independent, and one of the forests."""
-    alone = Tables(graph, layer).alone
-    if alone:
-        yield Layer(alone, "maximal")
-    if len(layer) > len(alone):
-        yield Forests(tuple((b, Constant.copy(numbers)) for b, numbers in layer.items() if b not in alone))
+    split = layers.split(graph, finite)
+    moves = (Forests(tuple((b, Constant.copy(u)) for b, u in layer.items())) for layer in split)
+    joined = {b for layer in split for b in layer}
+    rest = schedule(graph, [b for b in graph.families if b not in free or b in joined])
+    return *moves, *(Layer(blocks, "maximal") for blocks in rest)

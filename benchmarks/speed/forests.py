@@ -1,0 +1,104 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Joint draws of chains beside a hand-written scan, and forest sweeps of a critical Ising torus.
+
+Run ``python benchmarks/speed/forests.py chains`` or ``torus``. Times are CPU times of the process, the least
+of several calls, which other programs disturb less than wall-clock times.
+"""
+
+import sys
+import time
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpyro.diagnostics import effective_sample_size
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp.core import random
+from ebmpp.moves import Target, cluster_sweep, forest_sweep, gibbs_sweep
+from ebmpp.moves.forests import Forest, draw
+from ebmpp.moves.gibbs import initial_rows
+from ebmpp.moves.move import draw_sweep
+
+STATES, SIDE, CHAINS = 5, 32, 20
+CRITICAL = float(np.log1p(np.sqrt(2)) / 2)
+
+
+def by_hand(unary: Array, transitions: Array, u: Array) -> Array:
+    """Filter forward and sample backward, one unit at a time."""
+
+    def forward(message: Array, logs: Array) -> tuple[Array, Array]:
+        message = jax.nn.logsumexp(message[:, None] + transitions, axis=0) + logs
+        return message, message
+
+    def backward(state: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        state = pick(inputs[0] + transitions[:, state], inputs[1])
+        return state, state
+
+    pick = lambda logs, u: (jnp.cumsum(jax.nn.softmax(logs)) <= u).sum().clip(0, STATES - 1)
+    messages = jnp.concatenate([unary[:1], lax.scan(forward, unary[0], unary[1:])[1]])
+    last = pick(messages[-1], u[-1])
+    rest = lax.scan(backward, last, (messages[:-1], u[:-1]), reverse=True)[1]
+    return jnp.append(rest, last)
+
+
+def cpu_time(fn: Any, *args: Any, repeats: int = 5) -> tuple[float, float]:
+    """Return seconds of the first call, and the least of CPU seconds of the others."""
+    start = time.perf_counter()
+    jax.block_until_ready(fn(*args))
+    first, times = time.perf_counter() - start, []
+    for _ in range(repeats):
+        start = time.process_time()
+        jax.block_until_ready(fn(*args))
+        times.append(time.process_time() - start)
+    return first, min(times)
+
+
+def chains() -> None:
+    """Print times of one joint draw of a chain of five states, with transitions that all steps share."""
+    for length in (100, 1000, 10_000, 100_000):
+        rng = np.random.default_rng(0)
+        tables = [rng.normal(size=s).astype(np.float32) for s in ((length, STATES), (STATES, STATES))]
+        u = rng.random(length, np.float32)
+        forest = Forest(length, np.stack([np.arange(length - 1), np.arange(1, length)], 1))
+        repeat = lambda table, n=length - 1: jnp.broadcast_to(table, (n, *table.shape))
+        ours = jax.jit(lambda a, b, u, f=forest, repeat=repeat: draw(f, a, repeat(b), u))
+        for name, fn in (("forest", ours), ("by hand", jax.jit(by_hand))):
+            first, least = cpu_time(fn, *tables, u)
+            print(f"{length:>7} steps, {name}: {1e3 * least:.2f} ms, first call {first:.1f} s", flush=True)
+
+
+def torus(num_sweeps: int = 8000) -> None:
+    """Print autocorrelation times of a critical torus in sweeps, from chains that clusters have mixed."""
+    lattice = nx.convert_node_labels_to_integers(nx.grid_2d_graph(SIDE, SIDE, periodic=True))
+    graph = ebmpp.FactorGraph.from_networkx(lattice, ebmpp.Spin, shared=True, bias=False)
+    target = Target(graph, {"x:x": jnp.asarray(CRITICAL)})
+    keys = random.fold_in(np.array([0, 1], np.uint32), jnp.arange(CHAINS))
+    x = initial_rows(graph, ["x"], keys)
+    edges = np.array(lattice.edges)
+
+    def run(x: Any, moves: Any, count: int, first: int) -> tuple[Any, Any]:
+        def step(x: Any, number: Array) -> tuple[Any, tuple[Array, Array]]:
+            x, _ = draw_sweep(target, x, moves, random.fold_in(keys, number))
+            spins = x["x"].T
+            return x, ((spins[edges[:, 0]] * spins[edges[:, 1]]).mean(0), spins.mean(0) ** 2)
+
+        return jax.jit(lambda x: lax.scan(step, x, first + jnp.arange(count)))(x)
+
+    x, _ = run(x, cluster_sweep(graph), 200, 0)
+    for name, sweep in (("checkerboard", gibbs_sweep), ("forests", forest_sweep)):
+        moves = sweep(graph)
+        _, least = cpu_time(jax.jit(lambda x, moves=moves: draw_sweep(target, x, moves, keys)[0]), x)
+        _, (energy, square) = run(x, moves, num_sweeps, 1000)
+        taus = [num_sweeps * CHAINS / effective_sample_size(np.asarray(v).T) for v in (energy, square)]
+        sizes = f"tau of energy {taus[0]:.0f}, of m^2 {taus[1]:.0f} sweeps"
+        print(f"{name}: {sizes}; {1e3 * least:.2f} ms per sweep of {CHAINS} chains", flush=True)
+
+
+if __name__ == "__main__":
+    {"chains": chains, "torus": torus}[sys.argv[1]]()
