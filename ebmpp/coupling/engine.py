@@ -331,14 +331,9 @@ class _Engine:
     ) -> tuple[Slots, _Count]:
         (slots, tally), index = carry, start + part
         at = slots.active & (slots.move == index)
-        trial = Trial(
-            random.materialize(random.fold_in(keys, index, slots.trial)),
-            slots.trial == 0,
-            agree(slots.same, move.reads(target.graph), len(at)),
-            part,
-            slots.same,
-            self.max_trials,
-        )
+        trial_keys = random.materialize(random.fold_in(keys, index, slots.trial))
+        same = agree(slots.same, move.reads(target.graph), len(at))
+        trial = Trial(trial_keys, slots.trial == 0, same, part, slots.same, self.max_trials)
         focused = move.focus(target, prepared, slots.z, part)
         attempt = move.attempt(target, focused, slots.z, trial)
         take = at[None] & ~slots.accepted & jnp.stack([attempt.accept_x, attempt.accept_y])
@@ -351,20 +346,17 @@ class _Engine:
             proposed = jnp.stack([attempt.x[b], attempt.y[b]])
             z[b] = jnp.where(take.reshape(take.shape + (1,) * (proposed.ndim - 2)), proposed, z[b])
         attempt = attempt._replace(accept_x=take[0], accept_y=take[1])
-        slots = slots._replace(
-            z=z,
-            same=note(target, move, slots.same, z, part, attempt, ready),
-            move=jnp.where(ready, index + 1, slots.move),
-            trial=jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial)),
-            accepted=jnp.where(ready, False, accepted),
-            active=slots.active & ~broken,
-        )
+        same = note(target, move, slots.same, z, part, attempt, ready)
+        trials = jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial))
+        index = jnp.where(ready, index + 1, slots.move)
+        slots = slots._replace(z=z, same=same, move=index, trial=trials, active=slots.active & ~broken)
+        slots = slots._replace(accepted=jnp.where(ready, False, accepted))
         add = lambda count, mask: count + mask.astype(count.dtype)
         tally = tally._replace(attempts=add(tally.attempts, at), broken=add(tally.broken, broken))
         if move.proposes:
+            proposals = tally.proposals + jnp.where(at, 2 * move.proposes, 0)
             tally = tally._replace(
-                proposals=tally.proposals + jnp.where(at, 2 * move.proposes, 0),
-                accepted=tally.accepted + jnp.where(at, attempt.taken, 0),
+                proposals=proposals, accepted=tally.accepted + jnp.where(at, attempt.taken, 0)
             )
         return slots, tally
 

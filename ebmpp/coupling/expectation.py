@@ -324,13 +324,12 @@ def estimate_from(
     :param compare: False for pairs with independent starts.
     """
     tau, broken = np.asarray(outcome.meeting_time), int(outcome.broken)
-    met, cause = tau >= 0, "did not meet"
-    if broken:
-        cause += (
-            f" ({broken} because a draw failed: params are outside a family's domain or not finite, or two "
-            f"conditionals are equal to float32 precision, so that a draw took {MOST_TRIALS} trials or 1024 "
-            "times max_sweeps)"
-        )
+    failed = (
+        f" ({broken} because a draw failed: params are outside a family's domain or not finite, or two "
+        f"conditionals are equal to float32 precision, so that a draw took {MOST_TRIALS} trials or 1024 "
+        "times max_sweeps)"
+    )
+    met, cause = tau >= 0, "did not meet" + failed * (broken > 0)
     remedy = "Increase max_sweeps (None is no limit) or lag, use another coupling"
     missing = check_unmet(met, cause, remedy, unmet)
     pairs, count = sums.pairs(met), int(met.sum())

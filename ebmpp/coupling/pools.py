@@ -22,8 +22,7 @@ from ebmpp.moves.move import Move, draw_sweep, gibbs_sweep
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Pool, Target
 
-# Sweeps that draw the missing blocks of a pool where they are not one layer.
-_SWEEPS = 10
+_SWEEPS = 10  # that draw the missing blocks of a pool where they are not one layer
 
 
 def mixture_of(moves: Sequence[Any]) -> Mixture | None:
@@ -120,7 +119,7 @@ def complete_rows(target: Target, rows: Rows, key: Key) -> Blocks:
     keys = random.fold_in(key, jnp.arange(count))
     free = tuple(b for b in graph.families if b not in held)
     x = held | initial_rows(graph, free, random.fold_in(keys, 0))
-    given, moves = Target(graph, target.params, Clamped(held)), gibbs_sweep(graph, held)
+    around, moves = Target(graph, target.params, Clamped(held)), gibbs_sweep(graph, held)
     sweeps = _SWEEPS if graph.interacting(free) else 1
-    step = lambda i, x: draw_sweep(given, x, moves, random.fold_in(keys, i + 1))[0]
+    step = lambda i, x: draw_sweep(around, x, moves, random.fold_in(keys, i + 1))[0]
     return lax.fori_loop(0, sweeps, step, x)

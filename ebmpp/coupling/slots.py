@@ -166,17 +166,9 @@ class Slots(NamedTuple):
                 mask = take.reshape(1, -1, *(1,) * (start.ndim - 2))
                 z[b] = jnp.where(mask, start[:, place], slots.z[b])
                 same[b] = jnp.where(take[:, None], jobs.same[b][place], slots.same[b])
-            zero = lambda a: jnp.where(take, 0, a)
-            return Slots(
-                z,
-                same,
-                jnp.where(take, jobs.first + place, slots.job),
-                jnp.where(take, lag, slots.t),
-                zero(slots.move),
-                zero(slots.trial),
-                slots.accepted & ~take[None],
-                slots.active | take,
-            )
+            job, t = jnp.where(take, jobs.first + place, slots.job), jnp.where(take, lag, slots.t)
+            move, trial = jnp.where(take, 0, slots.move), jnp.where(take, 0, slots.trial)
+            return Slots(z, same, job, t, move, trial, slots.accepted & ~take[None], slots.active | take)
 
         if backend.accelerated():
             return load(self), begun  # where a branch synchronises with the host
@@ -210,22 +202,20 @@ class Packed(NamedTuple):
     def compact(self, size: int) -> "Packed":
         """Return ``size`` slots, the active ones first."""
         keep = jnp.argsort(1 - self.numbers[-1], stable=True)[:size]
-        return self._map(lambda a, axis: jnp.take(a, keep, axis=axis))
+        return self._map(lambda axis, a: jnp.take(a, keep, axis=axis))
 
     def part(self, start: Array, size: int) -> "Packed":
         """Return ``size`` slots from ``start`` on."""
-        return self._map(lambda a, axis: lax.dynamic_slice_in_dim(a, start, size, axis))
+        return self._map(lambda axis, a: lax.dynamic_slice_in_dim(a, start, size, axis))
 
     def put(self, start: Array, part: "Packed") -> "Packed":
         """Replace the slots from ``start`` on."""
-        update = lambda a, b, axis: lax.dynamic_update_slice_in_dim(a, b, start, axis)
-        z = {b: update(v, part.z[b], 1) for b, v in self.z.items()}
-        same = {b: update(s, part.same[b], 0) for b, s in self.same.items()}
-        return Packed(z, same, update(self.numbers, part.numbers, 1))
+        return self._map(lambda axis, a, b: lax.dynamic_update_slice_in_dim(a, b, start, axis), part)
 
-    def _map(self, change: Callable[[Array, int], Array]) -> "Packed":
-        z = {b: change(v, 1) for b, v in self.z.items()}
-        return Packed(z, {b: change(s, 0) for b, s in self.same.items()}, change(self.numbers, 1))
+    def _map(self, change: Callable[..., Array], *others: "Packed") -> "Packed":
+        """Return ``change(axis of the slots, array, ...)`` of all arrays."""
+        trees = zip((1, 0, 1), self, *others, strict=True)
+        return Packed(*(jax.tree.map(partial(change, axis), *arrays) for axis, *arrays in trees))
 
 
 def num_slots_for(num_jobs: int) -> int:

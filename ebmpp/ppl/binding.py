@@ -175,7 +175,6 @@ def _layouts(graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]) -> di
     states.check_names(clamped, graph.families)
     layouts = {s: v if isinstance(v, Layout) else Layout.of(graph, [v]) for s, v in named.items()}
     blocks = [*clamped, *(b for layout in layouts.values() for b in layout.names)]
-    repeated = sorted({b for b in blocks if blocks.count(b) > 1})
-    is_valid, expected = bool(layouts) and not repeated, "one site or more, with each block at one place"
-    checks.require(is_valid, "GibbsBlock: sites and clamped", expected, repeated, StateError)
+    is_valid, expected = layouts and len(set(blocks)) == len(blocks), "sites, with each block at one place"
+    checks.require(is_valid, "GibbsBlock: sites and clamped", expected, blocks, StateError)
     return layouts

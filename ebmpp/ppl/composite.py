@@ -87,8 +87,7 @@ class CompositeState(NamedTuple):
     - **met** - whether the pair has met.
     - **meeting_time** - the first t with ``z == y``; while unmet, the present ``t``.
     - **rng_key** - the run's key. Sweep ``t`` draws from the key and ``t``, so the key does not change.
-    - **broken** - whether a conditional was degenerate (params out of their domain), so that the pair never
-      meets.
+    - **broken** - True if a conditional was degenerate; the pair then never meets.
     - **start** - the ``z`` of the initial state, by which sites that never moved are recognised.
     """
 
@@ -153,9 +152,8 @@ class CoupledComposite(MCMCKernel):
             if not isinstance(step, Conjugate):
                 step.check_coupled(coupling)
         names = [name for step in self.steps for name in (*step.sites, *step.latents)]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        is_valid, expected = bool(names) and not repeated, "of one site or more, each in one step"
-        checks.require(is_valid, "CoupledComposite: steps", expected, repeated)
+        is_valid, expected = names and len(set(names)) == len(names), "of sites, each in one step"
+        checks.require(is_valid, "CoupledComposite: steps", expected, names)
 
     # -- one sweep -------------------------------------------------------------------------------
 

@@ -31,8 +31,7 @@ Sites = dict[str, Array]
 class ExchangeState(NamedTuple):
     """The state of :class:`Exchange`.
 
-    - **z** - the sites, constrained.
-    - **unconstrained** - the sites in the space of the random walk.
+    - **z**, **unconstrained** - the sites, and the sites in the space of the random walk.
     - **i**, **num_warmup** - number of steps, and of those that adapt the step size.
     - **step_size** - standard deviation of a proposal, in each unconstrained dimension.
     - **accept_prob**, **mean_accept_prob** - acceptance probability of the last step, and its mean since the
@@ -192,9 +191,9 @@ class Exchange(SiteKernel):
         accept_prob = jnp.where(log_ratio > 0, 1.0, jnp.exp(log_ratio))
         accept_prob = jnp.where(jnp.isnan(accept_prob) | failed, 0.0, accept_prob)
         accepted = jax.random.uniform(accept) < accept_prob
-        new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), u, state.unconstrained)
-        new = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), new)
-        z = jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), self._constrain(new))
+        poisoned = lambda tree: jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), tree)
+        new = poisoned(jax.tree.map(lambda a, b: jnp.where(accepted, a, b), u, state.unconstrained))
+        z = poisoned(self._constrain(new))
         failures = state.failures + failed.astype(state.failures.dtype)
         state = self._adapt(state, accept_prob)
         return state._replace(z=z, unconstrained=new, failures=failures, rng_key=rng_key)
@@ -269,19 +268,16 @@ class Exchange(SiteKernel):
         return x, jnp.ones(len(keys), bool)
 
     def _check_start(self, state: ExchangeState, call: Call) -> None:
-        params = self._params(state.z, call, values=True)
-        rows, _ = self._rows(call)
-        concrete = all(map(states.is_concrete, jax.tree.leaves((params, rows, state.rng_key))))
-        if not concrete or not self._may_fail:
+        params, (rows, _) = self._params(state.z, call, values=True), self._rows(call)
+        is_concrete = all(map(states.is_concrete, jax.tree.leaves((params, rows, state.rng_key))))
+        if not is_concrete or not self._may_fail:
             return
         number, method = len(next(iter(rows.values()))), str(self.auxiliary)
         try:
             perfect.perfect_sample(self.graph, params, state.rng_key, number, method, self.max_sweeps)
         except UnmetError as error:
-            error.add_note(
-                f"Exchange: this is the auxiliary draw at the initial params {state.z}. Start elsewhere by "
-                "init_params, or give a prior that excludes interactions as strong."
-            )
+            advice = "Start elsewhere by init_params, or give a prior that excludes interactions as strong."
+            error.add_note(f"Exchange: this is the auxiliary draw at the initial params {state.z}. {advice}")
             raise
 
 
@@ -297,13 +293,12 @@ def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
     """Raise an IntractableError when the graph allows no such draw."""
     if isinstance(auxiliary, str):
         return perfect.method_for(graph, auxiliary)
-    auxiliary = checks.count("Exchange: auxiliary, if not a method of perfect_sample,", auxiliary)
-    warnings.warn(
+    text = (
         f"Exchange with auxiliary={auxiliary} Gibbs sweeps is approximate (double Metropolis-Hastings), and "
-        "exact only in the limit of many. Compare with twice as many, or use perfect draws.",
-        UserWarning,
-        stacklevel=3,
+        "exact only in the limit of many. Compare with twice as many, or use perfect draws."
     )
+    auxiliary = checks.count("Exchange: auxiliary, if not a method of perfect_sample,", auxiliary)
+    warnings.warn(text, stacklevel=3)
     return auxiliary
 
 

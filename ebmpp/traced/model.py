@@ -182,13 +182,12 @@ class Arguments:
         :param relied: numbers of the arrays whose values must be the same.
         """
         leaves, structure = jax.tree.flatten((tuple(call.args), dict(call.kwargs)))
-        problems = [f"structure {structure}, expected {self._structure}"]
-        if structure == self._structure:
-            fixed = {*range(len(leaves))} - {*self._places} | {self._places[i] for i in relied}
-            changes = [(name, self._change(i, leaves[i], i in fixed)) for i, name in enumerate(self._names)]
-            problems = [f"{name} {change}" for name, change in changes if change]
-        if problems:
-            raise StateError(f"arguments of the model: {problems[0]}. Make the block again for others")
+        expected, name = f"of the structure {self._structure}", "arguments of the model"
+        checks.require(structure == self._structure, name, expected, structure, StateError)
+        fixed = {*range(len(leaves))} - {*self._places} | {self._places[i] for i in relied}
+        for i, argument in enumerate(self._names):
+            if change := self._change(i, leaves[i], i in fixed):
+                raise StateError(f"{name}: {argument} {change}. Make the block again for others")
         return [leaves[i] for i in self._places]
 
     def equal(self, call: Call) -> bool:

@@ -148,8 +148,8 @@ class Start:
 
         sweep = lambda x, keys: x | self.relaxed(*split(x), keys)
         is_possible = lambda x: self.is_possible(*split(x))
-        x, found = search({**context.siblings, **values}, keys, draw, sweep, is_possible)
-        return split(x)[0], found
+        x, possible = search({**context.siblings, **values}, keys, draw, sweep, is_possible)
+        return split(x)[0], possible
 
     def _refuse_outside(self, inside: Mapping[str, Any], values: Sites) -> None:
         for site, is_inside in inside.items():
