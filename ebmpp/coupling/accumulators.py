@@ -189,5 +189,4 @@ def check_function(name: str, fn: Callable[[dict[str, Array]], Any], state: dict
             f"{name} could not be traced at a state of blocks {', '.join(map(repr, state))}: {cause}. "
             "It must take one state, without batch axes, and compute numbers by jax.numpy."
         ) from error
-    if not leaves:
-        raise ArgumentError(f"{name} must return a pytree of numbers, got an empty one.")
+    checks.require(leaves, f"the value of {name}", "a pytree of numbers", leaves)

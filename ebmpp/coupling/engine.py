@@ -24,18 +24,7 @@ from ebmpp.core import backend, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.coupling.accumulators import Accumulator, uses_fast_compile
-from ebmpp.coupling.slots import (
-    Fresh,
-    Job,
-    Jobs,
-    Outcome,
-    Packed,
-    Slots,
-    Stage,
-    Window,
-    num_slots_for,
-    stages,
-)
+from ebmpp.coupling.slots import Fresh, Job, Jobs, Outcome, Packed, Slots, Stage, Window, slots_for, stages
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.couplings import MOST_TRIALS, Trial
@@ -66,10 +55,6 @@ class _Count(NamedTuple):
     proposals: Array
     accepted: Array
     broken: Array  # pairs
-
-    def sums(self) -> Array:
-        """Return the sums over slots, by one reduction."""
-        return jnp.stack([n.astype(jnp.float32) for n in self]).sum(-1)
 
 
 # An accumulator of a user's function differs for each function object, hence the larger cache.
@@ -105,7 +90,7 @@ def run_pairs(
     num_jobs = len(x) if isinstance(x, Fresh) else len(next(iter(x.values())))
     per_job = target.given if target.num_rows > 1 else None
     shared = target if per_job is None else dataclasses.replace(target, given=Clamped())
-    size = num_slots_for(num_jobs) if num_slots is None else num_slots
+    size = slots_for(num_jobs) if num_slots is None else num_slots
 
     def run_share(jobs: Job, common: tuple, first: Array, valid: Which | None) -> tuple[Any, Any]:
         target, key, window = common
@@ -218,9 +203,7 @@ class _Engine:
         count = jnp.stack(_Count(zero, zero, proposals, accepted, zero))
         return x, run._replace(total=total, count=run.count + count)
 
-    def _load(
-        self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: Which
-    ) -> tuple[_Run, Which]:
+    def _load(self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: Which) -> tuple:
         """Add the states (X_lag, Y_0), and return which pairs have met there."""
         met = agree(same, self.free, len(same[self.free[0]]))
         weights = jnp.where(valid, self._weights(jnp.broadcast_to(self.window.lag, met.shape), met), 0)
@@ -285,8 +268,8 @@ class _Engine:
             started = run.started
             if jobs is not None:
                 slots, started = slots.fill(jobs, started, self.window.lag)
-            count = run.count + tally._replace(moves=moves).sums()
-            return run._replace(slots=slots.pack(), started=started, count=count), record
+            counts = jnp.stack([n.astype(jnp.float32) for n in tally._replace(moves=moves)])
+            return run._replace(slots=slots.pack(), started=started, count=run.count + counts.sum(-1)), record
 
         if repeats == 1:
             run, (states, weights, owners, met) = sweep_once(run)
@@ -354,10 +337,8 @@ class _Engine:
         add = lambda count, mask: count + mask.astype(count.dtype)
         tally = tally._replace(attempts=add(tally.attempts, at), broken=add(tally.broken, broken))
         if move.proposes:
-            proposals = tally.proposals + jnp.where(at, 2 * move.proposes, 0)
-            tally = tally._replace(
-                proposals=proposals, accepted=tally.accepted + jnp.where(at, attempt.taken, 0)
-            )
+            tally = tally._replace(proposals=tally.proposals + jnp.where(at, 2 * move.proposes, 0))
+            tally = tally._replace(accepted=tally.accepted + jnp.where(at, attempt.taken, 0))
         return slots, tally
 
     def _finish(self, slots: Slots) -> tuple[Slots, Array, Array, Array]:

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+from functools import partial
 import math
 from typing import Any
 import warnings
@@ -18,7 +19,7 @@ from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
-from ebmpp.core.types import Key, Rows
+from ebmpp.core.types import Key
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
@@ -188,14 +189,12 @@ def unbiased_expectation(
         pairs, and their spread gives the standard error.
     :param num_slots: pairs that run at once on each device; affects speed and rounding only. By default 8 (up
         to 100 pairs) or 64 on a CPU, and 4096 on an accelerator.
-    :param mesh: devices to shard the pairs over, by its first axis; values are equal up to rounding. Params
-        may be sharded over other axes.
+    :param mesh: devices to shard the pairs over, by its first axis; params may be sharded over other axes.
     :param clamped: values of clamped blocks, without a batch axis or one per pair, for expectations under the
         posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is clamped at its known units. A
         block with the name of an argument is passed in a dict: ``clamped={"k": ...}``.
     :raises UnmetError: if pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for numbers out of range, a pool without a mixture move or the reverse, and inside
-        ``jit``.
+    :raises ArgumentError: for numbers out of range, a pool without a mixture move or the reverse; in ``jit``.
     :raises IntractableError: for "mixture" and a graph whose free blocks are not two layers.
     :raises StateError: for states, a pool or clamped values that do not fit the graph.
     :raises ParameterError: for params that do not fit the graph or a move.
@@ -249,8 +248,8 @@ def unbiased_expectation(
             pilot = run(3, window._replace(k=_NEVER))[-1]  # of the same shapes, which shares the program
             window = window.after(np.asarray(pilot.meeting_time))
         x, words, outcome = run(1, window)
-        leading = target, moves, x, words, not independent_starts
-        estimate = estimate_from(outcome, window, unmet, sums, *leading)
+        leading = partial(run_leading_chains, target, moves, x, words)
+        estimate = estimate_from(outcome, window, unmet, sums, leading, not independent_starts)
     if target.pool is not None and estimate.acceptance < MIN_ACCEPTANCE:
         warnings.warn(low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2)
     if target.pool is None and estimate.acceptance < 1 and not (estimate.meeting_time > estimate.lag).any():
@@ -307,20 +306,12 @@ def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
 
 
 def estimate_from(
-    outcome: Outcome,
-    window: Window,
-    unmet: str,
-    sums: Function,
-    target: Target,
-    moves: tuple[Move, ...],
-    x: Rows | Fresh,
-    key: Key,
-    compare: bool,
+    outcome: Outcome, window: Window, unmet: str, sums: Function, leading: Callable, compare: bool
 ) -> UnbiasedEstimate:
     """Return the mean over the pairs that met, its standard error, and what leading chains show.
 
     :param sums: the accumulator of the run, with one row per pair or per block of pairs.
-    :param x: starts of the run, whose other inputs follow.
+    :param leading: :func:`~ebmpp.coupling.overlap.run_leading_chains` of the run.
     :param compare: False for pairs with independent starts.
     """
     tau, broken = np.asarray(outcome.meeting_time), int(outcome.broken)
@@ -339,7 +330,7 @@ def estimate_from(
     time = np.where(met, tau, np.inf)
     cost = np.maximum(window.m, time) + time - window.lag
     longest, compare = int(tau.max()), compare and not missing
-    chains = run_leading_chains(target, moves, x, key, longest, cost[met].sum(), compare)
+    chains = leading(longest, cost[met].sum(), compare)
     numbers = (
         *window[:3],
         window.max_sweeps or None,

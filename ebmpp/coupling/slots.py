@@ -218,7 +218,7 @@ class Packed(NamedTuple):
         return Packed(*(jax.tree.map(partial(change, axis), *arrays) for axis, *arrays in trees))
 
 
-def num_slots_for(num_jobs: int) -> int:
+def slots_for(num_jobs: int) -> int:
     """Return the default number of slots per device for ``num_jobs`` jobs on all devices."""
     if backend.accelerated():
         return _ACCELERATED_SLOTS

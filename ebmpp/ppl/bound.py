@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps of a graph whose params and clamped blocks are functions of other variables.
 
-Inside a larger model a graph is a part of a posterior: its params may be data, arguments of the model, or
-the present values of other variables, such as a likelihood's noise scale. They may differ from row to row,
-and in a pair of chains from one to the other.
+Inside a larger model these may be data, arguments of the model, or the present values of other variables,
+such as a likelihood's noise scale. They may differ from row to row, and between the chains of a pair.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,9 +74,7 @@ class Bound(Target):
         return list(zip(offsets(self.graph, moves), moves, strict=False))
 
 
-def bind_params(
-    graph: FactorGraph, params: Mapping[str, Any], batch: tuple[int, ...], check: bool
-) -> dict[str, Any]:
+def bind_params(graph: FactorGraph, params: Mapping, batch: tuple[int, ...], check: bool) -> dict[str, Any]:
     """Return params, rows first where they have the leading axes ``batch``; refuse other shapes."""
     states.check_factors(graph.param_shapes, params)
     rows, values = math.prod(batch), {}

@@ -155,8 +155,6 @@ class CoupledComposite(MCMCKernel):
         is_valid, expected = names and len(set(names)) == len(names), "of sites, each in one step"
         checks.require(is_valid, "CoupledComposite: steps", expected, names)
 
-    # -- one sweep -------------------------------------------------------------------------------
-
     def start(self, keys: Array, call: Call, init: Rows) -> tuple[dict[str, Array], Array]:
         """Draw starting values of the sites not in ``init``, then of the blocks' latents.
 
@@ -232,8 +230,6 @@ class CoupledComposite(MCMCKernel):
             new_y = {name: jnp.where(are_equal, new_z[name], v) for name, v in new_y.items()}
             z, y = z | new_z, y | new_y
         return z, y, broken
-
-    # -- NumPyro's contract ----------------------------------------------------------------------
 
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs

@@ -251,9 +251,7 @@ class Exchange(SiteKernel):
         failed = ~valid.all() & (prior > -jnp.inf)
         return prior + gain(rows) - gain({b: drawn[b] for b in rows}), failed
 
-    def _auxiliary(
-        self, params: Params, rows: Sites, summed: tuple[str, ...], keys: Array
-    ) -> tuple[Sites, Array]:
+    def _auxiliary(self, params: Params, rows: Sites, summed: tuple, keys: Array) -> tuple[Sites, Array]:
         """Return a draw of the model for every row of data, and a mask of those that succeeded."""
         target = Target(self.graph, params)
         if isinstance(self.auxiliary, str):

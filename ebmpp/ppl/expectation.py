@@ -19,7 +19,7 @@ from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.expectation import UnbiasedEstimate, estimate_from
-from ebmpp.coupling.overlap import THRESHOLD, warning_of
+from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.slots import check_window
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Init
@@ -63,8 +63,7 @@ def composite_expectation(
         sites of a model's block start at draws of its prior that are possible.
     :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`; ``acceptance`` is nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for numbers out of range, an argument of the model that is neither an array nor
-        hashable, or under ``jit``.
+    :raises ArgumentError: for numbers out of range, an argument of the model without a hash; in ``jit``.
     :raises StateError: for ``init_params`` that do not fit, or if no possible start was found.
 
     **References**
@@ -101,8 +100,8 @@ def composite_expectation(
     key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
     outcome = run_pairs(target, moves, sums, slots, x, y, key, window)
-    leading = target, moves, x, key, not independent_starts
-    estimate = estimate_from(outcome, window, unmet, sums, *leading)
+    leading = partial(run_leading_chains, target, moves, x, key)
+    estimate = estimate_from(outcome, window, unmet, sums, leading, not independent_starts)
     if estimate.overlap > THRESHOLD:
         warnings.warn(warning_of("composite_expectation", estimate.overlap), stacklevel=2)
     return estimate

@@ -232,8 +232,6 @@ class GibbsBlock(block.Block):
             checks.require(is_valid, "GibbsBlock: moves", "exact, and sum nothing out", move)
         return resolved
 
-    # -- steps -----------------------------------------------------------------------------------
-
     def draw_initial(self, keys: Array) -> dict[str, Array]:
         """Draw values of the sites, uniformly where their families have a uniform distribution."""
         values, families = {}, self.graph.families
@@ -267,12 +265,10 @@ class GibbsBlock(block.Block):
         none = transitions = jnp.zeros(len(keys), jnp.int32)
         x, accepted = block.repeat(self.num_sweeps, sweep_once, (self.binding.to_rows(values, target), none))
         if self.tempering is not None:
-            x, transitions = self._temper(target, self.tempering, x, keys)
+            x, transitions = self._temper(target, x, keys)
         return Advanced(self._from_rows(x, values, target), accepted, transitions=transitions)
 
-    def _temper(
-        self, target: Bound, betas: tuple[float, ...], x: Rows, keys: Array
-    ) -> tuple[dict[str, Array], Array]:
+    def _temper(self, target: Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
         # as many passes as propose every unit once, which are reversed as a whole
         passes = 1 if target.log_likelihood is None else self.num_sweeps
         none = jnp.zeros(len(keys), jnp.int32)
@@ -283,7 +279,7 @@ class GibbsBlock(block.Block):
             return lax.fori_loop(jnp.uint32(0), jnp.uint32(passes), step, (dict(x), none))
 
         density = lambda x: bound.log_density(target, x)
-        x, accepted, _ = block.tempered_transition(betas, density, sweep, x, keys)
+        x, accepted, _ = block.tempered_transition(self.tempering or (), density, sweep, x, keys)
         return dict(x), accepted.astype(jnp.int32)
 
     def couple(self, first: Chain, second: Chain, keys: Array, coupling: str | None = None) -> Coupled:
@@ -310,8 +306,6 @@ class GibbsBlock(block.Block):
 
     def _from_rows(self, x: Rows, template: Rows, target: Bound) -> dict[str, Array]:
         return self.binding.to_sites(x, template, target.batch) | {b: x[b] for b in self.latents}
-
-    # -- NumPyro's contract ----------------------------------------------------------------------
 
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs

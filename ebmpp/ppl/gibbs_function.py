@@ -14,7 +14,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.ppl.binding import Params, Sites
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.traced import ModelBlock
-from ebmpp.traced.block import Call
+from ebmpp.traced.block import Block, Call
 
 
 def gibbs_fn(
@@ -52,9 +52,7 @@ def gibbs_fn(
     return partial(_update, block, Call({}, (), {}))
 
 
-def _update(
-    block: GibbsBlock | ModelBlock, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows
-) -> dict[str, Array]:
+def _update(block: Block, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict:
     call, words = call._replace(siblings=hmc_sites), random.key_pair(rng_key)
     if isinstance(block, GibbsBlock):
         gibbs_sites, words = block.begin(gibbs_sites, call, rng_key).z, rng_key

@@ -147,13 +147,9 @@ class Block(SiteKernel):
 
         A missing term, one counted twice, or a wrong scale shows at once. A constant does not matter.
 
-        :param model: the NumPyro model.
-        :param model_args: its arguments.
         :param rng_key: for the random states; a fixed key by default.
         :param tolerance: relative to the size of the changes.
-        :param model_kwargs: its keyword arguments.
-        :raises StateError: where they differ, with the largest difference; or for sites that the model does
-            not have.
+        :raises StateError: where they differ, with the largest difference; or for sites that the model lacks.
         :raises IntractableError: for latent blocks that cannot be summed out in closed form.
         """
         change, block_change, largest = [], [], 0.0

@@ -23,13 +23,6 @@ from ebmpp.traced.block import Call, Sites
 from ebmpp.traced.data import ArrayData, count_impossible, element_of, impossible_sites, is_cut_off
 from ebmpp.traced.dependence import Program
 
-_CONCRETE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-
 
 class Context(NamedTuple):
     """Everything outside of a block that its log density depends on, checked."""
@@ -50,9 +43,7 @@ class ModelInfo:
     :raises IntractableError: for sites that the params of an energy without log Z depend on.
     """
 
-    def __init__(
-        self, model: Callable[..., Any], sites: Sequence[str], args: tuple, kwargs: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, model: Callable, sites: Sequence[str], args: tuple, kwargs: Mapping[str, Any]) -> None:
         checks.function("GibbsBlock.from_model: model", model, "NumPyro's primitives")
         sites = [sites] if isinstance(sites, str) else checks.sequence("from_model: sites", sites, "names")
         self.model, self.sites, self.args, self.kwargs = model, tuple(sites), args, dict(kwargs)
@@ -130,7 +121,7 @@ class ModelInfo:
             warnings.filterwarnings("ignore", "Out-of-support", UserWarning)  # check_data raises an error
             try:
                 return Program(fn, sites, siblings, self.arguments.arrays)
-            except _CONCRETE:
+            except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # a value was read
                 self.arguments = Arguments(self.args, self.kwargs, fixed=True)
                 return Program(fn, sites, siblings, self.arguments.arrays)
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 SETUP = """
-import jax, networkx, numpy as np, optax
+import jax, networkx, numpy as np, numpyro, optax
 import ebmpp
 
 graph = ebmpp.layered(v=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(6))
@@ -21,6 +21,14 @@ key = jax.random.key(0)
 def unbiased_expectation():
     mean = lambda x: x["v"].mean()
     ebmpp.unbiased_expectation(graph, params, mean, rng_key=key, independent_starts=True, num_pairs=50)
+
+def composite_expectation():
+    def model():
+        z = numpyro.sample("z", numpyro.distributions.Bernoulli(0.5).expand([6]).to_event(1))
+        numpyro.factor("sum", -50.0 * (z.sum() - 3) ** 2)
+    kernel = ebmpp.ppl.CoupledComposite([ebmpp.GibbsBlock.from_model(model, ["z"], sequential=True)])
+    options = {"rng_key": key, "independent_starts": True, "num_pairs": 50}
+    ebmpp.ppl.composite_expectation(kernel, lambda x: x["z"].mean(), **options)
 
 def perfect_sample():
     ising = ebmpp.FactorGraph.from_networkx(networkx.grid_2d_graph(12, 12), family=ebmpp.Spin)
@@ -36,7 +44,7 @@ print("started", flush=True)
 """
 
 
-@pytest.mark.parametrize("call", ["unbiased_expectation", "perfect_sample", "fit"])
+@pytest.mark.parametrize("call", ["unbiased_expectation", "composite_expectation", "perfect_sample", "fit"])
 def test_ctrl_c_ends_a_call_and_its_process(call: str) -> None:
     program = [sys.executable, "-c", f"{SETUP}{call}()"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

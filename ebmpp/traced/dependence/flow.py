@@ -3,9 +3,9 @@
 """Propagation of dependence through one primitive.
 
 A :class:`Flow` maps, forward, the sets of units that each element of the operands reads (arrays of numbers of
-:class:`~ebmpp.traced.dependence.unit_sets.UnitSets`) to the sets that the results read. Backward, it maps a
-mask of the results' elements that matter to masks of the operands; only primitives through which a sum passes
-are asked for that. A primitive without a rule reads everything that it is given.
+:class:`~ebmpp.traced.dependence.unit_sets.UnitSets`) to the sets that the results read. Backward, for
+primitives through which a sum passes, it maps a mask of the results' elements that matter to masks of the
+operands. A primitive without a rule reads all of its operands.
 """
 
 from collections.abc import Sequence

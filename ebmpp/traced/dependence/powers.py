@@ -3,9 +3,8 @@
 """The powers of a site that a traced log density is a sum of.
 
 Each value is represented by a set of exponents: ``{0, 1, 2}`` is a polynomial of degree two in all units of
-the site jointly, ``log`` a logarithm of one of them. A value that is no such sum (an ``exp``, a maximum, a
-choice that depends on the site) is represented by the name of its primitive. The result holds for all values
-of everything else: nothing is probed.
+the site jointly, ``log`` a logarithm of one of them. A value that is no such sum (an ``exp``, a maximum) is
+represented by the name of its primitive. The result holds for all values of everything else.
 """
 
 import itertools

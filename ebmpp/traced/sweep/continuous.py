@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuous sites whose conditional is of a known family, which is read off the traced log density.
 
-Where a model's log density is a polynomial of degree two in all units of a site, whatever everything else is,
-the site given everything else is Gaussian. Where it is a sum of x, log x and a constant its units are Gamma,
-and of 1/x, log x and a constant inverse Gamma (:mod:`ebmpp.traced.dependence.powers`). Parameters follow from
-two derivatives at the present value. Units that interact are drawn jointly, group by group.
+Where a model's log density is a polynomial of degree two in all units of a site, the site given everything
+else is Gaussian. Where it is a sum of x and log x its units are Gamma, and of 1/x and log x inverse Gamma.
+Parameters follow from two derivatives at the present value. Units that interact are drawn jointly.
 """
 
 import math

@@ -45,9 +45,7 @@ class Posterior:
     :raises IntractableError: for sites of infinitely many values, or values that depend on other sites.
     """
 
-    def __init__(
-        self, info: ModelInfo, sites: Sequence[str], extra: Mapping[str, Array] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, info: ModelInfo, sites: Sequence[str], extra: Mapping = MappingProxyType({})) -> None:
         self.info, self.sites = info, tuple(sites)
         prototypes = info.latent | dict(extra)
         self.shapes = {name: value.shape for name, value in prototypes.items()}
