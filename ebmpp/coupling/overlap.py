@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start-end test of pairs: resemblance of the leading chains' ends to their starts.
 
-Two chains that start together may meet in the same one of many modes at once, so that short meeting times hide
-a sampler that does not mix. A pair that has met by T claims that X_T does not depend on X_0. If so, the end of
-a chain resembles its own start no more than it resembles the start of another chain.
+Two chains that start together may meet in the same one of many modes at once, so that short meeting times
+hide a sampler that does not mix. A pair that has met by T claims that X_T does not depend on X_0. If so, the
+end of a chain resembles its own start no more than it resembles the start of another chain.
 """
 
 from collections.abc import Mapping
