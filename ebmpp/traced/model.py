@@ -221,10 +221,11 @@ def _is_array(leaf: Any) -> bool:
 
 def _are_equal(leaf: Any, other: Any) -> bool:
     """Return True for equal arguments; nan equals nan."""
-    if leaf is other or not (_is_array(leaf) or _is_array(other)):
-        return leaf is other or bool(leaf == other)
-    are_floats = all(jnp.issubdtype(jnp.result_type(a), np.floating) for a in (leaf, other))
-    return np.array_equal(leaf, other, equal_nan=are_floats)
+    is_float = lambda a: isinstance(a, float) or (_is_array(a) and jnp.issubdtype(a.dtype, np.floating))
+    are_floats = is_float(leaf) and is_float(other)
+    if are_floats or _is_array(leaf) or _is_array(other):
+        return leaf is other or np.array_equal(leaf, other, equal_nan=are_floats)
+    return bool(leaf == other)
 
 
 def _check_sites(trace: Any, latent: Sequence[str], sites: Sequence[str]) -> None:

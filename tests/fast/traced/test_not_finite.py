@@ -84,6 +84,19 @@ def test_missing_data_under_a_mask_do_not_count() -> None:
     np.testing.assert_allclose(ask(0.4), (1.0, 3**-0.5), rtol=1e-5)
 
 
+def test_nan_is_an_equal_argument() -> None:
+    def model(y: Any, missing: float) -> None:
+        m = numpyro.sample("m", dist.Normal(0, 1).expand([3]).to_event(1))
+        with handlers.mask(mask=~np.isnan(y)):  # which reads the values, so that they may not change
+            numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
+
+    y, values = np.array([1.0, np.nan, 2.0], np.float32), {"m": np.zeros(3)}
+    block = GibbsBlock.from_model(model, ["m"], y, float("nan"))
+    assert block.conditional("m", values, y.copy(), float("nan")).loc[0] == 0.5
+    with pytest.raises(StateError, match="another value"):
+        block.conditional("m", values, y + 1, float("nan"))
+
+
 # -- degenerate conditionals -----------------------------------------------------------------------
 
 
