@@ -23,19 +23,8 @@ from ebmpp.core import checks, random
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.traced.block import (
-    Advanced,
-    Block,
-    BlockState,
-    Call,
-    Chain,
-    Coupled,
-    Sites,
-    check_tempering,
-    initial_values,
-    repeat,
-    tempered_transition,
-)
+from ebmpp.traced import block
+from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled, Sites
 from ebmpp.traced.marginal import summed_out
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.start import Start
@@ -44,7 +33,7 @@ from ebmpp.traced.sweep import Sweep
 _HEATED = 1 << 19  # folded into the keys of the latents that a tempered transition starts with
 
 
-class ModelBlock(Block):
+class ModelBlock(block.Block):
     """A block of sites of a NumPyro model: the result of :meth:`ebmpp.GibbsBlock.from_model`.
 
     The model's log density is traced once, and which of its terms read which units is read off the traced
@@ -71,7 +60,7 @@ class ModelBlock(Block):
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
         self.sequential = checks.flag("GibbsBlock.from_model: sequential", sequential)
-        self.tempering = check_tempering("GibbsBlock.from_model: tempering", tempering)
+        self.tempering = block.check_tempering("GibbsBlock.from_model: tempering", tempering)
         self.joint = checks.choice("GibbsBlock.from_model: joint", joint, ("auto", "forest", "units"))
         self.info = ModelInfo(model, sites, tuple(args), kwargs)
         self.call = Call({}, self.info.args, self.info.kwargs)
@@ -151,10 +140,10 @@ class ModelBlock(Block):
             moved, degenerate = self.sweep(carry[0], context, random.fold_in(keys, s))
             return self.sweep.without_latents(moved), carry[1] + degenerate
 
-        z, degenerate = repeat(self.num_sweeps, sweep_once, (dict(values), jnp.zeros((), jnp.int32)))
+        z, degenerate = block.repeat(self.num_sweeps, sweep_once, (dict(values), jnp.zeros((), jnp.int32)))
         if self.tempering is None:
             return Advanced(z, degenerate=degenerate)
-        z, accepted, more = tempered_transition(
+        z, accepted, more = block.tempered_transition(
             self.tempering,
             lambda z: self.sweep.log_density(z, context),
             lambda z, keys, beta, backward: self.sweep(z, context, keys, beta, backward),
@@ -339,7 +328,8 @@ class ModelBlock(Block):
             origin = origin if init_params else "prior"
             self.info.check_data(call)
             init_params |= self.draw_prior(init_params, call, rng_key)
-        values = self.start(initial_values(rng_key, init_params), call, random.key_pair(rng_key), origin)
+        init_params = block.initial_values(rng_key, init_params)
+        values = self.start(init_params, call, random.key_pair(rng_key), origin)
         return self._first(Advanced(values), rng_key)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable[..., Any]:
