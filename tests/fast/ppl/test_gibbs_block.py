@@ -70,6 +70,16 @@ def test_given_blocks_are_held() -> None:
     assert_rows_law(draws, 1 / (1 + np.exp(-logits)))
 
 
+@pytest.mark.parametrize("coupling", [40.0, 0.0])
+def test_sites_that_never_moved_are_reported(coupling: float) -> None:
+    params = {"x": np.zeros(9, np.float32), "x:x": np.full(12, coupling, np.float32)}
+    block = GibbsBlock(zoo.graph("lattice"), ["x"], params)
+    state = block.init(jax.random.key(0), 0, {"x": np.ones(9, np.float32)}, (), {})
+    state = block.sample(state, (), {})
+    assert (state.start["x"] == 1).all()
+    assert ("['x'] NOT MOVED" in block.get_diagnostics_str(state)) == (coupling > 0)
+
+
 def test_few_units_are_proposed_by_default() -> None:
     """A fraction of the largest layer, where there is a weight."""
     factors = [Bias("a"), Bias("b"), ebmpp.Bilinear("a", "b")]
