@@ -21,6 +21,7 @@ from ebmpp.errors import ArgumentError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_DETAILS = ("sweeps", "posterior_sweeps", "trials", "corrected", "k", "m", "cost", "way", "chosen_way")
 _MEETING = ("meeting_time_mean", "meeting_time_max", "lag")
 _TITLES = {"gradient_norm": "gradient norm", "num_unmet": "unmet pairs"}
 
@@ -95,6 +96,8 @@ def _as_images(
 def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.ndarray:
     """Draw learning curves: one panel per monitor, one for the gradient norm, one for meeting times.
 
+    Costs and settings of the estimator, such as ``sweeps`` and ``k``, are in the history only.
+
     :param history: a fit, or its ``history``: an xarray Dataset over ``step`` (and ``monitor_step``).
     :param axes: one per panel; None for a new figure.
     :return: the axes, one-dimensional.
@@ -125,7 +128,8 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
 def panels(history: xr.Dataset) -> dict[str, list[str]]:
     """Return the variables in each panel of :func:`plot_history`, by the panel's label.
 
-    Monitors come first, then the gradient norm and other metrics, then meeting times.
+    Monitors come first, then the gradient norm and other metrics, then meeting times. Costs and settings of
+    an estimator are left out.
     """
     numeric = []
     for name, values in history.data_vars.items():
@@ -134,7 +138,7 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
         if over_time and values.dtype.kind in "fiub" and not is_empty:
             numeric.append(str(name))
     monitors = [n for n in numeric if "monitor_step" in history[n].dims]
-    metrics = [n for n in numeric if n not in monitors and n not in _MEETING]
+    metrics = [n for n in numeric if n not in monitors and n not in (*_MEETING, *_DETAILS)]
     meeting = [n for n in _MEETING if n in numeric]
     result = {n.replace("_", " "): [n] for n in monitors}
     result |= {_TITLES.get(n, n.replace("_", " ")): [n] for n in metrics}

@@ -74,7 +74,7 @@ def history(unmet=0):
 
 
 def test_plot_history():
-    axes = plots.plot_history(history())
+    axes = plots.plot_history(history().assign(k=("step", np.ones(200))))
     assert [ax.get_ylabel() for ax in axes] == ["log likelihood", "gradient norm", "meeting time (sweeps)"]
     np.testing.assert_array_equal(axes[0].lines[0].get_xdata(), [0, 100])
     raw, smooth = axes[1].lines
