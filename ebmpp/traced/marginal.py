@@ -22,8 +22,7 @@ def summed_out(
     :param log_marginal: ``fn(values, *model_args, **model_kwargs)`` of values of all other sites.
     """
     info = posterior.info
-    # any value will do: no density at this value is read
-    fixed = {name: info.latent[name] for name in sites}
+    fixed = {name: info.latent[name] for name in sites}  # at any value, whose density is masked
     latent = [name for name in info.latent if name not in fixed]
 
     def deterministic(sites: Mapping, siblings: Mapping, arguments: Sequence) -> list[Any]:
@@ -33,9 +32,8 @@ def summed_out(
     program = posterior.trace(deterministic, info.latent)
     slots = zip(info.deterministic, program.outputs, strict=True)
     hidden = {name for name, slot in slots if program.depends(slot)}
-
-    def is_hidden(msg: Mapping[str, Any]) -> bool:
-        return msg["name"] in hidden or (msg["type"] == "sample" and msg["name"] not in latent)
+    is_other = lambda msg: msg["type"] == "sample" and msg["name"] not in latent
+    is_hidden = lambda msg: msg["name"] in hidden or is_other(msg)
 
     def model(*args: Any, **kwargs: Any) -> None:
         inner = handlers.mask(handlers.substitute(info.model, data=fixed), mask=False)

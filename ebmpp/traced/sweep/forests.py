@@ -12,7 +12,7 @@ Tables are sums of elements, never differences of log densities, so impossible s
 1. Hamze, de Freitas (2004), *From fields to trees*.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -79,8 +79,6 @@ class Forests(Conditionals):
         result.terms = self.terms.of(result.posterior.program)
         return result
 
-    # -- draws -----------------------------------------------------------------------------------
-
     def move(
         self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
     ) -> tuple[Sites, Array]:
@@ -120,8 +118,6 @@ class Forests(Conditionals):
             broken |= ~jnp.stack(valid).all()
         return dict(x), dict(y), broken
 
-    # -- sums ------------------------------------------------------------------------------------
-
     def log_sum(self, values: Sites, context: Context) -> Array:
         """Return the log density with the units of a single forest summed out; it has a gradient."""
         (layer,), chain = self.layers, self._chain(values, context)
@@ -143,13 +139,15 @@ class Forests(Conditionals):
         """Return the sums of the elements that read a unit alone, and of elements that read a whole edge."""
         (sites, inputs), side = chain, jnp.asarray(layer.forest.depth % 2)
         coefficients = self.terms.expand(inputs, guarded)[1]
+        fixed = lax.stop_gradient(coefficients)  # of infinite terms, whose derivative would be 0 * inf
         numbers, everywhere = jnp.arange(self.num_values), jnp.ones(len(layer.units), bool)
 
         def sums(reads: Reads, count: int, a: Array, b: Array) -> Array:
             moved = self.put(sites, layer.units, jnp.where(side == 0, a, b), everywhere)
             at = {**inputs, **self.posterior.site_inputs(moved)}
             terms = self.terms.evaluate(at, reads.slots, guarded)
-            return reads.sums(self.terms.multiply(_without_infinite(coefficients, terms), terms), count)
+            clean = {i: jnp.where(jnp.isfinite(t), coefficients[i], fixed[i]) for i, t in terms.items()}
+            return reads.sums(self.terms.multiply(clean, terms), count)
 
         single = jax.vmap(lambda k: sums(layer.single, len(layer.units), k, k))(numbers)
         num_edges = len(layer.forest.edges)
@@ -184,12 +182,6 @@ def _make_layer(terms: Terms, units: np.ndarray, edges: np.ndarray) -> _Layer:
         edge = order[np.searchsorted(codes, first * count + second, sorter=order)]
         place(slot, mask.size, [layer.double], [len(edges)], [(element[~alone][::2], edge)], False)
     return layer
-
-
-def _without_infinite(coefficients: Mapping[int, Array], terms: Mapping[int, Array]) -> dict[int, Array]:
-    """Return coefficients without derivatives where terms are infinite, which would be 0 times infinity."""
-    fixed = {slot: lax.stop_gradient(coefficients[slot]) for slot in terms}
-    return {slot: jnp.where(jnp.isfinite(t), coefficients[slot], fixed[slot]) for slot, t in terms.items()}
 
 
 def _is_possible(layer: _Layer, tables: Tables, drawn: Array) -> Array:

@@ -60,10 +60,7 @@ class Sweep:
 
     @functools.cached_property
     def sums(self) -> Forests:
-        """Sums over the states of all discrete units.
-
-        :raises IntractableError: where there are none, or they do not form a forest.
-        """
+        """Sums over the states of all discrete units; an IntractableError where these are no forest."""
         drawn = self.conditionals
         if isinstance(drawn, Forests) and drawn.posterior is self.posterior and drawn.num_layers == 1:
             return drawn
