@@ -174,8 +174,8 @@ def couple(
     z: Rows,
     keys: Array,
     kinds: Sequence[str],
-    fraction: float = 1.0,
-    moves: Sequence[Move] = (),
+    fraction: float,
+    moves: Sequence[Move],
 ) -> tuple[dict[str, Array], Array]:
     """Make one coupled sweep of both chains of every row, each under its own params.
 

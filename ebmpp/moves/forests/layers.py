@@ -78,7 +78,7 @@ def interactions(
 ) -> tuple[Integer[np.ndarray, "edges 2"], set[tuple[int, int]]]:
     """Return pairs of interacting units of ``blocks``, numbered block after block, and dense pairs of blocks.
 
-    All units that share a factor interact, except for those of one block that its ``lateral`` does not name.
+    All units that share a factor interact, except for units of one block that its ``lateral`` does not name.
     So no three units of one term are in one forest, and the energy of a forest is one of pairs.
     """
     sizes = [graph.families[b].size for b in blocks]

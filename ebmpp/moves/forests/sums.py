@@ -141,7 +141,7 @@ def _weights(logs: Array) -> Array:
 
 
 def _couple(logs: Array, u: Array) -> Array:
-    """Couple two categories maximally: rows are those of the first chain and then of the second."""
+    """Couple two categories maximally, of the first and the second half of the rows."""
     weights = _weights(jnp.moveaxis(logs, 1, -1))
     p, q = jnp.split(weights / weights.sum(-1, keepdims=True).clip(jnp.finfo(weights.dtype).tiny), 2, axis=1)
     x = inverse_cdf(u[:, 0], p)

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of log weights of a forest of units given all others, from the energy of the graph.
 
-With the statistics of the forest's units at 0, natural parameters give the weights of single units, and mixed
-derivatives those of pairs. The units above and below a unit differ in their half, depth // 2 modulo 2, so two
-products of the Hessian per statistic give the derivatives between each unit and the one above it, whatever
-the size of the forest.
+With the statistics of its units at 0, natural parameters give the weights of units, and mixed derivatives
+the weights of pairs. The units above and below a unit differ in their half, depth // 2 modulo 2, so two
+products of the Hessian per statistic give the derivatives between all units and the ones above them.
 """
 
 from collections.abc import Iterable, Mapping
