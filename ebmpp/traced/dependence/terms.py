@@ -139,7 +139,7 @@ class Terms:
         if self._count <= _MOST_PAIRS:
             self._pairs = self._pairs + self.sets.rows(first).T @ self.sets.rows(second)
 
-    def of(self, program: Program) -> "Terms":
+    def with_program(self, program: Program) -> "Terms":
         """Return the terms of a program with the same steps that evaluates them otherwise."""
         result = copy.copy(self)
         result.program = program

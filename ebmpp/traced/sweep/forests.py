@@ -4,7 +4,7 @@
 
 The log density is a sum of elements, and within a forest each of them reads one unit or the two ends of an
 edge. The two sides of a forest, units at even and odd depth, take their values a and b all at once, so K^2
-evaluations of the terms give the tables of all edges, whatever their number, and K those of all units.
+evaluations of the terms give the tables of all edges, whatever their number, and K the tables of all units.
 Tables are sums of elements, never differences of log densities, so impossible states remain -inf.
 
 **References**
@@ -76,7 +76,7 @@ class Forests(Conditionals):
     def relaxed(self) -> "Forests":
         """Return the draws as :meth:`Conditionals.relaxed` does."""
         result = cast(Forests, super().relaxed())
-        result.terms = self.terms.of(result.posterior.program)
+        result.terms = self.terms.with_program(result.posterior.program)
         return result
 
     def move(

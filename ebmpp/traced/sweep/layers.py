@@ -57,7 +57,7 @@ class Layers(Conditionals):
     def relaxed(self) -> "Layers":
         """Return the conditionals as :meth:`Conditionals.relaxed` does."""
         result = cast(Layers, super().relaxed())
-        result.terms = self.terms.of(result.posterior.program)
+        result.terms = self.terms.with_program(result.posterior.program)
         return result
 
     def _make_layers(self, terms: Terms) -> list[_Layer]:
