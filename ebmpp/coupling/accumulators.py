@@ -41,8 +41,8 @@ def uses_fast_compile(graph: FactorGraph | None, moves: Iterable[Move], accumula
     """Return True if a run is compiled by XLA's older emitters.
 
     For layers of Bernoulli, Spin and Categorical units the first step of ``UCD`` then takes 0.6 to 0.8 of the
-    time, and later steps differ by at most 4 %. Gaussian and Poisson units ran 1.3 and 1.1 times as long,
-    Binomial units compiled no faster, and other moves were not measured. Moves of sites have no graph.
+    time, and later steps differ by at most 4 %. Gaussian and Poisson units ran 1.3 and 1.1 times as long, and
+    other moves were not measured. Moves of sites have no graph.
     """
     if graph is None or not accumulator.fast_compile or not all(type(move) is Layer for move in moves):
         return False
@@ -71,8 +71,7 @@ class MarginalGradient(EnergyGradient):
     """Rao-Blackwellised energy gradient: the mean over ``groups`` of blocks, each summed out in turn.
 
     Taniguchi et al. (2023), eq. 27, where the groups are the odd and the even layers. The expectation equals
-    that of :class:`EnergyGradient`, and the variance of each term is not larger. Blocks of one group do not
-    interact.
+    that of :class:`EnergyGradient`. Blocks of one group do not interact.
     """
 
     groups: tuple[tuple[str, ...], ...]

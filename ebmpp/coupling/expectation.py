@@ -39,7 +39,6 @@ Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = str | Sequence[str] | Move | Sequence[Move] | Callable[..., Sequence[Move]] | Tempered | None
 
-
 _MAX_SHOWN = 10  # values that are printed; of more values the range
 _NEVER = 2**30  # first sweep that counts in a pilot, which sums nothing
 
@@ -86,10 +85,9 @@ class UnbiasedEstimate(Shown):
     """Acceptance probability of Metropolis proposals in equilibrium, measured on single chains after the
     longest meeting time; nan without Metropolis moves."""
     overlap: float = math.nan
-    """z-score of the resemblance of starts and ends of chains: above 5 the pairs met without mixing. See
-    ``independent_starts`` of :func:`unbiased_expectation`. It is nan where it was not tested: with
-    independent starts, unmet pairs, fewer than 7 pairs, pairs with clamped values of their own, equal starts,
-    or a few pairs so late that the test would take ten times the sweeps of the run."""
+    """z-score of the resemblance of starts and ends of chains: above 5 the pairs met without mixing. It is
+    nan where it was not tested: with independent starts, unmet pairs, fewer than 7 pairs, pairs with clamped
+    values of their own, equal starts, or a few pairs that are very late."""
 
     @property
     def late(self) -> float:
@@ -105,10 +103,9 @@ class UnbiasedEstimate(Shown):
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
         text = f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; {len(self.met)} pairs, "
-        text += (
-            f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, mean meeting time {mean:.4g}"
-        )
-        return text + (")" if np.isnan(self.overlap) else f", overlap z {self.overlap:.1f})")
+        text += f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, "
+        overlap = "" if np.isnan(self.overlap) else f", overlap z {self.overlap:.1f}"
+        return f"{text}mean meeting time {mean:.4g}{overlap})"
 
     def _card(self) -> Card:
         times, pairs = np.sort(self.meeting_time[self.met]), len(self.met)

@@ -84,10 +84,9 @@ def run_leading_chains(
 ) -> LeadingChains:
     """Run up to 200 leading chains for twice the longest meeting time, and compare their ends with ``x``.
 
-    They make at most ten times ``total_sweeps``, those of all pairs. Where that is too few (a few very late
-    pairs), or pairs have clamped values of their own, on which starts and ends may both depend, nothing is
-    compared. Chains whose moves read none of the blocks that they change are independent draws, and do not
-    run.
+    They make at most ten times ``total_sweeps``, the number of all pairs. Where that is too few (a few very
+    late pairs), or pairs have clamped values of their own, nothing is compared. Chains whose moves read none
+    of the blocks that they change are independent draws, and do not run.
 
     :param x: starts of the pairs.
     :param key: of the run of the pairs: chain j draws from ``fold_in(key, j)``.

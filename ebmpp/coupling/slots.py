@@ -44,11 +44,9 @@ class Window(NamedTuple):
     :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at most 1024 times this limit."""
 
     def after(self, tau: Integer[np.ndarray, "pairs"]) -> "Window":
-        """Return k = lag = the 0.95 quantile of a pilot's meeting times, and m = 2 lag.
+        """Return k = lag = the 0.95 quantile of a pilot's meeting times (-1 if unmet), and m = 2 lag.
 
         The lag leaves the longest of these times until ``max_sweeps``.
-
-        :param tau: meeting times at the lag of this window; -1 if unmet.
         """
         times = np.where(tau < 0, self.max_sweeps or tau.max(), tau) - self.lag
         lag = int(np.quantile(times, _QUANTILE, method="inverted_cdf"))

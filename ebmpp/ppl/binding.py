@@ -61,11 +61,7 @@ class Binding:
 
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
-        """The layers of a sweep, latents before sites.
-
-        The latents are then drawn before they are read: siblings are updated with the latents summed out, and
-        may have moved.
-        """
+        """The layers of a sweep; latents come first, as siblings are updated with these summed out."""
         parts = itertools.product((set(self.latents), set(self.site_blocks)), self.graph.block_layers)
         layers = (tuple(b for b in layer if b in blocks) for blocks, layer in parts)
         return tuple(layer for layer in layers if layer)
@@ -94,9 +90,8 @@ class Binding:
         clash = self.graph.interacting(latents)
         if stale and clash:
             raise IntractableError(
-                f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latent "
-                f"blocks {self.latents} summed out, but {clash[0]} interact and cannot be drawn again at "
-                "once. Make a latent block a site of the model"
+                f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latents "
+                f"summed out, but {clash[0]} interact. Make a latent block a site of the model"
             )
         params = bound.bind_params(self.graph, params, batch, check)
         clamped = states.Clamped(self._evaluate_clamped(call, batch, check), batch=batch)
@@ -175,6 +170,6 @@ def _layouts(graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]) -> di
     states.check_names(clamped, graph.families)
     layouts = {s: v if isinstance(v, Layout) else Layout.of(graph, [v]) for s, v in named.items()}
     blocks = [*clamped, *(b for layout in layouts.values() for b in layout.names)]
-    is_valid, expected = layouts and len(set(blocks)) == len(blocks), "sites, with each block at one place"
+    is_valid, expected = layouts and len(set(blocks)) == len(blocks), "of a site or more, each block once"
     checks.require(is_valid, "GibbsBlock: sites and clamped", expected, blocks, StateError)
     return layouts

@@ -34,8 +34,7 @@ class Conjugate:
         distribution of this one given everything else.
     :param initial: the distribution of starting values, of the same shape.
 
-    The two chains of a pair are coupled maximally: they draw one value, with the largest probability that
-    two draws of their conditionals can be equal, for any distribution that has a density.
+    The two chains of a pair are coupled maximally, for any distribution that has a density.
 
     **References**
 
@@ -152,7 +151,7 @@ class CoupledComposite(MCMCKernel):
             if not isinstance(step, Conjugate):
                 step.check_coupled(coupling)
         names = [name for step in self.steps for name in (*step.sites, *step.latents)]
-        is_valid, expected = names and len(set(names)) == len(names), "of sites, each in one step"
+        is_valid, expected = names and len(set(names)) == len(names), "of one site or more, each in one step"
         checks.require(is_valid, "CoupledComposite: steps", expected, names)
 
     def start(self, keys: Array, call: Call, init: Rows) -> tuple[dict[str, Array], Array]:

@@ -72,8 +72,7 @@ class BlockState(NamedTuple):
     - **latents** - blocks of a graph that are no site of the model, ``(rows, *shape)``.
     - **i** - number of steps.
     - **accepted** - number of accepted Metropolis proposals of each row, where there is a ``log_likelihood``.
-    - **degenerate** - number of draws that kept a unit's value because its conditional was degenerate: all
-      values impossible, or a log density that is not a number. Counted for blocks of a model.
+    - **degenerate** - number of draws of a model's block that kept a value: its conditional was degenerate.
     - **transitions** - number of accepted tempered transitions; 0 without ``tempering``.
     - **rng_key** - the block's key. Step ``i`` draws from the key and ``i``, so the key does not change.
     - **start** - the initial ``z``, by which sites that never moved are recognised.

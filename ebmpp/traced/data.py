@@ -64,10 +64,7 @@ def is_cut_off(value: Any) -> bool:
 
 
 def _outside(site: Mapping[str, Any]) -> Any:
-    """Return a mask of the rows of an observed site that are outside of their support.
-
-    The edge of a continuous support belongs to it. Of a factor, values that are not finite are marked.
-    """
+    """Return a mask of the rows of an observed site that are outside of their closed support."""
     base, is_finite = base_of(site["fn"]), lambda a: abs(a) < np.inf
     to_array = jnp.asarray if is_staged() else np.asarray  # with which no program is compiled
     if isinstance(base, Unit):

@@ -87,10 +87,7 @@ class ModelInfo:
         return handlers.trace(model).get_trace(*args, **kwargs)
 
     def check_data(self, call: Call) -> None:
-        """Raise a StateError for observed values that are impossible whatever the latent sites are.
-
-        Most log densities are finite there, and a sampler would ignore the observation.
-        """
+        """Raise a StateError for impossible observed values, which most log densities would ignore."""
         if any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves((call.args, call.kwargs))):
             return
         problems = self._impossible

@@ -43,8 +43,7 @@ def on_rows(fn: Callable[[Any], Any], tree: Any) -> Any:
 def checked(check: Callable[[Any], None], tree: Any) -> Any:
     """Return a tree of arrays after a check of its concrete values, with a leading axis of chains.
 
-    Errors of the check reach the caller. Inside of ``jax.jit`` and ``jax.pmap`` the program raises them when
-    its results are read.
+    Inside of ``jax.jit`` and ``jax.pmap`` the program raises the check's errors when its results are read.
     """
 
     def accept(rows: Any) -> Any:

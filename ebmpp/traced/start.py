@@ -131,10 +131,9 @@ class Start:
         return drawn
 
     def _search(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
-        """Return possible values, and whether they are possible.
+        """Return values by search, and whether they are possible.
 
-        The siblings stay in the first half of the search. Then they are drawn too, as kernels that start
-        after this block, such as NUTS, find values that fit.
+        In the second half siblings are drawn too, as later kernels, such as NUTS, find values that fit.
         """
 
         def split(x: Sites) -> tuple[dict[str, Array], Context]:

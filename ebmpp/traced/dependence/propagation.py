@@ -47,8 +47,8 @@ def propagate(
 class Scan(Flow):
     """Dependence of a loop over leading axes: the fixed point over all rounds at once.
 
-    What is carried between rounds starts out reading nothing, and is then given what the round before reads,
-    until that no longer changes. Where it keeps changing, as in running sums, all results read everything.
+    A carry starts out reading nothing, and then reads what the round before does, until that no longer
+    changes. Where it keeps changing, as in running sums, all results read everything.
     """
 
     def __init__(self, program: Program, step: Step, known: Known) -> None:

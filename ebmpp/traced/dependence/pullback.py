@@ -3,8 +3,7 @@
 """Derivatives in which zero times an infinite number is zero.
 
 In ``where(p, a * x, inf * x)`` the branch that is not selected has the cotangent 0, from which the chain rule
-makes 0 * inf, not a number, for everything upstream. Here 0 times anything is 0 on the way back, and finite
-derivatives of any order are unchanged.
+makes 0 * inf. Here 0 times anything is 0 on the way back, and finite derivatives of any order are unchanged.
 """
 
 from collections.abc import Callable, Mapping, Sequence

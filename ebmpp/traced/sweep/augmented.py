@@ -36,10 +36,7 @@ _LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
 
 
 def priors_with_latents(info: ModelInfo, sites: Sequence[str]) -> dict[str, EnergyDistribution]:
-    """Return the priors of the sites that are energies with blocks that are summed out.
-
-    Latents of a density that is raised to a power stay summed out: it is no sum over them.
-    """
+    """Return the priors that are energies with latents; one raised to a power is no sum over latents."""
     plain = lambda scale: scale is None or (isinstance(scale, int | float) and scale == 1)
     priors = {name: info.distributions[name] for name in sites if plain(info.scales[name])}
     return {name: p for name, p in priors.items() if isinstance(p, EnergyDistribution) and p.summed}
