@@ -66,11 +66,7 @@ def natural(
 
 
 def contributed(
-    graph: Declaration,
-    factors: Iterable[Factor],
-    params: Params,
-    statistics: Statistics,
-    blocks: Iterable[str] | None = None,
+    graph: Declaration, factors: Iterable[Factor], params: Params, statistics: Statistics, blocks: Any = None
 ) -> Eta:
     """Return what ``factors`` add to the natural parameters of blocks, all by default, at ``statistics``."""
     log_density_at = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})

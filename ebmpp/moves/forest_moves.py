@@ -26,10 +26,9 @@ from ebmpp.moves.target import Target
 
 @dataclasses.dataclass(frozen=True)
 class Forests(Move):
-    """Joint draw of units that make a forest, given all other units. :func:`forest_sweep` makes these moves.
+    """Joint draw of units that make a forest given all others; :func:`forest_sweep` returns such moves.
 
-    One pass of sums goes from the leaves to the roots, and one pass of draws goes back, in which the draws of
-    a pair of chains are coupled maximally unit by unit.
+    Sums go from the leaves to the roots, and draws go back, coupled maximally unit by unit.
 
     :param units: units of each block by number, in increasing order.
     """
@@ -118,10 +117,8 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
     finite = [b for b in free if layers.suits(graph, b)]
     if not finite:
         shown = ", ".join(f"{b!r} ({graph.families[b]!r})" for b in free)
-        raise IntractableError(
-            f"forest_sweep needs a free block of finite units that interact with few others, got {shown}. "
-            "Use gibbs_sweep."
-        )
+        expected = "a free block of finite units that interact with few others"
+        raise IntractableError(f"forest_sweep needs {expected}, got {shown}. Use gibbs_sweep.")
     split = layers.split(graph, finite)
     moves = (Forests(tuple((b, Constant.copy(u)) for b, u in layer.items())) for layer in split)
     joined = {b for layer in split for b in layer}

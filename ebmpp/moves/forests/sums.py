@@ -55,8 +55,7 @@ def draw_pair(
 ) -> Int32[Array, "2 *batch units"]:
     """Draw the units of two coupled chains, each from its own tables.
 
-    From the roots on, the two conditionals of a unit are coupled maximally by three uniforms, so chains with
-    equal tables are drawn alike.
+    From the roots on, the two conditionals of a unit are coupled maximally by three uniforms.
     """
     batch, unary, pairs = _arrange(forest, unary, pairwise, (1, *uniforms.shape[:-2]))
     beliefs = _up(forest, unary, pairs, _log_sum_exp)[0]

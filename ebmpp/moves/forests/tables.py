@@ -30,26 +30,20 @@ from ebmpp.moves.forests.structure import Forest
 
 
 class Tables:
-    """Units of a graph that make a forest, numbered block after block, and their log weights.
-
-    :param graph: the declaration.
-    :param units: units of each block, by number in increasing order.
-    :raises IntractableError: for units that make a cycle.
-    """
+    """Units of a graph that make a forest, numbered block after block, and their log weights."""
 
     def __init__(self, graph: FactorGraph, units: Units) -> None:
         self.graph, self.units = graph, units
         self.families = {b: graph.families[b] for b in units}
-        ends = lambda f: [b for b in (*f.blocks, *(b for b, _ in f.lateral)) if b in units]
+        inside = lambda f: [b for b in (*f.blocks, *(b for b, _ in f.lateral)) if b in units]
         #: factors over the blocks, and those in which several units of the forest may interact
-        self._factors = [f for f in graph.factors if ends(f)]
-        self._inner_factors = [f for f in graph.factors if len(ends(f)) > 1]
+        self._factors = [f for f in graph.factors if inside(f)]
+        self._inner_factors = [f for f in graph.factors if len(inside(f)) > 1]
         self.forest = _induced(graph, units)
         lengths = [len(u) for u in units.values()]
         #: places of each block's units in the forest
-        self._places = {
-            b: slice(e - len(units[b]), e) for b, e in zip(units, np.cumsum(lengths), strict=True)
-        }
+        ends = np.cumsum([0, *lengths])
+        self._places = {b: slice(*ends[i : i + 2]) for i, b in enumerate(units)}
         #: half of each unit of a block, -1 outside of the forest
         self._half = {b: np.full(f.size, -1) for b, f in self.families.items()}
         for b, place in self._places.items():
@@ -174,9 +168,7 @@ def _state_tables(families: Mapping[str, Family], lengths: list[int]) -> tuple[n
             if states is None:
                 raise IntractableError(f"block {block!r} must have finitely many values, got {family!r}.")
             columns = family.statistics(states).reshape(len(states), -1)
-            listed.append(
-                np.column_stack([*map(np.asarray, (states, family.log_base_measure(states), columns))])
-            )
+            listed.append(np.column_stack((states, family.log_base_measure(states), columns)))
     table = np.zeros((len(listed), *np.max([v.shape for v in listed], axis=0)))
     table[..., 1] = -np.inf
     for padded, values in zip(table, listed, strict=True):
