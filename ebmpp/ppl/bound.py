@@ -63,7 +63,7 @@ class Bound(Target):
         return jax.vmap(at_row, in_axes=(self.axes, *(0,) * len(rows)))(self.params, *rows)
 
     def moves(self, kinds: Sequence[str] = (), replaced: Sequence[Move] = ()) -> list[tuple[int, Any]]:
-        """Return the layers as moves, ``replaced`` in place of theirs, with the number of each's first part."""
+        """Return the layers as moves, ``replaced`` in place of theirs, with each's first part."""
         changed = {b for move in replaced for b in move.blocks}
         pairs = zip(self.layers, kinds or ["common"] * len(self.layers), strict=True)
         layers = [Layer(blocks, kind) for blocks, kind in pairs if changed.isdisjoint(blocks)]

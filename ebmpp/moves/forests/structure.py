@@ -14,9 +14,7 @@ from ebmpp.graph.factors.lateral import Constant
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Forest:
-    """Units joined by edges without a cycle; immutable and compared by value.
-
-    Each tree is rooted at its centre, so that a chain of length n takes n / 2 steps.
+    """Units joined by edges without a cycle; each tree is rooted at its centre, so that a chain is two arms.
 
     :param num_units: number of units; those without an edge are trees of one unit.
     :param edges: pairs of different units, ``(edges, 2)``, in any order.

@@ -53,10 +53,7 @@ def draw_pair(
     pairwise: Float[Array, "#2 *#batch edges states states"],
     uniforms: Float[Array, "*#batch units 3"],
 ) -> Int32[Array, "2 *batch units"]:
-    """Draw the units of two coupled chains, each from its own tables.
-
-    From the roots on, the two conditionals of a unit are coupled maximally by three uniforms.
-    """
+    """Draw two chains from tables of their own, each unit coupled maximally given the unit above it."""
     batch, unary, pairs = _arrange(forest, unary, pairwise, (1, *uniforms.shape[:-2]))
     beliefs = _up(forest, unary, pairs, _log_sum_exp)[0]
     u = _rows_last(jnp.broadcast_to(uniforms, (*batch[1:], forest.num_units, 3)), 2)
@@ -150,9 +147,6 @@ def _couple(logs: Array, u: Array) -> Array:
     residual = jnp.where(residual.any(-1, keepdims=True), residual, q)  # lost to rounding
     residual = inverse_cdf(u[:, 2], residual)
     return jnp.concatenate([x, jnp.where(is_same, x, residual)], 1)
-
-
-# -- layout ----------------------------------------------------------------------------------------
 
 
 def _arrange(

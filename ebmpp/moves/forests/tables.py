@@ -64,8 +64,6 @@ class Tables:
         found = ((f, s, f.local({s.block: s.family}, s)) for f, s in pairs)
         return tuple((f, s, local) for f, s, local in found if local is not None)
 
-    # -- log weights -------------------------------------------------------------------------------
-
     def weights(self, params: Params, x: Rows, keep: Keep) -> tuple[Array, Array]:
         """Return unary log weights ``(rows, units, states)`` and pairwise ones, ``(edges, states, states)``.
 
@@ -116,8 +114,6 @@ class Tables:
         table = jnp.asarray(self._statistics)
         at = lambda units: table if len(table) == 1 else table[units]
         return at(a) @ mixed @ at(b).swapaxes(1, 2)
-
-    # -- values ------------------------------------------------------------------------------------
 
     def put(self, x: Rows, states: Int32[Array, "rows units"]) -> Blocks:
         """Return the blocks with the units of the forest in ``states``."""
