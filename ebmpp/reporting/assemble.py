@@ -155,13 +155,13 @@ def _check_path(path: Any) -> Path | None:
     if path is None:
         return None
     try:
-        path = Path(path)
-        is_writable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+        file = Path(path)
+        is_writable = not file.is_dir() and os.access(file if file.exists() else file.parent, os.W_OK)
     except (TypeError, ValueError):
         is_writable = False
     hint = "Create its directory or fix the permissions."
     checks.require(is_writable, "report: path", "a file that can be written, or None", path, hint=hint)
-    return path
+    return file
 
 
 def _run(build: Callable[[Section, Subject], None], section: Section, subject: Subject) -> list[str]:

@@ -37,7 +37,7 @@ def test_swaps_and_sweeps_leave_the_distribution_of_the_ladder_invariant() -> No
     graph, params, data = problem("rbm", 4)
     models = [jax.tree.map(lambda a, c=c: c * a, params) for c in SCALES]
     path = Path.through(graph, base_rates(graph, data), models)
-    assert path.kept == ("h",)
+    assert path.sampled == ("h",)
     exact, rng = [hidden_distribution(model) for model in models], np.random.default_rng(0)
     index = np.stack([rng.choice(8, ROWS, p=p) for p in exact], 1)
     x = {"h": jnp.asarray(HIDDEN[index], jnp.float32)}
