@@ -37,7 +37,7 @@ class Proposals:
 CASES = [
     ("tiny", metropolis_sweep),
     ("gaussian", "reflection"),
-    ("gated", ("common", "maximal", "independent")),
+    slow("gated", ("common", "maximal", "independent")),
     slow("tiny", ("common", "maximal")),
     slow("tiny", ("maximal", "independent")),
     slow("tiny", Proposals(marginalize=("b",))),

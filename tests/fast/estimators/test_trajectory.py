@@ -53,6 +53,7 @@ def test_swaps_and_sweeps_leave_the_distribution_of_the_ladder_invariant() -> No
         assert_rows_law(np.einsum("ri,rj->rij", centred[:, low], centred[:, low + 1]), 0.0)
 
 
+@pytest.mark.slow
 def test_the_gradient_at_equilibrium_chains_is_the_models() -> None:
     graph, params, data = problem("rbm", 4)
     estimator = PTT(num_chains=ROWS, num_models=2, reservoir=2)

@@ -39,8 +39,8 @@ def ones(key: jax.Array) -> dict[str, jax.Array]:
     ("name", "estimator"),
     [
         ("rbm", ADAPTIVE),
-        ("rbm", UCD(k=1, start="uniform", marginalize="h", num_slots=8)),
-        ("deep", UCD(k=1, num_slots=8)),  # the positive phase is a second set of pairs
+        slow("rbm", UCD(k=1, start="uniform", marginalize="h", num_slots=8)),
+        slow("deep", UCD(k=1, num_slots=8)),  # the positive phase is a second set of pairs
         slow("rbm", UCD(k=1, num_slots=8)),
         slow("rbm", UCD(m=0, num_slots=8)),
         slow("rbm", UCD(m=3, num_slots=8)),

@@ -101,6 +101,7 @@ def bits(sites: dict) -> jax.Array:
     return sites["x"] > 0
 
 
+@pytest.mark.slow
 def test_pairs_that_meet_in_one_of_many_modes_are_reported() -> None:
     arguments = FIELDS, 6, "soft"  # a length and a string are static
     block = GibbsBlock.from_model(conserved, ["x"], *arguments, sequential=True)

@@ -138,6 +138,7 @@ def test_moves_and_tempering_have_the_posterior(name: str) -> None:
     assert 0.1 < accepted < 1 if "tempering" in OPTIONS[name] else accepted == 0
 
 
+@pytest.mark.slow
 def test_tempered_transition_preserves_the_distribution_row_by_row() -> None:
     graph = FactorGraph({"z": Categorical(2, 3)}, factors=[Bias("z"), Pairwise("z", np.array([[0, 1]]))])
     bias = np.float32([[[0.0, 1.0, -1.0], [0.5, 0.0, 0.0]], [[1.0, 0.0, 0.0], [0.0, -0.5, 2.0]]])

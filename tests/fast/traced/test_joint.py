@@ -137,7 +137,7 @@ def features(states: dict) -> np.ndarray:
     return np.concatenate([units, (units[:, :, None] * units[:, None]).reshape(len(units), -1)], 1)
 
 
-@pytest.mark.parametrize("name", often(MODELS, "two chains", "tree", "scanned chain"))
+@pytest.mark.parametrize("name", often(MODELS, "tree", "scanned chain"))
 def test_draws_are_of_the_joint_posterior(name: str) -> None:
     case = exact(name)
     assert all((layer == 0).all() for layer in case.block.layers.values())

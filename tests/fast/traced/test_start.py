@@ -62,7 +62,7 @@ def start_rows(block: Any, init_params: Any = None, **kwargs: Any) -> Any:
     return jax.vmap(lambda key: block.init(key, 0, init_params, (), kwargs))(KEYS).z
 
 
-@pytest.mark.parametrize("name", ["conserved", "hard_core"])
+@pytest.mark.parametrize("name", ["conserved", slow("hard_core")])
 def test_chains_and_pairs_start_at_possible_states(name: str) -> None:
     model = {"conserved": conserved, "hard_core": hard_core}[name]
     block = GibbsBlock.from_model(model, ["z"], sequential=True)
