@@ -178,6 +178,8 @@ class Block(SiteKernel):
 
     def sample(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
         """Make one step, given the siblings' values in ``model_kwargs``."""
+        if state.i.ndim:  # chain_method="vectorized"
+            return jax.vmap(lambda s: self.sample(s, model_args, model_kwargs))(state)
         i, call = state.i + 1, Call.split(model_args, model_kwargs)
         new = self.advance(state.z | state.latents, call, state.rng_key, i.astype(jnp.uint32))
         counts = [a + b for a, b in zip(state[3:6], new[1:], strict=True)]

@@ -318,7 +318,9 @@ class ModelBlock(block.Block):
         :raises StateError: for unknown and missing sites, values outside of their support, impossible states
             and data, or units whose conditional is not a number.
         """
-        del num_warmup
+        if random.key_pair(rng_key).ndim > 1:  # one key per chain, of chain_method="vectorized"
+            first = lambda key, values: self.init(key, num_warmup, values, model_args, model_kwargs)
+            return jax.vmap(first)(rng_key, init_params)
         init_params, call = dict(init_params or {}), Call.split(model_args, model_kwargs)
         checks.names("site of init_params", init_params, self.sites, StateError)
         origin = "siblings" if GIBBS_SITES_KWARG in (model_kwargs or {}) else "given"

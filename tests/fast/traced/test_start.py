@@ -137,6 +137,12 @@ def test_init_params_are_completed_and_named() -> None:
         block.init(KEYS[0], 0, {"c": jnp.array(1)}, (), {})
 
 
+def test_vectorized_chains_are_those_of_vmap():
+    block = GibbsBlock.from_model(either, ["a", "b"])
+    first, second = (run(block, method=method).get_samples()["a"] for method in (jax.vmap, "vectorized"))
+    np.testing.assert_array_equal(first, second)
+
+
 # -- data ------------------------------------------------------------------------------------------
 
 
