@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What print and notebooks show: the object's numbers, in text and in well-formed HTML alike."""
+"""Displays in print and notebooks: the object's numbers, in text and in well-formed HTML alike."""
 
 import functools
 import math

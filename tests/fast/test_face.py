@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What stands at the root, what stands in the rooms' faces, and what one version says everywhere."""
+"""The root, the faces of the rooms, and one version everywhere."""
 
 import ast
 from collections.abc import Iterator

@@ -79,7 +79,7 @@ def estimate(k: int = 1, m: int = 1, lag: int = 1, **options: Any) -> Any:
 
 @cache
 def censored_estimate() -> Any:
-    """Of pairs that were stopped after 4 sweeps."""
+    """Estimate from pairs that were stopped after 4 sweeps."""
     with pytest.warns(UserWarning, match="biased"):
         return estimate(max_sweeps=4, unmet="drop")
 

@@ -42,7 +42,7 @@ def absorbing(y: Any) -> None:
 
 
 def absorbing_by_step(y: Any) -> None:
-    """The same chain as a Python loop of sites."""
+    """Declare the same chain as a Python loop of sites."""
     z = numpyro.sample("z0", dist.Categorical(jnp.array([0.8, 0.1, 0.1])))
     for t, observed in enumerate(y):
         z = z if t == 0 else numpyro.sample(f"z{t}", dist.Categorical(ROWS[z]))

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""What plots show, and that importing ebmpp does not import matplotlib."""
+"""Contents of plots; importing ebmpp does not import matplotlib."""
 
 from collections.abc import Iterator
 import subprocess
