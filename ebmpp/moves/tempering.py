@@ -21,7 +21,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.families.values import as_array, settle
@@ -207,6 +207,10 @@ class TemperedSweep(Move):
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return tuple(graph.families)
+
+    def check(self, graph: FactorGraph) -> None:
+        # Pairs of such ensembles never stay together, and a run would not end.
+        checks.require(not self.summed, "summed", "empty in a sweep of pairs", self.summed)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         half = lambda x, parity: (self.half(target, x, keys, parity)[0], None)

@@ -269,5 +269,5 @@ def test_pairs_are_not_coupled_along_a_path():
     ensemble = Ensemble.along(Target(graph, params), Knots.before(path_of(graph), params))
     move = ebmpp.moves.tempering.tempered_sweep(graph, summed=("v",))
     options = {"rng_key": zoo.KEY, "coupling": move}
-    with pytest.raises(ArgumentError, match="graph"):
+    with pytest.raises(ArgumentError, match="summed"):
         ebmpp.unbiased_expectation(ensemble.graph, ensemble.params, lambda x: x["v"], **options)
