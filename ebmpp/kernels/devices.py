@@ -29,7 +29,8 @@ def sharded_chains(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any
     >>> from numpyro.infer import MCMC
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> method = ebmpp.kernels.sharded_chains(jax.make_mesh((len(jax.devices()),), ("chains",)))
-    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=0, num_samples=5, num_chains=8, chain_method=method)
+    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=0, num_samples=5, num_chains=8, chain_method=method,
+    ...             progress_bar=False)
     >>> mcmc.run(jax.random.key(0), rbm.init(jax.random.key(1)))
     >>> mcmc.get_samples(group_by_chain=True)["v"].shape
     (8, 5, 4)
