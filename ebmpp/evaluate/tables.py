@@ -103,6 +103,9 @@ class TableModel:
     def to_dataframe(self, samples: Mapping[str, Any]) -> "pd.DataFrame":
         """Return samples of the model as a frame with the columns and dtypes of the original one.
 
+        Numbers of a column of integers are rounded, and **clipped** to its dtype: draws below 0 of an
+        unsigned column become 0. To see these, declare the model of a column of floats.
+
         :param samples: the visible blocks, ``(*batch, columns of the block)``, such as
             ``mcmc.get_samples()``; other blocks are ignored.
         :raises StateError: for a missing block.
