@@ -228,11 +228,20 @@ def _step(
 def _update(
     optimizer: optimizers.Comparable, gradient: Params, state: State
 ) -> tuple[Params, Any, Array, Array]:
-    updates, moved = optimizer.optimizer.update(gradient, state.optimizer, state.params)
-    proposed = optax.apply_updates(state.params, updates)
-    # Zero times what is not finite is nan: a sum takes one pass, a test of each number several.
-    zeros = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
-    ok = state.ok & jnp.isfinite(jnp.stack(jax.tree.leaves(zeros))).all()
-    # The optimiser's state is not restored: training stops, and no checkpoint keeps a failed step.
-    params = jax.tree.map(lambda new, old: jnp.where(ok, new, old), proposed, state.params)
-    return params, moved, ok, optax.tree.norm(gradient)
+    def apply(gradient: Params) -> tuple[Params, Any, Array, Array]:
+        updates, moved = optimizer.optimizer.update(gradient, state.optimizer, state.params)
+        proposed = optax.apply_updates(state.params, updates)
+        # Zero times what is not finite is nan: a sum takes one pass, a test of each number several.
+        zeros = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
+        ok = state.ok & jnp.isfinite(sum(jax.tree.leaves(zeros)))
+        # The optimiser's state is not restored: training stops, and no checkpoint keeps a failed step.
+        params = jax.tree.map(lambda new, old: jnp.where(ok, new, old), proposed, state.params)
+        return params, moved, ok, optax.tree.norm(gradient)
+
+    if backend.accelerated():  # a branch waits for the device
+        return apply(gradient)
+    # XLA would compute the gradient anew in each of the optimiser's kernels, but not across a branch: a step
+    # of PCD compiles in 0.8 of the time.
+    skip = lambda _: (state.params, state.optimizer, state.ok, jnp.full((), jnp.nan, norm.dtype))
+    norm = jax.eval_shape(optax.tree.norm, gradient)
+    return lax.cond(state.ok, apply, skip, gradient)
