@@ -195,7 +195,7 @@ def difference(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[
 def measure_bias(estimator: Any, state: Any = None, **options: Any) -> GradientBias:
     """Return the measured bias of an estimator on the rows of the zoo's rbm, without weights."""
     graph, params, data = problem("rbm")
-    reference = ParticleUCD(num_particles=1000, max_rungs=8)
+    reference = ParticleUCD(num_particles=400, max_rungs=8)
     options = {"num_repeats": 40, "num_references": 60, "reference": reference} | options
     return gradient_bias(
         graph, params, np.asarray(data["v"]), estimator, state, rng_key=jax.random.key(0), **options

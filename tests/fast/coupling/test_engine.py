@@ -6,17 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from pair_tools import (
-    JOBS,
-    RUNS,
-    assert_unbiased,
-    graph_of,
-    in_time,
-    meeting_tail,
-    params_of,
-    run,
-    starts_of,
-)
+from pair_tools import JOBS, RUNS, assert_unbiased, graph_of, in_time, meeting_tail, params_of, run, starts_of
 import pytest
 from ucd_tools import flat, key
 
@@ -32,13 +22,13 @@ from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from helpers import assert_law, often
 
-WINDOWS = [(0, 0, 1), (1, 1, 1), (2, 5, 1), (3, 3, 3), (2, 6, 3), (5, 5, 2)]
+WINDOWS = [(1, 1, 1), (2, 5, 1), (2, 6, 3), (5, 5, 2)]
 COUPLINGS = (None, "maximal_independent", "common")
 
 
 @pytest.mark.parametrize("coupling", often(COUPLINGS, None))
 def test_total_is_unbiased_for_every_window(coupling: str | None) -> None:
-    assert_unbiased("tiny", coupling, WINDOWS if coupling is None else WINDOWS[1:4])
+    assert_unbiased("tiny", coupling, WINDOWS)
 
 
 GRAPHS = ("spin", "categorical", "binomial", "gaussian", "learned", "poisson", "deep", "gated")
@@ -68,17 +58,17 @@ def assert_same(first: Any, second: Any) -> None:
     np.testing.assert_array_equal(flat(first.total), flat(second.total))
 
 
-def test_results_do_not_depend_on_the_number_of_slots() -> None:
-    usual = run(seed=5, window=(2, 6, 3))
-    assert_same(usual, run(seed=5, window=(2, 6, 3), num_slots=5))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "value", "num_slots"),
-    [(slots, "_CHUNK", 2, 17), (engine, "_READY", 32, 18), (backend, "accelerated", lambda: True, 19)],
+    [
+        (slots, "_CHUNK", slots._CHUNK, 5),
+        (slots, "_CHUNK", 2, 17),
+        (engine, "_READY", 32, 18),
+        (backend, "accelerated", lambda: True, 19),
+    ],
 )
-def test_results_do_not_depend_on_the_stages_of_slots(
+def test_results_do_not_depend_on_slots_and_their_stages(
     module: Any, name: str, value: Any, num_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = run(seed=5, window=(2, 6, 3))
@@ -103,7 +93,7 @@ def test_sums_of_a_function_match_the_energy_gradient() -> None:
     graph = graph_of("tiny")
     state = tuple((b, f.shape, str(f.dtype)) for b, f in graph.families.items())
     function = Function(statistics, state)
-    for window in WINDOWS:
+    for window in WINDOWS[::2]:
         separate, total = run(seed=2, window=window, accumulator=function), run(seed=2, window=window)
         np.testing.assert_array_equal(separate.meeting_time, total.meeting_time)
         for name, value in total.total.items():

@@ -6,12 +6,10 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from metropolis_tools import Chain
 import numpy as np
 import numpyro.distributions as dist
 from pair_tools import graph_of, params_of
 import pytest
-from scipy import stats
 from ucd_tools import exact_means, flat, problem, two_modes
 import zoo
 
@@ -25,10 +23,10 @@ from ebmpp.coupling import accumulators
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
-from helpers import assert_law, assert_rows_law, random_params
+from helpers import assert_law, random_params
 
 PAIRS = 2000
-WINDOWS = [(0, 0, 1), (1, 1, 1), (2, 6, 3), (5, 5, 5), (3, 4, 2)]
+WINDOWS = [(0, 0, 1), (2, 6, 3), (5, 5, 5)]
 
 
 def statistics(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -57,10 +55,10 @@ def test_estimates_are_unbiased(k: int, m: int, lag: int) -> None:
 
 
 def test_standard_errors_match_the_spread_of_estimates() -> None:
-    results = [estimate(seed, k=0, m=2) for seed in range(40)]
+    results = [estimate(seed, k=0, m=2) for seed in range(30)]
     spread = np.std([flat(r.value) for r in results], axis=0, ddof=1)
     errors = np.mean([flat(r.standard_error) for r in results], axis=0)
-    assert (np.abs(np.log(spread / errors)) < 0.45).all()  # 0.11 is one standard error
+    assert (np.abs(np.log(spread / errors)) < 0.45).all()  # 0.13 is one standard error
 
 
 def test_starts_are_used_and_checked() -> None:
@@ -120,6 +118,7 @@ def test_unmet_pairs_raise_or_are_dropped_with_a_warning() -> None:
     assert result.num_unmet == (~result.met).sum() == (free.meeting_time > 2).sum() > 0
     assert np.isinf(result.meeting_time[~result.met]).all() and np.isinf(result.cost[~result.met]).all()
     np.testing.assert_array_equal(result.meeting_time[result.met], free.meeting_time[result.met])
+    assert result.late == free.late  # unmet pairs are late
     # means of the pairs that met alone
     early = (free.meeting_time <= 2).mean()
     assert 0.1 < early < 0.95
@@ -151,11 +150,8 @@ def test_repr_shows_values_and_errors() -> None:
     assert repr(result).startswith("UnbiasedEstimate(19 numbers from ")
 
 
-MANY_PAIRS = 6000
-
-
 def estimate_of(name: str, fn: Any, seed: int = 1, params: Any = None, **options: Any) -> UnbiasedEstimate:
-    options = {"rng_key": jax.random.key(seed), "num_pairs": MANY_PAIRS, "num_slots": 4, **options}
+    options = {"rng_key": jax.random.key(seed), "num_pairs": 6000, "num_slots": 4, **options}
     params = params_of(name) if params is None else params
     return ebmpp.unbiased_expectation(graph_of(name), params, fn, **options)
 
@@ -180,34 +176,6 @@ def test_independent_starts_show_modes_that_chains_do_not_leave() -> None:
 
 
 @pytest.mark.slow
-def test_acceptance_and_late_pairs_match_the_enumerated_pair() -> None:
-    chain = Chain(graph_of("tiny"), params_of("tiny"))
-    start = chain.at(a=[1, 1], b=[1, 1])
-    joint = chain.pairs(start, 1, 400)
-    apart = joint * (1 - np.eye(len(start)))
-    assert apart[-1].sum() < 1e-9
-    options = {"coupling": metropolis_sweep, "init": {"a": jnp.ones(2), "b": jnp.ones(2)}, "k": 1}
-    runs = [estimate_of("tiny", units, seed, **options) for seed in range(10)]
-    assert_rows_law([run.acceptance for run in runs], chain.target @ chain.accept)
-    tau = np.concatenate([run.meeting_time for run in runs])
-    tail = apart.sum((1, 2))[:6]
-    later = (tau[:, None] > np.arange(1, 7)).mean(0)
-    assert_law(later, tail, np.sqrt(tail * (1 - tail) / len(tau)))
-    count = int((runs[0].meeting_time > 1).sum())
-    interval = stats.binomtest(count, MANY_PAIRS, alternative="less").proportion_ci(0.95, "exact")
-    assert runs[0].late_upper == pytest.approx(interval.high)
-
-
-@pytest.mark.slow
-def test_late_pairs_are_counted_from_the_lag_and_include_unmet_ones() -> None:
-    result = estimate_of("tiny", units, coupling=metropolis_sweep, lag=3, k=3)
-    assert result.late == (result.meeting_time > 3).mean() < 1
-    with pytest.warns(UserWarning, match="were dropped"):
-        cut = estimate_of("tiny", units, coupling=metropolis_sweep, lag=3, k=3, max_sweeps=4, unmet="drop")
-    assert cut.late == result.late and cut.num_unmet == (result.meeting_time > 4).sum() > 0
-
-
-@pytest.mark.slow
 def test_estimates_without_any_correction_give_a_warning() -> None:
     graph = layered(v=Spin(30), h=Spin(30))
     scheme = {"weight": "orthogonal", "bias": "logistic"}
@@ -221,7 +189,6 @@ def test_estimates_without_any_correction_give_a_warning() -> None:
     assert result.late_upper == pytest.approx(1 - 0.05 ** (1 / 400))  # the rule of three, exactly
     frozen = {"a": 40 * jnp.ones(2), "b": 40 * jnp.ones(2), "a:b": jnp.zeros((2, 2))}
     ones = {"a": jnp.ones(2), "b": jnp.ones(2)}
-    # warnings are errors: other couplings give none
     assert estimate_of("tiny", units, params=frozen, init=ones).late == 0
 
 

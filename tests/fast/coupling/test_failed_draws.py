@@ -78,7 +78,7 @@ def test_pairs_of_real_units_meet_at_every_scale(size: int, moves: Any) -> None:
     x = jax.jit(lambda keys: initial_rows(graph, graph.families, keys))(
         random.fold_in(pair, 1, np.arange(PAIRS))
     )
-    for scale in (1e-3, 0.07, 1.0, 1e3):
+    for scale in (1e-3, 1e3):
         params = at_scale(size, scale)
         start = {**x, "v": np.float32(scale) * np.asarray(x["v"])}
         window = Window(*(np.int32(n) for n in (1, 1, 1, 60)))
