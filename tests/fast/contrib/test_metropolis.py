@@ -4,37 +4,47 @@
 
 import pickle
 
-from mcmc_tools import fields, run_mcmc, samples
+from mcmc_tools import METHODS, assert_same, fields, run_mcmc, samples
 from metropolis_tools import Chain
 import numpy as np
 import pytest
 import zoo
 
+import jax
+
 import ebmpp
-from ebmpp import Bernoulli, Binomial, Categorical, Gaussian, MaximalCoupling, Poisson, Spin
+from ebmpp import Bernoulli, Binomial, Categorical, Gaussian, MaximalCoupling, Observed, Poisson, Spin
 from ebmpp.contrib import MetropolisCoupling
 from ebmpp.errors import DeclarationError, IntractableError
 from helpers import assert_law, assert_rows_law, pair, random_params
 
-CHAINS, LAG, SAMPLES = 20_000, 2, 6
+CHAINS, LAG, SAMPLES = 6000, 2, 6
 START = {"a": np.ones(2), "b": np.full(1, 2)}
+
+
+GRAPH = pair(Bernoulli(2), Categorical(1, 3))
+PARAMS = random_params(GRAPH, seed=3, scale=1.5)
 
 
 @pytest.fixture(scope="module")
 def chain():
     """The transition matrix of one chain and of a pair."""
-    graph = pair(Bernoulli(2), Categorical(1, 3))
-    return Chain(graph, random_params(graph, seed=3, scale=1.5))
+    return Chain(GRAPH, PARAMS)
+
+
+def run(num_samples, num_chains=CHAINS, clamped=None, method="vectorized", **options):
+    free = START.keys() - (clamped or {}).keys()
+    init = {b: np.broadcast_to(START[b], (num_chains, *START[b].shape)) for b in free}
+    return run_mcmc(
+        MetropolisCoupling(GRAPH, **options), PARAMS, num_samples=num_samples, num_chains=num_chains, key=3,
+        clamped=clamped, init_params=init if num_chains == CHAINS else None, chain_method=method,
+        extra_fields=("y", "met", "meeting_time"),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def pairs():
-    graph = pair(Bernoulli(2), Categorical(1, 3))
-    return run_mcmc(
-        MetropolisCoupling(graph, lag=LAG), random_params(graph, seed=3, scale=1.5), key=3, num_chains=CHAINS,
-        num_samples=SAMPLES, extra_fields=("y", "met", "meeting_time"),
-        init_params={b: np.broadcast_to(v, (CHAINS, *v.shape)) for b, v in START.items()},
-    )  # fmt: skip
+    return run(SAMPLES, lag=LAG)
 
 
 def test_pairs_meet_and_stay_together(pairs):
@@ -107,3 +117,53 @@ def test_kernels_equal_what_their_repr_says():
             pickle.loads(pickle.dumps(kernel)),
         ):
             assert type(copied) is type(kernel) and vars(copied) == vars(kernel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"clamped": {"a": np.array([1.0, 0.0])}}, {"among": lambda x: (x["a"] == [1, 0]).all()}),
+        ({"marginalize": "a"}, {"summed": ("a",)}),
+        ({"marginalize": "b"}, {"summed": ("b",)}),
+    ],
+    ids=["clamped", "without a", "without b"],
+)
+def test_clamped_and_summed_out_blocks_have_their_conditionals(options, kind):
+    chain = Chain(GRAPH, PARAMS, **kind)
+    np.testing.assert_allclose(chain.target @ chain.step, chain.target)
+    start = chain.at(**{b: v for b, v in START.items() if b not in options.get("clamped", {})})
+    mcmc = run(2, **options)
+    for i in range(2):
+        for drawn, sweeps in ((samples(mcmc), 2 + i), (fields(mcmc)["y"], 1 + i)):
+            rows = {b: v[:, i] for b, v in drawn.items()}
+            chain.assert_law(rows, chain.law(start, sweeps), 8 * len(start))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "vectorized"])
+def test_chain_methods_agree_and_rows_keep_their_observed_units(method):
+    values = np.array([[1.0, 0.0], [0.0, np.nan], [np.nan, 1.0], [1.0, 0.0]])
+    known = ~np.isnan(values)
+    first, second = (run(40, 2, {"a": Observed(values, known)}, m) for m in ("vectorized", method))
+    assert_same(samples(second), samples(first))
+    assert_same(fields(second), fields(first))
+    assert first.last_state.met.shape == (2, 4) and first.last_state.met.all()
+    draws = samples(first)
+    assert (draws["a"][..., known] == values[known]).all()
+    assert set(draws["a"][..., ~known].ravel()) == {0.0, 1.0}
+    assert (draws["b"][:, :, 0] != draws["b"][:, :, 3]).any()  # rows of one value have their own keys
+
+
+@pytest.mark.slow
+def test_proposals_from_the_initial_distribution_reach_any_family():
+    kernel = MetropolisCoupling(pair(Gaussian(2), Spin(2)), proposal="initial")
+    # under these params the model is the distribution of the proposals, so nothing is rejected
+    params = {"a": np.zeros(2), "b": np.zeros(2), "a:b": np.zeros((2, 2))}
+    keys = jax.random.split(zoo.KEY, 500)
+    state = jax.jit(lambda keys: kernel.init(keys, 0, None, (params,), {}))(keys)
+    assert (state.accepted == 1).all() and not state.met.any()
+    both = np.stack([state.z["a"], state.y["a"]])
+    assert_rows_law(both[0] * both[1], np.zeros(2))
+    assert_rows_law(both.swapaxes(0, 1) ** 2, np.ones((2, 2)))

@@ -39,7 +39,7 @@ def params_at(beta: float) -> dict:
 
 def test_every_replica_has_the_distribution_of_its_temperature():
     graph = zoo.graph("rbm")
-    options = {"num_chains": 4000, "num_warmup": 10, "num_samples": 10}
+    options = {"num_chains": 3000, "num_warmup": 10, "num_samples": 10}
     mcmc = run_mcmc(ParallelTempering(graph, BETAS), params_at(1.0), **options)
     state, laws = mcmc.last_state, [Law(graph, params_at(beta)) for beta in BETAS]
     for r, exact in enumerate(laws):
@@ -54,7 +54,7 @@ def test_every_replica_has_the_distribution_of_its_temperature():
         accepted = laws[low].target @ np.minimum(1, np.exp(gain)) @ laws[low + 1].target
         assert_rows_law(state.rejection[:, low], 1 - accepted, comparisons=2)
     assert (np.sort(state.origin, axis=-1) == np.arange(3)).all()
-    assert (np.bincount(state.origin[:, -1], minlength=3) > 1000).all()
+    assert (np.bincount(state.origin[:, -1], minlength=3) > 700).all()
 
 
 def test_observed_units_stay_fixed_in_every_replica():
@@ -62,8 +62,8 @@ def test_observed_units_stay_fixed_in_every_replica():
     known = np.array([[True, False, True, True], [False] * 4])
     observed = Observed(np.array([[1.0, 0.0, 0.0, 1.0], [0.0] * 4]), known)
     kernel = ParallelTempering(graph, BETAS)
-    state, *_ = scan_kernel(kernel, 12, params, num_chains=3000, clamped={"v": observed})
-    assert state.z["v"].shape == (3000, 2, 4) and state.replicas["v"].shape == (3000, 2, 3, 4)
+    state, *_ = scan_kernel(kernel, 12, params, num_chains=2000, clamped={"v": observed})
+    assert state.z["v"].shape == (2000, 2, 4) and state.replicas["v"].shape == (2000, 2, 3, 4)
     assert (state.replicas["v"][:, 0][..., known[0]] == [1, 0, 1]).all()
     for row, inside in enumerate((lambda x: (x["v"] == [1, x["v"][1], 0, 1]).all(), lambda x: True)):
         exact = Law(graph, params, inside)
@@ -97,7 +97,8 @@ def test_swap_ratios_along_a_path_match_enumeration(summed):
     path = Path.through(graph, reference(graph), [random_params(graph, seed=i, scale=1.5) for i in range(2)])
     ensemble = Ensemble.along(Target(graph, params), Knots.before(path, params))
     x = {b: random_state(f, i, (3,)) for i, (b, f) in enumerate(ensemble.graph.families.items())}
-    ratios = [swaps.log_ratio(Target(ensemble.graph, ensemble.params), x, i, summed) for i in range(2)]
+    log_ratio = jax.jit(swaps.log_ratio, static_argnums=(2, 3))
+    ratios = [log_ratio(Target(ensemble.graph, ensemble.params), x, i, summed) for i in range(2)]
     models, betas = [None, path.params_at(1), path.params_at(2), params], [0, 1, 1, 1]
     inside = [{"v": s[:3], "h2": s[3:]} for s in np.array(list(itertools.product([0.0, 1], repeat=5)))]
 
