@@ -190,13 +190,9 @@ def test_constant_values_have_no_effective_sample_size(mcmc):
     assert table["frozen_chains"].tolist() == [2 * (label == "v[1]") for label in table.index]
 
 
-@pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("run"))
-
-
 @pytest.mark.slow
-def test_a_tree_has_the_moments_and_the_draws(result, tmp_path):
+def test_a_long_run_has_its_moments_and_draws(tmp_path):
+    result = run(tmp_path / "run")
     tree = to_datatree(result)
     moments = tree["moments"].to_dataset()
     assert dict(moments.sizes) == {"statistic": 7, "h_dim_0": 3, "v_dim_0": 4}
@@ -211,28 +207,13 @@ def test_a_tree_has_the_moments_and_the_draws(result, tmp_path):
     tree.to_netcdf(tmp_path / "run.nc", engine="h5netcdf")
     with xr.open_datatree(tmp_path / "run.nc", engine="h5netcdf") as opened:
         assert opened.posterior.sizes["draw"] == 20
-
-
-@pytest.mark.slow
-def test_names_of_dimensions(result):
     tree = to_datatree(result, dims={"v": ["pixel"]}, coords={"pixel": list("abcd")})
     assert tree["posterior"]["v"].sel(pixel="c").shape == (3, 20)
     assert tree["moments"]["v"].sel(pixel="d", statistic="variance").shape == ()
-    with pytest.raises(ArgumentError, match="'w'"):
-        to_datatree(result, dims={"w": ["pixel"]})
-    with pytest.raises(ValueError, match="'pixel'"):
-        to_datatree(result, dims={"v": ["pixel"]}, coords={"pixel": ["a", "b"]})
-
-
-@pytest.mark.slow
-def test_functions_and_rows_are_named_after_their_trees():
     long = LongRun(chains(draws=6), lambda z: {"both": (z["v"][0], z["h"]), "v": z["v"].sum()})
     moments = to_datatree(long.run(zoo.KEY, strong_params()))["moments"].to_dataset()
-    assert {str(n): x.dims for n, x in moments.data_vars.items()} == {
-        "both.0": ("statistic",),
-        "both.1": ("statistic", "both.1_dim_0"),
-        "v": ("statistic",),
-    }
+    dims = {"both.0": ("statistic",), "both.1": ("statistic", "both.1_dim_0"), "v": ("statistic",)}
+    assert {str(n): x.dims for n, x in moments.data_vars.items()} == dims
     rows = to_datatree(LongRun(chains(draws=6)).run(zoo.KEY, strong_params(), v=np.ones((2, 4))))
     assert rows["moments"]["h"].dims == ("statistic", "row", "h_dim_0")
     assert "posterior" not in rows.children

@@ -58,13 +58,8 @@ def exchange(ising):
     coupling = lambda sites, x: PARAMS | {"x:x": sites["J"]}
     kernel = Exchange(ising, {"J": dist.Uniform(0, 1)}, coupling, lambda sites, x: x, auxiliary="enumerate")
     data = np.sign(np.stack([FIELD, -FIELD]))
-    options = {
-        "num_samples": 40,
-        "num_chains": 2,
-        "num_warmup": 5,
-        "extra_fields": ("accept_prob", "step_size"),
-    }
-    return run_mcmc(kernel, data, **options)
+    options = {"num_samples": 40, "num_chains": 2, "num_warmup": 5}
+    return run_mcmc(kernel, data, extra_fields=("accept_prob", "step_size"), **options)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +108,8 @@ def test_a_block_of_a_model_has_the_names_of_its_model(tmp_path):
     assert tree.posterior["z"].dims == to_arviz(mcmc).posterior["z"].dims == ("chain", "draw", "points")
     np.testing.assert_array_equal(tree.posterior["z"], samples(mcmc)["z"])
     np.testing.assert_array_equal(tree["observed_data"]["y"], FIELD)
-    assert (
-        set(tree.sample_stats.data_vars) == {"degenerate"} and tree.attrs["inference_kernel"] == "ModelBlock"
-    )
+    assert set(tree.sample_stats.data_vars) == {"degenerate"}
+    assert tree.attrs["inference_kernel"] == "ModelBlock"
     tree.to_netcdf(tmp_path / "block.nc", engine="h5netcdf")
 
 

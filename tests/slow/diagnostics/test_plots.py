@@ -13,7 +13,6 @@ import xarray as xr
 
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian, tv_upper_bound
 from ebmpp.diagnostics import plots, style
-from ebmpp.diagnostics.meeting import survival
 
 
 @pytest.fixture(autouse=True)
@@ -86,17 +85,6 @@ def test_plot_history():
         plots.plot_history(history(), axes=given[0])
     with pytest.raises(TypeError, match="list"):
         plots.plot_history([])
-
-
-def test_survival_with_censoring_is_unbiased():
-    """Half of the pairs are observed for 5 sweeps only; a naive curve would drop at 5."""
-    times = np.random.default_rng(1).geometric(0.1, size=20_000).astype(float)
-    observed = np.where(np.arange(20_000) % 2, 5.0, 1000.0)
-    t = np.arange(21)
-    np.testing.assert_allclose(survival(np.minimum(times, observed), times <= observed, t), 0.9**t, atol=0.02)
-    # 4 at risk at 2, one meets; 3 at risk at 3 (one is censored there); 1 at risk at 7, unmet
-    times, met = np.array([2, 3, 3, 7]), np.array([True, True, False, False])
-    np.testing.assert_allclose(survival(times, met, np.array([0, 2, 3, 7])), [1, 3 / 4, 1 / 2, 1 / 2])
 
 
 def test_plot_meeting_times():
