@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from model_cases import CASES, Y5, Y23, Call, advance, latents, run_alone
+from model_cases import CASES, Y5, Y23, Call, advance, latents
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -69,14 +69,14 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
     density = lambda sites: log_density(model, (y,), {}, {**siblings, **sites})[0]
     log = np.asarray(jax.jit(jax.vmap(density))(states), float) * (beta or 1.0)
     weight = np.exp(log - log.max()) / np.exp(log - log.max()).sum()
-    picked = np.random.default_rng(0).choice(len(numbers), 8000, p=weight)
+    picked = np.random.default_rng(0).choice(len(numbers), 4000, p=weight)
     before = {site: v[picked] for site, v in states.items()}
 
     def move(key: Any, sites: Any) -> Any:
         context = block.info.context(sites, Call(siblings, (y,), {}))
         return block.sweep.parts[0].move(sites, context, random.key_pair(key), beta)[0]
 
-    after = jax.jit(jax.vmap(move))(jax.random.split(jax.random.key(1), 8000), before)
+    after = jax.jit(jax.vmap(move))(jax.random.split(jax.random.key(1), 4000), before)
     flat = lambda z: np.concatenate([np.asarray(z[s], float).reshape(len(z[s]), -1) for s in sizes], 1)
     before, after, exact = flat(before), flat(after), flat(states)
     assert 0.05 < (before != after).any(1).mean() < 1
@@ -104,17 +104,6 @@ def test_refusals() -> None:
             ClusterBlock(model, ["z"])
     with pytest.raises(ArgumentError, match="clusters"):
         CoupledComposite([ClusterBlock(pairs, ["z"])])
-
-
-@pytest.mark.slow
-def test_regions_flip_above_the_critical_coupling() -> None:
-    def model() -> None:
-        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([6, 6]).to_event(2))
-        numpyro.factor("prior", 2.0 * ((z[1:] == z[:-1]).sum() + (z[:, 1:] == z[:, :-1]).sum()))
-
-    block = ClusterBlock(model, ["z"])
-    last = run_alone(block, {"z": np.zeros((6, 6), np.int32)}, 20, 1000).z["z"]
-    assert_rows_law((np.asarray(last).mean((1, 2)) > 0.5)[:, None], np.array([0.5]))
 
 
 @pytest.mark.slow

@@ -64,13 +64,16 @@ def test_inner_biases_are_means_of_both_models() -> None:
         np.testing.assert_allclose(params[name] - start[name], change, rtol=1e-5, err_msg=name)
 
 
-def test_levels_may_have_several_blocks() -> None:
-    rbm = zoo.graph("rbm")
-    assert _Pair.make(rbm, _levels(rbm), 0).graph == rbm
+def several_blocks() -> FactorGraph:
     factors = [*map(Bias, ("x", "y", "h", "top")), Bilinear("x", "h"), Bilinear("y", "h")]
     factors += [Bilinear("side", "y"), Bilinear("h", "top")]
     latent = {"h": Bernoulli(2), "top": Bernoulli(2), "side": Bernoulli(2)}
-    graph = FactorGraph({"x": Poisson(2), "y": Gaussian(3)}, latent, factors)
+    return FactorGraph({"x": Poisson(2), "y": Gaussian(3)}, latent, factors)
+
+
+def test_levels_may_have_several_blocks() -> None:
+    rbm, graph = zoo.graph("rbm"), several_blocks()
+    assert _Pair.make(rbm, _levels(rbm), 0).graph == rbm
     assert _levels(graph) == [("x", "y"), ("h", "side"), ("top",)]
     assert set(_Pair.make(graph, _levels(graph), 1).graph.families) == {"h", "top"}  # nothing is above "side"
 
@@ -96,11 +99,7 @@ def test_graphs_without_a_chain_of_levels_are_refused(latent: str, factors: list
 
 @pytest.mark.slow
 def test_levels_of_several_blocks_and_families_are_trained() -> None:
-    factors = [*map(Bias, ("x", "y", "h", "top")), Bilinear("x", "h"), Bilinear("y", "h")]
-    factors += [Bilinear("side", "y"), Bilinear("h", "top")]
-    latent = {"h": Bernoulli(2), "top": Bernoulli(2), "side": Bernoulli(2)}
-    graph = FactorGraph({"x": Poisson(2), "y": Gaussian(3)}, latent, factors)
-    generator = np.random.default_rng(0)
+    graph, generator = several_blocks(), np.random.default_rng(0)
     rows = {"x": generator.poisson(2.0, (8, 2)).astype(np.float32), "y": generator.normal(size=(8, 3))}
     options = {"optimizer": optax.sgd(0.01), "num_steps": 2, "progress_bar": False}
     params, start = pretrain(graph, rows, rng_key=zoo.KEY, **options), graph.init(zoo.KEY, rows)

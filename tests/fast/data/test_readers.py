@@ -148,14 +148,15 @@ def test_unpacked_data_are_bounded(tmp_path, monkeypatch):
     """Files of megabytes became gigabytes."""
     monkeypatch.setattr(data.files, "_ALWAYS", 1000)
     monkeypatch.setattr(readers, "_MOST_ENTRIES", 784)
+    monkeypatch.setattr(data.files, "_MOST_PER_BYTE", 5)
     line = usps_text(INK, (1, 2))
-    write(tmp_path, "usps.bz2", bz2.compress(1000 * line))
-    write(tmp_path, "docword.kos.txt.gz", gzip.compress(b"1\n1\n100000\n" + 100000 * b"1 1 1\n"))
+    write(tmp_path, "usps.bz2", bz2.compress(50 * line))
+    write(tmp_path, "docword.kos.txt.gz", gzip.compress(b"1\n1\n5000\n" + 5000 * b"1 1 1\n"))
     write(tmp_path, OMNIGLOT, characters())
     for reader in (readers.usps, readers.bag_of_words, readers.omniglot):
         with pytest.raises(ArgumentError, match=r"at most \d+"):
             reader(tmp_path)
-    write(tmp_path, "usps.bz2", b"1 " * 10**6)  # one endless line
+    write(tmp_path, "usps.bz2", b"1 " * 10**5)  # one endless line
     with pytest.raises(ArgumentError, match="line 1"):
         readers.usps(tmp_path)
     monkeypatch.setattr(readers, "_CIFAR_BATCH", 1)

@@ -63,17 +63,14 @@ def herd(num_kept: int, steps: int, **options: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("num_kept", [3, 10, 24, 100])
-def test_a_run_keeps_the_last_visited_states_in_order(num_kept: int) -> None:
+@pytest.mark.parametrize("num_kept", [10, 100])
+def test_a_run_keeps_the_last_visited_states_in_order(num_kept: int, tmp_path: Path) -> None:
     states = []
     record = lambda progress: states.append(np.asarray(progress.estimator_state.x["h"]))
     state = herd(num_kept, 8, callbacks=[record]).estimator_state
     visited = np.concatenate(states[1:])  # the first are draws
     np.testing.assert_array_equal(state.visited()["h"], visited[-num_kept:])
     assert state.buffer["v"].shape == (num_kept, 3)
-
-
-def test_visited_states_are_resumed(tmp_path: Path) -> None:
-    herd(10, 5, checkpoint_dir=tmp_path)
-    full, resumed = herd(10, 8), herd(10, 8, checkpoint_dir=tmp_path, resume=True)
-    jax.tree.map(np.testing.assert_array_equal, resumed.estimator_state, full.estimator_state)
+    herd(num_kept, 5, checkpoint_dir=tmp_path)
+    resumed = herd(num_kept, 8, checkpoint_dir=tmp_path, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, resumed.estimator_state, state)

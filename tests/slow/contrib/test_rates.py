@@ -51,6 +51,11 @@ def test_fast_weights_follow_their_recursion():
         statistics = {"v": v, "h": h, "v:h": np.outer(v, h)}
         fast = {name: decay * f + rate * (rates()[name] - statistics[name]) for name, f in fast.items()}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.fast, fast)
+    zeros = jax.tree.map(np.zeros_like, strong_params())  # sample penalisation is FPCD with rates of 0
+    penalised = scan_kernel(make(SamplePenalization, rate=rate, decay=decay), 30, strong_params())[1]
+    assert_same(
+        penalised, scan_kernel(make(RatesFPCD, rate=rate, decay=decay), 30, strong_params(), zeros)[1]
+    )
     norm = np.sqrt(sum((np.asarray(p) ** 2).sum() for p in strong_params().values()))
     np.testing.assert_allclose(state.drift, size / norm, rtol=1e-4)
 
@@ -65,12 +70,6 @@ def test_draws_leave_a_mode_in_which_gibbs_stays():
         return (np.diff(np.sign(z["v"].sum(-1))) != 0).sum()
 
     assert num_changes(0.0) == 0 and num_changes(0.5) > 3
-
-
-def test_sample_penalisation_is_fpcd_with_rates_of_0():
-    options, zeros = {"rate": 0.3, "decay": 0.8}, jax.tree.map(np.zeros_like, strong_params())
-    _, z, _ = scan_kernel(make(SamplePenalization, **options), 30, strong_params())
-    assert_same(z, scan_kernel(make(RatesFPCD, **options), 30, strong_params(), zeros)[1])
 
 
 def test_errors_of_herding_decrease_as_one_over_t():
@@ -100,7 +99,13 @@ def test_herding_is_deterministic_and_begins_at_a_mode():
 # -- clamping, arguments, output -------------------------------------------------------------------
 
 
-def test_each_clamped_row_has_its_own_fast_weights():
+def test_observed_units_stay_and_clamped_rows_have_their_own_fast_weights():
+    with pytest.raises(StateError, match="clamped"):
+        clamped = {"v": np.zeros(4), "h": np.zeros(3)}
+        make(RatesFPCD).init(zoo.KEY, 0, None, (strong_params(), rates()), clamped)
+    observed = Observed(np.array([1.0, 0.0, 0.0, 0.0]), np.array([True, True, False, False]))
+    _, z, _ = scan_kernel(make(RatesHerding, rate=1.0), 30, strong_params(), rates(), clamped={"v": observed})
+    assert (z["v"][:, :2] == [1, 0]).all() and len(np.unique(z["v"][:, 2:], axis=0)) > 1
     kernel, v = make(RatesFPCD, rate=0.5, decay=0.9), np.array([[1, 0, 1, 0], [1, 1, 1, 1]], np.float32)
     state, z, _ = scan_kernel(kernel, 20, strong_params(), rates(), clamped={"v": v})
     single, expected, _ = scan_kernel(kernel, 20, strong_params(), rates(), clamped={"v": v[0]})
@@ -109,20 +114,14 @@ def test_each_clamped_row_has_its_own_fast_weights():
     assert state.fast["v:h"].shape == (2, 4, 3) and state.drift.shape == (2,)
 
 
-def test_observed_units_stay():
-    observed = Observed(np.array([1.0, 0.0, 0.0, 0.0]), np.array([True, True, False, False]))
-    _, z, _ = scan_kernel(make(RatesHerding, rate=1.0), 30, strong_params(), rates(), clamped={"v": observed})
-    assert (z["v"][:, :2] == [1, 0]).all() and len(np.unique(z["v"][:, 2:], axis=0)) > 1
-
-
-@pytest.mark.parametrize("method", ["vectorized", "parallel"])
 @pytest.mark.parametrize("kernel", [RatesFPCD, RatesHerding])
-def test_chain_methods_give_the_same_draws(kernel, method):
-    first, second = (
+def test_chain_methods_give_the_same_draws(kernel):
+    first, *others = (
         samples(run_mcmc(make(kernel, rate=0.2), strong_params(), rates(), num_chains=2, chain_method=m))
-        for m in ("sequential", method)
+        for m in ("sequential", "vectorized", "parallel")
     )
-    assert_same(first, second)
+    for other in others:
+        assert_same(first, other)
 
 
 def test_output_says_that_draws_are_not_of_the_model():
@@ -165,13 +164,6 @@ def test_wrong_rates_are_refused(kernel, change, message):
     given = () if change is None else ({n: r for n, r in (rates() | change).items() if r is not None},)
     with pytest.raises(ParameterError, match=message):
         make(kernel).init(zoo.KEY, 0, None, (strong_params(), *given), {})
-
-
-def test_clamping_every_block_is_refused():
-    with pytest.raises(StateError, match="clamped"):
-        make(RatesFPCD).init(
-            zoo.KEY, 0, None, (strong_params(), rates()), {"v": np.zeros(4), "h": np.zeros(3)}
-        )
 
 
 # -- rates of data ---------------------------------------------------------------------------------
