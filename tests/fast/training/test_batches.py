@@ -67,12 +67,6 @@ def test_initial_biases_are_those_of_weighted_rows() -> None:
     np.testing.assert_allclose(fit.params["v"], start["v"] + 0.5 * (1 - start["v"]), rtol=1e-5)
 
 
-def test_invalid_weights_are_refused() -> None:
-    for weights, match in ((np.ones(9), r"\(9,\)"), ([1, -2] + 8 * [1], "-2")):
-        with pytest.raises(StateError, match=match):
-            train(weights=weights)
-
-
 def test_a_memory_mapped_file_trains_like_an_array(tmp_path: Any) -> None:
     options = {"weights": np.arange(10), "num_steps": 6}
     file = as_memmap(ROWS.astype(np.uint8), tmp_path / "rows")
@@ -106,7 +100,7 @@ def one_buffer() -> Any:
     ids=["iterator", "function", "dicts"],
 )
 def test_a_stream_is_used_in_its_order(make: Any) -> None:
-    fit = train(make())
+    fit = train(make(), num_steps=5)
     np.testing.assert_array_equal(rows_seen(fit), SEEN)
     assert fit.estimator_state["batch_size"] == 2
 
@@ -115,7 +109,9 @@ def test_a_stream_that_ends_keeps_what_was_trained() -> None:
     options = {"monitors": {"v": lambda p: p["v"].sum()}, "monitor_every": 2}
     with pytest.raises(DataError, match=r"step 5: .*itertools\.cycle") as error:
         train(iter(BATCHES), num_steps=8, **options)
-    complete = train(iter(BATCHES), num_steps=5)
+    stream = iter([*BATCHES, *BATCHES])
+    complete = train(stream, num_steps=5)
+    assert len(list(stream)) == 5  # no batch is read after the last step
     assert error.value.step == 5
     np.testing.assert_array_equal(leaves(error.value.params), leaves(complete.params))
     np.testing.assert_array_equal(error.value.history["gradient_norm"], complete.history["gradient_norm"])
@@ -124,6 +120,8 @@ def test_a_stream_that_ends_keeps_what_was_trained() -> None:
 @pytest.mark.parametrize(
     ("batches", "options", "match"),
     [
+        (ROWS, {"weights": np.ones(9)}, r"\(9,\)"),
+        (ROWS, {"weights": [1, -2] + 8 * [1]}, "-2"),
         ([], {}, "batch 0"),
         ([ROWS[:2], ROWS[:3]], {}, "step 1: batch 1 of the stream has 3 rows"),
         ([ROWS[:2]] * 3 + [ROWS[:2] * np.nan], {}, "step 3: batch 3 of the stream: block 'v' .* got nan"),
@@ -131,17 +129,11 @@ def test_a_stream_that_ends_keeps_what_was_trained() -> None:
         ([ROWS], {"weights": np.ones(10)}, "weights"),
     ],
 )
-def test_invalid_streams_are_refused(batches: Any, options: dict, match: str) -> None:
+def test_invalid_streams_and_weights_are_refused(batches: Any, options: dict, match: str) -> None:
     threads = threading.enumerate()
     with pytest.raises(StateError, match=match):
-        train(iter(batches), **options)
+        train(batches if batches is ROWS else iter(batches), **options)
     assert threading.enumerate() == threads
-
-
-def test_no_batch_is_read_after_the_last_step() -> None:
-    stream = iter([*BATCHES, *BATCHES])
-    train(stream, num_steps=6)
-    assert len(list(stream)) == 4
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from training_tools import ADAM, ROWS, SGD, ZEROS, Recorder, assert_same_run, leaves, rows_seen, train
+from training_tools import ROWS, SGD, ZEROS, Recorder, assert_same_run, leaves, rows_seen, train
 import zoo
 
 import jax
@@ -19,7 +19,7 @@ import ebmpp
 from ebmpp import CD, PCD, UCD, Stage
 from ebmpp.errors import ArgumentError, DivergenceError, StateError
 from ebmpp.estimators.base import Estimate
-from helpers import Tensor, random_params
+from helpers import Tensor, random_params, slow
 
 SLOW = optax.sgd(0.1)
 MEETING = {"meeting_time_mean", "meeting_time_max", "num_unmet", "lag", "k", "sweeps"}
@@ -31,7 +31,7 @@ def train_rbm(estimator: Any, **options: Any) -> ebmpp.Fit:
     return ebmpp.fit(zoo.graph("rbm"), zoo.rows("rbm", 20), **options)
 
 
-@pytest.mark.parametrize("estimator", [CD(), PCD(num_chains=8), UCD(k=1, num_pairs=16, num_slots=8)])
+@pytest.mark.parametrize("estimator", [slow(CD()), UCD(k=1, num_pairs=16, num_slots=8)])
 def test_estimators_train_reproducibly(estimator: Any) -> None:
     fit, repeat = train_rbm(estimator), train_rbm(estimator)
     assert_same_run(fit, repeat)
@@ -52,14 +52,6 @@ def test_training_raises_the_likelihood() -> None:
     assert first + 0.2 < last <= (counts / 20) @ np.log(counts / 20)  # minus the entropy of the rows
 
 
-def test_history_has_one_row_per_step() -> None:
-    history = train(num_steps=7).history
-    assert {"walk", "count", "gradient_norm"} < set(history) and history.sizes == {"step": 7}
-    np.testing.assert_array_equal(history["step"], np.arange(7))
-    np.testing.assert_array_equal(history["count"], np.arange(7))
-    assert history["word"].dtype == np.uint32 and len(set(history["word"].values)) == 7
-
-
 @pytest.mark.parametrize(("interval", "steps"), [(3, [0, 3, 6, 7]), (7, [0, 7]), (100, [0, 7])])
 def test_monitors_see_the_params_of_their_steps(interval: int, steps: list[int]) -> None:
     monitors = {"v": lambda p: p["v"].mean(), "double": lambda p: 2 * p["h"].mean()}
@@ -69,21 +61,21 @@ def test_monitors_see_the_params_of_their_steps(interval: int, steps: list[int])
     np.testing.assert_allclose(fit.history["v"], expected, rtol=1e-6)
     np.testing.assert_allclose(fit.history["double"], 2 * np.array(expected), rtol=1e-6)
     assert fit.history["v"].dims == ("monitor_step",) and fit.history.sizes["step"] == 7
+    assert {"walk", "count", "gradient_norm"} < set(fit.history)
+    np.testing.assert_array_equal(fit.history["step"], np.arange(7))
+    np.testing.assert_array_equal(fit.history["count"], np.arange(7))
+    word = fit.history["word"]
+    assert word.dtype == np.uint32 and len(set(word.values)) == 7
 
 
 def test_results_do_not_depend_on_how_often_the_run_is_monitored() -> None:
     monitors = {"v": lambda p: p["v"].sum()}
     plain = train(num_steps=60)
-    for interval in (1, 7, 60):
+    for interval in (1, 7):
         fit = train(num_steps=60, monitors=monitors, monitor_every=interval)
         np.testing.assert_array_equal(leaves(fit.params), leaves(plain.params))
         steps = fit.history.drop_dims("monitor_step").drop_vars("monitor_step", errors="ignore")
         assert steps.identical(plain.history)
-
-
-def test_any_optax_transformation_is_an_optimizer() -> None:
-    fit = train(estimator=Recorder(), num_steps=3, optimizer=ADAM)
-    np.testing.assert_allclose(leaves(fit.params), 0.3, atol=0.02)  # the gradient keeps its sign
 
 
 def test_a_run_on_several_devices_is_that_of_one() -> None:
@@ -158,11 +150,10 @@ def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step() -> None:
     np.testing.assert_array_equal(caught.value.history["monitor_step"], [0, 2])
 
 
-@pytest.mark.parametrize("progress_bar", [False, True])
-def test_overflow_stops_the_run_with_the_last_finite_params(progress_bar: bool) -> None:
+def test_overflow_stops_the_run_with_the_last_finite_params() -> None:
     rate = optax.sgd(optax.piecewise_constant_schedule(0.1, {32: 1e38}))
     with pytest.raises(DivergenceError, match="learning rate") as caught:
-        train(num_steps=120, optimizer=rate, progress_bar=progress_bar)
+        train(num_steps=120, optimizer=rate, progress_bar=True)
     error = caught.value
     assert error.step in (33, 34) and error.history.sizes["step"] == error.step
     assert np.isfinite(leaves(error.params)).all()

@@ -20,7 +20,6 @@ from ebmpp import PCD, Bernoulli, Exponential, Gaussian, layered
 from ebmpp.errors import DivergenceError, DomainError, NormalizationError
 from ebmpp.estimators.base import Estimate
 from ebmpp.training.optimizers import projected
-from helpers import slow
 
 BALL = partial(optax.projections.projection_l2_ball, scale=0.9)
 NORMALS = np.random.default_rng(0).normal(size=(2, 200, 6)).astype(np.float32)
@@ -32,10 +31,9 @@ def train_gaussian(optimizer: Any, num_steps: int) -> ebmpp.Fit:
     return ebmpp.fit(graph, rows, optimizer=optimizer, num_steps=num_steps, **options)
 
 
-@pytest.mark.parametrize("steps", [4, slow(100)])
-def test_leaving_the_domain_is_an_error_with_params_inside_it(steps: int) -> None:
+def test_leaving_the_domain_is_an_error_with_params_inside_it() -> None:
     with pytest.raises(NormalizationError, match="eigenvalue .*optimizers.projected") as caught:
-        train_gaussian(optax.sgd(0.5), steps)
+        train_gaussian(optax.sgd(0.5), 60)
     error = caught.value
     assert isinstance(error, DivergenceError) and isinstance(error, DomainError)
     layered(v=Gaussian(6), h=Gaussian(4)).check(error.params)
@@ -80,7 +78,7 @@ def test_monitors_callbacks_and_checkpoints_get_params_inside_the_domain(tmp_pat
 GROWING = optax.sgd(optax.exponential_decay(1.0, 1, 1e6))  # floats overflow after the domain is left
 
 
-@pytest.mark.parametrize("options", [{"num_steps": 2}, {"num_steps": 60}, {"optimizer": GROWING}])
+@pytest.mark.parametrize("options", [{"num_steps": 2}, {"optimizer": GROWING}])
 def test_a_model_that_stops_normalising_between_looks_is_not_returned(options: dict) -> None:
     with pytest.raises(NormalizationError) as caught:
         push(**options)

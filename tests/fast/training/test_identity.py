@@ -3,11 +3,12 @@
 """Digests that distinguish the optimisers and monitors of two runs."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from ebmpp.core.archive import digest
@@ -17,6 +18,37 @@ from ebmpp.training.optimizers import Comparable, averaged, box, projected
 from ebmpp.training.steps import State
 
 PARAMS = {"v": np.zeros(5, np.float32), "w": {"deep": np.zeros((3, 4), np.float32)}}
+
+
+def scaled_by(factor: Any, wrap: Any = lambda update: update) -> optax.GradientTransformation:
+    """An optimiser that holds an array."""
+    update = lambda g, state, params=None: (jax.tree.map(lambda a: -jnp.sum(factor) * a, g), state)
+    return optax.GradientTransformation(lambda params: (), wrap(update))
+
+
+def scaled_on_the_host(factor: float) -> optax.GradientTransformation:
+    """An optimiser that calls back to Python."""
+
+    def update(g: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), g)
+        return jax.pure_callback(lambda g: jax.tree.map(lambda a: factor * a, g), shapes, g), state
+
+    return optax.GradientTransformation(lambda params: (), update)
+
+
+class OtherState(NamedTuple):
+    """A state with the leaves of optax's, and another structure."""
+
+    trace: Any
+
+
+def with_other_state(rate: float) -> optax.GradientTransformation:
+    inner = optax.trace(rate)
+    update = lambda g, state, params=None: inner.update(g, optax.TraceState(state.trace), params)
+    wrapped = lambda *args: (lambda updates, state: (updates, OtherState(state.trace)))(*update(*args))
+    return optax.GradientTransformation(lambda params: OtherState(inner.init(params).trace), wrapped)
+
+
 steps = optax.piecewise_constant_schedule
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1),
@@ -27,6 +59,14 @@ OPTIMIZERS = {
     "adam": lambda: optax.adam(0.1),
     "other moments": lambda: optax.adam(0.1, b2=0.99),
     "box": lambda: projected(optax.sgd(0.1), box(-0.1, 0.1)),
+    "array": lambda: scaled_by(np.float32([1, 2])),
+    "other array": lambda: scaled_by(np.float32([1, 3])),
+    "array in a program": lambda: scaled_by(np.float32([1, 2]), jax.jit),
+    "other array in a program": lambda: scaled_by(np.float32([1, 3]), jax.jit),
+    "callback": lambda: scaled_on_the_host(1.0),
+    "other callback": lambda: scaled_on_the_host(2.0),
+    "trace": lambda: optax.trace(0.9),
+    "trace in another state": lambda: with_other_state(0.9),
     "smaller box": lambda: projected(optax.sgd(0.1), box(-0.09, 0.1)),
 }
 

@@ -50,22 +50,18 @@ def test_each_value_is_written_once(
         stub = ModuleType(module)
         vars(stub).update(names)
         monkeypatch.setitem(sys.modules, module, stub)
-    fit = train(**options(recipes[name](*arguments)))
+    fit = run(recipes[name](*arguments))
     frame = fit.history.to_dataframe().stack().dropna()
     assert sorted(Writer.written) == sorted((*index, value) for index, value in frame.items())
 
 
 def test_the_table_on_disk_is_the_history(recipes: dict, tmp_path: Path) -> None:
-    fit = train(**options(recipes["csv"](tmp_path / "run.csv")))
+    fit = run(recipes["csv"](tmp_path / "run.csv"))
     table = pd.read_csv(tmp_path / "run.csv", index_col="step")
     assert len(table) == 7 and list(table["sum"].dropna().index) == [2, 5, 6]
     np.testing.assert_allclose(table["sum"].dropna(), fit.history["sum"][1:], rtol=1e-5)
 
 
-def options(callback: Any) -> dict[str, Any]:
-    return {
-        "num_steps": 7,
-        "monitors": {"sum": lambda p: p["v"].sum()},
-        "monitor_every": 3,
-        "callbacks": [callback],
-    }
+def run(callback: Any) -> Any:
+    monitors = {"sum": lambda p: p["v"].sum()}
+    return train(num_steps=7, monitors=monitors, monitor_every=3, callbacks=[callback])
