@@ -7,17 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ucd_tools import (
-    STATES,
-    difference,
-    estimate,
-    flat,
-    key,
-    phase,
-    problem,
-    sigmoid,
-    visible_transition,
-)
+from ucd_tools import STATES, difference, estimate, flat, key, phase, problem, sigmoid, visible_transition
 import zoo
 
 import jax

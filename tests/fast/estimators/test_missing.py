@@ -21,7 +21,7 @@ from ebmpp.estimators import Batch, Centered, Discriminative, Estimator, MeanFie
 from ebmpp.estimators.phases import complete_batch
 from helpers import assert_rows_law, random_params, slow
 
-DRAWS = 1500
+DRAWS = 600
 
 
 def some_rows(name: str, num_rows: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -46,7 +46,7 @@ def test_likelihood_of_known_entries_matches_enumeration(name: str) -> None:
 def test_unknown_gaussian_units_are_integrated_out(latent: ebmpp.Family) -> None:
     graph = layered(v=Gaussian(2), h=latent)
     params = random_params(graph, 2, scale=0.3)
-    v, grid = np.array([[0.7, np.nan], [-1.2, np.nan]]), np.linspace(-12, 12, 4001)
+    v, grid = np.array([[0.7, np.nan], [-1.2, np.nan]]), np.linspace(-12, 12, 801)
     rows = np.stack(np.broadcast_arrays(v[:, :1], grid), -1)
     dense = np.asarray(exact.log_likelihood(graph, params, rows), float)
     expected = np.log(np.trapezoid(np.exp(dense), grid, axis=1))

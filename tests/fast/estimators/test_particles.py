@@ -22,7 +22,7 @@ from ebmpp.estimators.base import Estimate
 from helpers import assert_rows_law, slow
 
 WEIGHTS = np.float32([0.5, 2.5, 0.0, 1.5]) / 4
-DRAWS, STARTS = 300, 60
+DRAWS, STARTS = 300, 25
 
 
 def scaled(params: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -105,16 +105,17 @@ def test_watchers_start_again_where_they_cannot_follow() -> None:
     estimator = WeightedPCD(num_chains=50, num_watchers=1000)
     step = jax.jit(lambda p, state, pair: estimator.estimate(graph, p, state, batch, pair))
     state, seen = estimator.init(graph, scaled(two_modes(), 0.1), batch.rows, 4, key(0)), []
-    for i, factor in enumerate((3.0, -3.0, *[3.0] * 60)):
+    exact = {factor: zoo.Oracle(graph, scaled(two_modes(), factor), {}).log_z for factor in (3.0, -3.0)}
+    for i, factor in enumerate((3.0, -3.0, *[3.0] * 20)):
         params = scaled(two_modes(), factor)
         result = jax.device_get(step(params, state, key(i)))
         state, log_z = result.state, result.metrics["log_partition"]
         seen.append(np.isnan(log_z))
         assert np.isnan(log_z) == np.isnan(result.metrics["log_likelihood"])
         assert np.isnan(log_z) == (not result.metrics["log_partition_error"] <= 0.3)
-        error = log_z - zoo.Oracle(graph, params, {}).log_z
+        error = log_z - exact[factor]
         assert np.isnan(error) or abs(error) < 5 * result.metrics["log_partition_error"]
-    assert seen[:2] == [False, True] and not any(seen[-20:])
+    assert seen[:2] == [False, True] and not any(seen[-8:])
 
 
 def test_histories_are_diagnosed() -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import PCD, UCD, Bernoulli, TemperedPCD, layered
+from ebmpp import PCD, UCD, Bernoulli, TemperedPCD
 from ebmpp.contrib import FPCD, LocalModeUCD, metropolis_sweep
 from ebmpp.core import random
 from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
@@ -28,6 +28,7 @@ from ebmpp.moves.target import Target
 from helpers import assert_rows_law, gated, slow
 
 ADAPTIVE = UCD(num_slots=8)
+SMALL = {"coupling": "mixture", "pool_size": 30, "num_slots": 8}
 
 
 def ones(key: jax.Array) -> dict[str, jax.Array]:
@@ -63,7 +64,7 @@ def test_mean_gradient_matches_exact_gradient(name: str, estimator: UCD) -> None
 def test_training_with_chains_that_keep_to_the_data_is_reported() -> None:
     bits = ebmpp.FactorGraph.from_networkx(nx.complete_graph(6), Bernoulli, shared=True)
     rows = np.array([x for x in itertools.product((0, 1), repeat=6) if sum(x) == 3], np.float32)
-    options = {"estimator": UCD(num_pairs=100), "optimizer": optax.sgd(1e-4), "num_steps": 30}
+    options = {"estimator": UCD(num_pairs=100), "optimizer": optax.sgd(1e-4), "num_steps": 15}
     options |= {"rng_key": zoo.KEY, "progress_bar": False}
     fit = lambda penalty: ebmpp.fit(
         bits, rows, params={"x": jnp.full(6, 5 * penalty), "x:x": jnp.float32(-2 * penalty)}, **options
@@ -156,6 +157,13 @@ def test_chains_of_another_estimator_are_adopted() -> None:
     adopted = UCD().adopt(past, plain)
     assert (float(adopted.negative), float(adopted.positive), int(adopted.seen)) == (30, 2, 4)
     assert adopted.chains == {}
+    pooled = UCD(pool="persistent", **SMALL)
+    fresh, other = (initial(pooled, "rbm", seed) for seed in (0, 1))
+    jax.tree.map(np.testing.assert_array_equal, pooled.adopt(other, fresh).pool, other.pool)
+    adopted = pooled.adopt(chains, fresh)
+    np.testing.assert_array_equal(adopted.pool["v"], np.asarray(chains["v"])[np.arange(30) % 3])
+    assert UCD(**SMALL).adopt(other, fresh).pool is fresh.pool  # chosen from the stage's own data
+    assert UCD().adopt(other, plain).pool == {} and pooled.adopt(plain, fresh).pool is fresh.pool
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -178,40 +186,29 @@ def test_window_follows_arguments(options: dict[str, Any], window: tuple[int, ..
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "options", "message"),
     [
-        ({"k": -1}, "k .*-1"),
-        ({"k": 1.0}, "k .*1.0"),
-        ({"num_pairs": 0}, "num_pairs .*0"),
-        ({"lag": 0}, "lag .*0"),
-        ({"max_sweeps": 1}, "max_sweeps .*1"),
-        ({"k": 3, "m": 2}, "m .*3, got 2"),
-        ({"start": "noise"}, "start .*'noise'"),
-        ({"pool": "rows"}, "pool .*'rows'"),
-        ({"length": 0.95}, "length .*0.95"),
-        ({"length": TargetVariance(1.0), "m": 0}, "length=TargetVariance.*1.0"),
-        ({"length": TargetVariance(2.0), "k": 3}, "length=TargetVariance.*'k': 3"),
-        ({"length": TargetCost(9.0), "m": 5}, "length=TargetCost.*'m': 5"),
+        (Quantile, {"q": 1.0}, "q .*1"),
+        (Quantile, {"smoothing": 1.0}, "smoothing .*1"),
+        (TargetVariance, {"target": 0.0}, "target .*0"),
+        (TargetCost, {"target": 0.5}, "target .*0.5"),
+        (UCD, {"k": -1}, "k .*-1"),
+        (UCD, {"k": 1.0}, "k .*1.0"),
+        (UCD, {"num_pairs": 0}, "num_pairs .*0"),
+        (UCD, {"lag": 0}, "lag .*0"),
+        (UCD, {"max_sweeps": 1}, "max_sweeps .*1"),
+        (UCD, {"k": 3, "m": 2}, "m .*3, got 2"),
+        (UCD, {"start": "noise"}, "start .*'noise'"),
+        (UCD, {"pool": "rows"}, "pool .*'rows'"),
+        (UCD, {"length": 0.95}, "length .*0.95"),
+        (UCD, {"length": TargetVariance(1.0), "m": 0}, "length=TargetVariance.*1.0"),
+        (UCD, {"length": TargetVariance(2.0), "k": 3}, "length=TargetVariance.*'k': 3"),
+        (UCD, {"length": TargetCost(9.0), "m": 5}, "length=TargetCost.*'m': 5"),
     ],
 )
-def test_invalid_arguments_raise(options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(make: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        UCD(**options)
-
-
-@pytest.mark.parametrize(
-    ("rule", "options"),
-    [
-        (Quantile, {"q": 1.0}),
-        (Quantile, {"smoothing": 1.0}),
-        (TargetVariance, {"target": 0.0}),
-        (TargetCost, {"target": 0.5}),
-    ],
-)
-def test_invalid_lengths_raise(rule: Any, options: dict[str, Any]) -> None:
-    ((name, value),) = options.items()
-    with pytest.raises(ArgumentError, match=f"{name} .*{value:g}"):
-        rule(**options)
+        make(**options)
 
 
 def test_couplings_and_marginalized_blocks_are_checked_before_training() -> None:
@@ -225,12 +222,6 @@ def test_couplings_and_marginalized_blocks_are_checked_before_training() -> None
     ):
         with pytest.raises(error, match=message):
             estimator.init(graph, params, data, 4, key(0))
-
-
-SMALL = {"coupling": "mixture", "pool_size": 30, "num_slots": 8}
-
-
-RUN = {"rng_key": zoo.KEY, "progress_bar": False, "optimizer": optax.sgd(0.1)}
 
 
 @pytest.mark.slow
@@ -266,24 +257,7 @@ def test_the_pool_does_not_depend_on_the_pairs(pool: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, *gradients)
 
 
-@pytest.mark.slow
-def test_pools_are_adopted_from_stage_to_stage() -> None:
-    persistent = UCD(pool="persistent", **SMALL)
-    fresh, other = (initial(persistent, "rbm", seed) for seed in (0, 1))
-    adopted = persistent.adopt(other._replace(negative=jnp.array(7.0)), fresh)
-    jax.tree.map(np.testing.assert_array_equal, adopted.pool, other.pool)
-    assert adopted.negative == 7
-    chains = initial(PCD(num_chains=4), "rbm", 1)
-    adopted = persistent.adopt(chains, fresh)
-    np.testing.assert_array_equal(adopted.pool["v"], np.asarray(chains["v"])[np.arange(30) % 4])
-    assert UCD(**SMALL).adopt(other, fresh).pool is fresh.pool  # chosen from the stage's own data
-    plain = initial(UCD(), "rbm")
-    assert UCD().adopt(other, plain).pool == {}
-    assert persistent.adopt(plain, fresh).pool is fresh.pool
-
-
-@pytest.mark.slow
-def test_pools_that_hardly_help_are_reported() -> None:
+def test_pools_that_hardly_help_and_late_pairs_are_reported() -> None:
     accepted = {"acceptance": np.array([0.9, 0.9, 0.004, 0.003])}
     mixture = UCD(coupling="mixture")
     for estimator in (mixture, UCD(coupling=mixture_sweep(zoo.graph("rbm"))), Centered(mixture)):
@@ -291,6 +265,8 @@ def test_pools_that_hardly_help_are_reported() -> None:
         assert estimator.diagnose({"acceptance": np.array([0.0, 0.5])}) is None
     for estimator in (UCD(), UCD(coupling=metropolis_sweep), PCD()):
         assert estimator.diagnose(accepted) is None
+    late = {"meeting_time_max": np.full(9, 900.0), "lag": np.ones(9)}  # most pairs meet where they start
+    assert "the last pair" in (UCD().diagnose(late) or "") and UCD(lag=1).diagnose(late) is None
     graph = gated()
     with pytest.raises(IntractableError, match="two layers"):
         mixture.init(graph, graph.init(zoo.KEY), {"a": jnp.ones((3, 2))}, 3, key(0))
@@ -308,20 +284,6 @@ def test_persistent_chains_move_by_one_sweep_whatever_the_pairs_do() -> None:
     keys = random.fold_in(random.fold_in(key(1), 3), jnp.arange(6))
     alone, _ = draw_sweep(Target(graph, params), states[0].chains, gibbs_sweep(graph), keys)
     jax.tree.map(np.testing.assert_array_equal, alone, states[1].chains)
-
-
-@pytest.mark.slow
-def test_a_run_that_starts_in_deep_modes_gives_a_warning() -> None:
-    graph = layered(v=Bernoulli(8), h=Bernoulli(2))
-    weights = np.zeros((8, 2), np.float32)
-    weights[:, 0] = 4.2
-    params = {"v": np.full(8, -2.1, np.float32), "h": np.array([-16.8, 0], np.float32), "v:h": weights}
-    data = np.repeat([[0.0] * 8, [1.0] * 8], 50, axis=0)
-    options = {**RUN, "optimizer": optax.sgd(0.0), "num_steps": 10, "batch_size": 100}
-    with pytest.warns(UserWarning, match="UCD: the last pair"):
-        result = ebmpp.fit(graph, data, params=params, estimator=UCD(), **options)
-    assert (result.history.lag == 1).all()  # most pairs meet where they start
-    assert UCD(lag=1).diagnose({"meeting_time_max": np.full(9, 900.0), "lag": np.ones(9)}) is None
 
 
 class Reporting(PCD):

@@ -22,6 +22,7 @@ from ebmpp.training.history import Bar, Log
 from helpers import gated
 
 STEPS = 60
+ESTIMATOR = UCD(num_pairs=20, num_slots=8, pool_size=30)
 FORCED = {"_WORK": 0.0, "_LONG": -np.inf, "_MARGIN": np.inf}  # compare at once, and leave the way in use
 
 
@@ -53,8 +54,7 @@ def force(monkeypatch: pytest.MonkeyPatch, possible: tuple[int, ...] = (0, 2)) -
 def run(steps: int = STEPS, **options: Any) -> ebmpp.Fit:
     graph, params, data = problem("rbm", 4)
     options = {"params": params, "batch_size": 4, "rng_key": zoo.KEY, "progress_bar": False} | options
-    estimator = UCD(num_pairs=20, num_slots=8, pool_size=30)
-    return ebmpp.fit(graph, data, estimator=estimator, optimizer=KEEPER, num_steps=steps, **options)
+    return ebmpp.fit(graph, data, estimator=ESTIMATOR, optimizer=KEEPER, num_steps=steps, **options)
 
 
 @pytest.mark.parametrize("possible", [(0, 2), pytest.param((0, 1, 2), marks=pytest.mark.slow)])
@@ -66,9 +66,7 @@ def test_gradients_across_a_switch_are_unbiased_and_resume(
     way, chosen = (np.nan_to_num(fit.history[name].values).astype(int) for name in ("way", "chosen_way"))
     assert (way[:11] == 0).all() and set(way) == set(possible)
     assert (way[11:21] == possible[1]).all() and (chosen[11 : 1 + 10 * len(possible)] == 0).all()
-    assert chosen[1 + 10 * len(possible)] != 0 and fit.estimator != UCD(
-        num_pairs=20, num_slots=8, pool_size=30
-    )
+    assert chosen[1 + 10 * len(possible)] != 0 and fit.estimator != ESTIMATOR
     graph, params, data = problem("rbm", 4)
     exact = exact_gradient(graph, params, data)
     rows = jax.tree.map(np.asarray, fit.optimizer_state.gradients)
@@ -131,6 +129,9 @@ def test_fixed_ways_and_couplings_are_not_compared() -> None:
     for options in ({"pairs": "gibbs"}, {"pairs": "mixture"}, {"pairs": "particles"}, {"coupling": "common"}):
         choice = UCD(**options).choose(graph, past)
         assert choice.estimator == UCD(**options) and choice.until > 10**6 and not choice.record
+    for pairs, coupling in (("chains", None), ("gibbs", "mixture"), ("mixture", "common")):
+        with pytest.raises(ArgumentError, match="UCD: (pairs|coupling)"):
+            UCD(pairs=pairs, coupling=coupling)
     assert Centered(UCD()).choose(graph, past).estimator == Centered(UCD(pairs="mixture"))
     assert ucd._possible(graph, True) == (0, 1, 2) and ucd._possible(graph, False) == (0, 2)
     assert ucd._possible(gated(), True) == (0, 2)
@@ -146,19 +147,6 @@ def test_fixed_ways_are_the_estimators_of_these_names() -> None:
     held = UCD(pairs="particles").adopt(past, particle)
     back = UCD().adopt(held, plain)
     assert (float(held.gibbs), float(back.negative), int(back.seen)) == (70, 70, 0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"pairs": "chains"},
-        {"pairs": "gibbs", "coupling": "mixture"},
-        {"pairs": "mixture", "coupling": "common"},
-    ],
-)
-def test_invalid_ways_raise(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match="UCD: (pairs|coupling)"):
-        UCD(**options)
 
 
 def test_the_progress_bar_shows_meeting_times_without_the_lag() -> None:
