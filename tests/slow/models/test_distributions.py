@@ -11,14 +11,13 @@ import numpy as np
 from oracle import Oracle, numpy_statistics, unit_values
 import pytest
 from scipy import stats
-from scipy.special import gammaln, logsumexp, softmax
+from scipy.special import logsumexp, softmax
 
 import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import FactorGraph, Gaussian, Poisson, contrib, exact
-from ebmpp.errors import DomainError
+from ebmpp import FactorGraph, contrib, exact
 from helpers import assert_law, assert_rows_law, random_params
 from models import (
     categorical,
@@ -199,22 +198,6 @@ def test_gaussian_likelihood_is_that_of_a_mixture() -> None:
     np.testing.assert_allclose(likelihood, expected, rtol=1e-5)
 
 
-def test_gaussian_likelihood_gradient() -> None:
-    v = np.random.default_rng(3).normal(size=(6, 3)).astype(np.float32)
-
-    def log_likelihood(p: Any) -> jax.Array:
-        p = p["v:h"]
-        variance, centre = jnp.exp(p["log_variance"]), p["mean"] + (PAIRS - 0.5) @ p["weight"].T
-        log_weight = PAIRS @ p["bias"] + (centre**2 / variance + p["log_variance"]).sum(1) / 2
-        terms = -((v[:, None] - centre) ** 2 / variance + jnp.log(2 * jnp.pi * variance)).sum(-1) / 2
-        return jax.nn.logsumexp(terms + jax.nn.log_softmax(log_weight), axis=1).mean()
-
-    expected = jax.grad(log_likelihood)(GAUSSIAN_PARAMS)["v:h"]
-    for name, value in exact.grad_log_likelihood(GAUSSIAN, GAUSSIAN_PARAMS, v)["v:h"].items():
-        mean = value.mean(0) if value.ndim > expected[name].ndim else value
-        np.testing.assert_allclose(mean, expected[name], atol=2e-5)
-
-
 # -- harmoniums --------------------------------------------------------------------------------------
 
 
@@ -226,29 +209,6 @@ def test_replicated_softmax_of_every_length_shares_its_params(tokens: int) -> No
     np.testing.assert_allclose(np.exp(expected).sum(), 1, rtol=1e-5)
     likelihood = exact.log_likelihood(graph, WORD_PARAMS, documents)
     np.testing.assert_allclose(likelihood, expected, rtol=2e-5, atol=2e-5)
-
-
-def test_likelihoods_of_poisson_and_presence_harmoniums() -> None:
-    weight, bias, field = (
-        np.array(a) for a in ([[0.5, -0.2], [0.1, 0.3], [-0.4, 0.2]], [0.2, -0.1, 0.0], [0.1, 0.4])
-    )
-    params = {"words": bias, "topics": field, "words:topics": weight}
-    params = {name: jnp.asarray(a, jnp.float32) for name, a in params.items()}
-    log_z = np.logaddexp.reduce(PAIRS @ field + np.exp(bias + PAIRS @ weight.T).sum(1))
-    terms = COUNTS @ bias + np.logaddexp.reduce(field @ PAIRS.T + COUNTS @ weight @ PAIRS.T, axis=1)
-    likelihood = exact.log_likelihood(harmonium.declare("poisson", 9, 3, 2), params, COUNTS)
-    np.testing.assert_allclose(likelihood, terms - gammaln(COUNTS + 1).sum(1) - log_z, rtol=1e-5)
-
-    documents = np.array(list(itertools.product([0.0, 1.0], repeat=3)))
-    score = documents @ bias + 0.5 * ((field + documents @ weight) ** 2).sum(1)  # Gaussian latents summed out
-    likelihood = exact.log_likelihood(harmonium.declare("presence", 9, 3, 2), params, documents)
-    np.testing.assert_allclose(likelihood, score - np.logaddexp.reduce(score), rtol=1e-5)
-
-
-def test_poisson_words_with_gaussian_latents_are_refused() -> None:
-    graph = ebmpp.layered(words=Poisson(3), topics=Gaussian(2))
-    with pytest.raises(DomainError, match="does not normalise"):
-        graph.check(graph.init(KEY))
 
 
 # -- conditionals, and the lattices ------------------------------------------------------------------
