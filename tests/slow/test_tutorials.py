@@ -15,10 +15,6 @@ SHORT = ("01_from_declaration_to_trained_model",)
 CELL_SECONDS = 600  # long enough for a busy machine; only a hang fails
 
 
-def test_there_are_tutorials() -> None:
-    assert TUTORIALS
-
-
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorials_are_small_and_have_outputs(path: Path) -> None:
     assert path.stat().st_size < 400_000

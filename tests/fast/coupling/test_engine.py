@@ -49,9 +49,6 @@ def test_meeting_times_have_the_exact_distribution(coupling: str | None) -> None
     assert_law(tail, exact, np.sqrt(exact * (1 - exact) / len(tau)), 4 * len(exact))
 
 
-# -- independence of slots, order and numbers of pairs ---------------------------------------------
-
-
 def assert_same(first: Any, second: Any) -> None:
     """Meeting times and totals are equal; totals are whole numbers."""
     np.testing.assert_array_equal(first.meeting_time, second.meeting_time)
@@ -123,9 +120,6 @@ def test_first_two_windows_have_equal_totals_from_equal_starts() -> None:
     assert_same(zero, first)
     assert (flat(second.total) != flat(first.total)).any()
     np.testing.assert_array_equal(zero.meeting_time, second.meeting_time)
-
-
-# -- unmet pairs -----------------------------------------------------------------------------------
 
 
 def test_a_limit_flags_unmet_pairs_and_leaves_the_others_unchanged() -> None:

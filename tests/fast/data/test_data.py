@@ -42,9 +42,6 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-# --- patterns ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_bars_and_stripes(n: int) -> None:
     rows = bars_and_stripes(n)
@@ -75,8 +72,6 @@ def test_digits() -> None:
     assert labels.shape == (1797,) and labels.dtype == np.int32 and set(labels.tolist()) == set(range(10))
     assert (digits() == images).all()
 
-
-# --- IDX files --------------------------------------------------------------------------------
 
 arrays = st.sampled_from(sorted(CODES)).flatmap(
     lambda code: hnp.arrays(code, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
@@ -139,9 +134,6 @@ def test_missing_and_damaged_files(write: Callable[..., Path], tmp_path: Path) -
             idx(write(damaged))
 
 
-# --- MNIST ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("split", "prefix", "folder", "zipped"), [("train", "train", ".", False), ("test", "t10k", "mnist", True)]
 )
@@ -186,9 +178,6 @@ def test_mnist_refuses_other_images_and_labels(write: Callable[..., Path], array
     labels = write(idx_bytes(LABELS[:2]), "train-labels-idx1-ubyte")
     with pytest.raises(ArgumentError, match=re.escape(str(labels))):
         mnist(path.parent, labels=True)
-
-
-# --- binarize ---------------------------------------------------------------------------------
 
 
 def test_binarize_by_a_threshold() -> None:

@@ -63,9 +63,6 @@ def graph_of(name: str) -> FactorGraph:
 NAMES = ("deep", "curved", "mixed", "learned", "triangle")
 
 
-# -- the direction ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", often(NAMES, "curved", "triangle"))
 def test_direction_is_the_jacobian_times_its_transpose(name: str) -> None:
     graph, generator = graph_of(name), np.random.default_rng(0)
@@ -148,9 +145,6 @@ def test_run_follows_algorithm_4() -> None:
         np.testing.assert_allclose(state.offsets["h"], lam, atol=1e-6)
 
 
-# -- the offsets -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("offsets", "share"), [("data", 0.0), ("model", 1.0), ("average", 0.5)])
 def test_offsets_follow_weighted_means_of_data_and_model(offsets: str, share: float) -> None:
     graph, params, _ = problem("rbm")
@@ -201,9 +195,6 @@ def test_offsets_and_chains_are_adopted() -> None:
     fresh, chains = start(keeping), {"v": np.zeros((5, 4)), "h": np.zeros((5, 3))}
     assert keeping.adopt(chains, fresh).inner is chains
     assert keeping.adopt(fresh._replace(inner=chains), fresh).chains is chains
-
-
-# -- refusals --------------------------------------------------------------------------------------
 
 
 def test_graphs_without_a_centered_form_are_refused() -> None:

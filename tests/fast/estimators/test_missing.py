@@ -106,9 +106,6 @@ def test_base_rates_are_those_of_known_entries() -> None:
     assert weighted[0] < 0 < weighted[2]
 
 
-# -- refusals --------------------------------------------------------------------------------------
-
-
 class Plain(Estimator):
     """A custom estimator that does not handle missing entries."""
 

@@ -20,8 +20,10 @@ from ebmpp import PCD, UCD, Bernoulli, TemperedPCD
 from ebmpp.contrib import FPCD, LocalModeUCD, metropolis_sweep
 from ebmpp.core import random
 from ebmpp.coupling.accumulators import EnergyGradient, MarginalGradient
+from ebmpp.coupling.slots import Outcome, Window
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.estimators import Centered, Quantile, TargetCost, TargetVariance
+from ebmpp.estimators.phases import pair_metrics
 from ebmpp.moves import gibbs_sweep, mixture_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
@@ -132,9 +134,6 @@ def test_marginal_gradients_have_the_same_mean_and_lower_variance() -> None:
         assert_rows_law(summed - plain, 0.0)  # draw by draw
 
 
-# -- states of earlier stages ----------------------------------------------------------------------
-
-
 def test_chains_of_another_estimator_are_adopted() -> None:
     estimator = UCD(start="persistent", num_pairs=5)
     fresh = initial(estimator, "rbm")
@@ -164,9 +163,6 @@ def test_chains_of_another_estimator_are_adopted() -> None:
     np.testing.assert_array_equal(adopted.pool["v"], np.asarray(chains["v"])[np.arange(30) % 3])
     assert UCD(**SMALL).adopt(other, fresh).pool is fresh.pool  # chosen from the stage's own data
     assert UCD().adopt(other, plain).pool == {} and pooled.adopt(plain, fresh).pool is fresh.pool
-
-
-# -- arguments -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,3 +298,29 @@ def test_fit_warns_of_what_an_estimator_reports_of_its_stage() -> None:
     with pytest.warns(UserWarning, match="^fit: steps 2 to 4: 3 steps$") as caught:
         ebmpp.fit(zoo.graph("rbm"), zoo.rows("rbm"), schedule=stages, rng_key=zoo.KEY, progress_bar=False)
     assert len(caught) == 1
+
+
+@jax.jit
+def _metrics(times: jax.Array) -> dict[str, jax.Array]:
+    window = Window(*(jnp.int32(n) for n in (2, 4, 2, 0)))
+    return pair_metrics(Outcome((), times, jnp.float32(1), None, jnp.float32(0)), window)
+
+
+def metrics(*times: int) -> dict[str, np.ndarray]:
+    return jax.device_get(_metrics(np.array(times, np.int32)))
+
+
+def test_unmet_pairs_are_counted_separately() -> None:
+    partly = metrics(3, 7, -1, 5)
+    assert (partly["num_unmet"], partly["meeting_time_max"], partly["meeting_time_mean"]) == (1, 7, 5)
+    np.testing.assert_allclose(partly["sweeps"], ((4 + 3 - 2) + (7 + 7 - 2) + (5 + 5 - 2)) / 3, rtol=1e-6)
+    assert partly["corrected"] == 0.75  # later than k + lag, or never
+    unmet = metrics(-1, -1, -1, -1)
+    names = ("num_unmet", "meeting_time_mean", "sweeps", "corrected")
+    assert [unmet[name] for name in names] == [4, 0, 0, 1]
+
+
+def test_sums_of_long_times_do_not_overflow() -> None:
+    long = metrics(*[2**29] * 4)
+    assert long["meeting_time_mean"] == 2**29 and long["num_unmet"] == 0
+    np.testing.assert_allclose(long["sweeps"], 2**30, rtol=1e-6)

@@ -194,14 +194,6 @@ def test_a_run_can_be_extended_but_not_shortened(complete, tmp_path):
         run(tmp_path, resume=True)
 
 
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_replaced_by_the_one_before(folder, complete):
-    newest = folder / "checkpoint-000060.zip"
-    newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="checkpoint 60.*damaged"):
-        assert_same_run(run(folder, resume=True), complete)
-
-
 def test_a_directory_in_use_is_refused(folder, tmp_path):
     with pytest.raises(CheckpointError, match="resume=True"):
         run(folder)

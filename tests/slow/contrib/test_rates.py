@@ -30,9 +30,6 @@ def make(kernel, **options):
     return kernel(zoo.graph("rbm"), **options)
 
 
-# -- fast weights ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("k", [1, 3])
 def test_rate_0_gives_blocked_gibbs_bit_by_bit(k):
     kernel = make(RatesFPCD, rate=0, decay=0.5, k=k)
@@ -94,9 +91,6 @@ def test_herding_is_deterministic_and_begins_at_a_mode():
     x = {b: v[0] for b, v in first.items()}  # a draw of the model, as nothing has changed yet
     for b in x:
         np.testing.assert_array_equal(zoo.graph("rbm").mode(strong_params(), x, b), x[b])
-
-
-# -- clamping, arguments, output -------------------------------------------------------------------
 
 
 def test_observed_units_stay_and_clamped_rows_have_their_own_fast_weights():
@@ -164,9 +158,6 @@ def test_wrong_rates_are_refused(kernel, change, message):
     given = () if change is None else ({n: r for n, r in (rates() | change).items() if r is not None},)
     with pytest.raises(ParameterError, match=message):
         make(kernel).init(zoo.KEY, 0, None, (strong_params(), *given), {})
-
-
-# -- rates of data ---------------------------------------------------------------------------------
 
 
 def test_rates_are_weighted_posterior_means_over_rows(monkeypatch):

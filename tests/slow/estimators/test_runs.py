@@ -36,9 +36,6 @@ def train(data: Any, estimator: Any, **options: Any) -> Any:
     return ebmpp.fit(GRAPH, data, rng_key=zoo.KEY, estimator=estimator, **options)
 
 
-# -- missing entries -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "estimator", [UCD(num_slots=4), PCD(k=5, num_chains=50), CD(k=5)], ids=["ucd", "pcd", "cd"]
 )
@@ -113,9 +110,6 @@ def test_fully_known_rows_have_a_positive_phase_without_noise() -> None:
     phase = jax.jit(UCD(k=1, lag=1, num_slots=4).posterior_phase, static_argnums=0)
     gradients = [phase(graph, params, past, batch, jnp.array([0, s], jnp.uint32)).gradient for s in (1, 2)]
     np.testing.assert_allclose(*map(flat, gradients), atol=1e-6)
-
-
-# -- particle systems ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["line", "training"])

@@ -28,9 +28,6 @@ ORDER = np.random.default_rng(0).permutation(1797)  # of the digits, by the prog
 COUNTS = np.array([[3.0, 0, 1], [0, 2, 2]])
 
 
-# -- tables and labels -------------------------------------------------------------------------------
-
-
 def test_tables_and_scores() -> None:
     data = categorical.table("iris", bins=3, hidden=0.25, seed=0)
     assert data.train.shape == (100, 4) and data.held_out.shape == (50, 4) and data.train.max() == 2
@@ -42,9 +39,6 @@ def test_tables_and_scores() -> None:
     assert categorical.scores(data.held_out, data)[0] == 1.0
     neighbours = categorical.neighbours(data)
     assert (neighbours == data.held_out)[data.known].all() and categorical.scores(neighbours, data)[0] > 0.6
-
-
-# -- images ------------------------------------------------------------------------------------------
 
 
 def test_standardised_images_can_be_inverted() -> None:
@@ -77,9 +71,6 @@ def test_pairs_of_images_are_shifted_by_their_move() -> None:
         )
 
 
-# -- graphs ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "layers"), [*zip(semi_restricted.KINDS, (2, 5, 9), strict=True)])
 def test_lateral_edges_need_few_layers(kind: str, layers: int) -> None:
     assert len(semi_restricted.declare(kind, 3, 2, neighbours=8).layers) == layers
@@ -87,9 +78,6 @@ def test_lateral_edges_need_few_layers(kind: str, layers: int) -> None:
 
 def test_an_energy_that_is_not_multi_affine_is_refused() -> None:
     assert "must be affine in the statistics of each unit of block 'v'" in custom_energy.rejected_energy()
-
-
-# -- documents ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["replicated", "poisson", "presence"])
@@ -126,9 +114,6 @@ def test_retrieval_of_four_documents() -> None:
     average, ten, precision = harmonium.retrieval(train, data.held_out, data)
     np.testing.assert_allclose([average, ten], [(1 + 2 / 3) / 2, 0.5])
     np.testing.assert_allclose(precision, [1] * 6 + [2 / 3] * 5)
-
-
-# -- the deep machine's likelihood -------------------------------------------------------------------
 
 
 def test_likelihood_of_a_deep_machine(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

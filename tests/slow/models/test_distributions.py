@@ -41,8 +41,6 @@ def in_float64(params: Any) -> Any:
     return jax.tree.map(lambda a: np.asarray(a, float), params)
 
 
-# -- formulas ----------------------------------------------------------------------------------------
-
 GAUSSIAN = gaussian_bernoulli.declare(3, 2)
 GAUSSIAN_PARAMS = {
     "v:h": {
@@ -116,9 +114,6 @@ def enumerated(graph: FactorGraph, params: Any, energy: Any) -> tuple[list[dict]
     return states, np.array([-energy(params, **state) for state in states])
 
 
-# -- gradients of every model ------------------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class Case:
     """A graph, its params, and an independent log Z in float64."""
@@ -186,9 +181,6 @@ def test_exact_and_coupled_gradients(name: str) -> None:
     jax.tree.map(check, estimate.value, gradient, estimate.standard_error)
 
 
-# -- the Gaussian-Bernoulli machine ------------------------------------------------------------------
-
-
 def test_gaussian_likelihood_is_that_of_a_mixture() -> None:
     log_weight, centre, variance = mixture(GAUSSIAN_PARAMS)
     normals = [stats.multivariate_normal(c, np.diag(variance)) for c in centre]
@@ -196,9 +188,6 @@ def test_gaussian_likelihood_is_that_of_a_mixture() -> None:
     expected = np.log(sum(w * normal.pdf(v) for w, normal in zip(softmax(log_weight), normals, strict=True)))
     likelihood = exact.log_likelihood(GAUSSIAN, GAUSSIAN_PARAMS, v.astype(np.float32))
     np.testing.assert_allclose(likelihood, expected, rtol=1e-5)
-
-
-# -- harmoniums --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens", [2, 3])
@@ -209,9 +198,6 @@ def test_replicated_softmax_of_every_length_shares_its_params(tokens: int) -> No
     np.testing.assert_allclose(np.exp(expected).sum(), 1, rtol=1e-5)
     likelihood = exact.log_likelihood(graph, WORD_PARAMS, documents)
     np.testing.assert_allclose(likelihood, expected, rtol=2e-5, atol=2e-5)
-
-
-# -- conditionals, and the lattices ------------------------------------------------------------------
 
 
 def test_completions_of_a_table_against_enumeration() -> None:
