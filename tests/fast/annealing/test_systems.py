@@ -220,4 +220,4 @@ def test_other_refusals() -> None:
         ebmpp.particle_expectation(graph, params, lambda x: x["v"], rng_key=zoo.KEY, max_systems=2)
     broken = {name: jnp.full(a.shape, 3e38) for name, a in params.items()}
     with pytest.raises(DomainError, match="not finite"):
-        ebmpp.smc(graph, broken, rng_key=zoo.KEY, num_particles=1000, ladder=[0, 0.4, 1])
+        ebmpp.smc(graph, broken, rng_key=zoo.KEY, num_particles=1000, ladder=[0, 0.2, 0.5, 1])

@@ -156,6 +156,11 @@ def test_chains_of_another_estimator_are_adopted() -> None:
     adopted = UCD().adopt(past, plain)
     assert (float(adopted.negative), float(adopted.positive), int(adopted.seen)) == (30, 2, 4)
     assert adopted.chains == {}
+
+
+@pytest.mark.slow
+def test_pools_are_adopted_from_stage_to_stage() -> None:
+    chains, plain = initial(PCD(num_chains=3), "rbm", 1), initial(UCD(), "rbm")
     pooled = UCD(pool="persistent", **SMALL)
     fresh, other = (initial(pooled, "rbm", seed) for seed in (0, 1))
     jax.tree.map(np.testing.assert_array_equal, pooled.adopt(other, fresh).pool, other.pool)
