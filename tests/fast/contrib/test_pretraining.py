@@ -56,6 +56,7 @@ class Push(Recorder):
         return Estimate(jax.tree.map(lambda p: 0 * p - size, params), state, {})
 
 
+@pytest.mark.slow
 def test_inner_biases_are_means_of_both_models() -> None:
     graph = zoo.graph("deep")  # the first model has two copies of the 3 units of v, the second the 3 of h1
     start = graph.init(jax.random.split(zoo.KEY, 7)[0], ROWS[:, :3])

@@ -55,6 +55,7 @@ def test_run_follows_algorithm_2() -> None:
                 np.testing.assert_allclose(params[name], value, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_mean_gradient_of_each_inner_step_matches_its_chains_distribution() -> None:
     """Chains start at the rows and continue under each step's params; the positive phase stays."""
     graph, _, data = problem("rbm")

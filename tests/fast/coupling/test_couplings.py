@@ -26,8 +26,8 @@ WINDOWS = [(1, 1, 1), (2, 6, 3), (5, 5, 2)]
 
 #: Each compiles for seconds. The default coupling is tested with the engine.
 CASES = [
-    ("tiny", metropolis_sweep),
     ("gaussian", "reflection"),
+    slow("tiny", metropolis_sweep),
     slow("gated", ("common", "maximal", "independent")),
     slow("tiny", ("common", "maximal")),
     slow("tiny", ("maximal", "independent")),

@@ -68,11 +68,11 @@ def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, pair: jax.Array
 
 
 @pytest.mark.parametrize(
-    ("size", "moves"),
-    [(30, None), slow(3, None), slow(1000, None), slow(1000, REFLECTED), slow(30, LANGEVIN)],
+    ("size", "moves", "by_sweeps"),
+    [(30, None, False), *(slow(*case, True) for case in ((3, None), (1000, REFLECTED), (30, LANGEVIN)))],
     ids=str,
 )
-def test_pairs_of_real_units_meet_at_every_scale(size: int, moves: Any) -> None:
+def test_pairs_of_real_units_meet_at_every_scale(size: int, moves: Any, by_sweeps: bool) -> None:
     graph, pair = machine(size), key(3)
     moves = resolve_moves(graph, moves)
     x = jax.jit(lambda keys: initial_rows(graph, graph.families, keys))(
@@ -84,8 +84,9 @@ def test_pairs_of_real_units_meet_at_every_scale(size: int, moves: Any) -> None:
         window = Window(*(np.int32(n) for n in (1, 1, 1, 60)))
         result = run_pairs(Target(graph, params), moves, EnergyGradient(), 16, start, start, pair, window)
         tau = np.asarray(result.meeting_time)
-        np.testing.assert_array_equal(tau, times_of_sweeps(graph, params, moves, pair, start))
-        assert int(result.broken) == 0 and tau.max() > 2
+        assert int(result.broken) == 0 and 0 < tau.min() and tau.max() > 2
+        if by_sweeps:
+            np.testing.assert_array_equal(tau, times_of_sweeps(graph, params, moves, pair, start))
 
 
 def test_real_units_that_only_share_noise_are_refused() -> None:

@@ -83,7 +83,7 @@ def run_pairs(**options):
     return run_mcmc(kernel, STRONG, **options)
 
 
-def test_meeting_group_numbers_sweeps_through_warmup_and_thinning(tmp_path):
+def test_meeting_group_has_the_path_of_every_pair(tmp_path):
     pairs = run_pairs(extra_fields=("met",))
     tree = to_datatree(pairs)
     meeting = tree["meeting"].to_dataset()
@@ -101,7 +101,12 @@ def test_meeting_group_numbers_sweeps_through_warmup_and_thinning(tmp_path):
     np.testing.assert_allclose(meeting["energy"], energy, rtol=1e-5, atol=1e-6)
     assert set(tree.sample_stats.data_vars) == {"met"}
     tree.to_netcdf(tmp_path / "pairs.nc", engine="h5netcdf")
-    # a sweep draws from the pair's key and its number, so a thinned run is a part of the same path
+
+
+@pytest.mark.slow
+def test_a_thinned_run_is_a_part_of_the_same_path():
+    """A sweep draws from the pair's key and its number."""
+    meeting = to_datatree(run_pairs())["meeting"].to_dataset()
     part = to_datatree(run_pairs(num_warmup=6, num_samples=34, thinning=6))["meeting"].to_dataset()
     np.testing.assert_array_equal(part["sweep"], [19, 25, 31, 37, 43])
     xr.testing.assert_equal(part, meeting.sel(sweep=part["sweep"]))

@@ -101,6 +101,7 @@ def test_own_params_have_the_centered_energy_up_to_a_constant(name: str) -> None
     assert np.ptp(jax.jit(jax.vmap(gap))(points)) < 2e-4
 
 
+@pytest.mark.slow
 def test_zero_offsets_give_the_inner_estimator() -> None:
     graph, params, _ = problem("rbm")
     estimator = Centered(CD(k=2), offsets="zero", sliding=0.3)

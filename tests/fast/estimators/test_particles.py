@@ -99,6 +99,7 @@ def test_weighted_chains_and_watchers_follow_the_params(monkeypatch: pytest.Monk
     assert 0 < np.mean([m["resampled"] for m in metrics]) < 1
 
 
+@pytest.mark.slow
 def test_watchers_start_again_where_they_cannot_follow() -> None:
     """After a step too long to reweight by there is no estimate until a fresh system replaces them."""
     graph, batch = zoo.graph("rbm"), batch_of("rbm")

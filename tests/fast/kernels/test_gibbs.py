@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """BlockedGibbs inside NumPyro's MCMC: chain methods, clamping, params, starts, resuming."""
 
+from functools import cache
 import itertools
 import pickle
 

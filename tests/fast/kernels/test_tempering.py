@@ -57,6 +57,7 @@ def test_every_replica_has_the_distribution_of_its_temperature():
     assert (np.bincount(state.origin[:, -1], minlength=3) > 700).all()
 
 
+@pytest.mark.slow
 def test_observed_units_stay_fixed_in_every_replica():
     graph, params = zoo.graph("rbm"), params_at(1.0)
     known = np.array([[True, False, True, True], [False] * 4])

@@ -44,6 +44,8 @@ ESTIMATORS = {
     "weighted": WeightedPCD(num_chains=20, num_watchers=20),
 }
 BATCHES = [ROWS[i : i + 2] for i in range(0, 10, 2)]
+MEETING = {"meeting_time_mean", "meeting_time_max", "num_unmet", "lag", "k", "sweeps"}
+OTHER_KEY = {"rng_key": jax.random.key(1)}
 SUM = {"sum": lambda p: p["v"].sum()}
 
 
@@ -59,6 +61,9 @@ def test_a_run_that_resumes_or_continues_is_the_uninterrupted_run(name: str, tmp
     second = ebmpp.fit(graph, rows, num_steps=3, start=first, **options)
     assert_continues(second, uninterrupted)
     assert second.estimator == first.estimator and second.optimizer is first.optimizer
+    other = ebmpp.fit(graph, rows, num_steps=5, **settings | {"checkpoint_dir": None}, **options | OTHER_KEY)
+    assert (leaves(other.params) != leaves(first.params)).mean() > 0.5
+    assert name != "ucd" or MEETING <= set(first.history)
 
 
 KINDS: dict[str, dict[str, Any]] = {
