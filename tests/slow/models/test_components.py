@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Data, initial params, scores and pictures of the programs in models/; test_rbm.py has models/rbm.py."""
+"""Data, scores and likelihoods of the programs in models/; test_rbm.py has models/rbm.py."""
 
 import json
 from pathlib import Path
@@ -12,16 +12,8 @@ import jax
 
 import ebmpp
 from helpers import assert_law
-from models import (
-    categorical,
-    custom_energy,
-    dbm,
-    gaussian_bernoulli,
-    harmonium,
-    semi_restricted,
-    third_order,
-)
-from shared import corpus, digit_images
+from models import categorical, custom_energy, dbm, gaussian_bernoulli, harmonium
+from shared import corpus
 
 KEY = jax.random.key(0)
 ORDER = np.random.default_rng(0).permutation(1797)  # of the digits, by the programs' seed 0
@@ -62,20 +54,6 @@ def test_completions_keep_the_known_half() -> None:
     np.testing.assert_allclose(grey.intensities(grey.held_out), ebmpp.data.digits()[ORDER[:20]], atol=1 / 255)
 
 
-def test_pairs_of_images_are_shifted_by_their_move() -> None:
-    pairs = third_order.pairs(digit_images.images("digits", 0).held_out[:20], seed=1)
-    assert set(pairs.move) <= set(range(9)) and len(set(pairs.move)) > 4
-    for x, y, move in zip(*pairs, strict=True):
-        np.testing.assert_array_equal(
-            y.reshape(8, 8), np.roll(x.reshape(8, 8), third_order.MOVES[move], (0, 1))
-        )
-
-
-@pytest.mark.parametrize(("kind", "layers"), [*zip(semi_restricted.KINDS, (2, 5, 9), strict=True)])
-def test_lateral_edges_need_few_layers(kind: str, layers: int) -> None:
-    assert len(semi_restricted.declare(kind, 3, 2, neighbours=8).layers) == layers
-
-
 def test_an_energy_that_is_not_multi_affine_is_refused() -> None:
     assert "must be affine in the statistics of each unit of block 'v'" in custom_energy.rejected_energy()
 
@@ -95,16 +73,6 @@ def test_windows_have_the_word_rates_of_their_document(kind: str) -> None:
     for i in range(2):
         rows = windows[2000 * i : 2000 * (i + 1)]
         assert_law(rows.mean(0), expected[i], rows.std(0) / 2000**0.5, comparisons=6)
-
-
-def test_initial_params_have_the_base_rates_of_words() -> None:
-    rates = np.array([0.5, 0.3, 0.2])
-    for kind, expected in (("poisson", 4 * rates), ("presence", 1 - np.exp(-4 * rates))):
-        graph = harmonium.declare(kind, 4, 3, 2)
-        params = harmonium.start(graph, rates, 4, 0)
-        np.testing.assert_allclose(graph.families["words"].mean(params["words"]), expected, rtol=1e-5)
-    params = harmonium.start(harmonium.replicated(4, 3, 2), rates, 4, 0)
-    np.testing.assert_allclose(jax.nn.softmax(params["words:topics"]["words"]), rates, rtol=1e-5)
 
 
 def test_retrieval_of_four_documents() -> None:
