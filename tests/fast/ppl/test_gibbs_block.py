@@ -232,13 +232,6 @@ def test_latent_blocks_are_sampled_along(init: str) -> None:
 
 
 @pytest.mark.slow
-def test_chain_methods_give_the_same_chains() -> None:
-    options = {"key": jax.random.key(3), "chains": 2, "draws": 8}
-    parallel, mapped = (run_chains(composite(), chain_method=m, **options) for m in ("parallel", jax.vmap))
-    assert (parallel.get_samples()["x"] == mapped.get_samples()["x"]).all()
-
-
-@pytest.mark.slow
 def test_copy_resumes_exactly_and_takes_legacy_keys() -> None:
     kernel = pickle.loads(pickle.dumps(composite()))
     options = {"chains": 1, "key": jax.random.key(4), "chain_method": "sequential"}

@@ -142,14 +142,3 @@ def test_start_with_degenerate_conditionals_is_refused(name: str) -> None:
     with pytest.raises(StateError, match=message):
         begin(bad)
     begin(good)
-
-
-def test_start_at_an_impossible_state_is_refused() -> None:
-    def model() -> None:
-        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([3]).to_event(1))
-        numpyro.factor("alike", jnp.where(z[1:] == z[:-1], 0.0, -jnp.inf).sum())
-
-    block = GibbsBlock.from_model(model, ["z"])
-    assert block.init(jax.random.key(0), 0, {"z": jnp.ones(3, int)}, (), {}).z["z"].all()
-    with pytest.raises(StateError, match="site 'alike'"):
-        block.init(jax.random.key(0), 0, {"z": jnp.array([0, 1, 0])}, (), {})
