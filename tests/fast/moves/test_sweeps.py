@@ -45,7 +45,7 @@ from ebmpp.moves.target import Target
 from ebmpp.moves.tempering import tempered_sweep
 from helpers import assert_law, often, random_params, random_state
 
-ROWS, REFERENCE_ROWS = 4000, 100_000
+ROWS, REFERENCE_ROWS = 4000, 40_000
 ROOT_KEY = np.array([0, 5], np.uint32)
 BETAS = (0.0, 0.5, 1.0)
 
@@ -132,7 +132,7 @@ class Case:
     moves: Callable[[FactorGraph], Any] = lambda graph: resolve_moves(graph, None)
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     acceptance: tuple[float, float] = (0.0, 0.0)
-    num_sweeps: int = 40
+    num_sweeps: int = 20
     pool_size: int = 0
     is_tempered: bool = False
 
@@ -183,7 +183,6 @@ CASES = {
     "observed": Case("rbm", kinds("maximal", "common"), {"v": HALF}),
     "lattice": Case("lattice", kinds("common")),
     "observed lattice": Case("lattice", kinds("common"), {"x": CORNERS}),
-    "metropolis": Case("spin", metropolis_sweep, **PROPOSES),
     "marginal metropolis": Case("rbm", lambda g: metropolis_sweep(g, marginalize="h"), **PROPOSES),
     "mixture": Case("rbm", mixture, pool_size=6, **PROPOSES),
     "metropolized": Case("categorical", metropolized),
@@ -192,18 +191,14 @@ CASES = {
     "observed forests": Case("lattice", forest_sweep, {"x": CORNERS}),
     "tree of blocks": Case("tree of blocks", forest_sweep),
     "hidden chain": Case("hidden chain", forest_sweep),
-    "langevin": Case("gaussian", langevin, acceptance=(0.5, 0.99)),
     "tempered": Case("spin", tempered, is_tempered=True),
 }
 SLOW_CASES = {
     "mixture of few": Case("categorical", few_components, pool_size=6, **PROPOSES),
     "reflection": Case("gaussian", kinds("reflection", "maximal")),
-    "residual": Case("rbm", kinds("maximal_independent", "common")),
     "maximal three layers": Case("gated"),
     "maximal lattice": Case("lattice"),
-    "maximal observed lattice": Case("lattice", given={"x": CORNERS}),
     "mixture sweep": Case("rbm", mixture_sweep, pool_size=6, **PROPOSES),
-    "common": Case("rbm", kinds("common")),
     "deep": Case("deep"),
     "clamped": Case("deep", lambda g: resolve_moves(g, None, ["h2"]), {"h2": np.float32([0, 1])}),
     "mixed": Case("mixed"),
@@ -220,19 +215,18 @@ SLOW_CASES = {
     "gaussian mixture": Case("gaussian", gaussian_mixture, pool_size=6, **PROPOSES),
     "deep mixture": Case("deep", mixture, pool_size=6, **PROPOSES),
     "metropolized counts": Case("binomial", metropolized),
-    "metropolized lattice": Case("lattice", metropolized),
     "observed metropolized lattice": Case("lattice", metropolized, {"x": CORNERS}),
     "bernoulli clusters": Case("complete", cluster_sweep),
     "clusters of one block": Case("semi-restricted", cluster_sweep),
     "observed clusters": Case("lattice", cluster_sweep, {"x": CORNERS}),
-    "forests": Case("lattice", forest_sweep),
     "potts forests": Case("potts", forest_sweep),
     "complete forests": Case("complete", forest_sweep),
     "forests of one block": Case("semi-restricted", forest_sweep),
+    "metropolis": Case("spin", metropolis_sweep, **PROPOSES),
+    "langevin": Case("gaussian", langevin, acceptance=(0.5, 0.99)),
     "marginal langevin": Case("learned", marginal_langevin, acceptance=(0.3, 0.99)),
     "tempered lattice": Case("lattice", tempered, is_tempered=True),
     "tempered potts": Case("potts", tempered, is_tempered=True),
-    "tempered complete": Case("complete", tempered, is_tempered=True),
     "tempered semi-restricted": Case("semi-restricted", tempered, is_tempered=True),
 }
 ALL_CASES = CASES | SLOW_CASES
@@ -290,8 +284,11 @@ class Problem:
         return np.concatenate([t, t[:, first] * t[:, second]], 1)
 
     @functools.cached_property
-    def reference(self) -> tuple[np.ndarray, np.ndarray]:
-        """Means and standard errors of the features, from many exact draws."""
+    def reference(self) -> tuple[np.ndarray, np.ndarray | float]:
+        """Means and standard errors of the features: by enumeration, or from many exact draws."""
+        oracle = self.oracles[0]
+        if not (self.case.is_tempered or oracle.reals):
+            return np.exp(oracle.log_weights - oracle.log_z) @ self.features(oracle.x), 0.0
         features = self.features(self.exact(1, REFERENCE_ROWS))
         return features.mean(0), features.std(0) / REFERENCE_ROWS**0.5
 

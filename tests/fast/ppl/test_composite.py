@@ -3,6 +3,7 @@
 """Coupled composites: unbiased estimates, maximal couplings of continuous sites, kernels, and refusals."""
 
 from functools import partial
+from typing import Any
 
 from block_tools import COUPLING, NOISY, SHAPE, exact_posterior, offset_step, run_chains, spin_block
 import networkx as nx
@@ -17,34 +18,29 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, Pairwise, Spin, layered
 from ebmpp.errors import ArgumentError, StateError, UnmetError
-from ebmpp.moves import Clusters, forest_sweep
+from ebmpp.moves import forest_sweep
 from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from ebmpp.ppl.composite import maximal
 from helpers import assert_law, assert_rows_law, slow
 
 
-def test_estimates_of_the_posterior_are_unbiased() -> None:
-    kernel = CoupledComposite([spin_block(), offset_step()], lag=2)
+def forest_block() -> GibbsBlock:
+    """The posterior with one block of six spins, drawn along forests under the params of each chain."""
+    factors = [Bias("x"), Pairwise("x", nx.grid_2d_graph(*SHAPE), shared=True)]
+    grid = FactorGraph({"x": Spin(SHAPE)}, factors=factors)
+    params = {"x": lambda sites, y: y - sites["offset"], "x:x": np.float32(COUPLING)}
+    return GibbsBlock(grid, ["x"], params, moves=forest_sweep(grid))
+
+
+@pytest.mark.parametrize("declare", [spin_block, slow(forest_block)])
+def test_estimates_of_the_posterior_are_unbiased(declare: Any) -> None:
+    kernel = CoupledComposite([declare(), offset_step()], lag=2)
     fn = lambda sites: {"x": sites["x"] > 0, "offset": sites["offset"]}
     options = {"rng_key": jax.random.key(3), "num_pairs": 3000, "k": 3, "m": 6}
     result = composite_expectation(kernel, fn, NOISY, **options)
     for name, exact in zip(("x", "offset"), exact_posterior(), strict=True):
         assert_law(result.value[name], exact, result.standard_error[name], comparisons=7)
     assert result.num_unmet == 0 and (result.meeting_time > 2).any()
-
-
-def test_forests_are_coupled_under_the_params_of_each_chain() -> None:
-    grid = FactorGraph(
-        {"x": Spin(SHAPE)}, factors=[Bias("x"), Pairwise("x", nx.grid_2d_graph(*SHAPE), shared=True)]
-    )
-    params = {"x": lambda sites, y: y - sites["offset"], "x:x": np.float32(COUPLING)}
-    kernel = CoupledComposite([GibbsBlock(grid, ["x"], params, moves=forest_sweep(grid)), offset_step()])
-    options = {"rng_key": jax.random.key(3), "num_pairs": 2000, "k": 2, "m": 4}
-    result = composite_expectation(kernel, lambda sites: sites["x"] > 0, NOISY, **options)
-    assert_law(result.value, exact_posterior()[0], result.standard_error)
-    clusters = GibbsBlock(grid, ["x"], params, moves=Clusters("x"))
-    with pytest.raises(ArgumentError, match="moves"):
-        composite_expectation(CoupledComposite([clusters]), lambda sites: sites["x"], NOISY, **options)
 
 
 @pytest.mark.parametrize(

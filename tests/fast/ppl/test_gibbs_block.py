@@ -32,15 +32,7 @@ from ebmpp import Bernoulli, Bias, Categorical, Factor, FactorGraph, Gaussian, G
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.moves import Clusters, Layer, cluster_sweep
 from ebmpp.ppl import gibbs_fn
-from helpers import assert_rows_law, often
-
-
-def test_gibbs_with_nuts_has_the_posterior() -> None:
-    fixed = {"step_size": 0.4, "adapt_step_size": False, "adapt_mass_matrix": False}  # compiles faster
-    kernel = Gibbs([(spin_block(), ["x"]), (NUTS(spin_model, max_tree_depth=3, **fixed), None)])
-    mcmc = run_chains(kernel, draws=20, num_warmup=20)
-    assert_posterior(mcmc)
-    assert set(np.unique(mcmc.get_samples()["x"])) == {-1.0, 1.0}
+from helpers import assert_rows_law, often, slow
 
 
 def test_verify_refuses_another_posterior() -> None:
@@ -174,8 +166,7 @@ def composite(block: GibbsBlock | None = None) -> Gibbs:
     return Gibbs([(block or spin_block(), ["x"]), (short_hmc(spin_model), None)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gibbs", "function"])
+@pytest.mark.parametrize("kind", ["gibbs", slow("nuts"), slow("function")])
 def test_kernels_have_the_posterior(kind: str) -> None:
     graph, layout = lattice()
     params = {
@@ -184,8 +175,15 @@ def test_kernels_have_the_posterior(kind: str) -> None:
         "even:odd": WEIGHTS,
     }
     update = gibbs_fn(graph, {"x": layout}, params)  # HMCGibbs passes no arguments on
-    kernel = composite() if kind == "gibbs" else HMCGibbs(short_hmc(spin_model), update, ["x"])
-    assert_posterior(run_chains(kernel))
+    fixed = {"step_size": 0.4, "adapt_step_size": False, "adapt_mass_matrix": False}  # compiles faster
+    kernels = {
+        "gibbs": composite,
+        "nuts": lambda: Gibbs([(spin_block(), ["x"]), (NUTS(spin_model, max_tree_depth=3, **fixed), None)]),
+        "function": lambda: HMCGibbs(short_hmc(spin_model), update, ["x"]),
+    }
+    mcmc = run_chains(kernels[kind](), draws=20, num_warmup=20)
+    assert_posterior(mcmc)
+    assert set(np.unique(mcmc.get_samples()["x"])) == {-1.0, 1.0}
 
 
 # NumPyro's own, of any extra field under jax.vmap
