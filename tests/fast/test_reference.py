@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The reference on the site describes every public name, once."""
+"""Every public name is described on the site, once; ``help(...)`` tells when to choose it and its strings."""
 
 from collections import Counter
 import contextlib
@@ -14,6 +14,13 @@ from typing import Any
 import pytest
 
 import ebmpp
+from ebmpp import estimators, kernels, moves
+from ebmpp.coupling import unbiased_expectation
+from ebmpp.estimators import Estimator, MeanField
+from ebmpp.kernels import RowKernel
+from ebmpp.moves.couplings import KINDS, resolve
+from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.ppl import CoupledComposite
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "reference").glob("*.rst"))
@@ -60,3 +67,39 @@ def test_a_name_is_described_once_and_is_there() -> None:
 def test_the_table_of_the_root_is_whole() -> None:
     listed = re.findall(r"^   (\w+)$", (ROOT / "docs/reference/index.rst").read_text(), re.MULTILINE)
     assert set(ebmpp.__all__) - {"__version__"} <= set(listed)
+
+
+#: How a sentence on when to choose something begins.
+WHEN = re.compile(r"(For|To|The estimator to begin with|The first choice)\b")
+
+
+def chosen_among() -> list[type]:
+    """Estimators and kernels of the faces, but those to inherit from."""
+    made = [*vars(estimators).values(), *vars(kernels).values()]
+    kinds = [c for c in made if inspect.isclass(c) and {Estimator, RowKernel} & set(c.__mro__)]
+    return sorted({*kinds, MeanField} - {Estimator, RowKernel}, key=lambda c: c.__name__)
+
+
+@pytest.mark.parametrize("kind", chosen_among(), ids=lambda kind: kind.__name__)
+def test_the_second_sentence_tells_when_to_choose_it(kind: type) -> None:
+    summary, second = inspect.getdoc(kind).split("\n\n")[:2]
+    assert WHEN.match(second) or "for classifiers" in summary
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        estimators.UCD,
+        kernels.MaximalCoupling,
+        moves.tempered,
+        unbiased_expectation,
+        CoupledComposite,
+        moves.Layer,
+        resolve,
+        resolve_moves,
+    ],
+    ids=lambda made: made.__name__,
+)
+def test_what_takes_a_coupling_tells_which_there_are(made: object) -> None:
+    told = inspect.getdoc(made)
+    assert not [kind for kind in KINDS if f'"{kind}"' not in told]

@@ -67,10 +67,3 @@ def enumerated(name: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         states[b] = flat[:, start : (start := start + f.size)].astype(f.dtype)
     log_weights = np.asarray(jax.jit(graph.log_density)(params, states), float)
     return states, np.exp(log_weights - np.logaddexp.reduce(log_weights))
-
-
-def exact_means(name: str) -> dict[str, np.ndarray]:
-    """Mean statistics of each block."""
-    (graph, _), (states, probs) = lateral(name), enumerated(name)
-    statistics = jax.device_get(jax.jit(graph.statistics)(states))
-    return {b: np.tensordot(probs, t, 1) for b, t in statistics.items()}

@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
+import pandas as pd
 import pytest
 import zoo
 
@@ -69,6 +70,7 @@ def names() -> dict[str, Any]:
             {"h": Bernoulli(3)},
             [*map(Bias, "vyh"), Bilinear("v", "h"), Bilinear("y", "h")],
         ),
+        "GATED": zoo.graph("gated"),
         "ISING": zoo.graph("lattice"),
         "WIDE": layered(v=Bernoulli(40), h=Bernoulli(40)),
         "GAUSS": layered(v=Gaussian(2), h=Gaussian(2)),
@@ -78,6 +80,9 @@ def names() -> dict[str, Any]:
         "EXPONENTIAL": FactorGraph({"x": Exponential(2)}, factors=[Bias("x")]),
     }
     initial = {f"{name}_PARAMS": graph.init(key) for name, graph in graphs.items()}
+
+    def zeros(graph: FactorGraph) -> dict[str, Any]:
+        return {name: np.zeros(expected.shape) for name, expected in graph.param_shapes.items()}
 
     def fit(*args: Any, **options: Any) -> ebmpp.Fit:
         if "schedule" not in options:
@@ -101,9 +106,10 @@ def names() -> dict[str, Any]:
     def exchange(graph: Any = rbm, params: Any = params) -> Any:
         return ebmpp.ppl.Exchange(graph, {"a": dist.Uniform(0, 1)}, lambda s, x: params, lambda s, x: x)
 
-    functions = (fit, estimate, tempered, composite, run, exchange, coins, noisy, subsampled)
+    functions = (zeros, fit, estimate, tempered, composite, run, exchange, coins, noisy, subsampled)
     shorthands = {f.__name__: f for f in functions}
     modules = {"np": np, "nx": nx, "jax": jax, "jnp": jnp, "dist": dist, "optax": optax, "numpyro": numpyro}
+    modules |= {"pd": pd, "zoo": zoo}
     bits = {"encode_bits": encode_bits, "decode_bits": decode_bits, "MCMC": MCMC}
     data = np.array([[1.0, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]])
     arrays = {"DATA": data, "LABELS": np.zeros((6, 1)), "V": np.array([1.0, 0, 1, 0]), "H": np.ones(3)}

@@ -1,9 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments: valid values are normalised, invalid ones are named in the error."""
+"""Checks of arguments: valid values are normalised, invalid ones are named in errors that pickle."""
 
+import copy
 from fractions import Fraction
+import pickle
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
+from ebmpp import errors
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError, DeclarationError, StateError
 
@@ -90,3 +94,19 @@ def test_arrays_of_numbers():
     for value in (["a"], [[1], [1, 2]], np.array([object()]), [1j], {"v": 1}):
         with pytest.raises(StateError, match="v must"):
             checks.numbers("v", value, StateError)
+
+
+CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, BaseException)]
+
+
+@pytest.mark.parametrize("clone", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_survives_pickle(kind: type, clone: Any) -> None:
+    is_training = issubclass(kind, errors.TrainingError)
+    error = kind("failed", *(({"v": np.ones(2)}, [1.0, 2.0], 7) if is_training else ()))
+    error.add_note("a note")
+    result = clone(error)
+    assert type(result) is kind and str(result) == "failed" and result.__notes__ == ["a note"]
+    if is_training:
+        np.testing.assert_array_equal(result.params["v"], np.ones(2))
+        assert (result.history, result.step) == ([1.0, 2.0], 7)

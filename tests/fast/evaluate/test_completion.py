@@ -14,7 +14,6 @@ import jax
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, Observed, layered
-from ebmpp.errors import ArgumentError, StateError
 from helpers import assert_law, random_params
 
 KEY = jax.random.key(3)
@@ -116,19 +115,3 @@ def test_rows_do_not_depend_on_other_rows(monkeypatch: pytest.MonkeyPatch) -> No
         np.testing.assert_array_equal(together.draws[b], parts.draws[b])
         np.testing.assert_array_equal(together.draws[b][:, :1], first.draws[b])
         np.testing.assert_allclose(together.mean[b], parts.mean[b], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"method": "map"}, ArgumentError, "method .*'map'"),
-        ({"num_chains": 0}, ArgumentError, "num_chains .*0"),
-        ({"num_samples": True}, ArgumentError, "num_samples .*True"),
-        ({"w": np.zeros(3)}, StateError, "'w'"),
-        ({"v": np.zeros(4), "h1": np.zeros(2), "h2": np.zeros(2)}, StateError, "missing units"),
-        ({"v": TABLE[:1]}, StateError, "block 'v'"),
-    ],
-)
-def test_invalid_arguments_raise(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        ebmpp.complete(*deep(), rng_key=KEY, **options)

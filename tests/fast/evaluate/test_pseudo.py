@@ -7,7 +7,6 @@ import pytest
 import zoo
 
 from ebmpp import Bernoulli, Bias, Bilinear, FactorGraph, Gaussian, Spin
-from ebmpp.errors import ArgumentError, IntractableError, ParameterError
 from ebmpp.evaluate import pseudo_log_likelihood
 from ebmpp.training import monitors
 from helpers import assert_rows_law, random_params, slow
@@ -51,17 +50,3 @@ def test_pseudo_likelihood_of_independent_units_is_the_likelihood():
     mean, x = np.float32([0.5, -1.0, 2.0]), np.random.default_rng(0).normal(size=(4, 3))
     exact = -0.5 * ((x - mean) ** 2 + np.log(2 * np.pi)).sum(1)
     np.testing.assert_allclose(pseudo_log_likelihood(graph, {"a": mean}, x), exact, rtol=1e-5)
-
-
-def test_models_without_tractable_conditionals_are_refused():
-    with pytest.raises(IntractableError, match="'h1' and 'h2'"):
-        monitors.pseudo_log_likelihood(zoo.graph("deep"), np.ones((2, 3)))
-    with pytest.raises(IntractableError, match="'v'"):
-        pseudo_log_likelihood(zoo.graph("gaussian"), zoo.params("gaussian"), np.ones((2, 3)))
-    graph, params, rows = zoo.graph("rbm"), zoo.params("rbm"), np.ones((2, 4))
-    with pytest.raises(ArgumentError, match="rng_key"):
-        pseudo_log_likelihood(graph, params, rows, num_units=1)
-    with pytest.raises(ArgumentError, match="num_units.*0"):
-        pseudo_log_likelihood(graph, params, rows, num_units=0, rng_key=zoo.KEY)
-    with pytest.raises(ParameterError, match="'h'"):
-        pseudo_log_likelihood(graph, {"v": params["v"]}, rows)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data frames: encoding, samples as frames, missing cells."""
 
-import datetime
 from typing import Any
 import warnings
 
@@ -15,7 +14,7 @@ import optax
 
 import ebmpp
 from ebmpp import CD, Bernoulli, Categorical, Gaussian, Observed
-from ebmpp.errors import ArgumentError, StateError
+from ebmpp.errors import StateError
 
 SIZES = pd.CategoricalDtype(["small", "medium", "large", "huge"], ordered=True)
 FRAME = pd.DataFrame(
@@ -112,7 +111,7 @@ def test_filled_in_cells_are_better_than_the_mode_of_their_column() -> None:
         missing[name] = missing[name].mask(holes == i)
     table = ebmpp.from_dataframe(missing, latent=6)
     options: dict[str, Any] = {"estimator": CD(k=2), "optimizer": optax.adam(0.05), "progress_bar": False}
-    fit = ebmpp.fit(table.graph, table.rows, rng_key=zoo.KEY, num_steps=300, **options)
+    fit = ebmpp.fit(table.graph, table.rows, rng_key=zoo.KEY, num_steps=150, **options)
     filled = table.fill_missing(missing, fit.params, rng_key=zoo.KEY, num_samples=100, num_warmup=50)
     assert not filled.isna().any().any() and (filled.dtypes == missing.dtypes).all()
     drawn = table.fill_missing(
@@ -125,35 +124,6 @@ def test_filled_in_cells_are_better_than_the_mode_of_their_column() -> None:
         assert (filled[name][hole] == truth[hole]).mean() > mode + 0.15
         assert (drawn[name][hole] == truth[hole]).mean() > mode
     assert table.fill_missing(df, fit.params, rng_key=zoo.KEY).equals(df)
-
-
-@pytest.mark.parametrize(
-    ("df", "word"),
-    [
-        (FRAME.iloc[:0], "df"),
-        (FRAME[[]], "df"),
-        (FRAME[["size", "size"]], "size"),
-        (FRAME.assign(day=datetime.date(2024, 1, 1)), "day"),
-        (FRAME.assign(when=pd.Timestamp("2024-01-01")), "when"),
-        (FRAME.assign(mixed=[1, "a", 2.0, None]), "mixed"),
-        (FRAME.assign(phase=1j), "phase"),
-        (FRAME.assign(same=3.0), "same"),
-        (FRAME.assign(same=True), "same"),
-        (FRAME.assign(same=[None, "a", None, "a"]), "same"),
-        (FRAME.assign(none=np.nan), "none"),
-        (FRAME.assign(none=None), "none"),
-        (FRAME.assign(far=[1.0, np.inf, 2.0, 3.0]), "far"),
-    ],
-)
-def test_an_invalid_frame_is_refused_by_the_name_of_its_column(df: pd.DataFrame, word: str) -> None:
-    with pytest.raises(StateError, match=word):
-        declare(df)
-
-
-@pytest.mark.parametrize("latent", [0, 2.5, {"numbers": Bernoulli(2)}, {"h": 3}, "h"])
-def test_an_invalid_latent_is_refused(latent: Any) -> None:
-    with pytest.raises(ArgumentError, match="latent"):
-        declare(FRAME, latent)
 
 
 @pytest.mark.parametrize(
@@ -175,5 +145,3 @@ def test_other_frames_must_have_the_same_columns(change: dict, word: str) -> Non
 def test_integers_with_few_values_are_numbers_with_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"\['count'\]"):
         assert ebmpp.from_dataframe(FRAME, 1).graph.visible["numbers"].size == 3
-    with pytest.raises(ArgumentError, match="df"):
-        ebmpp.from_dataframe([[1, 2]], latent=1)

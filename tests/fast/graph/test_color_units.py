@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Colourings of the units of a block: proper, with as few colours as networkx needs, and reproducible."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -42,7 +43,10 @@ def test_colours_are_proper_and_as_few_as_networkx_needs(network: tuple[int, np.
         component.add_edges_from(graph.subgraph(units).edges)
         assert colors[units[0]] == 0
         assert set(colors[units]) == set(range(colors[units].max() + 1))
-        assert colors[units].max() + 1 <= len(color(component))
+        layers = color(component)
+        assert sorted(itertools.chain(*layers)) == units and layers[0][0] == units[0]
+        assert not any(component.subgraph(layer).edges for layer in layers)
+        assert colors[units].max() + 1 <= len(layers) <= (2 if nx.is_bipartite(component) else size)
 
 
 def test_replicas_have_the_same_colours() -> None:
@@ -78,6 +82,7 @@ def colored() -> str:
     return str(layers)
 
 
+@pytest.mark.slow
 def test_layers_are_the_same_in_another_process() -> None:
     environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     program = f"import runpy; print(runpy.run_path({__file__!r})['colored']())"

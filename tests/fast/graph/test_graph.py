@@ -6,8 +6,6 @@ import itertools
 import pickle
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
-import networkx as nx
 import numpy as np
 from oracle import Oracle, check_natural_parameters, log_weight, statistics_of
 import pytest
@@ -17,8 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Exponential, Factor, FactorGraph, Spin
-from ebmpp.errors import IntractableError, StateError
-from ebmpp.graph.factors import coloring
 from helpers import gated, often, pair, random_params, random_state
 
 CASES = [*zoo.NAMES, "exponential"]
@@ -64,15 +60,6 @@ def test_derived_quantities_match_enumeration(name: str) -> None:
     if "free_energy" in result:
         rows = [{b: wide[b][i] for b in graph.visible} for i in range(3)]
         close(-result["free_energy"], [Oracle(graph, params, row).log_z for row in rows])
-
-
-def test_interacting_latents_have_no_closed_free_energy() -> None:
-    graph, params = zoo.graph("gated"), zoo.params("gated")
-    assert graph.layers == (("a",), ("b",), ("c",))
-    with pytest.raises(IntractableError, match="'b' and 'c' interact"):
-        graph.free_energy(params, {"a": np.zeros(2)})
-    with pytest.raises(StateError, match="'b' is missing"):
-        graph.natural_parameters(params, {"a": np.zeros(2)}, "c")
 
 
 def test_leading_axes_broadcast() -> None:
@@ -130,20 +117,6 @@ def test_order_of_dicts_does_not_matter() -> None:
         energy, gradient = value(dict(reversed(params.items())), reordered)
         np.testing.assert_allclose(energy, expected, rtol=1e-5)
         np.testing.assert_allclose(gradient["z"], -x["z"].sum(0), rtol=1e-5)
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 9), st.randoms(use_true_random=False), st.floats(0, 1))
-def test_colours_separate_neighbours(size: int, random: Any, density: float) -> None:
-    graph = nx.Graph()
-    graph.add_nodes_from(f"b{i}" for i in range(size))
-    graph.add_edges_from(e for e in itertools.combinations(graph.nodes, 2) if random.random() < density)
-    layers = coloring.color(graph)
-    assert sorted(itertools.chain(*layers)) == sorted(graph.nodes)
-    assert not any(graph.subgraph(layer).edges for layer in layers)
-    assert layers[0][0] == "b0"
-    if nx.is_bipartite(graph):
-        assert len(layers) == (2 if graph.edges else 1)
 
 
 def test_block_graph_of_a_declaration() -> None:

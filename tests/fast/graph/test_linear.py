@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Convolution, FactorGraph, Gaussian, Spin
-from ebmpp.errors import DeclarationError
 from ebmpp.graph import Linear
 from helpers import random_params, random_state
 
@@ -116,10 +115,3 @@ def test_equality_and_pickles() -> None:
     assert strided != Convolution("v", "h", window=(2, 2), stride=2)
     assert repr(strided) == "Convolution('v', 'h', window=(2, 2), stride=(2, 2), padding=((1, 1), (1, 1)))"
     assert Bias("h") != Bias("h", shared=(0,))
-
-
-def test_centering_needs_a_bias_per_unit() -> None:
-    estimator = ebmpp.estimators.Centered(ebmpp.CD())
-    options = {"rng_key": zoo.KEY, "estimator": estimator, "num_steps": 1, "progress_bar": False}
-    with pytest.raises(DeclarationError, match=r"'h'"):
-        ebmpp.fit(machine(), np.zeros((4, 3, 3)), **options)

@@ -17,7 +17,7 @@ from jax import Array
 import ebmpp
 from ebmpp import Bernoulli, Bias, Exponential, Factor, FactorGraph, Family, Gaussian, Poisson, Spin
 from ebmpp.errors import DomainError
-from helpers import pair, slow
+from helpers import pair
 
 declared = cache(pair)
 
@@ -43,8 +43,6 @@ PAIRS = [
     (Poisson(2), Poisson(3), 0.1, "at most 0, and 6 are not.*'a:b'"),
     (Poisson(2), Poisson(3), -0.1, None),
     (Poisson(2), Gaussian(2), -0.1, "exactly zero, and 4 are not.*'a:b'"),
-    slow(Exponential(2), Gaussian(1), 0.1, "exactly zero"),
-    slow(Poisson(1), Gaussian(1, "learned"), 0.1, "exactly zero"),
     (Poisson(2), Bernoulli(3), 5.0, None),
     (Gaussian(2), Bernoulli(3), 5.0, None),
     (Gaussian(2), Gaussian(2), 0.4, None),  # eigenvalues 1 +- 2 * 0.4
@@ -53,18 +51,12 @@ PAIRS = [
     (Exponential(2), Bernoulli(3), 0.3, None),
     (Exponential(2), Bernoulli(3), -10.0, None),
     (Exponential(2), Bernoulli(3), 0.4, r"block 'a' .* negative, and at unit \(0,\) it reaches 0.2"),
-    slow(Exponential(2), Spin(3), -0.3, None),
     (Exponential(2), Spin(3), -0.4, "reaches 0.2"),
     # custom families
-    slow(Geometric(2), Poisson(3), 0.1, "'a' .* and 'b' .* at most 0, and 6 are not"),
-    slow(Geometric(2), Poisson(3), -0.1, None),
-    slow(Narrow(2), Poisson(1), 0.1, "exactly zero, and 2 are not"),
     (Narrow(2), Gaussian(2), 0.9, None),  # precisions 4 and 1, coupled by 2 * 0.9 in one direction
     (Narrow(2), Gaussian(2), 1.1, "smallest eigenvalue is between -0.16"),
     (Loss(1), Poisson(2), -0.1, "at least 0, and 2 are not"),
     (Loss(1), Poisson(2), 0.1, None),
-    slow(Loss(1), Bernoulli(3), -0.4, r"block 'a' .* positive, and at unit \(0,\) it reaches -0.2"),
-    slow(Loss(1), Bernoulli(3), -0.3, None),
     (Geometric(1), Ordinal(1), 0.08, None),  # -1 + 0.08 * (3 + 9)
     (Geometric(1), Ordinal(1), 0.1, "it reaches 0.2"),
 ]
@@ -154,9 +146,8 @@ def switched(switch: Family) -> FactorGraph:
     return FactorGraph({"v": Gaussian(1, "learned"), "u": Gaussian(1)}, {"h": switch}, factors)
 
 
-@pytest.mark.parametrize("switch", [Bernoulli(1), slow(Spin(1))], ids=repr)
-def test_precision_that_another_block_lowers(switch: Family) -> None:
-    graph = switched(switch)
+def test_precision_that_another_block_lowers() -> None:
+    graph = switched(Bernoulli(1))
     values = params(graph, 0.8)
     # precision [[1 - 2 w t, -0.8], [-0.8, 1]] at t = 1: positive definite below w = 0.18
     graph.check(values | {"curve": np.float32([0.17])})

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, BlockedGibbs, FactorGraph, Observed, Poisson, evaluate, exact, local_search
-from ebmpp.errors import IntractableError, StateError
+from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph.factors import Bias, Bilinear
 from ebmpp.training import batches, monitors
 from helpers import Tensor, alone, often, pair, random_params
@@ -241,3 +241,11 @@ def test_free_energy_sums_out_unknown_units() -> None:
         np.testing.assert_allclose(value, -np.logaddexp.reduce(log_weights), rtol=1e-5)
     with pytest.raises(IntractableError, match="'v'.*exact.log_likelihood"):
         rbm.free_energy(zoo.params("rbm"), Observed(V, known))
+
+
+def test_array_types_of_params() -> None:
+    rbm, params = zoo.graph("rbm"), zoo.params("rbm")
+    wide = {name: np.asarray(a, float) for name, a in params.items()}
+    np.testing.assert_allclose(rbm.free_energy(wide, V), rbm.free_energy(params, V), rtol=1e-6)
+    with pytest.raises(ParameterError, match="Tensor"):
+        rbm.free_energy({name: Tensor(a) for name, a in wide.items()}, V)

@@ -12,8 +12,8 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bias, Categorical, Factor, FactorGraph, Gaussian, MaximalCoupling, Spin
-from ebmpp.errors import IntractableError, ParameterError, StateError
+from ebmpp import Categorical, FactorGraph, MaximalCoupling
+from ebmpp.errors import ParameterError
 from ebmpp.graph.factors.pairwise import table
 from ebmpp.kernels import SwendsenWang
 from ebmpp.moves import Clusters, cluster_sweep
@@ -60,28 +60,3 @@ def test_negative_weights_of_categories_are_refused_or_reported() -> None:
 
     new, broken = run(params)
     assert (np.asarray(new["x"]) == -1).all() and np.asarray(broken).all()
-
-
-def product() -> FactorGraph:
-    energy = lambda weight, t: -weight * t[0] * t[1]
-    factor = Factor("x", energy=energy, init=np.ones(()), lateral={"x": [(0, 1)]}, name="w")
-    return FactorGraph({"x": Spin(2)}, factors=[Bias("x"), factor])
-
-
-@pytest.mark.parametrize(
-    ("graph", "error", "message"),
-    [
-        (lambda: zoo.graph("spin"), StateError, "'x'"),
-        (lambda: FactorGraph({"x": Spin(2)}, factors=[Bias("x")]), IntractableError, "'x'"),
-        (lambda: FactorGraph.from_networkx(nx.path_graph(3), Gaussian), IntractableError, "Gaussian"),
-        (product, IntractableError, "Pairwise"),
-    ],
-)
-def test_blocks_without_clusters_are_refused(graph, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Clusters("x").check(graph())
-
-
-def test_graphs_without_interacting_units_have_no_clusters() -> None:
-    with pytest.raises(IntractableError, match="interact"):
-        SwendsenWang(zoo.graph("spin"))

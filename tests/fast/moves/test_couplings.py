@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.core import random
-from ebmpp.errors import ArgumentError
 from ebmpp.moves.couplings import KINDS, Attempt, Trial, attempt, resolve
 from helpers import assert_law, slow
 
@@ -244,14 +243,3 @@ LAYERS = (("v",), ("h",), ("g",))
 def test_one_kind_per_layer() -> None:
     assert resolve(None, LAYERS) == resolve("maximal", LAYERS) == ("maximal",) * 3
     assert resolve(["common", "independent", "maximal"], LAYERS) == ("common", "independent", "maximal")
-
-
-def test_wrong_couplings_are_refused() -> None:
-    for coupling, message in (
-        ("synchronous", "synchronous"),
-        (("maximal", "crn", "common"), "crn"),
-        (("maximal", "common"), "3 layers"),
-        ("independent", "independent"),  # such pairs could never meet
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            resolve(coupling, LAYERS)

@@ -18,7 +18,7 @@ from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Pairwise,
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.moves import Forests, Layer, forest_sweep
-from helpers import assert_law, random_params, slow
+from helpers import assert_law, random_params
 
 LINE = nx.path_graph(4)
 
@@ -118,7 +118,8 @@ def test_expectations_are_unbiased_and_a_tree_meets_at_once() -> None:
     assert_law(result.value["v"], exact, result.standard_error["v"])
 
 
-@pytest.mark.parametrize("name", ["ucd", slow("pcd")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ucd", "pcd"])
 def test_machines_with_chains_are_trained(name: str) -> None:
     """Chains among the latents, for which PCD has no positive phase, or among the visible units."""
     visible = FactorGraph({"v": Bernoulli(3)}, factors=[Bias("v"), Pairwise("v", nx.path_graph(3))])

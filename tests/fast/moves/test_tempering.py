@@ -7,13 +7,12 @@ import pickle
 import numpy as np
 from oracle import numpy_energy
 import pytest
-import zoo
 
 import jax
 import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian
-from ebmpp.errors import ArgumentError, DeclarationError, DomainError
+from ebmpp.errors import DeclarationError, DomainError
 from ebmpp.moves import swaps, tempering
 from ebmpp.moves.target import Target
 from helpers import alone, pair, random_params, random_state
@@ -74,22 +73,6 @@ def test_replicas_are_values(mixed) -> None:
         tempering.replicate(alone(Bernoulli(2)), 3)
 
 
-@pytest.mark.parametrize(
-    ("betas", "message"),
-    [
-        ([0.0, 0.5], r"\[0.0, 0.5\]"),
-        ([0.5, 0.2, 1.0], "betas"),
-        ([-0.1, 1.0], "betas"),
-        ([0.0, float("nan"), 1.0], "betas"),
-        (np.ones((2, 3)), "betas"),
-        ("cold", "'cold'"),
-    ],
-)
-def test_invalid_betas_are_refused(betas, message) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        tempering.check_betas(betas)
-
-
 def precision_energy(weight, x, h):
     """An interaction that holds the variance of x; at module level, so that its graph is a value."""
     return (1 + h @ weight) * x[..., 1].sum()
@@ -125,8 +108,3 @@ def test_swaps_exchange_neighbours_of_one_parity() -> None:
     values, places = np.arange(10).reshape(1, 5, 2), [1, 0, 2, 4, 3]
     taken = swaps.take(jnp.asarray(values), jnp.array([places]))
     np.testing.assert_array_equal(taken, values[:, places])
-
-
-def test_tempered_sweeps_need_a_known_coupling() -> None:
-    with pytest.raises(ArgumentError, match="'best'"):
-        tempering.tempered_sweep(zoo.graph("rbm"), "best")

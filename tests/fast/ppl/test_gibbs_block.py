@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Categorical, Factor, FactorGraph, Gaussian, GibbsBlock, Pairwise, layered
+from ebmpp import Bernoulli, Bias, Categorical, Factor, FactorGraph, GibbsBlock, Pairwise, layered
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.moves import Clusters, Layer, cluster_sweep
 from ebmpp.ppl import gibbs_fn
@@ -241,41 +241,6 @@ def test_copy_resumes_exactly_and_takes_legacy_keys() -> None:
     assert (resumed == np.asarray(long.get_samples()["x"])).all()
     legacy = run_chains(composite(), draws=12, **options | {"key": jax.random.PRNGKey(4)})
     assert (legacy.get_samples()["x"] == long.get_samples()["x"]).all()
-
-
-def mixture_energy(params: Any, z: Any, m: Any) -> Any:
-    """-log N(y; m_z, 1), in the statistics of a mean, m and m^2."""
-    return (z * (0.5 * m[:, 1] - params["y"][:, None] * m[:, 0])).sum()
-
-
-@pytest.mark.slow
-def test_real_valued_sites_are_heated_along() -> None:
-    """A mixture whose means are in the block; labels switch in tempered transitions, hardly in sweeps."""
-    y = np.float32([-2.0, -1.6, 1.7, 2.1, 2.4])
-    init = lambda *_: {"y": jnp.zeros(5)}
-    likelihood = Factor("z", "m", energy=mixture_energy, init=init, name="likelihood")
-    blocks = {"z": Categorical(5, 2), "m": Gaussian(2, variance="learned")}
-    graph = FactorGraph(blocks, factors=[Bias("m"), likelihood])
-    params = {"m": np.float32([[0.0, -0.5 / 9]] * 2), "likelihood": {"y": y}}
-    start = {"z": np.array([0, 0, 1, 1, 1]), "m": np.float32([-1.8, 2.0])}
-    block = GibbsBlock(graph, ["z", "m"], params, tempering=np.linspace(0.1, 1, 8))
-    state = run_alone(block, start, 40, 2000)
-    # labels are exchangeable, so every point is of either component as often
-    assert_rows_law(np.asarray(state.z["z"], float), np.full(5, 0.5), comparisons=7)
-    assert_rows_law(state.z["m"], np.full(2, mixture_mean(y)), comparisons=7)
-
-
-def mixture_mean(y: np.ndarray) -> float:
-    """E(m_0 | y) by a sum over all assignments."""
-    states = (np.arange(32)[:, None] >> np.arange(5)) & 1
-    log, means = 0.0, []
-    for k in range(2):
-        precision = 1 / 9 + (states == k).sum(1)
-        mean = (states == k) @ y / precision
-        log = log + 0.5 * precision * mean**2 - 0.5 * np.log(precision)
-        means.append(mean)
-    weight = np.exp(log - np.max(log))
-    return float(weight / weight.sum() @ means[0])
 
 
 def joint_energy(weight: Any, z: Any, h: Any) -> Any:

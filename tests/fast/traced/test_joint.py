@@ -215,14 +215,6 @@ def test_lattice_is_drawn_by_layers_of_forests() -> None:
         block.log_marginal({"coupling": 0.6})
 
 
-@pytest.mark.slow
-def test_tempered_transitions_of_a_forest_keep_the_posterior() -> None:
-    case = exact("two chains")
-    block = GibbsBlock.from_model(two_chains, ["z"], Y5, tempering=(0.4, 1.0))
-    drawn = advance(block, case.start, Call(case.siblings, (Y5,), {}))
-    assert_rows_law(features(drawn.z), case.weights() @ features(case.states))
-
-
 def test_impossible_trees_keep_their_values() -> None:
     def model(bound: Any) -> None:
         z = numpyro.sample("z", dist.Bernoulli(0.5).expand([4]).to_event(1))
@@ -267,12 +259,6 @@ def test_gradients_beside_hard_zeros_are_finite() -> None:
 
 
 def test_options_are_checked_and_pickled() -> None:
-    with pytest.raises(ArgumentError, match="joint"):
-        GibbsBlock.from_model(two_chains, ["z"], Y5, joint="both")
-    with pytest.raises(ArgumentError, match="joint"):
-        GibbsBlock.from_model(two_chains, ["weight"], Y5, joint="forest")
-    with pytest.raises(IntractableError, match="forest"):
-        GibbsBlock.from_model(two_chains, ["weight"], Y5).marginals({})
     block = GibbsBlock.from_model(CASES["markov_chain"].model, ["z"], Y5, joint="units")
     assert (pickle.loads(pickle.dumps(block)).layers["z"] == block.layers["z"]).all()
     with pytest.raises(StateError, match="rows"):

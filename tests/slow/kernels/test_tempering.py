@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bias, Categorical, FactorGraph, Gaussian, MaximalCoupling, Observed, Pairwise, Spin, layered
 from ebmpp.annealing import Path
-from ebmpp.errors import ArgumentError, DomainError, StateError
+from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.kernels import ParallelTempering
 from ebmpp.kernels.tempering import Ensemble, Knots
 from ebmpp.moves import Target, tempered
@@ -105,15 +105,6 @@ def test_estimates_are_unbiased(k, m, lag):
     assert estimate.met.all() and estimate.meeting_time.min() >= lag
 
 
-@pytest.mark.parametrize(
-    ("block", "argument"), [("v", {"v": np.ones(5)}), ("h", {"init": {"h": np.ones(5)}})]
-)
-def test_wrong_arguments_of_estimates_are_refused(block, argument):
-    options = {"rng_key": zoo.KEY, "coupling": tempered(BETAS)} | argument
-    with pytest.raises(StateError, match=rf"'{block}'.*\(5,\)"):
-        ebmpp.unbiased_expectation(zoo.graph("rbm"), strong_params(), products, **options)
-
-
 def test_tempering_visits_both_modes_with_their_weights():
     options = {"num_samples": 400, "num_chains": 30, "num_warmup": 256}
     share_up = lambda mcmc: (samples(mcmc)["v"].sum(-1) > 0).mean(1)
@@ -174,25 +165,6 @@ def test_every_replica_has_the_distribution_of_its_knot(name):
     assert (np.bincount(state.origin[:, -1], minlength=4) > 20).all()
 
 
-def test_replicas_between_the_reference_and_a_model():
-    graph, params = zoo.graph("rbm"), strong_params()
-    path = Path.line(graph, reference(graph), params).cut(jnp.array([0.0, 0.4, 1.0]), jnp.array(3))
-    state, *_ = scan_kernel(ParallelTempering(graph, path=path), 12, params, num_chains=4000)
-    middle = {b: 0.4 * params[b] + 0.6 * path.eta0[b] for b in ("v", "h")} | {"v:h": 0.4 * params["v:h"]}
-    for r, model in ((1, middle), (-1, params)):
-        exact = Law(graph, model)
-        exact.assert_law({b: x[:, r] for b, x in state.replicas.items()}, exact.target, 256)
-
-
-def test_real_units_along_a_path():
-    graph, eta0 = zoo.graph("learned"), {"v": np.array([[0.5, -0.4], [0.0, -0.5]]), "h": np.zeros(2)}
-    path = Path.through(graph, eta0, [random_params(graph, seed=1, scale=0.3)])
-    params = zoo.params("learned")
-    state, *_ = scan_kernel(ParallelTempering(graph, path=path), 12, params, num_chains=4000)
-    for b, t in graph.statistics(state.z).items():
-        assert_rows_law(t, zoo.moments("learned")[b], comparisons=6)
-
-
 def test_clamped_and_observed_units_along_a_path():
     graph, params = zoo.graph("rbm"), strong_params()
     kernel = ParallelTempering(graph, path=path_of(graph))
@@ -248,13 +220,6 @@ def test_a_run_along_a_path_resumes_pickles_and_has_a_tree():
     assert int(mcmc.last_state.i[0]) == 25 and mcmc.last_state.knots.betas.shape == (3,)
     assert "path=Path(3 knots" in repr(kernel)
     assert_same(pickle.loads(pickle.dumps(kernel)).path.along(), kernel.path.along())
-
-
-def test_round_trips_are_counted():
-    graph = zoo.graph("rbm")
-    path = Path.through(graph, reference(graph), [random_params(graph, seed=1, scale=0.2)])
-    state, *_ = scan_kernel(ParallelTempering(graph, path=path), 40, path.params_at(-1), num_chains=100)
-    assert (state.rejection < 0.5).all() and (state.round_trips > 1).all()
 
 
 def test_a_path_that_does_not_normalise_is_refused():

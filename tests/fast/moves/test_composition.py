@@ -1,17 +1,19 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Mixture proposals inside the engine: unbiased for any pool, which is data of one program."""
+"""Default sweeps, and mixture proposals inside the engine: unbiased for any pool, the data of one program."""
 
 import numpy as np
 import pytest
 import zoo
 
 import ebmpp
+from ebmpp.contrib import Metropolized, metropolized_sweep
 from ebmpp.core import random
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.errors import StateError
-from ebmpp.moves import mixture_sweep
+from ebmpp.moves import Layer, gibbs_sweep, mixture_sweep
 from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from helpers import assert_law
 
@@ -46,3 +48,22 @@ def test_targets_without_a_pool_are_refused() -> None:
     )
     with pytest.raises(StateError, match="pool"):
         draw_sweep(Target(graph, zoo.params("rbm")), x, mixture_sweep(graph), keys)
+
+
+def test_moves_change_the_free_blocks() -> None:
+    graph = zoo.graph("rbm")
+    only_v = resolve_moves(graph, None)[:1]
+    assert resolve_moves(graph, only_v, clamped=("h",)) == only_v
+    assert resolve_moves(graph, only_v[0], clamped=("h",)) == only_v
+
+
+def test_mixtures_propose_the_smaller_layer() -> None:
+    moves = mixture_sweep(zoo.graph("deep"))
+    assert [move.blocks for move in moves] == [("h1",), ("v", "h2"), ("h1",), ("v", "h2")]
+
+
+def test_metropolized_sweeps_move_the_visible_blocks_by_default() -> None:
+    graph = zoo.graph("rbm")
+    assert metropolized_sweep(graph) == (Metropolized(("v",)), Layer(("h",)))
+    assert metropolized_sweep(graph, blocks="h", clamped=("v",)) == (Metropolized(("h",)),)
+    assert metropolized_sweep(zoo.graph("gaussian")) == gibbs_sweep(zoo.graph("gaussian"))
