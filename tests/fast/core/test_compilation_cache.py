@@ -48,13 +48,6 @@ def test_programs_are_stored_and_found_again(tmp_path: Path, hits: list[str]) ->
     assert hits == [HIT]
 
 
-def test_a_second_directory_replaces_the_first(tmp_path: Path) -> None:
-    for name, constant in (("first", 0.5), ("second", 0.75)):
-        ebmpp.enable_compilation_cache(str(tmp_path / name))
-        compile_again(constant)
-        assert len(list((tmp_path / name).glob("jit_add_constant-*-cache"))) == 1
-
-
 def test_a_disabled_cache_is_enabled(tmp_path: Path) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()

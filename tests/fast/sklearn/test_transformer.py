@@ -127,6 +127,7 @@ def test_partial_fit_continues_where_fit_stopped(optimizer: Any) -> None:
     np.testing.assert_array_equal(leaves(three), leaves(fresh))
 
 
+@pytest.mark.slow
 def test_training_raises_the_likelihood() -> None:
     rows = np.repeat([[1, 1, 1], [0, 0, 0]], 4, axis=0)
     options = {"estimator": PCD(num_chains=50), "learning_rate": 0.2}

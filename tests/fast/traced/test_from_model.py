@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import block_tools
-from model_cases import CASES, Y5, Call, Case, X, advance, compare, conditionals, mixture
+from model_cases import CASES, Y5, Call, X, advance, compare, conditionals, mixture
 import numpy as np
 import numpyro
 from numpyro import handlers
@@ -227,18 +227,3 @@ def test_gibbs_has_the_posterior(kind: str) -> None:
     mcmc = block_tools.run_chains(kernel)
     block_tools.assert_posterior(mcmc)
     assert mcmc.get_samples()["x"].dtype == jnp.int32
-
-
-@pytest.mark.slow
-def test_many_layers_and_widely_read_units() -> None:
-    """Seven layers, which share one program, of units that many elements read."""
-    index = np.minimum(np.arange(60), 6) % 6
-
-    def wide(y: Any) -> None:
-        z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(3)).expand([7]).to_event(1))
-        numpyro.factor("all", jnp.cos(1.0 * z.sum()))
-        numpyro.sample("y", dist.Normal(0.1 * z[index], 1.0).to_event(1), obs=y)
-
-    y = np.random.default_rng(0).normal(size=60).astype(np.float32)
-    compare(Case(wide, ("z",), (y,), 7)).check(5e-5)
-    compare(Case(CASES["switched_scale"].model, ("wide", "z"), (y,), 2)).check(5e-5)

@@ -170,6 +170,7 @@ def test_absorbing_chain_leaves_its_start() -> None:
     np.testing.assert_allclose(units.log_marginal({}), 34.161407, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_chain_in_a_python_loop_is_one_forest() -> None:
     names = [f"z{t}" for t in range(6)]
     block = GibbsBlock.from_model(absorbing_by_step, names, Y20[:6])
@@ -201,6 +202,7 @@ def test_coupled_forests_keep_their_distributions() -> None:
     assert (pair[0]["z"] == pair[1]["z"]).all(1).mean() > 0.8
 
 
+@pytest.mark.slow
 def test_lattice_is_drawn_by_layers_of_forests() -> None:
     case = CASES["lattice"]
     block = GibbsBlock.from_model(case.model, ["z"], *case.args, joint="forest")

@@ -52,7 +52,6 @@ CASES = {
     "latent": Case(latent, ("z",), (Y5,), 1),
     "tempered": Case(latent, ("z",), (Y5,), 1, {"tempering": [0.5, 1.0]}),
     "branches": Case(branches, ("z",), (Y5,), 2),
-    "few": Case(tied, ("z",), (Y5, X[:, :5]), 5),
     "many": Case(tied, ("z",), (Y5, X), 12, {"sequential": True}),
 }
 
