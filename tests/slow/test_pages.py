@@ -21,6 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 MAX_README_LINES = 160
+MAX_COLUMNS = 88  # of code on a page of the site, which is cut beyond
 
 
 def test_python_blocks_keep_their_lines() -> None:
@@ -40,11 +41,11 @@ WITH_CODE = {name(p): p for p in PAGES if has_code(p)}
 
 
 def assert_like(printed: str, stored: str) -> None:
-    """Assert equal words, and numbers that differ no more than draws of other versions of jax would."""
+    """Assert equal words, and numbers no further apart than metrics of single steps under other roundings."""
     number = r"-?\d+\.?\d*(?:e-?\d+)?"
     assert re.sub(number, "0", printed).split() == re.sub(number, "0", stored).split(), printed
     values = ([float(n) for n in re.findall(number, text)] for text in (printed, stored))
-    assert list(next(values)) == pytest.approx(next(values), rel=0.3, abs=0.1), printed
+    assert list(next(values)) == pytest.approx(next(values), rel=0.5, abs=0.1), printed
 
 
 @pytest.mark.parametrize("key", WITH_CODE)
@@ -59,6 +60,12 @@ def test_a_page_runs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         if number in stored:
             assert_like(printed.getvalue(), stored[number])
     jax.clear_caches()  # pages share few programs, and all of them together take 5 GB
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name)
+def test_code_fits_the_page(page: Path) -> None:
+    blocks = python_blocks(page.read_text(encoding="utf-8"))
+    assert not [line for block in blocks for line in block.splitlines() if len(line) > MAX_COLUMNS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
