@@ -169,7 +169,6 @@ def ais(
     :param reference: natural parameters at which some or all blocks start
         (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where that exists).
     :param mesh: devices over whose first axis the particles are sharded.
-    :return: a :class:`~ebmpp.annealing.LogPartition`.
     :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to 1, or under ``jit``.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
     :raises StateError: data of a wrong name, shape or value.
@@ -222,7 +221,6 @@ def reverse_ais(
         drawn given these, which is exact where they do not interact with one another.
     :param unbiased: True if the samples are independent draws of exactly the model.
     :param num_particles: at least 2; the default is the number of samples, or 100.
-    :return: a :class:`~ebmpp.annealing.LogPartition`.
     :raises IntractableError: without samples, when the model is neither small nor attractive; with samples,
         when missing blocks interact.
     :raises StateError: for samples that do not fit.
@@ -296,7 +294,6 @@ def bracket(
     Arguments are those of :func:`ebmpp.annealing.reverse_ais`. Both runs share one reference; an "adaptive"
     ladder is found for each.
 
-    :return: a :class:`~ebmpp.annealing.Bracket`.
     :raises IntractableError: for samples whose missing blocks interact.
     :warns UserWarning: where few particles are effective, a standard error exceeds 0.3, or the upper side is
         below the lower one by more than four standard errors.

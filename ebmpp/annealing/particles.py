@@ -217,7 +217,6 @@ def smc(
         sweeps find them at the same cost. On a 784x500 machine 1,000 particles of 20 sweeps agreed with
         annealing of 10,000 temperatures, where 10,000 of one sweep stayed 0.8 below at a stated 0.2.
     :param mesh: devices over whose first axis the islands are sharded, best a divisor of their number.
-    :return: a :class:`~ebmpp.annealing.ParticleSystem`.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.
     :raises ParameterError: for params that do not fit.
     :raises StateError: data of a wrong name, shape or value.

@@ -114,7 +114,6 @@ class Centered(Estimator):
 
     @property
     def steps_per_batch(self) -> int:
-        """Steps per batch of the inner estimator."""
         return self.estimator.steps_per_batch
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> CenteredState:
@@ -138,18 +137,15 @@ class Centered(Estimator):
         return fresh._replace(inner=self.estimator.adopt(before, fresh.inner))
 
     def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
-        """Return this estimator around the inner one's choice."""
         choice = self.estimator.choose(graph, history)
         return choice._replace(estimator=dataclasses.replace(self, estimator=choice.estimator))
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
-        """Return the warning of the inner estimator."""
         return self.estimator.diagnose(history)
 
     def diagnose_chains(
         self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
     ) -> str | None:
-        """Return the warning of the inner estimator."""
         return self.estimator.diagnose_chains(graph, params, data, history, key)
 
     def estimate(

@@ -116,7 +116,6 @@ def gradient_bias(
     inner estimator. The answer is as good as the reference: a mode that none of its systems finds cannot
     show.
 
-    :param graph: the model.
     :param params: a dict keyed by factor name: the last ones, where the state has chains.
     :param data: rows of the visible blocks, the batch of each repeat; some of the training data suffice.
     :param estimator: such as ``fit.estimator``.
@@ -125,8 +124,6 @@ def gradient_bias(
     :param num_repeats: steps of the estimator, at least 3; fewer where there are fewer chains.
     :param reference: an unbiased estimator. Its first step adapts its rungs or lengths, and does not count.
     :param num_references: steps of the reference, at least 3.
-    :param progress_bar: show a progress bar.
-    :return: a :class:`GradientBias`.
     :raises ArgumentError: for numbers out of range, an estimator whose gradient is not the likelihood's, or
         one with persistent chains and no state; under ``jit``.
     :raises StateError: for invalid data, missing entries, or a state that does not fit the estimator or the

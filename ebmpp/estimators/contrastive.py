@@ -57,7 +57,6 @@ class CD(Estimator):
         object.__setattr__(self, "moves", as_moves("CD: moves", self.moves))
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> tuple:
-        """Return an empty state."""
         phases.check_posterior(graph, "CD", self.posterior)
         _resolve(graph, self.moves)
         return ()
@@ -102,7 +101,6 @@ class PCD(Estimator):
         object.__setattr__(self, "moves", as_moves("PCD: moves", self.moves))
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> State:
-        """Draw initial states of every block."""
         phases.check_posterior(graph, "PCD", self.posterior)
         _resolve(graph, self.moves)
         return phases.fresh_chains(graph, self.num_chains, key)

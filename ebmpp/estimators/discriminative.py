@@ -70,7 +70,6 @@ class Discriminative(Estimator):
 
     @property
     def steps_per_batch(self) -> int:
-        """Steps per batch of the generative estimator."""
         return 1 if self.generative is None else self.generative.steps_per_batch
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
@@ -80,11 +79,9 @@ class Discriminative(Estimator):
         return () if self.generative is None else self.generative.init(graph, params, data, batch, key)
 
     def adopt(self, before: Any, fresh: Any) -> Any:
-        """Return what the generative estimator adopts."""
         return fresh if self.generative is None else self.generative.adopt(before, fresh)
 
     def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
-        """Return the warning of the generative estimator."""
         return None if self.generative is None else self.generative.diagnose(history)
 
     @full_precision

@@ -82,7 +82,6 @@ class Quantile(Length):
         checks.number("Quantile: q", self.q, above=0, below=1)
 
     def choose(self, times: Times, averaged: bool) -> Scalar:
-        """Return the quantile of the times."""
         return jnp.quantile(times.astype(jnp.result_type(float)), self.q)
 
 
@@ -122,7 +121,6 @@ class TargetVariance(_Target):
     """
 
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:
-        """Raise ArgumentError for a fixed window, or a target that one state cannot reach."""
         super().check(k, m, lag)
         if m == 0:
             checks.number("UCD: the target of length=TargetVariance, with m=0,", self.target, above=1)

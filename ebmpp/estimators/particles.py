@@ -183,7 +183,6 @@ class ParticleUCD(Estimator):
     def estimate(
         self, graph: FactorGraph, params: Params, state: ParticleState, batch: Batch, key: Key
     ) -> Estimate:
-        """Return the positive minus the negative phase, and the meeting times."""
         stale = state.cess < 1 - _SLACK * (1 - state.requested)
         fit = lambda s: self._fitted(graph, params, s, random.fold_in(key, 1))
         state = lax.cond(stale | (state.seen % self.refit_every == 0), fit, lambda s: s, state)

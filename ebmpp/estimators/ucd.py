@@ -133,7 +133,6 @@ class UCD(ChainUCD):
         return self._estimator.init(graph, params, data, batch, key)
 
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
-        """Return the positive minus the negative phase, and the meeting times."""
         return self._estimator.estimate(graph, params, state, batch, key)
 
     def adopt(self, before: Any, fresh: Any) -> Any:
@@ -148,7 +147,6 @@ class UCD(ChainUCD):
         return adopted._replace(gibbs=gibbs, positive=before.positive, **lengths)
 
     def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
-        """Return the way of the next steps."""
         if self.pairs != "auto" or self.coupling is not None:
             return Choice(self)
         past, is_complete = _Past.read(graph, history), "posterior_sweeps" not in history

@@ -36,12 +36,10 @@ class Binomial(Family):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """0 and n."""
         return (0.0, float(self.total_count))
 
     @property
     def support(self) -> constraints.Constraint:
-        """Integers from 0 to n."""
         return constraints.integer_interval(0, self.total_count)
 
     def log_base_measure(self, x: Values) -> PerUnit:

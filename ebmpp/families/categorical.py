@@ -43,12 +43,10 @@ class Categorical(Family):
 
     @property
     def stat_shape(self) -> tuple[int, ...]:
-        """(K,)."""
         return (self.num_categories,)
 
     @property
     def support(self) -> constraints.Constraint:
-        """Integers from 0 to K - 1."""
         return constraints.integer_interval(0, self.num_categories - 1)
 
     @property

@@ -48,12 +48,10 @@ class Gaussian(Family):
 
     @property
     def domain(self) -> str:
-        """Description of the domain."""
         return "negative in its second entry (-1 / (2 variance))" if self.learned else "any real number"
 
     @property
     def stat_shape(self) -> tuple[int, ...]:
-        """(2,) with a learned variance."""
         return (2,) if self.learned else ()
 
     @property

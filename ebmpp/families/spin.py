@@ -42,11 +42,9 @@ class SpinDistribution(dist.Distribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
     def support(self) -> constraints.Constraint:
-        """Return the constraint {-1, +1}."""
         return spin_constraint
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*draws"]:
-        """Draw from the distribution."""
         assert key is not None  # as in NumPyro
         up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape)
         return 2 * up.astype(jnp.result_type(float)) - 1
@@ -55,17 +53,14 @@ class SpinDistribution(dist.Distribution):
         self, value: Shaped[ArrayLike, "*draws"], intermediates: list[Any] | None = None
     ) -> Float[Array, "*draws"]:
         """Return log sigmoid(2 eta x)."""
-        del intermediates
         return jax.nn.log_sigmoid(2 * self.eta * value)
 
     @property
     def mean(self) -> Float[Array, "*batch"]:
-        """tanh(eta)."""
         return jnp.tanh(self.eta)
 
     @property
     def variance(self) -> Float[Array, "*batch"]:
-        """1 - tanh(eta)^2."""
         return 1 - jnp.tanh(self.eta) ** 2
 
 

@@ -123,11 +123,10 @@ class Declaration:
     def to_networkx(self) -> nx.Graph:
         """Return the block graph; nodes have ``family``, ``visible``, ``layer`` and ``parts``."""
         graph = self._block_graph()
-        layer = {block: i for i, blocks in enumerate(self.block_layers) for block in blocks}
-        for block, family in self.families.items():
-            parts = self.splits[block].num_parts if block in self.splits else 1
-            attributes = {"family": family, "visible": block in self.visible}
-            graph.nodes[block].update(attributes, layer=layer[block], parts=parts)
+        for layer, b in ((i, b) for i, blocks in enumerate(self.block_layers) for b in blocks):
+            parts = self.splits[b].num_parts if b in self.splits else 1
+            visible = b in self.visible
+            graph.nodes[b].update(family=self.families[b], visible=visible, layer=layer, parts=parts)
         for a, b in graph.edges:
             graph.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
         return graph
@@ -206,18 +205,15 @@ def _param_shapes(graph: Declaration, factor: Factor) -> Any:
 @functools.lru_cache(maxsize=512)
 def _probed(factor: Factor, scope: tuple[tuple[str, Family, SplitBlock | None], ...], floats: Any) -> Any:
     """Probe a factor once for all graphs with these blocks and this default dtype of floats."""
-    del floats
     families, splits = {b: f for b, f, _ in scope}, {b: s for b, _, s in scope if s is not None}
     with sharding.at_once():  # the probe looks at values, also under a trace
         try:
             params = factor.init_params(jax.random.key(0), families)
+        except DeclarationError:
+            raise
         except (TypeError, ValueError) as error:
-            if isinstance(error, DeclarationError):
-                raise
-            raise DeclarationError(
-                f"{factor!r}: init must be a pytree of numbers or a function of a jax key that returns one: "
-                f"{error}"
-            ) from error
+            expected = "a pytree of numbers, or a function of a jax key that returns one"
+            raise DeclarationError(f"{factor!r}: init must be {expected}: {error}") from error
         are_finite = all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params))
         if not (factor.is_affine and are_finite):
             probe(factor, families, params, splits)

@@ -31,7 +31,7 @@ def energy(graph: Declaration, params: Params, statistics: Statistics) -> Scalar
 
 @full_precision
 def _energy_of(graph: Declaration, factors: Iterable[Factor], params: Params, stats: Statistics) -> Scalar:
-    total = jnp.zeros((), jnp.result_type(float))
+    total = jnp.zeros(())
     for factor in factors:
         families = tuple(graph.families[b] for b in factor.blocks)
         inputs = (stats[b] for b in factor.blocks)
@@ -40,8 +40,7 @@ def _energy_of(graph: Declaration, factors: Iterable[Factor], params: Params, st
 
 
 def _zeros(graph: Declaration, blocks: Iterable[str]) -> Eta:
-    dtype = jnp.result_type(float)
-    return {b: jnp.zeros(graph.families[b].statistic_shape, dtype) for b in blocks}
+    return {b: jnp.zeros(graph.families[b].statistic_shape) for b in blocks}
 
 
 def natural(
@@ -90,8 +89,7 @@ def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blo
 
 def log_base_measure(graph: Declaration, x: State) -> Scalar:
     """Return the sum of log r_b(x_b) over the blocks of one state."""
-    total = jnp.zeros((), jnp.result_type(float))
-    return total + sum(graph.families[b].log_base_measure(v).sum() for b, v in x.items())
+    return jnp.zeros(()) + sum(graph.families[b].log_base_measure(v).sum() for b, v in x.items())
 
 
 @full_precision

@@ -45,30 +45,21 @@ def init_params(
     means: Mapping[str, Mean],
 ) -> Params:
     """Return initial params of factors by name, given :func:`mean_statistics` of the blocks with data."""
-    resolved, keys = resolve(scheme), jax.random.split(rng_key, max(1, len(factors)))
-    pairs = zip(factors, keys, strict=False)
-    return {factor.name: init_factor(factor, key, families, resolved, means) for factor, key in pairs}
+    choices, keys = resolve(scheme), jax.random.split(rng_key, max(1, len(factors)))
 
+    def init_factor(factor: Factor, key: Array) -> Any:
+        start = factor.init_params(key, families)
+        if factor.role == "weight":
+            return _weight(choices["weight"], key, start, factor.row_axes(families))
+        if factor.role == "lateral" and factor.init is None and choices["weight"] != "zero":
+            return _weight("gaussian", key, start, 1)
+        if isinstance(factor, Bias) and factor.init is None:
+            family, mean = families[factor.blocks[0]], means.get(factor.blocks[0])
+            pooled = mean and _pooled(factor, family, *mean)
+            return _bias(choices["bias"], key, start, family, pooled)
+        return start
 
-def init_factor(
-    factor: Factor,
-    rng_key: Array,
-    families: Mapping[str, Family],
-    scheme: Mapping[str, str],
-    means: Mapping[str, Mean],
-) -> Any:
-    """Return initial params of one factor; see :func:`init_params`."""
-    start = factor.init_params(rng_key, families)
-    if factor.role == "weight":
-        return _weight(scheme["weight"], rng_key, start, factor.row_axes(families))
-    if factor.role == "lateral" and factor.init is None and scheme["weight"] != "zero":
-        return _weight("gaussian", rng_key, start, 1)
-    if isinstance(factor, Bias) and factor.init is None:
-        block = factor.blocks[0]
-        family, mean = families[block], means.get(block)
-        pooled = mean and _pooled(factor, family, *mean)
-        return _bias(scheme["bias"], rng_key, start, family, pooled)
-    return start
+    return {f.name: init_factor(f, key) for f, key in zip(factors, keys, strict=False)}
 
 
 def mean_statistics(family: Family, x: Array, known: Array | None, weights: Array | None) -> Mean:

@@ -19,7 +19,6 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp import families as builtin_families
 from ebmpp.core import Params, archive, checks
 from ebmpp.errors import SavedFileError
 from ebmpp.families import Family
@@ -57,7 +56,7 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     checks.instance("save: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params, values=False)
     arrays: list[np.ndarray] = []
-    families = {b: _fields(f, set()) | _class_of(f, _families()) for b, f in graph.families.items()}
+    families = {b: _fields(f, set()) | _class_of(f, Family) for b, f in graph.families.items()}
     body = {
         "blocks": families,
         "visible": list(graph.visible),
@@ -156,21 +155,18 @@ def _fields(value: Any, skipped: set[str]) -> dict[str, Any]:
     return {"fields": {n: _to_json(f"{value!r}: field {n!r}", v) for n, v in fields.items()}}
 
 
-def _families() -> dict[str, type]:
-    return {n: getattr(builtin_families, n) for n in builtin_families.__all__}
+def _classes(base: type) -> dict[str, type]:
+    """Return the library's families or factors by name."""
+    return {c.__name__: c for c in base.__subclasses__() if c.__module__.split(".")[0] == "ebmpp"}
 
 
-def _factors() -> dict[str, type]:
-    return {c.__name__: c for c in Factor.__subclasses__() if c.__module__.split(".")[0] == "ebmpp"}
-
-
-def _class_of(value: Any, builtin: Mapping[str, type]) -> dict[str, Any]:
+def _class_of(value: Any, base: type) -> dict[str, Any]:
     name = type(value).__name__
-    return {"class": name, "custom": builtin.get(name) is not type(value)}
+    return {"class": name, "custom": _classes(base).get(name) is not type(value)}
 
 
 def _describe_factor(graph: FactorGraph, factor: Factor, params: Params, arrays: list) -> dict[str, Any]:
-    description = {"name": factor.name, "blocks": list(factor.blocks), **_class_of(factor, _factors())}
+    description = {"name": factor.name, "blocks": list(factor.blocks), **_class_of(factor, Factor)}
     if description["custom"]:
         energy = getattr(factor.energy, "__qualname__", type(factor.energy).__qualname__)
         return {**description, "energy": energy, "value": _value(factor, graph.families, params[factor.name])}
@@ -218,7 +214,7 @@ def _build(
 
 
 def _build_family(block: str, description: Mapping[str, Any], custom: Mapping[str, type[Family]]) -> Family:
-    known, name = custom if description["custom"] else _families(), description["class"]
+    known, name = custom if description["custom"] else _classes(Family), description["class"]
     if name not in known:
         raise SavedFileError(
             f"block {block!r} has the unknown family {name!r}. Pass load(..., families={{{name!r}: ...}})."
@@ -241,7 +237,9 @@ def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays:
     pairs = [_unpack(e, arrays) for e in description["lateral"].values()]
     init = _unpack(description["init"], arrays)
     fields = {n: _from_json(v) for n, v in description["fields"].items()}
-    return _factors()[kind](*blocks, *pairs, name=name, **fields, **({} if init is None else {"init": init}))
+    return _classes(Factor)[kind](
+        *blocks, *pairs, name=name, **fields, **({} if init is None else {"init": init})
+    )
 
 
 def _check_value(saved: list[float | None], factor: Factor, graph: FactorGraph, params: Params) -> None:
@@ -266,12 +264,11 @@ def energies(graph: FactorGraph) -> dict[str, list]:
         params = factor.init_params(jax.random.key(0), graph.families)
         generator = np.random.default_rng(number)
         noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)
-        value, size = _value(factor, graph.families, noisy)
-        if value is None or size is None:  # an energy may restrict its params
-            value, size = _value(factor, graph.families, params)
-        if value is None or size is None:
-            text = "not finite"
-        else:
-            text = f"{round(value / size, 3) + 0.0 if size else 0.0:.3f} of {size:.3g}"  # no -0
+        text = "not finite"
+        for values in (noisy, params):  # an energy may restrict its params
+            value, size = _value(factor, graph.families, values)
+            if value is not None and size is not None:
+                text = f"{round(value / size, 3) + 0.0 if size else 0.0:.3f} of {size:.3g}"  # no -0
+                break
         result[factor.name] = [text, archive.digest(factor.edges(graph.families))]
     return result

@@ -242,15 +242,10 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
         for leaf in leaves:
             checks.placeable(f"factor {name!r}", leaf, ParameterError)
         shapes, actual = jax.tree.map(np.shape, tree), jax.tree.map(np.shape, params[name])
-        foreign = [
-            a
-            for a in leaves
-            if hasattr(a, "__array__") and not isinstance(a, Array | np.ndarray | np.generic)
-        ]
-        expectation = f"arrays of jax or numpy of shape {shapes}"
-        value = type(foreign[0]) if foreign else actual  # such as torch's
-        is_valid = shapes == actual and not foreign
-        checks.require(is_valid, f"factor {name!r}: params", expectation, value, ParameterError)
+        is_foreign = lambda a: hasattr(a, "__array__") and not isinstance(a, Array | np.ndarray | np.generic)
+        foreign = [type(a) for a in leaves if is_foreign(a)]  # such as torch's
+        expectation, is_valid = f"arrays of jax or numpy of shape {shapes}", shapes == actual and not foreign
+        checks.require(is_valid, f"factor {name!r}: params", expectation, foreign or actual, ParameterError)
 
 
 def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:

@@ -118,7 +118,8 @@ def mean_statistics(
         if isinstance(family, Gaussian) and all(map(is_concrete, inputs)):
             mean, variance, count = _moments(*inputs)
             if warns:
-                _warn_of_scales(graph, b, variance, count)
+                interacts = any(f.interacts for f in graph.factors if b in f.blocks)
+                _warn_of_scales(b, family, interacts, variance, count)
             means[b] = _with_default_row(family, mean, variance, count), None
         else:
             means[b] = initialization.mean_statistics(family, *inputs)
@@ -174,11 +175,10 @@ def _with_default_row(
     return np.stack([centre, spread + centre**2], -1) if family.learned else centre
 
 
-def _warn_of_scales(graph: Declaration, block: str, variance: np.ndarray, count: np.ndarray) -> None:
+def _warn_of_scales(
+    block: str, family: Gaussian, interacts: bool, variance: np.ndarray, count: np.ndarray
+) -> None:
     """Warn of constant columns of a learned variance, and of columns that a variance of 1 does not fit."""
-    family, interacts = graph.families[block], any(f.interacts for f in graph.factors if block in f.blocks)
-    if not isinstance(family, Gaussian):
-        return
     if family.learned:
         wrong = (variance == 0) & (count > 1)
         message = "are constant, so their precision grows without end in training. Drop them, or add noise"
@@ -200,9 +200,9 @@ def warn_if_stuck(graph: Declaration, params: Params) -> None:
     """Warn of latents whose gradients are zero: their conditional mean is 0 while all their params are."""
     for block, family in graph.latent.items():
         if isinstance(family, Gaussian) and not family.learned:
-            names = [f.name for f in graph.factors if block in f.blocks]
-            joins = any(type(f) is Bilinear for f in graph.factors if block in f.blocks)
-            if joins and not any(np.any(params[name]) for name in names):
+            factors = [f for f in graph.factors if block in f.blocks]
+            names = [f.name for f in factors]
+            if Bilinear in map(type, factors) and not any(np.any(params[name]) for name in names):
                 warnings.warn(
                     f"block {block!r}: all params of its factors {names} are 0, where every gradient of "
                     "conditional means is 0, so training leaves them there. Start from random weights, "

@@ -89,7 +89,6 @@ class RowKernel(MCMCKernel, Generic[S]):
         :raises StateError: for a wrong name, shape or value of clamped blocks or ``init_params``, or if no
             block is free.
         """
-        del num_warmup
         return self._init_all(rng_key, self.target(model_args, model_kwargs, check=True), init_params)
 
     def _init_all(self, rng_key: Array, target: Target, init_params: Mapping[str, Array] | None) -> S:

@@ -166,7 +166,6 @@ class MaximalCoupling(RowKernel[CouplingState]):
         return new._replace(start=state.start)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
-        """Return the number of pairs that have met, and their mean meeting time so far."""
         return describe_meetings(state.met, state.meeting_time)
 
 

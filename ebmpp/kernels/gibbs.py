@@ -129,7 +129,6 @@ class SwendsenWang(BlockedGibbs):
     :class:`~ebmpp.BlockedGibbs`. Coupled, the sweep is ``MaximalCoupling(graph,
     coupling=cluster_sweep(graph))``.
 
-    :param graph: the declaration; see :class:`~ebmpp.moves.Clusters` for its factors.
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :raises IntractableError: if no units of one block interact, or not in a way that makes clusters.
 

@@ -127,7 +127,6 @@ def fit(
     likelihood is that of the known ones. Missing entries are drawn from the posterior together with the
     latents, without bias under :class:`UCD`.
 
-    :param graph: the model.
     :param data: see above.
     :param rng_key: a jax key: the same key gives the same run.
     :param estimator: :class:`UCD` (default), :class:`CD`, :class:`PCD`, or a custom one.
@@ -167,8 +166,6 @@ def fit(
         single-device run; gradients are summed in another order. Under ``jax.distributed`` every process
         calls ``fit`` with **its own part** of the rows (of one size; ``batch_size`` is the total), the same
         params, and callbacks that decide alike.
-    :param progress_bar: show a progress bar.
-    :return: a :class:`Fit`.
     :warns UserWarning: if an estimator diagnoses a problem from its metrics, or a path cannot be thinned;
         once if a monitor with ``log_likelihood=True`` falls; within the first hundred steps of a stage if its
         coupled pairs will take too many sweeps.

@@ -127,7 +127,6 @@ class Factor:
 
     def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
         """Return a fast path to the natural parameters of a few units of a block, None to use autodiff."""
-        del families, split
         return None
 
     def __repr__(self) -> str:
@@ -136,12 +135,10 @@ class Factor:
 
     def evaluate(self, params: Params, *statistics: Array, families: tuple[Family, ...]) -> Array:
         """Return the energy of one state, a scalar."""
-        del families
         return self.energy(params, *statistics)
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Params:
         """Return initial params without a scheme."""
-        del families
         if self.init is None:
             return ()
         values = self.init(rng_key) if callable(self.init) else self.init.unflatten()
@@ -159,7 +156,6 @@ class Factor:
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:
         """Return the number of leading axes of the params that index matrix rows: 0 for a vector, or None."""
-        del families
         return None
 
 

@@ -3,10 +3,11 @@
 """Numerical check, on declaration, that the energy of a factor is multi-affine."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 import itertools
 import math
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,26 +52,22 @@ def probe(
     # an energy may restrict its params, as a logarithm does
     candidates = [jax.tree.map(noisy, params), params]
     between, *moves = _points(factor, families, generator)
+    probed = _Probe(factor, scope, splits)
     # One program, dropped on return: op by op, each width of a block would leave twenty in jax's caches.
-    measure = jax.jit(lambda *args: _measure(factor, scope, splits, *args))
-    fine = np.asarray(_ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats)
+    measure = jax.jit(probed.measure)
     for values in candidates:
-        value = _run(factor, measure, values, *between, fine).value
+        value = probed.run(measure, values, *between).value
         if np.isfinite(value):
             break
     is_finite, name = bool(np.isfinite(value)), f"{factor!r}: energy"
     checks.require(is_finite, name, "finite at its initial params", float(value), DeclarationError)
+    fine = np.asarray(_ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats)
     coarse = np.maximum(fine, np.asarray(_STATE_TOLERANCE, floats))
     attempts = itertools.chain([(between, fine)], ((move, coarse) for move in moves))
-    if not _is_polynomial(factor, scope, values, between[0]):
+    if not probed.is_polynomial(values, between[0]):
         attempts = itertools.chain(attempts, ((move, coarse) for move in _far_moves(scope)))
     for points, tolerance in attempts:
-        _check(factor, scope, splits, _run(factor, measure, values, *points, tolerance), *points, tolerance)
-
-
-def _is_polynomial(factor: Factor, scope: Sequence[Family], params: Params, point: _Point) -> bool:
-    energy = lambda *t: factor.evaluate(params, *t, families=tuple(scope))
-    return is_polynomial(jax.make_jaxpr(energy)(*point).jaxpr, [True] * len(point))
+        probed.check(probed.run(measure, values, *points), *points, tolerance)
 
 
 def _far_moves(scope: Sequence[Family]) -> Iterator[tuple[_Point, _Point]]:
@@ -106,90 +103,81 @@ class _Probed(NamedTuple):
     """Values and gradients with each part of one block moved."""
 
 
-def _run(
-    factor: Factor, measure: Callable[..., _Probed], params: Params, here: _Point, *args: Any
-) -> _Probed:
-    try:
-        return jax.device_get(measure(params, here, *args))
-    except DeclarationError:
-        raise
-    except Exception as error:
-        shapes = {b: t.shape for b, t in zip(factor.blocks, here, strict=True)}
-        raise DeclarationError(
-            f"{factor!r}: energy failed for params of shape {jax.tree.map(np.shape, params)} and statistics "
-            f"of shape {shapes}: {error} (jax compiles it: write it in jax.numpy)"
-        ) from error
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Probe:
+    """A factor, the families of its blocks, and their splits."""
 
+    factor: Factor
+    scope: tuple[Family, ...]
+    splits: Mapping[str, Split]
 
-@full_precision
-def _measure(
-    factor: Factor,
-    scope: tuple[Family, ...],
-    splits: Mapping[str, Split],
-    params: Params,
-    here: Sequence[Array],
-    there: Sequence[Array],
-    tolerance: Array,
-) -> _Probed:
-    value = factor.evaluate(params, *here, families=scope)
-    is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
-    is_scalar = is_number and jnp.shape(value) == ()
-    checks.require(is_scalar, f"{factor!r}: value of energy", "a scalar", value, DeclarationError)
-    moved = []
-    for i, block in enumerate(factor.blocks):
-        energy_at = lambda t, i=i: factor.evaluate(params, *here[:i], t, *here[i + 1 :], families=scope)
-        count, colors = _parts(factor, scope, block, splits)
-        move = lambda part, i=i, colors=colors: jnp.where(colors == part, there[i], here[i])
-        along = lambda part, f=energy_at, move=move: jax.value_and_grad(f)(move(part))
-        moved.append(jax.lax.map(along, jnp.arange(count)))
-    slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(here))
-    return _Probed(jnp.asarray(value), slopes, tuple(moved))
+    def is_polynomial(self, params: Params, point: _Point) -> bool:
+        """Return True if the traced energy is a polynomial."""
+        energy = lambda *t: self.factor.evaluate(params, *t, families=self.scope)
+        return is_polynomial(jax.make_jaxpr(energy)(*point).jaxpr, [True] * len(point))
 
+    def run(self, measure: Callable[..., _Probed], params: Params, here: _Point, there: _Point) -> _Probed:
+        """Return measurements on the host; raise DeclarationError if the energy fails."""
+        try:
+            return jax.device_get(measure(params, here, there))
+        except DeclarationError:
+            raise
+        except Exception as error:
+            shapes = {b: t.shape for b, t in zip(self.factor.blocks, here, strict=True)}
+            raise DeclarationError(
+                f"{self.factor!r}: energy failed for params of shape {jax.tree.map(np.shape, params)} and "
+                f"statistics of shape {shapes}: {error} (jax compiles it: write it in jax.numpy)"
+            ) from error
 
-def _parts(
-    factor: Factor, scope: tuple[Family, ...], block: str, splits: Mapping[str, Split]
-) -> tuple[int, np.ndarray]:
-    """Return the number of parts of a block to move, and the part of each unit.
+    @full_precision
+    def measure(self, params: Params, here: Sequence[Array], there: Sequence[Array]) -> _Probed:
+        """Return the energy at a point, its gradients, and both with each part of one block moved."""
+        factor, scope = self.factor, self.scope
+        value = factor.evaluate(params, *here, families=scope)
+        is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
+        is_scalar = is_number and jnp.shape(value) == ()
+        checks.require(is_scalar, f"{factor!r}: value of energy", "a scalar", value, DeclarationError)
+        moved = []
+        for i, block in enumerate(factor.blocks):
+            energy_at = lambda t, i=i: factor.evaluate(params, *here[:i], t, *here[i + 1 :], families=scope)
+            count, colors = self._parts(block)
+            move = lambda part, i=i, colors=colors: jnp.where(colors == part, there[i], here[i])
+            along = lambda part, f=energy_at, move=move: jax.value_and_grad(f)(move(part))
+            moved.append(jax.lax.map(along, jnp.arange(count)))
+        slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(here))
+        return _Probed(jnp.asarray(value), slopes, tuple(moved))
 
-    A block whose units do not interact in the factor is one part. A factor with a fast path has an energy of
-    known form in its parts, and none is moved.
-    """
-    if not _is_split(factor, block, splits):
-        return 1, np.zeros((), int)
-    split = splits[block]
-    if factor.local(dict(zip(factor.blocks, scope, strict=True)), split) is not None:
-        return 0, np.zeros((), int)
-    shape = split.family.shape + (1,) * len(split.family.stat_shape)
-    return split.num_parts, split.colors.reshape(shape)
+    def _is_split(self, block: str) -> bool:
+        return block in self.splits and any(b == block for b, _ in self.factor.lateral)
 
+    def _parts(self, block: str) -> tuple[int, np.ndarray]:
+        """Return the number of parts of a block to move, and the part of each unit.
 
-def _is_split(factor: Factor, block: str, splits: Mapping[str, Split]) -> bool:
-    return block in splits and any(b == block for b, _ in factor.lateral)
+        A block whose units do not interact in the factor is one part. A factor with a fast path has an energy
+        of known form in its parts, and none is moved.
+        """
+        if not self._is_split(block):
+            return 1, np.zeros((), int)
+        split = self.splits[block]
+        if self.factor.local(dict(zip(self.factor.blocks, self.scope, strict=True)), split) is not None:
+            return 0, np.zeros((), int)
+        shape = split.family.shape + (1,) * len(split.family.stat_shape)
+        return split.num_parts, split.colors.reshape(shape)
 
-
-def _check(
-    factor: Factor,
-    scope: tuple[Family, ...],
-    splits: Mapping[str, Split],
-    probed: _Probed,
-    here: _Point,
-    there: _Point,
-    tolerance: np.ndarray,
-) -> None:
-    """Refuse an energy that is not affine between two points."""
-    for i, (block, family) in enumerate(zip(factor.blocks, scope, strict=True)):
-        _, colors = _parts(factor, scope, block, splits)
-        if not _is_affine(probed, i, colors, there[i] - here[i], tolerance):
-            is_split = _is_split(factor, block, splits)
-            pairs = "beyond its lateral pairs, " if is_split else "with one another, "
-            raise NotMultiAffineError(
-                f"{factor!r}: energy must be affine in the statistics of each unit of block {block!r} "
-                f"({family!r}) while all other units are held fixed. If units of the block interact "
-                f"{pairs}declare all such pairs with lateral=... or Pairwise, or split the block. Otherwise "
-                "write comparisons, jnp.where, look-ups and activations as products: x**2 of 0 and 1 is x, a "
-                "== b is a*b + (1-a)*(1-b); x**2 of reals is a statistic of Gaussian(..., "
-                "variance='learned')."
-            )
+    def check(self, probed: _Probed, here: _Point, there: _Point, tolerance: np.ndarray) -> None:
+        """Refuse an energy that is not affine between two points."""
+        for i, (block, family) in enumerate(zip(self.factor.blocks, self.scope, strict=True)):
+            _, colors = self._parts(block)
+            if not _is_affine(probed, i, colors, there[i] - here[i], tolerance):
+                pairs = "beyond its lateral pairs, " if self._is_split(block) else "with one another, "
+                raise NotMultiAffineError(
+                    f"{self.factor!r}: energy must be affine in the statistics of each unit of block "
+                    f"{block!r} ({family!r}) while all other units are held fixed. If units of the block "
+                    f"interact {pairs}declare all such pairs with lateral=... or Pairwise, or split the "
+                    "block. Otherwise write comparisons, jnp.where, look-ups and activations as products: "
+                    "x**2 of 0 and 1 is x, a == b is a*b + (1-a)*(1-b); x**2 of reals is a statistic of "
+                    "Gaussian(..., variance='learned')."
+                )
 
 
 # On the host: compiling these dozen sums takes longer than the energy.

@@ -119,14 +119,12 @@ class Reference(Factor):
         self, params: Any, *statistics: Array, families: tuple[Family, ...]
     ) -> Float[Array, "replicas"]:
         """Return the energy in each replica."""
-        del families
         return self.energy(params, *statistics)
 
     def evaluate(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> Array:
         return self.weighted(params, *statistics, families=families).sum()
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
-        del rng_key
         return jnp.linspace(0.0, 1.0, self.num), _single(families[self.blocks[0]]).default_eta()
 
 
