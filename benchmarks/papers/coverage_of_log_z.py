@@ -22,7 +22,7 @@ import optax
 
 import ebmpp
 from ebmpp import PCD, Bernoulli, FactorGraph, WeightedPCD
-from ebmpp.annealing.reliability import t_quantile
+from ebmpp.annealing.log_partition import t_quantile
 
 
 class Machine(NamedTuple):

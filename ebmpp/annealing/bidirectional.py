@@ -16,15 +16,13 @@ import numpy as np
 
 import jax
 from jax import Array
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp import exact
 from ebmpp.annealing import ladder as ladders
-from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize
+from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import check_model, log_partition, reference as find_reference
-from ebmpp.annealing.reliability import warn
 from ebmpp.annealing.steps import anneal
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Blocks, Params
@@ -85,7 +83,11 @@ class _Annealing:
         key, log_share = random.key_pair(rng_key), np.zeros(())
         betas = self._betas(key)
         if samples is not None:
-            x = _with_missing_blocks(self.graph, self.params, samples, random.fold_in(key, 2, 1))
+            missing = tuple(b for b in self.graph.families if b not in samples)
+            states.check_summable(self.graph, missing)
+            rows = random.fold_in(random.fold_in(key, 2, 1), np.arange(self.num_particles, dtype=np.uint32))
+            target = Target(self.graph, self.params)
+            x = samples | (Layer(missing).draw(target, samples, rows)[0] if missing else {})
         else:
             try:
                 x = perfect_sample(self.graph, self.params, rng_key, self.num_particles)
@@ -260,16 +262,6 @@ def _as_samples(
     return {b: v.astype(graph.families[b].dtype) for b, v in x.items()}, batch[0]
 
 
-def _with_missing_blocks(graph: FactorGraph, params: Params, x: Blocks, key: Array) -> Blocks:
-    """Return samples with their missing blocks drawn given the others."""
-    missing = tuple(b for b in graph.families if b not in x)
-    states.check_summable(graph, missing)
-    if missing:
-        rows = random.fold_in(key, jnp.arange(len(next(iter(x.values()))), dtype=jnp.uint32))
-        x = x | Layer(missing).draw(Target(graph, params), x, rows)[0]
-    return x
-
-
 def bracket(
     graph: FactorGraph,
     params: Params,
@@ -316,12 +308,13 @@ def bracket(
     run = _Annealing("bracket", graph, params, rng_key, *options)
     forward, backward = jax.random.split(rng_key)
     upper, lower = run.backward(backward, x, unbiased, approximate=True), run.forward(forward)
-    result = Bracket(lower, upper, _exact(graph, params))
+    result = Bracket(lower, upper, exact_log_partition(graph, params))
     warn(_ADVICE, result.doubt)
     return result
 
 
-def _exact(graph: FactorGraph, params: Params) -> float | None:
+def exact_log_partition(graph: FactorGraph, params: Params) -> float | None:
+    """Return log Z as a sum over states, None if there are too many."""
     try:
         plan = enumeration.make_plan(graph)
     except IntractableError:

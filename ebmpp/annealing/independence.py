@@ -72,17 +72,10 @@ class PairOutcome(NamedTuple):
 
 
 class _State(NamedTuple):
-    t: Array  # number of systems so far
     x: Chain
     y: Chain
-    total: Any
-    tau: Array
-    acceptance: Array  # sum of probabilities
     rejections: Array  # in a row
-    longest: Array
-    first: Array
-    min_cess: Array
-    broken: Array
+    result: PairOutcome  # so far, with the sum of acceptance probabilities
 
 
 def run_pair(
@@ -100,52 +93,48 @@ def run_pair(
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     none, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
     empty = Chain(none, zero)
-    start = _State(
-        count, empty, empty, zero, count - 1, none, count, count, jnp.zeros(2), none + 1, count > 0
-    )
+    result = PairOutcome(zero, count - 1, count, none, count, jnp.zeros(2), none + 1, count > 0)
 
     def is_running(s: _State) -> Array:
-        is_over = jnp.array(False) if max_systems is None else s.t >= max_systems
-        return ((s.tau < 0) | (s.t <= m)) & ~s.broken & ~is_over
+        r = s.result
+        is_over = jnp.array(False) if max_systems is None else r.num_systems >= max_systems
+        return ((r.meeting_time < 0) | (r.num_systems <= m)) & ~r.broken & ~is_over
 
     def transition(s: _State, new: Chain, cess: Array) -> _State:
-        t, unmet = s.t, s.tau < 0
+        r, t, unmet = s.result, s.result.num_systems, s.result.meeting_time < 0
         log_u = jnp.log(random.uniform(random.words(random.fold_in(key, t, 1), 1))[0])
         accepts = lambda chain: log_u < new.log_z - chain.log_z
         accept_x = (t == 0) | accepts(s.x)
         accept_y = unmet & ((t == 1) | ((t > 1) & accepts(s.y)))
         x, y = _select(accept_x, new, s.x), _select(accept_y, new, s.y)
-        tau = jnp.where(unmet & (t > 0) & accept_x & accept_y, t, s.tau)
+        tau = jnp.where(unmet & (t > 0) & accept_x & accept_y, t, r.meeting_time)
         inside = jnp.where((t >= k) & (t <= m), 1 / window, 0)
         late = jnp.where((tau < 0) & (t > k), jnp.minimum(1, (t - k) / window), 0)
         add = lambda total, a, b: total + (inside + late).astype(a.dtype) * a - late.astype(a.dtype) * b
         probability = jnp.where(t > 0, jnp.exp(jnp.minimum(0, new.log_z - s.x.log_z)), 0)
         rejections = jnp.where(accept_x, 0, s.rejections + 1)
-        return _State(
-            t + 1,
-            x,
-            y,
-            jax.tree.map(add, s.total, x.value, y.value),
+        result = PairOutcome(
+            jax.tree.map(add, r.total, x.value, y.value),
             tau,
-            s.acceptance + probability,
-            rejections,
-            jnp.maximum(s.longest, rejections),
-            jnp.where(jnp.arange(2) == t, new.log_z, s.first),
-            jnp.minimum(s.min_cess, cess),
-            s.broken | jnp.isnan(new.log_z) | (new.log_z == jnp.inf),
+            t + 1,
+            r.acceptance + probability,
+            jnp.maximum(r.longest, rejections),
+            jnp.where(jnp.arange(2) == t, new.log_z, r.log_z),
+            jnp.minimum(r.min_cess, cess),
+            r.broken | jnp.isnan(new.log_z) | (new.log_z == jnp.inf),
         )
+        return _State(x, y, rejections, result)
 
     def body(s: _State) -> _State:
-        log_z, values, cess = propose(random.fold_in(key, s.t + jnp.arange(_BATCH)))
+        log_z, values, cess = propose(random.fold_in(key, s.result.num_systems + jnp.arange(_BATCH)))
         for i in range(_BATCH):
             new = Chain(log_z[i], jax.tree.map(lambda v, i=i: v[i], values))
             after = transition(s, new, cess[i])
             s = after if i == 0 else _select(is_running(s), after, s)
         return s
 
-    s = lax.while_loop(is_running, body, start)
-    acceptance = s.acceptance / jnp.maximum(s.t - 1, 1).astype(dtype)
-    return PairOutcome(s.total, s.tau, s.t, acceptance, s.longest, s.first, s.min_cess, s.broken)
+    r = lax.while_loop(is_running, body, _State(empty, empty, count, result)).result
+    return r._replace(acceptance=r.acceptance / jnp.maximum(r.num_systems - 1, 1).astype(dtype))
 
 
 def _select(condition: Array, new: Any, old: Any) -> Any:

@@ -20,8 +20,6 @@ from ebmpp.core import checks, random
 from ebmpp.core.compile import Compiled
 from ebmpp.errors import ArgumentError
 
-_KINDS = ("linear", "sigmoid", "adaptive")
-
 _SIGMOID_SLOPE = 4.0  # of the logistic function at either end
 _CAPACITY = 256  # initial room for the places of a pilot
 _GROW, _SHRINK = 1.3, 0.75  # factors of the steps that a pilot tries
@@ -42,7 +40,8 @@ def temperatures(kind: str | Any, num_temperatures: int) -> Float32[np.ndarray, 
     if not isinstance(kind, str):
         return given_places("ladder", kind, 1)
     linear = np.linspace(0.0, 1.0, checks.count("num_temperatures", num_temperatures, 2))
-    if checks.choice("ladder", kind, _KINDS, "increasing values from 0 to 1") == "linear":
+    kinds = "linear", "sigmoid", "adaptive"
+    if checks.choice("ladder", kind, kinds, "increasing values from 0 to 1") == "linear":
         return linear.astype(np.float32)
     rising = np.tanh(_SIGMOID_SLOPE * (linear - 0.5))  # a logistic function up to scale and location
     return (0.5 + 0.5 * rising / rising[-1]).astype(np.float32)
@@ -144,7 +143,10 @@ def find_ladder(
         if measure:
             after = path.slope(high.params, system.x)
             values = [path.gain(path.at(jnp.zeros(())), high, at, at) for at in (slope, after)]
-            smooth += _SMOOTHING * (_correlation(*values) - smooth)
+            a, b = (v - v.mean() for v in values)
+            # 0 where particles are all equal
+            correlation = (a * b).sum() / jnp.maximum(jnp.sqrt((a**2).sum() * (b**2).sum()), 1e-30)
+            smooth += _SMOOTHING * (correlation - smooth)
         places = state.places.at[state.count].set(jnp.minimum(s + step, path.end))
         largest = jnp.maximum(state.correlation, smooth)
         return State(places, state.count + 1, step, system, smooth, largest)
@@ -154,12 +156,6 @@ def find_ladder(
     start = State(jnp.zeros(capacity), jnp.ones((), jnp.int32), step, system, zero, zero)
     state = lax.while_loop(lambda c: c.places[c.count - 1] < path.end, body, start)
     return Ladder(state.places, state.count, state.correlation)
-
-
-def _correlation(a: Array, b: Array) -> Array:
-    """Return the correlation over particles, 0 where they are all equal."""
-    a, b = a - a.mean(), b - b.mean()
-    return (a * b).sum() / jnp.maximum(jnp.sqrt((a**2).sum() * (b**2).sum()), 1e-30)
 
 
 #: The cache is bounded by graphs.

@@ -13,12 +13,11 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ebmpp.annealing import ladder as ladders, systems
+from ebmpp.annealing import ladder as ladders, log_partition as estimates, systems
 from ebmpp.annealing.ladder import Ladder, adaptive_ladder, find_ladder
-from ebmpp.annealing.log_partition import Data, ParticleSystem, summarize
+from ebmpp.annealing.log_partition import Data, ParticleSystem, summarize, warn
 from ebmpp.annealing.path import Path, check_models
 from ebmpp.annealing.reference import check_model, log_partition, reference
-from ebmpp.annealing.reliability import ENOUGH_SWEEPS, MAX_CORRELATION, warn
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import compiled
@@ -77,19 +76,18 @@ def prepare(
         result = Ladder(jnp.asarray(places), jnp.full((), len(places), jnp.int32), jnp.zeros(()))
         return Run(key, path, result, log_partition(graph, eta0), sweeps)
     checks.choice(f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end")
-    options = {"measure": num >= _MIN_MEASURED}
-    pilot = lambda path, sweeps: adaptive_ladder(
-        path, random.fold_in(key, 1, 1), num, cess_threshold, sweeps, **options
-    )
+    pilot_key, measure = random.fold_in(key, 1, 1), num >= _MIN_MEASURED
+    pilot = lambda p, n: adaptive_ladder(p, pilot_key, num, cess_threshold, n, measure=measure)
     result = pilot(path, sweeps)
     if training:
         line = Path.line(graph, reference(graph, params, key, data), params)
         result, path = min((result, path), (pilot(line, sweeps), line), key=lambda run: _noise(run[0]))
     correlation = float(result.correlation)
     if num_sweeps is None and correlation > _CORRELATED:
-        sweeps = min(math.ceil(math.log(_CORRELATED) / math.log(min(correlation, 0.999))), ENOUGH_SWEEPS)
+        most = estimates.ENOUGH_SWEEPS
+        sweeps = min(math.ceil(math.log(_CORRELATED) / math.log(min(correlation, 0.999))), most)
         result = pilot(path, sweeps)
-        sweeps = sweeps if float(result.correlation) <= MAX_CORRELATION else ENOUGH_SWEEPS
+        sweeps = sweeps if float(result.correlation) <= estimates.MAX_CORRELATION else most
     return Run(key, path, result, log_partition(graph, path.eta0), sweeps)
 
 
@@ -109,9 +107,8 @@ def _as_path(name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Pat
         kind = "line" if path is None else path
         checks.choice(f"{name}: path", kind, ("line",), "fit.path, or a list of params")
         return Path.line(graph, eta0, params)
-    models = checks.sequence(f"{name}: path", path, 'params, or "line"')
-    check_models(name, graph, models)
-    return Path.through(graph, eta0, [*models, params])
+    check_models(name, graph, checks.sequence(f"{name}: path", path, 'params, or "line"'))
+    return Path.through(graph, eta0, [*path, params])
 
 
 def run_keys(key: Array, num: int) -> Array:

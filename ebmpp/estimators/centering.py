@@ -23,8 +23,6 @@ from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors import Bias
 from ebmpp.graph.mean_field import mean_layer
 
-_OFFSETS = ("data", "model", "average", "zero")
-
 
 class CenteredState(NamedTuple):
     """State of :class:`Centered`.
@@ -106,7 +104,7 @@ class Centered(Estimator):
         if isinstance(self.estimator, Centered):
             raise ArgumentError(f"Centered: estimator must not be centered already, got {self.estimator!r}.")
         checks.number("Centered: sliding", self.sliding, least=0, most=1)
-        checks.choice("Centered: offsets", self.offsets, _OFFSETS)
+        checks.choice("Centered: offsets", self.offsets, ("data", "model", "average", "zero"))
         rates = dict(self.rates) if isinstance(self.rates, tuple) else self.rates
         rates = checks.instance("Centered: rates", rates, Mapping, "a dict from factor names to numbers")
         rates = {name: checks.number(f"Centered: rates[{name!r}]", r, above=0) for name, r in rates.items()}
@@ -155,19 +153,14 @@ class Centered(Estimator):
         inner = self.estimator.estimate(graph, params, state.inner, batch, key)
         offsets, means = state.offsets, state.means
         if self.offsets != "zero" and self.sliding:
-            means = self._means(graph, params, state, batch)
+            # at the params of the batch's first step
+            fresh = lambda: _data_means(graph, params, offsets, batch)
+            means = fresh() if self.steps_per_batch == 1 else lax.cond(state.step == 0, fresh, lambda: means)
             offsets = self._slide(graph, offsets, means, inner.gradient, batch.weights.sum())
         step = (state.step + 1) % self.steps_per_batch
         direction = centered_direction(graph, params, offsets, inner.gradient, dict(self.rates))
         state = CenteredState(inner.state, offsets, means, step)
         return Estimate(direction, state, inner.metrics, inner.sweeps)
-
-    def _means(self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch) -> Statistics:
-        """Return mean statistics given the batch's rows, at the params of the batch's first step."""
-        fresh = lambda: _data_means(graph, params, state.offsets, batch)
-        if self.steps_per_batch == 1:
-            return fresh()
-        return lax.cond(state.step == 0, fresh, lambda: state.means)
 
     def _slide(
         self, graph: FactorGraph, offsets: Statistics, means: Statistics, gradient: Params, weight: Scalar

@@ -239,27 +239,21 @@ def _compare(
     stack = lambda *leaves: np.stack(leaves).astype(float)
     biased, others = jax.tree.map(stack, *gradients), jax.tree.map(stack, *unbiased)
     count, size = len(gradients), len(gradients) + len(unbiased)
-    grams = {name: _gram(biased[name], others[name], size) for name in factors}
+    flat = jax.tree.map(lambda a, b: np.concatenate([a, b]).reshape(size, -1), biased, others)
+    zero = np.zeros((size, size))
+    # inner products of all gradients over the params of a factor
+    grams = {name: sum((a @ a.T for a in jax.tree.leaves(flat[name])), zero) for name in factors}
     error = lambda a: statistics.standard_error(np.moveaxis(a, 0, -1))
     return GradientBias(
         estimator=estimator,
         factors={name: _squares(gram, count) for name, gram in grams.items()},
-        total=_squares(sum(grams.values(), np.zeros((size, size))), count),
+        total=_squares(sum(grams.values(), zero), count),
         bias=jax.tree.map(lambda a, b: a.mean(0) - b.mean(0), biased, others),
         bias_error=jax.tree.map(lambda a, b: np.hypot(error(a), error(b)), biased, others),
         num_repeats=count,
         chains=plan.chains,
         num_references=len(unbiased),
     )
-
-
-def _gram(biased: Any, unbiased: Any, size: int) -> Float[np.ndarray, "draws draws"]:
-    """Return the inner products of all gradients over the params of a factor."""
-    total = np.zeros((size, size))
-    for a, b in zip(jax.tree.leaves(biased), jax.tree.leaves(unbiased), strict=True):
-        flat = np.concatenate([a, b]).reshape(size, -1)
-        total += flat @ flat.T
-    return total
 
 
 def _squares(gram: Float[np.ndarray, "draws draws"], count: int) -> Squares:

@@ -187,18 +187,6 @@ class TemperedPCD(Estimator):
     ) -> Estimate:
         """Subtract the gradient at the coldest replicas, after k tempered sweeps, from the data's."""
         batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        chains, rejection = self._sweep(graph, params, state, key)
-        state = TemperedState(chains, state.betas)
-        gradient = phases.two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
-        betas = state.betas + 0.1 * (equalize(state.betas, rejection) - state.betas)
-        metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
-        sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
-        return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)
-
-    def _sweep(
-        self, graph: FactorGraph, params: Params, state: TemperedState, key: Key
-    ) -> tuple[Rows, Array]:
-        """Return chains after k sweeps, and the mean rejection of the swaps of each pair of neighbours."""
         sweep = tempered_sweep(graph)
         target = Target(replicate(graph, self.num_temperatures), tempered_params(graph, params, state.betas))
 
@@ -208,7 +196,12 @@ class TemperedPCD(Estimator):
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 
         chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))
-        return chains, rejection.mean(0)
+        state, rejection = TemperedState(chains, state.betas), rejection.mean(0)
+        gradient = phases.two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
+        betas = state.betas + 0.1 * (equalize(state.betas, rejection) - state.betas)
+        metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
+        sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
+        return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)
 
 
 @repeats.register

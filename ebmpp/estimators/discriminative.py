@@ -74,7 +74,17 @@ class Discriminative(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
         """Check the target, and return the state of the generative estimator."""
-        _check_target(graph, self.target)
+        expected = f"one of several visible blocks {list(graph.visible)}"
+        is_valid = self.target in graph.visible and len(graph.visible) > 1
+        checks.require(is_valid, "Discriminative: target", expected, self.target, DeclarationError)
+        family = graph.families[self.target]
+        states = family.states()
+        if states is None or len(states) ** family.size > _MAX_VALUES:
+            count = "infinitely many" if states is None else f"{len(states)}**{family.size}"
+            raise IntractableError(
+                f"Discriminative: target {self.target!r} ({family!r}) must have at most {_MAX_VALUES} "
+                f"values, got {count}. The joint likelihood (UCD, PCD) has no such limit."
+            )
         check_posterior(graph, "Discriminative", None)
         return () if self.generative is None else self.generative.init(graph, params, data, batch, key)
 
@@ -91,7 +101,10 @@ class Discriminative(Estimator):
         def loss(p: Params) -> Array:
             rest = {b: x for b, x in batch.rows.items() if b != self.target}
             table = label_log_probabilities(graph, p, rest, self.target)
-            index = _label_index(graph, self.target, batch.rows[self.target])
+            # the index of each row's value
+            values = jnp.asarray(_label_values(graph, self.target)).reshape(table.shape[1], -1)
+            rows = batch.rows[self.target].reshape(len(table), 1, -1)
+            index = (rows == values).all(-1).argmax(1)[:, None]
             return -jnp.vdot(batch.weights, jnp.take_along_axis(table, index, axis=1)[:, 0])
 
         value, gradient = jax.value_and_grad(loss)(params)
@@ -137,26 +150,3 @@ def _label_values(graph: FactorGraph, target: str) -> np.ndarray:
         states = np.asarray(family.states())
     values = np.array(list(itertools.product(states, repeat=family.size)), family.dtype)
     return values.reshape(-1, *family.shape)
-
-
-def _label_index(graph: FactorGraph, target: str, rows: Array) -> Array:
-    """Return the index of each row's value among :func:`_label_values`, ``(rows, 1)``."""
-    values = jnp.asarray(_label_values(graph, target)).reshape(-1, graph.families[target].size)
-    same = (rows.reshape(len(rows), 1, -1) == values).all(-1)
-    return same.argmax(1)[:, None]
-
-
-def _check_target(graph: FactorGraph, target: str) -> None:
-    if target not in graph.visible or len(graph.visible) < 2:
-        raise DeclarationError(
-            f"Discriminative: target must be one of several visible blocks {list(graph.visible)}, got "
-            f"{target!r}."
-        )
-    family = graph.families[target]
-    states = family.states()
-    if states is None or len(states) ** family.size > _MAX_VALUES:
-        count = "infinitely many" if states is None else f"{len(states)}**{family.size}"
-        raise IntractableError(
-            f"Discriminative: target {target!r} ({family!r}) must have at most {_MAX_VALUES} values, got "
-            f"{count}. The joint likelihood (UCD, PCD) has no such limit."
-        )

@@ -34,7 +34,6 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.types import Scalar
-from ebmpp.errors import ArgumentError
 
 Times = Real[Array, "pairs"]
 _LATE = 30.0  # of a thousand exponential times the last is some 2.3 times their 0.95 quantile
@@ -98,13 +97,8 @@ class _Target(Length):
 
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:
         """Raise ArgumentError for a fixed k, lag, or an m other than 0."""
-        fixed = {"k": k, "lag": lag, "m": m or None}
-        fixed = {name: value for name, value in fixed.items() if value is not None}
-        if fixed:
-            raise ArgumentError(
-                f"UCD: length={self!r} chooses k = lag, and m = 2 lag or m = k, got {fixed}. Leave them out, "
-                "or give m=0."
-            )
+        fixed, name = {"k": k, "lag": lag, "m": m or None}, f"UCD: k, lag and m of length={self!r}"
+        checks.require(set(fixed.values()) == {None}, name, "None, or m=0", fixed)
 
 
 @dataclasses.dataclass(frozen=True)

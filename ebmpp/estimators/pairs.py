@@ -36,7 +36,6 @@ from ebmpp.moves.sweeps import as_coupling, resolve_moves
 from ebmpp.moves.target import Target
 
 Start = str | Callable[[Array], Mapping[str, Array]]
-_STARTS = ("data", "persistent", "uniform", "local_mode")
 _CHAINS = 100  # that are compared with their starts, for pairs per row
 
 
@@ -89,7 +88,8 @@ class ChainUCD(Estimator):
         checks.flag("UCD: allow_unmet", self.allow_unmet)
         checks.optional_count("UCD: max_sweeps", self.max_sweeps, (self.lag or 1) + 1)
         if not callable(self.start):
-            checks.choice("UCD: start", self.start, _STARTS, also="a function of a key")
+            starts = "data", "persistent", "uniform", "local_mode"
+            checks.choice("UCD: start", self.start, starts, also="a function of a key")
         checks.instance("UCD: length", self.length, Length, "a rule such as Quantile(0.95)")
         self.length.check(self.k, self.m, self.lag)
         object.__setattr__(self, "coupling", as_coupling("UCD: coupling", self.coupling))

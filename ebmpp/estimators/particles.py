@@ -25,7 +25,6 @@ from ebmpp.estimators.pairs import ChainUCD
 from ebmpp.estimators.phases import batch_log_likelihood
 from ebmpp.graph import FactorGraph
 
-_PATHS = ("line", "training")
 _SLACK = 2.0  # the path is refitted where a rung's 1 - CESS is so many times larger than requested
 _MIN_CESS = 0.1  # below this share of effective particles, params move faster than their path is fitted
 _COARSER = 1.5  # factor of the requested 1 - CESS where the rungs are too few
@@ -126,7 +125,7 @@ class ParticleUCD(Estimator):
         checks.set_counts(self, "num_pairs", "num_sweeps", "refit_every")
         checks.set_counts(self, "k", least=0)
         checks.set_counts(self, "m", least=self.k)
-        checks.choice("ParticleUCD: path", self.path, _PATHS)
+        checks.choice("ParticleUCD: path", self.path, ("line", "training"))
         checks.number("ParticleUCD: cess_threshold", self.cess_threshold, above=0, below=1)
         checks.instance("ParticleUCD: posterior", self.posterior, ChainUCD, "a UCD()")
         limit = checks.optional_count("ParticleUCD: max_systems", self.max_systems, self.m + 2)

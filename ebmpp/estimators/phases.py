@@ -213,14 +213,13 @@ def batch_log_likelihood(
     """Return the weighted mean of log p of the batch's rows as a metric, if it has a closed form."""
     if not tractable_posterior(graph) or batch.known:
         return {}
-    values = energy.summed_out(graph, params, {b: batch.rows[b] for b in graph.visible}, tuple(graph.latent))
+    values = energy.summed_out(graph, params, batch.rows, tuple(graph.latent))
     return {"log_likelihood": (values @ batch.weights) / batch.weights.sum() - log_partition}
 
 
 @full_precision
 def _weighted_free_energy(graph: FactorGraph, params: Params, x: Rows, weights: PerRow) -> Scalar:
-    v, latents = {b: x[b] for b in graph.visible}, tuple(graph.latent)
-    return -(weights @ jax.vmap(lambda row: energy.log_unnormalized(graph, params, row, latents))(v))
+    return -(weights @ energy.summed_out(graph, params, x, tuple(graph.latent)))
 
 
 def two_phases(

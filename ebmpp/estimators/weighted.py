@@ -14,10 +14,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing import systems
+from ebmpp.annealing.log_partition import MAX_ERROR, MIN_SHARE
 from ebmpp.annealing.particles import fresh_systems, start_systems
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
-from ebmpp.annealing.reliability import MAX_ERROR, MIN_SHARE
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows
@@ -140,14 +140,21 @@ class WeightedPCD(Estimator):
         state = state._replace(params=params, chains=chains)
         if state.watchers is not None:
             watchers = self._follow(path, state.watchers, random.fold_in(key, 1))
-            variance = state.variance + _step_variance(watchers)
+            share = watchers.min_cess.mean()
+            # infinite where too few weights are effective
+            added = jnp.where(share < MIN_SHARE, jnp.inf, (1 / share - 1) / watchers.log_weights.size)
+            variance = state.variance + added
             watchers, variance, rungs = self._restarted(
                 graph, state, watchers, variance, random.fold_in(key, 2)
             )
             rest = jnp.maximum(state.rest - 1, rungs)
             state = state._replace(watchers=watchers, variance=variance, rest=rest)
             sweeps += rungs.astype(sweeps.dtype) * (self.k * self.num_watchers / len(batch.weights))
-            metrics |= _likelihood(graph, params, state.eta0, batch, *_log_z(watchers, variance))
+            log_z, error = _log_z(watchers, variance)
+            log_z += sum(f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items())
+            log_z = jnp.where(error <= MAX_ERROR, log_z, jnp.nan)
+            metrics |= {"log_partition": log_z, "log_partition_error": error}
+            metrics |= phases.batch_log_likelihood(graph, params, batch, log_z)
         return Estimate(jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps)
 
     def _restarted(
@@ -202,23 +209,7 @@ def _placed(system: Systems) -> Systems:
     return sharding.everywhere(system._replace(x={}))._replace(x=sharding.rows(system.x))
 
 
-def _step_variance(watchers: Systems) -> Array:
-    """Return the variance that a step adds to log Z, infinite where too few weights are effective."""
-    share = watchers.min_cess.mean()
-    return jnp.where(share < MIN_SHARE, jnp.inf, (1 / share - 1) / watchers.log_weights.size)
-
-
 def _log_z(watchers: Systems, variance: Array) -> tuple[Array, Array]:
     """Return log Z relative to the reference; and its error, by islands or by weights if that is larger."""
     value, error = systems.pooled(systems.total_log_z(watchers))
     return value, jnp.maximum(error, jnp.sqrt(variance))
-
-
-def _likelihood(
-    graph: FactorGraph, params: Params, eta0: Eta, batch: Batch, log_z: Array, error: Array
-) -> dict[str, Array]:
-    """Return log Z with its error, and the batch's mean log p; nan where the error is large."""
-    reference = sum(f.log_normalizer(eta0[b]).sum() for b, f in graph.families.items())
-    value = jnp.where(error <= MAX_ERROR, log_z + reference, jnp.nan)
-    metrics = {"log_partition": value, "log_partition_error": error}
-    return metrics | phases.batch_log_likelihood(graph, params, batch, value)

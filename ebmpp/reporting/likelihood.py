@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sections on the likelihood: log Z and log p of rows, free energies, and likelihood proxies."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from ebmpp import exact
 from ebmpp.annealing import Bracket, LogPartition, bracket, smc
+from ebmpp.annealing.bidirectional import exact_log_partition
+from ebmpp.annealing.log_partition import contradiction
 from ebmpp.annealing.reference import base_rates
-from ebmpp.annealing.reliability import contradiction
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Rows
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
@@ -27,7 +28,6 @@ from ebmpp.reporting.subject import Subject
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MAX_SUMMED = 2**20  # states of the model; log Z of larger ones is estimated
 _MAX_LATENT_STATES = 2**24  # over all rows
 _SYSTEM_FACTOR = 10  # particles of the systems per annealed particle, whose ladder is many times as long
 
@@ -66,9 +66,9 @@ def likelihood(section: Section, subject: Subject) -> None:
 
 def _summed(section: Section, subject: Subject) -> _LogZ | None:
     """Return log Z by a sum over all states, None if there are too many."""
-    if _num_states(subject, ()) > _MAX_SUMMED:
+    value = exact_log_partition(subject.graph, subject.params)
+    if value is None:
         return None
-    value = float(exact.log_partition(subject.graph, subject.params))
     section.text("log Z is an exact sum over all states.")
     section.table("log_partition", pd.DataFrame([{"log Z": "exact", "value": value}]))
     return _LogZ(value, value, 0.0, is_exact=True)
@@ -157,18 +157,14 @@ def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None
         return None
     if subject.has_free_energy:
         return subject.log_density(rows) - log_z.lower
-    if _num_states(subject, subject.graph.visible) * len(next(iter(rows.values()))) > _MAX_LATENT_STATES:
+    try:
+        plan = enumeration.make_plan(subject.graph, subject.graph.visible)
+    except IntractableError:
+        return None
+    count = enumeration.num_states(subject.graph, plan.enumerated) * len(next(iter(rows.values())))
+    if count > _MAX_LATENT_STATES:
         return None
     return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
-
-
-def _num_states(subject: Subject, known: Iterable[str]) -> float:
-    """Return the number of states in a sum over the other blocks, inf if it is not feasible."""
-    try:
-        plan = enumeration.make_plan(subject.graph, known)
-    except IntractableError:
-        return math.inf
-    return enumeration.num_states(subject.graph, plan.enumerated)
 
 
 def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Poisson, exact, layered
-from ebmpp.annealing import Path, bidirectional, reliability, reverse_ais
+from ebmpp.annealing import Path, bidirectional, log_partition, reverse_ais
 from ebmpp.annealing.ladder import temperatures
 from ebmpp.annealing.path import summed_blocks
 from ebmpp.annealing.reference import reference
@@ -139,11 +139,11 @@ def test_intervals_use_the_quantile_of_few_islands() -> None:
 
 
 def test_doubts_follow_one_rule() -> None:
-    assert reliability.doubt(0.1, 50, 100, 0.7, sweeps=20) is None
-    assert reliability.doubt(0.1, 50, 100) is None and reliability.doubt(0.29) is None
+    assert log_partition.doubt(0.1, 50, 100, 0.7, sweeps=20) is None
+    assert log_partition.doubt(0.1, 50, 100) is None and log_partition.doubt(0.29) is None
     for arguments in ((0.1, 24, 100), (0.31, 50, 100), (0.31,), (0.1, 50, 100, 0.7)):
-        assert reliability.doubt(*arguments) is not None
-    assert reliability.contradiction(-0.3, 0.1) is None and reliability.contradiction(-0.5, 0.1) is not None
+        assert log_partition.doubt(*arguments) is not None
+    assert log_partition.contradiction(-0.3, 0.1) is None and log_partition.contradiction(-0.5, 0.1) is not None
 
 
 def test_ladders() -> None:
