@@ -256,9 +256,9 @@ def _as_samples(
         return None, 100 if num_particles is None else num_particles
     blocks = samples if isinstance(samples, Mapping) else states.as_visible(graph, samples)
     x, batch = states.as_rows(graph.families, blocks)
-    if len(batch) != 1 or num_particles not in (None, batch[0]):
-        axes = "(num_particles,)" if num_particles is None else f"({num_particles},), one per particle"
-        raise StateError(f"{name}: samples must have leading axes {axes}, got {batch}.")
+    is_valid = len(batch) == 1 and num_particles in (None, batch[0])
+    expected = f"({num_particles or 'num_particles'},), one per particle"
+    checks.require(is_valid, f"{name}: leading axes of samples", expected, batch, StateError)
     return {b: v.astype(graph.families[b].dtype) for b, v in x.items()}, batch[0]
 
 

@@ -18,7 +18,6 @@ from ebmpp.annealing.path import Path
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random
 from ebmpp.core.compile import Compiled
-from ebmpp.errors import ArgumentError
 
 _SIGMOID_SLOPE = 4.0  # of the logistic function at either end
 _CAPACITY = 256  # initial room for the places of a pilot
@@ -51,8 +50,8 @@ def given_places(name: str, values: Any, end: int) -> Float32[np.ndarray, "place
     """Return a user's places as an array; they must increase from 0 to ``end``, the place of the model."""
     places = np.asarray(checks.numbers(name, values), np.float32)
     ends = places.ndim == 1 and len(places) > 1 and (places[0], places[-1]) == (0, end)
-    if not ends or not (np.diff(places) > 0).all():
-        raise ArgumentError(f"{name} must increase from 0 to {end}, the model, got {checks.tell(values)}.")
+    is_valid = ends and (np.diff(places) > 0).all()
+    checks.require(is_valid, name, f"numbers that increase from 0 to {end}, the model", values)
     return places
 
 

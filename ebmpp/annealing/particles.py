@@ -22,7 +22,6 @@ from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Eta, Params
-from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 
 Paths = str | Path | Sequence[Params] | None
@@ -100,8 +99,7 @@ def _noise(ladder: Ladder) -> float:
 def _as_path(name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths) -> Path:
     """Return a path that ends at ``params``."""
     if isinstance(path, Path):
-        if path.graph != graph:
-            raise ArgumentError(f"{name}: path must be of the graph {graph!r}, got one of {path.graph!r}.")
+        checks.require(path.graph == graph, f"{name}: graph of path", f"{graph!r}", path.graph)
         return path.to(params)
     if path is None or isinstance(path, str):
         kind = "line" if path is None else path
@@ -238,8 +236,8 @@ def smc(
     """
     islands = checks.count("smc: num_islands", num_islands, _MIN_ISLANDS)
     total = checks.count("smc: num_particles", num_particles, 2 * islands)
-    if total % islands:
-        raise ArgumentError(f"smc: num_particles must be a multiple of num_islands, {islands}, got {total}.")
+    expected = f"a multiple of num_islands, {islands}"
+    checks.require(total % islands == 0, "smc: num_particles", expected, total)
     checks.flag("smc: progress_bar", progress_bar)
     num = total // islands
     options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}

@@ -28,9 +28,7 @@ from ebmpp.moves.target import Target
 def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -> Array:
     """Check what every function of this room takes, and return the key pair of the key."""
     checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
-    instead = (
-        "Use monitors.estimated_log_likelihood, monitors.Monitor(fn, compiled=False), or call it outside"
-    )
+    instead = "Use monitors.estimated_log_likelihood or Monitor(fn, compiled=False), or call it outside"
     checks.on_host(name, params, rng_key, instead=instead)
     graph.check(params)
     return random.key_pair(checks.key(f"{name}: rng_key", rng_key))
@@ -109,16 +107,14 @@ def _from_mean(family: Family, mean: Array, default: Array) -> Array:
 
 def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
     """Return a user's natural parameters as arrays."""
-    if not isinstance(values, Mapping):
-        raise ParameterError(f"reference must be a dict of natural parameters, got {checks.tell(values)}.")
+    is_dict = isinstance(values, Mapping)
+    checks.require(is_dict, "reference", "a dict of natural parameters", values, ParameterError)
     checks.names("block of the reference", values, graph.families, ParameterError)
     result = {b: jnp.asarray(value, jnp.result_type(float)) for b, value in values.items()}
     for b, eta in result.items():
         family = graph.families[b]
-        fits = eta.shape == family.statistic_shape
-        if not (fits and bool(family.in_domain(eta).all())):
-            raise (DomainError if fits else ParameterError)(
-                f"reference: the natural parameter of block {b!r} ({family!r}) must be {family.domain}, of "
-                f"shape {family.statistic_shape}, got shape {eta.shape}: {np.asarray(eta)}."
-            )
+        fits, name = eta.shape == family.statistic_shape, f"reference: block {b!r} ({family!r})"
+        checks.require(fits, name, f"of shape {family.statistic_shape}", eta.shape, ParameterError)
+        is_inside = bool(family.in_domain(eta).all())
+        checks.require(is_inside, name, family.domain, np.asarray(eta).tolist(), DomainError)
     return result

@@ -16,6 +16,9 @@ import warnings
 
 import numpy as np
 
+import jax
+import jax.numpy as jnp
+
 from ebmpp.core import archive, checks
 from ebmpp.errors import CheckpointError
 
@@ -216,6 +219,22 @@ def differences(saved: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
         return f"{name}: {short(there)} there, {short(here)} here"
 
     return list(map(difference, sorted(changed, key=lambda name: is_digest(run.get(name)))))
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+
+
+def as_numbers(leaf: Any) -> Any:
+    """Return a leaf of a state as numbers, a jax key as its words."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def from_numbers(numbers: Any, template: Any) -> Any:
+    """Invert :func:`as_numbers` for a leaf like ``template``."""
+    if not _is_key(template):
+        return numbers
+    return jax.random.wrap_key_data(jnp.asarray(numbers), impl=jax.random.key_impl(template))
 
 
 def without_addresses(text: str) -> str:

@@ -17,6 +17,7 @@ import xarray as xr
 
 from jax import random
 
+from ebmpp.core import checks
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.diagnostics import long_draws
 from ebmpp.diagnostics.meeting import meeting_data
@@ -32,7 +33,6 @@ from ebmpp.diagnostics.naming import (
     statistics,
 )
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
-from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
 from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
 from ebmpp.traced import ModelBlock
@@ -96,11 +96,8 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
         groups["meeting"] = _estimate_meetings(result)
     elif isinstance(getattr(result, "history", None), xr.Dataset):
         groups["history"], graph = result.history, getattr(result, "graph", None)
-    if not groups or dims or coords:
-        raise ArgumentError(
-            "result must be an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit, "
-            f"got {type(result).__name__}."
-        )
+    expected = "an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit"
+    checks.require(groups and not dims and not coords, "result", expected, type(result))
     return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes(graph)), **groups})
 
 
@@ -128,11 +125,9 @@ def to_arviz(result: Any, **options: Any) -> Any:
 
 def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
     kernel = mcmc.sampler
-    if not isinstance(kernel, Kernel) or mcmc.last_state is None:
-        raise ArgumentError(
-            "result must be an MCMC of an ebmpp kernel or of numpyro.infer.Gibbs, after mcmc.run(key, params)"
-            f", got one of {type(kernel).__name__}. Use arviz_base.from_numpyro for NumPyro's kernels."
-        )
+    is_valid, hint = isinstance(kernel, Kernel) and mcmc.last_state is not None, "For others use arviz_base."
+    expected = "of an ebmpp kernel or of numpyro.infer.Gibbs, after mcmc.run(key, params)"
+    checks.require(is_valid, "result, an MCMC,", expected, type(kernel), hint=hint)
     import arviz_base  # imports matplotlib, if installed
 
     samples = _to_numpy(mcmc.get_samples(group_by_chain=True))

@@ -38,10 +38,8 @@ def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
     group = source.children.get("meeting") if is_tree else None
     if group is None or not group["met"].size:
         text = f"a DataTree with {sorted(source.children)}" if is_tree else checks.tell(source)
-        raise ArgumentError(
-            f"source must be an estimate, or a DataTree with pairs in the group 'meeting', got {text}. Pass "
-            "to_datatree of an MCMC with a coupled kernel such as MaximalCoupling."
-        )
+        expected = "an estimate, or to_datatree of an MCMC with a coupled kernel such as MaximalCoupling"
+        raise ArgumentError(f"source must be {expected}, got {text}.")
     times, met = np.asarray(group["meeting_time"], float), np.asarray(group["met"], bool)
     return Meetings(times.ravel(), met.ravel(), int(np.asarray(group["lag"])))
 
@@ -171,8 +169,8 @@ def wasserstein_upper_bound(
     if t is None:
         t = np.arange(first - lag, max(first, int(data.times.max())) - lag + 1)
     t = np.atleast_1d(t)
-    if (t < first - lag).any():
-        raise ArgumentError(f"t must be at least {first - lag}, as the record begins at sweep {first}")
+    expected = f"at least {first - lag}, as the record begins at sweep {first}"
+    checks.require((t >= first - lag).all(), "t", expected, t)
     # sums of the distances at s, s + lag, s + 2 lag, ..., from the end of the path backwards
     total = np.concatenate([distance, np.zeros((len(distance), lag))], axis=1)
     for s in range(distance.shape[1] - 1, -1, -1):
@@ -188,11 +186,10 @@ def _paths(
     """Return the successive sweeps of a run's pairs, and variables of the group ``meeting`` over them."""
     group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
     sweeps = np.asarray(group["sweep"]) if set(names) <= set(group.data_vars) else np.zeros(2)
-    if (np.diff(sweeps) != 1).any():
-        raise ArgumentError(
-            "source must have the paths of pairs at every sweep. Pass to_datatree of an MCMC with "
-            "MaximalCoupling or MetropolisCoupling that is not thinned; an estimate has no paths."
-        )
+    hint = "Pass to_datatree of an MCMC with a coupled kernel that is not thinned; an estimate has no paths."
+    checks.require(
+        (np.diff(sweeps) == 1).all(), "source", "a tree with pairs at every sweep", source, hint=hint
+    )
     arrays = (np.asarray(group[name].transpose("chain", ..., "sweep"), float) for name in names)
     return sweeps, [array.reshape(-1, len(sweeps)) for array in arrays]
 
@@ -257,9 +254,8 @@ def inefficiency(source: xr.DataTree | UnbiasedEstimate) -> xr.Dataset:
     1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*, section 3.1.
     """
     times, met, lag = meeting_data(source)
-    if not met.all():
-        unmet = f"{int((~met).sum())} of {len(met)} unmet"
-        raise ArgumentError(f"source must have pairs that have all met, got {unmet}. Run more sweeps.")
+    unmet = f"{int((~met).sum())} of {len(met)} unmet"
+    checks.require(met.all(), "pairs of source", "met in all", unmet, hint="Run more sweeps.")
     times = times.astype(int)
     is_measured = isinstance(source, xr.DataTree) and "energy" in source["meeting"].data_vars
     ks = np.unique(np.quantile(times, [0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0]).astype(int))

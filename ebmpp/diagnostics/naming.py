@@ -10,7 +10,6 @@ from numpyro.infer import Gibbs
 import xarray as xr
 
 from ebmpp.core import VERSION, checks
-from ebmpp.errors import ArgumentError
 from ebmpp.kernels import RowKernel
 from ebmpp.ppl import CoupledComposite, GibbsBlock
 from ebmpp.traced.block import SiteKernel
@@ -71,11 +70,8 @@ def dims_of(
         rows = row_dims(count - block_axes)
         if name in dims:
             result[name] = [*([] if len(dims[name]) == count else rows), *dims[name]]
-            if len(result[name]) != count:
-                after = f" after {rows}" if rows else ""
-                raise ArgumentError(
-                    f"dims of {name!r} must name its {block_axes} axes{after}, got {list(dims[name])}"
-                )
+            expected = f"names of its {block_axes} axes{f' after {rows}' if rows else ''}"
+            checks.require(len(result[name]) == count, f"dims of {name!r}", expected, list(dims[name]))
         elif arviz_tree.children:
             names = arviz_tree["posterior"].to_dataset()[name].dims
             result[name] = [str(d) for d in names[len(_SAMPLE_DIMS) :]]

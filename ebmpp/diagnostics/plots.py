@@ -16,7 +16,6 @@ import xarray as xr
 from ebmpp.core import checks
 from ebmpp.diagnostics.meeting import meeting_data, survival, tv_upper_bound
 from ebmpp.diagnostics.style import grid, look, new_axes, tidy
-from ebmpp.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,12 +84,10 @@ def _as_images(
     if shape is None and images.ndim in (2, 3):
         side = math.isqrt(images.shape[1])
         shape = (side, side) if images.ndim == 2 else (images.shape[1], images.shape[2])
-    if shape is None or images.ndim < 2 or not images.size or images[0].size != math.prod(shape):
-        raise ArgumentError(
-            f"images must have shape (count, height, width), or (count, pixels) with shape=(height, width), "
-            f"got {images.shape} and shape={shape}. Weights may need a transpose"
-        )
-    return images.reshape(-1, *shape)
+    is_valid = shape is not None and images.ndim > 1 and images.size and images[0].size == math.prod(shape)
+    expected = f"of shape (count, height, width), or (count, pixels) with shape=(height, width), not {shape}"
+    checks.require(is_valid, "images", expected, images.shape, hint="Weights may need a transpose.")
+    return images.reshape(-1, *(shape or ()))
 
 
 def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.ndarray:
@@ -111,15 +108,12 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
     """
     history = getattr(history, "history", history)
     variables = panels(history) if isinstance(history, xr.Dataset) else {}
-    if not variables:
-        kind = type(history).__name__
-        raise ArgumentError(f"history must be a fit or its history, with variables over steps, got a {kind}.")
+    checks.require(variables, "history", "a fit or its history, with variables over steps", type(history))
     count = len(variables)
     if axes is None:
         axes = grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, pyplot=True)[1]
     axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
-    if len(axes) < count:
-        raise ArgumentError(f"axes must be {count}, one per panel, got {len(axes)}")
+    checks.require(len(axes) >= count, "number of axes", f"{count}, one per panel", len(axes))
     for ax, (label, names) in zip(axes, variables.items(), strict=False):
         _plot_curves(ax, history, label, names)
     return axes[:count]
@@ -243,11 +237,9 @@ def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
     bad = int((~np.isfinite(times)).sum())
-    if met.shape != times.shape or not times.size or bad:
-        raise ArgumentError(
-            f"times must be at least one, finite, and of the shape of met {met.shape}, got {bad} of "
-            f"{times.size} that are not finite. Give an unmet pair's last sweep, with met=False."
-        )
+    is_valid, hint = times.size and met.shape == times.shape and not bad, "Pass met=False for unmet pairs."
+    expected = f"at least one, finite (not {bad} of them), and of the shape of met {met.shape}"
+    checks.require(is_valid, "times", expected, times.shape, hint=hint)
     return times.ravel(), met.ravel()
 
 

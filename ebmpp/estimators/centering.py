@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
-from ebmpp.errors import ArgumentError, DeclarationError
+from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats, repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import FactorGraph, energy
@@ -101,8 +101,8 @@ class Centered(Estimator):
 
     def __post_init__(self) -> None:
         checks.instance("Centered: estimator", self.estimator, Estimator, "an estimator such as CD(k=1)")
-        if isinstance(self.estimator, Centered):
-            raise ArgumentError(f"Centered: estimator must not be centered already, got {self.estimator!r}.")
+        is_plain = not isinstance(self.estimator, Centered)
+        checks.require(is_plain, "Centered: estimator", "not centered already", self.estimator)
         checks.number("Centered: sliding", self.sliding, least=0, most=1)
         checks.choice("Centered: offsets", self.offsets, ("data", "model", "average", "zero"))
         rates = dict(self.rates) if isinstance(self.rates, tuple) else self.rates
@@ -234,8 +234,6 @@ def _check_closed(graph: FactorGraph) -> None:
     names = _bias_names(graph)
     for factor in graph.factors:
         lacking = [b for b in factor.blocks if len(factor.blocks) > 1 and b not in names]
-        if len(factor.blocks) > 2 or lacking:
-            raise DeclarationError(
-                f"Centered: factors must have one block, or two with a Bias each, got {factor!r} over "
-                f"{len(factor.blocks)} blocks, of which {lacking} have no Bias."
-            )
+        is_valid, hint = len(factor.blocks) <= 2 and not lacking, f"Blocks {lacking} have no Bias."
+        expected = "over one block, or two with a Bias each"
+        checks.require(is_valid, "Centered: factors", expected, factor, DeclarationError, hint)

@@ -19,7 +19,7 @@ from ebmpp.core import checks, random, statistics
 from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.core.types import Key, Params, Rows
-from ebmpp.errors import ArgumentError, DomainError, StateError, UnmetError
+from ebmpp.errors import DomainError, StateError, UnmetError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats, shapes
 from ebmpp.estimators.pairs import uses_fast_compile
 from ebmpp.estimators.particles import ParticleUCD
@@ -200,20 +200,15 @@ def _plan(
 ) -> Repeats:
     """Return the steps to repeat."""
     size, is_missing = len(next(iter(rows.values()))), state is None
-    if is_missing:
-        state = estimator.init(graph, params, rows, size, key)
-    elif shapes(state) != shapes(state_shapes(graph, params, rows, estimator)):
-        raise StateError(
-            f"gradient_bias: state must be one of {estimator!r} with batches of {size} rows. Pass "
-            "fit.estimator_state of the same estimator, and as many rows as a batch of the run had if it has "
-            "one chain per row."
-        )
+    state = estimator.init(graph, params, rows, size, key) if is_missing else state
+    fits = is_missing or shapes(state) == shapes(state_shapes(graph, params, rows, estimator))
+    name, expected = "gradient_bias: state", f"one of {estimator!r} with batches of {size} rows"
+    hint = "Pass fit.estimator_state, and as many rows as a batch had if the estimator has a chain per row."
+    checks.require(fits, name, expected, state, StateError, hint)
     plan = repeats(estimator, state, count)
-    if (is_missing and plan.chains is not None) or len(plan.states) < _LEAST:
-        raise ArgumentError(
-            f"gradient_bias: state must have at least {_LEAST} chains of {estimator!r} to be judged, got "
-            f"{'none' if is_missing else f'{len(plan.states)} chains'}. Pass state=fit.estimator_state."
-        )
+    is_valid = not (is_missing and plan.chains is not None) and len(plan.states) >= _LEAST
+    expected = f"one with at least {_LEAST} chains of {estimator!r}, as in fit.estimator_state"
+    checks.require(is_valid, name, expected, None if is_missing else len(plan.states))
     return plan
 
 

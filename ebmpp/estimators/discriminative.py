@@ -79,12 +79,10 @@ class Discriminative(Estimator):
         checks.require(is_valid, "Discriminative: target", expected, self.target, DeclarationError)
         family = graph.families[self.target]
         states = family.states()
-        if states is None or len(states) ** family.size > _MAX_VALUES:
-            count = "infinitely many" if states is None else f"{len(states)}**{family.size}"
-            raise IntractableError(
-                f"Discriminative: target {self.target!r} ({family!r}) must have at most {_MAX_VALUES} "
-                f"values, got {count}. The joint likelihood (UCD, PCD) has no such limit."
-            )
+        is_valid = states is not None and len(states) ** family.size <= _MAX_VALUES
+        expected = f"of a family with at most {_MAX_VALUES} joint values"
+        hint = "The joint likelihood (UCD, PCD) has no such limit."
+        checks.require(is_valid, "Discriminative: target", expected, family, IntractableError, hint)
         check_posterior(graph, "Discriminative", None)
         return () if self.generative is None else self.generative.init(graph, params, data, batch, key)
 

@@ -251,11 +251,9 @@ class ChainUCD(Estimator):
         """Return the pool of this step, which does not depend on its pairs."""
         if not pool:
             return pool
-        if self.pool == "data" and batch.known:
-            raise StateError(
-                f'UCD: pool="data" needs complete rows, and blocks {sorted(batch.known)} have missing '
-                'entries. Give pool="persistent".'
-            )
+        is_valid, hint = self.pool != "data" or not batch.known, 'Give pool="persistent".'
+        expected = 'without missing entries where UCD has pool="data"'
+        checks.require(is_valid, "blocks", expected, sorted(batch.known), StateError, hint)
         return phases.sweep_pool(graph, params, pool, graph.visible if self.pool == "data" else (), key)
 
     def _phase(

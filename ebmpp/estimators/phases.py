@@ -175,11 +175,10 @@ def complete_batch(
     """
     if not batch.known:
         return batch
-    if posterior is not None and not tractable_posterior(graph):
-        raise IntractableError(
-            f"posterior={posterior!r} cannot draw missing entries, and {sorted(batch.known)} have some. Use "
-            "UCD(), which couples chains on the posterior of both, or fill them in with ebmpp.complete."
-        )
+    is_valid, value = posterior is None or tractable_posterior(graph), sorted(batch.known)
+    name, expected = "blocks with missing entries", f"none with posterior={posterior!r}"
+    hint = "Use UCD(), which couples chains on the posterior of both, or fill them in with ebmpp.complete."
+    checks.require(is_valid, name, expected, value, IntractableError, hint)
     start = sample_latents(graph, params, batch, random.fold_in(key, 0))
     target = posterior_of(graph, params, batch)
     x, _ = sweep_chains(target, start, count, random.fold_in(key, 1))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.types import Key, Params, Rows
-from ebmpp.errors import ArgumentError, IntractableError
+from ebmpp.errors import IntractableError
 from ebmpp.estimators.base import Batch, Choice, Estimate
 from ebmpp.estimators.pairs import ChainUCD, UCDState
 from ebmpp.estimators.particles import ParticleState, ParticleUCD
@@ -107,10 +107,8 @@ class UCD(ChainUCD):
     def __post_init__(self) -> None:
         checks.choice("UCD: pairs", self.pairs, ("auto", *_WAYS))
         fits = {"gibbs": self.coupling != "mixture", "mixture": self.coupling in (None, "mixture")}
-        if not fits.get(self.pairs, True):
-            raise ArgumentError(
-                f"UCD: coupling must fit pairs={self.pairs!r}, got {self.coupling!r}. Leave out one of them."
-            )
+        is_valid, expected = fits.get(self.pairs, True), f"left out or fit pairs={self.pairs!r}"
+        checks.require(is_valid, "UCD: coupling", expected, self.coupling)
         if self.pairs == "mixture":
             object.__setattr__(self, "coupling", "mixture")
         super().__post_init__()

@@ -21,7 +21,6 @@ from ebmpp.annealing.reference import base_rates
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows
-from ebmpp.errors import ArgumentError
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
 from ebmpp.graph import FactorGraph
@@ -101,11 +100,9 @@ class WeightedPCD(Estimator):
         checks.set_counts(self, "num_chains", least=2)
         checks.set_counts(self, "k")
         checks.set_counts(self, "num_watchers", least=0)
-        if self.num_watchers % _ISLANDS or self.num_watchers == _ISLANDS:
-            raise ArgumentError(
-                f"WeightedPCD: num_watchers must be a multiple of {_ISLANDS}, at least {2 * _ISLANDS}, or 0, "
-                f"got {self.num_watchers}."
-            )
+        is_valid = self.num_watchers % _ISLANDS == 0 and self.num_watchers != _ISLANDS
+        expected = f"a multiple of {_ISLANDS}, at least {2 * _ISLANDS}, or 0"
+        checks.require(is_valid, "WeightedPCD: num_watchers", expected, self.num_watchers)
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> WeightedState:
         """Run particle systems from the data's base rates to the first params."""

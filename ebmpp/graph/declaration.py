@@ -177,8 +177,7 @@ def _check_factors(graph: Declaration) -> None:
     twice = [name for name, count in Counter(f.name for f in graph.factors).items() if count > 1]
     checks.require(not twice, "factors", "of different names", twice, DeclarationError)
     unused = [b for b in graph.families if not any(b in f.blocks for f in graph.factors)]
-    if unused:
-        raise DeclarationError(f"every block must be in a factor, got none for {unused}. Add a Bias.")
+    checks.require(not unused, "blocks", "in a factor each", unused, DeclarationError, "Add a Bias.")
 
 
 def _as_labels(graph: Declaration, block: str, names: Iterable[Hashable]) -> tuple[Hashable, ...]:

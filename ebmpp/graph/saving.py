@@ -122,10 +122,8 @@ def _pack(tree: Any, arrays: list[np.ndarray]) -> dict[str, Any]:
         if is_number and jax.tree_util.all_leaves([tree]):
             arrays.append(array)
             return {"array": len(arrays) - 1}
-    raise SavedFileError(
-        "params must be arrays of numbers in dicts with string keys, lists and tuples, got "
-        f"{checks.tell(tree)}"
-    )
+    expected = "arrays of numbers in dicts with string keys, lists and tuples"
+    raise SavedFileError(f"params must be {expected}, got {checks.tell(tree)}.")
 
 
 def _unpack(description: Mapping[str, Any], arrays: list) -> Any:
@@ -215,10 +213,8 @@ def _build(
 
 def _build_family(block: str, description: Mapping[str, Any], custom: Mapping[str, type[Family]]) -> Family:
     known, name = custom if description["custom"] else _classes(Family), description["class"]
-    if name not in known:
-        raise SavedFileError(
-            f"block {block!r} has the unknown family {name!r}. Pass load(..., families={{{name!r}: ...}})."
-        )
+    hint = f"Pass load(..., families={{{name!r}: ...}})."
+    checks.require(name in known, f"family of block {block!r}", "known", name, SavedFileError, hint)
     return known[name](**{n: _from_json(v) for n, v in description["fields"].items()})
 
 
@@ -228,11 +224,12 @@ def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays:
         is_same = (custom.blocks, type(custom).__name__) == (blocks, kind)
         checks.require(is_same, f"factor {name!r}", f"a {kind} over {blocks}", custom, SavedFileError)
         return custom
-    if description["custom"]:
-        raise SavedFileError(
-            f"factor {name!r} over {blocks} has the custom energy {description['energy']}, which no file "
-            "holds. Pass load(..., factors=[...]) the factor as it was declared."
-        )
+    expected, energy = "one that a file holds", description.get("energy")
+    hint = "Pass load(..., factors=[...]) the factor as it was declared."
+    is_valid = not description["custom"]
+    checks.require(
+        is_valid, f"energy of factor {name!r} over {blocks}", expected, energy, SavedFileError, hint
+    )
     # a factor whose pairs of units are part of its declaration takes them after its block
     pairs = [_unpack(e, arrays) for e in description["lateral"].values()]
     init = _unpack(description["init"], arrays)

@@ -21,7 +21,7 @@ from jax import Array
 from ebmpp.core import archive, checkpoints, checks
 from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.moments import Moments, Totals
-from ebmpp.kernels.streaming import Chunks, as_numbers
+from ebmpp.kernels.streaming import Chunks
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -178,7 +178,7 @@ class LongRun:
         begin = functools.partial(Chunks, mcmc, *options)
         if self.directory is None:
             return self._run(begin, fields, None)
-        inputs = as_numbers(rng_key), args, kwargs, init_params, mcmc.post_warmup_state
+        inputs = rng_key, args, kwargs, init_params, mcmc.post_warmup_state
         record = _Record(self.directory, self._identity(fields, inputs), self.resume)
         try:
             with record.disk_errors("cannot be written"):
@@ -255,5 +255,5 @@ def _digest(tree: Any) -> str:
     """Hash the arrays of a tree, with their paths; anything else counts by its type."""
     is_numeric = lambda leaf: isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float)
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    numbers = {name: as_numbers(leaf) for name, leaf in leaves.items() if is_numeric(leaf)}
-    return archive.digest({name: np.asarray(type(leaf).__name__) for name, leaf in leaves.items()} | numbers)
+    numbers = {name: checkpoints.as_numbers(leaf) for name, leaf in leaves.items() if is_numeric(leaf)}
+    return archive.digest({name: type(leaf).__name__ for name, leaf in leaves.items()} | numbers)

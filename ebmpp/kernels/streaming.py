@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import checkpoints, checks
 from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.kernels.base import is_batched
 
@@ -176,7 +176,8 @@ class Chunks:
 
     def arrays(self) -> list[np.ndarray]:
         """Return all that the chains need to continue."""
-        return list(map(as_numbers, jax.tree.leaves((self.state, self.running))))
+        leaves = jax.tree.leaves((self.state, self.running))
+        return [np.asarray(checkpoints.as_numbers(leaf)) for leaf in leaves]
 
 
 def _chain_keys(mcmc: MCMC, rng_key: Array) -> Array:
@@ -188,19 +189,12 @@ def _chain_keys(mcmc: MCMC, rng_key: Array) -> Array:
     return rng_key
 
 
-def as_numbers(leaf: Any) -> np.ndarray:
-    """Return a leaf of a state as numbers: a key as its words."""
-    is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-
-
 def _restore(tree: Any, numbers: Sequence[np.ndarray]) -> Any:
-    """Return ``tree`` with the leaves of which :func:`as_numbers` made ``numbers``."""
+    """Return ``tree`` with the leaves that :meth:`Chunks.arrays` returned as ``numbers``."""
     leaves, structure = jax.tree.flatten(tree)
 
     def restore(expected: Any, saved: Any) -> Array:
-        is_key = jnp.issubdtype(expected.dtype, jax.dtypes.prng_key)
-        saved = jax.random.wrap_key_data(saved, impl=jax.random.key_impl(expected)) if is_key else saved
+        saved = checkpoints.from_numbers(saved, expected)
         is_same, text = (saved.shape, saved.dtype) == (expected.shape, expected.dtype), checks.tell(expected)
         hint = "Continue with the versions that began the run."
         checks.require(is_same, "LongRun: state in the checkpoint", text, saved, CheckpointError, hint)

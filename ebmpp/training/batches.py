@@ -18,7 +18,7 @@ from jax import Array
 
 from ebmpp.core import Blocks, Key, Numbers, checks, random, sharding
 from ebmpp.core.archive import digest
-from ebmpp.errors import ArgumentError, StateError
+from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Observed, tables
 
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
@@ -86,8 +86,8 @@ def _local_source(
 ) -> Source:
     """Make the source of this process's data; ``on_host`` leaves arrays on the host."""
     if is_stream(data):
-        if weights is not None:
-            raise StateError("fit: weights must be None for a stream of batches, which has no row numbers.")
+        expected = "None for a stream of batches, which has no row numbers"
+        checks.require(weights is None, "fit: weights", expected, weights, StateError)
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
@@ -212,8 +212,8 @@ class Stream:
         self.graph = graph
         batches = data() if callable(data) else data
         self._owned = callable(data)
-        if not isinstance(batches, Iterable):
-            raise StateError(f"fit: data, a function, must return batches, got {checks.tell(batches)}.")
+        is_valid = isinstance(batches, Iterable)
+        checks.require(is_valid, "fit: value of data, a function,", "batches", batches, StateError)
         self._batches: Iterator[Any] = iter(batches)
         self._number = -1
         self.batch_size = batch_size or 0  # 0 until the first batch determines it
@@ -228,11 +228,9 @@ class Stream:
         if number > self._number:
             skipped = number - self._number - 1
             batch = next(itertools.islice(self._batches, skipped, None), _END)
-            if batch is _END:
-                raise StateError(
-                    f"the stream of batches ended before batch {number} (counted from 0). Give a longer one, "
-                    "such as itertools.cycle(batches)."
-                )
+            name, hint = "stream of batches", "Give a longer one, such as itertools.cycle(batches)."
+            expected = f"long enough for batch {number} (counted from 0)"
+            checks.require(batch is not _END, name, expected, "its end", StateError, hint)
             self._number, self._last = number, self._check(number, batch)
         return self._last
 
@@ -253,11 +251,9 @@ class Stream:
                 rows, known, _ = tables.check_table(self.graph, table)
         except StateError as error:
             raise StateError(f"batch {number} of the stream: {error}") from None
-        if self.batch_size not in (0, size):
-            raise StateError(
-                f"batch {number} of the stream has {size} rows, and batch_size={self.batch_size} (of fit, or "
-                "of the first batch). All batches must have one size: drop an incomplete last one."
-            )
+        is_same, hint = self.batch_size in (0, size), "Drop an incomplete last batch."
+        expected = f"{self.batch_size}, batch_size or that of the first batch"
+        checks.require(is_same, f"rows of batch {number} of the stream", expected, size, StateError, hint)
         self.batch_size = size
         # A loader may reuse the memory of a batch: values were converted into new arrays, masks are copied.
         put = lambda x, how: {b: jax.device_put(how(v)) for b, v in x.items()}
@@ -272,11 +268,8 @@ class ProcessRows:
     ) -> None:
         count, size = sharding.processes(), batch_size or _DEFAULT_SIZE
         unsized = batch_size is None and is_stream(data)
-        if size % count and not unsized:
-            raise ArgumentError(
-                f"fit: batch_size must be a multiple of the number of processes, {count}, got {size}. It is "
-                "the size of all parts together."
-            )
+        expected, hint = f"a multiple of the {count} processes", "It is the size of all parts together."
+        checks.require(unsized or size % count == 0, "fit: batch_size", expected, size, hint=hint)
         local_size = None if unsized else size // count
         key = random.fold_in(random.key_pair(rng_key), jax.process_index())
 
@@ -286,11 +279,9 @@ class ProcessRows:
 
         self._local, rows = _in_all_processes(make)
         sizes = sharding.gather(np.array([rows, self._local.batch_size]))
-        if (sizes != sizes[0]).any():
-            raise StateError(
-                f"fit: all processes must have parts of one size, got samples of {sizes[:, 0].tolist()} rows "
-                f"and batches of {sizes[:, 1].tolist()}."
-            )
+        is_same, expected = (sizes == sizes[0]).all(), "of one size in all processes"
+        name = "fit: rows of samples and of batches"
+        checks.require(is_same, name, expected, sizes.tolist(), StateError)
         self.batch_size, self._scale = int(sizes[:, 1].sum()), 1.0
         self._read_later = is_stream(data) or _is_mapped(data)
         if weights is not None:  # mean weight of this process relative to that of all

@@ -23,7 +23,7 @@ from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Params
-from ebmpp.errors import ArgumentError, TrainingError
+from ebmpp.errors import TrainingError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import Data, as_source, is_stream
@@ -196,8 +196,8 @@ def fit(
     interval = checks.count("fit: monitor_every", monitor_every)
     checkpoint_every = checks.count("fit: checkpoint_every", checkpoint_every)
     checks.flag("fit: progress_bar", progress_bar)
-    if checks.flag("fit: resume", resume) and checkpoint_dir is None:
-        raise ArgumentError("fit: checkpoint_dir must be given with resume=True, got None.")
+    has_place = not checks.flag("fit: resume", resume) or checkpoint_dir is not None
+    checks.require(has_place, "fit: checkpoint_dir", "a directory with resume=True", None)
     deadline = math.inf
     if max_seconds is not None:
         deadline = time.monotonic() + checks.number("fit: max_seconds", max_seconds, above=0)
@@ -325,6 +325,6 @@ def _stages(
     options = {name: value for name, value in options.items() if value is not None}
     if schedule is None:
         return Stages([Stage(**dict[str, Any](num_steps=1000) | options)], scheduled=False)
-    if options:
-        raise ArgumentError(f"fit: schedule replaces {', '.join(options)}. Pass them to its stages.")
+    hint = "Pass them to the stages of schedule."
+    checks.require(not options, "fit: arguments beside schedule", "in its stages", list(options), hint=hint)
     return Stages(schedule, scheduled=True)

@@ -165,11 +165,7 @@ class Log:
     def append(self, metrics: Metrics, count: int, constants: Mapping[str, int]) -> None:
         """Add metrics as :meth:`Table.append` does; refuse monitors with the name of a metric."""
         clash = self.monitors.keys() & {*sum(metrics.names, ()), *constants, "step", "monitor_step"}
-        if clash:
-            raise ArgumentError(
-                f"fit: monitors must not be named like a metric of the steps, got {min(clash)!r}. Choose "
-                "another name."
-            )
+        checks.require(not clash, "fit: monitors", "named unlike the metrics of the steps", sorted(clash))
         self.steps.append(metrics, count, constants)
 
     def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
@@ -245,8 +241,8 @@ def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Arra
             f"fit: monitor {name!r} cannot be compiled, since it uses float, if or numpy. Give "
             f"Monitor(fn, compiled=False), which is called as it is. ({error})"
         ) from error
-    if not (isinstance(value, int | float) or getattr(value, "shape", None) == ()):
-        raise ArgumentError(f"fit: monitor {name!r} must return a scalar, got {checks.tell(value)}.")
+    is_scalar = isinstance(value, int | float) or getattr(value, "shape", None) == ()
+    checks.require(is_scalar, f"fit: value of monitor {name!r}", "a scalar", value)
     return value
 
 

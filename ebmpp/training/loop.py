@@ -13,7 +13,6 @@ import warnings
 import numpy as np
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import errors
@@ -67,9 +66,8 @@ class Loop:
         self._bounded = all(math.isfinite(b) for f in graph.families.values() for b in f.bounds)
         for stage in stages.stages:
             _check_missing(stage.estimator, source.sample())
-        self.optimizers = [
-            optimizers.Comparable.for_params(stage.optimizer, params) for stage in stages.stages
-        ]
+        comparable = optimizers.Comparable.for_params
+        self.optimizers = [comparable(stage.optimizer, params) for stage in stages.stages]
         self._save: SharedCheckpoints | None = None
         self._save_every, self._saved = checks.LARGEST, 0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
@@ -92,14 +90,12 @@ class Loop:
 
     def _enter(self, number: int, state: State) -> State:
         """Return the first state of a stage from the last one of the stage before."""
-        fresh = self.begin(number, state.params)._replace(ok=state.ok)
-        adopted = self.stages[number].estimator.adopt(state.estimator, fresh.estimator)
-        if jax.tree.structure(adopted) != jax.tree.structure(fresh.estimator):
-            raise errors.ArgumentError(
-                f"{type(self.stages[number].estimator).__name__}.adopt must return the structure of `fresh`, "
-                f"{jax.tree.structure(fresh.estimator)}, got {jax.tree.structure(adopted)}."
-            )
-        return fresh._replace(estimator=adopted)
+        fresh, estimator = self.begin(number, state.params), self.stages[number].estimator
+        adopted = estimator.adopt(state.estimator, fresh.estimator)
+        expected, structure = map(jax.tree.structure, (fresh.estimator, adopted))
+        name, expectation = f"{type(estimator).__name__}: value of adopt", f"of the structure {expected}"
+        checks.require(structure == expected, name, expectation, structure)
+        return fresh._replace(estimator=adopted, ok=state.ok)
 
     def proceed(self, estimator: Any, optimizer: Any, fresh: State) -> State:
         """Return the first state of a run that continues the states of another run."""
@@ -144,7 +140,8 @@ class Loop:
             self._choice = Choice(self.stages[self.stages.at(saved.step - 1)].estimator)
             template = self._switch(saved.step - 1, template)
         leaves = iter(saved.leaves)
-        state = jax.tree.map(lambda leaf: _restored(next(leaves), leaf), template)
+        restore = lambda leaf: sharding.place_like(checkpoints.from_numbers(next(leaves), leaf), leaf)
+        state = jax.tree.map(restore, template)
         for recorder in self._recorders:
             recorder.load(leaves)
         self._saved = saved.step
@@ -160,7 +157,8 @@ class Loop:
         hidden = not (progress_bar and sharding.is_first())
         with Bar(total if total < checks.LARGEST else None, start, hidden) as bar, self.batches:
             while step < total:
-                self._record(step, state)
+                if self.path is not None:
+                    self.path.record(step, state.params)
                 if step % self.interval == 0:
                     has_stopped = self._monitor(step, state)
                     self._watch_likelihoods(has_stopped)
@@ -181,14 +179,17 @@ class Loop:
                 self._watch_pairs(number, step, state, deadline)
                 if step % _CHECK_EVERY == 1 and not bool(backend.wait(state.ok)):
                     self._check(step, state)
-                is_over = step < total and _has_passed(deadline)
+                is_over = step < total and deadline < math.inf
+                if is_over:  # by the first process's clock
+                    is_over = bool(sharding.gather(np.array(time.monotonic() >= deadline))[0])
                 if step % self._save_every == 0 or step == total or is_over:
                     self._checkpoint(step, state)
                 if is_over:
                     self.log.attrs["stopped_by"] = "max_seconds"
                     bar.stop("max_seconds")
                     break
-        self._record(step, state)
+        if self.path is not None:
+            self.path.record(step, state.params)
         self._check(step, state)
         self._monitor(step, state)
         self._diagnose(state.params)
@@ -200,15 +201,11 @@ class Loop:
         self.log.discard_running()
         return next(recent for recent in reversed(self._recent) if backend.is_ready(recent[1]))
 
-    def _record(self, step: int, state: State) -> None:
-        if self.path is not None:
-            self.path.record(step, state.params)
-
     def _watch_pairs(self, number: int, step: int, state: State, deadline: float) -> None:
         """Warn once if the pairs of a stage will take too many sweeps."""
-        first, last = self.stages.first[number], self.stages.end(number)
+        first = self.stages.first[number]
         if self._pairs is not None and self._pairs.first != first:
-            self._pairs = PairWatch(first, last, self._units)
+            self._pairs = PairWatch(first, self.stages.end(number), self._units)
         if self._pairs is None or not self._pairs.is_due(step):
             return
         backend.wait(state.ok)
@@ -348,8 +345,9 @@ class Loop:
             return
         self._check(steps, state)  # a failed state is not saved
         recorded = [leaf for recorder in self._recorders for leaf in recorder.leaves()]
+        leaves = [*map(checkpoints.as_numbers, jax.tree.leaves(state)), *recorded]
         try:
-            self._save.save(steps, [*map(_as_numbers, jax.tree.leaves(state)), *recorded], self.log.arrays())
+            self._save.save(steps, leaves, self.log.arrays())
         except OSError as error:
             message = (
                 f"checkpoint {steps} cannot be written in {self._save.directory}: {error}. Free disk space "
@@ -359,30 +357,9 @@ class Loop:
         self._saved = steps
 
 
-def _has_passed(deadline: float) -> bool:
-    """Return True after a time of the first process's clock."""
-    return deadline < math.inf and bool(sharding.gather(np.array(time.monotonic() >= deadline))[0])
-
-
 def _check_missing(estimator: Estimator, selection: Selection) -> None:
     """Raise StateError for missing entries that the estimator cannot treat."""
-    if selection.known and not estimator.takes_missing:
-        raise errors.StateError(
-            f"block {next(iter(selection.known))!r} of the data has missing entries, which {estimator!r} "
-            "does not support. Use UCD, CD or PCD, or fill them in with ebmpp.complete."
-        )
-
-
-def _as_numbers(leaf: Any) -> Any:
-    """Return a leaf of the state as numbers: an optimiser that adds noise has a jax key."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _restored(numbers: np.ndarray, template: Any) -> Array:
-    if _is_key(template):
-        return jax.random.wrap_key_data(jnp.asarray(numbers), impl=jax.random.key_impl(template))
-    return sharding.place_like(numbers, template)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+    is_valid, names = not selection.known or estimator.takes_missing, sorted(selection.known)
+    expected = f"none with {estimator!r}"
+    hint = "Use UCD, CD or PCD, or fill them in with ebmpp.complete."
+    checks.require(is_valid, "blocks with missing entries", expected, names, errors.StateError, hint)

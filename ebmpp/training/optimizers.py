@@ -132,8 +132,8 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
     >>> box(high={"v:h": 1.0})({"v": jnp.array([5.0]), "v:h": jnp.array([5.0, -5.0])})["v:h"].tolist()
     [1.0, -5.0]
     """
-    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and not low <= high:
-        raise ArgumentError(f"box: low must be at most high, got low={low!r}, high={high!r}.")
+    are_numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    checks.require(not are_numbers or low <= high, "box: low", f"at most high, {high}", low)
 
     def project(params: Params) -> Params:
         bounds = (_bound(low, params, -math.inf), _bound(high, params, math.inf))
@@ -211,10 +211,8 @@ def averaged_params(optimizer_state: Any) -> Params:
     """
     is_average = lambda s: isinstance(s, AveragedState)
     states = [s for s in jax.tree.leaves(optimizer_state, is_leaf=is_average) if is_average(s)]
-    if len(states) != 1:
-        raise ArgumentError(
-            f"averaged_params: optimizer_state must have one averaged(...), got {len(states)}."
-        )
+    name, expected = "averaged_params: optimizer_state", "the state of an optimiser with one averaged(...)"
+    checks.require(len(states) == 1, name, expected, states)
     return states[0].mean
 
 

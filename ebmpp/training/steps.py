@@ -5,7 +5,6 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ import optax
 from ebmpp.core import backend, checks, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Key, Params
-from ebmpp.errors import ArgumentError
 from ebmpp.estimators import UCD, Batch, Estimator
 from ebmpp.estimators.base import shapes
 from ebmpp.estimators.pairs import uses_fast_compile
@@ -211,16 +209,13 @@ def _step(
     batch = sharding.rows(batch)
     key = random.fold_in(key, step, 2)
     estimate = estimator.estimate(graph, state.params, state.estimator, batch, key)
-    if shapes(estimate.gradient) != shapes(state.params):
-        raise ArgumentError(
-            f"{type(estimator).__name__}.estimate must return a gradient of the params' shapes, "
-            f"{jax.tree.map(jnp.shape, state.params)}, got {jax.tree.map(jnp.shape, estimate.gradient)}."
-        )
+    name, expected = f"{type(estimator).__name__}: gradient of estimate", shapes(state.params)
+    is_valid = shapes(estimate.gradient) == expected
+    checks.require(is_valid, name, f"of the params' shapes {expected}", shapes(estimate.gradient))
     params, moved, ok, norm = _update(optimizer, estimate.gradient, state)
     metrics = Metrics.stack({"gradient_norm": norm, "ok": ok, **estimate.metrics})
-    per_row = sum(np.size(a) for a in jax.tree.leaves(state.params)) + _PER_UNIT * sum(
-        math.prod(family.shape) for family in graph.families.values()
-    )
+    units = sum(family.size for family in graph.families.values())
+    per_row = sum(np.size(a) for a in jax.tree.leaves(state.params)) + _PER_UNIT * units
     cost = jnp.asarray(estimate.sweeps, jnp.float32) * (len(batch.weights) * per_row)
     return State(params, moved, estimate.state, ok), metrics, cost.astype(jnp.result_type(float))
 

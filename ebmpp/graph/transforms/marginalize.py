@@ -107,12 +107,10 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
         _Nodes.choose(b, local.families[b], units) for b, units in _touched(local, block, near).items()
     )
     entries = graph.families[block].size * math.prod(t.count for t in tables)
-    if entries > _MAX_ENTRIES:
-        raise IntractableError(
-            f"marginalize: summing out {block!r} takes a table of {entries:.3g} entries over the joint "
-            f"values of {[t.block for t in tables]}, and at most {_MAX_ENTRIES} are allowed. "
-            "graph.free_energy and graph.marginal need no table."
-        )
+    name_of = f"marginalize: table of block {block!r} over the joint values of {[t.block for t in tables]}"
+    hint = "graph.free_energy and graph.marginal need no table."
+    expected = f"of at most {_MAX_ENTRIES} entries"
+    checks.require(entries <= _MAX_ENTRIES, name_of, expected, entries, IntractableError, hint)
     summed = SummedOut(local, block, near, tables)
     _verify(summed)
     factor = Factor(*(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=name)
@@ -250,12 +248,9 @@ def _touched(local: Declaration, block: str, near: tuple[str, ...]) -> dict[str,
         slope = np.asarray(slopes[b])
         width = math.prod(families[b].stat_shape)
         depends = (slope.reshape(families[block].size, -1, families[b].size, width) != 0).any((1, 3))
-        if (depends.sum(1) > 1).any():
-            raise IntractableError(
-                f"marginalize: each unit of block {block!r} must depend on at most one unit of block {b!r}, "
-                f"got up to {int(depends.sum(1).max())}, which would interact. Use graph.free_energy or "
-                f"graph.marginal, or split block {b!r} into its units (ebmpp.contrib.graphs.split)."
-            )
+        most, name = int(depends.sum(1).max()), f"marginalize: units of block {b!r} that interact with one of"
+        hint = "Use graph.free_energy or graph.marginal, or split the blocks (ebmpp.contrib.graphs.split)."
+        checks.require(most < 2, f"{name} block {block!r}", "at most one", most, IntractableError, hint)
         if depends.any():
             touched[b] = depends.argmax(1)
     return touched
@@ -282,9 +277,11 @@ def _verify(summed: SummedOut) -> None:
         if jnp.isfinite(exact).all():
             break
     tabulated = jax.vmap(lambda s: summed(params, *(s[b] for b in summed.around)))(stats)
-    if not jnp.abs(tabulated - exact).max() <= _TOLERANCE * jnp.abs(exact).max():
-        raise IntractableError(
-            f"marginalize: with {summed.block!r} ({families[summed.block]!r}) summed out, the energy is not "
-            f"affine in the statistics of { ({b: families[b] for b in doubtful}) }. Use graph.free_energy or "
-            "graph.marginal; a Gaussian beside a Gaussian block can have variance='learned'."
-        )
+    is_affine = jnp.abs(tabulated - exact).max() <= _TOLERANCE * jnp.abs(exact).max()
+    name, others = f"marginalize: energy without block {summed.block!r}", {b: families[b] for b in doubtful}
+    hint = (
+        "Use graph.free_energy or graph.marginal; a Gaussian beside a Gaussian block can have "
+        "variance='learned'."
+    )
+    expected = "affine in the statistics of its neighbours"
+    checks.require(is_affine, name, expected, others, IntractableError, hint)

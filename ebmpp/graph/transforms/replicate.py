@@ -20,7 +20,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import sharding
+from ebmpp.core import checks, sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.graph.factors import Factor
@@ -42,9 +42,8 @@ class Replicated(Factor):
     def __init__(self, factor: Factor, num: int, separate: bool = False) -> None:
         lateral = dict(factor.lateral)  # of one replica; `edges` returns those of all
         super().__init__(*factor.blocks, energy=factor.energy, name=factor.name, lateral=lateral)
-        object.__setattr__(self, "factor", factor)
-        object.__setattr__(self, "num", num)
-        object.__setattr__(self, "separate", separate)
+        for name, value in (("factor", factor), ("num", num), ("separate", separate)):
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         return f"Replicated({self.factor!r}, {self.num}{', separate=True' if self.separate else ''})"
@@ -220,10 +219,9 @@ def replicate(graph: FactorGraph, num: int, separate: bool = False) -> FactorGra
 
     :param separate: give each replica its own params, and a reference whose weight is 1 - beta.
     """
-    if not any(f.interacts for f in graph.factors):
-        raise DeclarationError(
-            "tempering needs units that interact; BlockedGibbs draws independent units exactly"
-        )
+    interacts, hint = any(f.interacts for f in graph.factors), "BlockedGibbs draws independent units exactly."
+    expected = "such that units interact"
+    checks.require(interacts, "graph of tempering", expected, graph, DeclarationError, hint)
     grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))
     visible, latent = ({b: grow(f) for b, f in side.items()} for side in (graph.visible, graph.latent))
     references = [Reference(b, num, name) for b, name in _reference_names(graph).items()] if separate else []
