@@ -14,6 +14,7 @@ import zlib
 
 import numpy as np
 
+from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 
 Array = np.ndarray
@@ -90,10 +91,8 @@ class _Limited(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self.file.read(len(buffer))
         buffer[: len(data)] = data
-        if self.file.tell() > self.most:
-            raise ArgumentError(
-                f"{self.path}: must unpack to at most {self.most} bytes, got more. Unpack it to a file."
-            )
+        hint, size = "Unpack it to a file.", self.file.tell()
+        checks.require(size <= self.most, f"{self.path}", f"at most {self.most} bytes", size, hint=hint)
         return len(data)
 
 

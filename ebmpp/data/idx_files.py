@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ebmpp.core import checks
 from ebmpp.data import files
 from ebmpp.data.files import Array
-from ebmpp.errors import ArgumentError
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MAX_DIMS = 64  # of a NumPy array
@@ -45,11 +45,10 @@ def idx(path: str | os.PathLike[str]) -> Array:
 
 def _parse(path: Path, file: BinaryIO) -> Array:
     magic = files.read_up_to(file, 4)
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[3] == 0 or magic[2] not in _DTYPES:
-        raise ArgumentError(
-            f"{path}: an IDX file must start with 00 00, a type code of {[f'{c:02x}' for c in _DTYPES]} and "
-            f"a number of dimensions > 0, got {magic.hex(' ') or 'nothing'}"
-        )
+    is_idx = len(magic) == 4 and magic[:2] == b"\0\0" and magic[3] > 0 and magic[2] in _DTYPES
+    codes, value = [f"{c:02x}" for c in _DTYPES], magic.hex(" ") or "nothing"
+    expected = f"00 00, a type code of {codes} and a number of dimensions > 0"
+    checks.require(is_idx, f"{path}: first bytes of an IDX file", expected, value)
     dtype, ndim = np.dtype(_DTYPES[magic[2]]), magic[3]
     header = files.read_up_to(file, 4 * ndim)
     shape = tuple(np.frombuffer(header[: len(header) // 4 * 4], ">u4").tolist())
@@ -58,10 +57,8 @@ def _parse(path: Path, file: BinaryIO) -> Array:
     expected = math.prod(shape) * dtype.itemsize
     # One byte more than expected shows trailing bytes, and makes gzip verify its checksum.
     data = files.read_up_to(file, expected + 1)
-    if not fits or len(header) < 4 * ndim or len(data) != expected:
-        size = f"more than {expected}" if len(data) > expected else len(data)
-        raise ArgumentError(
-            f"{path}: {ndim} dimensions {shape[:6]} of {dtype.name} must fit an array and take {expected} "
-            f"bytes, got {size}; the file is truncated or damaged"
-        )
+    is_valid = fits and len(header) == 4 * ndim and len(data) == expected
+    size = f"more than {expected}" if len(data) > expected else len(data)
+    text = f"{expected} bytes of {ndim} dimensions {shape[:6]} of {dtype.name}"
+    checks.require(is_valid, str(path), text, size, hint="The file is truncated or damaged.")
     return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

@@ -10,7 +10,6 @@ from ebmpp.core import checks
 from ebmpp.data import files
 from ebmpp.data.files import Array, Folder, Labelled
 from ebmpp.data.idx_files import idx
-from ebmpp.errors import ArgumentError
 
 _PREFIX = {"train": "train", "test": "t10k"}
 _SIDE = 28
@@ -118,10 +117,7 @@ def _bytes(path: files.Path, shape: tuple[int | None, ...]) -> Array:
     """Return an IDX array of bytes whose shape is known but for None."""
     array = idx(path)
     fits = array.ndim == len(shape) and all(e in (None, n) for n, e in zip(array.shape, shape, strict=True))
-    if array.dtype != np.uint8 or not fits:
-        expected = str(shape).replace("None", "N")
-        raise ArgumentError(
-            f"{path}: must be uint8 of shape {expected}, got {array.dtype} of shape {array.shape}; "
-            "ebmpp.data.idx reads other files"
-        )
+    expected, hint = str(shape).replace("None", "N"), "ebmpp.data.idx reads other files."
+    is_valid = fits and array.dtype == np.uint8
+    checks.require(is_valid, str(path), f"uint8 of shape {expected}", array, hint=hint)
     return array

@@ -38,7 +38,7 @@ def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
     group = source.children.get("meeting") if is_tree else None
     if group is None or not group["met"].size:
         text = f"a DataTree with {sorted(source.children)}" if is_tree else checks.tell(source)
-        expected = "an estimate, or to_datatree of an MCMC with a coupled kernel such as MaximalCoupling"
+        expected = "an estimate, or a DataTree of a coupled kernel's run with pairs in the group 'meeting'"
         raise ArgumentError(f"source must be {expected}, got {text}.")
     times, met = np.asarray(group["meeting_time"], float), np.asarray(group["met"], bool)
     return Meetings(times.ravel(), met.ravel(), int(np.asarray(group["lag"])))

@@ -28,16 +28,7 @@ from jax.typing import ArrayLike
 
 from ebmpp.core import checks, sharding
 from ebmpp.core.types import Draws, Natural, PerUnit, Truths, Values, Words
-from ebmpp.errors import ArgumentError
 from ebmpp.families import finite
-
-
-def _as_shape(family: str, shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    if not isinstance(shape, tuple | list):
-        return (checks.count(f"{family}: shape", shape),)
-    if not shape:
-        raise ArgumentError(f"{family}: shape must be an int or a tuple of ints, got {shape!r}")
-    return tuple(checks.count(f"{family}: shape", n) for n in shape)
 
 
 def as_float(x: ArrayLike) -> Float[Array, "..."]:
@@ -86,7 +77,10 @@ class Family(abc.ABC):
     domain: ClassVar[str] = "any real number"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _as_shape(type(self).__name__, self.shape))
+        name, shape = f"{type(self).__name__}: shape", self.shape
+        checks.require(shape not in ((), []), name, "an int or a tuple of ints", shape)
+        sizes = shape if isinstance(shape, tuple | list) else (shape,)
+        object.__setattr__(self, "shape", tuple(checks.count(name, n) for n in sizes))
 
     def __repr__(self) -> str:
         shape = self.shape[0] if len(self.shape) == 1 else self.shape

@@ -42,17 +42,14 @@ def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
     for f in graph.factors:
         leaves = jax.tree_util.tree_leaves_with_path(graph.param_shapes[f.name])
         shapes = ", ".join(f"{jax.tree_util.keystr(p)} {a.shape}".strip() for p, a in leaves)
-        row = (f.name, type(f).__name__, ", ".join(f.blocks), shapes, _size(graph.param_shapes[f.name]))
-        rows.append(row if params is None else (*row, root_mean_square(params[f.name])))
+        size = _size(graph.param_shapes[f.name])
+        squares = (
+            float((np.asarray(a, float) ** 2).sum()) for a in jax.tree.leaves(params and params[f.name])
+        )
+        value = [] if params is None else [math.sqrt(sum(squares) / size) if size else math.nan]
+        rows.append((f.name, type(f).__name__, ", ".join(f.blocks), shapes, size, *value))
     head = ("factor", "kind", "blocks", "shape", "params")
     return Grid(head if params is None else (*head, "root mean square"), rows)
-
-
-def root_mean_square(tree: Params) -> float:
-    """Return the root mean square of all numbers in some params, nan if there are none."""
-    leaves = [np.asarray(a, float) for a in jax.tree.leaves(tree)]
-    size = sum(a.size for a in leaves)
-    return math.sqrt(sum(float((a**2).sum()) for a in leaves) / size) if size else math.nan
 
 
 def _size(shapes: Params) -> int:
@@ -85,7 +82,10 @@ def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
     factors = {(a, b): "\n".join(names) for a, b, names in blocks.edges(data="factors")}
     nx.draw_networkx_edge_labels(blocks, at, factors, ax=ax, font_size=8, rotate=False)
     for side, colour in ((graph.visible, _VISIBLE), (graph.latent, _LATENT)):
-        labels = {b: _label(graph, b) for b in side}
+        labels = {b: f"{b}\n{family!r}" for b, family in side.items()}
+        for b in side:
+            names = ", ".join(f.name for f in graph.factors if f.blocks == (b,))
+            labels[b] += f"\nfactors: {names}" if names else ""
         box = {"facecolor": colour, "edgecolor": _EDGE, "boxstyle": "round,pad=0.6"}
         nx.draw_networkx_labels(blocks, at, labels, ax=ax, font_size=9, bbox=box)
     for layer, name in zip(graph.block_layers, _layer_names(graph), strict=True):
@@ -95,12 +95,6 @@ def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
     ax.set(xlim=(min(xs) - _COLUMN / 2, max(xs) + _COLUMN / 2), ylim=(min(ys) - _ROW / 2, max(ys) + _ROW / 2))
     ax.axis("off")
     return ax
-
-
-def _label(graph: Declaration, block: str) -> str:
-    """Return the text of a block: its name, its family and the factors over it alone."""
-    names = ", ".join(f.name for f in graph.factors if f.blocks == (block,))
-    return f"{block}\n{graph.families[block]!r}" + (f"\nfactors: {names}" if names else "")
 
 
 def _positions(graph: Declaration) -> dict[str, tuple[float, float]]:

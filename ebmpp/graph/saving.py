@@ -103,7 +103,19 @@ def load(
         fits = lambda a: jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype
         arrays = [jnp.asarray(a) if fits(a) else a for a in stored]
         params = {name: _unpack(tree, arrays) for name, tree in body["params"].items()}
-        return _build(body, params, arrays, tuple(factors), dict(families or {})), params
+        blocks = {b: _build_family(b, saved, families or {}) for b, saved in body["blocks"].items()}
+        custom = {f.name: f for f in factors}
+        checks.names("factor", custom, [d["name"] for d in body["factors"]], SavedFileError)
+        declared = [_build_factor(d, custom.get(d["name"]), arrays) for d in body["factors"]]
+        visible = {b: blocks[b] for b in body["visible"]}
+        latent = {b: f for b, f in blocks.items() if b not in visible}
+        labels = {b: _from_json(names) for b, names in body["labels"].items()}
+        graph = FactorGraph(visible, latent, declared, labels=labels)
+        graph.check(params, values=False)
+        for description, factor in zip(body["factors"], graph.factors, strict=True):
+            if description["custom"]:
+                _check_value(description["value"], factor, graph, params)
+        return graph, params
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SavedFileError(f"{path}: {error}") from error
 
@@ -186,29 +198,6 @@ def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[
     size = sum(float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True))
     numbers = (float(value), abs(float(value)) + size)
     return [x if np.isfinite(x) else None for x in numbers]
-
-
-def _build(
-    body: Mapping[str, Any],
-    params: Params,
-    arrays: list,
-    factors: tuple[Factor, ...],
-    families: Mapping[str, type[Family]],
-) -> FactorGraph:
-    """Build the graph of a file's body with the caller's custom factors and families."""
-    blocks = {b: _build_family(b, description, families) for b, description in body["blocks"].items()}
-    custom = {f.name: f for f in factors}
-    checks.names("factor", custom, [d["name"] for d in body["factors"]], SavedFileError)
-    declared = [_build_factor(d, custom.get(d["name"]), arrays) for d in body["factors"]]
-    visible = {b: blocks[b] for b in body["visible"]}
-    latent = {b: f for b, f in blocks.items() if b not in visible}
-    labels = {b: _from_json(names) for b, names in body["labels"].items()}
-    graph = FactorGraph(visible, latent, declared, labels=labels)
-    graph.check(dict(params), values=False)
-    for description, factor in zip(body["factors"], graph.factors, strict=True):
-        if description["custom"]:
-            _check_value(description["value"], factor, graph, params)
-    return graph
 
 
 def _build_family(block: str, description: Mapping[str, Any], custom: Mapping[str, type[Family]]) -> Family:

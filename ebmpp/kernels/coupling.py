@@ -160,7 +160,10 @@ class MaximalCoupling(RowKernel[CouplingState]):
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
         z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
         met, time, count = (a.reshape(-1) for a in (state.met, state.meeting_time, state.accepted))
-        z = {b: _poison(v, broken) for b, v in z.items()}
+        # broken rows get a value that no unit can have, rather than a wrong draw
+        rows = lambda v: broken.reshape(1, -1, *(1,) * (v.ndim - 2))
+        invalid = lambda v: jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
+        z = {b: jnp.where(rows(v), invalid(v), v) for b, v in z.items()}
         t, now = state.t + 1, met | (together & ~broken)
         new = _state(target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted)
         return new._replace(start=state.start)
@@ -202,9 +205,3 @@ def _distance(target: Target, z: dict[str, Array]) -> Array:
             gap = gap != 0
         total += gap.reshape(target.num_rows, -1).sum(-1).astype(total.dtype)
     return total
-
-
-def _poison(v: Array, broken: Array) -> Array:
-    """Replace values of broken rows by one that no unit can have, rather than by a wrong draw."""
-    invalid = jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
-    return jnp.where(broken.reshape(1, -1, *(1,) * (v.ndim - 2)), invalid, v)

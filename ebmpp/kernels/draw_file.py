@@ -88,10 +88,6 @@ class DrawFile:
         """Make a file with places for all draws. HDF5 dies where it cannot write, so space is reserved."""
         sizes = (x[:, :1].nbytes * self._num_draws for arrays in groups.values() for x in arrays.values())
         _reserve(path, sum(sizes) + len(groups) * (16 * self._num_draws + _OVERHEAD))
-        self._lay_out(path, groups)
-        _reserve(path, path.stat().st_size)
-
-    def _lay_out(self, path: Path, groups: Groups) -> None:
         layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -112,6 +108,7 @@ class DrawFile:
                     stored = group.create_variable(variable, ("chain", "draw", *dims), dtype, dcpl=layout)
                     if is_bool:
                         stored.attrs["dtype"] = "bool"  # as xarray stores it
+        _reserve(path, path.stat().st_size)
 
 
 def _reserve(path: Path, size: int) -> None:

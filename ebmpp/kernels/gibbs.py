@@ -89,14 +89,10 @@ class BlockedGibbs(RowKernel[GibbsState]):
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return sweeps.resolve_moves(target.graph, self.moves, target.clamped, exact=False)
 
-    @property
-    def _proposes(self) -> bool:
-        """True if there is an acceptance to report."""
-        return any(move.proposes for move in self.moves or ())
-
     def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> GibbsState:
         z = target.from_rows(self._start(target, rng_key, init_params))
-        acceptance = jnp.ones(target.batch, jnp.result_type(float)) if self._proposes else None
+        proposes = any(move.proposes for move in self.moves or ())
+        acceptance = jnp.ones(target.batch, jnp.result_type(float)) if proposes else None
         return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, z)
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:

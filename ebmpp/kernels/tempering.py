@@ -54,7 +54,7 @@ class Ensemble(Target):
         betas = jnp.asarray(betas)
         params = tempering.tempered_params(base.graph, base.params, betas)
         graph = tempering.replicate(base.graph, len(betas))
-        return Ensemble(graph, params, _spread(base.given, len(betas)), base=base)
+        return Ensemble(graph, params, _in_replicas(base.given, len(betas)), base=base)
 
     @staticmethod
     def along(base: Target, knots: Knots) -> "Ensemble":
@@ -66,16 +66,16 @@ class Ensemble(Target):
         graph = tempering.replicate(base.graph, len(betas), separate=True)
         # a block with observed units is swapped as it is
         summed = tuple(b for b in summed_blocks(base.graph) if b in base.free and b not in base.keep)
-        return Ensemble(graph, replicated, _spread(base.given, len(betas)), base=base, summed=summed)
+        clamped = _in_replicas(base.given, len(betas))
+        return Ensemble(graph, replicated, clamped, base=base, summed=summed)
 
     def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
         """Return the blocks of the coldest replica."""
         return {b: jnp.moveaxis(v, len(self.batch), 0)[-1] for b, v in replicas.items()}
 
 
-def _spread(held: Clamped, num: int) -> Clamped:
-    spread = lambda rows: {b: jnp.repeat(v[:, None], num, axis=1) for b, v in rows.items()}
-    return Clamped(spread(held.full), spread(held.partial), spread(held.keep), held.batch)
+def _in_replicas(clamped: Clamped, num: int) -> Clamped:
+    return jax.tree.map(lambda v: jnp.repeat(v[:, None], num, axis=1), clamped)
 
 
 class TemperingState(NamedTuple):
@@ -190,11 +190,8 @@ class ParallelTempering(RowKernel[TemperingState]):
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
         self.path = path
         if path is not None:
-            checks.instance(
-                "ParallelTempering: path", path, Path, "a Path, such as fit(..., keep_path=True) has"
-            )
-            name, is_same = "ParallelTempering: graph of path", path.graph == graph
-            checks.require(is_same, name, f"{graph!r}", path.graph)
+            checks.instance("ParallelTempering: path", path, Path, "a Path, as fit(..., keep_path=True) has")
+            checks.require(path.graph == graph, "ParallelTempering: graph of path", f"{graph!r}", path.graph)
             path.check("ParallelTempering")
 
     @property
@@ -275,7 +272,10 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     def half(carry: tuple, parity: Array) -> tuple[tuple, Array]:
         x, origin, label, trips = carry
         x, order, log_ratio = sweep.half(ensemble, x, keys, parity)
-        label, completed = _relabel(swaps.take(label, order))
+        label = swaps.take(label, order)
+        completed = (label[:, 0] == 2).astype(jnp.int32)  # round trips
+        label = label.at[:, 0].set(1)
+        label = label.at[:, -1].set(jnp.where(label[:, -1] == 1, 2, label[:, -1]))
         rejected = -jnp.expm1(jnp.minimum(log_ratio, 0)).mean(0)
         return (x, swaps.take(origin, order), label, trips + completed), rejected
 
@@ -287,10 +287,3 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     state = state._replace(replicas=ensemble.from_rows(x), rejection=rejection, count=count, i=state.i + 1)
     origin, label = origin.reshape(state.origin.shape), label.reshape(state.label.shape)
     return state._replace(origin=origin, label=label, round_trips=trips.reshape(state.round_trips.shape))
-
-
-def _relabel(label: Array) -> tuple[Array, Array]:
-    """Return the labels after a swap, and the number of round trips that it completed, row by row."""
-    completed = (label[:, 0] == 2).astype(jnp.int32)
-    label = label.at[:, 0].set(1)
-    return label.at[:, -1].set(jnp.where(label[:, -1] == 1, 2, label[:, -1])), completed

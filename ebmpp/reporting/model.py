@@ -18,7 +18,7 @@ _STATUS_COLORS = {"active": COLORS[0], "constant": COLORS[5], "off": COLORS[1], 
 def declaration(section: Section, subject: Subject) -> None:
     """Show the declaration, its drawing, and all sizes."""
     graph = subject.graph
-    section.code(repr(graph))
+    section.parts.append(("code", repr(graph), ""))
     tallest = max(map(len, graph.block_layers)) + 0.4
     figure, (ax,) = grid(1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * tallest))
     graph.draw(ax)

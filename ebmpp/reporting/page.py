@@ -44,10 +44,6 @@ class Section:
         """Add a line to the summary at the top of the page."""
         self.facts.append(words)
 
-    def code(self, words: str) -> None:
-        """Add preformatted text."""
-        self.parts.append(("code", words, ""))
-
     def judge(self, is_confirmed: bool, words: str) -> None:
         """Add a check and its outcome to the verdict at the top of the page."""
         (self.confirmed if is_confirmed else self.doubts).append(words)

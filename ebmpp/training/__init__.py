@@ -7,12 +7,4 @@ from ebmpp.training.callbacks import EarlyStop, Progress
 from ebmpp.training.fitting import Fit, fit
 from ebmpp.training.steps import Stage
 
-__all__ = [
-    "EarlyStop",
-    "Fit",
-    "Progress",
-    "Stage",
-    "fit",
-    "monitors",
-    "optimizers",
-]
+__all__ = ["EarlyStop", "Fit", "Progress", "Stage", "fit", "monitors", "optimizers"]

@@ -252,7 +252,7 @@ class Stream:
         except StateError as error:
             raise StateError(f"batch {number} of the stream: {error}") from None
         is_same, hint = self.batch_size in (0, size), "Drop an incomplete last batch."
-        expected = f"{self.batch_size}, batch_size or that of the first batch"
+        expected = f"{self.batch_size} (batch_size, or those of the first batch)"
         checks.require(is_same, f"rows of batch {number} of the stream", expected, size, StateError, hint)
         self.batch_size = size
         # A loader may reuse the memory of a batch: values were converted into new arrays, masks are copied.

@@ -93,7 +93,7 @@ class Loop:
         fresh, estimator = self.begin(number, state.params), self.stages[number].estimator
         adopted = estimator.adopt(state.estimator, fresh.estimator)
         expected, structure = map(jax.tree.structure, (fresh.estimator, adopted))
-        name, expectation = f"{type(estimator).__name__}: value of adopt", f"of the structure {expected}"
+        name, expectation = f"{type(estimator).__name__}.adopt: value", f"of the structure {expected}"
         checks.require(structure == expected, name, expectation, structure)
         return fresh._replace(estimator=adopted, ok=state.ok)
 

@@ -209,7 +209,7 @@ def _step(
     batch = sharding.rows(batch)
     key = random.fold_in(key, step, 2)
     estimate = estimator.estimate(graph, state.params, state.estimator, batch, key)
-    name, expected = f"{type(estimator).__name__}: gradient of estimate", shapes(state.params)
+    name, expected = f"{type(estimator).__name__}.estimate: gradient", shapes(state.params)
     is_valid = shapes(estimate.gradient) == expected
     checks.require(is_valid, name, f"of the params' shapes {expected}", shapes(estimate.gradient))
     params, moved, ok, norm = _update(optimizer, estimate.gradient, state)

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditioning of a graph on values of some blocks or units."""
 
-from collections.abc import Mapping
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +55,15 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     if not values:
         return graph
     with sharding.at_once():
-        clamped = _one_state(graph, values)
+        for b, v in values.items():
+            is_concrete = all(map(states.is_concrete, jax.tree.leaves(v)))
+            hint = "Condition outside of the transformed function, or clamp the block in a kernel."
+            expected = "concrete, not traced by jit, vmap or grad"
+            checks.require(is_concrete, f"condition: block {b!r}", expected, v, StateError, hint)
+        clamped = states.as_clamped(graph.families, values)
+        hint = "Clamp the blocks in a kernel to hold one row per chain."
+        expected = "one state of the graph, without leading axes"
+        checks.require(not clamped.batch, "condition: values", expected, clamped.batch, StateError, hint)
         parts = {b: unchanged(b, f) for b, f in graph.families.items()}
         remaining, base = dict(graph.families), {}
         for b, value in {**clamped.full, **clamped.partial}.items():
@@ -78,19 +84,6 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     return with_blocks(graph, remaining, factors, parts)
 
 
-def _one_state(graph: FactorGraph, values: Mapping[str, Any]) -> states.Clamped:
-    for b, v in values.items():
-        is_concrete = all(map(states.is_concrete, jax.tree.leaves(v)))
-        hint = "Condition outside of the transformed function, or clamp the block in a kernel."
-        expected = "concrete, not traced by jit, vmap or grad"
-        checks.require(is_concrete, f"condition: block {b!r}", expected, v, StateError, hint)
-    clamped = states.as_clamped(graph.families, values)
-    hint = "Clamp the blocks in a kernel to hold one row per chain."
-    expected = "one state of the graph, without leading axes"
-    checks.require(not clamped.batch, "condition: values", expected, clamped.batch, StateError, hint)
-    return clamped
-
-
 def _fixed_part(block: str, family: Family, value: Array, known: np.ndarray) -> tuple[Part, Family | None]:
     """Return the assembly of the block's statistics, and the family of its free units."""
     free = np.flatnonzero(~known)
@@ -99,6 +92,5 @@ def _fixed_part(block: str, family: Family, value: Array, known: np.ndarray) -> 
     fixed = Constant.copy(family.statistics(value))
     if not len(free):
         return Part(family, (), fixed), None
-    return Part(family, ((block, Constant.copy(free)),), fixed), dataclasses.replace(
-        family, shape=(len(free),)
-    )
+    left = dataclasses.replace(family, shape=(len(free),))
+    return Part(family, ((block, Constant.copy(free)),), fixed), left

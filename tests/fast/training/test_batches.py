@@ -123,9 +123,9 @@ def test_a_stream_that_ends_keeps_what_was_trained() -> None:
         (ROWS, {"weights": np.ones(9)}, r"\(9,\)"),
         (ROWS, {"weights": [1, -2] + 8 * [1]}, "-2"),
         ([], {}, "batch 0"),
-        ([ROWS[:2], ROWS[:3]], {}, "step 1: batch 1 of the stream has 3 rows"),
+        ([ROWS[:2], ROWS[:3]], {}, "step 1: rows of batch 1 of the stream must be 2 .* got 3"),
         ([ROWS[:2]] * 3 + [ROWS[:2] * np.nan], {}, "step 3: batch 3 of the stream: block 'v' .* got nan"),
-        ([ROWS[:2]], {"batch_size": 3}, "batch_size=3"),
+        ([ROWS[:2]], {"batch_size": 3}, "must be 3 .batch_size"),
         ([ROWS], {"weights": np.ones(10)}, "weights"),
     ],
 )

@@ -78,7 +78,7 @@ def test_the_average_is_found_in_the_state_of_a_fit() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: box(1, -1), "low=1"),
+        (lambda: box(1, -1), "box: low .* got 1"),
         (lambda: box({"u": 1})(PARAMS), "'u'"),
         (lambda: averaged(optax.sgd(0.1), -1), "start .*got -1"),
         (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "averaged"),
