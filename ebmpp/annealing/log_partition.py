@@ -99,7 +99,8 @@ class LogPartition(Shown):
     @property
     def doubt(self) -> str | None:
         """Reason for not trusting the estimate, of which the function that made it has warned; or None."""
-        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights))
+        mixing = getattr(self, "correlation", 0.0), getattr(self, "num_sweeps", 1)  # of particle systems
+        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights), *mixing)
 
     @property
     def _effective(self) -> str:
@@ -158,12 +159,6 @@ class ParticleSystem(LogPartition):
     @property
     def _independent(self) -> int:
         return len(self.log_z)
-
-    @property
-    def doubt(self) -> str | None:
-        """Reason for not trusting the estimate, or None; includes slow mixing."""
-        mixing = self.correlation, self.num_sweeps
-        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights), *mixing)
 
     def _card(self) -> Card:
         rows = [("islands", len(self.log_z)), ("share of distinct ancestors", self.distinct_ancestors)]

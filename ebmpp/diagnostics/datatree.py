@@ -93,7 +93,11 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
         return long_draws.tree(result, dict(dims or {}), dict(coords or {}))
     groups, graph = {}, None
     if isinstance(result, UnbiasedEstimate):
-        groups["meeting"] = _estimate_meetings(result)
+        times, met, lag = meeting_data(result)
+        columns = {"meeting_time": times, "met": met, "cost": result.cost}
+        meeting = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=attributes(None))
+        meeting = meeting.assign({"lag": lag, "overlap": result.overlap})
+        groups["meeting"] = meeting.assign_coords(chain=np.arange(len(met)))
     elif isinstance(getattr(result, "history", None), xr.Dataset):
         groups["history"], graph = result.history, getattr(result, "graph", None)
     expected = "an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit"
@@ -212,14 +216,6 @@ def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         result = result.assign(sweep=sweep, distance=(dims, distance))
         result = result.assign(energy=(dims, energies[:, :, 0]), energy_following=(dims, energies[:, :, 1]))
     return result.assign_coords(chain=np.arange(result.sizes["chain"]))
-
-
-def _estimate_meetings(estimate: UnbiasedEstimate) -> xr.Dataset:
-    times, met, lag = meeting_data(estimate)
-    columns = {"meeting_time": times, "met": met, "cost": estimate.cost}
-    result = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=attributes(None))
-    scalars = {"lag": lag, "overlap": estimate.overlap}
-    return result.assign(scalars).assign_coords(chain=np.arange(len(met)))
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:

@@ -65,8 +65,11 @@ def dims_of(
     checks.names("name in dims", dims, samples)
     result = {}
     for name, x in samples.items():
-        count = x.ndim - len(_SAMPLE_DIMS)
-        block_axes = _num_block_axes(kernel, name, count)
+        block_axes = count = x.ndim - len(_SAMPLE_DIMS)  # after axes of rows
+        if isinstance(kernel, RowKernel):
+            block_axes = len(kernel.graph.families[name].shape)
+        elif isinstance(kernel, GibbsBlock):
+            block_axes = len(kernel.binding.layouts[name].shape)
         rows = row_dims(count - block_axes)
         if name in dims:
             result[name] = [*([] if len(dims[name]) == count else rows), *dims[name]]
@@ -96,13 +99,6 @@ def plate_dims(trace: Mapping[str, Any]) -> dict[str, list[str]]:
     return result
 
 
-def _num_block_axes(kernel: Kernel | None, name: str, count: int) -> int:
-    """Return how many of a block's or site's ``count`` axes are not axes of rows."""
-    if isinstance(kernel, RowKernel):
-        return len(kernel.graph.families[name].shape)
-    return len(kernel.binding.layouts[name].shape) if isinstance(kernel, GibbsBlock) else count
-
-
 def row_dims(count: int) -> list[str]:
     """Return names of the leading axes of clamped values."""
     return ["row"] if count == 1 else [f"row_{i}" for i in range(count)]
@@ -114,8 +110,10 @@ def coords_of(
     """Return the user's coordinates, and by default the names of units; refuse an unknown dimension."""
     sizes = {d: n for b, x in samples.items() for d, n in zip(dims[b], x.shape[2:], strict=True)}
     checks.names("dimension in coords", coords, sizes)
-    units = {dims[b][-1]: _coordinate(labels) for b, labels in _labels(kernel).items() if b in samples}
-    return units | dict(coords)
+    # numbers or strings, which files and ArviZ accept
+    is_plain = lambda x: all(isinstance(n, str) for n in x) or all(isinstance(n, int | float) for n in x)
+    labels = {dims[b][-1]: names for b, names in _labels(kernel).items() if b in samples}
+    return {d: list(x) if is_plain(x) else list(map(str, x)) for d, x in labels.items()} | dict(coords)
 
 
 def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
@@ -133,9 +131,3 @@ def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
             if is_block and block in step.graph.labels:
                 labels[site] = step.graph.labels[block]
     return labels
-
-
-def _coordinate(labels: Sequence[Hashable]) -> list[Any]:
-    """Return labels as numbers or strings, which files and ArviZ accept."""
-    is_plain = all(isinstance(x, str) for x in labels) or all(isinstance(x, int | float) for x in labels)
-    return list(labels) if is_plain else list(map(str, labels))

@@ -145,25 +145,20 @@ def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) 
         dim = curve.dims[0]
         steps = history[dim].values if dim in history.coords else np.arange(curve.size)
         legend = name.removeprefix("meeting_time_") if len(names) > 1 else None
-        style = look(index) | ({"drawstyle": "steps-post"} if name == "lag" else {})
-        _plot_curve(ax, steps, curve.values.astype(float), legend, **style)
+        style, y, window = look(index), curve.values.astype(float), curve.size // 50
+        if name == "lag":
+            ax.plot(steps, y, linewidth=1.4, label=legend, drawstyle="steps-post", **style)
+        elif window < 2:
+            markers: dict[str, Any] = {"marker": "o", "markersize": 3} if len(y) <= 30 else {}
+            ax.plot(steps, y, linewidth=1.4, label=legend, **markers, **style)
+        else:  # noisy steps are drawn pale, with their running mean on top
+            ax.plot(steps, y, color=style["color"], linewidth=0.6, alpha=0.3)
+            mean = np.convolve(y, np.ones(window) / window, mode="valid")
+            ax.plot(steps[window - 1 :], mean, linewidth=1.6, label=legend, **style)
     if label.startswith("meeting") and any((history[n] > 0).any() for n in names):
         ax.set_yscale("log")
     ax.set(xlabel="step", ylabel=label)
     tidy(ax, legend=len(names) > 1)
-
-
-def _plot_curve(ax: "Axes", steps: np.ndarray, y: np.ndarray, label: str | None, **style: Any) -> None:
-    window = len(y) // 50
-    stepped = "drawstyle" in style
-    if window < 2 or stepped:
-        markers: dict[str, Any] = {"marker": "o", "markersize": 3} if len(y) <= 30 and not stepped else {}
-        ax.plot(steps, y, linewidth=1.4, label=label, **markers, **style)
-        return
-    # noisy steps are drawn pale, with their running mean on top
-    ax.plot(steps, y, color=style["color"], linewidth=0.6, alpha=0.3)
-    mean = np.convolve(y, np.ones(window) / window, mode="valid")
-    ax.plot(steps[window - 1 :], mean, linewidth=1.6, label=label, **style)
 
 
 def plot_meeting_times(

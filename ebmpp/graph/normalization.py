@@ -88,8 +88,7 @@ def _is_quadratic(family: Family) -> bool:
 
 def _scope(graph: Declaration, block: str) -> list[str]:
     """Return the blocks that the natural parameters of ``block`` depend on."""
-    near = [b for b in graph.families if (b, block) in graph.edges or (block, b) in graph.edges]
-    return near + [b for b in graph.splits if b == block]
+    return [*graph.neighbours([block]), *(b for b in graph.splits if b == block)]
 
 
 def _eta(graph: Declaration, params: Params, block: str, stats: Statistics) -> Natural:

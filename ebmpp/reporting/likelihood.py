@@ -185,14 +185,9 @@ def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | No
 
 def _independent(subject: Subject, rows: Rows) -> float:
     """Return the mean log p of rows under independent units with the base rates of the training rows."""
-    graph, total = subject.graph, 0.0
-    eta = base_rates(graph, subject.train)
-    for b, family in graph.visible.items():
-        stats = np.asarray(family.statistics(rows[b]), float).reshape(len(rows[b]), -1)
-        normalizer = float(family.log_normalizer(eta[b]).sum())
-        base = np.asarray(family.log_base_measure(rows[b]), float).reshape(len(rows[b]), -1).sum(1)
-        total += float((stats @ np.asarray(eta[b], float).ravel() - normalizer + base).mean())
-    return total
+    eta = base_rates(subject.graph, subject.train)
+    log_prob = lambda b, family: family.distribution(eta[b]).log_prob(rows[b])
+    return sum(float(log_prob(b, family).mean()) for b, family in subject.graph.visible.items())
 
 
 def _draw(table: pd.DataFrame) -> "Figure":
