@@ -13,18 +13,20 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
 import jax
 from jax import Array
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from ebmpp import exact
 from ebmpp.annealing import ladder as ladders
 from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn
-from ebmpp.annealing.path import Path
+from ebmpp.annealing.path import Path, draw_reference
 from ebmpp.annealing.reference import check_model, log_partition, reference as find_reference
-from ebmpp.annealing.steps import anneal
 from ebmpp.core import checks, random, sharding
+from ebmpp.core.compile import Compiled
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, StateError, UnmetError
 from ebmpp.exact import enumeration
@@ -32,6 +34,7 @@ from ebmpp.exact.perfect import perfect_sample
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
 
+_STEPS = 100  # per call of the device, after which a progress bar is updated
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
 _ADVICE = "Raise num_temperatures, or give a reference that is nearer to the model (data=..., reference=...)."
 _DRAWS = (
@@ -96,14 +99,11 @@ class _Annealing:
                     raise type(error)(
                         f"{self.name}: there are no perfect draws of the model: {error} {_DRAWS}"
                     ) from None
-                (x, log_share), unbiased = self._annealed_draws(betas, random.fold_in(key, 5, 1)), False
+                # annealed to the model, then moved by sweeps of it, with weights of mean 1
+                ladder, run_key = np.append(betas, np.ones(_SETTLING, betas.dtype)), random.fold_in(key, 5, 1)
+                log_w, _, x = anneal(self._path, ladder, run_key, self.num_particles, None, self.progress_bar)
+                log_share, unbiased = log_w - summarize(self.name, log_w[:, None]).log_mean, False
         return self._run(random.fold_in(key, 3, 1), betas[::-1], x, -1, unbiased, log_share)
-
-    def _annealed_draws(self, betas: np.ndarray, key: Array) -> tuple[Blocks, np.ndarray]:
-        """Return states annealed to the model, then moved by sweeps of it, and logs of weights of mean 1."""
-        ladder = np.append(betas, np.ones(_SETTLING, betas.dtype))
-        log_w, _, x = anneal(self._path, ladder, key, self.num_particles, None, self.progress_bar)
-        return x, log_w - summarize(self.name, log_w[:, None]).log_mean
 
     def _run(
         self,
@@ -321,3 +321,59 @@ def exact_log_partition(graph: FactorGraph, params: Params) -> float | None:
         return None
     can_sum = enumeration.num_states(graph, plan.enumerated) <= _MOST_SUMMED
     return float(exact.log_partition(graph, params)) if can_sum else None
+
+
+@Compiled
+def _take_steps(
+    path: Path, betas: Array, count: Array, x: Blocks, keys: Array
+) -> tuple[Blocks, Array, Array]:
+    """Take ``count`` steps from one beta to the next; one evaluation of the model at a state serves each.
+
+    :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
+    :return: the kept blocks; the increment of the log-weights; its standard deviation at each step.
+    """
+
+    def run(jobs: tuple[Blocks, Array], shared: tuple, *_: Any) -> tuple[tuple, tuple]:
+        (x, keys), (path, betas, count) = jobs, shared
+
+        def step(i: Array, carry: tuple) -> tuple:
+            x, log_weight, gains = carry
+            low, high = path.at(betas[i]), path.at(betas[i + 1])
+            here = path.slope(low.params, x)
+            gain = path.gain(low, high, here, here)
+            x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
+            return x, log_weight + gain, gains.at[i].set(gain)
+
+        start = x, jnp.zeros(len(keys)), jnp.zeros((len(betas) - 1, len(keys)))
+        x, log_weight, gains = jax.lax.fori_loop(0, count, step, start)
+        return (x, log_weight, gains.T), ()
+
+    (x, log_weight, gains), _ = sharding.shard_jobs(run, (x, keys), (path, betas, count), len(keys))
+    return x, *sharding.everywhere((log_weight, gains.std(0)))
+
+
+def anneal(
+    path: Path, betas: np.ndarray, key: Array, num: int, x: Blocks | None = None, progress_bar: bool = False
+) -> tuple[np.ndarray, np.ndarray, Blocks]:
+    """Carry ``num`` particles along a line, in the direction of ``betas``.
+
+    :param x: their state at ``betas[0]``; None for draws of the reference.
+    :return: the log-weights, float64, ``(num,)``; their standard deviation by step; and the kept blocks.
+    """
+    keys = random.fold_in(key, np.arange(num))
+    if x is None:
+        x = draw_reference(path.graph, path.sampled, path.eta0, random.fold_in(keys, 0))
+    x = {b: x[b] for b in path.sampled}
+    # summed on the host in float64: ten thousand small gains would lose digits in float32
+    total, spreads = np.zeros(num), []
+    hidden = not (progress_bar and sharding.is_first())
+    with tqdm(total=len(betas) - 1, disable=hidden, desc="annealing", unit="step") as bar:
+        for first in range(0, len(betas) - 1, _STEPS):
+            chunk = betas[first : first + _STEPS + 1]
+            count = len(chunk) - 1
+            padded = np.pad(chunk, (0, _STEPS - count), mode="edge")
+            x, gain, spread = _take_steps(path, padded, np.int32(count), x, random.fold_in(keys, 1, first))
+            total += np.asarray(gain, float)
+            spreads.append(np.asarray(spread, float)[:count])
+            bar.update(count)
+    return total, np.concatenate(spreads), x

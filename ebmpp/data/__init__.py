@@ -7,7 +7,7 @@ Functions return NumPy arrays with one row per observation. Readers of other pub
 """
 
 from ebmpp.data.binarization import binarize, decode_bits, encode_bits
-from ebmpp.data.idx_files import idx
+from ebmpp.data.files import idx
 from ebmpp.data.images import digits, fashion_mnist, mnist
 from ebmpp.data.patterns import bars_and_stripes, shifting_bar
 

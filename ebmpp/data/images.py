@@ -8,8 +8,7 @@ import numpy as np
 
 from ebmpp.core import checks
 from ebmpp.data import files
-from ebmpp.data.files import Array, Folder, Labelled
-from ebmpp.data.idx_files import idx
+from ebmpp.data.files import Array, Folder, Labelled, idx
 
 _PREFIX = {"train": "train", "test": "t10k"}
 _SIDE = 28

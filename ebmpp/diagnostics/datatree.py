@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping
 import copy
+import dataclasses
 import importlib
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,6 @@ from jax import random
 
 from ebmpp.core import checks
 from ebmpp.coupling.expectation import UnbiasedEstimate
-from ebmpp.diagnostics import long_draws
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.diagnostics.naming import (
     Coords,
@@ -33,12 +33,15 @@ from ebmpp.diagnostics.naming import (
     statistics,
 )
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
-from ebmpp.kernels import LongDraws, MaximalCoupling, RowKernel
+from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
+from ebmpp.kernels.streaming import leaves_by_name
 from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
 from ebmpp.traced import ModelBlock
 
 _PAIR_FIELDS = ("distance", "energies")  # of coupled kernels, shown in the group "meeting"
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
+#: The statistics of a value of a long run; ``chain_means`` has one axis more.
+_STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]
 
 
 def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None = None) -> xr.DataTree:
@@ -55,10 +58,8 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
 
     Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``accept_prob``, or of the running mean
     ``acceptance``), ``n_steps``, ``step_size``, ``lp``. Others keep their names, without the prefix
-    ``block_states.0.`` of blocks of Gibbs.
-
-    A warning names the free blocks (or sites) of an MCMC whose chains stand still as wholes, see
-    :func:`~ebmpp.diagnostics.summary`: NumPyro's MCMC has no hook at its end for a kernel to warn there.
+    ``block_states.0.`` of blocks of Gibbs. A warning names the free blocks (or sites) of an MCMC whose chains
+    stand still as wholes, see :func:`~ebmpp.diagnostics.summary`.
 
     Save the tree with ``tree.to_netcdf(path, engine="h5netcdf")``. ArviZ 1 accepts it; for ArviZ 0.x, the
     last on Python 3.11, convert it with :func:`to_arviz`.
@@ -90,7 +91,7 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
             warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
             return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
     if isinstance(result, LongDraws):
-        return long_draws.tree(result, dict(dims or {}), dict(coords or {}))
+        return _from_long_run(result, dict(dims or {}), dict(coords or {}))
     groups, graph = {}, None
     if isinstance(result, UnbiasedEstimate):
         times, met, lag = meeting_data(result)
@@ -231,8 +232,7 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     - All are constant at one value: the unit is nearly certain, or all chains are stuck at one place, which
       the draws cannot distinguish. R-hat is nan.
 
-    A warning names the values of each case. (Estimators return thousands of draws for a constant chain
-    beside moving ones, and the number of draws for constant values.)
+    A warning names the values of each case.
 
     :param tree: result of :func:`to_datatree`, or any tree or dataset with ``chain`` and ``draw``.
     :param kwargs: options of :func:`arviz_stats.summary` except ``fmt``.
@@ -263,7 +263,11 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     draws = cast(xr.Dataset, arviz_base.extract(tree, combined=False, keep_dataset=True, **selection))
     if kwargs.get("coords") is not None:
         draws = draws.sel(kwargs["coords"])
-    still = _stillness(draws).loc[table.index]
+    draws = draws if "chain" in draws.dims else draws.expand_dims(chain=1)
+    frame = arviz_base.dataset_to_dataframe(draws, sample_dims=["chain", "draw"])  # with ArviZ's labels
+    values = frame.to_numpy().reshape(draws.sizes["chain"], draws.sizes["draw"], -1)
+    rows = [stillness(values[..., j : j + 1]) for j in range(values.shape[-1])]
+    still = pd.DataFrame(rows, index=frame.columns, columns=Stillness._fields).loc[table.index]
     frozen = still["kind"] != ""
     affected = [c for c in table.columns if c.startswith(_NEEDS_MOVEMENT)]
     table[affected] = table[affected].astype(float)
@@ -275,12 +279,43 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     return table
 
 
-def _stillness(draws: xr.Dataset) -> pd.DataFrame:
-    """Return ``kind`` and ``chains`` of :class:`Stillness` for each scalar, with ArviZ's labels."""
-    from arviz_base import dataset_to_dataframe
+def _from_long_run(result: LongDraws, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
+    """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept."""
+    kernel = result.mcmc.sampler
+    graph = kernel.graph if isinstance(kernel, RowKernel) else None
+    attrs = attributes(graph, kernel if isinstance(kernel, Kernel) else None)
+    columns = [leaves_by_name(getattr(result.moments, name), "value") for name in _STATISTICS]
+    values = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
+    r_hats = columns[_STATISTICS.index("r_hat")]
+    warn_still({name: "apart" * bool(np.isinf(r).any()) for name, r in r_hats.items()}, "values", 3)
+    shapes = {name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()}  # as draws
+    names = _names(kernel, shapes, dims)
+    labels = coords_of(kernel, shapes, names, coords)
+    variables = {name: (["statistic", *names[name]], x) for name, x in values.items()}
+    groups = {"/": xr.Dataset(), "moments": xr.Dataset(variables, {"statistic": _STATISTICS})}
+    for group, data in (result.draws().children if result.num_kept else {}).items():
+        dataset = data.to_dataset()
+        if group == "sample_stats":
+            named = statistics({str(name): x for name, x in dataset.data_vars.items()})
+            groups[group] = xr.Dataset(named)
+            continue
+        renamed = {}
+        for name, x in dataset.data_vars.items():
+            if len(names.get(str(name), ())) == x.ndim - 2:
+                renamed |= dict(zip(x.dims[2:], names[str(name)], strict=True))
+        groups[group] = dataset.rename(renamed)
+    label = lambda data: data.assign_coords({d: v for d, v in labels.items() if d in data.dims})
+    return xr.DataTree.from_dict({g: label(data).assign_attrs(attrs) for g, data in groups.items()})
 
-    draws = draws if "chain" in draws.dims else draws.expand_dims(chain=1)
-    frame = dataset_to_dataframe(draws, sample_dims=["chain", "draw"])
-    values = frame.to_numpy().reshape(draws.sizes["chain"], draws.sizes["draw"], -1)
-    rows = [stillness(values[..., j : j + 1]) for j in range(values.shape[-1])]
-    return pd.DataFrame(rows, index=frame.columns, columns=Stillness._fields)
+
+def _names(kernel: Any, shapes: dict[str, np.ndarray], dims: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the dimensions of each value, named as a block's where the value is of its shape."""
+    families = kernel.graph.families if isinstance(kernel, RowKernel) else {}
+    checks.names("name in dims", dims, shapes)
+    names = {}
+    for name, x in shapes.items():
+        shape = families[name].shape if name in families else None
+        is_block = shape is not None and x.ndim >= 2 + len(shape) and x.shape[x.ndim - len(shape) :] == shape
+        named = {name: dims[name]} if name in dims else {}
+        names |= dims_of(kernel if is_block else None, {name: x}, named, xr.DataTree())
+    return names

@@ -206,9 +206,8 @@ class Suggestion(NamedTuple):
 def suggest_k_m(source: xr.DataTree | UnbiasedEstimate) -> Suggestion:
     """Return cheap k and m of :func:`~ebmpp.unbiased_expectation` with nearly minimal cost times variance.
 
-    Cost times variance is the number of sweeps for a given standard error. It continues to fall slowly as m
-    grows, so the result is the cheapest window within 10 % of the minimum; :func:`inefficiency` returns the
-    table.
+    Cost times variance is the number of sweeps for a given standard error. The result is the cheapest window
+    within 10 % of the minimum; :func:`inefficiency` returns the table.
 
     :param source: :func:`~ebmpp.to_datatree` of a coupled kernel's run, or an estimate.
     :raises ArgumentError: a source with unmet pairs, or without pairs.
@@ -240,8 +239,7 @@ def inefficiency(source: xr.DataTree | UnbiasedEstimate) -> xr.Dataset:
     For a coupled kernel's run the variance is measured on the energy, usually among the slowest functions of
     a model, for k above the lag and m up to the length of the run. An estimate has no paths: its variance is
     modelled for a function of variance 1 with the autocorrelation of the meeting times' tail, and chains that
-    are independent until they meet. Rows of clamped values count as pairs, so a measured variance includes
-    the spread between their posteriors.
+    are independent until they meet. Rows of clamped values count as pairs.
 
     :param source: as for :func:`suggest_k_m`.
     :return: a Dataset over ``k`` and ``extra`` (m - k) with ``cost`` (sweeps per pair), ``variance`` (of one

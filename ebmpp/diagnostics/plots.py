@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import math
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Bool, Float
 import numpy as np
 import xarray as xr
 
@@ -53,8 +52,16 @@ def plot_units(
     """
     from matplotlib import colormaps
 
-    tiles = _as_images(np.asarray(checks.numbers("images", images), float), shape)
-    count, height, width = tiles.shape
+    tiles = np.asarray(checks.numbers("images", images), float)
+    if shape is None and tiles.ndim in (2, 3):
+        side = math.isqrt(tiles.shape[1])
+        shape = (side, side) if tiles.ndim == 2 else (tiles.shape[1], tiles.shape[2])
+    is_valid = shape is not None and tiles.ndim > 1 and tiles.size and tiles[0].size == math.prod(shape)
+    expected = f"of shape (count, height, width), or (count, pixels) with shape=(height, width), not {shape}"
+    checks.require(is_valid, "images", expected, tiles.shape, hint="Weights may need a transpose.")
+    height, width = shape or (0, 0)
+    tiles = tiles.reshape(-1, height, width)
+    count = len(tiles)
     ncols = math.ceil(math.sqrt(count * height / width)) if ncols is None else min(ncols, count)
     nrows = math.ceil(count / ncols)
     # one line of nan, drawn in grey, around each image
@@ -76,18 +83,6 @@ def plot_units(
         ax.figure.colorbar(image, ax=ax, shrink=0.7, pad=0.02)
     ax.axis("off")
     return ax
-
-
-def _as_images(
-    images: Float[np.ndarray, "..."], shape: tuple[int, int] | None
-) -> Float[np.ndarray, "count height width"]:
-    if shape is None and images.ndim in (2, 3):
-        side = math.isqrt(images.shape[1])
-        shape = (side, side) if images.ndim == 2 else (images.shape[1], images.shape[2])
-    is_valid = shape is not None and images.ndim > 1 and images.size and images[0].size == math.prod(shape)
-    expected = f"of shape (count, height, width), or (count, pixels) with shape=(height, width), not {shape}"
-    checks.require(is_valid, "images", expected, images.shape, hint="Weights may need a transpose.")
-    return images.reshape(-1, *(shape or ()))
 
 
 def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.ndarray:
@@ -194,7 +189,13 @@ def plot_meeting_times(
     """
     if isinstance(times, xr.DataTree) or hasattr(times, "meeting_time"):
         times, met, lag = meeting_data(times)
-    times, met = _check_times(times, met)
+    times = np.asarray(times, float)
+    met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
+    bad = int((~np.isfinite(times)).sum())
+    is_valid, hint = times.size and met.shape == times.shape and not bad, "Pass met=False for unmet pairs."
+    expected = f"at least one, finite (not {bad} of them), and of the shape of met {met.shape}"
+    checks.require(is_valid, "times", expected, times.shape, hint=hint)
+    times, met = times.ravel(), met.ravel()
     t = np.union1d([0.0], times)
     alive = survival(times, met, t)
     ax = new_axes() if ax is None else ax
@@ -226,16 +227,6 @@ def _annotate_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> No
 
 def _next_look(ax: "Axes") -> dict[str, Any]:
     return look(sum(line.get_drawstyle() == "steps-post" for line in ax.lines))
-
-
-def _check_times(times: Any, met: Any) -> tuple[Float[np.ndarray, "pairs"], Bool[np.ndarray, "pairs"]]:
-    times = np.asarray(times, float)
-    met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
-    bad = int((~np.isfinite(times)).sum())
-    is_valid, hint = times.size and met.shape == times.shape and not bad, "Pass met=False for unmet pairs."
-    expected = f"at least one, finite (not {bad} of them), and of the shape of met {met.shape}"
-    checks.require(is_valid, "times", expected, times.shape, hint=hint)
-    return times.ravel(), met.ravel()
 
 
 def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":

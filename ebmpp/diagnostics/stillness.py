@@ -42,8 +42,7 @@ def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
 
     A chain stands still if it is constant, or from 50 draws on if the second half of its draws is. Let r be
     the share of their draws at its state after which the other chains leave it: a sound chain of n such draws
-    stays there with probability :math:`(1 - r)^{n-1}`, and ``beside`` takes less than 1e-5, or chains that
-    stand still at different states for 20 draws or more.
+    stays there with probability :math:`(1 - r)^{n-1}`, and ``beside`` takes less than 1e-5.
 
     **Example**
 

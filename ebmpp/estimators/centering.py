@@ -62,9 +62,8 @@ class Centered(Estimator):
         d_W = g_W - \mu g_c^T - g_b \lambda^T, \quad d_b = g_b - d_W \lambda, \quad d_c = g_c - d_W^T \mu
 
     It is a descent direction for any offsets, zero only where g is, and ``gradient_norm`` in the history is
-    its norm. Offsets begin at the data's mean and at the mean of each latent family's default distribution,
-    and slide before each step. The latent means given the rows are exact where the posterior is one layer;
-    elsewhere they come from one mean-field pass, which affects nothing but the offsets.
+    its norm. Offsets begin at the data's mean and at the mean of each latent family's default distribution.
+    The latent means given the rows are exact where the posterior is one layer, else of one mean-field pass.
 
     :param estimator: the inner estimator, such as :class:`CD`, :class:`PCD` or :class:`UCD`.
     :param sliding: rate in [0, 1] of the offsets: mu <- mu + sliding (mean - mu).
@@ -82,7 +81,6 @@ class Centered(Estimator):
     1. Montavon, Mueller (2012), *Deep Boltzmann machines and the centering trick*.
     2. Melchior, Fischer, Wiskott (2016), *How to center deep Boltzmann machines*; the offsets here are
        their d, m and a with a sliding average, and 0.
-    3. Upadhya, Sastry (2017), Algorithm 4, where the phases of an inner step have different offsets.
 
     **Example**
 
@@ -116,7 +114,12 @@ class Centered(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> CenteredState:
         """Put the offsets at the data's mean and at the mean of each latent family's default distribution."""
-        _check_closed(graph)
+        names = _bias_names(graph)
+        for factor in graph.factors:  # offsets must not lead out of the declared model
+            lacking = [b for b in factor.blocks if len(factor.blocks) > 1 and b not in names]
+            is_valid, hint = len(factor.blocks) <= 2 and not lacking, f"Blocks {lacking} have no Bias."
+            expected = "over one block, or two with a Bias each"
+            checks.require(is_valid, "Centered: factors", expected, factor, DeclarationError, hint)
         for name, _ in self.rates:
             checks.choice("Centered: rates", name, tuple(f.name for f in graph.factors))
         inner = self.estimator.init(graph, params, data, batch, key)
@@ -227,13 +230,3 @@ def _bias_names(graph: FactorGraph) -> dict[str, str]:
     """Return the name of each block's Bias factor that has one number per statistic."""
     biases = [f for f in reversed(graph.factors) if isinstance(f, Bias) and not f.shared]
     return {f.blocks[0]: f.name for f in biases}
-
-
-def _check_closed(graph: FactorGraph) -> None:
-    """Raise DeclarationError if offsets lead out of the declared model."""
-    names = _bias_names(graph)
-    for factor in graph.factors:
-        lacking = [b for b in factor.blocks if len(factor.blocks) > 1 and b not in names]
-        is_valid, hint = len(factor.blocks) <= 2 and not lacking, f"Blocks {lacking} have no Bias."
-        expected = "over one block, or two with a Bias each"
-        checks.require(is_valid, "Centered: factors", expected, factor, DeclarationError, hint)

@@ -108,13 +108,11 @@ def gradient_bias(
     that noise does not add to it: it is unbiased, and without a bias it is below 0 about half of the time.
 
     The params, the rows and the estimator's state are held fixed. The last chains of :class:`PCD`,
-    :class:`TemperedPCD` and ``FPCD`` are split into ``num_repeats`` groups, each of which makes its own step:
-    the distribution of a chain after this run is judged, not the noise of the chains. What they have in
-    common, such as a mode that none has found, counts as bias. All other states are fixed as a whole, so the
-    noise of persistent chains of :class:`UCD` and of :class:`WeightedPCD` counts as bias.
+    :class:`TemperedPCD` and ``FPCD`` are split into ``num_repeats`` groups, each of which makes its own step,
+    so that their noise does not count, but a mode that none has found does. Other states are fixed as a
+    whole, so the noise of persistent chains of :class:`UCD` and of :class:`WeightedPCD` counts as bias.
     :class:`~ebmpp.estimators.Centered` and :class:`~ebmpp.estimators.Discriminative` are judged by their
-    inner estimator. The answer is as good as the reference: a mode that none of its systems finds cannot
-    show.
+    inner estimator. A mode that no system of the reference finds cannot show.
 
     :param params: a dict keyed by factor name: the last ones, where the state has chains.
     :param data: rows of the visible blocks, the batch of each repeat; some of the training data suffice.
@@ -126,8 +124,7 @@ def gradient_bias(
     :param num_references: steps of the reference, at least 3.
     :raises ArgumentError: for numbers out of range, an estimator whose gradient is not the likelihood's, or
         one with persistent chains and no state; under ``jit``.
-    :raises StateError: for invalid data, missing entries, or a state that does not fit the estimator or the
-        number of rows.
+    :raises StateError: for invalid data, missing entries, or a state that does not fit.
     :raises DomainError: for a gradient that is not finite; UnmetError where a pair is unmet.
     :warns UserWarning: if the reference diagnoses a problem.
 

@@ -178,7 +178,13 @@ class ChainUCD(Estimator):
         self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
     ) -> Estimate:
         """Return the positive minus the negative phase, and the meeting times."""
-        pool = self._next_pool(graph, params, state.pool, batch, random.fold_in(key, 5))
+        pool = state.pool
+        if pool:  # that of this step, which does not depend on its pairs
+            is_valid, hint = self.pool != "data" or not batch.known, 'Give pool="persistent".'
+            expected = 'without missing entries where UCD has pool="data"'
+            checks.require(is_valid, "blocks", expected, sorted(batch.known), StateError, hint)
+            clamped = graph.visible if self.pool == "data" else ()
+            pool = phases.sweep_pool(graph, params, pool, clamped, random.fold_in(key, 5))
         state = state._replace(seen=state.seen + 1, pool=pool)
         negative = self._negative(graph, params, state, batch, key)
         chains = state.chains and phases.sweep_pool(graph, params, state.chains, (), random.fold_in(key, 3))
@@ -246,15 +252,6 @@ class ChainUCD(Estimator):
             values, _ = as_rows(target.graph.families, draws)
         kind = "local_mode" if self.start == "local_mode" else "uniform"
         return search.start(target, keys, values, kind, conditional=True)
-
-    def _next_pool(self, graph: FactorGraph, params: Params, pool: Rows, batch: Batch, key: Key) -> Rows:
-        """Return the pool of this step, which does not depend on its pairs."""
-        if not pool:
-            return pool
-        is_valid, hint = self.pool != "data" or not batch.known, 'Give pool="persistent".'
-        expected = 'without missing entries where UCD has pool="data"'
-        checks.require(is_valid, "blocks", expected, sorted(batch.known), StateError, hint)
-        return phases.sweep_pool(graph, params, pool, graph.visible if self.pool == "data" else (), key)
 
     def _phase(
         self,

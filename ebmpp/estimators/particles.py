@@ -65,10 +65,9 @@ class ParticleUCD(Estimator):
     step may cost more than one of :class:`PCD`.
 
     The negative phase is that of :func:`ebmpp.particle_expectation`; a step usually moves
-    ``2 * num_particles`` particles along the path. Given the past the gradient is unbiased: pilot systems
-    with draws of their own determine the rungs. The positive phase is exact where the latents given the
-    visibles are one layer. Elsewhere, and where entries are missing, it is that of ``posterior``: coupled
-    Gibbs pairs, one per row.
+    ``2 * num_particles`` particles along the path, with rungs from pilot systems. The positive phase is exact
+    where the latents given the visibles are one layer. Elsewhere, and where entries are missing, it is that
+    of ``posterior``: coupled Gibbs pairs, one per row.
 
     The history has meeting times in systems, the ``acceptance`` of systems, the ``longest_stay`` of one,
     ``num_rungs``, and estimates by the step's first systems of ``log_partition`` and, with one layer of
@@ -79,8 +78,8 @@ class ParticleUCD(Estimator):
         "training": along ``max_rungs`` params of the training so far, for modes that are far apart.
     :param num_pairs: pairs per step, of which the mean is taken; devices of a mesh run them in parallel.
     :param k: first time that counts.
-    :param m: last time that counts, at least k. A step usually takes ``m + 1`` systems. If corrections of
-        pairs that met late destroy a run in single steps, ``k=1, m=3`` reduces their weight.
+    :param m: last time that counts, at least k. A step usually takes ``m + 1`` systems. ``k=1, m=3`` reduces
+        the weight of corrections of pairs that met late.
     :param num_sweeps: sweeps of blocked Gibbs per rung.
     :param cess_threshold: conditional effective sample size (CESS) of each rung as a share of the particles,
         between 0 and 1. The rungs are refitted when a step finds a rung that is clearly worse.

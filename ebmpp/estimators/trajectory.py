@@ -60,11 +60,10 @@ class PTT(Estimator):
     accepted too seldom, the current params are frozen, the oldest model leaves the ladder, and the draws of
     the lowest frozen model, collected since the last time, become the reservoir.
 
-    Swaps leave the distribution of the ladder invariant. **Biased** like :class:`PCD`, since the params move;
-    a mode that appears after the reservoir was drawn is reached by Gibbs sweeps alone.
-
-    The history has ``swap_acceptance`` between the current model and the last frozen one (near 0 where params
-    move faster than the ladder follows), ``swap_acceptance_min`` of all neighbours, and ``num_frozen``.
+    **Biased** like :class:`PCD`, since the params move; a mode that appears after the reservoir was drawn is
+    reached by Gibbs sweeps alone. The history has ``swap_acceptance`` between the current model and the last
+    frozen one (near 0 where params move faster than the ladder follows), ``swap_acceptance_min`` of all
+    neighbours, and ``num_frozen``.
 
     :param num_chains: chains of each model of the ladder.
     :param k: sweeps and rounds of swaps per step.

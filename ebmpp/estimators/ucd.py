@@ -40,9 +40,8 @@ class UCD(ChainUCD):
     rows), and pairs of particle systems (:class:`ParticleUCD`). It continues with the way of the smallest
     :math:`C \, E|g|^2`, where C is the cost of a step in sweeps and g its gradient: with the best learning
     rate a step gains :math:`|E g|^4 / (2 L \, E|g|^2)`, L being the smoothness. Comparisons are repeated when
-    the work has doubled. They depend on past steps alone, so each step is unbiased given the past, and runs
-    are reproducible. The history has the ``cost``, and from the first comparison on the ``way`` of each step
-    (0 Gibbs, 1 mixture, 2 particles) and the ``chosen_way``, which differs in trials.
+    the work has doubled, and depend on past steps alone. The history has the ``cost``, and from the first
+    comparison on the ``way`` of each step (0 Gibbs, 1 mixture, 2 particles) and the ``chosen_way``.
 
     With chains the negative phase is the time-averaged estimator :math:`H_{k:m}` of the energy's gradient
     over coupled pairs, whose expectation is the model's. By default k, m and the lag follow the meeting times
@@ -62,14 +61,13 @@ class UCD(ChainUCD):
         that returns moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. A single name but "mixture", or a
         function, applies to the posterior too.
     :param pool: with "mixture", the source of proposals: "data" (rows of the data, chosen once, with latents
-        redrawn at each step) or "persistent" (chains that start there and move by one sweep per step). The
-        history's ``acceptance`` shows whether it helps.
+        redrawn at each step) or "persistent" (chains that start there and move by one sweep per step).
     :param pool_size: number of states in the pool, which should contain every mode.
     :param start: where pairs start: "data" (the batch's rows), "persistent" (chains that move by one sweep
         per step, as in :class:`PCD`), "uniform", "local_mode" (one Gibbs sweep from a local mode found from
-        uniform draws), or a function of a jax key to values of some or all blocks of one pair, the others
-        being drawn given these. Pairs on the posterior start at latents that fit the row, at uniform ones or
-        at local modes. The estimate is unbiased for any start; its variance and cost depend on it.
+        uniform draws), or a function of a jax key to values of some or all blocks of one pair. Pairs on the
+        posterior start at latents that fit the row, at uniform ones or at local modes. The estimate is
+        unbiased for any start; its variance and cost depend on it.
     :param marginalize: blocks that are summed out of the energy before its gradient is taken: a tuple of
         blocks that do not interact, or "layers" for the mean over all layers, each summed out in turn.
     :param length: rule for an adaptive k and lag: :class:`~ebmpp.estimators.Quantile` of the meeting times,
@@ -80,10 +78,9 @@ class UCD(ChainUCD):
         limit training stops with an error if a pair is unmet, unless ``allow_unmet``.
     :param allow_unmet: continue with truncated pairs. **This biases the gradient**; the history counts them.
     :param num_slots: pairs that run at once on each device. It affects speed and rounding only.
-    :param pairs: "auto" (default) chooses from past steps; "gibbs", "mixture" and "particles" fix the way.
-        Particle systems have twice as many particles as there are pairs, at least 100 (200 without
-        ``num_pairs``), and take from the other arguments the settings of pairs on the posterior alone. With
-        ``coupling`` the way is fixed. Persistent chains start again after steps of particles.
+    :param pairs: "auto" (default) chooses from past steps, unless ``coupling`` is given; "gibbs", "mixture"
+        and "particles" fix the way. Particle systems have twice as many particles as there are pairs, at
+        least 100 (200 without ``num_pairs``). Persistent chains start again after steps of particles.
     :raises ArgumentError: for invalid arguments, such as a ``length`` with a fixed window.
 
     **References**

@@ -62,11 +62,10 @@ class WeightedPCD(Estimator):
     steps resample, and the gradient is no better than that of :class:`PCD`, of which the run warns.
 
     The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0), and estimates by a
-    second population that never enters the gradient: ``log_partition`` with ``log_partition_error``, from ten
-    islands, and for complete rows and one layer of latents the batch's ``log_likelihood``. It is a particle
-    system along the run's own path. Its error is infinite after a step that leaves less than a quarter of the
-    weights effective. Where it exceeds 0.2 the population starts again from a fresh system along the line
-    from independent units, at most as often as doubles its cost. Above 0.3 both estimates are nan.
+    second population of ten islands that never enters the gradient: ``log_partition`` with
+    ``log_partition_error``, and for complete rows and one layer of latents the batch's ``log_likelihood``.
+    Where its error exceeds 0.2 it starts again along the line from independent units, at most as often as
+    doubles its cost. Above 0.3 both estimates are nan.
 
     :param num_chains: weighted persistent chains, at least 2.
     :param k: sweeps per step.

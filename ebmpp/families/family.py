@@ -78,8 +78,8 @@ class Family(abc.ABC):
 
     def __post_init__(self) -> None:
         name, shape = f"{type(self).__name__}: shape", self.shape
-        checks.require(shape not in ((), []), name, "an int or a tuple of ints", shape)
         sizes = shape if isinstance(shape, tuple | list) else (shape,)
+        checks.require(sizes, name, "an int or a tuple of ints", shape)
         object.__setattr__(self, "shape", tuple(checks.count(name, n) for n in sizes))
 
     def __repr__(self) -> str:

@@ -68,8 +68,7 @@ class Declaration:
         put("latent", MappingProxyType(dict(latent)))
         put("families", MappingProxyType({**visible, **latent}))
         put("factors", listed)
-        _check_blocks(self)
-        _check_factors(self)
+        _check(self)
         put("labels", MappingProxyType({b: _as_labels(self, b, names) for b, names in labels.items()}))
         order = {name: i for i, name in enumerate(self.families)}
         scopes = (sorted(f.blocks, key=order.__getitem__) for f in self.factors)
@@ -161,7 +160,8 @@ def schedule(graph: Declaration, clamped: Iterable[str] = ()) -> Schedule:
     return tuple(layer for layer in free if layer)
 
 
-def _check_blocks(graph: Declaration) -> None:
+def _check(graph: Declaration) -> None:
+    """Check names of blocks and factors, and that every block is in a factor."""
     for name, family in graph.families.items():
         checks.block_name(name)
         expected = "a family such as Bernoulli(10)"
@@ -169,9 +169,6 @@ def _check_blocks(graph: Declaration) -> None:
     is_valid = bool(graph.visible) and graph.visible.keys().isdisjoint(graph.latent)
     expected = "at least one block, and none that is latent too"
     checks.require(is_valid, "visible", expected, list(graph.visible), DeclarationError)
-
-
-def _check_factors(graph: Declaration) -> None:
     for factor in graph.factors:
         checks.names(f"block of {factor!r}", factor.blocks, graph.families, DeclarationError)
     twice = [name for name, count in Counter(f.name for f in graph.factors).items() if count > 1]

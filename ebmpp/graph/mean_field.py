@@ -22,7 +22,10 @@ def mean_field(graph: Declaration, params: Params, known: Blocks, passes: int) -
     or from above, a deep machine on digits ended a hundred nats below the bound it reaches this way.)
     """
     start = {b: f.default_eta() for b, f in graph.latent.items()}
-    order = _upward(graph)
+    order: list[str] = []
+    while near := [b for b in graph.neighbours((*graph.visible, *order)) if b in graph.latent]:
+        order += near
+    order += [b for b in graph.latent if b not in order]
 
     def one_pass(_: Array, state: Means) -> Means:
         for block in order:
@@ -31,15 +34,6 @@ def mean_field(graph: Declaration, params: Params, known: Blocks, passes: int) -
 
     means = {b: graph.families[b].mean(e) for b, e in start.items()}
     return lax.fori_loop(0, passes, one_pass, (known | means, start))
-
-
-def _upward(graph: Declaration) -> list[str]:
-    """Return the latent blocks by distance from the visible ones, then in order of declaration."""
-    seen, order = set(graph.visible), []
-    while near := [b for b in graph.latent if b not in seen and not seen.isdisjoint(graph.neighbours([b]))]:
-        seen.update(near)
-        order += near
-    return order + [b for b in graph.latent if b not in seen]
 
 
 def mean_layer(graph: Declaration, params: Params, blocks: tuple[str, ...], t: Blocks, eta: Eta) -> Means:

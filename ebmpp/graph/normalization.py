@@ -31,9 +31,9 @@ from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Natural, Params, Statistics
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
-from ebmpp.families.random_statistics import random_statistics
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import Declaration
+from ebmpp.graph.factors.probe import random_statistics
 
 _RANDOM_STATES = 64
 _FEW_STATES = 8  # where each takes many products

@@ -108,7 +108,11 @@ class RowKernel(MCMCKernel, Generic[S]):
     def _sample_all(self, state: S, target: Target) -> S:
         """Return the state after one step of all chains."""
         batched = is_batched(state.rng_key)
-        _check_state(target, state, batched)
+        expected = {b: target.batch + target.graph.families[b].shape for b in target.free}
+        actual = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}
+        hint = "Clamp the blocks and axes of the first run, or set mcmc.post_warmup_state = None."
+        is_same, name = actual == expected, "free blocks of the chain's state"
+        checks.require(is_same, name, f"of shapes {expected}", actual, StateError, hint)
         if not batched:
             return self._sample_one(state, target)
         if self._as_rows and not (target.batch or target.clamped):
@@ -201,12 +205,3 @@ def _check_initial_value(target: Target, block: str, value: Numbers, chains: tup
     expected = f"of shape {chains + full} ({axes})"
     checks.require(is_valid, f"init_params: block {block!r}", expected, shape, StateError)
     return states.settle(block, family, value)
-
-
-def _check_state(target: Target, state: Any, batched: bool) -> None:
-    """Raise a StateError if a state does not fit the target, as on resuming with other clamped blocks."""
-    expected = {b: target.batch + target.graph.families[b].shape for b in target.free}
-    actual = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}
-    hint = "Clamp the blocks and axes of the first run, or set mcmc.post_warmup_state = None."
-    is_same, name = actual == expected, "free blocks of the chain's state"
-    checks.require(is_same, name, f"of shapes {expected}", actual, StateError, hint)

@@ -65,8 +65,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
     Draws come from the leading chains, one pair per chain of NumPyro's; use ``num_warmup=0`` and many
     chains with ``chain_method="vectorized"``. :func:`~ebmpp.to_datatree` adds a group ``meeting``. Params and
-    clamped blocks are passed as to :class:`BlockedGibbs`. Both chains of a pair start at ``init_params``, or
-    at one initial draw.
+    clamped blocks are passed as to :class:`BlockedGibbs`. Both chains of a pair have the same start.
 
     :param lag: sweeps by which the leading chain is ahead, at least 1.
     :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"

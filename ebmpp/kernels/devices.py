@@ -15,9 +15,8 @@ def sharded_chains(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any
     """Return a ``chain_method`` of NumPyro's ``MCMC`` that shards chains over devices.
 
     For many chains: they are vectorized on each device, where "vectorized" runs all on one device and
-    "parallel" one per device. Draws are bitwise the same as by other methods, and stay on the devices of
-    their chains, which never wait for one another. NumPyro shows no progress for a callable ``chain_method``,
-    and runs a single chain without it.
+    "parallel" one per device. Draws are bitwise the same as by other methods, and stay on their devices.
+    NumPyro shows no progress for a callable ``chain_method``, and runs a single chain without it.
 
     :param mesh: devices of this process. Chains are sharded over its first axis, which must divide their
         number.

@@ -43,12 +43,10 @@ class BlockedGibbs(RowKernel[GibbsState]):
     Params are the first argument of ``mcmc.run``, clamped blocks its keyword arguments. Clamped values may
     have leading axes: with ``v`` of shape ``(N, 784)``, every chain holds N rows, one posterior of the free
     blocks each, with draws of shape ``(N, *shape)``. A row draws from its own key, so row 0 is the chain that
-    ``v[0]`` alone would give. An :class:`~ebmpp.Observed` block is clamped at its known units only: the
-    others are sampled.
+    ``v[0]`` alone would give. An :class:`~ebmpp.Observed` block is clamped at its known units only.
 
-    All of NumPyro's chain methods run the same chains from the same random words. The number of rows may
-    change the rounding of a matrix product, so values of real-valued blocks agree to rounding, and values of
-    discrete blocks are equal except where a uniform falls within a rounding error of its threshold.
+    All of NumPyro's chain methods run the same chains from the same random words, up to the rounding of
+    matrix products.
 
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :param moves: moves of a sweep in place of draws of all layers, such as

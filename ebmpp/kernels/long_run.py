@@ -79,23 +79,19 @@ class LongRun:
     """MCMC run of any length: moments are accumulated, and draws are kept in a file or not at all.
 
     It makes the steps of ``mcmc.run`` with the same arguments and chain method, in chunks; real-valued
-    draws agree with it to rounding, which NUTS amplifies. Memory does not grow with ``num_samples``. Any
-    NumPyro kernel will do. Every step after the warm-up counts in the moments: ``mcmc.thinning`` concerns the
-    file alone.
+    draws agree with it to rounding, which NUTS amplifies. Any NumPyro kernel will do. Every step after the
+    warm-up counts in the moments: ``mcmc.thinning`` concerns the file alone.
 
     With a ``directory`` a run that was stopped or killed continues at its last checkpoint, with bitwise the
-    moments and draws of an uninterrupted run (on the same machine, with the same versions). It may also be
-    called again with a larger ``num_samples``. A run is recognised by its kernel's repr, its numbers, its
-    key and its arguments, and not by the code of ``fn``.
+    moments and draws of an uninterrupted run (on the same machine, with the same versions). It may be called
+    again with a larger ``num_samples``. The code of ``fn`` is not compared.
 
-    :param mcmc: kernel, numbers, chain method, ``postprocess_fn`` and progress bar of the run. It is not run
-        itself.
+    :param mcmc: kernel, numbers, chain method, ``postprocess_fn`` and progress bar of the run.
     :param fn: from one chain's draw (a dict of sites, as in ``get_samples``) to numbers: an array or a tree
         of arrays, such as indicators, or products for covariances. Default: the draw itself.
-    :param batch_length: steps of a batch, for errors by batch means. It is also the number of steps between
-        two returns to Python. Default: the square root of ``num_samples``, and a multiple of the thinning.
-    :param directory: where checkpoints and draws are stored. It is created if it does not exist, and other
-        files in it are left alone.
+    :param batch_length: steps of a batch, for errors by batch means, and between two returns to Python.
+        Default: the square root of ``num_samples``, and a multiple of the thinning.
+    :param directory: where checkpoints and draws are stored; created if it does not exist.
     :param keep: store every ``mcmc.thinning``-th draw there, with the fields: True, or names of sites. The
         netCDF file ``draws.nc`` opens in xarray and ArviZ.
     :param checkpoint_every: steps after which the next whole batch is followed by a checkpoint.

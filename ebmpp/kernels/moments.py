@@ -15,12 +15,11 @@ from ebmpp.kernels.streaming import RunningMoments
 class Moments:
     """Moments of a long run: each field is an array of the values' shape, or a tree of such arrays.
 
-    Two estimates of the error of a mean are reported, each with the effective sample size that it implies.
-    **Between chains**: from the spread of the chains' means, whatever their autocorrelation; with C chains
-    its relative error is about ``1 / sqrt(2 C - 2)``, and it is nan for one chain. **By batches**: from the
-    spread of the means of batches of successive draws around the overall mean. It holds where batches are
-    much longer than the autocorrelation time, counts disagreement between chains as error, and is nan for
-    fewer than two batches per chain. Neither detects modes that no chain has visited.
+    There are two estimates of the error of a mean. **Between chains**: from the spread of the chains' means,
+    whatever their autocorrelation; with C chains its relative error is about ``1 / sqrt(2 C - 2)``, and it is
+    nan for one chain. **By batches**: from the spread of the means of batches of successive draws around the
+    overall mean. It holds where batches are much longer than the autocorrelation time, and is nan for fewer
+    than two batches per chain. Neither detects modes that no chain has visited.
 
     :param mean: over all draws of all chains.
     :param variance: over all draws of all chains, unbiased for independent draws.

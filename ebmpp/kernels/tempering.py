@@ -133,16 +133,16 @@ class ParallelTempering(RowKernel[TemperingState]):
     layers once more and a swap of odd ones: it costs ``2 * num_temperatures`` sweeps of plain Gibbs.
 
     With ``betas="auto"`` each chain adapts its own ladder during the warm-up, in rounds of doubling length,
-    until the swaps of all neighbours are rejected equally often; afterwards it is fixed. Without a warm-up
-    the ladder keeps its initial equal steps. ``get_diagnostics_str`` and ``extra_fields=("rejection",
-    "round_trips", "betas")`` report how well states travel: rejection rates near 1 call for more
-    temperatures. Params and clamped blocks are passed as to :class:`~ebmpp.BlockedGibbs`.
+    until the swaps of all neighbours are rejected equally often; without a warm-up the steps stay equal.
+    ``get_diagnostics_str`` and ``extra_fields=("rejection", "round_trips", "betas")`` report how well states
+    travel: rejection rates near 1 call for more temperatures. Params and clamped blocks are passed as to
+    :class:`~ebmpp.BlockedGibbs`.
 
     With a ``path``, such as ``fit(..., keep_path=True)`` records, the replicas are at its knots (trajectory
     tempering), for machines that lose their modes when they are heated: the first is the path's reference of
-    independent units, the coldest is the model of ``mcmc.run``'s params. It replaces the path's last knot if
-    that is the same model, and follows it otherwise (or if params are traced). Nothing adapts. Swaps have the
-    blocks summed out that :func:`ebmpp.ais` sums out, except clamped and observed ones.
+    independent units, the coldest the model of ``mcmc.run``'s params, which replaces the path's last knot if
+    that is the same model. Nothing adapts. Swaps have the blocks summed out that :func:`ebmpp.ais` sums out,
+    except clamped and observed ones.
 
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
     :param num_temperatures: number of betas of "auto", at least 2.
@@ -238,17 +238,15 @@ class ParallelTempering(RowKernel[TemperingState]):
 
     def _sample_one(self, state: TemperingState, target: Any) -> TemperingState:
         ensemble = target.ensemble(state.betas)
-        state = self._at_round_end(_sweep(state, ensemble))
-        return state._replace(z=ensemble.cold(state.replicas))
-
-    def _at_round_end(self, state: TemperingState) -> TemperingState:
-        """Adapt betas and reset counts where a round of the warm-up ends."""
-        # the last round is half of the warm-up, the one before it a quarter
+        state = _sweep(state, ensemble)
+        # Where a round of the warm-up ends, betas adapt and counts start again. The last round is half of the
+        # warm-up, the one before a quarter.
         over = (state.i == state.num_warmup >> jnp.arange(31)).any()
         adapted = swaps.equalize(state.betas, state.rejection) if self._adapts else state.betas
         betas, counts = jnp.where(over, adapted, state.betas), (state.count, state.label, state.round_trips)
         rejection, count, label, trips = (jnp.where(over, 0, a) for a in (state.rejection, *counts))
-        return state._replace(betas=betas, rejection=rejection, count=count, label=label, round_trips=trips)
+        state = state._replace(betas=betas, rejection=rejection, count=count, label=label, round_trips=trips)
+        return state._replace(z=ensemble.cold(state.replicas))
 
     def get_diagnostics_str(self, state: TemperingState) -> str:
         """Return sweeps, temperatures (or knots of the path), acceptance of swaps, and round trips."""

@@ -76,12 +76,11 @@ def report(
     """Write one self-contained HTML page on a trained model.
 
     The page begins with a verdict: results to be doubted and checks that passed. Its sections are the
-    declaration; the log-likelihood of training and held-out rows, exact where states can be summed and
-    otherwise bracketed by particle systems and annealing in reverse; meeting times of coupled chains and the
-    bound that follows; effective sample sizes, R-hat and rank plots of Gibbs chains and parallel tempering;
-    moments of data and model; free energies of rows and samples; dead, saturated and constant units; samples
-    and filters; and, for a fit, its history. The page names each result that cannot be computed for the
-    model, with the reason. Needs the extra ``plots``.
+    declaration; the log-likelihood of training and held-out rows, exact or bracketed; meeting times of
+    coupled chains and the bound that follows; effective sample sizes, R-hat and rank plots of Gibbs chains
+    and parallel tempering; moments of data and model; free energies; dead, saturated and constant units;
+    samples and filters; and, for a fit, its history. The page names each result that cannot be computed for
+    the model, with the reason. Needs the extra ``plots``.
 
     :param data: training rows.
     :param rng_key: a jax key, which determines all numbers except times.

@@ -137,7 +137,10 @@ def chains(section: Section, subject: Subject) -> None:
     )
     tables, energies = [], {}
     for name, result in subject.chains(section).items():
-        values = _summaries(subject, result)
+        draws = {b: jnp.asarray(v) for b, v in result.draws.items()}
+        values = {"energy": np.asarray(subject.graph.energy(subject.params, draws), float)}
+        for b, v in result.draws.items():
+            values[f"mean of {b}"] = v.reshape(*v.shape[:2], -1).mean(-1, dtype=float)
         energies[name] = values["energy"]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -169,14 +172,6 @@ def chains(section: Section, subject: Subject) -> None:
     )
 
 
-def _summaries(subject: Subject, chains: Chains) -> dict[str, np.ndarray]:
-    draws = {b: jnp.asarray(v) for b, v in chains.draws.items()}
-    values = {"energy": np.asarray(subject.graph.energy(subject.params, draws), float)}
-    for b, v in chains.draws.items():
-        values[f"mean of {b}"] = v.reshape(*v.shape[:2], -1).mean(-1, dtype=float)
-    return values
-
-
 def _table(name: str, chains: Chains, values: dict[str, Any]) -> pd.DataFrame:
     import arviz_base  # imports matplotlib, if installed
 
@@ -187,18 +182,14 @@ def _table(name: str, chains: Chains, values: dict[str, Any]) -> pd.DataFrame:
     return table.rename_axis("value").reset_index().assign(chains=name)[["chains", "value", *table.columns]]
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Return histograms ``(chains, bins)`` of each chain's ranks among all values ``(chains, draws)``."""
-    rank = rankdata(values, method="average") - 0.5
-    bins = np.minimum((rank * _BINS / values.size).astype(int), _BINS - 1).reshape(values.shape)
-    return np.stack([np.bincount(row, minlength=_BINS) for row in bins])
-
-
 def _draw(energies: dict[str, np.ndarray]) -> "Figure":
     tallest = max(len(v) for v in energies.values())
     figure, panels = grid(len(energies), (4.4, 1.0 + 0.34 * tallest))
     for ax, (name, energy) in zip(panels, energies.items(), strict=True):
-        counts, level = _ranks(energy), energy.shape[1] / _BINS
+        # histograms of each chain's ranks among all values
+        rank, level = rankdata(energy, method="average") - 0.5, energy.shape[1] / _BINS
+        bins = np.minimum((rank * _BINS / energy.size).astype(int), _BINS - 1).reshape(energy.shape)
+        counts = np.stack([np.bincount(row, minlength=_BINS) for row in bins])
         edges, scale = np.arange(_BINS + 1) / _BINS, 0.9 / max(counts.max(), 2 * level)
         for chain, row in enumerate(counts):
             base = len(counts) - 1 - chain

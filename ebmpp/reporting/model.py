@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sections on the model itself: declaration, latent units, and training."""
 
-import numpy as np
 import pandas as pd
 
 from ebmpp.diagnostics.plots import panels, plot_history
@@ -45,25 +44,23 @@ def latent_units(section: Section, subject: Subject) -> None:
     section.table("unit_counts", counts, "Number of unit statistics by status.")
     figure, axes = grid(2 * len(blocks), (3.8, 2.8), ncols=2)
     for block, pair in zip(blocks, axes.reshape(-1, 2), strict=True):
-        _histograms(activity[activity["block"] == block], block, pair)
+        units = activity[activity["block"] == block]
+        present = [s for s in _STATUS_COLORS if (units["status"] == s).any()]
+        colors = [_STATUS_COLORS[s] for s in present]
+        for ax, column, label in zip(pair, ("mean", "varies"), ("mean", "explained share"), strict=True):
+            low, high = units[column].min(), units[column].max()
+            is_unit = column == "varies" or (low >= 0 and high <= 1)
+            span = (0.0, 1.0) if is_unit else (low - 1e-6, high + 1e-6)
+            values = [units[column][units["status"] == s] for s in present]
+            ax.hist(values, bins=25, range=span, stacked=True, color=colors, label=present)
+            ax.set(xlabel=label, ylabel=f"units of {block}")
+            tidy(ax, legend=ax is pair[1])
     section.figure("units", figure, "Left: means over rows. Right: share of the variance that rows explain.")
     idle = activity[activity["status"] != "active"]
     if len(idle):
         section.table("idle_units", idle, "Units that are not active.", max_rows=15)
     section.tables["units"] = activity
     section.fact(f"{len(idle)} of {len(activity)} statistics of latent units are off, on or constant.")
-
-
-def _histograms(activity: pd.DataFrame, block: str, axes: np.ndarray) -> None:
-    for ax, column in zip(axes, ("mean", "varies"), strict=True):
-        present = [s for s in _STATUS_COLORS if (activity["status"] == s).any()]
-        low, high = activity[column].min(), activity[column].max()
-        span = (0.0, 1.0) if column == "varies" or (low >= 0 and high <= 1) else (low - 1e-6, high + 1e-6)
-        values = [activity[column][activity["status"] == s] for s in present]
-        colors = [_STATUS_COLORS[s] for s in present]
-        ax.hist(values, bins=25, range=span, stacked=True, color=colors, label=present)
-        ax.set(xlabel={"mean": "mean", "varies": "explained share"}[column], ylabel=f"units of {block}")
-        tidy(ax, legend=ax is axes[1])
 
 
 def training(section: Section, subject: Subject) -> None:

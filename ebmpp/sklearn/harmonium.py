@@ -144,7 +144,11 @@ def check_options(model: Any) -> None:
 def check_values(model: object, family: Family, values: np.ndarray) -> None:
     """Check that values are in the support, or means in it where they are their own, bounded statistic."""
     low, high = family.bounds
-    accepts_means = not family.stat_shape and math.isfinite(high - low) and _is_own_statistic(family)
+    accepts_means = not family.stat_shape and math.isfinite(high - low)
+    if accepts_means:  # where values are their own statistic
+        states = family.states()
+        states = np.linspace(low, high, 5) if states is None else np.asarray(states)
+        accepts_means = np.array_equal(family.statistics(states), states)
     is_valid = np.asarray(family.in_support(values))
     if accepts_means:
         is_valid = (values >= low) & (values <= high)
@@ -156,12 +160,6 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
             f"({(~is_valid).sum()} such values), but units {family!r} need {expected}. Scale X, for example "
             'by MinMaxScaler(clip=True), or choose another family, such as visible="gaussian" for reals'
         )
-
-
-def _is_own_statistic(family: Family) -> bool:
-    values = family.states()
-    values = np.linspace(*family.bounds, 5) if values is None else np.asarray(values)
-    return np.array_equal(family.statistics(values), values)
 
 
 def weighted_rows(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:

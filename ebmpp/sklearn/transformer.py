@@ -41,11 +41,10 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     gradient estimator and any optimiser. It computes and returns JAX's floats, float32 unless
     ``jax_enable_x64`` is set. Sparse input is made dense.
 
-    Rows must have values in the support of the visible units, with one exception, which ``BernoulliRBM``
-    makes silently for all values: for bounded values that are their own statistic (Bernoulli, Spin, Binomial)
-    a value in between, such as a grey level in [0, 1], is taken as the unit's *mean statistic*. Positive
-    phase and features are then computed at these means, which is common practice but not the likelihood of
-    binary rows. ``ebmpp.data.binarize(X, "bernoulli", rng_key=...)`` draws binary rows.
+    Rows must have values in the support of the visible units, with one exception: for bounded values that are
+    their own statistic (Bernoulli, Spin, Binomial) a value in between, such as a grey level in [0, 1], is
+    taken as the unit's *mean statistic*. This is common practice, but not the likelihood of binary rows,
+    which ``ebmpp.data.binarize(X, "bernoulli", rng_key=...)`` draws.
 
     :param n_components: number of latent units.
     :param visible: "auto", the name of a family ("bernoulli", "spin", "gaussian", "poisson" or
@@ -56,7 +55,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         does not standardise.
     :param latent: as ``visible``, without "auto".
     :param estimator: gradient estimator. None is ``PCD(num_chains=batch_size)``, the estimator of
-        ``BernoulliRBM``: as cheap as CD and compiled in a second, but biased. ``ebmpp.UCD()`` is unbiased.
+        ``BernoulliRBM``, which is cheap but biased. ``ebmpp.UCD()`` is unbiased.
     :param optimizer: None for stochastic gradient steps, a function of the learning rate such as
         ``optax.adam``, or an optax transformation, which has its own rate and cannot be pickled.
     :param learning_rate: rate of the optimiser. "auto" is 0.1, or 0.01 if the statistics of visible or latent
@@ -188,7 +187,13 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         per_batch = estimator.steps_per_batch
         source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, self.n_steps_ // per_batch)
         end = self.n_steps_ + source.num_batches * per_batch
-        stage = Stage(num_steps=end, estimator=estimator, optimizer=self._optimizer())
+        optimizer = optax.sgd if self.optimizer is None else self.optimizer
+        if callable(optimizer):
+            bounded = all(np.isfinite(family.bounds).all() for family in self.graph_.families.values())
+            usual = 0.1 if bounded else 0.01
+            rate = usual if self.learning_rate == "auto" else float(self.learning_rate)
+            optimizer = harmonium.make_optimizer(optimizer, rate)
+        stage = Stage(num_steps=end, estimator=estimator, optimizer=optimizer)
         stages = Stages([stage], scheduled=False)
         loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_)
         if self._state is None:
@@ -224,11 +229,10 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def score_samples(self, X: Any) -> np.ndarray:
         """Return log p(x) + log Z of each row, minus the free energy.
 
-        The values are exact and deterministic. As log Z is common to all rows, differences between rows are
-        log density ratios, but values of two models cannot be compared (unlike the random pseudo-likelihood
-        of ``BernoulliRBM``). With ``scaler_`` the density is that of the original columns. For grey levels in
-        Bernoulli units it is the formula at mean statistics, a lower bound on its mean over binary rows drawn
-        from them.
+        As log Z is common to all rows, differences between rows are log density ratios, but values of two
+        models cannot be compared. With ``scaler_`` the density is that of the original columns. For grey
+        levels in Bernoulli units it is the formula at mean statistics, a lower bound on its mean over binary
+        rows drawn from them.
 
         :param X: shape ``(rows, columns)``.
         :return: shape ``(rows,)``.
@@ -355,18 +359,6 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         parts = (rows[first : first + size] for first in range(0, len(rows), size))
         pad = lambda part: np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
         return np.concatenate([np.asarray(fn(self.graph_, params, pad(p)))[: len(p)] for p in parts])
-
-    # -- params ----------------------------------------------------------------------------------
-
-    def _optimizer(self) -> harmonium.Optimizer:
-        make = optax.sgd if self.optimizer is None else self.optimizer
-        if not callable(make):
-            return make
-        rate = self.learning_rate
-        if rate == "auto":
-            bounded = all(np.isfinite(family.bounds).all() for family in self.graph_.families.values())
-            rate = 0.1 if bounded else 0.01
-        return harmonium.make_optimizer(make, float(rate))
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))

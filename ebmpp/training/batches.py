@@ -117,10 +117,8 @@ class Order:
 
     def __init__(self, key: Key, size: int, batch_size: int) -> None:
         self.key, self.size, self.batch_size = np.asarray(key).tolist(), size, min(size, batch_size)
-        self._epoch = lru_cache(maxsize=2)(self._permutation)  # a batch may span two epochs
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([*self.key, epoch]).permutation(self.size)
+        permutation = lambda epoch: np.random.default_rng([*self.key, epoch]).permutation(self.size)
+        self._epoch = lru_cache(maxsize=2)(permutation)  # a batch may span two epochs
 
     def batch(self, number: int) -> np.ndarray:
         """Return row numbers, ``(batch_size,)``."""
@@ -191,18 +189,15 @@ class HostRows:
         with _on_host():
             try:
                 rows, known, _ = tables.check_table(self.graph, self.table.take(index))
-            except StateError as error:
-                raise next(filter(None, map(self._error_in, index)), error) from None
+            except StateError:
+                for row in index:  # the first one that is invalid
+                    try:
+                        tables.check_table(self.graph, self.table.take(np.array([row])))
+                    except StateError as error:
+                        raise StateError(f"row {row} of the data: {error}") from None
+                raise
         weights = None if self.weights is None else jax.device_put(self.weights[index])
         return Selection(jax.device_put(rows), None, weights, jax.device_put(known))
-
-    def _error_in(self, row: int) -> StateError | None:
-        """Return the error in one row, if it is invalid."""
-        try:
-            tables.check_table(self.graph, self.table.take(np.array([row])))
-        except StateError as error:
-            return StateError(f"row {row} of the data: {error}")
-        return None
 
 
 class Stream:

@@ -115,19 +115,17 @@ def fit(
     Batches are rows of a new random permutation per epoch. Up to 50 steps run in one compiled program, or
     fewer if they are expensive. ``data`` can be:
 
-    * arrays, which are put on the device: rows of the visible blocks, ``(rows, *shape)`` each, in a dict, or
-      a single array for a single block. Lists, data frames and other objects with ``__array__`` are accepted;
-    * ``numpy.memmap`` arrays: each step's rows are read and checked ahead of their step, and the base rates
-      are estimated from a few thousand rows;
+    * arrays: rows of the visible blocks, ``(rows, *shape)`` each, in a dict, or a single array for a single
+      block. Lists, data frames and other objects with ``__array__`` are accepted;
+    * ``numpy.memmap`` arrays: rows are read and checked ahead of their step, and a few thousand give the base
+      rates;
     * a stream of batches of one size: an iterable of arrays or dicts, or a function that returns one. Each is
-      used once, and the first determines the base rates. A resumed run skips the batches that were used
-      before, so pass the stream from its beginning.
+      used once, and the first gives the base rates. For a resumed run pass the stream from its beginning.
 
     Any block may be an :class:`Observed` with missing entries, such as ``Observed.where_finite(table)``: the
     likelihood is that of the known ones. Missing entries are drawn from the posterior together with the
     latents, without bias under :class:`UCD`.
 
-    :param data: see above.
     :param rng_key: a jax key: the same key gives the same run.
     :param estimator: :class:`UCD` (default), :class:`CD`, :class:`PCD`, or a custom one.
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
@@ -142,9 +140,8 @@ def fit(
     :param start: a :class:`Fit` of the same graph and kind of estimator, whose params, chains, weights, lag
         and optimiser state continue. With the same key, data and settings the run equals the rest of one
         longer run. ``num_steps``, ``history`` and ``path`` count from this call; ``estimator`` and
-        ``optimizer`` default to the ones of ``start``. Another estimator of its class adopts the state, as in
-        a :class:`Stage`. Another optimiser continues the parts of the state that have its structure, such as
-        moments and the count of a schedule. A stream begins at its first batch.
+        ``optimizer`` default to the ones of ``start``. Another optimiser continues the parts of the state
+        that have its structure, such as moments. A stream begins at its first batch.
     :param init: "gaussian", "orthogonal", or a dict of both parts: see :meth:`FactorGraph.init`.
     :param monitors: functions of the params to a scalar, kept in the history; see :mod:`ebmpp.monitors`.
     :param monitor_every: steps between monitor values (the first and last step are included).
@@ -153,9 +150,8 @@ def fit(
         It carries ``params``, ``history``, ``step`` and ``fit``, a Fit so far; so does KeyboardInterrupt.
     :param keep_best: the name of a monitor, or ``(name, "min")``: keep the params at its best value.
     :param keep_path: keep a path from independent units at the data's base rates to the model, as
-        ``Fit.path``. At most 64 checkpoints of the params, or the number given here, stay in memory, at a
-        stride that doubles when it is full. At the end they are thinned by 500 particles to knots between
-        which half of the particles stay effective.
+        ``Fit.path``. At most 64 checkpoints of the params, or the number given here, stay in memory. At the
+        end they are thinned to knots between which half of 500 particles stay effective.
     :param checkpoint_dir: directory for checkpoints, of one run at a time. A resumed run ends with bitwise
         the params of an uninterrupted one.
     :param checkpoint_every: steps between checkpoints; the last step writes one too.
@@ -166,9 +162,8 @@ def fit(
         single-device run; gradients are summed in another order. Under ``jax.distributed`` every process
         calls ``fit`` with **its own part** of the rows (of one size; ``batch_size`` is the total), the same
         params, and callbacks that decide alike.
-    :warns UserWarning: if an estimator diagnoses a problem from its metrics, or a path cannot be thinned;
-        once if a monitor with ``log_likelihood=True`` falls; within the first hundred steps of a stage if its
-        coupled pairs will take too many sweeps.
+    :warns UserWarning: if an estimator diagnoses a problem, a path cannot be thinned, a monitor with
+        ``log_likelihood=True`` falls, or coupled pairs will take too many sweeps.
     :raises StateError: for invalid data or weights, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does not normalise.
     :raises DivergenceError: when params or gradient stop being finite, or a pair is unmet; it carries the

@@ -204,11 +204,6 @@ class Log:
             line["log_likelihood"] = f"{float(last['log_likelihood']):.4g}{error}"
         return line | {n: f"{float(v):.4g}" for n, v in self.monitored.last.items() if n != "monitor_step"}
 
-    def failed_at(self) -> int | None:
-        """Return the first step whose gradient or params were not finite."""
-        bad = np.flatnonzero(~self.steps.columns()["ok"])
-        return int(bad[0]) if len(bad) else None
-
     def failure(self, kind: type[TrainingError], message: str, params: Params, step: int) -> TrainingError:
         """Return an error that carries the last good params and the history before ``step``."""
         message += " The error's .params are the last good ones, .history has the steps before."

@@ -256,7 +256,9 @@ class Loop:
 
     def _check(self, done: int, state: State) -> None:
         """Raise TrainingError after ``done`` steps if one was not finite, or the model does not normalise."""
-        failed = None if bool(backend.wait(state.ok)) else self.log.failed_at()
+        failed = None
+        if not bool(backend.wait(state.ok)):  # at the first step that was not finite
+            failed = int(np.flatnonzero(~self.log.steps.columns()["ok"])[0])
         step = done if failed is None else failed
         try:
             if not self._bounded:  # else every model normalises

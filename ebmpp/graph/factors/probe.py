@@ -1,13 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Numerical check, on declaration, that the energy of a factor is multi-affine."""
+"""Check, on declaration, that the energy of a factor is multi-affine: by numbers, and by its traced form."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import math
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,15 +15,31 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import Eta, checks
+from ebmpp.core.compile import compiled
 from ebmpp.core.precision import full_precision
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families import Family
-from ebmpp.families.random_statistics import random_statistics
 from ebmpp.graph.factors.factor import Factor, Params
 from ebmpp.graph.factors.lateral import Split
-from ebmpp.graph.factors.polynomial import far_statistics, is_polynomial
 
+#: Operations that map polynomials to polynomials.
+_ARITHMETIC = frozenset(
+    "add add_any broadcast_in_dim concatenate conv_general_dilated convert_element_type copy cumsum "
+    "dot_general integer_pow mul neg optimization_barrier pad reduce_precision reduce_sum reshape rev slice "
+    "split square squeeze sub tile transpose".split()
+)
+#: The same, where the operands from the first number to the last do not depend on the variables.
+_CONSTANT_OPERANDS = {
+    "div": (1, 2),
+    "dynamic_slice": (1, None),
+    "dynamic_update_slice": (2, None),
+    "gather": (1, 2),
+    "scatter-add": (1, 2),
+    "select_n": (0, 1),
+}
+_COUNTS = 128  # each of which is tried
+_FAR = np.rint(np.geomspace(1, 1e5, 30))
 _STATES = 8
 _ROUNDING = 128 * float(np.finfo(np.float32).eps)  # relative, of a sum, per root of the number of terms
 _STATE_TOLERANCE = 1e-3  # relative; some states are far from zero, and kinks are coarse
@@ -196,3 +212,85 @@ def _is_affine(probed: _Probed, i: int, colors: np.ndarray, step: np.ndarray, to
             ):
                 return False
     return True
+
+
+def is_polynomial(jaxpr: Any, variables: list[bool]) -> bool:
+    """Return True if all results are polynomials in the inputs that ``variables`` marks.
+
+    A polynomial that is affine between random points is affine everywhere. Comparisons and roots
+    are not polynomials, and may be affine on a part of the states.
+    """
+    varying = {v for v, varies in zip(jaxpr.invars, variables, strict=True) if varies}
+    for equation in jaxpr.eqns:
+        inputs = [not hasattr(v, "val") and v in varying for v in equation.invars]
+        if any(inputs):
+            if not _keeps_polynomials(equation, inputs):
+                return False
+            varying.update(equation.outvars)
+    return True
+
+
+def _keeps_polynomials(equation: Any, inputs: list[bool]) -> bool:
+    name, params = equation.primitive.name, equation.params
+    inner = params.get("call_jaxpr", params.get("jaxpr"))
+    if inner is not None and name not in ("while", "cond"):
+        inner = getattr(inner, "jaxpr", inner)
+        if len(inner.invars) != len(inputs):
+            return False
+        return is_polynomial(inner, [True] * len(inputs) if name == "scan" else inputs)
+    if name == "convert_element_type":
+        return jnp.issubdtype(params["new_dtype"], jnp.inexact)
+    if name == "integer_pow":
+        return params["y"] >= 0
+    return name in _ARITHMETIC or (
+        name in _CONSTANT_OPERANDS and not any(inputs[slice(*_CONSTANT_OPERANDS[name])])
+    )
+
+
+def far_statistics(family: Family) -> list[Array]:
+    """Return statistics of states over the range of a family, of equal units and of two random halves."""
+    states, generator = family.states(), np.random.default_rng(0)
+    if states is None:
+        values = np.concatenate([np.arange(_COUNTS), _FAR, -_FAR])
+    else:
+        values = np.asarray(states)[np.linspace(0, len(states) - 1, min(len(states), _COUNTS)).astype(int)]
+    values = values[np.asarray(family.in_support(values.astype(float)))]
+    equal = [np.full(family.shape, value) for value in values]
+    moved = [np.where(generator.random(family.shape) < 0.5, x, equal[0]) for x in equal[-2 * len(_FAR) :]]
+    return [family.statistics(jnp.asarray(x, family.dtype)) for x in equal + moved]
+
+
+def random_statistics(families: Mapping[str, Family], blocks: Iterable[str], rows: int) -> Eta:
+    """Return statistics of ``rows`` states, the same in every call.
+
+    Units of finitely many values take them with proportions that differ between rows, and are nearly all
+    equal in every second row. Others are initial draws, ten times as large in every second row where they are
+    unbounded.
+    """
+    generator = np.random.default_rng(0)
+    scope = tuple((b, families[b]) for b in blocks)
+    return _statistics_of(scope, {b: _numbers(f, rows, generator) for b, f in scope})
+
+
+def _numbers(family: Family, rows: int, generator: np.random.Generator) -> np.ndarray:
+    """Return numbers of values, or random words where there are infinitely many values."""
+    states = family.states()
+    if states is None:
+        shape = (rows, *family.shape, family.num_words)
+        return generator.integers(0, 2**32, shape, np.uint32)
+    shares = generator.dirichlet(np.full(len(states), 0.5), rows)
+    shares[::2] = 0.05 * shares[::2] + 0.95 * np.eye(len(states))[np.arange(0, rows, 2) // 2 % len(states)]
+    return np.stack([generator.choice(len(states), family.shape, p=p) for p in shares]).astype(np.int32)
+
+
+@compiled(statics=1)
+def _statistics_of(scope: tuple[tuple[str, Family], ...], numbers: dict[str, Array]) -> Eta:
+    statistics = {}
+    for b, family in scope:
+        states = family.states()
+        x = family.initial(numbers[b]) if states is None else states[numbers[b]]
+        if np.isinf(family.statistic_bounds).any():
+            far = jnp.where(jnp.arange(len(x)) % 2, 10, 1).reshape(-1, *(1,) * (x.ndim - 1))
+            x = (x * far.astype(x.dtype)).astype(x.dtype)
+        statistics[b] = family.statistics(x)
+    return statistics

@@ -27,11 +27,11 @@ from ebmpp.core import checks, sharding
 from ebmpp.core.types import Params
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.families import Family
-from ebmpp.families.random_statistics import random_statistics
 from ebmpp.graph import energy, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import Constant
+from ebmpp.graph.factors.probe import random_statistics
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.transforms.rewire import WithParams, unchanged, with_blocks
 

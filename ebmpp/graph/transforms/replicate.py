@@ -151,7 +151,12 @@ class _LocalOfReplicas:
     def field(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
         """Return natural parameters of the units of ``part`` in all replicas."""
         betas, inner = prepared
-        field = (self._separate_params if self.separate else self._shared_params)(inner, statistics_at, part)
+        if self.separate:
+            first = jnp.arange(self.num, dtype=int) * self.size
+            of_one = lambda p, n: self.single.field(p, lambda i: statistics_at(jnp.asarray(i) + n), part)
+            field = jax.vmap(of_one)(inner, first)
+        else:
+            field = self._shared_params(inner, statistics_at, part)
         field = field * betas.reshape(-1, *(1,) * (field.ndim - 1))
         field = field.reshape(-1, *field.shape[2:])
         return jnp.take(field, select(self.places, part), axis=0)
@@ -173,13 +178,6 @@ class _LocalOfReplicas:
 
         field = self.single.field(prepared, of_all, part)
         return jnp.moveaxis(field.reshape(len(field), self.num, rows, *field.shape[2:]), 1, 0)
-
-    def _separate_params(
-        self, prepared: Any, statistics_at: StatisticsAt, part: Any
-    ) -> Float[Array, "replicas units rows ..."]:
-        first = jnp.arange(self.num, dtype=int) * self.size
-        field = lambda p, n: self.single.field(p, lambda i: statistics_at(jnp.asarray(i) + n), part)
-        return jax.vmap(field)(prepared, first)
 
 
 def select(table: np.ndarray | tuple[np.ndarray, ...], part: Any) -> Any:

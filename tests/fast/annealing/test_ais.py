@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Bias, FactorGraph, Gaussian, Poisson, exact, layered
 from ebmpp.annealing import Path, bidirectional, log_partition, reverse_ais
+from ebmpp.annealing.bidirectional import anneal
 from ebmpp.annealing.ladder import temperatures
 from ebmpp.annealing.path import summed_blocks
 from ebmpp.annealing.reference import reference
-from ebmpp.annealing.steps import anneal
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, ParameterError, StateError
 from helpers import assert_law, assert_rows_law, often, random_params
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ebmpp import Bernoulli, Factor, FactorGraph, Gaussian, Spin
 from ebmpp.errors import NotMultiAffineError
-from ebmpp.graph.factors.polynomial import is_polynomial
+from ebmpp.graph.factors.probe import is_polynomial
 
 
 def test_affine_energies_are_accepted() -> None:
