@@ -13,9 +13,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing import independence, systems
+from ebmpp.annealing import systems
 from ebmpp.annealing.ladder import Ladder, find_ladder
-from ebmpp.annealing.particle_pairs import LONG_STAY
+from ebmpp.annealing.particle_pairs import LONG_STAY, PairOutcome, run_pair
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
@@ -205,12 +205,10 @@ class ParticleUCD(Estimator):
         state = state._replace(cess=pairs.min_cess.min(), positive=positive.length)
         return Estimate(gradient, state, metrics, sweeps / len(batch.weights))
 
-    def _pairs(
-        self, graph: FactorGraph, params: Params, state: ParticleState, key: Key
-    ) -> independence.PairOutcome:
+    def _pairs(self, graph: FactorGraph, params: Params, state: ParticleState, key: Key) -> PairOutcome:
         """Run pairs of chains of systems, distributed over the devices of a mesh; leading axis: pairs."""
 
-        def run(numbers: Array, shared: tuple, *_: Any) -> tuple[independence.PairOutcome, tuple]:
+        def run(numbers: Array, shared: tuple, *_: Any) -> tuple[PairOutcome, tuple]:
             path, places, count, params, key = shared
 
             def propose(keys: Array) -> tuple[Array, Params, Array]:
@@ -219,7 +217,7 @@ class ParticleUCD(Estimator):
                 negative = systems.energy_gradient(path, params, system)
                 return systems.total_log_z(system), negative, system.min_cess
 
-            run_one = lambda i: independence.run_pair(
+            run_one = lambda i: run_pair(
                 propose, params, random.fold_in(key, i), self.k, self.m, self.max_systems
             )
             return lax.map(run_one, numbers), ()
@@ -227,7 +225,7 @@ class ParticleUCD(Estimator):
         shared = (*self._rungs(graph, params, state), params, key)
         return sharding.shard_jobs(run, jnp.arange(self.num_pairs), shared, self.num_pairs)[0]
 
-    def _metrics(self, pairs: independence.PairOutcome, state: ParticleState) -> dict[str, Array]:
+    def _metrics(self, pairs: PairOutcome, state: ParticleState) -> dict[str, Array]:
         met = pairs.meeting_time >= 0
         tau = jnp.where(met, pairs.meeting_time, 0)
         return {

@@ -317,9 +317,7 @@ def _energies(graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
     return jax.vmap(lambda t: energy.energy(graph, params, t))(graph.statistics(rows))
 
 
-@compiled(statics=1)
-def _log_densities(graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
-    return energy.log_density(graph, params, rows)
+_log_densities = compiled(statics=1)(energy.log_density)
 
 
 @compiled(statics=2)

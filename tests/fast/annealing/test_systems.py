@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp.annealing import Path, independence, systems
+from ebmpp.annealing import Path, particle_pairs, systems
 from ebmpp.annealing.ladder import find_ladder
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError, DomainError
@@ -106,7 +106,7 @@ def test_ladders_have_the_requested_threshold() -> None:
 SHAPES = {"f": jax.ShapeDtypeStruct((2,), jnp.float32)}
 
 
-def toy(spread: float) -> independence.Propose:
+def toy(spread: float) -> particle_pairs.Propose:
     """Return a source of systems whose log Z is normal and whose value grows with it."""
 
     def propose(keys: jax.Array) -> tuple:
@@ -120,7 +120,7 @@ def toy(spread: float) -> independence.Propose:
 def test_means_over_pairs_of_systems_are_unbiased(k: int, m: int) -> None:
     """Under weights exp(s z) a normal z has mean s; the second value does not matter to Z and has mean 0."""
     spread = 0.8
-    run = jax.jit(jax.vmap(lambda key: independence.run_pair(toy(spread), SHAPES, key, k, m)))
+    run = jax.jit(jax.vmap(lambda key: particle_pairs.run_pair(toy(spread), SHAPES, key, k, m)))
     result = jax.device_get(run(keys_of(20_000, seed=10 * k + m)))
     assert_rows_law(result.total["f"], [spread, 0.0])
     tau = result.meeting_time
@@ -133,11 +133,11 @@ def test_means_over_pairs_of_systems_are_unbiased(k: int, m: int) -> None:
 
 
 def test_stopped_pairs_are_unmet_and_undefined_values_broken() -> None:
-    run = jax.jit(jax.vmap(lambda key: independence.run_pair(toy(3.0), SHAPES, key, 0, 1, 3)))
+    run = jax.jit(jax.vmap(lambda key: particle_pairs.run_pair(toy(3.0), SHAPES, key, 0, 1, 3)))
     result = jax.device_get(run(keys_of(2000)))
     assert set(result.meeting_time) == {-1, 1, 2} and (result.num_systems <= 3).all()
     undefined = lambda keys: (jnp.nan * jnp.ones(len(keys)), *toy(1.0)(keys)[1:])
-    assert bool(jax.jit(lambda: independence.run_pair(undefined, SHAPES, key(0), 0, 1).broken)())
+    assert bool(jax.jit(lambda: particle_pairs.run_pair(undefined, SHAPES, key(0), 0, 1).broken)())
 
 
 def test_smc_estimates_are_within_their_errors() -> None:
