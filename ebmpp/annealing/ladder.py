@@ -106,7 +106,6 @@ def find_ladder(
 
     :param cess_threshold: lowest conditional effective sample size of a step, as a share of the particles,
         below 1. The last step may miss it where the ``capacity``, the largest number of places, is reached.
-    :param sweeps: per rung.
     :param measure: measure the correlation too.
     """
     keys = key[None]

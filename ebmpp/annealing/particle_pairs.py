@@ -99,8 +99,6 @@ def run_pair(
 ) -> PairOutcome:
     """Run one pair of chains until they meet, and at least to time m; the times from k on count.
 
-    :param propose: makes two systems.
-    :param shapes: of a system's values.
     :param key: of the pair; system t draws from ``fold_in(key, t)``, its acceptance from
         ``fold_in(key, t, 1)``.
     :param max_systems: number of systems after which an unmet pair stops; None for no limit.

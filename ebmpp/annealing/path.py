@@ -110,10 +110,6 @@ class Path:
         """
         return self._knot(range(len(self))[index])
 
-    def check(self, name: str) -> None:
-        """Check on the host that all models fit the graph and normalise."""
-        check_models(name, self.graph, [self.params_at(i) for i in range(1, len(self))])
-
     def along(self) -> Params:
         """Return the params of all knots, ``(len(path), ...)`` each."""
         repeat = lambda a: jnp.broadcast_to(a, (len(self.betas), *a.shape[1:]))[: len(self)]

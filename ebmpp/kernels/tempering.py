@@ -13,7 +13,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing.path import Path, summed_blocks
+from ebmpp.annealing.path import Path, check_models, summed_blocks
 from ebmpp.core import checks
 from ebmpp.core.types import Eta, Params
 from ebmpp.graph import FactorGraph
@@ -192,7 +192,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         if path is not None:
             checks.instance("ParallelTempering: path", path, Path, "a Path, as fit(..., keep_path=True) has")
             checks.require(path.graph == graph, "ParallelTempering: graph of path", f"{graph!r}", path.graph)
-            path.check("ParallelTempering")
+            check_models("ParallelTempering", graph, [path.params_at(i) for i in range(1, len(path))])
 
     @property
     def _adapts(self) -> bool:

@@ -62,11 +62,8 @@ def init_params(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array 
 class Epoch:
     """Batches of one pass over the rows in a random order, for the training loop.
 
-    All batches have the same size; rows that pad the last one have weight 0.
-
-    :param rows: rows of the visible block, possibly mean statistics, in batches of ``size``.
-    :param weights: one per row, of any sum; None for equal weights.
-    :param first: number of the first batch.
+    All batches have the same size; rows that pad the last one have weight 0. ``first`` is the number of the
+    first batch.
     """
 
     def __init__(
@@ -83,11 +80,9 @@ class Epoch:
         self._index, self._shares = index.astype(np.int32), shares.astype(jnp.result_type(float))
 
     def sample(self) -> Selection:
-        """Return all rows."""
         return Selection(self._rows)
 
     def batch(self, number: int) -> Selection:
-        """Return the rows, indices and weights of a batch."""
         at = number - self.first
         return Selection(self._rows, self._index[at], self._shares[at])
 

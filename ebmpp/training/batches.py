@@ -142,11 +142,9 @@ class DeviceRows:
         self.weights, self.order, self.batch_size = weights, order, order.batch_size
 
     def sample(self) -> Selection:
-        """Return all rows."""
         return Selection(self.rows, None, self.weights, self.known)
 
     def batch(self, number: int) -> Selection:
-        """Return an index into the rows."""
         index = self.order.batch(number).astype(np.int32)  # transferred as an argument, which costs less
         weights = None if self.weights is None else self.weights[index]
         return Selection(self.rows, index, weights, self.known)
@@ -176,7 +174,6 @@ class HostRows:
         return self._read(self._sample_index())
 
     def batch(self, number: int) -> Selection:
-        """Read a batch."""
         return self._read(self.order.batch(number))
 
     def identity(self) -> dict[str, Any]:
@@ -215,7 +212,6 @@ class Stream:
         self._first = self.batch(0)
 
     def sample(self) -> Selection:
-        """Return the first batch."""
         return self._first
 
     def batch(self, number: int) -> Selection:

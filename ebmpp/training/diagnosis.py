@@ -49,9 +49,7 @@ def diagnose_pairs(sweeps: np.ndarray, remaining: int, pace: float, units: int) 
 
     A power of the number of steps extrapolates the sweeps. A clock enters the words alone.
 
-    :param sweeps: mean sweeps of a pair at each step so far.
     :param pace: seconds per sweep, or nan.
-    :param units: number of units that a sweep draws.
     """
     done = len(sweeps)
     recent, before = sweeps[done // 2 :].mean(), sweeps[done // 4 : done // 2]
@@ -71,12 +69,7 @@ def diagnose_pairs(sweeps: np.ndarray, remaining: int, pace: float, units: int) 
 
 
 class PairWatch:
-    """Watch over the pairs of one stage, at a few of its first hundred steps.
-
-    :param first: number of the stage's first step.
-    :param last: the number after its last one.
-    :param units: number of units of the model.
-    """
+    """Watch over the pairs of one stage, steps ``first`` to ``last - 1``, at a few of the first ones."""
 
     def __init__(self, first: int, last: int, units: int) -> None:
         self.first, self.last, self._units, self._due = first, last, units, [1, 10, 25, 50, 100]

@@ -174,11 +174,6 @@ class Log:
             values = {n: _value(n, fn, params, estimator_state) for n, fn in self.monitors.items()}
             self.monitored.append({"monitor_step": step, **values})
 
-    def discard_running(self) -> None:
-        """Drop the values that the device has not computed."""
-        self.steps.discard_running()
-        self.monitored.discard_running()
-
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the history as arrays, for :meth:`load`."""
         steps = {f"step:{n}": v for n, v in self.steps.columns().items()}

@@ -37,7 +37,6 @@ class Loop:
     """A run: batches through the stages' estimators and optimisers.
 
     :param key: the run's key; a step's draws depend on it and on the step's number.
-    :param params: params at the start, under which the model normalises.
     :param interval: steps between monitor values.
     :param before: number of steps done before this run, which the draws continue.
     """
@@ -198,7 +197,8 @@ class Loop:
 
     def reached(self) -> tuple[int, State]:
         """Return the number of steps done when the run was interrupted, and the state after them."""
-        self.log.discard_running()
+        self.log.steps.discard_running()
+        self.log.monitored.discard_running()
         return next(recent for recent in reversed(self._recent) if backend.is_ready(recent[1]))
 
     def _watch_pairs(self, number: int, step: int, state: State, deadline: float) -> None:

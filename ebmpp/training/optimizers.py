@@ -21,6 +21,8 @@ Params = Any
 Bound = float | Mapping[str, Any]
 WithArgs = optax.GradientTransformationExtraArgs
 
+_PASSED = "passed, as optimizer.update(gradient, state, params)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparable:
@@ -53,11 +55,8 @@ class Comparable:
             ) from error
         outline = lambda tree: jax.tree.flatten(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree))
         got, expected = outline(lowered.out_info), outline((params, state))
-        if got != expected:
-            raise ArgumentError(
-                "fit: optimizer must return updates and a state of the shapes and dtypes that it was given, "
-                f"{expected}, got {got}."
-            )
+        expectation = f"of the shapes and dtypes that it was passed, {expected}"
+        checks.require(got == expected, "fit: updates and state of optimizer", expectation, got)
         text = f"{_code(lowered)} {jax.tree.structure(state)}"  # which alone has the state's classes
         return cls(optimizer, _digest(text), id(optimizer) if "callback" in text else None)
 
@@ -110,8 +109,8 @@ def projected(optimizer: optax.GradientTransformation, projection: Callable[[Par
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
-    def update(updates: Params, state: Any, params: Params | None = None, **extra: Any) -> tuple[Params, Any]:
-        params = _required("projected", params)
+    def update(updates: Params, state: Any, params: Params = None, **extra: Any) -> tuple[Params, Any]:
+        checks.require(params is not None, "projected: params", _PASSED, None)
         updates, state = optimizer.update(updates, state, params, **extra)
         projected_params = projection(optax.apply_updates(params, updates))
         return jax.tree.map(jnp.subtract, projected_params, params), state
@@ -190,9 +189,9 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
         return AveragedState(optimizer.init(params), jnp.zeros((), jnp.int32), params)
 
     def update(
-        updates: Params, state: Any, params: Params | None = None, **extra: Any
+        updates: Params, state: Any, params: Params = None, **extra: Any
     ) -> tuple[Params, AveragedState]:
-        params = _required("averaged", params)
+        checks.require(params is not None, "averaged: params", _PASSED, None)
         updates, inner = optimizer.update(updates, state.inner, params, **extra)
         count = state.count + 1
         new = optax.apply_updates(params, updates)
@@ -214,9 +213,3 @@ def averaged_params(optimizer_state: Any) -> Params:
     name, expected = "averaged_params: optimizer_state", "the state of an optimiser with one averaged(...)"
     checks.require(len(states) == 1, name, expected, states)
     return states[0].mean
-
-
-def _required(name: str, params: Params | None) -> Params:
-    if params is None:
-        raise ArgumentError(f"{name}: params must be passed, as optimizer.update(gradient, state, params).")
-    return params

@@ -151,12 +151,10 @@ def run_chunk(
     A step depends on its number and on the state alone, so results do not depend on how steps are chunked.
 
     :param first: number of the first step.
-    :param count: steps to do, at least 1 and at most the chunk's size.
     :param shared: from :func:`stacked`, as ``parts``.
     :param offsets: 0, 1, 2, ... for each step of the chunk; None for a single step, whose batch has no
         leading axis.
-    :return: the state, metrics with one row per step, and the number of steps done: fewer than ``count``
-        where they were expensive.
+    :return: the state, one row of metrics per step, and the number of steps: fewer where they are expensive.
     """
     if offsets is None:
         state, metrics, _ = _step(graph, estimator, optimizer, key, state, first, _merged(shared, parts))
