@@ -213,12 +213,10 @@ def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays:
         is_same = (custom.blocks, type(custom).__name__) == (blocks, kind)
         checks.require(is_same, f"factor {name!r}", f"a {kind} over {blocks}", custom, SavedFileError)
         return custom
-    expected, energy = "one that a file holds", description.get("energy")
-    hint = "Pass load(..., factors=[...]) the factor as it was declared."
+    expected, energy = "passed to load, as no file holds a custom energy", description.get("energy")
+    hint = "Give load(..., factors=[...]) the factor as it was declared."
     is_valid = not description["custom"]
-    checks.require(
-        is_valid, f"energy of factor {name!r} over {blocks}", expected, energy, SavedFileError, hint
-    )
+    checks.require(is_valid, f"factor {name!r} over {blocks}", expected, energy, SavedFileError, hint)
     # a factor whose pairs of units are part of its declaration takes them after its block
     pairs = [_unpack(e, arrays) for e in description["lateral"].values()]
     init = _unpack(description["init"], arrays)

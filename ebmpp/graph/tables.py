@@ -62,8 +62,8 @@ def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table
     values, known = states.as_arrays(graph.families, blocks)
     known = states.incomplete(known)
     is_valid, hint = not known or missing is None, "ebmpp.complete fills in missing ones."
-    expected = f"known in all units, as {missing} needs"
-    checks.require(is_valid, "data", expected, f"blocks {list(known)} with unknown ones", StateError, hint)
+    block, expected = next(iter(known), ""), f"known in all units, as {missing} needs"
+    checks.require(is_valid, f"block {block!r}", expected, known.get(block), StateError, hint)
     leading = {b: states.batch_shape(graph.families, {b: v}) for b, v in values.items()}
     is_valid = len(set(leading.values())) == 1
     checks.require(is_valid, "leading axes of the data", "the same in all blocks", leading, StateError)

@@ -107,10 +107,9 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
         _Nodes.choose(b, local.families[b], units) for b, units in _touched(local, block, near).items()
     )
     entries = graph.families[block].size * math.prod(t.count for t in tables)
-    name_of = f"marginalize: table of block {block!r} over the joint values of {[t.block for t in tables]}"
-    hint = "graph.free_energy and graph.marginal need no table."
-    expected = f"of at most {_MAX_ENTRIES} entries"
-    checks.require(entries <= _MAX_ENTRIES, name_of, expected, entries, IntractableError, hint)
+    where = f"marginalize: entries of the table of block {block!r} over values of {[t.block for t in tables]}"
+    expected, hint = f"at most {_MAX_ENTRIES}", "graph.free_energy and graph.marginal need no table."
+    checks.require(entries <= _MAX_ENTRIES, where, expected, entries, IntractableError, hint)
     summed = SummedOut(local, block, near, tables)
     _verify(summed)
     factor = Factor(*(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=name)
@@ -248,9 +247,9 @@ def _touched(local: Declaration, block: str, near: tuple[str, ...]) -> dict[str,
         slope = np.asarray(slopes[b])
         width = math.prod(families[b].stat_shape)
         depends = (slope.reshape(families[block].size, -1, families[b].size, width) != 0).any((1, 3))
-        most, name = int(depends.sum(1).max()), f"marginalize: units of block {b!r} that interact with one of"
+        most, name = int(depends.sum(1).max()), f"marginalize: number of units of block {b!r} that one of"
         hint = "Use graph.free_energy or graph.marginal, or split the blocks (ebmpp.contrib.graphs.split)."
-        checks.require(most < 2, f"{name} block {block!r}", "at most one", most, IntractableError, hint)
+        checks.require(most < 2, f"{name} {block!r} depends on", "at most 1", most, IntractableError, hint)
         if depends.any():
             touched[b] = depends.argmax(1)
     return touched

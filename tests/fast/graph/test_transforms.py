@@ -186,7 +186,7 @@ def test_marginals_without_a_closed_form_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(elimination, "_MAX_ENTRIES", 17)
     blocks = {b: Categorical(1, 3) for b in "ab"}
     wide = FactorGraph(blocks, {"h": Bernoulli(2)}, [Bilinear("a", "h"), Bilinear("b", "h")])
-    with pytest.raises(IntractableError, match="table of 18 entries"):
+    with pytest.raises(IntractableError, match="got 18"):
         marginalize(wide, "h")
 
 
