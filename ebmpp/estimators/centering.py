@@ -20,8 +20,8 @@ from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats, r
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
+from ebmpp.graph.energy import mean_layer
 from ebmpp.graph.factors import Bias
-from ebmpp.graph.mean_field import mean_layer
 
 
 class CenteredState(NamedTuple):

@@ -23,8 +23,7 @@ from ebmpp.coupling.pools import complete_rows
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.energy import gradient_at, weighted_gradient
-from ebmpp.graph.mean_field import mean_field
+from ebmpp.graph.energy import gradient_at, mean_field, weighted_gradient
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.gibbs import hold, initial_rows
 from ebmpp.moves.mixture import Mixture, make_pool

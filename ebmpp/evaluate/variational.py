@@ -18,7 +18,7 @@ from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Eta, Scalar
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
-from ebmpp.graph.mean_field import mean_field
+from ebmpp.graph.energy import mean_field
 from ebmpp.moves import gibbs
 
 _BATCH_SIZE = 256  # rows that are computed together

@@ -9,7 +9,7 @@ domains. Interactions of two blocks are decided exactly. Interactions of three o
 that depends on other blocks, are tried at states of these, which can refute but not prove.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 from functools import lru_cache, partial
 import math
@@ -205,12 +205,20 @@ def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]
     size = sum(graph.families[b].size for b in blocks)
     at = lambda others: partial(_precision_times, graph, blocks, params, others)
     zero = {b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in blocks}
-    where = ""
-    if _depends(graph, blocks, at, zero, size):
-        lower, upper = _least_over_states(graph, blocks, params, at, tuple(zero), size)
-        where = f" at a state of blocks {[b for b in zero if _joins(graph, blocks, b)]}"
-    else:
-        lower, upper = _least(at(zero), size)
+    near = [b for b in zero if any(b in f.blocks and set(blocks) & set(f.blocks) for f in graph.factors)]
+    varies = False
+    if near:  # affine in each other block, the precision differs between two random points if it varies
+        generator = np.random.default_rng(0)
+        draw = lambda: {
+            b: jnp.asarray(generator.uniform(0.1, 0.9, t.shape), t.dtype) for b, t in zero.items()
+        }
+        vectors = jnp.eye(size) if size <= _DENSE else _rows(generator.normal(size=size))
+        here, there = (np.asarray(at(draw())(vectors)) for _ in range(2))
+        varies = not np.allclose(here, there, 1e-5, 1e-6 * abs(here).max())
+    slopes_at = lambda others, vector: _slopes_along(graph, blocks, params, others, vector)
+    families = {b: graph.families[b] for b in zero}
+    lower, upper = _least_over_states(families, at, slopes_at, size) if varies else _least(at(zero), size)
+    where = f" at a state of blocks {near}" if varies else ""
     message = (
         f"the joint precision of the Gaussian blocks {list(blocks)} must be positive definite, and its "
         f"smallest eigenvalue is between {lower:.4g} and {upper:.4g}{where}. Weaken the factors "
@@ -248,49 +256,23 @@ def _rows(vector: Any) -> Float[Array, "2 size"]:
     return jnp.broadcast_to(row[None], (2, *row.shape))
 
 
-def _joins(graph: Declaration, blocks: tuple[str, ...], other: str) -> bool:
-    return any(other in f.blocks and set(blocks) & set(f.blocks) for f in graph.factors)
-
-
-def _depends(
-    graph: Declaration,
-    blocks: tuple[str, ...],
-    at: Callable[[Statistics], _Times],
-    zero: Statistics,
-    size: int,
-) -> bool:
-    """Return True if the joint precision, affine in each other block, differs between two random points."""
-    if not any(_joins(graph, blocks, b) for b in zero):
-        return False
-    generator = np.random.default_rng(0)
-    draw = lambda: {b: jnp.asarray(generator.uniform(0.1, 0.9, t.shape), t.dtype) for b, t in zero.items()}
-    vectors = jnp.eye(size) if size <= _DENSE else _rows(generator.normal(size=size))
-    here, there = (np.asarray(at(draw())(vectors)) for _ in range(2))
-    return not np.allclose(here, there, 1e-5, 1e-6 * abs(here).max())
-
-
 def _least_over_states(
-    graph: Declaration,
-    blocks: tuple[str, ...],
-    params: Params,
-    at: Callable[[Statistics], _Times],
-    others: tuple[str, ...],
-    size: int,
+    families: Mapping[str, Family], at: Callable[[Statistics], _Times], slopes_at: Callable, size: int
 ) -> tuple[float, float]:
-    """Bound the least eigenvalue over states of ``others``.
+    """Bound the least eigenvalue over states of the blocks of ``families``.
 
     From the worst of some random states, move to states that are worse for its eigenvector.
     """
     rows = _RANDOM_STATES if size <= _DENSE else _FEW_STATES
-    stats = jax.device_get(random_statistics(graph.families, others, rows))
+    stats = jax.device_get(random_statistics(families, families, rows))
     states = [{b: t[row] for b, t in stats.items()} for row in range(rows)]
     bounds = [_least(at(state), size) for state in states]
     least = min(bounds, key=lambda pair: pair[1])
     worst = states[bounds.index(least)]
     for _ in range(_ROUNDS if size <= _DENSE else 0):
         vector = np.linalg.eigh(np.asarray(at(worst)(jnp.eye(size)), float))[1][:, 0]
-        slopes = _slopes_along(graph, blocks, params, worst, jnp.asarray(vector, float))
-        worst = {b: _lowest(graph.families[b], slopes[b], t) for b, t in worst.items()}
+        slopes = slopes_at(worst, jnp.asarray(vector, float))
+        worst = {b: _lowest(families[b], slopes[b], t) for b, t in worst.items()}
         here = _least(at(worst), size)
         if not here[1] < least[1]:
             break
