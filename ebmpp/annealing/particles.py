@@ -80,7 +80,10 @@ def prepare(
     result = pilot(path, sweeps)
     if training:
         line = Path.line(graph, reference(graph, params, key, data), params)
-        result, path = min((result, path), (pilot(line, sweeps), line), key=lambda run: _noise(run[0]))
+        # variance of log Z up to a factor, by the correlated rungs of a ladder
+        noise = lambda c, count: (int(count) - 1) * (1 + c) / (1 - c)
+        noise_of = lambda run: noise(min(float(run[0].correlation), 0.999), run[0].count)
+        result, path = min((result, path), (pilot(line, sweeps), line), key=noise_of)
     correlation = float(result.correlation)
     if num_sweeps is None and correlation > _CORRELATED:
         most = estimates.ENOUGH_SWEEPS
@@ -88,12 +91,6 @@ def prepare(
         result = pilot(path, sweeps)
         sweeps = sweeps if float(result.correlation) <= estimates.MAX_CORRELATION else most
     return Run(key, path, result, log_partition(graph, path.eta0), sweeps)
-
-
-def _noise(ladder: Ladder) -> float:
-    """Return the variance of log Z along a ladder up to a factor, by its correlated rungs."""
-    correlation = min(float(ladder.correlation), 0.999)
-    return (int(ladder.count) - 1) * (1 + correlation) / (1 - correlation)
 
 
 def _as_path(name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths) -> Path:

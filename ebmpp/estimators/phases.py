@@ -250,9 +250,6 @@ def two_phases(
     return gradient_at(graph, params, join(data, graph.statistics(model)), signed)
 
 
-# -- coupled pairs and their pools -------------------------------------------------------------------
-
-
 class Phase(NamedTuple):
     """Result of a set of coupled pairs.
 

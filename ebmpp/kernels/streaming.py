@@ -64,7 +64,12 @@ class Chunks:
         self._vectorized = mcmc.chain_method == "vectorized" and mcmc.num_chains > 1
         self._programs: dict[tuple[int, int], Callable[..., Any]] = {}
         self._structure, self._shapes = jax.tree.structure(0), [()]  # of the values, when they are traced
-        keys = _chain_keys(mcmc, rng_key)
+        keys = rng_key  # of all chains, or of the only one
+        if is_batched(rng_key):
+            is_one_each, expected = len(rng_key) == mcmc.num_chains > 1, f"one key or {mcmc.num_chains}"
+            checks.require(is_one_each, "LongRun: rng_key", expected, len(rng_key))
+        elif mcmc.num_chains > 1:
+            keys = jax.random.split(rng_key, mcmc.num_chains)
         self._start = keys, init_params
         self.state, self.running = self._map(self._init)(self._start)
         if saved is not None:
@@ -178,15 +183,6 @@ class Chunks:
         """Return all that the chains need to continue."""
         leaves = jax.tree.leaves((self.state, self.running))
         return [np.asarray(checkpoints.as_numbers(leaf)) for leaf in leaves]
-
-
-def _chain_keys(mcmc: MCMC, rng_key: Array) -> Array:
-    """Return the keys of all chains, or the key of the only one."""
-    if not is_batched(rng_key):
-        return jax.random.split(rng_key, mcmc.num_chains) if mcmc.num_chains > 1 else rng_key
-    is_one_per_chain = len(rng_key) == mcmc.num_chains > 1
-    checks.require(is_one_per_chain, "LongRun: rng_key", f"one key or {mcmc.num_chains}", len(rng_key))
-    return rng_key
 
 
 def _restore(tree: Any, numbers: Sequence[np.ndarray]) -> Any:

@@ -118,9 +118,6 @@ def gibbs(graph: FactorGraph, params: Params, v: Array, key: Array, count: Array
     return lax.fori_loop(0, count, sweep, v)
 
 
-# -- checks ----------------------------------------------------------------------------------------
-
-
 def check_options(model: Any) -> None:
     """Check the options of a transformer, which scikit-learn allows to be set without checks."""
     name = type(model).__name__

@@ -122,8 +122,6 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self.verbose = verbose
         self.random_state = random_state
 
-    # -- training --------------------------------------------------------------------------------
-
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HarmoniumTransformer":
         """Learn from the rows of ``X``, from new params.
 
@@ -214,8 +212,6 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         if self.verbose:
             seconds, norm = time.monotonic() - begin, metrics.gradient_norm.values.mean()
             print(f"[{type(self).__name__}] epoch {self.n_iter_}: gradient norm {norm:.4g}, {seconds:.2f} s")
-
-    # -- features, scores and draws --------------------------------------------------------------
 
     def transform(self, X: Any) -> np.ndarray:
         """Return mean statistics of the latent units given each row: probabilities for Bernoulli units.
@@ -329,8 +325,6 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         tags.input_tags.positive_only = family is not None and family.bounds[0] >= 0
         tags.transformer_tags.preserves_dtype = [str(jnp.result_type(float))]
         return tags
-
-    # -- rows ------------------------------------------------------------------------------------
 
     def _values(self, X: Any, reset: bool = False) -> np.ndarray:
         """Return a dense array of floats in the right shape."""

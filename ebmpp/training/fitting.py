@@ -212,7 +212,13 @@ def fit(
         before = start.num_steps
         if not is_stream(data):
             stages.batches_before = -(-before // stages[0].estimator.steps_per_batch)
-    monitors, callbacks = _check_functions(monitors, callbacks)
+    monitors = {} if monitors is None else monitors
+    checks.instance("fit: monitors", monitors, Mapping, "a dict of functions of the params")
+    for name, fn in monitors.items():
+        checks.instance("fit: a monitor's name", name, str, "a string")
+        checks.function(f"fit: monitor {name!r}", fn, "the params")
+    for i, fn in enumerate(checks.sequence("fit: callbacks", callbacks, "functions of a Progress")):
+        checks.function(f"fit: callbacks[{i}]", fn, "a Progress")
     with sharding.over("fit: mesh", mesh):
         init_key, base_key, order_key = jax.random.split(rng_key, 3)
         source = as_source(graph, data, weights, batch_size, order_key)
@@ -224,7 +230,7 @@ def fit(
         recorder = None if keep_path is False else PathRecorder(keep_path, params)
         eta0 = None if recorder is None else base_rates(graph, sample.observed(), sample.weights)
         key = random.key_pair(base_key)
-        options = {"monitors": monitors, "interval": interval, "callbacks": callbacks}
+        options = {"monitors": dict(monitors), "interval": interval, "callbacks": tuple(callbacks)}
         loop = Loop(graph, stages, source, key, params, **options, best=best, path=recorder, before=before)
         first, state = 0, loop.begin(0, params)
         if start is not None:
@@ -295,19 +301,6 @@ def _owned(graph: FactorGraph, params: Params) -> Params:
     floats = jnp.result_type(float)
     copy = lambda a: jnp.asarray(a, floats) if isinstance(a, Array) else jax.device_put(np.array(a, floats))
     return sharding.place(jax.tree.map(copy, params))
-
-
-def _check_functions(
-    monitors: Mapping[str, Watch] | None, callbacks: Sequence[Callback]
-) -> tuple[dict[str, Watch], tuple[Callback, ...]]:
-    monitors = {} if monitors is None else monitors
-    checks.instance("fit: monitors", monitors, Mapping, "a dict of functions of the params")
-    for name, fn in monitors.items():
-        checks.instance("fit: a monitor's name", name, str, "a string")
-        checks.function(f"fit: monitor {name!r}", fn, "the params")
-    for i, fn in enumerate(checks.sequence("fit: callbacks", callbacks, "functions of a Progress")):
-        checks.function(f"fit: callbacks[{i}]", fn, "a Progress")
-    return dict(monitors), tuple(callbacks)
 
 
 def _stages(

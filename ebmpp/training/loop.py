@@ -22,12 +22,11 @@ from ebmpp.estimators import Estimator
 from ebmpp.estimators.base import Choice, shapes
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
-from ebmpp.training.batches import Selection, Source, chunk_size
+from ebmpp.training.batches import Prefetch, Selection, Source, chunk_size
 from ebmpp.training.callbacks import BestParams, Callback, PathRecorder, Progress
 from ebmpp.training.checkpoint import Checkpoints, SharedCheckpoints
 from ebmpp.training.diagnosis import PairWatch, diagnose_fall
 from ebmpp.training.history import Bar, Log, Watch
-from ebmpp.training.prefetch import Prefetch
 from ebmpp.training.steps import Stages, State, run_chunk, stacked
 
 _CHECK_EVERY = 50  # steps between checks that the params are finite, for which the device is waited for
@@ -170,7 +169,11 @@ class Loop:
                 if step == start or step in self.stages.first or step >= self._choice.until:
                     state = self._switch(step, state)
                 bar.begin((number, self._choice.estimator))
-                state, stop = self._chunk(step, self._stop(step, number), number, state)
+                # a program must end before monitors, checkpoints, checks, a stage or a choice
+                strides = self.interval, self._save_every, self.path.stride if self.path else checks.LARGEST
+                ends = [step + n - step % n for n in strides] + [step + 1 + -step % _CHECK_EVERY]
+                stop = min(self.stages.end(number), self._choice.until, *ends)
+                state, stop = self._chunk(step, stop, number, state)
                 self._recent.append((stop, state))
                 backend.wait(self._recent[0][1].ok)  # a step that never ends is the only one that runs
                 bar.update(stop - step, state, self.log.latest)
@@ -244,15 +247,6 @@ class Loop:
             if message is not None:
                 last = min(steps.stop, done) - 1
                 warnings.warn(f"fit: steps {steps.start} to {last}: {message}", stacklevel=4)
-
-    def _stop(self, step: int, number: int) -> int:
-        """Return the step before which a program must end."""
-        stride = checks.LARGEST if self.path is None else self.path.stride
-        intervals = (self.interval, self._save_every, stride)
-        check = step + 1 + -step % _CHECK_EVERY
-        return min(
-            self.stages.end(number), check, self._choice.until, *(step + n - step % n for n in intervals)
-        )
 
     def _check(self, done: int, state: State) -> None:
         """Raise TrainingError after ``done`` steps if one was not finite, or the model does not normalise."""
