@@ -80,10 +80,11 @@ def prepare(
     result = pilot(path, sweeps)
     if training:
         line = Path.line(graph, reference(graph, params, key, data), params)
+        runs = [(result, path), (pilot(line, sweeps), line)]
         # variance of log Z up to a factor, by the correlated rungs of a ladder
-        noise = lambda c, count: (int(count) - 1) * (1 + c) / (1 - c)
-        noise_of = lambda run: noise(min(float(run[0].correlation), 0.999), run[0].count)
-        result, path = min((result, path), (pilot(line, sweeps), line), key=noise_of)
+        correlations = [min(float(ladder.correlation), 0.999) for ladder, _ in runs]
+        noise = [(int(r.count) - 1) * (1 + c) / (1 - c) for (r, _), c in zip(runs, correlations, strict=True)]
+        result, path = runs[int(np.argmin(noise))]
     correlation = float(result.correlation)
     if num_sweeps is None and correlation > _CORRELATED:
         most = estimates.ENOUGH_SWEEPS

@@ -58,17 +58,13 @@ def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
         is_constant = (draws == states[0]).all()
         kind = "apart" if len(states) > 1 else "agree" if is_constant else ""
     else:
-        chances = (_chance(draws[~still], state, tail.shape[1] - 1) for state in states[:_MOST])
+        # to stay at a state, from the rate at which moving chains leave it
+        there = [(draws[~still] == state).all(-1) for state in states[:_MOST]]
+        visits = [(at[:, :-1].sum(), (at[:, :-1] & at[:, 1:]).sum()) for at in there]
+        chances = ((stays / n if n else 0.0) ** (tail.shape[1] - 1) for n, stays in visits)
         differ = len(states) > 1 and tail.shape[1] >= FEWEST
         kind = "beside" if differ or any(chance < _CHANCE for chance in chances) else ""
     return Stillness(kind, int(still.sum()))
-
-
-def _chance(moving: np.ndarray, state: np.ndarray, steps: int) -> float:
-    """Return the probability to stay at a state, from the rate at which moving chains leave it."""
-    is_there = (moving == state).all(-1)
-    visits, stays = is_there[:, :-1].sum(), (is_there[:, :-1] & is_there[:, 1:]).sum()
-    return float(stays / visits if visits else 0.0) ** steps
 
 
 def warn_still(kinds: Mapping[Any, str], noun: str, stacklevel: int) -> None:

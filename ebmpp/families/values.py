@@ -35,11 +35,9 @@ def as_array(name: str, value: Any) -> Numbers:
     leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
     is_masked = any(isinstance(v, np.ma.MaskedArray) for v in leaves)  # numpy would ignore the masks
     if is_masked or (isinstance(value, tuple) and _is_pair_with_mask(value)):
-        raise StateError(
-            f"{where}: must be numbers without a mask, got {type(value).__name__}. Pass "
-            "ebmpp.Observed(values, known) where missing units are accepted, or fill them in by "
-            "ebmpp.complete."
-        )
+        hint = "Pass ebmpp.Observed(values, known) where missing units are accepted, or use ebmpp.complete."
+        kind = type(value).__name__
+        raise StateError(f"{where}: must be numbers without a mask, got {kind}. {hint}")
     if hasattr(value, "iloc") and hasattr(value, "columns"):
         return _from_frame(where, value)
     if isinstance(value, list | tuple) and not all(map(is_concrete, leaves)):

@@ -134,10 +134,8 @@ class Chunks:
         try:
             return nested_attrgetter(name)(state)
         except (KeyError, IndexError, TypeError):
-            raise ArgumentError(
-                f"LongRun: extra_fields must name fields of {type(state).__name__}, got {name!r}. "
-                f"Its fields are {list(getattr(state, '_fields', ()))}."
-            ) from None
+            expected = f"among the fields of the state, {list(getattr(state, '_fields', ()))}"
+            raise ArgumentError(f"LongRun: extra_fields must be {expected}, got {name!r}.") from None
 
     def _map(self, fn: Callable[..., Any], jit: Callable[..., Any] = identity) -> Callable[..., Any]:
         """Map a function of one chain over all of them, as ``MCMC.run`` does."""

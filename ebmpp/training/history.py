@@ -227,10 +227,9 @@ def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Arra
     try:
         value = monitor(copy, estimator_state) if isinstance(monitor, Monitor) else monitor(copy)
     except _LEAVES_JAX as error:
-        raise ArgumentError(
-            f"fit: monitor {name!r} cannot be compiled, since it uses float, if or numpy. Give "
-            f"Monitor(fn, compiled=False), which is called as it is. ({error})"
-        ) from error
+        hint = "Give Monitor(fn, compiled=False), which is called as it is"
+        cause = f"fit: monitor {name!r} cannot be compiled, since it uses float, if or numpy"
+        raise ArgumentError(f"{cause}. {hint}. ({error})") from error
     is_scalar = isinstance(value, int | float) or getattr(value, "shape", None) == ()
     checks.require(is_scalar, f"fit: value of monitor {name!r}", "a scalar", value)
     return value

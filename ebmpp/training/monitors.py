@@ -74,10 +74,8 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     try:
         jax.eval_shape(monitor, graph.param_shapes)  # plans the sum without computing it
     except IntractableError as error:
-        raise IntractableError(
-            f"{error}. Use monitors.estimated_log_likelihood, which anneals, or monitors.free_energy_gap or "
-            "monitors.reconstruction, which need no sum."
-        ) from None
+        hint = "Use estimated_log_likelihood, which anneals, or free_energy_gap or reconstruction of monitors"
+        raise IntractableError(f"{error}. {hint}, which need no sum.") from None
     return monitor
 
 

@@ -49,9 +49,8 @@ class Comparable:
             lowered = jax.jit(optimizer.update).lower(params, state, params)
         except Exception as error:
             raise ArgumentError(
-                f"fit: optimizer must work as optimizer.update(gradient, state, params), got {error}. "
-                "Stochastic gradients have no value of a loss, which optax.lbfgs and reduce_on_plateau need; "
-                "use sgd or adam."
+                f"fit: optimizer must work as optimizer.update(gradient, state, params), got {error}. Use "
+                "sgd or adam: optax.lbfgs and reduce_on_plateau need the value of a loss."
             ) from error
         outline = lambda tree: jax.tree.flatten(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree))
         got, expected = outline(lowered.out_info), outline((params, state))

@@ -188,11 +188,10 @@ class _Probe:
                 pairs = "beyond its lateral pairs, " if self._is_split(block) else "with one another, "
                 raise NotMultiAffineError(
                     f"{self.factor!r}: energy must be affine in the statistics of each unit of block "
-                    f"{block!r} ({family!r}) while all other units are held fixed. If units of the block "
-                    f"interact {pairs}declare all such pairs with lateral=... or Pairwise, or split the "
-                    "block. Otherwise write comparisons, jnp.where, look-ups and activations as products: "
-                    "x**2 of 0 and 1 is x, a == b is a*b + (1-a)*(1-b); x**2 of reals is a statistic of "
-                    "Gaussian(..., variance='learned')."
+                    f"{block!r} ({family!r}) given all other units. If its units interact {pairs}declare all "
+                    "such pairs with lateral=... or Pairwise, or split the block. Otherwise write "
+                    "comparisons, jnp.where and activations as products: x**2 of 0 and 1 is x, a == b is "
+                    "a*b + (1-a)*(1-b); x**2 of reals is a statistic of Gaussian(..., variance='learned')."
                 )
 
 
