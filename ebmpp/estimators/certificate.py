@@ -204,8 +204,8 @@ def _plan(
     checks.require(fits, name, expected, state, StateError, hint)
     plan = repeats(estimator, state, count)
     is_valid = not (is_missing and plan.chains is not None) and len(plan.states) >= _LEAST
-    expected = f"one with at least {_LEAST} chains of {estimator!r}, as in fit.estimator_state"
-    checks.require(is_valid, name, expected, None if is_missing else len(plan.states))
+    value, hint = None if is_missing else f"{len(plan.states)} chains", "Pass state=fit.estimator_state."
+    checks.require(is_valid, name, f"one with {_LEAST} or more chains of {estimator!r}", value, hint=hint)
     return plan
 
 

@@ -355,7 +355,7 @@ class Loop:
 
 def _check_missing(estimator: Estimator, selection: Selection) -> None:
     """Raise StateError for missing entries that the estimator cannot treat."""
-    is_valid, names = not selection.known or estimator.takes_missing, sorted(selection.known)
-    expected = f"none with {estimator!r}"
+    is_valid, block = not selection.known or estimator.takes_missing, next(iter(selection.known), "")
+    name, expected = f"block {block!r} of the data", f"without missing entries with {estimator!r}"
     hint = "Use UCD, CD or PCD, or fill them in with ebmpp.complete."
-    checks.require(is_valid, "blocks with missing entries", expected, names, errors.StateError, hint)
+    checks.require(is_valid, name, expected, selection.known.get(block), errors.StateError, hint)
