@@ -93,9 +93,9 @@ def test_meeting_group_has_the_path_of_every_pair(tmp_path):
     np.testing.assert_array_equal(meeting["sweep"], 3 + 1 + np.arange(40))
     for name in ("distance", "energy", "energy_following"):
         assert meeting[name].dims == ("chain", "sweep", "row") and meeting[name].shape == (3, 40, 2)
-    apart = (meeting["sweep"] < meeting["meeting_time"]).transpose("chain", "sweep", "row")
-    np.testing.assert_array_equal(meeting["distance"] > 0, apart)
-    assert apart.sum() > 5
+    is_unmet = (meeting["sweep"] < meeting["meeting_time"]).transpose("chain", "sweep", "row")
+    np.testing.assert_array_equal(meeting["distance"] > 0, is_unmet)
+    assert is_unmet.sum() > 5
     draws = samples(pairs) | {"v": np.broadcast_to(ROWS, (3, 40, 2, 3))}
     energy = zoo.graph("deep").energy(STRONG, draws)
     np.testing.assert_allclose(meeting["energy"], energy, rtol=1e-5, atol=1e-6)

@@ -233,9 +233,9 @@ def energies(x: dict) -> np.ndarray:
 def test_the_suggestion_is_the_cheapest_good_choice(tree):
     table, (k, m) = inefficiency(tree), suggest_k_m(tree)
     assert table.attrs == {"lag": LAG, "variance": "measured"} and LAG < k <= m <= LAG + SWEEPS
-    chosen, best = table.sel(k=k, extra=m - k), float(table.inefficiency.min())
-    assert float(chosen.inefficiency) <= 1.1 * best
-    assert (table.inefficiency.where(table.cost < float(chosen.cost)).fillna(np.inf) > 1.1 * best).all()
+    suggested, best = table.sel(k=k, extra=m - k), float(table.inefficiency.min())
+    assert float(suggested.inefficiency) <= 1.1 * best
+    assert (table.inefficiency.where(table.cost < float(suggested.cost)).fillna(np.inf) > 1.1 * best).all()
 
 
 def test_an_estimate_has_a_modelled_variance():

@@ -69,8 +69,8 @@ def test_values_of_one_table_are_told_apart_and_nothing_else_changes():
     with pytest.warns(UserWarning, match="1 of 1"):
         table = summary(arviz_base.from_dict({"posterior": {"x": values}}), coords={"x_dim_0": 0})
     assert table["frozen"].all()
-    one = table_of(x=values[:1, :, 1])  # a single chain
-    assert not one["frozen"].any() and one["ess_bulk"].notna().all()
+    single = table_of(x=values[:1, :, 1])  # a single chain
+    assert not single["frozen"].any() and single["ess_bulk"].notna().all()
 
 
 def test_sound_chains_stand_still_by_chance_only():

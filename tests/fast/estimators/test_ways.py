@@ -63,10 +63,10 @@ def test_gradients_across_a_switch_are_unbiased_and_resume(
 ) -> None:
     force(monkeypatch, possible)
     fit = run()
-    way, chosen = (np.nan_to_num(fit.history[name].values).astype(int) for name in ("way", "chosen_way"))
+    way, choices = (np.nan_to_num(fit.history[name].values).astype(int) for name in ("way", "chosen_way"))
     assert (way[:11] == 0).all() and set(way) == set(possible)
-    assert (way[11:21] == possible[1]).all() and (chosen[11 : 1 + 10 * len(possible)] == 0).all()
-    assert chosen[1 + 10 * len(possible)] != 0 and fit.estimator != ESTIMATOR
+    assert (way[11:21] == possible[1]).all() and (choices[11 : 1 + 10 * len(possible)] == 0).all()
+    assert choices[1 + 10 * len(possible)] != 0 and fit.estimator != ESTIMATOR
     graph, params, data = problem("rbm", 4)
     exact = exact_gradient(graph, params, data)
     rows = jax.tree.map(np.asarray, fit.optimizer_state.gradients)
@@ -85,9 +85,9 @@ def test_gradients_across_a_switch_are_unbiased_and_resume(
     assert_same_run(run(resume=True, **options), fit)
 
 
-def history(way: np.ndarray, chosen: np.ndarray, cost: np.ndarray, **columns: Any) -> dict[str, np.ndarray]:
+def history(way: np.ndarray, choices: np.ndarray, cost: np.ndarray, **columns: Any) -> dict[str, np.ndarray]:
     base = {"cost": cost, "gradient_norm": np.ones(len(cost)), "meeting_time_mean": np.full(len(cost), 90.0)}
-    return base | {"lag": np.full(len(cost), 20.0), "way": way, "chosen_way": chosen} | columns
+    return base | {"lag": np.full(len(cost), 20.0), "way": way, "chosen_way": choices} | columns
 
 
 def follow(costs: tuple[float, ...], steps: int, estimator: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -110,11 +110,11 @@ def follow(costs: tuple[float, ...], steps: int, estimator: Any = None) -> tuple
 
 def test_the_cheapest_way_is_chosen_after_enough_work() -> None:
     """A step of 7e8 unit updates: four reach the work of a comparison, and the next look is at eleven."""
-    ways, chosen = follow((1e8, 5e7, 1e6), 160)
+    ways, choices = follow((1e8, 5e7, 1e6), 160)
     assert (ways[:11] == 0).all() and (ways[11:21] == 1).all() and (ways[21:] == 2).all()
-    assert (chosen[:31] == 0).all() and (chosen[31:] == 2).all()
-    ways, chosen = follow((1e8, 1.5e8, 1e9), 400)
-    assert (chosen == 0).all()
+    assert (choices[:31] == 0).all() and (choices[31:] == 2).all()
+    ways, choices = follow((1e8, 1.5e8, 1e9), 400)
+    assert (choices == 0).all()
     trials = np.flatnonzero(ways == 1)  # repeated after twice the work; the third way costs too much for that
     assert trials[0] == 11 and len(trials) == 20 and (ways == 2).sum() == 10
     assert (follow((1e6, 1.0, 1.0), 160)[0] == 0).all()  # too little work

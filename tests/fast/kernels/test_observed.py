@@ -36,8 +36,8 @@ def test_free_units_have_the_distribution_given_the_observed_ones():
     for b, observed in ROWS.items():
         assert ((state.z[b] == observed.values) | ~observed.known).all()
     for row in range(3):
-        given = {b: (o.values[row], o.known[row]) for b, o in ROWS.items()}
-        exact = Law(graph, params, lambda x, g=given: all((x[b] == v)[k].all() for b, (v, k) in g.items()))
+        observed = {b: (o.values[row], o.known[row]) for b, o in ROWS.items()}
+        exact = Law(graph, params, lambda x, g=observed: all((x[b] == v)[k].all() for b, (v, k) in g.items()))
         exact.assert_law({b: z[:, row] for b, z in state.z.items()}, exact.target, 3 * len(exact.states))
 
 

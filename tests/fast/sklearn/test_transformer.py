@@ -119,8 +119,8 @@ def test_samples_have_the_distribution_of_the_model() -> None:
 @pytest.mark.parametrize("optimizer", [optax.adam, slow(None)])
 def test_partial_fit_continues_where_fit_stopped(optimizer: Any) -> None:
     three = small(n_iter=3, optimizer=optimizer).fit(X)
-    one = small(n_iter=1, optimizer=optimizer).fit(X)
-    parts = pickle.loads(pickle.dumps(one.partial_fit(X))).partial_fit(X)
+    continued = small(n_iter=1, optimizer=optimizer).fit(X)
+    parts = pickle.loads(pickle.dumps(continued.partial_fit(X))).partial_fit(X)
     np.testing.assert_array_equal(leaves(three), leaves(parts))
     assert three.history_.identical(parts.history_) and three.n_steps_ == parts.n_steps_ == 6
     fresh = small(optimizer=optimizer).partial_fit(X).partial_fit(X).partial_fit(X)
