@@ -108,12 +108,7 @@ def tv_upper_bound(
 
 
 def _with_band(
-    bound: Callable[[np.ndarray], np.ndarray],
-    data: Meetings,
-    t: np.ndarray,
-    num_bootstrap: int,
-    probability: float,
-    seed: int,
+    bound: Callable, data: Meetings, t: np.ndarray, num_bootstrap: int, probability: float, seed: int
 ) -> xr.Dataset:
     """Return the bound of all pairs, with a band from bootstrap resamples of them."""
     pairs, generator = len(data.times), np.random.default_rng(checks.count("seed", seed, least=0))
@@ -187,9 +182,8 @@ def _paths(
     group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
     sweeps = np.asarray(group["sweep"]) if set(names) <= set(group.data_vars) else np.zeros(2)
     hint = "Pass to_datatree of an MCMC with a coupled kernel that is not thinned; an estimate has no paths."
-    checks.require(
-        (np.diff(sweeps) == 1).all(), "source", "a tree with pairs at every sweep", source, hint=hint
-    )
+    is_valid = (np.diff(sweeps) == 1).all()
+    checks.require(is_valid, "source", "a tree with pairs at every sweep", source, hint=hint)
     arrays = (np.asarray(group[name].transpose("chain", ..., "sweep"), float) for name in names)
     return sweeps, [array.reshape(-1, len(sweeps)) for array in arrays]
 

@@ -176,7 +176,7 @@ def gradient_bias(
     message = reference.diagnose({name: np.stack([m[name] for m in metrics]) for name in metrics[0]})
     if message is not None:
         warnings.warn(f"gradient_bias: the reference: {message}", stacklevel=2)
-    return _compare(tuple(graph.param_shapes), estimator, plan, gradients, unbiased)
+    return _compare(graph, estimator, plan, gradients, unbiased)
 
 
 @compiled(statics=2, fast_compile=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
@@ -222,11 +222,7 @@ def _gradient(estimator: Estimator, step: Estimate) -> Params:
 
 
 def _compare(
-    factors: tuple[str, ...],
-    estimator: Estimator,
-    plan: Repeats,
-    gradients: list[Params],
-    unbiased: Sequence[Params],
+    graph: FactorGraph, estimator: Estimator, plan: Repeats, gradients: list, unbiased: Sequence
 ) -> GradientBias:
     stack = lambda *leaves: np.stack(leaves).astype(float)
     biased, others = jax.tree.map(stack, *gradients), jax.tree.map(stack, *unbiased)
@@ -234,7 +230,7 @@ def _compare(
     flat = jax.tree.map(lambda a, b: np.concatenate([a, b]).reshape(size, -1), biased, others)
     zero = np.zeros((size, size))
     # inner products of all gradients over the params of a factor
-    grams = {name: sum((a @ a.T for a in jax.tree.leaves(flat[name])), zero) for name in factors}
+    grams = {name: sum((a @ a.T for a in jax.tree.leaves(flat[name])), zero) for name in graph.param_shapes}
     error = lambda a: statistics.standard_error(np.moveaxis(a, 0, -1))
     return GradientBias(
         estimator=estimator,

@@ -36,6 +36,8 @@ from ebmpp.moves.sweeps import as_coupling, resolve_moves
 from ebmpp.moves.target import Target
 
 Start = str | Callable[[Array], Mapping[str, Array]]
+#: Adaptive length of a step's pairs, and the number of steps including this one.
+Past = tuple[Scalar, Array]
 _CHAINS = 100  # that are compared with their starts, for pairs per row
 
 
@@ -225,12 +227,9 @@ class ChainUCD(Estimator):
         return self._phase(target, start, moves, weights, past, random.fold_in(key, 1))
 
     def posterior_phase(
-        self, graph: FactorGraph, params: Params, past: tuple[Scalar, Array], batch: Batch, key: Key
+        self, graph: FactorGraph, params: Params, past: Past, batch: Batch, key: Key
     ) -> phases.Phase:
-        """Return the positive phase: exact, or by coupled pairs on the posterior where that is intractable.
-
-        :param past: adaptive length of this step, and the number of steps including this one.
-        """
+        """Return the positive phase: exact, or by coupled pairs on the posterior where that is intractable."""
         if phases.tractable_posterior(graph) and not batch.known:
             gradient = phases.signed_gradient(graph, params, batch.rows, batch.weights)
             return phases.Phase(gradient, past[0], {})
@@ -254,13 +253,7 @@ class ChainUCD(Estimator):
         return search.start(target, keys, values, kind, conditional=True)
 
     def _phase(
-        self,
-        target: Target,
-        start: Rows,
-        moves: tuple[Move, ...],
-        weights: PerRow,
-        past: tuple[Array, Array],
-        key: Key,
+        self, target: Target, start: Rows, moves: tuple[Move, ...], weights: PerRow, past: Past, key: Key
     ) -> phases.Phase:
         """Run pairs, and choose the next length; an unmet pair counts with its limit."""
         window = self.window(past[0])

@@ -215,7 +215,10 @@ class _Past(NamedTuple):
         past = _Past(*(column[:start] for column in self))
         if start == steps and not (steps == _next_look(steps - 1) and past._is_due()):
             return home, home, _next_look(steps)
-        others = [way for way in possible if way != home and past._is_affordable(way)]
+        work = float(past.cost[past._compared() :].sum())
+        # others that were not tried, or whose trial costs little beside the work since then
+        costs = {way: past.cost[past.way == way][-_TRIAL:] for way in possible if way != home}
+        others = [w for w, cost in costs.items() if not len(cost) or _TRIAL * cost.mean() <= _SHARE * work]
         tried = list(dict.fromkeys(self.way[start:].tolist()))
         done = int((self.way[start:] == tried[-1]).sum()) if tried else _TRIAL
         if done < _TRIAL:
@@ -241,11 +244,6 @@ class _Past(NamedTuple):
         if self.current[-1] != 2:
             return bool(self.late[-_TRIAL:].mean() > _LONG)
         return bool(self.cost[-_TRIAL:].mean() > 2 * self.cost[compared:][:_TRIAL].mean())
-
-    def _is_affordable(self, way: int) -> bool:
-        """Return True if a way was not tried, or its trial costs little beside the work since then."""
-        cost, work = self.cost[self.way == way][-_TRIAL:], self.cost[self._compared() :].sum()
-        return not len(cost) or _TRIAL * float(cost.mean()) <= _SHARE * float(work)
 
 
 def _next_look(steps: int) -> int:

@@ -45,10 +45,8 @@ def harmonium(visible: Family, latent: Family) -> FactorGraph:
     return layered(v=visible, h=latent)
 
 
-@lru_cache(maxsize=32)  # optax makes new functions at each call, which would be compiled again
-def make_optimizer(make: Callable[[float], Optimizer], rate: float) -> Optimizer:
-    """Return ``make(rate)``, the same object for the same arguments."""
-    return make(rate)
+#: ``make(rate)``, one object for each pair: optax makes new functions, which would be compiled again.
+make_optimizer = lru_cache(maxsize=32)(lambda make, rate: make(rate))
 
 
 @partial(jax.jit, static_argnums=0)  # one program instead of about eighty

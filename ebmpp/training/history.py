@@ -138,7 +138,7 @@ class Table:
         dtype = np.result_type(*(part[name].dtype for part in self._parts if name in part))
         if not all(name in part for part in self._parts) and not np.issubdtype(dtype, np.floating):
             dtype = np.dtype(float)
-        missing = lambda part: np.full(_length(part), np.nan)
+        missing = lambda part: np.full(len(next(iter(part.values()))), np.nan)
         values = [part[name] if name in part else missing(part) for part in self._parts]
         return np.concatenate(values, dtype=dtype, casting="same_kind")
 
@@ -148,10 +148,6 @@ class Table:
         for rows, (count, constants) in zip(entries, counts, strict=True):
             columns, scalars = (rows.columns(count), constants) if isinstance(rows, Metrics) else ({}, rows)
             self._parts.append(columns | {name: np.full(count, value) for name, value in scalars.items()})
-
-
-def _length(columns: Mapping[str, np.ndarray]) -> int:
-    return len(next(iter(columns.values()), ()))
 
 
 class Log:
@@ -210,7 +206,8 @@ class Log:
 
         columns = self.steps.columns(stop)
         values = {name: ("step", v) for name, v in columns.items() if name != "ok"}
-        dataset = History(values, {"step": np.arange(_length(columns))}, self.attrs)
+        count = len(next(iter(columns.values()), ()))
+        dataset = History(values, {"step": np.arange(count)}, self.attrs)
         monitored = self.monitored.columns()
         if not monitored:
             return dataset
