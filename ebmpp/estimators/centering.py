@@ -117,7 +117,7 @@ class Centered(Estimator):
         names = _bias_names(graph)
         for factor in graph.factors:  # offsets must not lead out of the declared model
             lacking = [b for b in factor.blocks if len(factor.blocks) > 1 and b not in names]
-            is_valid, hint = len(factor.blocks) <= 2 and not lacking, f"Blocks {lacking} have no Bias."
+            is_valid, hint = len(factor.blocks) <= 2 and not lacking, f"Blocks without one: {lacking}."
             expected = "over one block, or two with a Bias each"
             checks.require(is_valid, "Centered: factors", expected, factor, DeclarationError, hint)
         for name, _ in self.rates:

@@ -229,7 +229,7 @@ class ChainUCD(Estimator):
     def posterior_phase(
         self, graph: FactorGraph, params: Params, past: Past, batch: Batch, key: Key
     ) -> phases.Phase:
-        """Return the positive phase: exact, or by coupled pairs on the posterior where that is intractable."""
+        """Return the positive phase: exact, or by coupled pairs on the posterior where it is intractable."""
         if phases.tractable_posterior(graph) and not batch.known:
             gradient = phases.signed_gradient(graph, params, batch.rows, batch.weights)
             return phases.Phase(gradient, past[0], {})
