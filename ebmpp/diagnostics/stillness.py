@@ -59,8 +59,8 @@ def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
         kind = "apart" if len(states) > 1 else "agree" if is_constant else ""
     else:
         # to stay at a state, from the rate at which moving chains leave it
-        there = [(draws[~still] == state).all(-1) for state in states[:_MOST]]
-        visits = [(at[:, :-1].sum(), (at[:, :-1] & at[:, 1:]).sum()) for at in there]
+        there = ((draws[~still] == state).all(-1) for state in states[:_MOST])
+        visits = ((at[:, :-1].sum(), (at[:, :-1] & at[:, 1:]).sum()) for at in there)
         chances = ((stays / n if n else 0.0) ** (tail.shape[1] - 1) for n, stays in visits)
         differ = len(states) > 1 and tail.shape[1] >= FEWEST
         kind = "beside" if differ or any(chance < _CHANCE for chance in chances) else ""
