@@ -193,8 +193,9 @@ def plot_meeting_times(
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
     bad = int((~np.isfinite(times)).sum())
     is_valid, hint = times.size and met.shape == times.shape and not bad, "Pass met=False for unmet pairs."
-    expected = f"at least one, finite (not {bad} of them), and of the shape of met {met.shape}"
-    checks.require(is_valid, "times", expected, times.shape, hint=hint)
+    expected = f"at least one, finite, and of the shape of met {met.shape}"
+    value = f"shape {times.shape}, {bad} of {times.size} not finite"
+    checks.require(is_valid, "times", expected, value, hint=hint)
     times, met = times.ravel(), met.ravel()
     t = np.union1d([0.0], times)
     alive = survival(times, met, t)
