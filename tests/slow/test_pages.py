@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 import re
 
+from matplotlib import pyplot as plt
 import pytest
 
 import jax
@@ -59,6 +60,7 @@ def test_a_page_runs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             exec(compile(block, str(page), "exec"), namespace)
         if number in stored:
             assert_like(printed.getvalue(), stored[number])
+    plt.close("all")
     jax.clear_caches()  # pages share few programs, and all of them together take 5 GB
 
 
