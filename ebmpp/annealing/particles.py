@@ -118,7 +118,7 @@ def _begin(num: int, path: Path, keys: Array) -> Systems:
     return systems.merge_islands(sharding.shard_jobs(run, keys, path, len(keys))[0])
 
 
-@compiled(statics=1, key=lambda sweeps, path, *_: path.graph)
+@compiled(statics=1, key=lambda sweeps, path, *_: path.graph, unbounded=True)
 def _climb(sweeps: int, path: Path, ladder: Ladder, first: Array, system: Systems, keys: Array) -> Systems:
     def run(jobs: tuple[Systems, Array], shared: tuple, *_: Any) -> tuple[Systems, tuple]:
         path, ladder, first = shared

@@ -59,7 +59,8 @@ class Compiled:
     :param fast_compile: called once per program with the arguments; True to compile by XLA's older emitters.
         Measure before you ask for it.
     :param key: called with the arguments; a further part of the cache key, hashable.
-    :param unbounded: True for a run that may not end: a call waits for its result, and Ctrl-C ends the wait.
+    :param unbounded: True for a run that may not end soon: a call waits for its result, and Ctrl-C ends the
+        wait.
     """
 
     def __init__(
