@@ -37,7 +37,7 @@ PLOTS_STAMP := $(VENV)/.installed-plots
 DOCS_STAMP := $(VENV)/.installed-docs
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
 
-.PHONY: venv demo docs lint test test-all test-slow test-strict test-shapes test-subset release-check bench papers format clean FORCE
+.PHONY: venv demo docs lint test test-all test-cases test-slow test-strict test-shapes test-subset release-check bench papers format clean FORCE
 
 define MAKE_VENV
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer with venv found: PYTHON=..." >&2; exit 1; }
@@ -85,16 +85,19 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest $(SPREAD)
 
-# All tiers, about an hour on two cores. CI runs `test`, `test-strict` and `test-subset`; run all before a release.
+# All tiers, more than an hour on two cores. CI runs all but `test-slow`, `test-shapes` and the last line.
 test-all: test
-	$(MAKE) test-slow test-strict test-shapes
+	$(MAKE) test-cases test-slow test-strict test-shapes
 	$(BIN)/python -m pytest $(SPREAD) -m slow tests/slow
 
-# Further cases of the fast tests, tests/slow without its own further cases, and docstring examples.
-test-slow: $(STAMP)
+# Further cases of the fast tests, and docstring examples.
+test-cases: $(STAMP)
 	$(BIN)/python -m pytest -q $(SPREAD) -m slow tests/fast
-	$(BIN)/python -m pytest -q $(SPREAD) tests/slow --ignore=$(STRICT)
 	$(BIN)/python -m pytest -q $(SPREAD) --doctest-modules ebmpp
+
+# Models, pages, devices and plots, without their own further cases.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -q $(SPREAD) tests/slow --ignore=$(STRICT)
 
 # Twice: 64-bit floats and 32-bit data are two dtypes, which strict promotion would refuse.
 test-strict: $(STAMP)
