@@ -326,9 +326,7 @@ def start(p: Problem, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 # expensive to compile, and covered by single chains and by other coupled forests and lattices
-@pytest.mark.parametrize(
-    "name", often(ALL_CASES, *(CASES.keys() - {"tempered", "metropolized", "tree of blocks"}))
-)
+@pytest.mark.parametrize("name", often(ALL_CASES, *(CASES.keys() - {"metropolized", "tree of blocks"})))
 def test_coupled_chains_keep_their_distribution_and_stay_together(name: str) -> None:
     """From independent exact draws: both chains stay exact at every sweep, and meetings last."""
     p = problem(name)
