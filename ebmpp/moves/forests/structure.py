@@ -97,3 +97,23 @@ class Forest:
         steps = np.full((3, blocks.sum(), width), max(self.num_units, len(depth)), np.int64)
         steps[:, step, rank % width] = edges
         return steps
+
+    @functools.cached_property
+    def arms(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Units and edges of the arms of paths, ``(steps, arms)`` each from ends to centres, and arms' roots.
+
+        Roots are positions in ``roots``. Short arms are padded by -1 in front. None if a tree is no path, or
+        most places would be padding.
+        """
+        (units, parents, edges), depth = self._peeled[0], self.depth
+        is_first = depth[units] == 1
+        steps, count = depth.max(initial=0), is_first.sum()
+        if not count or np.bincount(self.edges.ravel()).max() > 2 or steps * count > 2 * len(edges):
+            return None
+        arm = np.empty(self.num_units, np.int64)
+        arm[units[is_first]] = np.arange(count)
+        for unit, parent in self._peeled[0][:2, ~is_first].T[::-1].tolist():
+            arm[unit] = arm[parent]
+        table = np.full((2, steps, count), -1)
+        table[:, steps - depth[units], arm[units]] = units, edges
+        return *table, np.searchsorted(self.roots, parents[is_first])

@@ -1,0 +1,77 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Sums, maxima and draws of states along one axis of log weights."""
+
+from collections.abc import Callable
+
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core.random import inverse_cdf
+
+#: Sums or maximises one axis of log weights.
+Reduce = Callable[[Array, int], Array]
+#: From log weights, uniforms with an axis in front, and the axis of the states, which is not in the result.
+Pick = Callable[[Array, Array, int], Array]
+
+_MOST_UNROLLED = 16  # states; XLA's cumulative sums are slow along any axis
+
+
+def log_sum_exp(logs: Array, axis: int) -> Array:
+    """As jax.nn.logsumexp, with a gradient of 0 where all are -inf."""
+    top = finite_max(logs, axis)
+    total = jnp.exp(logs - top).sum(axis)
+    top, possible = jnp.squeeze(top, axis), total > 0
+    return jnp.where(possible, jnp.log(jnp.where(possible, total, 1.0)) + top, -jnp.inf)
+
+
+def finite_max(logs: Array, axis: int) -> Array:
+    """Return the maxima, which keep the axis, and 0 for infinite ones."""
+    top = lax.stop_gradient(logs.max(axis, keepdims=True))
+    return jnp.where(jnp.isfinite(top), top, 0.0)
+
+
+def draw(logs: Array, u: Array, axis: int) -> Array:
+    """Draw states by their weights."""
+    return _invert(u[0], _weights(logs, axis), axis)
+
+
+def best(logs: Array, u: Array, axis: int) -> Array:
+    """Return the states of the largest weights."""
+    return logs.argmax(axis).astype(jnp.int32)
+
+
+def couple(logs: Array, u: Array, axis: int) -> Array:
+    """Draw the states of two chains, coupled maximally: the halves of the last axis that has no states."""
+    weights, rows = _weights(logs, axis), logs.ndim - 1 - (axis == logs.ndim - 1)
+    total = weights.sum(axis, keepdims=True).clip(jnp.finfo(weights.dtype).tiny)
+    p, q = jnp.split(weights / total, 2, axis=rows)
+    x = _invert(u[0], p, axis)
+    is_same = u[1] * take(p, x, axis, 0.0) < take(q, x, axis, 0.0)
+    residual = jnp.maximum(q - p, 0.0)
+    residual = jnp.where(residual.any(axis, keepdims=True), residual, q)  # lost to rounding
+    y = jnp.where(is_same, x, _invert(u[2], residual, axis))
+    return jnp.concatenate([x, y], rows - (axis < rows))
+
+
+def take(values: Array, states: Array, axis: int, least: float = -jnp.inf) -> Array:
+    """Return the values of states, which lack the axis; a maximum, as gathers of rows are slow."""
+    numbers = lax.broadcasted_iota(jnp.int32, values.shape, axis)
+    return jnp.where(numbers == jnp.expand_dims(states, axis), values, least).max(axis)
+
+
+def _weights(logs: Array, axis: int) -> Array:
+    return jnp.exp(logs - finite_max(logs, axis))
+
+
+def _invert(u: Array, weights: Array, axis: int) -> Array:
+    """As :func:`~ebmpp.core.random.inverse_cdf`, along any axis."""
+    size = weights.shape[axis]
+    if size > _MOST_UNROLLED:
+        return inverse_cdf(u, jnp.moveaxis(weights, axis, -1))
+    below = jnp.tril(jnp.ones((size, size), weights.dtype)).reshape(
+        size, size, *(1,) * (weights.ndim - 1 - axis)
+    )
+    cumulated = (jnp.expand_dims(weights, axis) * below).sum(axis + 1)
+    threshold = jnp.expand_dims(u, axis) * lax.slice_in_dim(cumulated, size - 1, size, axis=axis)
+    return (cumulated <= threshold).sum(axis).clip(0, size - 1).astype(jnp.int32)
