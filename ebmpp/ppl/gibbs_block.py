@@ -145,9 +145,11 @@ class GibbsBlock(block.Block):
         the sites is exactly that of the model.
 
         Sites may take finitely many values: any distribution on an interval of whole numbers, or an
-        :class:`~ebmpp.EnergyDistribution`. Sites of real numbers may have a Gaussian conditional, where the
-        traced log density is a polynomial of degree two in the site; sites of positive numbers a Gamma or
-        inverse Gamma conditional. Other sites are refused.
+        :class:`~ebmpp.EnergyDistribution`. Continuous sites are drawn given the discrete ones where their
+        conditional is of a known family, as the traced log density shows: Gaussian for real numbers, Gamma or
+        inverse Gamma for positive ones, Beta for probabilities, Dirichlet for rows of probabilities. Such are
+        a mixture's weights, transition probabilities, and rates that ``jnp.where(t < tau, a, b)`` selects.
+        Other sites are refused.
 
         :param sites: names of the model's latent sites that the block draws.
         :param model_args: the model's arguments. When the block runs, arrays may have other values, but not

@@ -23,6 +23,13 @@ from ebmpp.traced.block import Call, Sites
 from ebmpp.traced.data import ArrayData, count_impossible, element_of, impossible_sites, is_cut_off
 from ebmpp.traced.dependence import Program
 
+_KINDS = (
+    "real",
+    "positive",
+    "unit_interval",
+    "simplex",
+)  # of sites that may have a conditional of a known family
+
 
 class Context(NamedTuple):
     """Everything outside of a block that its log density depends on, checked."""
@@ -73,10 +80,14 @@ class ModelInfo:
 
     @property
     def continuous(self) -> tuple[str, ...]:
-        """The block's sites whose units are real, or positive, numbers."""
+        """The block's sites whose units are real or positive numbers, or probabilities."""
         is_energy = lambda name: isinstance(self.distributions[name], EnergyDistribution)
-        is_real = lambda name: self.support(name) in (constraints.real, constraints.positive)
-        return tuple(name for name in self.sites if not is_energy(name) and is_real(name))
+        return tuple(name for name in self.sites if not is_energy(name) and self.kind(name))
+
+    def kind(self, name: str) -> str | None:
+        """Return "real", "positive", "unit_interval" or "simplex"; None for a site of other values."""
+        support = self.support(name)
+        return next((kind for kind in _KINDS if getattr(constraints, kind) == support), None)
 
     def trace(self, values: Mapping[str, Any], arguments: Sequence[Any], key: Any = 0) -> dict[str, Any]:
         """Return NumPyro's trace of the model at values of its sites; others are drawn from the prior."""

@@ -40,7 +40,7 @@ class ModelBlock(block.Block):
     program, erring toward interaction (:mod:`ebmpp.traced.dependence`). The discrete units that interact are
     coloured. A sweep first draws the latents of energy priors (``ebmpp.traced.sweep.augmented``),
     then the discrete sites layer by layer, each from K evaluations of the model for units of K values, then
-    the continuous sites, each from two derivatives (``ebmpp.traced.sweep.continuous``).
+    the continuous sites, each from derivatives of the log density (``ebmpp.traced.sweep.continuous``).
 
     :param args: the model's arguments. Later calls may have arrays with other values, but not other shapes.
     :param kwargs: the model's keyword arguments; see :meth:`ebmpp.GibbsBlock.from_model` for the options.
@@ -213,8 +213,8 @@ class ModelBlock(block.Block):
     ) -> dist.Distribution:
         """Return the distribution of a continuous site given everything else; see :meth:`log_conditionals`.
 
-        :return: a Normal, Gamma or InverseGamma of the site's shape; for units that interact a
-            MultivariateNormal of the flattened site.
+        :return: a Normal, Gamma, InverseGamma, Beta or Dirichlet of the site's shape; for units that interact
+            a MultivariateNormal of the flattened site.
         :raises StateError: for another site, missing sites, or shapes that are not the model's.
         """
         named = {c.name: c for c in self.sweep.continuous}

@@ -3,31 +3,48 @@
 """The powers of a site that a traced log density is a sum of.
 
 Each value is represented by a set of exponents: ``{0, 1, 2}`` is a polynomial of degree two in all units of
-the site jointly, ``log`` a logarithm of one of them. A value that is no such sum (an ``exp``, a maximum) is
-represented by the name of its primitive. The result holds for all values of everything else.
+the site jointly, ``log`` a logarithm of one of them, ``log1m`` one of 1 - x. A value that is no such sum (an
+``exp``, a maximum) is represented by the name of its primitive. The result holds for all values of everything
+else. Where a value selects between units and others, as ``where(t < tau, x, y)`` does, each element is one of
+them, and so still a power of one unit.
 """
 
+from collections.abc import Mapping
 import itertools
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import jax
+from jax.extend import core
 import jax.numpy as jnp
 
 from ebmpp.traced.dependence.program import Program, Step
 from ebmpp.traced.dependence.rules import ELEMENTWISE, LINEAR, MOVING
 
-LOG = "log"
+LOG, LOG1M = "log", "log1m"
 Powers = frozenset[Any]
 _SIGN_KEEPING = frozenset(
     "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape rsqrt sqrt squeeze "
     "square".split()
 )
-_COMPARISONS = ("eq", "ne", "gt", "ge")
+_COMPARISONS, _CLIPS = ("eq", "ne", "gt", "ge"), ("max", "min")
 _TRUTH_KEEPING = ("reduce_and", "reduce_or", "convert_element_type", "copy")
 _MOST_POWERS = 64
 _HIGHEST = 8
+_MOST_ROUNDS = 8  # of a loop
+_FREE, _X, _COMPLEMENT = (0.0, 0.0), (0.0, 1.0), (1.0, -1.0)
+_LEAST, _MOST = 1e-30, 1 - 2e-7  # bounds of probabilities that are no more than rounding
+
+
+class Facts(NamedTuple):
+    """Known facts on the values of units and siblings."""
+
+    positive: bool = False  # units are positive
+    probability: bool = False  # units are between 0 and 1
+    indicators: frozenset[int] = frozenset()  # slots of siblings that are 0 or 1
+    one_unit: bool = False  # there is one unit, of which all elements are functions
 
 
 class _Sum(NamedTuple):
@@ -40,9 +57,13 @@ class _Sum(NamedTuple):
     origin: int | None = None  # elements at one place of values of one origin are of the same unit
     truth: bool | None = None
     """A truth value that is the same for all values of the units, such as being in the support."""
+    is_power: bool = False  # each element is one of the powers of one unit, times any factor
+    lines: frozenset[tuple[float, float]] = frozenset()
+    """Pairs (a, b), one of which makes each element x into a + b x; (0, 0) for any without units."""
 
 
 _ONE = frozenset([0.0])
+_CONSTANT = _Sum(_ONE, is_power=True, lines=frozenset([_FREE]))
 _TRUTH = {truth: _Sum(_ONE, truth=truth) for truth in (True, False)}
 
 
@@ -53,58 +74,112 @@ class _Operands(NamedTuple):
     step: Step
     sums: list[_Sum]
     depends: list[int]
-    positive: bool
+    facts: Facts
+
+    def constant(self, i: int) -> float | None:
+        """Return the value of all elements of an operand, if it is one constant."""
+        value = self.program.constants.get(self.step.inputs[i])
+        values = np.unique(np.asarray(value, float)) if value is not None else ()
+        return float(values[0]) if len(values) == 1 else None
 
 
-def powers_of(program: Program, positive: bool) -> tuple[Powers, bool] | str:
+def powers_of(program: Program, facts: Facts) -> tuple[Powers, bool] | str:
     """Return the powers of the units in a program's result; or the name of a primitive that makes others.
 
-    :param positive: True if units are positive numbers, which have roots and logarithms.
     :return: the powers, and True if the result is a sum of functions of one unit each.
     """
-    slots = program.sites.values()
-    values: dict[int, _Sum | str] = {s: _Sum(frozenset([1.0]), True, True, positive, s) for s in slots}
-    is_one_unit = sum(math.prod(program.shapes[slot]) for slot in slots) == 1
+    slots, x = program.sites.values(), frozenset([1.0])
+    units = {s: _Sum(x, True, True, facts.positive, s, None, True, frozenset([_X])) for s in slots}
+    facts = facts._replace(one_unit=sum(math.prod(program.shapes[slot]) for slot in slots) == 1)
+    value = _propagate(program, units, facts).get(program.output, _CONSTANT)
+    return value if isinstance(value, str) else (value.powers, value.separable)
+
+
+def _propagate(program: Program, units: Mapping[int, _Sum], facts: Facts) -> dict[int, _Sum | str]:
+    """Return the sums that the slots are which depend on units."""
+    values: dict[int, _Sum | str] = dict(units)
     for step in program.steps:
         depends = [i for i, slot in enumerate(step.inputs) if slot in values]
-        operands = [values.get(slot, _Sum(_ONE)) for slot in step.inputs]
+        if not depends:
+            continue
+        operands = [values.get(slot, _CONSTANT) for slot in step.inputs]
         names = [value for value in operands if isinstance(value, str)]
         sums = [value for value in operands if isinstance(value, _Sum)]
-        value = names[0] if names else _sum_of(_Operands(program, step, sums, depends, positive))
-        if not depends or value is None:
-            continue
-        if is_one_unit and isinstance(value, _Sum):
-            value = value._replace(single=True, separable=True, origin=0)
-        values |= dict.fromkeys(step.outputs, value)
-    value = values.get(program.output, _Sum(_ONE))
-    return value if isinstance(value, str) else (value.powers, value.separable)
+        at, count = _Operands(program, step, sums, depends, facts), len(step.outputs)
+        truth = getattr(operands[0], "truth", None)
+        if step.name == "select_n" and truth is not None:
+            results = [values.get(step.inputs[2 if truth else 1])]
+        elif names or step.name != "scan":
+            results = [names[0] if names else _sum_of(at)] * count
+        else:
+            results = _loop(at)
+        values |= {o: r for o, r in zip(step.outputs, results, strict=True) if r is not None}
+    return values
+
+
+def _loop(at: _Operands) -> list[_Sum | str | None]:
+    """Return the results of a scan: what is carried is the same sum in every round, or unknown."""
+    params = at.step.params
+    first, stop = params["num_consts"], params["num_consts"] + params["num_carry"]
+    avals = {
+        f"{i:06d}": jax.ShapeDtypeStruct(a.shape, a.dtype) for i, a in enumerate(params["jaxpr"].in_avals)
+    }
+    body_fn = core.jaxpr_as_fun(params["jaxpr"])
+    body = Program(lambda inputs, *_: body_fn(*(inputs[name] for name in avals)), avals, {}, [])
+    slots, facts = list(body.sites.values()), at.facts._replace(indicators=frozenset())
+    inputs = {slots[i]: at.sums[i]._replace(origin=slots[i]) for i in at.depends}
+    for _ in range(_MOST_ROUNDS):
+        values = _propagate(body, inputs, facts)
+        results = [values.get(o) for o in body.outputs]
+        sums = [r for r in results if isinstance(r, _Sum)]
+        if any(isinstance(r, str) for r in results) or any(r.truth is not None for r in sums):
+            break
+        carried = {i: r for i, r in zip(slots[first:stop], results, strict=False) if isinstance(r, _Sum)}
+        joined = inputs | {
+            i: _join(inputs.get(i, _CONSTANT), r)._replace(origin=i) for i, r in carried.items()
+        }
+        if joined == inputs:
+            results[: stop - first] = [inputs.get(i) for i in slots[first:stop]]
+            pairs = zip(results, at.step.outputs, strict=True)
+            return [r._replace(origin=o) if isinstance(r, _Sum) else r for r, o in pairs]
+        inputs = joined
+    return [next((r for r in results if isinstance(r, str)), at.step.name)] * len(at.step.outputs)
+
+
+def _join(a: _Sum, b: _Sum) -> _Sum:
+    """Return a sum that is one of two."""
+    both = [x and y for x, y in zip(a[1:4], b[1:4], strict=True)]
+    lines = a.lines | b.lines if a.lines and b.lines else frozenset[Any]()
+    return _Sum(a.powers | b.powers, *both, is_power=a.is_power and b.is_power, lines=lines)
 
 
 def _sum_of(at: _Operands) -> _Sum | str | None:
     """Return a step's result, or the step's name; None where it does not depend on the units after all."""
     step, sums = at.step, at.sums
-    if not at.depends:
-        return None
     if any(s.truth is not None for s in sums) or step.name in _COMPARISONS:
         return _truth(at)
     dependent, dtypes = [sums[i] for i in at.depends], [at.program.dtypes[step.inputs[i]] for i in at.depends]
     if not all(jnp.issubdtype(dtype, np.floating) for dtype in dtypes):
         return step.name
     powers = _powers(at)
-    has_roots = powers is not None and any(p == LOG or p < 0 or p % 1 for p in powers)
-    if powers is None or len(powers) > _MOST_POWERS or (has_roots and not at.positive):
+    has_roots = powers is not None and any(isinstance(p, str) or p < 0 or p % 1 for p in powers)
+    if powers is None or len(powers) > _MOST_POWERS or (has_roots and not at.facts.positive):
         return step.name
     origins, moves = {s.origin for s in dependent}, step.name in MOVING
     is_scaling = len(dependent) == 1 and step.name in ("mul", "dot_general")
     inside = step.name in ELEMENTWISE and len(origins) == 1 and None not in origins
-    single = all(s.single for s in dependent) and (inside or moves)
+    single = at.facts.one_unit or (all(s.single for s in dependent) and (inside or moves))
     linear = moves or is_scaling or step.name in LINEAR
     separable = single or (linear and all(s.separable for s in dependent))
     origin = (next(iter(origins)) if inside else step.outputs[0]) if single else None
+    origin = 0 if at.facts.one_unit else origin
     positive = step.name in _SIGN_KEEPING and all(
         s.positive for s in sums[: 1 if step.name == "pow" else None]
     )
-    return _Sum(powers, single, separable, positive, origin)
+    keeps = moves or step.name in (*_SIGN_KEEPING, "div", "neg", *_CLIPS)
+    is_power = single and (len(powers) == 1 or (keeps and all(s.is_power for s in sums)))
+    is_power = is_power and not any(isinstance(p, str) for p in powers)
+    return _Sum(powers, single, separable, positive, origin, None, is_power, _lines(at))
 
 
 def _truth(at: _Operands) -> _Sum | str | None:
@@ -112,9 +187,8 @@ def _truth(at: _Operands) -> _Sum | str | None:
     name, truths = at.step.name, [s.truth for s in at.sums]
     if name in _COMPARISONS:
         outcome = _outcome(at)
-        return name if outcome is None else _TRUTH[outcome]
-    if name == "select_n" and at.depends[0] == 0 and truths[0] is not None and truths[1:] == [None, None]:
-        return at.sums[2 if truths[0] else 1]
+        is_free = outcome is not None and _FREE in at.sums[0].lines  # as is each element without units
+        return name if outcome is None else None if is_free else _TRUTH[outcome]
     if at.program.dtypes[at.step.outputs[0]] != np.bool_ or any(truths[i] is None for i in at.depends):
         return name
     if name in ("or", "and"):
@@ -136,58 +210,118 @@ def _outcome(at: _Operands) -> bool | None:
     bound = at.program.constants.get(right)
     if at.depends != [0] or bound is None:
         return None
-    beyond = at.step.name == "ne" and np.isinf(bound).all()
-    above = at.step.name in ("gt", "ge") and at.sums[0].positive and np.max(bound, initial=-np.inf) <= 0
-    return True if beyond or above else None
+    inside = at.facts.probability and _is_probability(at.sums[0])
+    beyond = np.isinf(bound).all() or (inside and ((bound <= 0) | (bound >= 1)).all())
+    if at.step.name in ("eq", "ne"):
+        return at.step.name == "ne" if beyond else None
+    above = (inside or at.sums[0].positive) and np.max(bound, initial=-np.inf) <= 0
+    return True if above else None
 
 
 def _powers(at: _Operands) -> Powers | None:
     """Return the powers in a step's result; None where it is no sum of powers."""
     name, first, sets = at.step.name, at.sums[0], [s.powers for s in at.sums]
-    one_power = len(first.powers) == 1 and LOG not in first.powers and first.single
+    positive = at.facts.positive
     match name:
         case "mul" | "dot_general":
             return _product(*sets)
         case "div":
-            inverse = _power(at.sums[1], -1.0, at.positive)
+            inverse = _power(at.sums[1], -1.0, positive)
             return None if inverse is None else _product(sets[0], inverse)
         case "square" | "sqrt" | "rsqrt" | "integer_pow" | "pow":
             exponent = _exponent(at)
-            return None if exponent is None or at.depends != [0] else _power(first, exponent, at.positive)
-        case "log":
-            return frozenset([0.0, LOG]) if one_power else None
+            return None if exponent is None or at.depends != [0] else _power(first, exponent, positive)
+        case "log" | "log1p":
+            return _logarithm(first, float(name == "log1p"))
         case "abs":  # of a power that is never negative
-            return sets[0] if one_power and (at.positive or next(iter(sets[0])) % 2 == 0) else None
+            return sets[0] if first.is_power and (positive or all(p % 2 == 0 for p in sets[0])) else None
+        case "max" | "min":
+            return sets[at.depends[0]] if _is_rounding(at) else None
         case "triangular_solve":
             return sets[1] if at.depends == [1] else None
-    where = MOVING[name](len(sets)) if name in MOVING else range(0)
-    if (name not in MOVING and name not in LINEAR) or set(where) & set(at.depends):
+    values = _values(at.step)
+    if (name not in MOVING and name not in LINEAR) or not {*values}.issuperset(at.depends):
         return None
-    return frozenset[Any]().union(*(powers for i, powers in enumerate(sets) if i not in where))
+    return frozenset[Any]().union(*(sets[i] for i in values))
+
+
+def _values(step: Step) -> list[int]:
+    """Return the positions of operands that do not say where others move to."""
+    where = MOVING[step.name](len(step.inputs)) if step.name in MOVING else ()
+    return [i for i in range(len(step.inputs)) if i not in where]
 
 
 def _exponent(at: _Operands) -> float | None:
     name = at.step.name
     if name != "pow":
         return {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}.get(name) or float(at.step.params["y"])
-    value = at.program.constants.get(at.step.inputs[1])
-    values = np.unique(np.asarray(value, float)) if value is not None else ()
-    return float(values[0]) if len(values) == 1 else None
+    return at.constant(1)
+
+
+def _logarithm(base: _Sum, offset: float) -> Powers | None:
+    """Return the powers of the logarithm of a value plus an offset."""
+    lines = {(a + offset, b) for a, b in base.lines if (a, b) != _FREE}
+    if lines and all(a in (0, -b) and a >= 0 and a + b >= 0 for a, b in lines):
+        return frozenset([0.0, *(LOG1M if a else LOG for a, b in lines)])
+    return frozenset([0.0, LOG]) if base.is_power and not offset else None
+
+
+def _lines(at: _Operands) -> frozenset[tuple[float, float]]:
+    """Return the lines of a step's result; none where they are unknown."""
+    name, lines = at.step.name, [s.lines for s in at.sums]
+    if name in MOVING or name in ("convert_element_type", "copy", "copy_p", "neg", *_CLIPS):
+        values = [lines[i] for i in (at.depends if name in _CLIPS else _values(at.step))]
+        joined = frozenset[Any]().union(*values) if all(values) else frozenset[Any]()
+        return frozenset((-a, -b) for a, b in joined) if name == "neg" else joined
+    if name not in ("add", "sub", "mul") or len(at.depends) != 1:
+        return frozenset()
+    i = at.depends[0]
+    if name == "mul" and _is_indicator(at.program, at.step.inputs[1 - i], at.facts.indicators):
+        return lines[i] | {_FREE} if lines[i] else lines[i]
+    if (c := at.constant(1 - i)) is None:
+        return frozenset()
+    scale = c if name == "mul" else -1.0 if name == "sub" and i else 1.0
+    shift = 0.0 if name == "mul" else -c if name == "sub" and not i else c
+    return frozenset(
+        _FREE if line == _FREE else (shift + scale * line[0], scale * line[1]) for line in lines[i]
+    )
+
+
+def _is_probability(value: _Sum) -> bool:
+    return bool(value.lines) and value.lines <= {_FREE, _X, _COMPLEMENT}
+
+
+def _is_rounding(at: _Operands) -> bool:
+    """Return True for probabilities that are kept from 0 and 1."""
+    if not at.facts.probability or len(at.depends) != 1 or not _is_probability(at.sums[at.depends[0]]):
+        return False
+    bound = at.constant(1 - at.depends[0])
+    return bound is not None and (bound <= _LEAST if at.step.name == "max" else bound >= _MOST)
+
+
+def _is_indicator(program: Program, slot: int, indicators: frozenset[int]) -> bool:
+    """Return True for values that are 0 or 1."""
+    if slot in indicators or program.dtypes[slot] == np.bool_:
+        return True
+    step = program.makers.get(slot)
+    if step is None or step.name not in (*MOVING, "convert_element_type", "copy"):
+        return False
+    return all(_is_indicator(program, step.inputs[i], indicators) for i in _values(step))
 
 
 def _product(a: Powers, b: Powers) -> Powers | None:
     powers = set()
     for p, q in itertools.product(a, b):
-        if LOG in (p, q) and 0.0 not in (p, q):
+        has_log = isinstance(p, str) or isinstance(q, str)
+        if has_log and 0.0 not in (p, q):
             return None
-        powers.add((p or q) if LOG in (p, q) else p + q)
+        powers.add((p or q) if has_log else p + q)
     return frozenset(powers)
 
 
 def _power(base: _Sum, exponent: float, positive: bool) -> Powers | None:
     """Return the powers of a power: any of one power of positive units, else only whole exponents."""
-    one_power = len(base.powers) == 1 and LOG not in base.powers and base.single
-    if one_power and (positive or exponent % 1 == 0):
+    if base.is_power and (positive or exponent % 1 == 0):
         return frozenset(p * exponent for p in base.powers)
     if exponent < 0 or exponent % 1 or exponent > _HIGHEST:
         return None

@@ -5,6 +5,7 @@
 Where a model's log density is a polynomial of degree two in all units of a site, the site given everything
 else is Gaussian. Where it is a sum of x and log x its units are Gamma, and of 1/x and log x inverse Gamma.
 Parameters follow from two derivatives at the present value. Units that interact are drawn jointly.
+Probabilities are in :mod:`ebmpp.traced.sweep.probabilities`.
 """
 
 import math
@@ -22,14 +23,21 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Sites
-from ebmpp.traced.dependence import LOG, Powers, powers_of, run_guarded
+from ebmpp.traced.dependence import LOG, LOG1M, Facts, Powers, powers_of, run_guarded
 from ebmpp.traced.model import Context, ModelInfo, Moved
 from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_JOINT = 1024  # units that are drawn jointly
 _CONTINUOUS = 1 << 16  # folded into keys beside a site's number
 _MOST_COLUMNS = 64  # of second derivatives at once
-_FAMILIES = {"Gaussian": {0.0, 1.0, 2.0}, "Gamma": {0.0, 1.0, LOG}, "InverseGamma": {0.0, -1.0, LOG}}
+#: by kind of site, the powers of each family
+_FAMILIES: dict[str, dict[str, set[Any]]] = {
+    "real": {"Gaussian": {0.0, 1.0, 2.0}},
+    "positive": {"Gamma": {0.0, 1.0, LOG}, "InverseGamma": {0.0, -1.0, LOG}},
+    "unit_interval": {"Beta": {0.0, LOG, LOG1M}},
+    "simplex": {"Dirichlet": {0.0, LOG}},
+}
+_IN_WORDS = {LOG: "log x", LOG1M: "log(1 - x)", 1.0: "x"}
 
 
 class Derivatives(NamedTuple):
@@ -48,16 +56,17 @@ class ContinuousSite:
 
     def __init__(self, info: ModelInfo, name: str) -> None:
         self.name, self.posterior = name, Posterior(info, [name])
-        self.number = info.continuous.index(name)
-        self.shape = self.posterior.shapes[name]
-        self.positive = info.support(name) is constraints.positive
-        powers = powers_of(self.posterior.program, self.positive)
-        self.family, separable, problem = _family(powers, self.positive)
+        self.number, kind = info.continuous.index(name), str(info.kind(name))
+        self.shape, program = self.posterior.shapes[name], self.posterior.program
+        siblings = program.siblings.items()
+        indicators = frozenset(slot for site, slot in siblings if info.support(site) == constraints.boolean)
+        facts = Facts(kind != "real", kind in ("unit_interval", "simplex"), indicators)
+        self.family, separable, problem = _family(powers_of(program, facts), kind)
         edges = np.zeros((0, 2), int) if separable else self.posterior.terms().edges
         #: of every unit its group, and its place in the group
         self.groups, self.places = self.index = _groups(math.prod(self.shape), edges)
         self.most = int(self.places.max(initial=-1)) + 1
-        if self.most > 1 and self.family != "Gaussian":
+        if self.most > 1 and self.family != "Gaussian" and not problem:
             problem = f"units must not interact where their conditional is {self.family}"
         elif self.most > _MOST_JOINT:
             problem = f"units that interact must be at most {_MOST_JOINT}, got {self.most}"
@@ -65,7 +74,7 @@ class ContinuousSite:
             hint = "Leave the site to another block, such as NUTS"
             raise IntractableError(f"from_model: site {name!r}: {problem}. {hint}")
 
-    def derivatives(self, values: Sites, context: Context) -> Derivatives:
+    def derivatives(self, values: Sites, context: Context) -> Any:
         """Return the derivatives from which the conditional follows."""
         program, inputs = self.posterior.program, self.posterior.inputs(values, context)
         slot, dtype = program.sites[self.name], program.dtypes[program.sites[self.name]]
@@ -90,7 +99,7 @@ class ContinuousSite:
         new, degenerate = self.draw(self.derivatives(values, context), keys, 1.0 if beta is None else beta)
         return {self.name: new.astype(values[self.name].dtype)}, degenerate
 
-    def draw(self, at: Derivatives, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
+    def draw(self, at: Any, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
         """Return a new value, and the number of units that kept theirs as their conditional is degenerate."""
         new, valid = (_draw_gaussian if self.family == "Gaussian" else self._draw_gamma)(at, keys, beta)
         value = jnp.where(valid[:, None], new, at.x)[self.index]
@@ -117,10 +126,14 @@ class ContinuousSite:
         conditional, (new, _) = self.distribution(at), self.draw(at, keys)
         flat = jnp.ravel if self.most > 1 else jnp.asarray
         change = jnp.subtract(conditional.log_prob(flat(new)), conditional.log_prob(flat(old)))
-        is_same = new == old if self.most <= 1 else jnp.all(new == old)
+        is_same = (new == old).reshape(*change.shape, -1).all(-1)
         return {self.name: new}, jnp.where(is_same, 0, change).sum()
 
-    def distribution(self, at: Derivatives) -> dist.Distribution:
+    def invalid(self, at: Any) -> Array:
+        """Return a mask of the units whose conditional is nan."""
+        return (jnp.isnan(at.slope) | jnp.isnan(at.curvature).any(-1))[self.index]
+
+    def distribution(self, at: Any) -> dist.Distribution:
         """Return the conditional, of the site's shape; if units interact, that of the flattened site."""
         if self.family != "Gaussian":
             params = [a[self.index].reshape(self.shape) for a in self._gamma_params(at)]
@@ -152,19 +165,18 @@ def _draw_gaussian(at: Derivatives, keys: Array, beta: Array | float) -> tuple[A
     return new.astype(at.x.dtype), jnp.isfinite(new).all(-1)
 
 
-def _family(powers: tuple[Powers, bool] | str, positive: bool) -> tuple[str, bool, str | None]:
+def _family(powers: tuple[Powers, bool] | str, kind: str) -> tuple[str, bool, str | None]:
     """Return the family, whether units are independent, and a problem where there is no family."""
-    families = ["Gamma", "InverseGamma"] if positive else ["Gaussian"]
+    words = lambda powers: [_IN_WORDS.get(p) or f"x^{p:g}" for p in sorted(powers - {0.0}, key=str)]
     if isinstance(powers, str):
         form = f"a function with {powers!r}"
     else:
-        for family in families:
-            if powers[0] <= _FAMILIES[family]:
+        for family, allowed in _FAMILIES[kind].items():
+            if powers[0] <= allowed:
                 return family, powers[1], None
-        numbers = sorted(p for p in powers[0] if p not in (0, LOG))
-        form = ", ".join(["log x"] * (LOG in powers[0]) + ["x" if p == 1 else f"x^{p:g}" for p in numbers])
-    allowed = "x and log x, or 1/x and log x" if positive else "x and x^2"
-    return "", True, f"its conditional could not be shown to be a sum of {allowed}: it has {form}"
+        form = ", ".join(words(powers[0]))
+    sums = ", or ".join(" and ".join(words(allowed)) for allowed in _FAMILIES[kind].values())
+    return "", True, f"its conditional could not be shown to be a sum of {sums}: it has {form}"
 
 
 def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

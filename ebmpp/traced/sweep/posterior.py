@@ -100,12 +100,12 @@ class Posterior:
             return _values_of_energy(name, prior, shape)
         is_interval = isinstance(support, type(constraints.integer_interval(0, 1)))
         if not is_interval and support != constraints.boolean:
-            expected = "finitely many whole numbers, an EnergyDistribution, or real or positive numbers"
+            expected = "finitely many whole numbers, an EnergyDistribution, real numbers or probabilities"
             hint = _TRUNCATE if support.is_discrete else _ELSEWHERE
             _refuse(name, f"is {type(prior).__name__}, expected {expected}", hint)
         bounds = (support.lower_bound, support.upper_bound) if is_interval else (0, 1)
         if np.ndim(bounds[0]) or not isinstance(bounds[1], int):
-            self._check_bounds(name)
+            self.check_bounds(name)
         size = int((np.asarray(bounds[1]) - np.asarray(bounds[0])).max()) + 1
         if size > _MOST_VALUES:
             _refuse(name, f"takes {size} values per unit, expected at most {_MOST_VALUES}", _TRUNCATE)
@@ -113,7 +113,7 @@ class Posterior:
         table = low + np.arange(size).reshape(-1, *(1,) * low.ndim)
         return Values(np.minimum(table, high), table <= high)
 
-    def _check_bounds(self, name: str) -> None:
+    def check_bounds(self, name: str) -> None:
         """Raise an IntractableError where the values of a site depend on other sites."""
 
         def bounds(sites: Mapping, siblings: Mapping, arguments: Sequence) -> Array:

@@ -25,6 +25,7 @@ from ebmpp.traced.sweep.continuous import ContinuousSite
 from ebmpp.traced.sweep.forests import Forests
 from ebmpp.traced.sweep.layers import Layers
 from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.sweep.probabilities import Probabilities
 from ebmpp.traced.sweep.sequential import Sequential
 
 _FEW_LAYERS = 8  # that need no permission
@@ -49,7 +50,9 @@ class Sweep:
         #: the density of the discrete units, joint with the latents of energy priors if these are drawn too
         self.joint = self.posterior if self.conditionals is None else self.conditionals.posterior
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
-        self.continuous = tuple(ContinuousSite(info, name) for name in info.continuous)
+        is_real = lambda name: info.kind(name) in ("real", "positive")
+        site_of = lambda name: (ContinuousSite if is_real(name) else Probabilities)(info, name)
+        self.continuous = tuple(map(site_of, info.continuous))
         parts = self.augmented, self.conditionals, *self.continuous
         self.parts: list[Any] = [part for part in parts if part is not None]
 
@@ -119,8 +122,7 @@ class Sweep:
             table = jnp.isnan(self.conditionals.table(values, context))
             result = {name: table[start:stop] for name, (start, stop) in self.conditionals.spans.items()}
         for site in self.continuous:
-            at = site.derivatives(values, context)
-            result[site.name] = (jnp.isnan(at.slope) | jnp.isnan(at.curvature).any(-1))[site.index][:, None]
+            result[site.name] = site.invalid(site.derivatives(values, context))[:, None]
         return result
 
     def walk(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:

@@ -9,14 +9,17 @@ from block_tools import run_chains
 from model_cases import Y5, Y23, X, advance, latents
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer.util import log_density
 import pytest
+from scipy.special import gammaln
 
 import jax
 import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
+from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Call
 from helpers import assert_law, assert_rows_law, often
 
@@ -57,6 +60,56 @@ def walk(y: Any) -> None:
     numpyro.sample("y", dist.Normal(x, 0.5).to_event(2), obs=y)
 
 
+def annotators(labels: Any) -> None:
+    """Every item has a class, and each annotator confuses classes by probabilities of their own."""
+    share = numpyro.sample("share", dist.Dirichlet(jnp.array([1.0, 2.0, 0.5])))
+    with numpyro.plate("annotator", 2, dim=-2), numpyro.plate("class", 3, dim=-1):
+        confusion = numpyro.sample("confusion", dist.Dirichlet(jnp.ones(3) + 2 * jnp.eye(3)))
+    with numpyro.plate("items", len(labels)):
+        z = numpyro.sample("z", dist.Categorical(share))
+        probs = confusion[jnp.arange(2), z[:, None]]
+        numpyro.sample("labels", dist.Categorical(probs).to_event(1), obs=labels)
+
+
+def scanned(y: Any) -> None:
+    """A hidden Markov chain, and a random walk around it, by NumPyro's scan."""
+    with numpyro.plate("states", 2):
+        rows = numpyro.sample("rows", dist.Dirichlet(jnp.ones(2)))
+
+    def step(last: Any, y: Any) -> Any:
+        z = numpyro.sample("z", dist.Categorical(rows[last[0]]))
+        x = numpyro.sample("x", dist.Normal(0.7 * last[1] + z, 1.0))
+        numpyro.sample("y", dist.Normal(x, 0.5), obs=y)
+        return (z, x), None
+
+    scan(step, (0, 0.0), y)
+
+
+def occupancy(seen: Any) -> None:
+    """Probabilities that a latent site multiplies and selects, and complements of these."""
+    occupied = numpyro.sample("occupied", dist.Beta(2.0, 3.0))
+    detected, false = (numpyro.sample(name, dist.Uniform(0, 1)) for name in ("detected", "false"))
+    with numpyro.plate("places", len(seen)):
+        z = numpyro.sample("z", dist.Bernoulli(occupied))
+        numpyro.sample("seen", dist.Binomial(5, z * detected), obs=seen)
+        numpyro.sample("missed", dist.Bernoulli(jnp.stack([1 - false, 1 - detected])[z]), obs=seen == 0)
+
+
+def change_point(counts: Any) -> None:
+    """Rates before and after a change, of one count by index too."""
+    early = numpyro.sample("early", dist.Exponential(0.2))
+    late = numpyro.sample("late", dist.Gamma(2.0, 0.5))
+    tau = numpyro.sample("tau", dist.Categorical(jnp.ones(len(counts)) / len(counts)))
+    rate = jnp.where(jnp.arange(len(counts)) < tau, early, late)
+    numpyro.sample("counts", dist.Poisson(rate).to_event(1), obs=counts)
+    scale = jnp.stack([early, late])[(tau > 2).astype(int)] ** -0.5
+    numpyro.sample("mean", dist.Normal(0.0, scale), obs=1.3)
+
+
+LABELS = np.array([[0, 0], [2, 1], [1, 1], [0, 2], [2, 2]])
+SEEN = np.array([0, 2, 0, 3, 0])
+COUNTS = np.array([1, 0, 2, 5, 4, 6])
+
 #: model, arguments, site, family of its conditional, and how many of its units interact
 CASES: dict[str, tuple[Callable, tuple, str, str, int]] = {
     "means": (mixture, (Y5,), "means", "Gaussian", 1),
@@ -68,10 +121,28 @@ CASES: dict[str, tuple[Callable, tuple, str, str, int]] = {
     "members": (groups, (Y23,), "x", "Gaussian", 1),
     "rate": (groups, (Y23,), "rate", "Gamma", 1),
     "walk": (walk, (Y23,), "x", "Gaussian", 3),
+    "share": (annotators, (LABELS,), "share", "Dirichlet", 1),
+    "confusion": (annotators, (LABELS,), "confusion", "Dirichlet", 1),
+    "scanned rows": (scanned, (Y5,), "rows", "Dirichlet", 1),
+    "scanned walk": (scanned, (Y5,), "x", "Gaussian", 5),
+    "occupied": (occupancy, (SEEN,), "occupied", "Beta", 1),
+    "detected": (occupancy, (SEEN,), "detected", "Beta", 1),
+    "false": (occupancy, (SEEN,), "false", "Beta", 1),
+    "early": (change_point, (COUNTS,), "early", "Gamma", 1),
+    "late": (change_point, (COUNTS,), "late", "Gamma", 1),
 }
 
 
-@pytest.mark.parametrize("name", often(CASES, "precision", "walk"))
+def elsewhere(value: Any, family: str) -> Any:
+    """Values of a site in its support."""
+    shifts = np.array([1.0, 0.7, 1.3, 2.0], np.float32).reshape(-1, *[1] * value.ndim)
+    if family not in ("Dirichlet", "Beta"):
+        return value * shifts
+    powers = value**shifts
+    return powers / powers.sum(-1, keepdims=True) if family == "Dirichlet" else powers
+
+
+@pytest.mark.parametrize("name", often(CASES, "precision", "walk", "confusion", "scanned walk", "detected"))
 def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) -> None:
     """log density - log conditional is one constant, wherever the site is."""
     model, args, site, family, size = CASES[name]
@@ -82,7 +153,7 @@ def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) ->
 
     def gap(new: Any) -> Any:
         conditional = block.conditional(site, values | {site: value}, *args)
-        flat = conditional.event_shape and conditional.event_shape != new.shape
+        flat = family == "Gaussian" and conditional.event_shape and conditional.event_shape != new.shape
         density = log_density(model, args, {}, values | {site: new})[0]
         mean, variance = (
             jnp.reshape(conditional.mean, new.shape),
@@ -91,8 +162,8 @@ def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) ->
         covariance = conditional.covariance_matrix[0, 1] if size > 1 else jnp.zeros(())
         return density - conditional.log_prob(new.ravel() if flat else new).sum(), mean, variance, covariance
 
-    shifts = np.array([1.0, 0.7, 1.3, 2.0], np.float32).reshape(-1, *[1] * value.ndim)
-    gaps, mean, variance, covariance = jax.tree.map(np.asarray, jax.jit(jax.vmap(gap))(value * shifts))
+    states = elsewhere(value, family)
+    gaps, mean, variance, covariance = jax.tree.map(np.asarray, jax.jit(jax.vmap(gap))(states))
     np.testing.assert_allclose(gaps, gaps[0], rtol=2e-4, atol=2e-3)
     result = advance(block, {site: value}, Call(values, args, {}))
     assert not result.degenerate.any()
@@ -126,31 +197,130 @@ def segments(y: Any) -> None:
     numpyro.sample("y", dist.Normal(z * level, 1.0).to_event(1), obs=y)
 
 
-@pytest.mark.parametrize("tempering", often([None, (0.4, 0.7, 1.0)], None))
-def test_discrete_and_continuous_sites_have_their_posterior(tempering: Any) -> None:
-    y = np.array([0.1, 2.2, 1.4, -0.3], np.float32)
-    block = GibbsBlock.from_model(segments, ["z", "level"], y, tempering=tempering)
+def run(block: Any, start: dict, y: Any, features: Callable) -> tuple[Any, Any]:
+    """The last states of 1,000 chains, and means of features of their draws 10 to 30."""
 
     def chain(key: Any) -> Any:
-        start = {"z": jnp.zeros(4, int), "level": jnp.float32(0)}
         state = block.init(key, 0, start, (y,), {})
 
         def body(step: Any, carry: tuple) -> tuple:
             state = block.sample(carry[0], (y,), {})
-            counted = step >= 10
-            return state, carry[1] + counted * state.z["z"], carry[2] + counted * state.z["level"]
+            return state, jax.tree.map(lambda total, v: total + (step >= 10) * v, carry[1], features(state.z))
 
-        return jax.lax.fori_loop(0, 30, body, (state, jnp.zeros(4), jnp.zeros(())))
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape), jax.eval_shape(features, state.z))
+        return jax.lax.fori_loop(0, 30, body, (state, zeros))
 
-    state, z, level = jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(0), 1000))
-    probability, mean = enumerated(y)
-    assert_rows_law(np.asarray(z) / 20, probability, comparisons=5)
-    assert_rows_law(np.asarray(level)[:, None] / 20, np.array([mean]), comparisons=5)
+    state, totals = jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(0), 1000))
     assert int(np.sum(state.degenerate)) == 0
+    return state, jax.tree.map(lambda a: np.asarray(a) / 20, totals)
+
+
+@pytest.mark.parametrize("tempering", often([None, (0.4, 0.7, 1.0)], None))
+def test_discrete_and_continuous_sites_have_their_posterior(tempering: Any) -> None:
+    y = np.array([0.1, 2.2, 1.4, -0.3], np.float32)
+    block = GibbsBlock.from_model(segments, ["z", "level"], y, tempering=tempering)
+    start = {"z": jnp.zeros(4, int), "level": jnp.float32(0)}
+    state, means = run(block, start, y, lambda z: z)
+    probability, mean = enumerated(y)
+    assert_rows_law(means["z"], probability, comparisons=5)
+    assert_rows_law(means["level"][:, None], np.array([mean]), comparisons=5)
     accepted = float(np.mean(state.transitions)) / 30
     assert accepted == 0 if tempering is None else 0.3 < accepted < 1
     text = block.get_diagnostics_str(jax.tree.map(lambda a: a[0], state))
     assert ("tempered transitions" in text) == (tempering is not None)
+
+
+@pytest.mark.parametrize("tempering", often([None, (0.5, 1.0)], None))
+def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
+    """With the weights integrated out, P(z) is proportional to a Dirichlet-multinomial probability."""
+    y, prior, means = np.float32([-1.8, 0.3, 2.5, 1.6]), np.array([0.5, 1.0, 2.0]), np.array([-2.0, 0.0, 2.0])
+
+    def weighted(y: Any) -> None:
+        weights = numpyro.sample("weights", dist.Dirichlet(prior))
+        with numpyro.plate("points", len(y)):
+            z = numpyro.sample("z", dist.Categorical(weights))
+            numpyro.sample("y", dist.Normal(jnp.asarray(means)[z], 1.0), obs=y)
+
+    states = np.stack(np.unravel_index(np.arange(3**4), (3,) * 4), 1)
+    counts = (states[:, :, None] == np.arange(3)).sum(1)
+    weight = np.exp(gammaln(prior + counts).sum(1) - 0.5 * ((y - means[states]) ** 2).sum(1))
+    weight /= weight.sum()
+    block = GibbsBlock.from_model(weighted, ["weights", "z"], y, tempering=tempering)
+    start = {"z": jnp.zeros(4, int), "weights": jnp.ones(3) / 3}
+    _, draws = run(block, start, y, lambda z: {"z": jax.nn.one_hot(z["z"], 3), "weights": z["weights"]})
+    exact = np.einsum("s,skc->kc", weight, states[:, :, None] == np.arange(3))
+    assert_rows_law(draws["z"].reshape(1000, -1), exact.ravel(), comparisons=15)
+    posterior = weight @ ((prior + counts) / (prior.sum() + 4))
+    assert_rows_law(draws["weights"], posterior, comparisons=15)
+
+
+def test_change_point_needs_no_other_kernel() -> None:
+    """With both rates integrated out, P(tau) is a product of two Gamma integrals."""
+    counts = np.array([1, 0, 2, 5, 4, 6])
+
+    def model(counts: Any) -> None:
+        early, late = (numpyro.sample(name, dist.Exponential(0.2)) for name in ("early", "late"))
+        tau = numpyro.sample("tau", dist.Categorical(jnp.ones(6) / 6))
+        rate = jnp.where(jnp.arange(6) < tau, early, late)
+        numpyro.sample("counts", dist.Poisson(rate).to_event(1), obs=counts)
+
+    before = np.arange(6) < np.arange(6)[:, None]
+    shapes = np.stack([before @ counts, ~before @ counts], 1) + 1.0
+    rates = np.stack([before.sum(1), (~before).sum(1)], 1) + 0.2
+    weight = np.exp((gammaln(shapes) - shapes * np.log(rates)).sum(1))
+    weight /= weight.sum()
+    block = GibbsBlock.from_model(model, ["tau", "early", "late"], counts)
+    start = {"tau": jnp.int32(3), "early": jnp.float32(1), "late": jnp.float32(1)}
+    _, draws = run(block, start, counts, lambda z: {**z, "tau": jax.nn.one_hot(z["tau"], 6)})
+    assert_rows_law(draws["tau"], weight, comparisons=8)
+    for column, name in enumerate(("early", "late")):
+        exact = weight @ (shapes / rates)[:, column]
+        assert_rows_law(draws[name][:, None], np.array([exact]), comparisons=8)
+
+
+#: priors, and log densities that are of no known family in their draws
+FOREIGN: dict[str, tuple[dist.Distribution, Callable]] = {
+    "squares": (dist.Beta(1.0, 1.0), lambda x: dist.Normal(x, 1.0).log_prob(0.3)),
+    "scaled": (dist.Beta(1.0, 1.0), lambda x: dist.Bernoulli(0.5 * x).log_prob(0)),
+    "clipped": (dist.Beta(1.0, 1.0), lambda x: jnp.log(jnp.clip(x, 0.3, 1.0))),
+    "compared": (dist.Uniform(0.0, 1.0), lambda x: jnp.where(x > 0.5, jnp.log(x), 0.0)),
+    "complement": (dist.Dirichlet(jnp.ones(3)), lambda x: dist.Bernoulli(x[0]).log_prob(0)),
+    "summed": (dist.Dirichlet(jnp.ones(3)), lambda x: jnp.log(x[0] + x[1])),
+    "offset": (dist.Gamma(1.0, 1.0), lambda x: dist.Poisson(1.0 + x).log_prob(2)),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_site_without_a_known_conditional_is_refused_by_name(name: str) -> None:
+    prior, log_factor = FOREIGN[name]
+
+    def model() -> None:
+        numpyro.factor("f", log_factor(numpyro.sample("site", prior)))
+
+    with pytest.raises(IntractableError, match="site 'site'"):
+        GibbsBlock.from_model(model, ["site"])
+
+
+def test_interval_that_depends_on_a_site_is_refused() -> None:
+    def model() -> None:
+        high = numpyro.sample("high", dist.Bernoulli(1.0))
+        numpyro.sample("site", dist.Uniform(0.0, 1.0 * high))
+
+    with pytest.raises(IntractableError, match="site 'site'"):
+        GibbsBlock.from_model(model, ["site"])
+
+
+def test_rare_and_common_outcomes_are_both_counted() -> None:
+    """Coefficients do not depend on the present value, which may be at the edge."""
+
+    def model(hits: Any) -> None:
+        p = numpyro.sample("p", dist.Beta(0.5, 0.5))
+        numpyro.sample("hits", dist.Binomial(1_000_000, p), obs=hits)
+
+    block = GibbsBlock.from_model(model, ["p"], np.array(3.0))
+    conditional = block.conditional("p", {"p": np.float32(1e-30)})
+    np.testing.assert_allclose(conditional.concentration1, 3.5, rtol=1e-3)
+    np.testing.assert_allclose(conditional.concentration0, 1_000_000 - 3 + 0.5, rtol=1e-5)
 
 
 def test_rate_of_counts_is_gamma() -> None:
