@@ -2,22 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Structure of a traced log density: the units that interact, and the powers of units that it is a sum of."""
 
-from ebmpp.traced.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.traced.dependence.program import Program, Step
 from ebmpp.traced.dependence.pullback import run_guarded
 from ebmpp.traced.dependence.rules import in_floats, is_affine
 from ebmpp.traced.dependence.terms import Terms
 
-__all__ = [
-    "LOG",
-    "LOG1M",
-    "Facts",
-    "Powers",
-    "Program",
-    "Step",
-    "Terms",
-    "in_floats",
-    "is_affine",
-    "powers_of",
-    "run_guarded",
-]
+__all__ = ["Program", "Step", "Terms", "in_floats", "is_affine", "run_guarded"]

@@ -105,45 +105,36 @@ def _propagate(program: Program, units: Mapping[int, _Sum], facts: Facts) -> dic
         operands = [values.get(slot, _CONSTANT) for slot in step.inputs]
         names = [value for value in operands if isinstance(value, str)]
         sums = [value for value in operands if isinstance(value, _Sum)]
-        at, count = _Operands(program, step, sums, depends, facts), len(step.outputs)
-        truth = getattr(operands[0], "truth", None)
+        at, truth = _Operands(program, step, sums, depends, facts), getattr(operands[0], "truth", None)
         if step.name == "select_n" and truth is not None:
             results = [values.get(step.inputs[2 if truth else 1])]
-        elif names or step.name != "scan":
-            results = [names[0] if names else _sum_of(at)] * count
-        else:
-            results = _loop(at)
+        elif step.name != "scan" or names or not (results := _loop(at)):
+            results = [names[0] if names else _sum_of(at)] * len(step.outputs)
         values |= {o: r for o, r in zip(step.outputs, results, strict=True) if r is not None}
     return values
 
 
-def _loop(at: _Operands) -> list[_Sum | str | None]:
-    """Return the results of a scan: what is carried is the same sum in every round, or unknown."""
-    params = at.step.params
-    first, stop = params["num_consts"], params["num_consts"] + params["num_carry"]
-    avals = {
-        f"{i:06d}": jax.ShapeDtypeStruct(a.shape, a.dtype) for i, a in enumerate(params["jaxpr"].in_avals)
-    }
-    body_fn = core.jaxpr_as_fun(params["jaxpr"])
-    body = Program(lambda inputs, *_: body_fn(*(inputs[name] for name in avals)), avals, {}, [])
-    slots, facts = list(body.sites.values()), at.facts._replace(indicators=frozenset())
-    inputs = {slots[i]: at.sums[i]._replace(origin=slots[i]) for i in at.depends}
+def _loop(at: _Operands) -> list[_Sum | None] | None:
+    """Return the results of a scan, whose carry is one sum in all rounds; None where there is no such sum."""
+    params, facts = at.step.params, at.facts._replace(indicators=frozenset())
+    fn, avals = core.jaxpr_as_fun(params["jaxpr"]), params["jaxpr"].in_avals
+    shapes = {f"{i:06d}": jax.ShapeDtypeStruct(a.shape, a.dtype) for i, a in enumerate(avals)}
+    body = Program(lambda inputs, *_: fn(*(inputs[name] for name in shapes)), shapes, {}, [])
+    slots, first, count = list(body.sites.values()), params["num_consts"], params["num_carry"]
+    carried, inputs = slots[first : first + count], {slots[i]: at.sums[i] for i in at.depends}
     for _ in range(_MOST_ROUNDS):
+        inputs = {slot: value._replace(origin=slot) for slot, value in inputs.items()}
         values = _propagate(body, inputs, facts)
-        results = [values.get(o) for o in body.outputs]
-        sums = [r for r in results if isinstance(r, _Sum)]
-        if any(isinstance(r, str) for r in results) or any(r.truth is not None for r in sums):
+        sums = [value for o in body.outputs if isinstance(value := values.get(o), _Sum | None)]
+        if len(sums) < len(body.outputs) or any(value and value.truth is not None for value in sums):
             break
-        carried = {i: r for i, r in zip(slots[first:stop], results, strict=False) if isinstance(r, _Sum)}
-        joined = inputs | {
-            i: _join(inputs.get(i, _CONSTANT), r)._replace(origin=i) for i, r in carried.items()
-        }
-        if joined == inputs:
-            results[: stop - first] = [inputs.get(i) for i in slots[first:stop]]
-            pairs = zip(results, at.step.outputs, strict=True)
-            return [r._replace(origin=o) if isinstance(r, _Sum) else r for r, o in pairs]
+        pairs = [(i, value) for i, value in zip(carried, sums, strict=False) if value]
+        joined = inputs | {i: _join(inputs.get(i, _CONSTANT), value) for i, value in pairs}
+        if all(joined[i]._replace(origin=i) == inputs.get(i) for i in joined):
+            results = zip([*map(inputs.get, carried), *sums[count:]], at.step.outputs, strict=True)
+            return [value and value._replace(origin=o) for value, o in results]
         inputs = joined
-    return [next((r for r in results if isinstance(r, str)), at.step.name)] * len(at.step.outputs)
+    return None
 
 
 def _join(a: _Sum, b: _Sum) -> _Sum:

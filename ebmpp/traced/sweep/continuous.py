@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Sites
-from ebmpp.traced.dependence import LOG, LOG1M, Facts, Powers, powers_of, run_guarded
+from ebmpp.traced.dependence import run_guarded
+from ebmpp.traced.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.traced.model import Context, ModelInfo, Moved
 from ebmpp.traced.sweep.posterior import Posterior
 

@@ -23,6 +23,7 @@ from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.sweep.continuous import ContinuousSite
 
 _EDGE = 2.0**-20  # distance from the ends of the interval; 1 - x is exact there
+_SCALE = 2.0**-24  # of the log density, so that counts / tiny, the slope of a clipped log 0, are finite
 
 
 class Counts(NamedTuple):
@@ -48,8 +49,9 @@ class Probabilities(ContinuousSite):
         """Return the coefficients from which the conditional follows."""
         program, inputs = self.posterior.program, self.posterior.inputs(values, context)
         slot = program.sites[self.name]
-        at = lambda x: run_guarded(program, {**inputs, slot: x}, program.output)
-        slope, fill = jax.grad(at), lambda x: jnp.full(self.shape, x, program.dtypes[slot])
+        at = lambda x: _SCALE * run_guarded(program, {**inputs, slot: x}, program.output)
+        slope = lambda x: jax.grad(at)(x) / _SCALE
+        fill = lambda x: jnp.full(self.shape, x, program.dtypes[slot])
         if self.family == "Dirichlet":
             middle = 1 / self.shape[-1]
             return Counts(values[self.name], middle * slope(fill(middle)))

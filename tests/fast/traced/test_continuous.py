@@ -107,7 +107,7 @@ def change_point(counts: Any) -> None:
 
 
 LABELS = np.array([[0, 0], [2, 1], [1, 1], [0, 2], [2, 2]])
-SEEN = np.array([0, 2, 0, 3, 0])
+SEEN = np.array([0, 5, 4, 5, 0])
 COUNTS = np.array([1, 0, 2, 5, 4, 6])
 
 #: model, arguments, site, family of its conditional, and how many of its units interact
