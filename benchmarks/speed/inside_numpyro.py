@@ -171,7 +171,8 @@ def run(name: str, kernel: Any, args: tuple, samples: int, sites: Sequence[str])
     start = time.perf_counter()
     draws = {site: np.asarray(v, float) for site, v in loop(mcmc.last_state).items()}
     seconds = time.perf_counter() - start
-    ordered = {site: np.sort(v, -2) if site == "means" else v for site, v in draws.items()}
+    axes = {"means": -2, "weights": -1}  # of the components, whose order may change
+    ordered = {site: np.sort(v, axes[site]) if site in axes else v for site, v in draws.items()}
     ess = arviz_stats.ess(arviz_base.from_dict({"posterior": {s: v[None] for s, v in ordered.items()}}))
     smallest = min(float(v.min()) for v in ess.data_vars.values()) / seconds
     print(f"  {name:22} {1e3 * seconds / samples:8.2f} ms a step, ESS a second {smallest:8.1f}", flush=True)
@@ -198,13 +199,15 @@ def mixtures(args: argparse.Namespace) -> None:
     y, _ = points(20_000)
     print_draw_time(declare(mixture, y), mixture, (y,), args.repeats)
     for size in (100, 1000):
-        print(f"mixture, {size} points: the smallest ESS of the sorted means and the scale")
+        print(f"mixture, {size} points: the smallest ESS of the sorted means and weights, and the scale")
         y, centres = points(size)
         block = ebmpp.GibbsBlock.from_model(mixture, ["z"], y)
+        along = ebmpp.GibbsBlock.from_model(mixture, ["z", "weights", "means"], y)
         values = {"means": jnp.asarray(centres.astype(y.dtype)), "scale": 1.0}
         nuts = partial(NUTS, init_strategy=numpyro.infer.init_to_value(values=values))
         kernels = {
             "from_model and NUTS": Gibbs([(block, ["z"]), (nuts(mixture), None)]),
+            "weights, means along": Gibbs([(along, list(along.sites)), (nuts(mixture), None)]),
             "NUTS, summed by hand": nuts(partial(mixture, summed=True)),
         }
         if importlib.util.find_spec("funsor") is not None:
@@ -213,7 +216,7 @@ def mixtures(args: argparse.Namespace) -> None:
         if size == 100:  # point by point: at 1,000 points a step takes a hundred times as long
             kernels["DiscreteHMCGibbs"] = DiscreteHMCGibbs(nuts(mixture))
         for name, kernel in kernels.items():
-            run(name, kernel, (y,), args.samples, ["means", "scale"])
+            run(name, kernel, (y,), args.samples, ["means", "weights", "scale"])
 
 
 def chains(args: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ def log_probs(means: np.ndarray) -> np.ndarray:
 
 
 def switched(samples: dict) -> dict[str, np.ndarray]:
-    """The same with a random order of the components in each ten draws."""
+    """Samples with a random order of the components in each ten draws."""
     result, rng = {name: a.copy() for name, a in samples.items()}, np.random.default_rng(1)
     for start in range(0, DRAWS, 10):
         order, at = rng.permutation(3), slice(start, start + 10)
