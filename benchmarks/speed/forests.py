@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joint draws of chains beside a hand-written scan, and forest sweeps of a critical Ising torus.
 
-Run ``python benchmarks/speed/forests.py chains`` or ``torus``. Times are CPU times of the process, the least
-of several calls, which other programs disturb less than wall-clock times.
+Run ``python benchmarks/speed/forests.py chains`` or ``torus``. Times are wall times, the least of
+several calls: CPU times of the process are too coarse for calls of a millisecond.
 """
 
 import sys
@@ -47,15 +47,15 @@ def by_hand(unary: Array, transitions: Array, u: Array) -> Array:
     return jnp.append(rest, last)
 
 
-def cpu_time(fn: Any, *args: Any, repeats: int = 5) -> tuple[float, float]:
-    """Return seconds of the first call, and the least of CPU seconds of the others."""
+def wall_time(fn: Any, *args: Any, repeats: int = 20) -> tuple[float, float]:
+    """Return seconds of the first call, and the least seconds of the others."""
     start = time.perf_counter()
     jax.block_until_ready(fn(*args))
     first, times = time.perf_counter() - start, []
     for _ in range(repeats):
-        start = time.process_time()
+        start = time.perf_counter()
         jax.block_until_ready(fn(*args))
-        times.append(time.process_time() - start)
+        times.append(time.perf_counter() - start)
     return first, min(times)
 
 
@@ -69,7 +69,7 @@ def chains() -> None:
         repeat = lambda table, n=length - 1: jnp.broadcast_to(table, (n, *table.shape))
         ours = jax.jit(lambda a, b, u, f=forest, repeat=repeat: draw(f, a, repeat(b), u))
         for name, fn in (("forest", ours), ("by hand", jax.jit(by_hand))):
-            first, least = cpu_time(fn, *tables, u)
+            first, least = wall_time(fn, *tables, u)
             print(f"{length:>7} steps, {name}: {1e3 * least:.2f} ms, first call {first:.1f} s", flush=True)
 
 
@@ -93,7 +93,7 @@ def torus(num_sweeps: int = 8000) -> None:
     x, _ = run(x, cluster_sweep(graph), 200, 0)
     for name, sweep in (("checkerboard", gibbs_sweep), ("forests", forest_sweep)):
         moves = sweep(graph)
-        _, least = cpu_time(jax.jit(lambda x, moves=moves: draw_sweep(target, x, moves, keys)[0]), x)
+        _, least = wall_time(jax.jit(lambda x, moves=moves: draw_sweep(target, x, moves, keys)[0]), x)
         _, (energy, square) = run(x, moves, num_sweeps, 1000)
         taus = [num_sweeps * CHAINS / effective_sample_size(np.asarray(v).T) for v in (energy, square)]
         sizes = f"tau of energy {taus[0]:.0f}, of m^2 {taus[1]:.0f} sweeps"
