@@ -29,7 +29,7 @@ from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import Compiled
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, StateError, UnmetError
-from ebmpp.exact import enumeration
+from ebmpp.exact import centring, enumeration
 from ebmpp.exact.perfect import perfect_sample
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
@@ -67,11 +67,15 @@ class _Annealing:
         checks.flag(f"{self.name}: progress_bar", self.progress_bar)
 
     @cached_property
+    def _model(self) -> centring.Centred:
+        return centring.centre(self.graph, self.params)
+
+    @cached_property
     def _path(self) -> Path:
         """The line from the reference, which both directions share."""
         key = random.key_pair(self.rng_key)
-        eta0 = find_reference(self.graph, self.params, key, self.data, self.reference)
-        return Path.line(self.graph, eta0, self.params)
+        eta0 = find_reference(self.graph, self._model, key, self.data, self.reference)
+        return Path.line(self.graph, eta0, self._model.params)
 
     def forward(self, rng_key: Array) -> LogPartition:
         """Anneal from the reference to the model."""
@@ -89,11 +93,11 @@ class _Annealing:
             missing = tuple(b for b in self.graph.families if b not in samples)
             states.check_summable(self.graph, missing)
             rows = random.fold_in(random.fold_in(key, 2, 1), np.arange(self.num_particles, dtype=np.uint32))
-            target = Target(self.graph, self.params)
+            target, samples = Target(self.graph, self._model.params), self._model.shift(samples)
             x = samples | (Layer(missing).draw(target, samples, rows)[0] if missing else {})
         else:
             try:
-                x = perfect_sample(self.graph, self.params, rng_key, self.num_particles)
+                x = perfect_sample(self.graph, self._model.params, rng_key, self.num_particles)
             except (IntractableError, UnmetError) as error:
                 if not approximate:
                     raise type(error)(
@@ -116,7 +120,8 @@ class _Annealing:
     ) -> LogPartition:
         """Anneal in one direction; ``sign`` is -1 in reverse, where weights estimate 1/Z."""
         log_w, *_ = anneal(self._path, betas, key, self.num_particles, x, self.progress_bar)
-        log_weights = log_w + sign * log_partition(self.graph, self._path.eta0) + log_share
+        log_z0 = log_partition(self.graph, self._path.eta0) + self._model.log_factor
+        log_weights = log_w + sign * log_z0 + log_share
         summary = summarize(self.name, log_weights[:, None])  # each particle is an island
         return LogPartition(
             log_partition=sign * summary.log_mean,
@@ -320,7 +325,8 @@ def exact_log_partition(graph: FactorGraph, params: Params) -> float | None:
     except IntractableError:
         return None
     can_sum = enumeration.num_states(graph, plan.enumerated) <= _MOST_SUMMED
-    return float(exact.log_partition(graph, params)) if can_sum else None
+    model = centring.centre(graph, params)
+    return float(exact.log_partition(graph, model.params)) + model.log_factor if can_sum else None
 
 
 @Compiled

@@ -24,6 +24,7 @@ from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import DomainError
+from ebmpp.exact import centring
 from ebmpp.graph import FactorGraph, tables
 
 Data = Mapping[str, Array] | Array
@@ -126,7 +127,9 @@ class LogPartition(Shown):
         :raises StateError: data of a wrong name, shape or value.
         """
         rows = tables.as_table(self.graph, data).observed()
-        return -self.graph.free_energy(self.params, rows) - self.log_partition
+        model = centring.centre(self.graph, self.params)
+        log_z = self.log_partition - model.log_factor
+        return -self.graph.free_energy(model.params, model.shift(rows)) - log_z
 
     def average_log_likelihood(self, data: Data) -> AverageLogLikelihood:
         """Return the mean of :meth:`log_likelihood` over rows, with its errors; see there for ``data``."""

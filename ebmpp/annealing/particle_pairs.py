@@ -258,7 +258,7 @@ def particle_expectation(
     checks.optional_count(f"{name}: max_systems", max_systems, m + 2)
     checks.choice(f"{name}: unmet", unmet, ("raise", "drop"))
     checks.flag(f"{name}: progress_bar", progress_bar)
-    options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}
+    options: dict[str, Any] = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}
     outcomes = []
     with sharding.over(f"{name}: mesh", mesh):
         params = sharding.place(params)

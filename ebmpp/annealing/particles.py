@@ -22,6 +22,7 @@ from ebmpp.annealing.systems import Systems
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Eta, Params
+from ebmpp.exact.centring import Centred, centre
 from ebmpp.graph import FactorGraph
 
 Paths = str | Path | Sequence[Params] | None
@@ -43,6 +44,7 @@ class Run(NamedTuple):
     log_z0: float
     """log Z of the reference."""
     num_sweeps: int
+    model: Centred
 
     @property
     def places(self) -> np.ndarray:
@@ -62,24 +64,29 @@ def prepare(
     ladder: Any,
     cess_threshold: float,
     num_sweeps: int | None,
+    centred: bool = False,
 ) -> Run:
-    """Check arguments of particle systems of ``num`` particles, and find their path, ladder and sweeps."""
+    """Check arguments of particle systems of ``num`` particles, and find their path, ladder and sweeps.
+
+    :param centred: True if a line may be centred: see :class:`~ebmpp.exact.centring.Centred`.
+    """
     key = check_model(name, graph, params, rng_key)
     checks.number(f"{name}: cess_threshold", cess_threshold, above=0, below=1)
     sweeps = checks.optional_count(f"{name}: num_sweeps", num_sweeps) or 1
     training = isinstance(path, Path) and isinstance(ladder, str) and not path.is_line
-    eta0 = path.eta0 if isinstance(path, Path) else reference(graph, params, key, data)
-    path = _as_path(name, graph, eta0, params, path)
+    model = centre(graph, params) if centred and path in (None, "line") else Centred(params, {})
+    eta0 = path.eta0 if isinstance(path, Path) else reference(graph, model, key, data)
+    path = _as_path(name, graph, eta0, model.params, path)
     if not isinstance(ladder, str):
         places = ladders.given_places(f"{name}: ladder", ladder, int(path.num) - 1)
         result = Ladder(jnp.asarray(places), jnp.full((), len(places), jnp.int32), jnp.zeros(()))
-        return Run(key, path, result, log_partition(graph, eta0), sweeps)
+        return Run(key, path, result, log_partition(graph, eta0), sweeps, model)
     checks.choice(f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end")
     pilot_key, measure = random.fold_in(key, 1, 1), num >= _MIN_MEASURED
     pilot = lambda p, n: adaptive_ladder(p, pilot_key, num, cess_threshold, n, measure=measure)
     result = pilot(path, sweeps)
     if training:
-        line = Path.line(graph, reference(graph, params, key, data), params)
+        line = Path.line(graph, reference(graph, model, key, data), params)
         runs = [(result, path), (pilot(line, sweeps), line)]
         # variance of log Z up to a factor, by the correlated rungs of a ladder
         correlations = [min(float(ladder.correlation), 0.999) for ladder, _ in runs]
@@ -91,7 +98,7 @@ def prepare(
         sweeps = min(math.ceil(math.log(_CORRELATED) / math.log(min(correlation, 0.999))), most)
         result = pilot(path, sweeps)
         sweeps = sweeps if float(result.correlation) <= estimates.MAX_CORRELATION else most
-    return Run(key, path, result, log_partition(graph, path.eta0), sweeps)
+    return Run(key, path, result, log_partition(graph, path.eta0), sweeps, model)
 
 
 def _as_path(name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths) -> Path:
@@ -238,7 +245,7 @@ def smc(
     checks.require(total % islands == 0, "smc: num_particles", expected, total)
     checks.flag("smc: progress_bar", progress_bar)
     num = total // islands
-    options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}
+    options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps, "centred": True}
     with sharding.over("smc: mesh", mesh):
         params = sharding.place(params)
         run = prepare("smc", graph, params, rng_key, num, cess_threshold=cess_threshold, **options)
@@ -251,7 +258,8 @@ def smc(
 
 def _as_result(run: Run, params: Params, system: Systems, keys: Array) -> ParticleSystem:
     x, log_z, log_weights, ancestors = _finish(run.path, system, keys)
-    log_weights = np.asarray(log_weights, float) + np.asarray(log_z, float)[:, None] + run.log_z0
+    log_weights = np.asarray(log_weights, float) + np.asarray(log_z, float)[:, None]
+    log_weights += run.log_z0 + run.model.log_factor
     summary = summarize("smc", log_weights)
     ancestors = np.asarray(ancestors).reshape(log_weights.shape)
     return ParticleSystem(
@@ -264,7 +272,7 @@ def _as_result(run: Run, params: Params, system: Systems, keys: Array) -> Partic
         unbiased=True,
         graph=run.path.graph,
         params=params,
-        particles=x,
+        particles=run.model.shift(x, 1),
         weights=summary.weights.ravel(),
         log_z=summary.log_island_means,
         num_rungs=len(run.places) - 1,

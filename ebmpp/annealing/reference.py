@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Eta, Params
 from ebmpp.errors import DomainError, ParameterError
+from ebmpp.exact.centring import Centred
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
 from ebmpp.moves import gibbs
@@ -39,7 +40,7 @@ _PILOT_CHAINS, _PILOT_SWEEPS = 200, 100  # as much work as a hundred particles a
 
 def reference(
     graph: FactorGraph,
-    params: Params,
+    model: Centred,
     key: Array,
     data: Mapping[str, Array] | Array | None = None,
     fixed: Mapping[str, Array] | None = None,
@@ -51,15 +52,15 @@ def reference(
     20 keys) the root mean square error of log Z is 0.02 to 0.05, and was 0.7 to 2.3 from the model's biases.
 
     :param data: rows of the visible blocks, whose means replace the pilot's; latents then have the family's
-        default distribution.
+        default distribution. These and ``fixed`` are not centred; the result is.
     """
-    eta = _checked(graph, {} if fixed is None else fixed)
+    eta = model.natural(graph, _checked(graph, {} if fixed is None else fixed))
     if data is not None:
-        return base_rates(graph, data) | eta
+        return model.natural(graph, base_rates(graph, data)) | eta
     if eta.keys() == graph.families.keys():
         return eta
     keys = random.fold_in(random.fold_in(key, 4, 1), np.arange(_PILOT_CHAINS))
-    return _pilot(Target(graph, params), keys) | eta
+    return _pilot(Target(graph, model.params), keys) | eta
 
 
 def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array, weights: Any = None) -> Blocks:

@@ -21,13 +21,10 @@ import jax.numpy as jnp
 from ebmpp.core import Params, Rows, checks, sharding
 from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError
-from ebmpp.exact import enumeration
+from ebmpp.exact import centring, enumeration
 from ebmpp.exact.enumeration import Plan
-from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete
-from ebmpp.graph import Bias, Bilinear, FactorGraph, energy, tables
-
-_FAR = 100.0  # standard deviations
+from ebmpp.graph import Bias, FactorGraph, tables
 
 _log_partition = jax.jit(enumeration.log_sum, static_argnames=("graph", "plan"))
 
@@ -118,34 +115,6 @@ def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
     )
 
 
-def _centre(graph: FactorGraph, params: Params, rows: Rows) -> tuple[Params, Rows]:
-    """Return the same model of real units less a constant: -E and log Z of means of 10,000 would cancel.
-
-    Only units with means beyond a hundred standard deviations move, in blocks whose factors are biases per
-    unit and Bilinear factors to blocks that have such biases too.
-    """
-    bias = {f.blocks[0]: f.name for f in graph.factors if type(f) is Bias and not f.shared}
-    params, rows = dict(params), dict(rows)
-    for b, family in graph.visible.items():
-        factors = [
-            f for f in graph.factors if b in f.blocks and not (type(f) is Bias and f.name == bias.get(b))
-        ]
-        movable = all(type(f) is Bilinear and set(f.blocks) <= bias.keys() for f in factors)
-        if not (isinstance(family, Gaussian) and family.learned and b in bias and movable):
-            continue
-        eta = jnp.asarray(params[bias[b]], jnp.result_type(float))
-        mean, deviation = family.moments(eta)
-        centre = jax.lax.stop_gradient(jnp.where(jnp.abs(mean) > _FAR * deviation, jnp.round(mean), 0.0))
-        for f in factors:
-            zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in f.blocks}
-            other = next(n for n in f.blocks if n != b)
-            field = energy.contributed(graph, [f], params, zero | {b: family.statistics(centre)})[other]
-            params[bias[other]] = params[bias[other]] + field
-        params[bias[b]] = eta.at[..., 0].add(2 * eta[..., 1] * centre)
-        rows[b] = rows[b] - centre
-    return params, rows
-
-
 def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     """Return log Z, exactly.
 
@@ -210,8 +179,9 @@ def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float
     [-2.7725887 -2.7725887]
     """
     table, clamped, free = _prepare(graph, params, data)
-    centred, rows = _centre(graph, params, table.rows)
-    value = _log_likelihood(graph, centred, rows, table.known, clamped, free).reshape(table.batch)
+    centred = centring.centre(graph, params)
+    rows = centred.shift(table.rows)
+    value = _log_likelihood(graph, centred.params, rows, table.known, clamped, free).reshape(table.batch)
     return _checked(value, graph, params, free)
 
 

@@ -1,0 +1,81 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Models of real units with large means, less a constant: -E and log Z of means of 10,000 would cancel."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import Params, Rows
+from ebmpp.core.types import Blocks, Natural
+from ebmpp.families import Gaussian
+from ebmpp.families.values import is_concrete
+from ebmpp.graph import Bias, Bilinear, FactorGraph, energy
+
+_FAR = 100.0  # standard deviations
+
+
+class Centred(NamedTuple):
+    """Params of the same model in the coordinates x - centre."""
+
+    params: Params
+    centre: Blocks
+    """Centres of the units of the blocks that move."""
+    log_factor: Any = 0.0
+    """log Z of the model less that of the centred one; in double precision where params are known."""
+
+    def shift(self, x: Rows, sign: int = -1) -> Blocks:
+        """Return states less the centres; with a sign of 1 plus the centres."""
+        return {b: v + sign * self.centre[b] if b in self.centre else v for b, v in x.items()}
+
+    def natural(self, graph: FactorGraph, eta: Blocks) -> Blocks:
+        """Return natural parameters of independent blocks in the centred coordinates."""
+        moved = {b: _moved(graph.families[b], eta[b], c) for b, c in self.centre.items() if b in eta}
+        return eta | moved
+
+
+def _moved(family: Any, eta: Natural, centre: Array) -> Natural:
+    return eta.at[..., 0].add(2 * eta[..., 1] * centre) if family.learned else eta - centre
+
+
+def _log_density(family: Any, eta: Any, centre: Any) -> Any:
+    """Return the log density at the centre, less constants."""
+    if is_concrete(eta):
+        eta, centre = np.asarray(eta, float), np.asarray(centre, float)
+    slope, curve = (eta[..., 0], eta[..., 1]) if family.learned else (eta, -0.5)
+    return (slope * centre + curve * centre**2).sum()
+
+
+def centre(graph: FactorGraph, params: Params) -> Centred:
+    """Return the model centred at the means of its biases.
+
+    Only units with means beyond a hundred standard deviations move, in blocks whose factors are biases per
+    unit and Bilinear factors to blocks that have such biases too.
+    """
+    bias = {f.blocks[0]: f.name for f in graph.factors if type(f) is Bias and not f.shared}
+    params, centres, log_factor = dict(params), {}, 0.0
+    for b, family in graph.visible.items():
+        factors = [
+            f for f in graph.factors if b in f.blocks and not (type(f) is Bias and f.name == bias.get(b))
+        ]
+        movable = all(type(f) is Bilinear and set(f.blocks) <= bias.keys() for f in factors)
+        if not (isinstance(family, Gaussian) and b in bias and movable):
+            continue
+        eta = jnp.asarray(params[bias[b]], jnp.result_type(float))
+        mean, deviation = family.moments(eta)
+        is_far = jnp.abs(mean) > _FAR * deviation
+        if is_concrete(is_far) and not is_far.any():
+            continue
+        centres[b] = jax.lax.stop_gradient(jnp.where(is_far, jnp.round(mean), 0.0))
+        for f in factors:
+            zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in f.blocks}
+            other = next(n for n in f.blocks if n != b)
+            field = energy.contributed(graph, [f], params, zero | {b: family.statistics(centres[b])})[other]
+            params[bias[other]] = params[bias[other]] + field
+        params[bias[b]] = _moved(family, eta, centres[b])
+        log_factor += _log_density(family, eta, centres[b])
+    return Centred(params, centres, log_factor)
