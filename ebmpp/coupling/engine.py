@@ -52,7 +52,7 @@ class _Count(NamedTuple):
 
     attempts: Array
     moves: Array
-    proposals: Array
+    proposals: Array  # of leading chains before the lag: pairs that meet stop, so a count of theirs flatters
     accepted: Array
     broken: Array  # pairs
 
@@ -336,9 +336,6 @@ class _Engine:
         slots = slots._replace(accepted=jnp.where(ready, False, accepted))
         add = lambda count, mask: count + mask.astype(count.dtype)
         tally = tally._replace(attempts=add(tally.attempts, at), broken=add(tally.broken, broken))
-        if move.proposes:
-            tally = tally._replace(proposals=tally.proposals + jnp.where(at, 2 * move.proposes, 0))
-            tally = tally._replace(accepted=tally.accepted + jnp.where(at, attempt.taken, 0))
         return slots, tally
 
     def _finish(self, slots: Slots) -> tuple[Slots, Array, Array, Array]:

@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
     meeting_time: Integer[Array, "jobs"]
     """First t with X_t = Y_{t - lag}; -1 if unmet, or if a draw before m failed."""
     trials: Scalar  # mean number of coupled trials per move, trials of residuals included
-    acceptance: Scalar | None  # accepted proposals over all proposals; None without Metropolis moves
+    acceptance: Scalar | None  # of the leading chains' first `lag` sweeps; None without Metropolis moves
     broken: Scalar | int = 0
     """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.couplings.Attempt`."""
 
