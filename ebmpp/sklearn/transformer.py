@@ -51,8 +51,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         "exponential"), a function of the number of units such as ``ebmpp.Poisson`` or
         ``functools.partial(ebmpp.Binomial, total_count=3)``, or a family with one unit per column. "auto"
         depends on the first rows: Bernoulli units if all values are in [0, 1], otherwise Gaussian units of
-        variance 1 for columns standardised by ``scaler_``, which then stays fixed. ``visible="gaussian"``
-        does not standardise.
+        variance 1 for columns standardised by ``scaler_``, which then stays fixed. Where columns are
+        correlated, the density may stay below that of one Gaussian, as all the variance is that given the
+        latents. ``visible="gaussian"`` does not standardise.
     :param latent: as ``visible``, without "auto".
     :param estimator: gradient estimator. None is ``PCD(num_chains=batch_size)``, the estimator of
         ``BernoulliRBM``, which is cheap but biased. ``ebmpp.UCD()`` is unbiased.
