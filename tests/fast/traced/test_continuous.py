@@ -249,7 +249,8 @@ def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
     start = {"z": jnp.zeros(4, int), "weights": jnp.ones(3) / 3}
     _, draws = run(block, start, y, lambda z: {"z": jax.nn.one_hot(z["z"], 3), "weights": z["weights"]})
     exact = np.einsum("s,skc->kc", weight, states[:, :, None] == np.arange(3))
-    assert_rows_law(draws["z"].reshape(1000, -1), exact.ravel(), comparisons=15)
+    is_common = exact.ravel() > 0.01  # the others occur too seldom for a standard error
+    assert_rows_law(draws["z"].reshape(1000, -1)[:, is_common], exact.ravel()[is_common], comparisons=15)
     posterior = weight @ ((prior + counts) / (prior.sum() + 4))
     assert_rows_law(draws["weights"], posterior, comparisons=15)
 
