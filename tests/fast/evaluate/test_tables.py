@@ -103,6 +103,7 @@ def dependent(num_rows: int, seed: int) -> pd.DataFrame:
     )
 
 
+@pytest.mark.slow
 def test_filled_in_cells_are_better_than_the_mode_of_their_column() -> None:
     df = dependent(240, 0)
     holes = np.random.default_rng(1).integers(3, size=len(df))  # one in each of two thirds of the rows

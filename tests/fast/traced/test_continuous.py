@@ -142,7 +142,7 @@ def elsewhere(value: Any, family: str) -> Any:
     return powers / powers.sum(-1, keepdims=True) if family == "Dirichlet" else powers
 
 
-@pytest.mark.parametrize("name", often(CASES, "precision", "walk", "confusion", "scanned walk", "detected"))
+@pytest.mark.parametrize("name", often(CASES, "precision", "walk", "confusion"))
 def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) -> None:
     """log density - log conditional is one constant, wherever the site is."""
     model, args, site, family, size = CASES[name]
@@ -255,6 +255,7 @@ def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
     assert_rows_law(draws["weights"], posterior, comparisons=15)
 
 
+@pytest.mark.slow
 def test_change_point_needs_no_other_kernel() -> None:
     """With both rates integrated out, P(tau) is a product of two Gamma integrals."""
     counts = np.array([1, 0, 2, 5, 4, 6])

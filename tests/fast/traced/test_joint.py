@@ -145,7 +145,7 @@ def test_draws_are_of_the_joint_posterior(name: str) -> None:
     assert_law(features(drawn.z).mean(0), mean, np.sqrt(np.maximum(square - mean**2, 0) / 4000))
 
 
-@pytest.mark.parametrize("name", often(MODELS, "two chains", "scanned chain"))
+@pytest.mark.parametrize("name", often(MODELS, "two chains"))
 def test_sums_match_enumeration(name: str) -> None:
     case = exact(name)
     value, slope = jax.value_and_grad(case.block.log_marginal)(case.siblings)
