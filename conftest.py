@@ -65,7 +65,7 @@ def pytest_collection_finish() -> None:
 
 # Memory and memory mappings above which a worker drops its programs between files. A program takes about 18
 # mappings, and a Linux process has 65,530.
-_MAX_BYTES, _MAX_MAPPINGS = 1500 * 2**20, 40_000
+_MAX_BYTES, _MAX_MAPPINGS = 900 * 2**20, 20_000
 
 
 def _is_full() -> bool:
