@@ -65,7 +65,8 @@ class Probabilities(ContinuousSite):
         concentration = beta * at.counts + 1
         drawn = jax.random.dirichlet(jax.random.wrap_key_data(keys), concentration)
         limits = jnp.finfo(drawn.dtype)
-        drawn = jnp.clip(drawn, limits.tiny, 1 - limits.eps)  # as NumPyro does
+        # A draw that rounds to 0 or 1 becomes the nearest float inside, where log x is finite, as in NumPyro.
+        drawn = jnp.clip(drawn, limits.tiny, 1 - limits.eps)
         valid = ((concentration > 0) & jnp.isfinite(drawn)).all(-1)
         is_beta = self.family == "Beta"
         new = jnp.where(valid, drawn[..., 0], at.x) if is_beta else jnp.where(valid[..., None], drawn, at.x)
