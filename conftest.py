@@ -58,9 +58,10 @@ settings.load_profile("ebmpp")
 
 
 def pytest_collection_finish() -> None:
-    """Exempt modules and collected tests from garbage collection, which would scan them each time."""
+    """Collect garbage rarely, and never scan modules and collected tests: it took a quarter of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
 
 
 # Memory and memory mappings above which a worker drops its programs between files. A program takes about 18
