@@ -25,7 +25,7 @@ from ebmpp.annealing.path import summed_blocks
 from ebmpp.annealing.reference import reference
 from ebmpp.errors import ArgumentError, DomainError, IntractableError, ParameterError, StateError
 from ebmpp.exact.centring import Centred
-from helpers import assert_law, assert_rows_law, often, random_params, slow
+from helpers import assert_law, assert_rows_law, often, random_params
 
 KEY = zoo.KEY
 PAIR = np.zeros(2, np.uint32)
@@ -256,7 +256,8 @@ def test_small_effective_sample_sizes_cause_one_warning() -> None:
     assert len(caught) == 1 and caught[0].filename == __file__
 
 
-@pytest.mark.parametrize(("variance", "scale"), [slow("learned", 3.0), ("unit", 1.0)])
+@pytest.mark.parametrize(("variance", "scale"), [("learned", 3.0), ("unit", 1.0)])
+@pytest.mark.slow
 def test_large_means_do_not_cancel(variance: str, scale: float) -> None:
     """The likelihood of rows of mean 10,000 is that of the model of mean 0; in float32 hundreds were lost."""
     rows = np.float32(np.random.default_rng(0).normal(1e4, scale, (100, 4)))

@@ -162,6 +162,7 @@ def test_smc_estimates_are_within_their_errors() -> None:
     assert repr(result).startswith("ParticleSystem(")
 
 
+@pytest.mark.slow
 def test_rungs_take_more_sweeps_where_particles_do_not_move() -> None:
     """A single sweep per rung, which finds modes late, warns."""
     graph, frozen = zoo.graph("rbm"), scaled(two_modes(), 16)

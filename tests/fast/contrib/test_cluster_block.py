@@ -80,11 +80,7 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
     flat = lambda z: np.concatenate([np.asarray(z[s], float).reshape(len(z[s]), -1) for s in sizes], 1)
     before, after, exact = flat(before), flat(after), flat(states)
     assert 0.05 < (before != after).any(1).mean() < 1
-    for feature in (
-        lambda a: a,
-        lambda a: a[:, 1:] * a[:, :-1],
-        lambda a: 1.0 * (a[:, 1:] == a[:, :-1]),
-    ):
+    for feature in (lambda a: a, lambda a: a[:, 1:] * a[:, :-1], lambda a: 1.0 * (a[:, 1:] == a[:, :-1])):
         assert_rows_law(feature(after), weight @ feature(exact), comparisons=24)
 
 

@@ -47,7 +47,7 @@ def pairs(mesh: Any, params: Any = None, num_pairs: int = 20, **options: Any) ->
 
 @pytest.mark.parametrize(
     ("devices", "options"),
-    [(2, {"m": 5}), slow(8, {"coupling": metropolis_sweep}), slow(8, {"v": ROWS})],  # 8 do not divide 20
+    [slow(2, {"m": 5}), slow(8, {"coupling": metropolis_sweep}), slow(8, {"v": ROWS})],  # 8 do not divide 20
     ids=lambda value: str(value)[:9],
 )
 def test_pairs_are_those_of_one_device(devices: int, options: dict[str, Any]) -> None:

@@ -51,6 +51,7 @@ def test_meeting_times_have_the_exact_distribution(coupling: str | None) -> None
     assert_law(tail, exact, np.sqrt(exact * (1 - exact) / len(tau)), 4 * len(exact))
 
 
+@pytest.mark.slow
 def test_acceptance_is_that_of_a_fixed_number_of_sweeps() -> None:
     """Pairs that meet stop proposing; the share of all their proposals was 0.34 in place of 0.23."""
     graph, count = graph_of("tiny"), 4000

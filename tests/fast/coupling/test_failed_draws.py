@@ -69,7 +69,7 @@ def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, pair: jax.Array
 
 @pytest.mark.parametrize(
     ("size", "moves", "by_sweeps"),
-    [(30, None, False), *(slow(*case, True) for case in ((3, None), (1000, REFLECTED), (30, LANGEVIN)))],
+    [slow(30, None, False), slow(3, None, True), slow(1000, REFLECTED, True), slow(30, LANGEVIN, True)],
     ids=str,
 )
 def test_pairs_of_real_units_meet_at_every_scale(size: int, moves: Any, by_sweeps: bool) -> None:

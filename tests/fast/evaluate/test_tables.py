@@ -129,11 +129,7 @@ def test_filled_in_cells_are_better_than_the_mode_of_their_column() -> None:
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [
-        ({"city": "Paris"}, "city"),
-        ({"length": "long"}, "length"),
-        ({"length": np.inf}, "length"),
-    ],
+    [({"city": "Paris"}, "city"), ({"length": "long"}, "length"), ({"length": np.inf}, "length")],
 )
 def test_other_frames_must_have_the_same_columns(change: dict, word: str) -> None:
     table = declare(FRAME)

@@ -35,12 +35,7 @@ def usual_draws():
 
 @pytest.mark.parametrize(
     ("method", "clamped"),
-    [
-        ("sequential", {}),
-        slow("parallel", {}),
-        slow(jax.vmap, {}),
-        slow("parallel", ROWS),
-    ],
+    [("sequential", {}), slow("parallel", {}), slow(jax.vmap, {}), slow("parallel", ROWS)],
 )
 def test_chain_methods_give_the_same_draws(method, clamped):
     expected = draw(clamped=clamped) if clamped else usual_draws()

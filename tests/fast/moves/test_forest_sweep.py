@@ -100,6 +100,7 @@ def test_a_hidden_chain_is_one_exact_draw_per_sweep() -> None:
     assert_law(product.mean(0), 0.0, product.std(0) / np.sqrt(len(product)))
 
 
+@pytest.mark.slow
 def test_expectations_are_unbiased_and_a_tree_meets_at_once() -> None:
     machine = chain_machine()
     params = random_params(machine, seed=2, scale=1.0)

@@ -117,6 +117,7 @@ def test_pairs_that_meet_in_one_of_many_modes_are_reported() -> None:
         composite_expectation(CoupledComposite([block]), bits, FIELDS, 6, {1, 2}, **options)
 
 
+@pytest.mark.slow
 def test_starts_are_possible() -> None:
     block = GibbsBlock.from_model(conserved, ["x"], FIELDS, 6, "hard", sequential=True)
     kernel, keys = CoupledComposite([block]), jax.random.split(jax.random.key(2), 200)
