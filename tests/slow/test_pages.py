@@ -12,15 +12,12 @@ import pytest
 
 import jax
 
+from helpers import assert_like
 from release_files import outputs, python_blocks
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "benchmarks/README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+PAGES = [ROOT / page for page in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 MAX_README_LINES = 160
 MAX_COLUMNS = 88  # of code on a page of the site, which is cut beyond
 
@@ -34,19 +31,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT).with_suffix(""))
 
 
-def has_code(page: Path) -> bool:
-    return bool(python_blocks(page.read_text(encoding="utf-8")))
-
-
-WITH_CODE = {name(p): p for p in PAGES if has_code(p)}
-
-
-def assert_like(printed: str, stored: str) -> None:
-    """Assert equal words, and numbers no further apart than metrics of single steps under other roundings."""
-    number = r"-?\d+\.?\d*(?:e-?\d+)?"
-    assert re.sub(number, "0", printed).split() == re.sub(number, "0", stored).split(), printed
-    values = ([float(n) for n in re.findall(number, text)] for text in (printed, stored))
-    assert list(next(values)) == pytest.approx(next(values), rel=0.5, abs=0.1), printed
+WITH_CODE = {name(p): p for p in PAGES if python_blocks(p.read_text(encoding="utf-8"))}
 
 
 @pytest.mark.parametrize("key", WITH_CODE)

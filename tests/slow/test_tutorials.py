@@ -1,13 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Every tutorial runs from its first cell to its last."""
+"""Every tutorial runs from its first cell to its last, and prints what it stores."""
 
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from helpers import often
+from helpers import assert_like, often
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "tutorials").glob("*.ipynb"))
 # The others take two minutes or more with an empty cache.
@@ -22,6 +22,12 @@ def test_tutorials_are_small_and_have_outputs(path: Path) -> None:
     assert all(cell.execution_count for cell in cells), "execute the notebook before you commit it"
 
 
+def text(cell: nbformat.NotebookNode) -> str:
+    """Return what a cell prints, and the text of what it shows; not its warnings."""
+    outputs = [output for output in cell.get("outputs", ()) if output.get("name") != "stderr"]
+    return "".join(output.get("text") or output.data["text/plain"] for output in outputs)
+
+
 # The kernel is a separate process: warnings of the client are not the tutorial's.
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", often([path.stem for path in TUTORIALS], *SHORT))
@@ -31,10 +37,8 @@ def test_tutorials_execute(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", str(root))  # also from a source tree that is not installed
     notebook = nbformat.read(root / f"tutorials/{name}.ipynb", as_version=4)
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_SECONDS,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},  # where a tutorial writes its files
-    )
-    client.execute()
+    stored = [text(cell) for cell in notebook.cells]
+    folder = {"metadata": {"path": str(tmp_path)}}  # where a tutorial writes its files
+    NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources=folder).execute()
+    for cell, expected in zip(notebook.cells, stored, strict=True):
+        assert_like(text(cell), expected)

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable, Sequence
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,14 @@ def assert_law(mean: Any, exact: Any, standard_error: Any, comparisons: int | No
         f"|z| = {abs(z[worst]):.1f} > {bound:.1f} at {tuple(map(int, worst))}: mean {mean[worst]:.6g}, "
         f"exact {exact[worst]:.6g}, standard error {error[worst]:.2g}"
     )
+
+
+def assert_like(printed: str, stored: str) -> None:
+    """Assert equal words, and numbers no further apart than metrics of single steps under other roundings."""
+    number = r"-?\d+(?:,\d{3})*\.?\d*(?:e-?\d+)?"
+    assert re.sub(number, "0", printed).split() == re.sub(number, "0", stored).split(), printed
+    values, expected = ([float(n.replace(",", "")) for n in re.findall(number, t)] for t in (printed, stored))
+    assert values == pytest.approx(expected, rel=0.5, abs=0.1), printed
 
 
 def assert_rows_law(samples: Any, exact: Any, comparisons: int | None = None) -> None:
