@@ -97,8 +97,6 @@ class GibbsLangevin(BlockedGibbs):
     True
     """
 
-    _proposes = True  # acceptance is reported even where it is 1
-
     def __init__(
         self,
         graph: FactorGraph,
@@ -123,5 +121,6 @@ class GibbsLangevin(BlockedGibbs):
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """Return the number of sweeps, and the acceptance."""
-        text = f"acceptance {np.asarray(state.acceptance).mean():.2g}" if self.adjust else "unadjusted"
+        mean = 1.0 if state.acceptance is None else np.asarray(state.acceptance).mean()
+        text = f"acceptance {mean:.2g}" if self.adjust else "unadjusted"
         return f"{int(np.max(state.i))} sweeps, {text}"

@@ -89,7 +89,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
 
     def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> GibbsState:
         z = target.from_rows(self._start(target, rng_key, init_params))
-        proposes = any(move.proposes for move in self.moves or ())
+        proposes = any(move.proposes for move in self._moves(target))
         acceptance = jnp.ones(target.batch, jnp.result_type(float)) if proposes else None
         return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, z)
 

@@ -202,8 +202,8 @@ def main_job(python: Path, out: Path, steps: int) -> str:
 
 def doctests(python: Path, out: Path) -> str:
     """Run the docstrings' examples in the installed package; one needs ArviZ, which is optional."""
-    requirements = release_files.PROJECT["optional-dependencies"]["test"]
-    requirements = [name for name in requirements if name.startswith(("arviz", "pytest>"))]
+    extras = release_files.PROJECT["optional-dependencies"]
+    requirements = [*extras["arviz"], *(name for name in extras["test"] if name.startswith("pytest>"))]
     run([python, "-m", "pip", "install", "--quiet", *requirements], out)
     settings = tomllib.loads((release_files.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     flags = " ".join(settings["pytest"]["ini_options"]["doctest_optionflags"])
