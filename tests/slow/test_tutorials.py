@@ -37,6 +37,7 @@ def test_tutorials_execute(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
     root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", str(root))  # also from a source tree that is not installed
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own shows figures
     notebook = nbformat.read(root / f"tutorials/{name}.ipynb", as_version=4)
     stored = [text(cell) for cell in notebook.cells]
     folder = {"metadata": {"path": str(tmp_path)}}  # where a tutorial writes its files
