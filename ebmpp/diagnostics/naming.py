@@ -16,12 +16,8 @@ from ebmpp.traced.block import SiteKernel
 
 _SAMPLE_DIMS = ("chain", "draw")
 #: ArviZ's names of the kernels' fields.
-_STATISTICS = {
-    "acceptance": "acceptance_rate",
-    "accept_prob": "acceptance_rate",
-    "num_steps": "n_steps",
-    "log_density": "lp",
-}
+_STATISTICS = dict.fromkeys(("acceptance", "accept_prob"), "acceptance_rate")
+_STATISTICS |= {"num_steps": "n_steps", "log_density": "lp"}
 
 Dims = Mapping[str, Sequence[str]]
 Coords = Mapping[str, Sequence[Any]]

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Chains, Keys, Rows
+from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
@@ -37,7 +37,6 @@ class Forests(Move):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The blocks of the units."""
         return tuple(b for b, _ in self.units)
 
     def check(self, graph: FactorGraph) -> None:
@@ -45,16 +44,23 @@ class Forests(Move):
         _tables(graph, self.units)
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        """See :class:`~ebmpp.moves.Move`."""
         whole = _tables(graph, self.units).whole
         return (*graph.neighbours(self.blocks), *(b for b in self.blocks if b not in whole))
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        """See :class:`~ebmpp.moves.Move`."""
         tables = _tables(target.graph, self.units)
         u = random.uniform(random.words(keys, tables.forest.num_units))
         states = forests.draw(tables.forest, *tables.weights(target.params, x, target.keep), u)
         return hold(target.keep, x, tables.put(x, states)), jnp.zeros(len(keys), jnp.int32)
+
+    def marginals(self, target: Target, x: Rows) -> tuple[Blocks, dict[tuple[str, str], forests.Pairs]]:
+        """Return probabilities of the units' values given all others; means over draws have less noise.
+
+        :param x: states, ``(rows, *shape)`` each; the units of the move may have any values.
+        :return: by block ``(rows, units, K)``, for the K values in rising order; and by two blocks the
+            probabilities of neighbours, :class:`~ebmpp.moves.forests.Pairs`.
+        """
+        return _tables(target.graph, self.units).marginals(target.params, x, target.keep)
 
     def prepare(self, target: Target, z: Chains) -> Any:
         """Return the tables of all chains, ``(chains, rows, ...)``, with axes of 1 where they are equal."""
@@ -66,7 +72,6 @@ class Forests(Move):
         return unary.reshape(chains, -1, *unary.shape[1:]), pairwise
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        """See :class:`~ebmpp.moves.Move`."""
         tables, done = _tables(target.graph, self.units), jnp.ones(len(trial.keys), bool)
         count = tables.forest.num_units
         u = random.uniform(random.words(trial.keys, 3 * count)).reshape(-1, count, 3)

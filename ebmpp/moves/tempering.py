@@ -197,7 +197,6 @@ class TemperedSweep(Move):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """All blocks."""
         return (*self.swapped, *self.summed)
 
     @property

@@ -48,7 +48,6 @@ class Bound(Target):
 
     @property
     def layers(self) -> Schedule:
-        """The layers in the order of a sweep."""
         return self.order
 
     def map(self, fn: Callable[..., Any], *rows: Any) -> Any:

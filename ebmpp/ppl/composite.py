@@ -53,7 +53,6 @@ class Conjugate:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The site."""
         return (self.site,)
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
@@ -255,7 +254,6 @@ class CoupledComposite(MCMCKernel):
         return over_chains(init_one, rng_key)(rng_key, init)
 
     def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
-        """Make one coupled sweep of every pair."""
         call = Call({}, model_args, dict(model_kwargs or {}))
 
         def sample_one(state: CompositeState) -> CompositeState:
@@ -270,7 +268,6 @@ class CoupledComposite(MCMCKernel):
         return over_chains(sample_one, state.rng_key)(state)
 
     def get_diagnostics_str(self, state: CompositeState) -> str:
-        """Return the number of pairs that have met, and their mean meeting time so far."""
         return describe_meetings(state.met, state.meeting_time)
 
 

@@ -155,7 +155,6 @@ class Exchange(SiteKernel):
         return state
 
     def sample(self, state: ExchangeState, model_args: tuple, model_kwargs: Kwargs) -> ExchangeState:
-        """Make one proposal in every chain."""
         call = Call.split(model_args, model_kwargs)
         new = over_chains(lambda state: self._sample_one(state, call), state.rng_key)(state)
         if self._may_fail:  # a loop on the device has no other way to warn
@@ -168,7 +167,6 @@ class Exchange(SiteKernel):
         return isinstance(self.auxiliary, str) and self.auxiliary != "enumerate"
 
     def get_diagnostics_str(self, state: ExchangeState) -> str:
-        """Return step size and acceptance, for the progress bar."""
         step_size, accept_prob = np.mean(state.step_size), np.mean(state.mean_accept_prob)
         text = f"exchange step size {step_size:.2e}, acc. prob={accept_prob:.2f}"
         failures = int(np.sum(state.failures))

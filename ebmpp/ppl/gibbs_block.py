@@ -329,7 +329,6 @@ class GibbsBlock(block.Block):
                 check_values(b, self.graph.families[b], v)
 
     def get_diagnostics_str(self, state: BlockState) -> str:
-        """Return the number of steps, and the acceptance of proposals."""
         text = super().get_diagnostics_str(state)
         if self.binding.log_likelihood is None:
             return text
@@ -339,5 +338,4 @@ class GibbsBlock(block.Block):
         return f"{text}, acceptance {np.mean(state.accepted) / proposals:.2g}"
 
     def walk(self, values: Rows, call: Call, key: Array) -> Iterator[tuple[Rows, float]]:
-        """Yield random states of the sites with their log densities, latents summed out."""
         return self.binding.walk(values, call, key)

@@ -108,11 +108,9 @@ class SiteKernel(MCMCKernel):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}")
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs) -> Any:
-        """Return the state unchanged."""
         return state
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
-        """Return the identity."""
         return identity
 
 
@@ -148,7 +146,8 @@ class Block(SiteKernel):
 
         :param rng_key: for the random states; a fixed key by default.
         :param tolerance: relative to the size of the changes.
-        :raises StateError: where they differ, with the largest difference; or for sites that the model lacks.
+        :raises StateError: where they differ, with the largest difference; for a table of a joint draw that
+            does not follow from the traced log density, with its units; or for sites that the model lacks.
         :raises IntractableError: for latent blocks that cannot be summed out in closed form.
         """
         change, block_change, largest = [], [], 0.0

@@ -30,11 +30,9 @@ class Replaced(Distribution):
 
     @property
     def support(self) -> Any:
-        """The support of the distribution that is replaced."""
         return self.base.support
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        """Return the other log density."""
         del intermediates
         return self.log_density(value)
 
@@ -43,7 +41,6 @@ class ArrayData(Messenger):
     """A model with observed values as arrays of jax; NumPyro compares others with bounds by numpy."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Convert an observed value."""
         if msg["type"] == "sample" and msg["is_observed"]:
             msg["value"] = jnp.asarray(msg["value"])
 

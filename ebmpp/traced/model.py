@@ -23,12 +23,8 @@ from ebmpp.traced.block import Call, Sites
 from ebmpp.traced.data import ArrayData, count_impossible, element_of, impossible_sites, is_cut_off
 from ebmpp.traced.dependence import Program
 
-_KINDS = (
-    "real",
-    "positive",
-    "unit_interval",
-    "simplex",
-)  # of sites that may have a conditional of a known family
+#: kinds of sites that may have a conditional of a known family
+_KINDS = ("real", "positive", "unit_interval", "simplex")
 
 
 class Context(NamedTuple):
@@ -146,10 +142,7 @@ class ModelInfo:
         everything = {**call.siblings, **values}
         shapes = {site: jnp.shape(v) for site, v in everything.items()}
         wrong = {site: v.shape for site, v in self.latent.items() if shapes.get(site) != v.shape}
-        actual, name = (
-            {site: shapes.get(site) for site in wrong},
-            f"values for the block of {list(self.sites)}",
-        )
+        actual, name = {s: shapes.get(s) for s in wrong}, f"values for the block of {list(self.sites)}"
         hint = "Run it in numpyro.infer.Gibbs with blocks for all sites. Make it again for other shapes."
         checks.require(not wrong, name, f"of shapes {wrong}", actual, StateError, hint)
         siblings = {name: call.siblings[name] for name in self.latent if name not in self.sites}

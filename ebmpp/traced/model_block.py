@@ -5,7 +5,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import functools
 import itertools
-import math
 from types import FunctionType
 from typing import Any
 
@@ -23,12 +22,13 @@ from ebmpp.core import checks, random
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import ArgumentError, IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
+from ebmpp.moves.forests import Pairs
 from ebmpp.traced import block
 from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled, Sites
 from ebmpp.traced.marginal import summed_out
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.start import Start
-from ebmpp.traced.sweep import Sweep
+from ebmpp.traced.sweep import Forests, Sweep
 
 _HEATED = 1 << 19  # folded into the keys of the latents that a tempered transition starts with
 
@@ -115,7 +115,6 @@ class ModelBlock(block.Block):
         """Names of the sites that are drawn."""
         return self.info.sites
 
-    #: names of latent blocks in the state
     latents: tuple[str, ...] = ()
 
     @property
@@ -233,11 +232,10 @@ class ModelBlock(block.Block):
 
     def _by_site(self, table: Array) -> dict[str, Array]:
         """Return numbers of the values of all units, ``(units, values)``, by site."""
-        result, start = {}, 0
-        for site in sorted(self.sweep.finite):
+        result, spans = {}, self.conditionals.spans if self.conditionals else {}
+        for site, (start, stop) in spans.items():
             shape, count = self.posterior.shapes[site], len(self.posterior.values[site].table)
-            stop = start + math.prod(shape)
-            result[site], start = table[start:stop, :count].reshape(*shape, count), stop
+            result[site] = table[start:stop, :count].reshape(*shape, count)
         return result
 
     # -- sums over discrete sites ----------------------------------------------------------------
@@ -263,6 +261,21 @@ class ModelBlock(block.Block):
         """
         return self._by_site(self._summed("marginals", values, model_args, model_kwargs))
 
+    def pair_marginals(
+        self, values: Sites, *model_args: Any, **model_kwargs: Any
+    ) -> dict[tuple[str, str], Pairs]:
+        """Return the probabilities of the values of neighbouring discrete units, all others summed out.
+
+        Arguments and errors are as in :meth:`log_marginal`. Neighbours are units that interact. The sum over
+        the pairs of a chain is the expected number of its transitions.
+
+        :return: by the sites of the two units, :class:`~ebmpp.moves.forests.Pairs`.
+        """
+        table, count = self._summed("pairs", values, model_args, model_kwargs), self.posterior.values
+        spans = self.sweep.sums.spans.items()
+        units = {site: (np.arange(b - a), len(count[site].table)) for site, (a, b) in spans}
+        return Pairs.by_name(self.sweep.sums.layers[0].forest, table, units)
+
     def most_probable(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> dict[str, Array]:
         """Return the most probable values of all discrete sites jointly, such as a chain's Viterbi path.
 
@@ -287,7 +300,9 @@ class ModelBlock(block.Block):
     def _sums(self) -> dict[str, Callable[..., Any]]:
         with jax.ensure_compile_time_eval():
             sums = self.sweep.sums
-        return {f.__name__: jax.jit(f) for f in (sums.log_sum, sums.marginals, sums.most_probable)}
+        single, pairs = (lambda *at, i=i: sums.marginals(*at)[i] for i in range(2))
+        fns = {"log_sum": sums.log_sum, "most_probable": sums.most_probable}
+        return {name: jax.jit(f) for name, f in (fns | {"marginals": single, "pairs": pairs}).items()}
 
     def _summed(self, name: str, values: Sites, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         """Return one of the sums at values of the other sites; the discrete ones may have any."""
@@ -298,6 +313,9 @@ class ModelBlock(block.Block):
         """Yield states by random values of layers and draws of continuous sites, with log densities."""
         values, log_prob = self.start(values, call, random.key_pair(key), "siblings"), 0.0
         context = self.info.context(values, call)
+        if isinstance(self.conditionals, Forests):
+            all_values = self.sweep.with_latents(values, context, random.key_pair(key))
+            self.conditionals.check_tables(all_values, context)
         for step in itertools.count():
             yield values, log_prob
             keys = random.key_pair(jax.random.fold_in(key, step))

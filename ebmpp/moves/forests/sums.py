@@ -15,10 +15,12 @@ states.
 Source: Pearl (1988), *Probabilistic reasoning in intelligent systems*, chapter 4.
 """
 
+from collections.abc import Mapping
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, Integer
+import numpy as np
 
 import jax
 from jax import Array
@@ -30,6 +32,28 @@ from ebmpp.moves.forests.structure import Forest
 Unary = Float[Array, "*#batch units states"]
 Pairwise = Float[Array, "*#batch edges states states"]
 States = Int32[Array, "*batch units"]
+
+
+class Pairs(NamedTuple):
+    """Pairs of neighbouring units, and the probabilities of their values."""
+
+    units: Integer[np.ndarray, "pairs 2"]
+    """Numbers of the units in their flattened blocks or sites."""
+    probabilities: Float[Array, "*batch pairs K L"]
+    """By value of the first unit and of the second, in rising order."""
+
+    @classmethod
+    def by_name(cls, forest: Forest, table: Pairwise, units: Mapping[str, tuple[np.ndarray, int]]) -> dict:
+        """Split pairwise marginals by blocks: of each its units, in order, and their number of values."""
+        edges, names, result = np.sort(forest.edges, 1), list(units), {}
+        is_reversed = (forest.edges[:, 0] > edges[:, 0])[:, None, None]
+        table = jnp.where(is_reversed, jnp.swapaxes(table, -1, -2), table)
+        owner = np.repeat(np.arange(len(names)), [len(u) for u, _ in units.values()])[edges]
+        numbers = np.concatenate([u for u, _ in units.values()])[edges]
+        for i, j in np.unique(owner, axis=0):
+            at, (_, first), (_, last) = (owner == (i, j)).all(1), units[names[i]], units[names[j]]
+            result[names[i], names[j]] = cls(numbers[at], table[..., at, :first, :last])
+        return result
 
 
 def log_sum(forest: Forest, unary: Unary, pairwise: Pairwise) -> Float[Array, "*batch"]:

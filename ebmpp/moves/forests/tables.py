@@ -9,6 +9,7 @@ products of the Hessian per statistic give the derivatives between all units and
 
 from collections.abc import Iterable, Mapping
 import functools
+from typing import cast
 
 from jaxtyping import Float, Int32
 import numpy as np
@@ -27,6 +28,7 @@ from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import Local, Split
 from ebmpp.moves.forests.layers import Units, interactions
 from ebmpp.moves.forests.structure import Forest
+from ebmpp.moves.forests.sums import Pairs, marginals
 
 
 class Tables:
@@ -122,6 +124,13 @@ class Tables:
             flat = x[b].reshape(len(x[b]), -1).at[:, self.units[b]].set(values[:, place].astype(x[b].dtype))
             new[b] = flat.reshape(x[b].shape)
         return new
+
+    def marginals(self, params: Params, x: Rows, keep: Keep) -> tuple[Blocks, dict[tuple[str, str], Pairs]]:
+        """Return the probabilities of units and of neighbours; see :meth:`~ebmpp.moves.Forests.marginals`."""
+        single, pairs = marginals(self.forest, *self.weights(params, x, keep))
+        units = {b: (u, len(cast(Array, self.families[b].states()))) for b, u in self.units.items()}
+        single = {b: single[:, place, : units[b][1]] for b, place in self._places.items()}
+        return single, Pairs.by_name(self.forest, pairs, units)
 
     def _zeroed(self, x: Rows, factors: Iterable[Factor]) -> Blocks:
         """Return statistics of the blocks of some factors and of the forest, whose units are at 0."""

@@ -53,7 +53,6 @@ class Joined(Flow):
     zeros: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions along the axes, and of the operands."""
         parts = []
         for i, (read, axes) in enumerate(zip(reads, self.axes, strict=True)):
             read = np.where(self.zeros.get(i, False), 0, read)
@@ -83,12 +82,10 @@ class Moved(Flow):
     origins: Sequence[np.ndarray]
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions of the sets of the origins."""
         flat = np.concatenate([*(r.ravel() for r in reads), [0]])  # -1 is the last
         return [sets.union(*flat[origin]) for origin in self.origins]
 
     def backward(self, live: Live) -> Live:
-        """Return the masks of the origins of the elements that matter."""
         sizes = [int(np.prod(shape)) for shape in self.shapes]
         flat = np.zeros(sum(sizes) + 1, bool)
         for origin, mask in zip(self.origins, live, strict=True):
@@ -126,7 +123,6 @@ class Contraction(Flow):
         return a.reshape([self.shapes[side][d] for d in order]).transpose(np.argsort(order))
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions over the summed axes, where the other side is not zero."""
         folded = [self._fold(side, read) for side, read in enumerate(reads)]
         shape = (len(folded[0]), folded[0].shape[1], folded[1].shape[1])
         result = np.zeros(shape, np.int64)
@@ -165,7 +161,6 @@ class Lookup(Flow):
     params: Any
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions of the rows of indices and of the operand."""
         (operand, indices), (shape,), numbers = reads, self.results, self.params["dimension_numbers"]
         batch = [d for d in range(len(shape)) if d not in numbers.offset_dims]
         result = self._place(sets.merge(indices, (indices.ndim - 1,)), batch)
@@ -196,13 +191,11 @@ class Scattered(Flow):
     targets: np.ndarray
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the unions of the array and its updates."""
         inside = self.targets.ravel() >= 0
         size = int(np.prod(self.results[0]))
         added = sets.of_groups(self.targets.ravel()[inside], reads[2].ravel()[inside], size)
         return [sets.union(reads[0], added.reshape(self.results[0]))]
 
     def backward(self, live: Live) -> Live:
-        """Return the masks of the array and the updates; indices do not matter."""
         updates = np.append(live[0].ravel(), False)[self.targets]
         return [live[0], np.zeros(self.shapes[1], bool), updates]

@@ -5,8 +5,8 @@
 Each value is represented by a set of exponents: ``{0, 1, 2}`` is a polynomial of degree two in all units of
 the site jointly, ``log`` a logarithm of one of them, ``log1m`` one of 1 - x. A value that is no such sum (an
 ``exp``, a maximum) is represented by the name of its primitive. The result holds for all values of everything
-else. Where a value selects between units and others, as ``where(t < tau, x, y)`` does, each element is one of
-them, and so still a power of one unit.
+else. Where a value selects between units and others, as ``where(t < tau, x, y)`` or ``x * (1 - z) + y * z``
+of a binary z do, each element is one of them, and so still a power of one unit.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jax
+from jax import lax
 from jax.extend import core
 import jax.numpy as jnp
 
@@ -29,6 +30,7 @@ _SIGN_KEEPING = frozenset(
     "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape rsqrt sqrt squeeze "
     "square".split()
 )
+_CONVERSIONS = ("convert_element_type", "copy", "copy_p")
 _COMPARISONS, _CLIPS = ("eq", "ne", "gt", "ge"), ("max", "min")
 _TRUTH_KEEPING = ("reduce_and", "reduce_or", "convert_element_type", "copy")
 _MOST_POWERS = 64
@@ -99,6 +101,7 @@ def _propagate(program: Program, units: Mapping[int, _Sum], facts: Facts) -> dic
     """Return the sums that the slots are which depend on units."""
     values: dict[int, _Sum | str] = dict(units)
     for step in program.steps:
+        step = _as_selection(program, step, facts.indicators) if facts.positive else step
         depends = [i for i, slot in enumerate(step.inputs) if slot in values]
         if not depends:
             continue
@@ -260,7 +263,7 @@ def _logarithm(base: _Sum, offset: float) -> Powers | None:
 def _lines(at: _Operands) -> frozenset[tuple[float, float]]:
     """Return the lines of a step's result; none where they are unknown."""
     name, lines = at.step.name, [s.lines for s in at.sums]
-    if name in MOVING or name in ("convert_element_type", "copy", "copy_p", "neg", *_CLIPS):
+    if name in MOVING or name in (*_CONVERSIONS, "neg", *_CLIPS):
         values = [lines[i] for i in (at.depends if name in _CLIPS else _values(at.step))]
         joined = frozenset[Any]().union(*values) if all(values) else frozenset[Any]()
         return frozenset((-a, -b) for a, b in joined) if name == "neg" else joined
@@ -295,9 +298,34 @@ def _is_indicator(program: Program, slot: int, indicators: frozenset[int]) -> bo
     if slot in indicators or program.dtypes[slot] == np.bool_:
         return True
     step = program.makers.get(slot)
-    if step is None or step.name not in (*MOVING, "convert_element_type", "copy"):
+    if step is None or step.name not in (*MOVING, *_CONVERSIONS):
         return False
     return all(_is_indicator(program, step.inputs[i], indicators) for i in _values(step))
+
+
+def _as_selection(program: Program, step: Step, indicators: frozenset[int]) -> Step:
+    """Return ``x * (1 - z) + y * z`` as a selection where z is 0 or 1; other steps as they are."""
+    makers = [program.makers.get(slot) for slot in step.inputs]
+    if step.name == "add" and all(maker and maker.name == "mul" for maker in makers):
+        (a, x), (b, y) = (maker.inputs for maker in makers if maker)
+        for (z, value), (other, last) in itertools.product(((a, x), (x, a)), ((b, y), (y, b))):
+            is_binary = any(_is_indicator(program, slot, indicators) for slot in (z, other))
+            if is_binary and _add_up_to(program, 1, z, other):
+                return step._replace(primitive=lax.select_n_p, inputs=(z, last, value))
+    return step
+
+
+def _add_up_to(program: Program, one: int, a: int, b: int) -> bool:
+    """Return True where a + b = 1 by the steps that compute them, or a = b if ``one`` is 0."""
+    first, second = (program.makers.get(slot) for slot in (a, b))
+    for step, other in ((first, b), (second, a)):
+        if step and step.name in _CONVERSIONS and program.dtypes[step.outputs[0]] != np.bool_:
+            return _add_up_to(program, one, step.inputs[0], other)
+        if step and step.name == "sub" and np.all(np.asarray(program.constants.get(step.inputs[0])) == 1):
+            return _add_up_to(program, 1 - one, step.inputs[1], other)
+    if first and second and len(first.inputs) == 1 and first.name in MOVING and first[:2] == second[:2]:
+        return _add_up_to(program, one, first.inputs[0], second.inputs[0])
+    return a == b and not one
 
 
 def _product(a: Powers, b: Powers) -> Powers | None:

@@ -60,7 +60,6 @@ class Scan(Flow):
         self._body = core.jaxpr_as_fun(step.params["jaxpr"])
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        """Return the sets read by the last carry and by the stacked results."""
         dependent, values = self._classify({i for i, r in enumerate(reads) if r.any()})
         over_rounds = jax.vmap(self._body, [None if i < self.first else 0 for i in range(len(reads))])
         rounds = self._trace(dependent, list(values), over_rounds, stacked=True)

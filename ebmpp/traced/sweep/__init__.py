@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditionals of the sites of a model given everything else, and sweeps over them."""
 
+from ebmpp.traced.sweep.forests import Forests
 from ebmpp.traced.sweep.sweep import Sweep
 
-__all__ = ["Sweep"]
+__all__ = ["Forests", "Sweep"]

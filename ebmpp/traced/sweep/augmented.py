@@ -145,7 +145,6 @@ class _WithLatents(Messenger):
         self.latents, self.valid = latents, valid
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Replace the distribution of one of the sites."""
         if msg["type"] == "sample" and msg["name"] in self.latents:
             latents, valid = self.latents[msg["name"]], self.valid[msg["name"]]
             prior = cast(EnergyDistribution, base_of(msg["fn"]))

@@ -34,6 +34,8 @@ Visit = Callable[[Any, Any, Sequence[Array], Any], tuple[Sequence[tuple[Array, A
 class Conditionals(ABC):
     """Conditionals of discrete units given everything else; ``colors`` are the layers of the units."""
 
+    terms: Any = None  # of the log density, where draws evaluate these
+
     def __init__(self, posterior: Posterior, colors: np.ndarray) -> None:
         self.posterior, self.colors = posterior, colors
         self.num_layers = int(colors.max(initial=-1)) + 1
@@ -58,6 +60,7 @@ class Conditionals(ABC):
         """Return the conditionals in which fewer impossible elements are more probable, and none are best."""
         result = copy.copy(self)
         result.posterior = self.posterior.relaxed()
+        result.terms = self.terms and self.terms.with_program(result.posterior.program)
         return result
 
     def valid(self, units: Any) -> Any:
@@ -85,6 +88,11 @@ class Conditionals(ABC):
             value = table.ravel()[index] if is_shared else jnp.take_along_axis(table, index[None], 0)[0]
             result[name] = jnp.where(mask[start:stop].reshape(shape), value, sites[name])
         return result
+
+    def numbers(self, values: Sites) -> Array:
+        """Return the values of all units by number."""
+        number = lambda name, v: ((values[name] == v.table) & v.valid).argmax(0).ravel()
+        return jnp.concatenate([number(name, self.posterior.values[name]) for name in self.spans])
 
     def _chain(self, values: Sites, context: Context) -> Chain:
         return {name: values[name] for name in self.spans}, self.posterior.inputs(values, context)
@@ -128,8 +136,7 @@ class Conditionals(ABC):
 
     def walk(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
         """Set units to random possible values; also return the change that the conditionals imply."""
-        number = lambda name, v: ((values[name] == v.table) & v.valid).argmax(0).ravel()
-        present = jnp.concatenate([number(name, self.posterior.values[name]) for name in self.spans])
+        present = self.numbers(values)
 
         def fn(number: Any, units: Any, logits: Sequence[Array], change: Array) -> tuple:
             (rows,), before = logits, present.at[units].get(mode="clip")

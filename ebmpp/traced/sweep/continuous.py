@@ -72,7 +72,7 @@ class ContinuousSite:
         elif self.most > _MOST_JOINT:
             problem = f"units that interact must be at most {_MOST_JOINT}, got {self.most}"
         if problem:
-            hint = "Leave the site to another block, such as NUTS"
+            hint = "Select values by jnp.where(z, a, b), or leave the site to another block, such as NUTS"
             raise IntractableError(f"from_model: site {name!r}: {problem}. {hint}")
 
     def derivatives(self, values: Sites, context: Context) -> Any:

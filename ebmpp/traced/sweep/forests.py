@@ -23,6 +23,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.errors import StateError
 from ebmpp.moves import forests
 from ebmpp.moves.forests import Forest
 from ebmpp.traced.block import Sites
@@ -33,7 +34,7 @@ from ebmpp.traced.sweep.posterior import Posterior
 from ebmpp.traced.sweep.reads import Reads, place
 
 _MOST_AT_ONCE = 2**16  # states of edges that are evaluated in parallel
-
+_TOLERANCE = 1e-3  # of conditionals that are compared
 
 #: Log weights of states of a layer's units ``(units, values)`` and edges ``(edges, values, values)``.
 Tables = tuple[Array, Array]
@@ -65,27 +66,18 @@ class Forests(Conditionals):
         super().__init__(posterior, colors)
         self.terms, self.units = terms, units
         edges = cast(np.ndarray, terms.edges)
+        self._compiled_tables = jax.jit(self._all_tables)
         self.layers = [_make_layer(terms, np.flatnonzero(colors == c), edges) for c in range(self.num_layers)]
 
     def visit(
         self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
     ) -> tuple[list[dict[str, Array]], Any]:
-        """Visit layers of units that do not interact; see :meth:`Conditionals.visit`."""
         return cast(Conditionals, self.units).visit(fn, chains, carry, backward)
-
-    def relaxed(self) -> "Forests":
-        """Return the draws as :meth:`Conditionals.relaxed` does."""
-        result = cast(Forests, super().relaxed())
-        result.terms = self.terms.with_program(result.posterior.program)
-        return result
 
     def move(
         self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
     ) -> tuple[Sites, Array]:
-        """Draw all layers in order, each jointly; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`.
-
-        A tree without a possible state keeps its values.
-        """
+        """Draw all layers in order, each jointly; a tree without a possible state keeps its values."""
         (sites, inputs), rejected = self._chain(values, context), jnp.zeros((), jnp.int32)
         for number in range(self.num_layers)[:: -1 if backward else 1]:
             layer = self.layers[number]
@@ -102,10 +94,7 @@ class Forests(Conditionals):
     def couple(
         self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
     ) -> tuple[dict[str, Array], dict[str, Array], Array]:
-        """Draw all layers of two chains jointly, the conditionals of each backward draw coupled maximally.
-
-        :return: the sites of both, and whether a tree has no possible state.
-        """
+        """Draw all layers of two chains jointly, the conditionals of each backward draw coupled maximally."""
         (x, x_inputs), (y, y_inputs) = self._chain(*first), self._chain(*second)
         broken = jnp.zeros((), bool)
         for number, layer in enumerate(self.layers):
@@ -124,16 +113,40 @@ class Forests(Conditionals):
         constant, _ = self.terms.expand(chain[1], guarded=True)
         return constant + forests.log_sum(layer.forest, *self._tables(layer, chain, guarded=True))
 
-    def marginals(self, values: Sites, context: Context) -> Array:
-        """Return probabilities of the values of the units of a single forest, ``(units, values)``."""
+    def marginals(self, values: Sites, context: Context) -> Tables:
+        """Return probabilities of the values of the units of a single forest, and of the ends of edges."""
         (layer,) = self.layers
-        return forests.marginals(layer.forest, *self._tables(layer, self._chain(values, context)))[0]
+        return forests.marginals(layer.forest, *self._tables(layer, self._chain(values, context)))
 
     def most_probable(self, values: Sites, context: Context) -> dict[str, Array]:
         """Return the most probable sites of a single forest."""
         (layer,), chain = self.layers, self._chain(values, context)
         best, _ = forests.most_probable(layer.forest, *self._tables(layer, chain))
         return self.put(chain[0], layer.units, best, jnp.ones(best.shape, bool))
+
+    def check_tables(self, values: Sites, context: Context) -> None:
+        """Compare conditionals that tables imply with those of single units; raise a StateError."""
+        numbers, conditionals, tables = self._compiled_tables(values, context)
+        for layer, (unary, pairwise) in zip(self.layers, tables, strict=True):
+            (a, b), at, edge = layer.forest.edges.T, numbers[layer.units], np.arange(len(pairwise))
+            logits = unary.at[a].add(pairwise[edge, :, at[b]]).at[b].add(pairwise[edge, at[a]])
+            pair = (jax.nn.log_softmax(v, -1) for v in (logits, conditionals[layer.units]))
+            wrong = ~np.all(np.isclose(*pair, _TOLERANCE, _TOLERANCE, equal_nan=True), 1)
+            both = layer.forest.edges[wrong[a] & wrong[b]]
+            if wrong.any():
+                kind, units = ("pairwise", both[0]) if len(both) else ("unary", np.flatnonzero(wrong)[:1])
+                name = lambda u: next(
+                    f"{s}[{u - start}]" for s, (start, end) in self.spans.items() if u < end
+                )
+                raise StateError(
+                    f"the {kind} table of {' and '.join(map(name, layer.units[units]))} in a joint draw must "
+                    "follow from the traced log density. Draw by joint='units', and report the model"
+                )
+
+    def _all_tables(self, values: Sites, context: Context) -> tuple[Array, Array, list[Tables]]:
+        chain = self._chain(values, context)
+        tables = [self._tables(layer, chain) for layer in self.layers]
+        return self.numbers(values), self.table(values, context), tables
 
     def _tables(self, layer: _Layer, chain: Chain, guarded: bool = False) -> Tables:
         """Return the sums of the elements that read a unit alone, and of elements that read a whole edge."""

@@ -9,7 +9,7 @@ model's terms. The conditional of a unit follows from the sum of the elements th
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -54,12 +54,6 @@ class Layers(Conditionals):
         super().__init__(posterior, colors)
         self.terms, self._layers = terms, self._make_layers(terms)
 
-    def relaxed(self) -> "Layers":
-        """Return the conditionals as :meth:`Conditionals.relaxed` does."""
-        result = cast(Layers, super().relaxed())
-        result.terms = self.terms.with_program(result.posterior.program)
-        return result
-
     def _make_layers(self, terms: Terms) -> list[_Layer]:
         """Return the layers, or all of them stacked where there are many."""
         units, stacked = _by_color(self.colors, self.num_layers), self.num_layers > _MOST_UNROLLED
@@ -80,7 +74,6 @@ class Layers(Conditionals):
     def visit(
         self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
     ) -> tuple[list[dict[str, Array]], Any]:
-        """Visit all layers; see :meth:`Conditionals.visit`."""
         inputs = [chain[1] for chain in chains]
 
         def at_layer(state: tuple, layer: _Layer) -> tuple[tuple, None]:

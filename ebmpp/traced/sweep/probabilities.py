@@ -46,7 +46,6 @@ class Probabilities(ContinuousSite):
                 self.posterior.check_bounds(name)
 
     def derivatives(self, values: Sites, context: Context) -> Counts:
-        """Return the coefficients from which the conditional follows."""
         program, inputs = self.posterior.program, self.posterior.inputs(values, context)
         slot = program.sites[self.name]
         at = lambda x: _SCALE * run_guarded(program, {**inputs, slot: x}, program.output)
@@ -61,7 +60,6 @@ class Probabilities(ContinuousSite):
         return Counts(values[self.name], jnp.stack([ones, zeros], -1) / (1 - ratio**2))
 
     def draw(self, at: Counts, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
-        """Return a new value, and the number of rows that kept theirs as their conditional is degenerate."""
         concentration = beta * at.counts + 1
         drawn = jax.random.dirichlet(jax.random.wrap_key_data(keys), concentration)
         limits = jnp.finfo(drawn.dtype)
@@ -73,12 +71,10 @@ class Probabilities(ContinuousSite):
         return new, (~valid).sum(dtype=jnp.int32)
 
     def distribution(self, at: Counts) -> Distribution:
-        """Return the conditional, of the site's shape."""
         concentration = at.counts + 1
         if self.family == "Dirichlet":
             return Dirichlet(concentration, validate_args=False)  # rounding moves rows off the simplex
         return Beta(concentration[..., 0], concentration[..., 1])
 
     def invalid(self, at: Any) -> Array:
-        """Return a mask of the units whose conditional is nan."""
         return jnp.isnan(at.counts).reshape(len(at.x.ravel()), -1).any(-1)

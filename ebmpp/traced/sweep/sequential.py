@@ -61,7 +61,6 @@ class Sequential(Conditionals):
     def visit(
         self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
     ) -> tuple[list[dict[str, Array]], Any]:
-        """Visit all units; see :meth:`Conditionals.visit`."""
         states, fixed = zip(*(self._start(*chain) for chain in chains), strict=True)
         for name, (start, stop) in reversed(self.spans.items()) if backward else self.spans.items():
 

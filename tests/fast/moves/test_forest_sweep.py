@@ -17,7 +17,7 @@ import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Pairwise, Poisson, Spin
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.lateral import Constant
-from ebmpp.moves import Forests, Layer, forest_sweep
+from ebmpp.moves import Forests, Layer, Target, forest_sweep
 from helpers import assert_law, random_params
 
 LINE = nx.path_graph(4)
@@ -96,6 +96,15 @@ def test_a_hidden_chain_is_one_exact_draw_per_sweep() -> None:
     flat = drawn.reshape(-1, 4, 3)
     assert_law(flat.mean(0), exact, flat.std(0) / np.sqrt(len(flat)))
     centred = drawn - exact  # draws are independent
+    states = np.stack(np.unravel_index(np.arange(81), (3,) * 4), 1)
+    energy = machine.energy(params, {"v": np.tile(v, (81, 1)), "h": states})
+    hot, weights = np.eye(3)[states], np.asarray(jax.nn.softmax(-energy))
+    rows = {"v": v[None], "h": states[:1]}
+    single, pairs = kernel.moves[0].marginals(Target(machine, params), rows)
+    np.testing.assert_allclose(single["h"][0], exact, atol=1e-5)
+    joint = np.einsum("s,sei,sej->eij", weights, hot[:, :-1], hot[:, 1:])
+    np.testing.assert_array_equal(pairs["h", "h"].units, [[0, 1], [1, 2], [2, 3]])
+    np.testing.assert_allclose(pairs["h", "h"].probabilities[0], joint, atol=1e-5)
     product = (centred[:, 1:] * centred[:, :-1]).reshape(-1, 4, 3)
     assert_law(product.mean(0), 0.0, product.std(0) / np.sqrt(len(product)))
 

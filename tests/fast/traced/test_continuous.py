@@ -5,7 +5,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from block_tools import run_chains
 from model_cases import Y5, Y23, X, advance, latents
 import numpy as np
 import numpyro
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 from ebmpp import GibbsBlock
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Call
-from helpers import assert_law, assert_rows_law, often
+from helpers import assert_rows_law, often
 
 
 def mixture(y: Any) -> None:
@@ -106,6 +105,16 @@ def change_point(counts: Any) -> None:
     numpyro.sample("mean", dist.Normal(0.0, scale), obs=1.3)
 
 
+def gated(counts: Any) -> None:
+    """Rates, and probabilities, that a binary site selects by products."""
+    rates = numpyro.sample("rates", dist.Gamma(2.0, 0.5).expand([2]).to_event(1))
+    low, high = (numpyro.sample(name, dist.Beta(1.0, 2.0)) for name in ("low", "high"))
+    with numpyro.plate("counts", len(counts)):
+        z = numpyro.sample("z", dist.Bernoulli(0.4))
+        numpyro.sample("y", dist.Poisson(rates[0] * (1 - z) + z * rates[1]), obs=counts)
+        numpyro.sample("hit", dist.Bernoulli((1.0 - z) * low + z * high), obs=counts > 2)
+
+
 LABELS = np.array([[0, 0], [2, 1], [1, 1], [0, 2], [2, 2]])
 SEEN = np.array([0, 5, 4, 5, 0])
 COUNTS = np.array([1, 0, 2, 5, 4, 6])
@@ -129,6 +138,8 @@ CASES: dict[str, tuple[Callable, tuple, str, str, int]] = {
     "detected": (occupancy, (SEEN,), "detected", "Beta", 1),
     "false": (occupancy, (SEEN,), "false", "Beta", 1),
     "early": (change_point, (COUNTS,), "early", "Gamma", 1),
+    "gated rates": (gated, (COUNTS,), "rates", "Gamma", 1),
+    "gated probability": (gated, (COUNTS,), "low", "Beta", 1),
     "late": (change_point, (COUNTS,), "late", "Gamma", 1),
 }
 
@@ -142,7 +153,7 @@ def elsewhere(value: Any, family: str) -> Any:
     return powers / powers.sum(-1, keepdims=True) if family == "Dirichlet" else powers
 
 
-@pytest.mark.parametrize("name", often(CASES, "walk", "confusion"))
+@pytest.mark.parametrize("name", often(CASES, "walk", "confusion", "gated rates"))
 def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) -> None:
     """log density - log conditional is one constant, wherever the site is."""
     model, args, site, family, size = CASES[name]
@@ -155,10 +166,7 @@ def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) ->
         conditional = block.conditional(site, values | {site: value}, *args)
         flat = family == "Gaussian" and conditional.event_shape and conditional.event_shape != new.shape
         density = log_density(model, args, {}, values | {site: new})[0]
-        mean, variance = (
-            jnp.reshape(conditional.mean, new.shape),
-            jnp.reshape(conditional.variance, new.shape),
-        )
+        mean, variance = (jnp.reshape(v, new.shape) for v in (conditional.mean, conditional.variance))
         covariance = conditional.covariance_matrix[0, 1] if size > 1 else jnp.zeros(())
         return density - conditional.log_prob(new.ravel() if flat else new).sum(), mean, variance, covariance
 
@@ -255,31 +263,6 @@ def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
     assert_rows_law(draws["weights"], posterior, comparisons=15)
 
 
-@pytest.mark.slow
-def test_change_point_needs_no_other_kernel() -> None:
-    """With both rates integrated out, P(tau) is a product of two Gamma integrals."""
-    counts = np.array([1, 0, 2, 5, 4, 6])
-
-    def model(counts: Any) -> None:
-        early, late = (numpyro.sample(name, dist.Exponential(0.2)) for name in ("early", "late"))
-        tau = numpyro.sample("tau", dist.Categorical(jnp.ones(6) / 6))
-        rate = jnp.where(jnp.arange(6) < tau, early, late)
-        numpyro.sample("counts", dist.Poisson(rate).to_event(1), obs=counts)
-
-    before = np.arange(6) < np.arange(6)[:, None]
-    shapes = np.stack([before @ counts, ~before @ counts], 1) + 1.0
-    rates = np.stack([before.sum(1), (~before).sum(1)], 1) + 0.2
-    weight = np.exp((gammaln(shapes) - shapes * np.log(rates)).sum(1))
-    weight /= weight.sum()
-    block = GibbsBlock.from_model(model, ["tau", "early", "late"], counts)
-    start = {"tau": jnp.int32(3), "early": jnp.float32(1), "late": jnp.float32(1)}
-    _, draws = run(block, start, counts, lambda z: {**z, "tau": jax.nn.one_hot(z["tau"], 6)})
-    assert_rows_law(draws["tau"], weight, comparisons=8)
-    for column, name in enumerate(("early", "late")):
-        exact = weight @ (shapes / rates)[:, column]
-        assert_rows_law(draws[name][:, None], np.array([exact]), comparisons=8)
-
-
 #: priors, and log densities that are of no known family in their draws
 FOREIGN: dict[str, tuple[dist.Distribution, Callable]] = {
     "squares": (dist.Beta(1.0, 1.0), lambda x: dist.Normal(x, 1.0).log_prob(0.3)),
@@ -341,22 +324,3 @@ def test_rate_of_counts_is_gamma() -> None:
     total = values["unit_rate"].sum() + (w * values["unit_rate"]).sum()
     np.testing.assert_allclose(rate, (2 + 3 * 3 + 6, 1.5 + total), rtol=1e-5)
     np.testing.assert_allclose(unit_rate, (3 + y, 0.7 + 0.7 * w), rtol=1e-5)
-
-
-def single_walk(y: Any) -> None:
-    """A random walk seen through noise."""
-    x = numpyro.sample("x", dist.Normal(0, 3).expand([3]).to_event(1))
-    numpyro.factor("steps", -0.5 * (jnp.diff(x) ** 2).sum())
-    numpyro.sample("y", dist.Normal(x, 0.5).to_event(1), obs=y)
-
-
-@pytest.mark.slow
-def test_numpyro_runs_a_block_of_all_sites() -> None:
-    """It starts at a draw from the prior, and its draws are independent."""
-    y = np.float32([0.3, -1.2, 0.8])
-    block = GibbsBlock.from_model(single_walk, ["x"], y)
-    assert repr(block).endswith("Gaussian 'x'") and block.layers == {}
-    mcmc = run_chains(block, y, 1, 2000, num_warmup=0, chain_method="sequential")
-    conditional = block.conditional("x", {"x": jnp.zeros(3)})
-    draws = np.asarray(mcmc.get_samples()["x"])
-    assert_law(draws.mean(0), conditional.mean, np.sqrt(np.asarray(conditional.variance) / 2000))

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discrete units of models that are drawn jointly, and summed out, along forests."""
 
+from copy import copy
 from functools import cache, partial
 import itertools
 import pickle
@@ -152,12 +153,30 @@ def test_sums_match_enumeration(name: str) -> None:
     np.testing.assert_allclose(value, case.log_sum, rtol=1e-5)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), slope, case.slope)
     best, marginals = case.block.most_probable(case.siblings), case.block.marginals(case.siblings)
+    values = {}
     for site, states in case.states.items():
         assert (best[site] == states[case.log.argmax()]).all()
         table, valid = values_of(case.block, site)
-        units = (states.reshape(len(states), 1, -1) == table) & valid
-        shares = np.tensordot(case.weights(), units, 1).T
+        values[site] = 1.0 * ((states.reshape(len(states), 1, -1) == table) & valid)
+        shares = np.tensordot(case.weights(), values[site], 1).T
         np.testing.assert_allclose(marginals[site].reshape(shares.shape), shares, atol=1e-5)
+    for (a, b), (units, pairs) in case.block.pair_marginals(case.siblings).items():
+        ends = values[a][..., units[:, 0]], values[b][..., units[:, 1]]
+        np.testing.assert_allclose(pairs, np.einsum("s,sie,sje->eij", case.weights(), *ends), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["unary", "pairwise"])
+def test_verify_names_a_wrong_table_of_a_joint_draw(kind: str) -> None:
+    block = copy(exact("two chains").block)
+    block.verify(two_chains, Y5)
+    drawn = block.conditionals = copy(block.conditionals)
+    tables, wrong, number = drawn._tables, jnp.sin(jnp.arange(9.0)).reshape(3, 3), int(kind == "pairwise")
+    change = jnp.zeros((6, 3)).at[1].set(wrong[0]), jnp.zeros((4, 3, 3)).at[0].set(wrong)
+    add = lambda table, i: table + change[i] if i == number else table
+    drawn._tables = lambda *args: tuple(map(add, tables(*args), range(2)))
+    drawn._compiled_tables = jax.jit(drawn._all_tables)
+    with pytest.raises(StateError, match=rf"{kind} table of z\[1\]"):
+        block.verify(two_chains, Y5)
 
 
 def test_absorbing_chain_leaves_its_start() -> None:
@@ -175,9 +194,8 @@ def test_chain_in_a_python_loop_is_one_forest() -> None:
     names = [f"z{t}" for t in range(6)]
     block = GibbsBlock.from_model(absorbing_by_step, names, Y20[:6])
     assert all(layer == 0 for layer in block.layers.values())
-    np.testing.assert_allclose(
-        block.log_marginal({}), GibbsBlock.from_model(absorbing, ["z"], Y20[:6]).log_marginal({}), rtol=1e-5
-    )
+    whole = GibbsBlock.from_model(absorbing, ["z"], Y20[:6]).log_marginal({})
+    np.testing.assert_allclose(block.log_marginal({}), whole, rtol=1e-5)
 
 
 def test_pairs_of_a_forest_meet_in_one_step() -> None:
@@ -241,23 +259,32 @@ def test_marginal_model_has_the_other_sites() -> None:
         case.block.marginal(two_chains)
 
 
-def test_gradients_beside_hard_zeros_are_finite() -> None:
-    def left_to_right(y: Any) -> None:
+def test_gradients_and_parts_of_sums_beside_hard_zeros() -> None:
+    def left_to_right(y: Any, seen: Any) -> None:
         stay = numpyro.sample("stay", dist.Uniform(0, 1))
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
         rows = jnp.array([[stay, 1 - stay, 0], [0, stay, 1 - stay], [0, 0, 1]])
         z = numpyro.sample("z", dist.Categorical(jnp.ones(3) / 3).expand([5]).to_event(1))
         numpyro.factor("start", jnp.where(z[0] == 0, 0.0, -jnp.inf))
         numpyro.factor("moves", scale * jnp.log(rows)[z[:-1], z[1:]].sum())
-        numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y)
+        with numpyro.plate("steps", 5), numpyro.handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(1.0 * z, 1.0), obs=y)
 
     paths = np.array([z for z in itertools.product(range(3), repeat=5) if z[0] == 0])
     paths = paths[np.isin(np.diff(paths), (0, 1)).all(1)]
     at = {"stay": jnp.float32(0.7), "scale": jnp.float32(1.3)}
-    density = lambda at, z: log_density(left_to_right, (Y5,), {}, {**at, "z": z})[0]
-    expected = jax.jit(jax.grad(lambda at: jax.nn.logsumexp(jax.vmap(density, (None, 0))(at, paths))))(at)
-    block = GibbsBlock.from_model(left_to_right, ["z"], Y5)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), jax.grad(block.log_marginal)(at), expected)
+    density = lambda at, seen, z: log_density(left_to_right, (Y5, seen), {}, {**at, "z": z})[0]
+    log = lambda at, seen: jax.vmap(density, (None, None, 0))(at, seen, paths)
+    masks = np.concatenate([np.ones((1, 5), bool), ~np.eye(5, dtype=bool)])
+    total = jax.grad(lambda at: jax.nn.logsumexp(log(at, masks[0])))
+    slope, logs = jax.jit(lambda at: (total(at), jax.vmap(log, (None, 0))(at, masks)))(at)
+    block = GibbsBlock.from_model(left_to_right, ["z"], Y5, masks[0])
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), jax.grad(block.log_marginal)(at), slope)
+    # log p(y_t | other y), of which arviz_stats.loo is made
+    total, *others = jax.vmap(lambda seen: block.log_marginal(at, Y5, seen))(masks)
+    weights = np.exp(logs[1:] - np.logaddexp.reduce(logs[1:], 1, keepdims=True))
+    exact_density = (weights * np.exp(-0.5 * (Y5 - paths) ** 2).T).sum(1) / np.sqrt(2 * np.pi)
+    np.testing.assert_allclose(total - np.array(others), np.log(exact_density), atol=1e-5)
 
 
 def test_options_are_checked_and_pickled() -> None:
