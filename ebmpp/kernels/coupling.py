@@ -40,7 +40,7 @@ class CouplingState(NamedTuple):
     - **replicas** - of the leading chain, from hot to cold, each block ``(*batch, num, *shape)``.
     - **followers** - of the following chain.
 
-    - **start** - the ``z`` of the initial state, by which blocks that never moved are recognised.
+    - **start** - the state before the first sweep, by which blocks that never moved are recognised.
     """
 
     z: dict[str, Array]
@@ -146,7 +146,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         t = jnp.full((), self.lag, jnp.int32)
         met = agree(compare(target, z), target.free, target.num_rows)
         state = _state(target, z, t, rng_key, met, jnp.full_like(zero, self.lag), accepted)
-        return state._replace(start=state.z)
+        return state._replace(start=state.y)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         moves = self._moves(target)
