@@ -1,11 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Joint draws of chains beside a hand-written scan, and forest sweeps of a critical Ising torus.
+"""Joint draws of chains beside a hand-written scan and dynamax, and sweeps of a critical Ising torus.
 
-Run ``python benchmarks/speed/forests.py chains`` or ``torus``. Times are wall times, the least of
-several calls: CPU times of the process are too coarse for calls of a millisecond.
+Run ``python benchmarks/speed/forests.py chains``, or ``torus 64`` for a side of 64. Times are wall times, the
+least of several calls: CPU times of the process are too coarse for calls of a millisecond.
 """
 
+import importlib
+import importlib.util
 import sys
 import time
 from typing import Any
@@ -25,7 +27,7 @@ from ebmpp.moves.forests import Forest, draw
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.move import draw_sweep
 
-STATES, SIDE, CHAINS = 5, 32, 20
+STATES, CHAINS = 5, 20
 CRITICAL = float(np.log1p(np.sqrt(2)) / 2)
 
 
@@ -61,21 +63,30 @@ def wall_time(fn: Any, *args: Any, repeats: int = 20) -> tuple[float, float]:
 
 def chains() -> None:
     """Print times of one joint draw of a chain of five states, with transitions that all steps share."""
-    for length in (100, 1000, 10_000, 100_000):
+    rivals = {"by hand": jax.jit(by_hand)}
+    if importlib.util.find_spec("dynamax") is not None:
+        dynamax = importlib.import_module("dynamax.hidden_markov_model")
+        start, key = jnp.full(STATES, 1 / STATES), jax.random.key(0)
+        for name in ("hmm_posterior_sample", "parallel_hmm_posterior_sample"):
+            fn = getattr(dynamax, name)
+            rivals[name] = jax.jit(lambda a, b, _, fn=fn: fn(key, start, jax.nn.softmax(b), a))
+    for length in (100, 1000, 10_000, 100_000, 1_000_000):
         rng = np.random.default_rng(0)
         tables = [rng.normal(size=s).astype(np.float32) for s in ((length, STATES), (STATES, STATES))]
         u = rng.random(length, np.float32)
         forest = Forest(length, np.stack([np.arange(length - 1), np.arange(1, length)], 1))
         repeat = lambda table, n=length - 1: jnp.broadcast_to(table, (n, *table.shape))
         ours = jax.jit(lambda a, b, u, f=forest, repeat=repeat: draw(f, a, repeat(b), u))
-        for name, fn in (("forest", ours), ("by hand", jax.jit(by_hand))):
-            first, least = wall_time(fn, *tables, u)
+        for name, fn in ({"forest": ours} | rivals).items():
+            if name.startswith("parallel") and length > 10_000:
+                continue  # it compiles for minutes
+            first, least = wall_time(fn, *tables, u, repeats=20 if length < 1_000_000 else 3)
             print(f"{length:>7} steps, {name}: {1e3 * least:.2f} ms, first call {first:.1f} s", flush=True)
 
 
-def torus(num_sweeps: int = 8000) -> None:
+def torus(side: int, num_sweeps: int = 8000) -> None:
     """Print autocorrelation times of a critical torus in sweeps, from chains that clusters have mixed."""
-    lattice = nx.convert_node_labels_to_integers(nx.grid_2d_graph(SIDE, SIDE, periodic=True))
+    lattice = nx.convert_node_labels_to_integers(nx.grid_2d_graph(side, side, periodic=True))
     graph = ebmpp.FactorGraph.from_networkx(lattice, ebmpp.Spin, shared=True, bias=False)
     target = Target(graph, {"x:x": jnp.asarray(CRITICAL)})
     keys = random.fold_in(np.array([0, 1], np.uint32), jnp.arange(CHAINS))
@@ -91,14 +102,18 @@ def torus(num_sweeps: int = 8000) -> None:
         return jax.jit(lambda x: lax.scan(step, x, first + jnp.arange(count)))(x)
 
     x, _ = run(x, cluster_sweep(graph), 200, 0)
-    for name, sweep in (("checkerboard", gibbs_sweep), ("forests", forest_sweep)):
+    sweeps = {"checkerboard": gibbs_sweep, "forests": forest_sweep, "clusters": cluster_sweep}
+    for name, sweep in sweeps.items():
         moves = sweep(graph)
         _, least = wall_time(jax.jit(lambda x, moves=moves: draw_sweep(target, x, moves, keys)[0]), x)
-        _, (energy, square) = run(x, moves, num_sweeps, 1000)
-        taus = [num_sweeps * CHAINS / effective_sample_size(np.asarray(v).T) for v in (energy, square)]
-        sizes = f"tau of energy {taus[0]:.0f}, of m^2 {taus[1]:.0f} sweeps"
-        print(f"{name}: {sizes}; {1e3 * least:.2f} ms per sweep of {CHAINS} chains", flush=True)
+        count = num_sweeps // 8 if name == "clusters" else num_sweeps
+        _, (energy, square) = run(x, moves, count, 1000)
+        taus = [count * CHAINS / effective_sample_size(np.asarray(v).T) for v in (energy, square)]
+        sizes = f"tau of energy {taus[0]:.1f}, of m^2 {taus[1]:.1f} sweeps"
+        rates = " and ".join(f"{CHAINS / (tau * least):.1f}" for tau in taus)
+        times = f"{1e3 * least:.2f} ms per sweep of {CHAINS} chains, {rates} effective draws per second"
+        print(f"{name}: {sizes}; {times}", flush=True)
 
 
 if __name__ == "__main__":
-    {"chains": chains, "torus": torus}[sys.argv[1]]()
+    chains() if sys.argv[1] == "chains" else torus(int(sys.argv[2]))

@@ -5,8 +5,9 @@
 ``python benchmarks/speed/inside_numpyro.py`` derives the block of a mixture, of a hidden Markov chain and of
 spike-and-slab indicators by ``GibbsBlock.from_model``. It prints how long the declaration and a draw of all
 units take, effective draws per second, and the agreement with the exact smoother, with enumeration and with
-``DiscreteHMCGibbs``. ``denoising`` compares the posterior of a declared block with that of
-``DiscreteHMCGibbs``; the time of its step is in ``ratios.py``.
+``DiscreteHMCGibbs``. ``switching`` draws a hidden Markov chain with its means and transitions. ``denoising``
+compares the posterior of a declared block with that of ``DiscreteHMCGibbs``; the time of its step is in
+``ratios.py``.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import arviz_stats
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs, Gibbs
 
@@ -64,6 +66,31 @@ def chain(y: Array, log_rows: Array) -> None:
     numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y)
 
 
+def switching(y: Array, enumerated: bool = False) -> None:
+    """Hidden Markov chain with unknown means and transitions."""
+    rows = numpyro.sample("rows", dist.Dirichlet(jnp.ones(STATES)).expand([STATES]).to_event(1))
+    means = numpyro.sample("means", dist.Normal(0, 10).expand([STATES]).to_event(1))
+
+    def step(last: Array, y: Array) -> tuple[Array, None]:
+        infer = {"enumerate": "parallel"} if enumerated else None
+        z = numpyro.sample("z", dist.Categorical(rows[last]), infer=infer)
+        numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
+        return z, None
+
+    scan(step, 0, y)
+
+
+def switching_by_unit(y: Array) -> None:
+    """Return the same chain as a plate, whose units DiscreteHMCGibbs can draw."""
+    rows = numpyro.sample("rows", dist.Dirichlet(jnp.ones(STATES)).expand([STATES]).to_event(1))
+    means = numpyro.sample("means", dist.Normal(0, 10).expand([STATES]).to_event(1))
+    with numpyro.plate("steps", len(y)):
+        z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(STATES)))
+        numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
+    path = jnp.concatenate([jnp.zeros_like(z[:1]), z])
+    numpyro.factor("transitions", jnp.log(rows)[path[:-1], path[1:]].sum())
+
+
 def spike_and_slab(y: Array) -> None:
     """Spike-and-slab indicators under an Ising chain; two layers."""
     with numpyro.plate("units", len(y)):
@@ -99,14 +126,14 @@ def points(count: int) -> tuple[Array, np.ndarray]:
     return jnp.asarray(centres[rng.integers(COMPONENTS, size=count)] + rng.normal(size=(count, 2))), centres
 
 
-def chain_data(count: int) -> tuple[Array, Array]:
-    """Return observations and log transition probabilities."""
+def chain_data(count: int, gap: float = 1.0) -> tuple[Array, Array]:
+    """Return observations, of means ``gap`` apart, and log transition probabilities."""
     rng = np.random.default_rng(1)
     rows = 0.8 * np.eye(STATES) + 0.2 * rng.dirichlet(np.ones(STATES), STATES)
     z = np.zeros(count, int)
     for t in range(1, count):
         z[t] = rng.choice(STATES, p=rows[z[t - 1]])
-    return jnp.asarray(z + rng.normal(size=count)), jnp.log(jnp.asarray(rows))
+    return jnp.asarray(gap * z + rng.normal(size=count)), jnp.log(jnp.asarray(rows))
 
 
 def smoother(y: np.ndarray, log_rows: np.ndarray) -> np.ndarray:
@@ -161,9 +188,11 @@ def print_draw_time(block: Any, model: Callable, args: tuple, repeats: int) -> N
     print(f"  draw of all units: {1e3 * min(times):.3f} ms (median {1e3 * np.median(times):.3f})", flush=True)
 
 
-def run(name: str, kernel: Any, args: tuple, samples: int, sites: Sequence[str]) -> dict[str, np.ndarray]:
+def run(
+    name: str, kernel: Any, args: tuple, samples: int, sites: Sequence[str], warmup: int = 300
+) -> dict[str, np.ndarray]:
     """Return draws of ``sites``; print the time of a step and the smallest ESS per second."""
-    mcmc = MCMC(kernel, num_warmup=300, num_samples=1, progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=warmup, num_samples=1, progress_bar=False)
     mcmc.run(jax.random.key(0), *args)
     body = lambda s, _: (s := kernel.sample(s, args, {}), {site: s.z[site] for site in sites})
     loop = jax.jit(lambda s: jax.lax.scan(body, s, None, samples)[1])
@@ -244,6 +273,23 @@ def chains(args: argparse.Namespace) -> None:
     )
 
 
+def switchings(args: argparse.Namespace) -> None:
+    """Means and transitions of a hidden Markov chain of 2,000 steps, drawn with the chain or by NUTS."""
+    print("hidden Markov chain, 2,000 steps of 5 states: the smallest ESS of means and transitions")
+    y, log_rows = chain_data(2000, 3.0)
+    block = ebmpp.GibbsBlock.from_model(switching, ["z", "rows", "means"], y)
+    summed = ebmpp.GibbsBlock.from_model(switching, ["z"], y).marginal()
+    values = {"means": 3.0 * jnp.arange(STATES), "rows": jnp.exp(log_rows)}
+    nuts = partial(NUTS, init_strategy=numpyro.infer.init_to_value(values=values))
+    kernels = {"from_model, all sites": block, "NUTS on marginal()": nuts(summed)}
+    if importlib.util.find_spec("funsor") is not None:
+        kernels["NUTS, enumerated scan"] = nuts(partial(switching, enumerated=True))
+    kernels["DiscreteHMCGibbs"] = DiscreteHMCGibbs(nuts(switching_by_unit))
+    for name, kernel in kernels.items():
+        is_slow = isinstance(kernel, DiscreteHMCGibbs)  # a step draws unit by unit
+        run(name, kernel, (y,), 20 if is_slow else args.samples, ["means", "rows"], 20 if is_slow else 300)
+
+
 def indicators(args: argparse.Namespace) -> None:
     """Spike and slab: ten indicators against enumeration, 500 beside ``DiscreteHMCGibbs``."""
     for size in (10, 500):
@@ -282,7 +328,13 @@ def denoising(args: argparse.Namespace) -> None:
     print(f"  uncertain pixels and the scale: {z_scores(*(d[:, uncertain] for d in draws))}")
 
 
-PARTS = {"mixture": mixtures, "chain": chains, "indicators": indicators, "denoising": denoising}
+PARTS = {
+    "mixture": mixtures,
+    "chain": chains,
+    "switching": switchings,
+    "indicators": indicators,
+    "denoising": denoising,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
