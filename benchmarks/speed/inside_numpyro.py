@@ -189,11 +189,17 @@ def print_draw_time(block: Any, model: Callable, args: tuple, repeats: int) -> N
 
 
 def run(
-    name: str, kernel: Any, args: tuple, samples: int, sites: Sequence[str], warmup: int = 300
+    name: str,
+    kernel: Any,
+    args: tuple,
+    samples: int,
+    sites: Sequence[str],
+    warmup: int = 300,
+    init: dict | None = None,
 ) -> dict[str, np.ndarray]:
     """Return draws of ``sites``; print the time of a step and the smallest ESS per second."""
     mcmc = MCMC(kernel, num_warmup=warmup, num_samples=1, progress_bar=False)
-    mcmc.run(jax.random.key(0), *args)
+    mcmc.run(jax.random.key(0), *args, init_params=init)
     body = lambda s, _: (s := kernel.sample(s, args, {}), {site: s.z[site] for site in sites})
     loop = jax.jit(lambda s: jax.lax.scan(body, s, None, samples)[1])
     jax.block_until_ready(loop(mcmc.last_state))
@@ -287,7 +293,8 @@ def switchings(args: argparse.Namespace) -> None:
     kernels["DiscreteHMCGibbs"] = DiscreteHMCGibbs(nuts(switching_by_unit))
     for name, kernel in kernels.items():
         is_slow = isinstance(kernel, DiscreteHMCGibbs)  # a step draws unit by unit
-        run(name, kernel, (y,), 20 if is_slow else args.samples, ["means", "rows"], 20 if is_slow else 300)
+        count, warmup = (20, 20) if is_slow else (args.samples, 300)
+        run(name, kernel, (y,), count, ["means", "rows"], warmup, values if kernel is block else None)
 
 
 def indicators(args: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ def summed_out(
     slots = zip(info.deterministic, program.outputs, strict=True)
     hidden = {name for name, slot in slots if program.depends(slot)}
     is_other = lambda msg: msg["type"] == "sample" and msg["name"] not in latent
-    is_hidden = lambda msg: msg["name"] in hidden or is_other(msg)
+    is_hidden = lambda msg: msg.get("name") in hidden or is_other(msg)
 
     def model(*args: Any, **kwargs: Any) -> None:
         inner = handlers.mask(handlers.substitute(info.model, data=fixed), mask=False)

@@ -99,8 +99,7 @@ def test_a_hidden_chain_is_one_exact_draw_per_sweep() -> None:
     states = np.stack(np.unravel_index(np.arange(81), (3,) * 4), 1)
     energy = machine.energy(params, {"v": np.tile(v, (81, 1)), "h": states})
     hot, weights = np.eye(3)[states], np.asarray(jax.nn.softmax(-energy))
-    rows = {"v": v[None], "h": states[:1]}
-    single, pairs = kernel.moves[0].marginals(Target(machine, params), rows)
+    single, pairs = kernel.moves[0].marginals(Target(machine, params), {"v": v[None], "h": states[:1]})
     np.testing.assert_allclose(single["h"][0], exact, atol=1e-5)
     joint = np.einsum("s,sei,sej->eij", weights, hot[:, :-1], hot[:, 1:])
     np.testing.assert_array_equal(pairs["h", "h"].units, [[0, 1], [1, 2], [2, 3]])

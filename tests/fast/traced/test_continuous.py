@@ -106,7 +106,6 @@ def change_point(counts: Any) -> None:
 
 
 def gated(counts: Any) -> None:
-    """Rates, and probabilities, that a binary site selects by products."""
     rates = numpyro.sample("rates", dist.Gamma(2.0, 0.5).expand([2]).to_event(1))
     low, high = (numpyro.sample(name, dist.Beta(1.0, 2.0)) for name in ("low", "high"))
     with numpyro.plate("counts", len(counts)):

@@ -257,6 +257,9 @@ def test_marginal_model_has_the_other_sites() -> None:
     assert {name for name, site in trace.items() if site["type"] != "plate"} == {"p", "odds", "log_marginal"}
     with pytest.raises(ArgumentError, match="marginal: model"):
         case.block.marginal(two_chains)
+    block, at = GibbsBlock.from_model(CASES["scanned_chain"].model, ["z"], Y5), {"rows": jnp.eye(3)}
+    density = log_density(block.marginal(), (Y5,), {}, at)[0]
+    np.testing.assert_allclose(density, block.log_marginal(at), rtol=1e-5)
 
 
 def test_gradients_and_parts_of_sums_beside_hard_zeros() -> None:
