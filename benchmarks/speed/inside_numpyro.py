@@ -206,8 +206,8 @@ def run(
     start = time.perf_counter()
     draws = {site: np.asarray(v, float) for site, v in loop(mcmc.last_state).items()}
     seconds = time.perf_counter() - start
-    axes = {"means": -2, "weights": -1}  # of the components, whose order may change
-    ordered = {site: np.sort(v, axes[site]) if site in axes else v for site, v in draws.items()}
+    components = ("means", "weights")  # whose order may change
+    ordered = {site: np.sort(v, 1) if site in components else v for site, v in draws.items()}
     ess = arviz_stats.ess(arviz_base.from_dict({"posterior": {s: v[None] for s, v in ordered.items()}}))
     smallest = min(float(v.min()) for v in ess.data_vars.values()) / seconds
     print(f"  {name:22} {1e3 * seconds / samples:8.2f} ms a step, ESS a second {smallest:8.1f}", flush=True)
