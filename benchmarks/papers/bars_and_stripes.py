@@ -57,6 +57,7 @@ _PARTICLES = ParticleUCD(num_particles=500, path="training", cess_threshold=0.9)
 #: label, estimator
 METHODS: dict[str, tuple[str, Estimator]] = {
     "ucd": ("UCD, adaptive, 1000 pairs", UCD(num_pairs=1000)),
+    "choice": ("UCD, its own choice, 250 pairs", UCD(num_pairs=250)),
     "ucd_few": ("UCD, adaptive, 100 pairs", UCD(num_pairs=100)),
     "persistent": ("UCD, adaptive, persistent, layers summed out, 200 pairs", _PERSISTENT),
     "ucd1": ("UCD, k = lag = 1", UCD(num_pairs=1000, k=1, lag=1)),

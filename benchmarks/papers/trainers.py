@@ -31,7 +31,7 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, UCD, Bernoulli, ParticleUCD, Spin, TemperedPCD, WeightedPCD
+from ebmpp import CD, PCD, PTT, UCD, Bernoulli, ParticleUCD, Spin, TemperedPCD, WeightedPCD
 from ebmpp.contrib import CSDCP, FPCD, SDCP, LocalModeUCD
 from ebmpp.estimators import Centered, Estimator
 
@@ -57,7 +57,9 @@ TRAINERS = {
     "sdcp": Trainer("S-DCP, d = 3, K' = 4", SDCP(d=3, k=4)),
     "csdcp": Trainer("CS-DCP, d = 3, K' = 4", CSDCP(d=3, k=4)),
     "weighted": Trainer("WeightedPCD, 1000 chains", WeightedPCD(num_chains=1000, num_watchers=0), 0.5),
-    "ucd": Trainer("UCD, adaptive, 100 pairs", UCD(num_pairs=100), 0.1),
+    "ptt": Trainer("PTT, 100 chains", PTT(num_chains=100)),
+    "choice": Trainer("UCD, its own choice", UCD(), 0.1),
+    "ucd": Trainer("UCD, pairs of Gibbs chains", UCD(num_pairs=100, pairs="gibbs"), 0.1),
     "particles": Trainer("ParticleUCD, 200 particles", ParticleUCD(num_particles=200), 0.05),
     "lmi": Trainer("UCD-LMI, 100 pairs", LocalModeUCD(num_pairs=100), 0.3, 0.25, spins=True),
 }
@@ -72,6 +74,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=4000)
     add("--batch-size", type=int, default=100)
     add("--rate", type=float, default=0.05)
+    add("--seconds", type=float, help="of training, at a constant rate, in place of --steps")
     add("--particles", type=int, default=500, help="of the evaluation, a multiple of 10")
     add("--sweeps", type=int, default=4, help="of the evaluation, per temperature")
     args = records.parse(parser, argv, "latent", "steps", "batch_size", "sweeps", "rate")
@@ -103,6 +106,9 @@ def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argpars
     """Train once and store the run."""
     trainer, (train, held_out) = TRAINERS[name], data
     family, steps = Spin if trainer.spins else Bernoulli, max(10, round(trainer.share * args.steps))
+    rate, every = optax.linear_schedule(trainer.rate * args.rate, 0.0, steps), max(1, steps // 10)
+    if args.seconds:
+        steps, rate, every = None, trainer.rate * args.rate, 5
     if trainer.spins:
         train, held_out = 2 * train - 1, 2 * held_out - 1
     rbm = ebmpp.layered(v=family(train.shape[1]), h=family(args.latent))
@@ -113,11 +119,12 @@ def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argpars
             rbm,
             train,
             estimator=trainer.estimator,
-            optimizer=optax.sgd(optax.linear_schedule(trainer.rate * args.rate, 0.0, steps)),
+            optimizer=optax.sgd(rate),
             num_steps=steps,
+            max_seconds=args.seconds,
             batch_size=args.batch_size,
             rng_key=jax.random.key(seed),
-            monitor_every=max(1, steps // 10),
+            monitor_every=every,
             callbacks=[clock],
             progress_bar=False,
         )
@@ -125,6 +132,7 @@ def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argpars
         system = ebmpp.smc(
             rbm, fit.params, rng_key=key, num_particles=args.particles, num_sweeps=args.sweeps, data=train
         )
+    steps = fit.history.sizes["step"]
     value = lambda rows: round(system.average_log_likelihood(rows).value, 3)
     row: Row = {
         "method": trainer.label,
