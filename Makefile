@@ -85,7 +85,7 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest $(SPREAD)
 
-# All tiers, more than an hour on two cores. CI runs `test`, `test-strict` and `test-subset`; run all before a release.
+# All tiers, more than an hour on two cores. CI runs `test`, `test-cases`, `test-strict` and `test-subset`; run all before a release.
 test-all: test
 	$(MAKE) test-cases test-slow test-strict test-shapes
 	$(BIN)/python -m pytest $(SPREAD) -m slow tests/slow

@@ -60,11 +60,11 @@ def mnist() -> Machine:
     """Return a machine of MNIST; log Z is printed with the half width of its 95 % interval."""
     rows = ebmpp.data.binarize(ebmpp.data.mnist())
     graph, averaged = ebmpp.layered(v=Bernoulli(784), h=Bernoulli(500)), ebmpp.optimizers.averaged
-    optimizer = averaged(optax.sgd(optax.linear_schedule(0.2, 0.01, 10_000)), start=9000)
-    run = {"estimator": Centered(PCD(num_chains=400)), "num_steps": 10_000, "batch_size": 400}
-    fit = ebmpp.fit(graph, rows, optimizer=optimizer, rng_key=jax.random.key(0), progress_bar=True, **run)
+    optimizer = averaged(optax.sgd(optax.linear_schedule(0.2, 0.01, 4000)), start=3500)
+    run = {"estimator": Centered(PCD(num_chains=400)), "num_steps": 4000, "batch_size": 400}
+    fit = ebmpp.fit(graph, rows, optimizer=optimizer, rng_key=jax.random.key(0), progress_bar=False, **run)
     params = ebmpp.optimizers.averaged_params(fit.optimizer_state)
-    options = {"rng_key": jax.random.key(1), "data": rows, "num_particles": 200, "ladder": "adaptive"}
+    options = {"rng_key": jax.random.key(1), "data": rows, "num_particles": 100, "ladder": "adaptive"}
     result = ebmpp.ais(graph, params, num_temperatures=30_000, **options)
     low, high = result.interval()
     print(json.dumps({"log_z": result.log_partition, "half_width": (high - low) / 2}), flush=True)
