@@ -69,8 +69,8 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_FLAGS) -e ".[docs]"
 	touch $@
 
-# From docstrings, pages and the notebooks' stored outputs. Only a sample report is computed, and nothing is fetched. Anew each
-# time, so that a warning is there the second time, too; it is an error, and so is a reference that leads nowhere.
+# From docstrings, pages and the notebooks' stored outputs. Only a sample report is computed, and nothing is fetched. Anew
+# each time, so that a warning is there the second time, too; it is an error, and so is a reference that leads nowhere.
 docs: $(DOCS_STAMP)
 	rm -rf build/site
 	$(BIN)/python -m sphinx -q -W --keep-going -E -c docs -d build/doctrees . build/site
@@ -85,7 +85,8 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest $(SPREAD)
 
-# All tiers, more than an hour on two cores. CI runs `test`, `test-cases`, `test-strict` and `test-subset`; run all before a release.
+# All tiers, more than an hour on two cores. CI runs `test`, `test-cases`, `test-strict` and `test-subset`; run all before
+# a release.
 test-all: test
 	$(MAKE) test-cases test-slow test-strict test-shapes
 	$(BIN)/python -m pytest $(SPREAD) -m slow tests/slow

@@ -59,9 +59,8 @@ def test_acceptance_is_that_of_a_fixed_number_of_sweeps() -> None:
     states, probs = jax.device_get(exact.probabilities(graph, params))
     index = np.random.default_rng(0).choice(len(probs), count, p=probs.astype(float) / probs.sum(dtype=float))
     starts = {b: jnp.asarray(v[index]) for b, v in states.items()}
-    pool = mixture_pool(
-        graph, params, {b: np.ones((1, 2), np.float32) for b in states}, rng_key=jax.random.key(0)
-    )
+    rows = {b: np.ones((1, 2), np.float32) for b in states}
+    pool = mixture_pool(graph, params, rows, rng_key=jax.random.key(0))
     moves = resolve_moves(graph, "mixture")
     (block,) = pool.eta
     prob = 1 / (1 + np.exp(-np.asarray(pool.eta[block][0], float)))

@@ -112,16 +112,8 @@ def test_a_hidden_chain_is_one_exact_draw_per_sweep() -> None:
 def test_expectations_are_unbiased_and_a_tree_meets_at_once() -> None:
     machine = chain_machine()
     params = random_params(machine, seed=2, scale=1.0)
-    result = ebmpp.unbiased_expectation(
-        machine,
-        params,
-        lambda x: x,
-        rng_key=jax.random.key(1),
-        num_pairs=500,
-        k=1,
-        m=4,
-        coupling=forest_sweep,
-    )
+    options = {"rng_key": jax.random.key(1), "num_pairs": 500, "k": 1, "m": 4, "coupling": forest_sweep}
+    result = ebmpp.unbiased_expectation(machine, params, lambda x: x, **options)
     assert result.met.all()
     exact = np.asarray(ebmpp.exact.moments(machine, params)["v"])
     assert_law(result.value["v"], exact, result.standard_error["v"])

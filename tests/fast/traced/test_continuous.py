@@ -262,6 +262,22 @@ def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
     assert_rows_law(draws["weights"], posterior, comparisons=15)
 
 
+@pytest.mark.slow
+def test_change_point_needs_no_other_kernel() -> None:
+    """With both rates integrated out, P(tau) is a product of two Gamma integrals."""
+    before, chosen = np.arange(6) < np.arange(6)[:, None], np.stack([np.arange(6) <= 2, np.arange(6) > 2], 1)
+    shapes = np.stack([before @ COUNTS, ~before @ COUNTS], 1) + [1.0, 2.0] + 0.5 * chosen
+    rates = np.stack([before.sum(1), (~before).sum(1)], 1) + [0.2, 0.5] + 0.5 * 1.3**2 * chosen
+    weight = np.exp((gammaln(shapes) - shapes * np.log(rates)).sum(1))
+    weight /= weight.sum()
+    block = GibbsBlock.from_model(change_point, ["tau", "early", "late"], COUNTS)
+    start = {"tau": jnp.int32(3), "early": jnp.float32(1), "late": jnp.float32(1)}
+    _, draws = run(block, start, COUNTS, lambda z: {**z, "tau": jax.nn.one_hot(z["tau"], 6)})
+    assert_rows_law(draws["tau"], weight, comparisons=8)
+    rates_drawn = np.stack([draws["early"], draws["late"]], 1)
+    assert_rows_law(rates_drawn, weight @ (shapes / rates), comparisons=8)
+
+
 #: priors, and log densities that are of no known family in their draws
 FOREIGN: dict[str, tuple[dist.Distribution, Callable]] = {
     "squares": (dist.Beta(1.0, 1.0), lambda x: dist.Normal(x, 1.0).log_prob(0.3)),

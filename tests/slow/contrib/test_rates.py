@@ -5,7 +5,7 @@
 from functools import cache
 import pickle
 
-from mcmc_tools import assert_same, run_mcmc, samples, scan_kernel, strong_params
+from mcmc_tools import assert_same, run_mcmc, scan_kernel, strong_params
 from metropolis_tools import Law
 import numpy as np
 import pytest
@@ -106,16 +106,6 @@ def test_observed_units_stay_and_clamped_rows_have_their_own_fast_weights():
     np.testing.assert_array_equal(z["h"][:, 0], expected["h"])
     np.testing.assert_allclose(state.fast["v:h"][0], single.fast["v:h"], rtol=1e-5)
     assert state.fast["v:h"].shape == (2, 4, 3) and state.drift.shape == (2,)
-
-
-@pytest.mark.parametrize("kernel", [RatesFPCD, RatesHerding])
-def test_chain_methods_give_the_same_draws(kernel):
-    first, *others = (
-        samples(run_mcmc(make(kernel, rate=0.2), strong_params(), rates(), num_chains=2, chain_method=m))
-        for m in ("sequential", "vectorized", "parallel")
-    )
-    for other in others:
-        assert_same(first, other)
 
 
 def test_output_says_that_draws_are_not_of_the_model():
