@@ -117,6 +117,7 @@ def frustrated(sites: Any, *_: Any) -> dict:
     return {"a": np.zeros(2), "b": np.zeros(2), "a:b": weight}
 
 
+@pytest.mark.slow
 def test_failed_auxiliary_draw_is_reported() -> None:
     x, prior = {name: v[:, :2] for name, v in X.items()}, {"J": dist.Uniform(-1, 1)}
     method = "coupling_from_the_past"

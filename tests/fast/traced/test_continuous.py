@@ -237,7 +237,8 @@ def test_discrete_and_continuous_sites_have_their_posterior(tempering: Any) -> N
     assert ("tempered transitions" in text) == (tempering is not None)
 
 
-@pytest.mark.parametrize("tempering", often([None, (0.5, 1.0)], None))
+@pytest.mark.slow
+@pytest.mark.parametrize("tempering", [None, (0.5, 1.0)])
 def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
     """With the weights integrated out, P(z) is proportional to a Dirichlet-multinomial probability."""
     y, prior, means = np.float32([-1.8, 0.3, 2.5, 1.6]), np.array([0.5, 1.0, 2.0]), np.array([-2.0, 0.0, 2.0])
