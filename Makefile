@@ -119,7 +119,7 @@ test-subset: $(STAMP)
 release-check: $(STAMP)
 	$(BIN)/python tests/support/release_check.py $(RELEASE)
 
-# Speed: more than ten minutes. Times are saved in .benchmarks; compare commits by `pytest-benchmark compare`. conftest.py is left
+# Speed: two minutes. Times are saved in .benchmarks; compare commits by `pytest-benchmark compare`. conftest.py is left
 # out, as it has settings that make tests fast and programs slow.
 bench: $(STAMP)
 	$(BIN)/python -m pytest --noconftest benchmarks/speed --benchmark-autosave

@@ -3,8 +3,7 @@
 """Coupled pairs on trained machines: the engine, masked lockstep of the same pairs, and a lower bound.
 
 Each machine is trained until its pairs take some ten to thirty sweeps to meet; "16x16 heavy" until single
-pairs take more than a thousand. MNIST is used where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits,
-enlarged.
+pairs take more than a thousand. Larger ones learn scikit-learn's digits, enlarged.
 """
 
 from functools import cached_property, partial
@@ -45,17 +44,14 @@ class Recipe(NamedTuple):
 MODELS = {
     "16x16": Recipe(16, 16, ebmpp.PCD(num_chains=500), 0.1, 400),
     "16x16 heavy": Recipe(16, 16, ebmpp.PCD(num_chains=500), 0.1, 2400),
-    "200x100": Recipe(200, 100, ebmpp.CD(), 0.05, 600),
-    "784x500": Recipe(784, 500, ebmpp.CD(), 0.05, 110),
+    "200x100": Recipe(200, 100, ebmpp.CD(), 0.05, 300),
+    "784x500": Recipe(784, 500, ebmpp.CD(), 0.05, 40),
 }
 
 
 def images(side: int) -> np.ndarray:
-    """Return binary images of ``side`` x ``side`` pixels."""
-    try:
-        pixels = ebmpp.data.mnist()[:20000].reshape(-1, 28, 28)
-    except FileNotFoundError:
-        pixels = np.kron(ebmpp.data.digits().reshape(-1, 8, 8), np.ones((4, 4)))[:, 2:30, 2:30]
+    """Return scikit-learn's digits, enlarged to ``side`` x ``side`` binary pixels."""
+    pixels = np.kron(ebmpp.data.digits().reshape(-1, 8, 8), np.ones((4, 4)))[:, 2:30, 2:30]
     grid = (np.arange(side) * 28 / side).astype(int)
     return (pixels[:, grid][:, :, grid] > 0.5).astype(np.float32).reshape(-1, side * side)
 

@@ -4,8 +4,7 @@
 
 ``python benchmarks/speed/first_call.py`` prints the time to import the package, to declare a machine of a new
 size, and for each machine the first step of ``fit`` by coupled pairs, its compilation included, beside the
-median of later steps. Each machine has a process of its own, ``--cores 1`` pins it to one core. MNIST is used
-where ``EBMPP_DATA_DIR`` has it, else scikit-learn's digits, enlarged.
+median of later steps. Each machine has a process of its own, ``--cores 1`` pins it to one core.
 """
 
 import argparse

@@ -157,24 +157,38 @@ def _run(
     return system
 
 
-def start_systems(
-    graph: FactorGraph, params: Params, eta0: Eta, key: Array, islands: int, num: int
-) -> Systems:
-    """Run systems along the line from a reference to a model, with a ladder of their own pilot."""
+class Fresh(NamedTuple):
+    """Systems that have climbed a line from a reference, by a ladder of their own pilot."""
+
+    systems: Systems
+    variance: Array
+    """Of log Z, by the pilot: larger than between islands where all miss what one sweep per rung misses."""
+    num_rungs: Array
+
+
+def _climbed(ladder: Ladder, system: Systems) -> Fresh:
+    rungs, correlation = ladder.count - 1, jnp.clip(ladder.correlation, 0, 0.999)
+    by_rung = (1 / _START_CESS - 1) / system.log_weights.size
+    return Fresh(system, rungs * by_rung * (1 + correlation) / (1 - correlation), rungs)
+
+
+def start_systems(graph: FactorGraph, params: Params, eta0: Eta, key: Array, islands: int, num: int) -> Fresh:
+    """Run systems along the line from a reference to a model."""
     path = Path.line(graph, eta0, params)
-    ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS)
-    return _run(path, ladder, 1, run_keys(key, islands), num)
+    ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS, measure=True)
+    return _climbed(ladder, _run(path, ladder, 1, run_keys(key, islands), num))
 
 
-def fresh_systems(path: Path, key: Array, islands: int, num: int, sweeps: int) -> tuple[Systems, Array]:
-    """Run systems along a path inside a compiled program; return them, and the number of rungs.
+def fresh_systems(path: Path, key: Array, islands: int, num: int, sweeps: int) -> Fresh:
+    """Run systems along a path inside a compiled program.
 
     A path that needs more than 1,024 rungs ends with a long one, which the systems' errors show.
     """
-    ladder = find_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS, _MOST_PLACES, sweeps)
+    pilot_key = random.fold_in(key, 1, 1)
+    ladder = find_ladder(path, pilot_key, num, _START_CESS, _MOST_PLACES, sweeps, measure=True)
     keys = run_keys(key, islands)
     system = systems.begin(path, keys, num)
-    return systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps), ladder.count - 1
+    return _climbed(ladder, systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps))
 
 
 def smc(

@@ -37,7 +37,7 @@ class WeightedState(NamedTuple):
     :param eta0: natural parameters of the reference from which the chains started.
     :param params: params of the last step, whose distribution the chains, one system, represent.
     :param watchers: ten systems, which never enter the gradient.
-    :param variance: of log Z since the watchers started, by the evenness of their weights at each step.
+    :param variance: of the watchers' log Z, by the pilot of their start and the weights at each step since.
     :param rest: number of steps before they may start again.
     """
 
@@ -107,15 +107,15 @@ class WeightedPCD(Estimator):
         """Run particle systems from the data's base rates to the first params."""
         phases.check_posterior(graph, "WeightedPCD", self.posterior)
         eta0 = base_rates(graph, data)
-        begin = lambda i, islands, num: _placed(
-            start_systems(graph, params, eta0, random.fold_in(key, i), islands, num)
+        begin = lambda i, islands, num: start_systems(
+            graph, params, eta0, random.fold_in(key, i), islands, num
         )
-        size = self.num_watchers // _ISLANDS
-        watchers = begin(1, _ISLANDS, size) if size else None
+        chains, watchers, variance = begin(0, 1, self.num_chains).systems, None, jnp.zeros(())
+        if self.num_watchers:
+            fresh = begin(1, _ISLANDS, self.num_watchers // _ISLANDS)
+            watchers, variance = _placed(fresh.systems), fresh.variance
         copies = jax.tree.map(jnp.array, params)  # a step may be given the params' own memory
-        return WeightedState(
-            eta0, copies, begin(0, 1, self.num_chains), watchers, jnp.zeros(()), jnp.zeros((), jnp.int32)
-        )
+        return WeightedState(eta0, copies, _placed(chains), watchers, variance, jnp.zeros((), jnp.int32))
 
     def adopt(self, before: Any, fresh: WeightedState) -> WeightedState:
         """Continue the weighted chains of another WeightedPCD of the same shapes."""
@@ -164,8 +164,8 @@ class WeightedPCD(Estimator):
         size = self.num_watchers // _ISLANDS
 
         def start(watchers: Systems, variance: Array) -> tuple[Systems, Array, Array]:
-            fresh, rungs = fresh_systems(path, key, _ISLANDS, size, self.k)
-            return _placed(fresh), jnp.zeros_like(variance), rungs
+            fresh = fresh_systems(path, key, _ISLANDS, size, self.k)
+            return _placed(fresh.systems), fresh.variance, fresh.num_rungs
 
         _, error = _log_z(watchers, variance)
         is_due = ~(error <= _RESTART_ERROR) & (state.rest <= 0)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 import math
 from typing import Any
+import warnings
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from ebmpp.training.batches import Selection
 Units = str | Family | Callable[[int], Family]
 Optimizer = optax.GradientTransformation
 
+_MAX_COLUMNS = 1000  # of a covariance matrix whose eigenvalues take a tenth of a second
+_ROWS_PER_COLUMN, _MAX_LOSS = 10, 1.0  # rows that determine eigenvalues; nats per row
+
 FAMILIES = {kind.__name__.lower(): kind for kind in (Bernoulli, Spin, Gaussian, Poisson, Exponential)}
 
 
@@ -37,6 +41,26 @@ def family_of(name: str, units: Units, size: int) -> Family:
     family = checks.instance(name, units(size) if callable(units) else units, Family, expected)
     checks.require(family.size == size, name, expected, units)
     return family
+
+
+def warn_of_correlations(values: np.ndarray, weights: np.ndarray | None) -> None:
+    """Warn if units of variance 1 given the latents lose much against one Gaussian on standardised columns.
+
+    No eigenvalue of such a model's covariance is below 1, which the columns' own may be: a Gaussian with
+    those raised to 1 loses half of ``l - 1 - log(l)`` per row and eigenvalue l.
+    """
+    rows, columns = values.shape
+    if not (1 < columns <= _MAX_COLUMNS and rows >= _ROWS_PER_COLUMN * columns):
+        return
+    below = np.clip(np.linalg.eigvalsh(np.cov(values, rowvar=False, aweights=weights)), 1e-12, 1)
+    loss = 0.5 * (below - 1 - np.log(below)).sum()
+    if loss > max(_MAX_LOSS, columns**2 / rows):  # eight times the mean loss of independent columns
+        warnings.warn(
+            "HarmoniumTransformer: the columns are correlated, and units of variance 1 given the latents may "
+            f"have a density {loss:.1f} nats per row below that of one Gaussian. For features this does not "
+            "matter; for a density take visible=functools.partial(ebmpp.Gaussian, variance='learned').",
+            stacklevel=4,
+        )
 
 
 @lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second

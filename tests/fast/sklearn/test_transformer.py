@@ -198,6 +198,16 @@ def test_auto_chooses_the_family_from_the_first_rows() -> None:
     assert small(visible="gaussian", n_iter=0).fit(X).scaler_ is None
 
 
+def test_auto_warns_of_columns_that_one_gaussian_fits_better() -> None:
+    columns = np.random.default_rng(0).normal(size=(500, 3))
+    model = small(visible="auto", n_iter=0)
+    model.fit(columns)
+    columns[:, 1] += 4 * columns[:, 0]
+    # the covariance 0.97 of two standardised columns costs half of -log(0.03) - 0.97
+    with pytest.warns(UserWarning, match=r"correlated.* 1\.\d nats per row below"):
+        model.fit(columns)
+
+
 def test_units_of_several_statistics_have_a_column_per_statistic() -> None:
     model = small(latent=partial(Categorical, num_categories=3), n_iter=0).fit(X)
     features = model.transform(X)
