@@ -157,38 +157,24 @@ def _run(
     return system
 
 
-class Fresh(NamedTuple):
-    """Systems that have climbed a line from a reference, by a ladder of their own pilot."""
-
-    systems: Systems
-    variance: Array
-    """Of log Z, by the pilot: larger than between islands where all miss what one sweep per rung misses."""
-    num_rungs: Array
-
-
-def _climbed(ladder: Ladder, system: Systems) -> Fresh:
-    rungs, correlation = ladder.count - 1, jnp.clip(ladder.correlation, 0, 0.999)
-    by_rung = (1 / _START_CESS - 1) / system.log_weights.size
-    return Fresh(system, rungs * by_rung * (1 + correlation) / (1 - correlation), rungs)
-
-
-def start_systems(graph: FactorGraph, params: Params, eta0: Eta, key: Array, islands: int, num: int) -> Fresh:
-    """Run systems along the line from a reference to a model."""
+def start_systems(
+    graph: FactorGraph, params: Params, eta0: Eta, key: Array, islands: int, num: int
+) -> Systems:
+    """Run systems along the line from a reference to a model, with a ladder of their own pilot."""
     path = Path.line(graph, eta0, params)
-    ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS, measure=True)
-    return _climbed(ladder, _run(path, ladder, 1, run_keys(key, islands), num))
+    ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS)
+    return _run(path, ladder, 1, run_keys(key, islands), num)
 
 
-def fresh_systems(path: Path, key: Array, islands: int, num: int, sweeps: int) -> Fresh:
-    """Run systems along a path inside a compiled program.
+def fresh_systems(path: Path, key: Array, islands: int, num: int, sweeps: int) -> tuple[Systems, Array]:
+    """Run systems along a path inside a compiled program; return them, and the number of rungs.
 
     A path that needs more than 1,024 rungs ends with a long one, which the systems' errors show.
     """
-    pilot_key = random.fold_in(key, 1, 1)
-    ladder = find_ladder(path, pilot_key, num, _START_CESS, _MOST_PLACES, sweeps, measure=True)
+    ladder = find_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS, _MOST_PLACES, sweeps)
     keys = run_keys(key, islands)
     system = systems.begin(path, keys, num)
-    return _climbed(ladder, systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps))
+    return systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps), ladder.count - 1
 
 
 def smc(
