@@ -195,8 +195,9 @@ class WeightedPCD(Estimator):
             )
         if unknown > _UNKNOWN:
             messages.append(
-                f"the standard error of WeightedPCD's log_partition is above {_MAX_ERROR} at {unknown:.0%} of "
-                "the steps, where the history has nan. Raise num_watchers, or use ebmpp.smc or ebmpp.bracket."
+                f"the standard error of WeightedPCD's log_partition is above {_MAX_ERROR} at {unknown:.0%} "
+                "of the steps, where the history has nan. Raise num_watchers, or use ebmpp.smc or "
+                "ebmpp.bracket."
             )
         return " ".join(messages) or None
 

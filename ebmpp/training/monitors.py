@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp import exact
 from ebmpp.annealing import ais
 from ebmpp.core import checks, random
-from ebmpp.core.types import Key, Params, Rows, Scalar
+from ebmpp.core.types import Key, Params, Rows, Scalar, State
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import ParticleUCD, certificate
 from ebmpp.estimators.base import Batch, Estimator, shapes
@@ -159,7 +159,7 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     return Monitor(Bound(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
 
 
-def _free_energy_gap(graph: FactorGraph, params: Params, train: Rows, held_out: Rows) -> Scalar:
+def _free_energy_gap(graph: FactorGraph, params: Params, train: State, held_out: State) -> Scalar:
     return graph.free_energy(params, held_out).mean() - graph.free_energy(params, train).mean()
 
 

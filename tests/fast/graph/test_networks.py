@@ -189,7 +189,7 @@ def test_networks_of_thousands_of_units_take_no_second_derivatives(monkeypatch: 
     """They took 12 s of 5,000 variables."""
     monkeypatch.delattr("ebmpp.graph.networks._second_derivatives")
     graph = FactorGraph.from_networkx(nx.cycle_graph(5000), Spin, shared=True)
-    network = graph.to_networkx({"x": np.ones(5000), "x:x": np.float32(0.5)})
+    network = graph.to_networkx({"x": np.ones(5000), "x:x": np.full((), 0.5, np.float32)})
     assert network.number_of_edges() == 5000 and network.edges[4999, 0]["weight"] == 0.5
 
 
