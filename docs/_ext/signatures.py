@@ -76,5 +76,11 @@ def _signature(
     return None
 
 
+def _skip(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """Skip fields that only the class's text describes (event ``autodoc-skip-member``)."""
+    return True if (inspect.getdoc(value) or "").startswith("Alias for field number") else None
+
+
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", _signature)
+    app.connect("autodoc-skip-member", _skip)

@@ -7,22 +7,22 @@ import re
 from sphinx.application import Sphinx
 
 _ENTRY = re.compile(r"^\.\. auto(?:class|function|exception|data):: (\S+)$", re.MULTILINE)
-_FIRST_SECTION = re.compile(r"^[^\n]+\n-{3,}$", re.MULTILINE)
+_START = re.compile(r"^(?:[^\n]+\n-{3,}|\.\. auto(?:class|function|exception|data):: \S+)$", re.MULTILINE)
 
 
 def insert(app: Sphinx, page: str, source: list[str]) -> None:
-    """Insert a summary of all entries of a page before its first section."""
+    """Insert a summary of all entries of a page before its first section or entry."""
     del app
     names = _ENTRY.findall(source[0])
-    section = _FIRST_SECTION.search(source[0])
-    if not page.startswith("docs/reference/") or len(names) < 4 or section is None:
+    start = _START.search(source[0])
+    if not page.startswith("docs/reference/") or len(names) < 3 or start is None:
         return
     lines = "".join(f"   ~{name}\n" for name in names)
-    modules = re.findall(r"module:: (\S+)$", source[0][: section.start()], re.MULTILINE)
+    modules = re.findall(r"module:: (\S+)$", source[0][: start.start()], re.MULTILINE)
     table = f".. currentmodule:: None\n\n.. autosummary::\n   :nosignatures:\n\n{lines}\n"
     if modules:
         table += f".. currentmodule:: {modules[-1]}\n\n"
-    source[0] = source[0][: section.start()] + table + source[0][section.start() :]
+    source[0] = source[0][: start.start()] + table + source[0][start.start() :]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
