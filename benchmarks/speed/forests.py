@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joint draws of chains beside a hand-written scan and dynamax, and sweeps of a critical Ising torus.
 
-Run ``python benchmarks/speed/forests.py chains``, or ``torus 64`` for a side of 64. Times are wall times, the
-least of several calls: CPU times of the process are too coarse for calls of a millisecond.
+Run ``python benchmarks/speed/forests.py chains``, ``chains 1000000 forest`` for one length and one way, whose
+peak memory is then that of the process, or ``torus 64`` for a side of 64. Times are wall times, the least of
+several calls: CPU times of the process are too coarse for calls of a millisecond.
 """
 
+from collections.abc import Sequence
 import importlib
 import importlib.util
+import resource
 import sys
 import time
 from typing import Any
@@ -61,27 +64,36 @@ def wall_time(fn: Any, *args: Any, repeats: int = 20) -> tuple[float, float]:
     return first, min(times)
 
 
-def chains() -> None:
+def chains(lengths: Sequence[int] = (100, 1000, 10_000, 100_000, 1_000_000), only: str = "") -> None:
     """Print times of one joint draw of a chain of five states, with transitions that all steps share."""
-    rivals = {"by hand": jax.jit(by_hand)}
+    rivals = {"forest": None, "by hand": jax.jit(by_hand)}
     if importlib.util.find_spec("dynamax") is not None:
         dynamax = importlib.import_module("dynamax.hidden_markov_model")
         start, key = jnp.full(STATES, 1 / STATES), jax.random.key(0)
         for name in ("hmm_posterior_sample", "parallel_hmm_posterior_sample"):
             fn = getattr(dynamax, name)
             rivals[name] = jax.jit(lambda a, b, _, fn=fn: fn(key, start, jax.nn.softmax(b), a))
-    for length in (100, 1000, 10_000, 100_000, 1_000_000):
+    for length in lengths:
         rng = np.random.default_rng(0)
         tables = [rng.normal(size=s).astype(np.float32) for s in ((length, STATES), (STATES, STATES))]
         u = rng.random(length, np.float32)
-        forest = Forest(length, np.stack([np.arange(length - 1), np.arange(1, length)], 1))
-        repeat = lambda table, n=length - 1: jnp.broadcast_to(table, (n, *table.shape))
-        ours = jax.jit(lambda a, b, u, f=forest, repeat=repeat: draw(f, a, repeat(b), u))
-        for name, fn in ({"forest": ours} | rivals).items():
-            if name.startswith("parallel") and length > 10_000:
-                continue  # it compiles for minutes
-            first, least = wall_time(fn, *tables, u, repeats=20 if length < 1_000_000 else 3)
-            print(f"{length:>7} steps, {name}: {1e3 * least:.2f} ms, first call {first:.1f} s", flush=True)
+        for name, fn in rivals.items():
+            if name != only if only else name.startswith("parallel") and length > 10_000:
+                continue  # the parallel form compiles for minutes
+            before = peak_memory()
+            if fn is None:
+                forest = Forest(length, np.stack([np.arange(length - 1), np.arange(1, length)], 1))
+                repeat = lambda table, n=length - 1: jnp.broadcast_to(table, (n, *table.shape))
+                fn = jax.jit(lambda a, b, u, f=forest, repeat=repeat: draw(f, a, repeat(b), u))
+            first, least = wall_time(fn, *tables, u, repeats=20 if length < 1_000_000 else 5)
+            times = f"{1e3 * least:.2f} ms, first call {first:.1f} s"
+            peak = f"peak memory {before:.2f} to {peak_memory():.2f} GB"
+            print(f"{length:>7} steps, {name}: {times}, {peak}", flush=True)
+
+
+def peak_memory() -> float:
+    """Return the peak memory of this process in gigabytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
 def torus(side: int, num_sweeps: int = 8000) -> None:
@@ -116,4 +128,9 @@ def torus(side: int, num_sweeps: int = 8000) -> None:
 
 
 if __name__ == "__main__":
-    chains() if sys.argv[1] == "chains" else torus(int(sys.argv[2]))
+    if sys.argv[1] == "torus":
+        torus(int(sys.argv[2]))
+    elif len(sys.argv) > 2:
+        chains([int(sys.argv[2])], " ".join(sys.argv[3:]))
+    else:
+        chains()

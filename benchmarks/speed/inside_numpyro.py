@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 import importlib
 import importlib.util
+import math
 from pathlib import Path
 import sys
 import time
@@ -27,7 +28,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, DiscreteHMCGibbs, Gibbs
+from numpyro.infer import NUTS, DiscreteHMCGibbs, Gibbs
 
 import jax
 from jax import Array
@@ -196,21 +197,41 @@ def run(
     sites: Sequence[str],
     warmup: int = 300,
     init: dict | None = None,
+    seed: int = 0,
+    seconds: float = math.inf,
 ) -> dict[str, np.ndarray]:
-    """Return draws of ``sites``; print the time of a step and the smallest ESS per second."""
-    mcmc = MCMC(kernel, num_warmup=warmup, num_samples=1, progress_bar=False)
-    mcmc.run(jax.random.key(0), *args, init_params=init)
-    body = lambda s, _: (s := kernel.sample(s, args, {}), {site: s.z[site] for site in sites})
-    loop = jax.jit(lambda s: jax.lax.scan(body, s, None, samples)[1])
-    jax.block_until_ready(loop(mcmc.last_state))
-    start = time.perf_counter()
-    draws = {site: np.asarray(v, float) for site, v in loop(mcmc.last_state).items()}
-    seconds = time.perf_counter() - start
-    components = ("means", "weights")  # whose order may change
-    ordered = {site: np.sort(v, 1) if site in components else v for site, v in draws.items()}
-    ess = arviz_stats.ess(arviz_base.from_dict({"posterior": {s: v[None] for s, v in ordered.items()}}))
-    smallest = min(float(v.min()) for v in ess.data_vars.values()) / seconds
-    print(f"  {name:22} {1e3 * seconds / samples:8.2f} ms a step, ESS a second {smallest:8.1f}", flush=True)
+    """Return draws of ``sites``; print times and the smallest ESS per second of each site, after warm-up.
+
+    :param seconds: stop after this time, with the draws so far.
+    """
+    length, start = math.gcd(warmup, samples, 20), time.perf_counter()
+    is_key = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+    strong = lambda a: a if is_key(a) else jnp.asarray(a, a.dtype)  # as the loop returns it
+    state = jax.tree.map(strong, kernel.init(jax.random.key(seed), warmup, init, args, {}))
+
+    def body(state: Any, _: None) -> tuple[Any, tuple[dict, Array]]:
+        state = kernel.sample(state, args, {})
+        gradients = getattr(getattr(state, "hmc_state", state), "num_steps", 0)
+        return state, ({site: state.z[site] for site in sites}, jnp.asarray(gradients))
+
+    loop = jax.jit(lambda s: jax.lax.scan(body, s, None, length)).lower(state).compile()
+    compiled, used, parts = time.perf_counter() - start, [0.0, 0.0], []
+    while len(parts) * length < warmup + samples and sum(used) < seconds:
+        is_warm, start = len(parts) * length >= warmup, time.perf_counter()
+        state, part = jax.block_until_ready(loop(state))
+        used[is_warm] += time.perf_counter() - start
+        parts.append(jax.tree.map(np.asarray, part))
+    draws, gradients = jax.tree.map(lambda *a: np.concatenate(a), *parts)
+    draws = {site: v[warmup:].astype(float) for site, v in draws.items()}
+    print(f"  {name:22} compiled in {compiled:.0f} s, {used[0]:.1f} s of warm-up", end="")
+    print(f", {len(gradients)} of {warmup}+{samples} steps, {gradients.mean():.1f} gradients a step", end="")
+    if len(gradients) >= warmup + 20:
+        components = ("means", "weights")  # whose order may change
+        ordered = {site: np.sort(v, 1) if site in components else v for site, v in draws.items()}
+        ess = arviz_stats.ess(arviz_base.from_dict({"posterior": {s: v[None] for s, v in ordered.items()}}))
+        print(f"; {1e3 * used[1] / (len(gradients) - warmup):8.2f} ms a step, ESS a second", end="")
+        print(*(f" {s} {float(v.min()) / used[1]:.1f}" for s, v in ess.data_vars.items()), sep=",", end="")
+    print(flush=True)
     return draws
 
 
@@ -230,16 +251,17 @@ def z_scores(draws: np.ndarray, reference: np.ndarray) -> str:
 
 def mixtures(args: argparse.Namespace) -> None:
     """Mixture of 5 Gaussians: 20,000 points by the block alone, 100 and 1,000 beside NumPyro's kernels."""
-    print("mixture, 20,000 points")
-    y, _ = points(20_000)
-    print_draw_time(declare(mixture, y), mixture, (y,), args.repeats)
-    for size in (100, 1000):
+    if not args.only:
+        print("mixture, 20,000 points")
+        y, _ = points(20_000)
+        print_draw_time(declare(mixture, y), mixture, (y,), args.repeats)
+    for size in args.points:
         print(f"mixture, {size} points: the smallest ESS of the sorted means and weights, and the scale")
         y, centres = points(size)
         block = ebmpp.GibbsBlock.from_model(mixture, ["z"], y)
         along = ebmpp.GibbsBlock.from_model(mixture, ["z", "weights", "means"], y)
         values = {"means": jnp.asarray(centres.astype(y.dtype)), "scale": 1.0}
-        nuts = partial(NUTS, init_strategy=numpyro.infer.init_to_value(values=values))
+        nuts = nuts_from(args, values)
         kernels = {
             "from_model and NUTS": Gibbs([(block, ["z"]), (nuts(mixture), None)]),
             "weights, means along": Gibbs([(along, list(along.sites)), (nuts(mixture), None)]),
@@ -248,10 +270,12 @@ def mixtures(args: argparse.Namespace) -> None:
         if importlib.util.find_spec("funsor") is not None:
             funsor = importlib.import_module("numpyro.contrib.funsor")
             kernels["NUTS, enumerated"] = nuts(funsor.config_enumerate(mixture))
-        if size == 100:  # point by point: at 1,000 points a step takes a hundred times as long
+        if size == 100 or args.only:  # point by point: at 1,000 points a step takes a hundred times as long
             kernels["DiscreteHMCGibbs"] = DiscreteHMCGibbs(nuts(mixture))
         for name, kernel in kernels.items():
-            run(name, kernel, (y,), args.samples, ["means", "weights", "scale"])
+            if args.only in name:
+                counts = args.samples, ["means", "weights", "scale"], args.warmup, None
+                run(name, kernel, (y,), *counts, args.seed, args.seconds)
 
 
 def chains(args: argparse.Namespace) -> None:
@@ -286,15 +310,22 @@ def switchings(args: argparse.Namespace) -> None:
     block = ebmpp.GibbsBlock.from_model(switching, ["z", "rows", "means"], y)
     summed = ebmpp.GibbsBlock.from_model(switching, ["z"], y).marginal()
     values = {"means": 3.0 * jnp.arange(STATES), "rows": jnp.exp(log_rows)}
-    nuts = partial(NUTS, init_strategy=numpyro.infer.init_to_value(values=values))
+    nuts = nuts_from(args, values)
     kernels = {"from_model, all sites": block, "NUTS on marginal()": nuts(summed)}
     if importlib.util.find_spec("funsor") is not None:
         kernels["NUTS, enumerated scan"] = nuts(partial(switching, enumerated=True))
     kernels["DiscreteHMCGibbs"] = DiscreteHMCGibbs(nuts(switching_by_unit))
     for name, kernel in kernels.items():
-        is_slow = isinstance(kernel, DiscreteHMCGibbs)  # a step draws unit by unit
-        count, warmup = (20, 20) if is_slow else (args.samples, 300)
-        run(name, kernel, (y,), count, ["means", "rows"], warmup, values if kernel is block else None)
+        if args.only in name:
+            init = values if kernel is block else None
+            counts = args.samples, ["means", "rows"], args.warmup, init
+            run(name, kernel, (y,), *counts, args.seed, args.seconds)
+
+
+def nuts_from(args: argparse.Namespace, values: dict) -> Callable[..., NUTS]:
+    """Return NUTS that starts at these values."""
+    start = numpyro.infer.init_to_value(values=values)
+    return partial(NUTS, init_strategy=start, max_tree_depth=args.depth)
 
 
 def indicators(args: argparse.Namespace) -> None:
@@ -349,7 +380,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--warmup", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--points", type=int, nargs="+", default=[100, 1000], help="of mixture")
+    parser.add_argument("--only", default="", help="part of the name of kernels, of mixture and switching")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--depth", type=int, default=10, help="max_tree_depth of NUTS")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of a kernel without compilation")
     args = parser.parse_args(argv)
     for part in args.parts:
         PARTS[part](args)

@@ -24,21 +24,34 @@ def summed_out(
     info = posterior.info
     fixed = {name: info.latent[name] for name in sites}  # at any value, whose density is masked
     latent = [name for name in info.latent if name not in fixed]
+    samples: set[str] = set()
 
     def deterministic(sites: Mapping, siblings: Mapping, arguments: Sequence) -> list[Any]:
         trace = info.trace({**sites, **siblings}, arguments)
+        samples.update(name for name, site in trace.items() if site["type"] == "sample")
         return [trace[name]["value"] for name in info.deterministic]
 
     program = posterior.trace(deterministic, info.latent)
     slots = zip(info.deterministic, program.outputs, strict=True)
-    hidden = {name for name, slot in slots if program.depends(slot)}
-    is_other = lambda msg: msg["type"] == "sample" and msg["name"] not in latent
-    is_hidden = lambda msg: msg.get("name") in hidden or is_other(msg)
+    hidden = samples.difference(latent).union(n for n, slot in slots if program.depends(slot))
+    is_hidden = lambda msg: msg.get("name") in hidden
 
     def model(*args: Any, **kwargs: Any) -> None:
-        inner = handlers.mask(handlers.substitute(info.model, data=fixed), mask=False)
+        inner = _Masked(handlers.substitute(info.model, data=fixed), samples)
         trace = handlers.trace(handlers.block(inner, hide_fn=is_hidden)).get_trace(*args, **kwargs)
         values = {name: trace[name]["value"] for name in latent}
         numpyro.factor("log_marginal", log_marginal(values, *args, **kwargs))
 
     return model
+
+
+class _Masked(handlers.mask):
+    """Masks sites by name, not the factors of Jacobians, which NUTS adds where it finds a latent site."""
+
+    def __init__(self, fn: Callable[..., Any], names: set[str]) -> None:
+        super().__init__(fn, mask=False)
+        self.names = names
+
+    def process_message(self, msg: Any) -> None:
+        if msg.get("name") in self.names:
+            super().process_message(msg)

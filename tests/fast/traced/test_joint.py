@@ -12,8 +12,9 @@ from model_cases import CASES, Y5, Call, advance, latents, run_alone
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer.util import log_density
+from numpyro.infer.util import log_density, potential_energy
 import pytest
+from scipy.special import expit, softmax
 
 import jax
 import jax.numpy as jnp
@@ -121,8 +122,7 @@ class Exact:
 
     def weights(self, siblings: Any = None) -> np.ndarray:
         """Return the probabilities of the states."""
-        log = self.log if siblings is None else np.asarray(self.gradient(siblings)[0][1], float)
-        return np.exp(log - log.max()) / np.exp(log - log.max()).sum()
+        return softmax(self.log if siblings is None else np.asarray(self.gradient(siblings)[0][1], float))
 
 
 @cache
@@ -191,8 +191,7 @@ def test_absorbing_chain_leaves_its_start() -> None:
 
 @pytest.mark.slow
 def test_chain_in_a_python_loop_is_one_forest() -> None:
-    names = [f"z{t}" for t in range(6)]
-    block = GibbsBlock.from_model(absorbing_by_step, names, Y20[:6])
+    block = GibbsBlock.from_model(absorbing_by_step, [f"z{t}" for t in range(6)], Y20[:6])
     assert all(layer == 0 for layer in block.layers.values())
     whole = GibbsBlock.from_model(absorbing, ["z"], Y20[:6]).log_marginal({})
     np.testing.assert_allclose(block.log_marginal({}), whole, rtol=1e-5)
@@ -226,9 +225,8 @@ def test_lattice_is_drawn_by_layers_of_forests() -> None:
     block = GibbsBlock.from_model(case.model, ["z"], *case.args, joint="forest")
     assert block.layers["z"].max() == 1
     states = np.array(list(itertools.product(range(3), repeat=6))).reshape(-1, 2, 3)
-    density = lambda z: log_density(case.model, case.args, {}, {"coupling": 0.6, "z": z})[0]
-    weights = np.exp(np.asarray(jax.jit(jax.vmap(density))(states), float))
-    weights /= weights.sum()
+    density = jax.vmap(lambda z: log_density(case.model, case.args, {}, {"coupling": 0.6, "z": z})[0])
+    weights = softmax(np.asarray(jax.jit(density)(states), float))
     state = run_alone(block, {"z": np.zeros((2, 3), int)}, 8, 4000, case.args, coupling=np.float32(0.6))
     assert_rows_law(features(state.z), weights @ features({"z": states}))
     with pytest.raises(IntractableError, match="forest"):
@@ -257,9 +255,10 @@ def test_marginal_model_has_the_other_sites() -> None:
     assert {name for name, site in trace.items() if site["type"] != "plate"} == {"p", "odds", "log_marginal"}
     with pytest.raises(ArgumentError, match="marginal: model"):
         case.block.marginal(two_chains)
+    jacobian = potential_energy(model, (Y5,), {}, {"p": 1.5}) + case.block.log_marginal({"p": expit(1.5)})
+    np.testing.assert_allclose(jacobian, -np.log(expit(1.5) * expit(-1.5)), rtol=1e-4)
     block, at = GibbsBlock.from_model(CASES["scanned_chain"].model, ["z"], Y5), {"rows": jnp.eye(3)}
-    density = log_density(block.marginal(), (Y5,), {}, at)[0]
-    np.testing.assert_allclose(density, block.log_marginal(at), rtol=1e-5)
+    np.testing.assert_allclose(log_density(block.marginal(), (Y5,), {}, at)[0], block.log_marginal(at), 1e-5)
 
 
 def test_gradients_and_parts_of_sums_beside_hard_zeros() -> None:
