@@ -30,6 +30,11 @@ def _function_signature(function: Any, bound: bool) -> tuple[str, str | None]:
     for argument in [*arguments, tree.args.vararg, tree.args.kwarg]:
         if argument and argument.annotation:
             argument.annotation = ast.parse(_bare(argument.annotation), mode="eval").body
+    for defaults in (tree.args.defaults, tree.args.kw_defaults):  # numbers in place of names of constants
+        for index, default in enumerate(defaults):
+            if isinstance(default, ast.Name | ast.Attribute):
+                value = eval(ast.unparse(default), function.__globals__)  # noqa: S307
+                defaults[index] = ast.Constant(value) if isinstance(value, int | float) else default
     if bound:
         del tree.args.args[0]
     return f"({ast.unparse(tree.args)})", _bare(tree.returns) or None

@@ -60,7 +60,7 @@ class LogPartition(Shown):
     """Standard error of ``log_partition`` by the spread of independent particles or islands (delta method);
     too small where the effective sample size is."""
     effective_sample_size: float
-    """(sum w)**2 / sum w**2, at most the number of particles."""
+    """(sum w)^2 / sum w^2, at most the number of particles."""
     log_weights: Float[np.ndarray, "num_particles"]
     """Logs of weights with mean Z; in reverse, with mean 1/Z."""
     betas: Float[np.ndarray, "num_temperatures"]

@@ -35,7 +35,7 @@ def is_real(family: Family) -> bool:
 class Langevin(Move):
     r"""``num_steps`` Langevin steps of real-valued ``blocks``, each accepted or rejected by the energy.
 
-    .. math:: x' = x + \tfrac12 (\epsilon s)^2 \nabla \log p(x) + \epsilon s \xi
+    .. math:: x' = x + \tfrac{1}{2} (\epsilon s)^2 \nabla \log p(x) + \epsilon s \xi
 
     Here epsilon is ``step_size`` and s, unit by unit, is the standard deviation that fits the curvature of
     the unit's conditional at its mode (for a Gaussian, its own), so that one step size fits units of all

@@ -70,7 +70,7 @@ class UnbiasedEstimate(Shown):
     """Standard error of ``value`` over independent pairs; nan if only one pair met. It is 0 where all pairs
     agree: exact for values that clamped or observed units determine, otherwise not known, and printed so."""
     meeting_time: Float[np.ndarray, "pairs"]
-    """First t with X_t = Y_{t - lag}; inf if unmet."""
+    """First t at which X at t equals Y at t - lag; inf if unmet."""
     met: Bool[np.ndarray, "pairs"]
     cost: Float[np.ndarray, "pairs"]
     """Sweeps of both chains; inf if unmet."""

@@ -291,7 +291,7 @@ class EnergyDistribution(dist.Distribution):
         """Return the joint values of all units, ``(values, *batch_shape, *event_shape)``.
 
         :param expand: False for axes of length 1 in place of ``batch_shape``.
-        :raises IntractableError: for more than 2**20 of them, or units of infinitely many values.
+        :raises IntractableError: for more than 2^20 of them, or units of infinitely many values.
         """
         values, batch = values_of(self.graph, self.layout), self.batch_shape
         values = values.reshape(len(values), *(1,) * len(batch), *self.layout.shape)
@@ -341,7 +341,7 @@ class EnergyDistribution(dist.Distribution):
     def entropy(self) -> Float[Array, "*batch"]:
         """Return the entropy of the value, exactly, in nats.
 
-        :raises IntractableError: for more than 2**20 joint values, or infinitely many.
+        :raises IntractableError: for more than 2^20 joint values, or infinitely many.
         """
         log_probs = self.log_probs(self.enumerate_support(expand=False))
         return -(jnp.exp(log_probs) * jnp.where(log_probs > -jnp.inf, log_probs, 0.0)).sum(0)

@@ -43,7 +43,7 @@ def unit_activity(
     A unit is **off** or **on** if its mean over the rows is within ``edge`` of the lower or upper end of its
     statistic's range, **constant** if its posterior means differ between rows by less than a thousandth of
     its variance, and otherwise **active**. A unit with several statistics (the categories of a
-    :class:`~ebmpp.Categorical`, x and x**2 of a Gaussian) has one row per statistic.
+    :class:`~ebmpp.Categorical`, x and x^2 of a Gaussian) has one row per statistic.
 
     The means are exact if the latents given the visibles form one layer. Otherwise they are averages of Gibbs
     chains (:func:`ebmpp.complete`), whose noise is subtracted from ``varies``.

@@ -121,7 +121,7 @@ def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     Works under ``jit`` (with ``graph`` closed over or static), ``vmap`` and ``grad``; the gradient is
     minus the expected gradient of the energy.
 
-    :raises IntractableError: more than 2**25 joint states to enumerate, or interacting blocks of
+    :raises IntractableError: more than 2^25 joint states to enumerate, or interacting blocks of
         infinitely many values that are not all Gaussian.
     :raises ParameterError: params that do not fit, do not normalise or overflow (a ``DomainError``).
 
@@ -256,7 +256,7 @@ def probabilities(
     :param graph: a declaration whose blocks all take finitely many values.
     :return: the S states, each block of shape ``(S, *shape)``, with the last unit varying fastest; and
         their probabilities, shape ``(S,)``.
-    :raises IntractableError: more than 2**20 states, or a block of infinitely many.
+    :raises IntractableError: more than 2^20 states, or a block of infinitely many.
 
     **Example**
 

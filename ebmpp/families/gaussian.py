@@ -25,7 +25,7 @@ class Gaussian(Family):
     """Real numbers with variance 1 or a learned variance.
 
     ``variance="unit"`` has the statistic x and eta is the mean. ``variance="learned"`` has the statistics x
-    and x**2 (last axis), and the natural parameter ``(mean / variance, -1 / (2 variance))``. A
+    and x^2 (last axis), and the natural parameter ``(mean / variance, -1 / (2 variance))``. A
     :func:`~ebmpp.Bilinear` factor couples x; the precision then comes from the block's bias.
 
     :param shape: shape of the block.

@@ -48,7 +48,7 @@ def composite_expectation(
     init_params: Init = None,
     **model_kwargs: Any,
 ) -> UnbiasedEstimate:
-    """Estimate E[fn(sites)] under the posterior, without bias, by H_{k:m} over pairs of composite chains.
+    """Estimate E[fn(sites)] under the posterior, without bias, from coupled pairs of composite chains.
 
     ``num_pairs``, ``k``, ``m`` (by default k), ``unmet`` and ``independent_starts`` are those of
     :func:`~ebmpp.unbiased_expectation`.

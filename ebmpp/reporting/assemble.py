@@ -43,9 +43,11 @@ class Report:
     path: Path | None
     """File of the page; None if it was not written."""
     html: str
+    """The page."""
     figures: Mapping[str, bytes]
     """PNG files by name."""
     tables: Mapping[str, pd.DataFrame]
+    """Tables of the page by name."""
     missing: tuple[str, ...]
     """Errors of the sections that failed, one line per section."""
 

@@ -22,7 +22,7 @@ from ebmpp.graph.factors.factor import Factor, Params, is_positive_int
 class Bilinear(Factor):
     """``-sum_ij w_ij t_i(a) t_j(b)``, with ``w`` of the joined shapes of both blocks' statistics.
 
-    A Gaussian with learned variance takes part with x only; use a :class:`Factor` to couple x**2.
+    A Gaussian with learned variance takes part with x only; use a :class:`Factor` to couple x^2.
 
     :param first: name of a block.
     :param second: name of another block.
