@@ -213,8 +213,8 @@ def particle_expectation(
     """Estimate E[fn(state)] under the model without bias, by coupled chains of particle systems.
 
     A chain holds a system of :func:`ebmpp.smc` and accepts a new one with probability ``min(1, Z'/Z)``. Both
-    chains of a pair get the same proposals and meet when both accept one; the estimate is :math:`H_{k:m}`. Meeting
-    takes longer the wider the spread of log Z, and does not depend on how fast a Gibbs chain mixes.
+    chains of a pair get the same proposals and meet when both accept one; the estimate is :math:`H_{k:m}`.
+    Meeting takes longer the wider the spread of log Z, and does not depend on how fast a Gibbs chain mixes.
 
     :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
     :param rng_key: a jax key; a pair's draws depend on it and on the pair's number.
