@@ -102,7 +102,7 @@ def coupling_numbers(history: xr.Dataset, most: int = 60) -> Row:
         "meeting_time_mean": rounded(np.nanmean(tau)),
         "meeting_time_mean_last": round(float(np.nanmean(tau[-20:])), 1),
         "meeting_time_max": int(np.nanmax(history["meeting_time_max"].values)),
-        "lag_last": int(lag[-1]),
+        "lag_last": int(lag[np.isfinite(lag)][-1]),  # a step of another way has none
         "sweeps_a_batch": round(float(np.nanmean(sweeps)), 2),
         "discarded_a_sweep": round(float(np.nanmean(discarded)), 3),
         "sweeps_to_meet": averages(tau - lag, most),

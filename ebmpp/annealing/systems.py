@@ -84,6 +84,12 @@ def conditional_ess(log_weights: Weights, gain: Weights) -> PerIsland:
     return jnp.exp(2 * first - second)
 
 
+def distinct_ancestors(system: Systems) -> PerIsland:
+    """Return the share of the initial particles that have descendants, which falls with each resampling."""
+    ancestors = jnp.sort(system.ancestors.reshape(system.log_weights.shape), axis=-1)
+    return (jnp.diff(ancestors, prepend=-1) > 0).mean(-1)
+
+
 def _log_mean_weight(log_weights: Weights) -> PerIsland:
     return jax.nn.logsumexp(log_weights, -1) - jnp.log(log_weights.shape[-1])
 

@@ -166,7 +166,7 @@ class ParticleUCD(Estimator):
             return jnp.array(False), requested, ladder
 
         # The first search is an iteration of the loop: outside it would compile the system's code twice.
-        none = Ladder(jnp.zeros(capacity), jnp.full((), capacity, jnp.int32), jnp.zeros(()))
+        none = Ladder(jnp.zeros(capacity), jnp.full((), capacity, jnp.int32), jnp.zeros(()), jnp.ones(()))
         too_few = lambda carry: carry[0] | (~carry[2].is_complete() & (carry[1] > 0))
         start = jnp.array(True), jnp.asarray(self.cess_threshold, jnp.result_type(float)), none
         _, requested, ladder = lax.while_loop(too_few, search, start)

@@ -14,7 +14,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing import systems
-from ebmpp.annealing.log_partition import MIN_SHARE
+from ebmpp.annealing.log_partition import MIN_ANCESTORS, MIN_SHARE
 from ebmpp.annealing.particles import fresh_systems, start_systems
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
@@ -26,9 +26,7 @@ from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
 from ebmpp.graph import FactorGraph
 
 _ISLANDS = 10  # of the watchers: fewer make the standard error too noisy
-#: Of log Z, above which it is unknown and the watchers start again. Beyond it islands have long tails: on a
-#: trained 784x500 machine one run of ten stated 0.26 and missed by 1.5, the others stated 0.3 to 0.7.
-_MAX_ERROR = 0.2
+_MAX_ERROR = 0.2  # of log Z, above which it is unknown and the watchers start again
 _UNKNOWN = 0.1  # share of steps without a log Z above which a run warns
 _OFTEN = 0.5  # share of steps that resample above which the weights follow the noise of the gradient
 
@@ -39,7 +37,8 @@ class WeightedState(NamedTuple):
     :param eta0: natural parameters of the reference from which the chains started.
     :param params: params of the last step, whose distribution the chains, one system, represent.
     :param watchers: ten systems, which never enter the gradient.
-    :param variance: of log Z since the watchers started, by the evenness of their weights at each step.
+    :param variance: of log Z since the watchers started, by the evenness of their weights at each step;
+        infinite if they started badly.
     :param rest: number of steps before they may start again.
     """
 
@@ -66,7 +65,8 @@ class WeightedPCD(Estimator):
     The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0), and estimates by a
     second population of ten islands that never enters the gradient: ``log_partition`` with
     ``log_partition_error``, and for complete rows and one layer of latents the batch's ``log_likelihood``.
-    Where its error exceeds 0.2 both estimates are nan, and it starts again along the line from independent
+    Where its error exceeds 0.2, or less than a third of its first particles have descendants at the end of
+    its start (sharp models), both estimates are nan, and it starts again along the line from independent
     units, at most as often as doubles its cost.
 
     :param num_chains: weighted persistent chains, at least 2.
@@ -114,10 +114,10 @@ class WeightedPCD(Estimator):
         )
         size = self.num_watchers // _ISLANDS
         watchers = begin(1, _ISLANDS, size) if size else None
+        variance = _first_variance(watchers) if size else jnp.zeros(())
         copies = jax.tree.map(jnp.array, params)  # a step may be given the params' own memory
-        return WeightedState(
-            eta0, copies, begin(0, 1, self.num_chains), watchers, jnp.zeros(()), jnp.zeros((), jnp.int32)
-        )
+        rest = jnp.zeros((), jnp.int32)
+        return WeightedState(eta0, copies, begin(0, 1, self.num_chains), watchers, variance, rest)
 
     def adopt(self, before: Any, fresh: WeightedState) -> WeightedState:
         """Continue the weighted chains of another WeightedPCD of the same shapes."""
@@ -167,7 +167,7 @@ class WeightedPCD(Estimator):
 
         def start(watchers: Systems, variance: Array) -> tuple[Systems, Array, Array]:
             fresh, rungs = fresh_systems(path, key, _ISLANDS, size, self.k)
-            return _placed(fresh), jnp.zeros_like(variance), rungs
+            return _placed(fresh), _first_variance(fresh), rungs
 
         _, error = _log_z(watchers, variance)
         is_due = ~(error <= _MAX_ERROR) & (state.rest <= 0)
@@ -206,6 +206,13 @@ class WeightedPCD(Estimator):
 def _placed(system: Systems) -> Systems:
     """Shard the chains and replicate the rest, as a step does, so that the first step is the same program."""
     return sharding.everywhere(system._replace(x={}))._replace(x=sharding.rows(system.x))
+
+
+@jax.jit
+def _first_variance(watchers: Systems) -> Array:
+    """Return 0, or inf where watchers that have just started are heirs of a few of their first particles."""
+    share = systems.distinct_ancestors(watchers).mean()
+    return jnp.where(share < MIN_ANCESTORS, jnp.inf, 0.0)
 
 
 def _log_z(watchers: Systems, variance: Array) -> tuple[Array, Array]:
