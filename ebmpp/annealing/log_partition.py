@@ -104,9 +104,7 @@ class LogPartition(Shown):
     @property
     def doubt(self) -> str | None:
         """Reason for not trusting the estimate, of which the function that made it has warned; or None."""
-        names = {"correlation": 0.0, "num_sweeps": 1, "distinct_ancestors": 1.0}  # of particle systems
-        mixing = [getattr(self, name, default) for name, default in names.items()]
-        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights), *mixing)
+        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights))
 
     @property
     def _effective(self) -> str:
@@ -163,6 +161,11 @@ class ParticleSystem(LogPartition):
     correlation: float = 0.0
     """Correlation of the particles' log-densities before and after the sweeps of a rung, largest along the
     path, in the pilot that found the ladder."""
+
+    @property
+    def doubt(self) -> str | None:
+        mixing = self.correlation, self.num_sweeps, self.distinct_ancestors
+        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights), *mixing)
 
     @property
     def _independent(self) -> int:
