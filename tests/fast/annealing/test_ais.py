@@ -143,7 +143,8 @@ def test_intervals_use_the_quantile_of_few_islands() -> None:
 def test_doubts_follow_one_rule() -> None:
     assert log_partition.doubt(0.1, 50, 100, 0.7, sweeps=20) is None
     assert log_partition.doubt(0.1, 50, 100) is None and log_partition.doubt(0.29) is None
-    for arguments in ((0.1, 24, 100), (0.31, 50, 100), (0.31,), (0.1, 50, 100, 0.7)):
+    heirs = 0.1, 50, 100, 0.0, 1, 0.3
+    for arguments in ((0.1, 24, 100), (0.31, 50, 100), (0.31,), (0.1, 50, 100, 0.7), heirs):
         assert log_partition.doubt(*arguments) is not None
     assert log_partition.contradiction(-0.3, 0.1) is None
     assert log_partition.contradiction(-0.5, 0.1) is not None

@@ -199,8 +199,7 @@ def test_auto_chooses_the_family_from_the_first_rows() -> None:
 
 
 def test_auto_warns_of_columns_that_one_gaussian_fits_better() -> None:
-    columns = np.random.default_rng(0).normal(size=(500, 3))
-    model = small(visible="auto", n_iter=0)
+    columns, model = np.random.default_rng(0).normal(size=(500, 3)), small(visible="auto", n_iter=0)
     model.fit(columns)
     columns[:, 1] += 4 * columns[:, 0]
     # the covariance 0.97 of two standardised columns costs half of -log(0.03) - 0.97
