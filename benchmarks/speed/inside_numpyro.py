@@ -200,7 +200,7 @@ def run(
     seed: int = 0,
     seconds: float = math.inf,
 ) -> dict[str, np.ndarray]:
-    """Return draws of ``sites``; print times and the smallest ESS per second of each site, after warm-up.
+    """Return draws of ``sites``; print times and the smallest ESS per CPU second of each site, after warm-up.
 
     :param seconds: stop after this time, with the draws so far.
     """
@@ -215,22 +215,24 @@ def run(
         return state, ({site: state.z[site] for site in sites}, jnp.asarray(gradients))
 
     loop = jax.jit(lambda s: jax.lax.scan(body, s, None, length)).lower(state).compile()
-    compiled, used, parts = time.perf_counter() - start, [0.0, 0.0], []
-    while len(parts) * length < warmup + samples and sum(used) < seconds:
-        is_warm, start = len(parts) * length >= warmup, time.perf_counter()
+    clocks = lambda: np.array([time.perf_counter(), time.process_time()])
+    compiled, used, parts = time.perf_counter() - start, np.zeros((2, 2)), []
+    while len(parts) * length < warmup + samples and used[:, 0].sum() < seconds:
+        is_warm, started = int(len(parts) * length >= warmup), clocks()
         state, part = jax.block_until_ready(loop(state))
-        used[is_warm] += time.perf_counter() - start
+        used[is_warm] += clocks() - started
         parts.append(jax.tree.map(np.asarray, part))
     draws, gradients = jax.tree.map(lambda *a: np.concatenate(a), *parts)
     draws = {site: v[warmup:].astype(float) for site, v in draws.items()}
-    print(f"  {name:22} compiled in {compiled:.0f} s, {used[0]:.1f} s of warm-up", end="")
+    print(f"  {name:22} compiled in {compiled:.0f} s, {used[0, 1]:.1f} s of warm-up", end="")
     print(f", {len(gradients)} of {warmup}+{samples} steps, {gradients.mean():.1f} gradients a step", end="")
     if len(gradients) >= warmup + 20:
         components = ("means", "weights")  # whose order may change
         ordered = {site: np.sort(v, 1) if site in components else v for site, v in draws.items()}
         ess = arviz_stats.ess(arviz_base.from_dict({"posterior": {s: v[None] for s, v in ordered.items()}}))
-        print(f"; {1e3 * used[1] / (len(gradients) - warmup):8.2f} ms a step, ESS a second", end="")
-        print(*(f" {s} {float(v.min()) / used[1]:.1f}" for s, v in ess.data_vars.items()), sep=",", end="")
+        times = 1e3 * used[1] / (len(gradients) - warmup)
+        print("; {:.2f} ms a step, CPU {:.2f}, ESS a CPU second".format(*times), end="")
+        print(*(f" {s} {float(v.min()) / used[1, 1]:.1f}" for s, v in ess.data_vars.items()), sep=",", end="")
     print(flush=True)
     return draws
 
