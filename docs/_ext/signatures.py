@@ -5,10 +5,12 @@
 import ast
 from collections.abc import Iterator
 import inspect
+import pydoc
 import textwrap
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 
 
 def _definition(value: Any) -> Any:
@@ -82,8 +84,13 @@ def _signature(
 
 
 def _skip(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
-    """Skip fields that only the class's text describes (event ``autodoc-skip-member``)."""
-    return True if (inspect.getdoc(value) or "").startswith("Alias for field number") else None
+    """Skip fields of a NamedTuple that have no text of their own (event ``autodoc-skip-member``)."""
+    if not (inspect.getdoc(value) or "").startswith("Alias for field number"):
+        return None
+    document = app.env.current_document
+    owner = pydoc.locate(f"{document.autodoc_module}.{document.autodoc_class}")
+    described = ModuleAnalyzer.for_module(owner.__module__).find_attr_docs()
+    return None if (owner.__qualname__, name) in described else True
 
 
 def setup(app: Sphinx) -> None:
