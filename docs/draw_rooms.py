@@ -116,11 +116,11 @@ def main() -> None:
                 zorder=2,
             )
         )
-        ax.text(x, y + 0.27, room, ha="center", va="center", fontsize=12, weight="bold", color=_INK, zorder=3)
-        ax.text(x, y - 0.12, LABELS[room], ha="center", va="center", fontsize=8.5, color=_INK, zorder=3)
+        ax.text(x, y + 0.14, room, ha="center", va="center", fontsize=12, weight="bold", color=_INK, zorder=3)
+        ax.text(x, y - 0.22, LABELS[room], ha="center", va="center", fontsize=8.5, color=_INK, zorder=3)
         ax.text(
             x + _WIDTH / 2 - 0.05,
-            y + 0.3,
+            y + 0.22,
             f"{size(room)}",
             ha="right",
             va="center",

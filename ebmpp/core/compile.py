@@ -8,7 +8,7 @@ from contextvars import ContextVar
 import dataclasses
 from functools import cache, update_wrapper
 import os
-from pathlib import Path
+import pathlib
 import tempfile
 import threading
 from types import CodeType, FunctionType
@@ -209,7 +209,7 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             yield from _functions(item)
 
 
-def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) -> Path:
+def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) -> pathlib.Path:
     """Keep compiled programs on disk, so that the next process reads them instead of compiling again.
 
     This turns on `JAX's persistent compilation cache
@@ -232,7 +232,7 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
     True
     """
     try:
-        path = Path(_default_directory() if directory is None else directory).expanduser().absolute()
+        path = pathlib.Path(_default_directory() if directory is None else directory).expanduser().absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
@@ -250,8 +250,8 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
     return path
 
 
-def _default_directory() -> str | Path:
+def _default_directory() -> str | pathlib.Path:
     if configured := getattr(jax.config, "jax_compilation_cache_dir", None):
         return configured
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base) / "ebmpp" / "jax"
+    return pathlib.Path(base) / "ebmpp" / "jax"

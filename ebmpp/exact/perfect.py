@@ -228,7 +228,7 @@ def perfect_sample(
     """Draw independent samples from exactly the model.
 
     "enumerate" lists the states of all blocks except an independent set of them, which is drawn given the
-    others, for up to 2**20 states. "coupling_from_the_past" takes Bernoulli, Spin and Binomial blocks and
+    others, for up to 2^20 states. "coupling_from_the_past" takes Bernoulli, Spin and Binomial blocks and
     *attractive* params: every natural parameter is non-decreasing in its neighbours, as in a ferromagnet,
     perhaps after flipping whole blocks, as in an antiferromagnet on a chessboard. Its time is random, and
     long in the ordered phase of a large model. "random_cluster" couples the bonds of Bernoulli or Spin units

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from html import escape
 import os
-from pathlib import Path
+import pathlib
 import time
 from typing import Any
 import warnings
@@ -40,7 +40,7 @@ _SECTIONS: dict[str, Callable[[Section, Subject], None]] = {
 class Report:
     """HTML page with its figures and tables; see :func:`report`."""
 
-    path: Path | None
+    path: pathlib.Path | None
     """File of the page; None if it was not written."""
     html: str
     """The page."""
@@ -151,12 +151,12 @@ def report(
     return Report(path, html, figures, frames, tuple(missing))
 
 
-def _check_path(path: Any) -> Path | None:
+def _check_path(path: Any) -> pathlib.Path | None:
     """Return the page's path; raise ArgumentError where no file can be written."""
     if path is None:
         return None
     try:
-        file = Path(path)
+        file = pathlib.Path(path)
         is_writable = not file.is_dir() and os.access(file if file.exists() else file.parent, os.W_OK)
     except (TypeError, ValueError):
         is_writable = False
