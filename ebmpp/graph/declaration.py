@@ -115,7 +115,7 @@ class Declaration:
     def _layers(self) -> Iterable[tuple[str, ...]]:
         for layer in self.block_layers:
             if layer[0] in self.splits:
-                yield from ((lateral.part_name(layer[0], i),) for i in range(self.splits[layer[0]].num_parts))
+                yield from ((lateral.part_name(layer[0], i),) for i in range(self.num_parts(layer[0])))
             else:
                 yield layer
 
@@ -123,12 +123,15 @@ class Declaration:
         """Return the block graph; nodes have ``family``, ``visible``, ``layer`` and ``parts``."""
         graph = self._block_graph()
         for layer, b in ((i, b) for i, blocks in enumerate(self.block_layers) for b in blocks):
-            parts = self.splits[b].num_parts if b in self.splits else 1
-            visible = b in self.visible
+            visible, parts = b in self.visible, self.num_parts(b)
             graph.nodes[b].update(family=self.families[b], visible=visible, layer=layer, parts=parts)
         for a, b in graph.edges:
             graph.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
         return graph
+
+    def num_parts(self, block: str) -> int:
+        """Return the number of parts of a block: more than one where its units interact."""
+        return self.splits[block].num_parts if block in self.splits else 1
 
     @property
     def unit_offsets(self) -> dict[str, int]:

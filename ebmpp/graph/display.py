@@ -43,10 +43,9 @@ def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
         leaves = jax.tree_util.tree_leaves_with_path(graph.param_shapes[f.name])
         shapes = ", ".join(f"{jax.tree_util.keystr(p)} {a.shape}".strip() for p, a in leaves)
         size = _size(graph.param_shapes[f.name])
-        squares = (
-            float((np.asarray(a, float) ** 2).sum()) for a in jax.tree.leaves(params and params[f.name])
-        )
-        value = [] if params is None else [math.sqrt(sum(squares) / size) if size else math.nan]
+        arrays = (np.asarray(a, float) for a in jax.tree.leaves(params and params[f.name]))
+        square = sum(float((a**2).sum()) for a in arrays)
+        value = [] if params is None else [math.sqrt(square / size) if size else math.nan]
         rows.append((f.name, type(f).__name__, ", ".join(f.blocks), shapes, size, *value))
     head = ("factor", "kind", "blocks", "shape", "params")
     return Grid(head if params is None else (*head, "root mean square"), rows)
@@ -64,7 +63,7 @@ def _layer_names(graph: Declaration) -> list[str]:
     """Return a name per layer of blocks; a block in several parts spans several layers."""
     names, index = [], 0
     for layer in graph.block_layers:
-        parts = graph.splits[layer[0]].num_parts if layer[0] in graph.splits else 1
+        parts = graph.num_parts(layer[0])
         names.append(f"layer {index}" if parts == 1 else f"layers {index} to {index + parts - 1}")
         index += parts
     return names

@@ -22,6 +22,7 @@ from ebmpp.core.types import Blocks, Eta, Natural, Params, PerRow, Rows, Scalar,
 from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors.lateral import each_part
 
 
 def energy(graph: Declaration, params: Params, statistics: Statistics) -> Scalar:
@@ -115,9 +116,7 @@ def log_unnormalized(
     return at_zero + sum(map(summed, (*blocks, *known))) + log_base_measure(graph, observed)
 
 
-def natural_rows(
-    graph: Declaration, params: Params, x: Rows, blocks: Iterable[str]
-) -> dict[str, Float[Array, "rows ..."]]:
+def natural_rows(graph: Declaration, params: Params, x: Rows, blocks: Iterable[str]) -> Eta:
     """Return the natural parameters of ``blocks`` for each row; see :func:`natural`."""
     lateral = [b for b in blocks if b in graph.splits]
     scope = {b: x[b] for b in (*graph.neighbours(blocks), *lateral)}
@@ -201,7 +200,7 @@ def mean_layer(graph: Declaration, params: Params, blocks: tuple[str, ...], t: B
         new = conditional(t | state[0])
         return jax.tree.map(lambda new, old: jnp.where(colors == part, new, old), new, state)
 
-    means, new_eta = split.visit(step, ({block: t[block]}, {block: eta[block]}))
+    means, new_eta = each_part(split.num_parts, step, ({block: t[block]}, {block: eta[block]}))
     return t | means, eta | new_eta
 
 
@@ -225,11 +224,6 @@ class PartContext(NamedTuple):
     """Natural parameters from the factors in which the block's units do not interact."""
     prepared: tuple
     """Prepared params of each factor in which they do."""
-
-
-def part_view(graph: Declaration, block: str, part: Any) -> PartView:
-    """Return the families seen by a draw of one part."""
-    return PartView({block: graph.splits[block].part_family(part)})
 
 
 def to_units(values: Shaped[Array, "rows *shape_stats"], family: Family) -> Shaped[Array, "size rows *stats"]:

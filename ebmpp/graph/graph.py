@@ -188,7 +188,7 @@ class FactorGraph(Declaration, Shown):
         initialization.resolve(scheme)  # before the data are read
         means = {} if data is None else tables.mean_statistics(self, data, weights, warns=True)
         rng_key = checks.key("init: rng_key", rng_key)
-        params = initialization.init_params(self.factors, self.families, rng_key, scheme, means)
+        params = initialization.init_params(self, rng_key, scheme, means)
         if means:
             tables.warn_if_stuck(self, params)
         return params

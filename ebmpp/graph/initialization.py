@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initial weights and biases by scheme."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import math
 from typing import Any
 
@@ -14,11 +14,13 @@ from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
+from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Factor
 
 #: Mean statistics, and the number of rows they average: one for the block, or one per statistic. None: the
 #: mean is in double precision on the host, and that of the data and a row of the default distribution.
 Mean = tuple[Any, Array | int | None]
+Scheme = str | Mapping[str, str]
 
 SCHEMES: dict[str, dict[str, str]] = {
     "gaussian": {"weight": "gaussian", "bias": "base_rate"},
@@ -27,7 +29,7 @@ SCHEMES: dict[str, dict[str, str]] = {
 _ROLES = {"weight": ("gaussian", "orthogonal", "zero"), "bias": ("base_rate", "logistic", "zero")}
 
 
-def resolve(scheme: str | Mapping[str, str]) -> dict[str, str]:
+def resolve(scheme: Scheme) -> dict[str, str]:
     """Return a scheme as a dict with keys "weight" and "bias"."""
     choices = SCHEMES.get(scheme) if isinstance(scheme, str) else scheme
     resolved = {**SCHEMES["gaussian"], **choices} if isinstance(choices, Mapping) else {}
@@ -37,15 +39,10 @@ def resolve(scheme: str | Mapping[str, str]) -> dict[str, str]:
     return resolved
 
 
-def init_params(
-    factors: Sequence[Factor],
-    families: Mapping[str, Family],
-    rng_key: Array,
-    scheme: str | Mapping[str, str],
-    means: Mapping[str, Mean],
-) -> Params:
+def init_params(graph: Declaration, rng_key: Array, scheme: Scheme, means: Mapping[str, Mean]) -> Params:
     """Return initial params of factors by name, given :func:`mean_statistics` of the blocks with data."""
-    choices, keys = resolve(scheme), jax.random.split(rng_key, max(1, len(factors)))
+    factors, families, choices = graph.factors, graph.families, resolve(scheme)
+    keys = jax.random.split(rng_key, max(1, len(factors)))
 
     def init_factor(factor: Factor, key: Array) -> Any:
         start = factor.init_params(key, families)

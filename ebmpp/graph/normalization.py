@@ -43,7 +43,8 @@ _ROUNDING = 32  # of a product with the precision, in units of the floats' epsil
 _FAR = 1e6  # a magnitude of natural parameters outside every domain that is not all of R
 _PRECISE = 2e-5  # error of an eigenvalue relative to the largest one: decides condition numbers up to 5e4
 
-_Times = Callable[[Float[Array, "vectors size"]], Float[Array, "vectors size"]]
+_Vectors = Float[Array, "vectors size"]
+_Times = Callable[[_Vectors], _Vectors]
 
 
 def check(graph: Declaration, params: Params) -> None:
@@ -209,9 +210,7 @@ def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]
     varies = False
     if near:  # affine in each other block, the precision differs between two random points if it varies
         generator = np.random.default_rng(0)
-        draw = lambda: {
-            b: jnp.asarray(generator.uniform(0.1, 0.9, t.shape), t.dtype) for b, t in zero.items()
-        }
+        draw = lambda: {b: jnp.asarray(generator.uniform(0.1, 0.9, t.shape), float) for b, t in zero.items()}
         vectors = jnp.eye(size) if size <= _DENSE else _rows(generator.normal(size=size))
         here, there = (np.asarray(at(draw())(vectors)) for _ in range(2))
         varies = not np.allclose(here, there, 1e-5, 1e-6 * abs(here).max())
@@ -299,12 +298,8 @@ def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _precision_times(
-    graph: Declaration,
-    blocks: tuple[str, ...],
-    params: Params,
-    others: Statistics,
-    vectors: Float[Array, "vectors size"],
-) -> Float[Array, "vectors size"]:
+    graph: Declaration, blocks: tuple[str, ...], params: Params, others: Statistics, vectors: _Vectors
+) -> _Vectors:
     """Multiply the joint precision of ``blocks`` given ``others`` by each row of ``vectors``."""
 
     def negative_log_density(x: dict[str, Array]) -> Array:

@@ -219,11 +219,10 @@ def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays:
     checks.require(is_valid, f"factor {name!r} over {blocks}", expected, energy, SavedFileError, hint)
     # a factor whose pairs of units are part of its declaration takes them after its block
     pairs = [_unpack(e, arrays) for e in description["lateral"].values()]
-    init = _unpack(description["init"], arrays)
     fields = {n: _from_json(v) for n, v in description["fields"].items()}
-    return _classes(Factor)[kind](
-        *blocks, *pairs, name=name, **fields, **({} if init is None else {"init": init})
-    )
+    if (init := _unpack(description["init"], arrays)) is not None:
+        fields["init"] = init
+    return _classes(Factor)[kind](*blocks, *pairs, name=name, **fields)
 
 
 def _check_value(saved: list[float | None], factor: Factor, graph: FactorGraph, params: Params) -> None:

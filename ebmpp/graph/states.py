@@ -95,9 +95,8 @@ def incomplete(known: Mapping[str, Any]) -> dict[str, Any]:
 def check_summable(graph: Declaration, blocks: Iterable[str], known: Collection[str] = ()) -> None:
     """Check that blocks and the unknown units of the blocks ``known`` can be summed out jointly."""
     for a, b in graph.interacting((*blocks, *known)):
-        remedy = (
-            f"Give a value for {a!r}{'' if a == b else f' or {b!r}'}; the layers are {graph.block_layers}."
-        )
+        names = " or ".join(map(repr, dict.fromkeys((a, b))))
+        remedy = f"Give a value for {names}; the layers are {graph.block_layers}."
         if known:
             remedy = (
                 f"Give all units of {[n for n in dict.fromkeys((a, b)) if n in known]}, draw them by "

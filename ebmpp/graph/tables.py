@@ -141,21 +141,19 @@ def _moments(x: Any, known: Any, weights: Any) -> tuple[np.ndarray, np.ndarray, 
     """Return mean, variance and number of known rows of each unit; squares are those of centred rows."""
     x = np.asarray(x)
     weight = np.ones(len(x)) if weights is None else np.asarray(weights, float)
-    starts = range(0, len(x), _CHUNK)
+    weight, known = weight.reshape(-1, *(1,) * (x.ndim - 1)), np.True_ if known is None else np.asarray(known)
+    known = np.broadcast_to(known, x.shape)
 
     def averages(function: Any) -> np.ndarray:
         sums = np.zeros((2, *x.shape[1:]))
-        for part in (slice(s, s + _CHUNK) for s in starts):
-            w = weight[part].reshape(-1, *(1,) * (x.ndim - 1)) * (
-                1 if known is None else np.asarray(known[part])
-            )
-            sums += [(w * function(x[part].astype(float))).sum(0), np.broadcast_to(w, x[part].shape).sum(0)]
+        for part in (slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)):
+            w = weight[part] * known[part]
+            sums += [(w * function(x[part].astype(float))).sum(0), w.sum(0)]
         return sums[0] / np.where(sums[1] > 0, sums[1], 1)
 
     mean = averages(lambda rows: rows)
     variance = averages(lambda rows: (rows - mean) ** 2)
-    count = np.full(x.shape[1:], len(x)) if known is None else np.asarray(known).sum(0)
-    return mean, variance, count
+    return mean, variance, known.sum(0)
 
 
 def _with_default_row(

@@ -82,22 +82,21 @@ class Clusters(Move):
         states.check_names([self.block], graph.families)
         family = graph.families[self.block]
         factors = graph.splits[self.block].inner_factors if self.block in graph.splits else ()
-        pairs = factors and all(isinstance(factor, Pairwise) for factor in factors)
-        if not pairs or type(family) not in (Bernoulli, Spin, Categorical):
-            raise IntractableError(
-                f"Clusters: block {self.block!r} must have Spin, Bernoulli or Categorical units that "
-                f"interact by Pairwise factors, got {family!r} with {list(factors)}. Use Layer otherwise."
-            )
+        are_pairs = factors and all(isinstance(factor, Pairwise) for factor in factors)
+        is_valid = are_pairs and type(family) in (Bernoulli, Spin, Categorical)
+        name, hint = f"Clusters: block {self.block!r}", "Use Layer otherwise."
+        expected = "of Spin, Bernoulli or Categorical units that interact by Pairwise factors"
+        checks.require(is_valid, name, expected, (family, *factors), IntractableError, hint)
 
     def check_params(self, graph: FactorGraph, params: Any) -> None:
         """Refuse negative weights of Categorical units."""
+        hint, expected = "BlockedGibbs takes any weights.", "at least 0 for Categorical clusters"
         for factor in graph.splits[self.block].inner_factors:
             least = float(jnp.min(params[factor.name]))
-            if isinstance(graph.families[self.block], Categorical) and least < 0:
-                raise ParameterError(
-                    f"factor {factor.name!r} must have weights of at least 0 for Categorical clusters, "
-                    f"got {least:.3g}. BlockedGibbs takes any weights."
-                )
+            is_valid = least >= 0 or not isinstance(graph.families[self.block], Categorical)
+            checks.require(
+                is_valid, f"factor {factor.name!r}: weights", expected, least, ParameterError, hint
+            )
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return (*graph.neighbours([self.block]), self.block)

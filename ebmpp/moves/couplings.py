@@ -36,7 +36,6 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Counts, Keys, Rows, Which
-from ebmpp.errors import ArgumentError
 from ebmpp.families.family import log_ratio
 from ebmpp.moves.gibbs import Families, draw_rows, num_words, split_words
 
@@ -109,11 +108,9 @@ def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]
         kinds = (coupling,) * len(layers) if single else tuple(checks.sequence("coupling", coupling, "kinds"))
     for kind in kinds:
         checks.choice("coupling", kind, KINDS, also='"mixture", moves, or a function that returns moves')
-    if len(kinds) != len(layers) or set(kinds) == {"independent"}:
-        raise ArgumentError(
-            f"coupling must name a kind for each of the {len(layers)} layers {layers} and not draw all of "
-            f"them independently (chains would not stay together), got {kinds}."
-        )
+    is_valid = len(kinds) == len(layers) and set(kinds) != {"independent"}
+    expected = f"a kind for each of the {len(layers)} layers {layers}, and not independent for all of them"
+    checks.require(is_valid, "coupling", expected, kinds, hint="Independent chains do not stay together.")
     return kinds
 
 
@@ -144,8 +141,7 @@ def _unconditional(
     separate = dict.fromkeys(blocks, jnp.zeros(len(keys), bool))
     if kind == "independent":
         count = num_words(graph, blocks)
-        words = random.words(keys, 2 * count)
-        halves = words[:, :count], words[:, count:]
+        halves = jnp.split(random.words(keys, 2 * count), 2, axis=1)
         x, y = (draw_rows(graph, blocks, eta, w) for eta, w in zip(etas, halves, strict=True))
         return x, y, separate
     count = num_words(graph, blocks, coupled=True)
@@ -154,9 +150,8 @@ def _unconditional(
     words = random.words(keys, count + len(blocks))
     parts = split_words(graph, blocks, words[:, :count], coupled=True)
     u = random.uniform(words[:, count:])
-    drawn = {
-        b: graph.families[b].reflect(parts[b], u[:, i], etas[0][b], etas[1][b]) for i, b in enumerate(blocks)
-    }
+    reflect = lambda b, u: graph.families[b].reflect(parts[b], u, etas[0][b], etas[1][b])
+    drawn = {b: reflect(b, u[:, i]) for i, b in enumerate(blocks)}
     x, y, together = ({b: d[i] for b, d in drawn.items()} for i in range(3))
     return x, y, together
 

@@ -120,10 +120,9 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
     checks.instance("forest_sweep: graph", graph, FactorGraph, "a FactorGraph")
     free = [b for b in graph.families if b not in set(clamped)]
     finite = [b for b in free if layers.suits(graph, b)]
-    if not finite:
-        shown = ", ".join(f"{b!r} ({graph.families[b]!r})" for b in free)
-        expected = "a free block of finite units that interact with few others"
-        raise IntractableError(f"forest_sweep needs {expected}, got {shown}. Use gibbs_sweep.")
+    expected = "a free block of finite units that interact with few others"
+    shown = {b: graph.families[b] for b in free}
+    checks.require(finite, "forest_sweep: graph", expected, shown, IntractableError, "Use gibbs_sweep.")
     split = layers.split(graph, finite)
     moves = (Forests(tuple((b, Constant.copy(u)) for b, u in layer.items())) for layer in split)
     joined = {b for layer in split for b in layer}

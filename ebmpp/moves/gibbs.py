@@ -20,6 +20,7 @@ from ebmpp.core.compile import is_fast_compile
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.target import Target
 
 #: What a draw needs: ``families`` by block.
@@ -47,12 +48,13 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
 
     def step(part: Any, units: Array) -> Array:
         eta = energy.natural_part(graph, params, x, units, block, around, part)
-        drawn = new({block: eta}, energy.part_view(graph, block, part), part)[block].T
+        drawn = new({block: eta}, energy.PartView({block: split.part_family(part)}), part)[block].T
         if held is not None:
             drawn = jnp.where(split.take(held, part), split.take(units, part), drawn)
         return split.put(units, part, drawn)
 
-    return {block: energy.to_rows(split.visit(step, energy.to_units(x[block], split.family)), split.family)}
+    units = each_part(split.num_parts, step, energy.to_units(x[block], split.family))
+    return {block: energy.to_rows(units, split.family)}
 
 
 def num_words(graph: Families, blocks: Iterable[str], *, coupled: bool = False) -> int:

@@ -93,9 +93,8 @@ def refuse_interacting(graph: FactorGraph, blocks: Sequence[str], verb: str) -> 
 
 def refuse_observed(marginalize: tuple[str, ...], keep: Keep) -> None:
     """Refuse blocks with observed units: a sum over a block runs over all its values."""
-    for b in marginalize:
-        if b in keep:
-            raise IntractableError(f"marginalize must not name blocks with observed units, got {b!r}.")
+    observed = [b for b in marginalize if b in keep]
+    checks.require(not observed, "marginalize", "of no block with observed units", observed, IntractableError)
 
 
 def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
@@ -117,7 +116,7 @@ def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Dr
 
 def compare(target: Target, z: Chains) -> Flags:
     """Return flags of stored chains, from their values; after a coupled draw they come from the coupling."""
-    return {b: jnp.tile(equal(v)[:, None], target.num_parts(b)) for b, v in z.items()}
+    return {b: jnp.tile(equal(v)[:, None], target.graph.num_parts(b)) for b, v in z.items()}
 
 
 def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Which:
@@ -266,8 +265,7 @@ class Layer(Move):
         return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
 
     def num_parts(self, graph: FactorGraph) -> int:
-        split = graph.splits.get(self.blocks[0])
-        return 1 if split is None else split.num_parts
+        return graph.num_parts(self.blocks[0])
 
     def prepare(self, target: Target, z: Chains) -> Any:
         """Return natural parameters, ``(2 rows, *shape, *stat_shape)`` each, or the context of parts."""
@@ -302,8 +300,8 @@ class Layer(Move):
 
     def view(self, graph: FactorGraph, part: Any) -> gibbs.Families:
         """Return the families of the units that are drawn at once."""
-        block = self.blocks[0]
-        return energy.part_view(graph, block, part) if block in graph.splits else graph
+        split = graph.splits.get(self.blocks[0])
+        return graph if split is None else energy.PartView({split.block: split.part_family(part)})
 
     def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
         """Return ``x`` with the values of a part replaced; ``new`` if there is one part."""

@@ -63,16 +63,8 @@ def one_pass(target: Target, search: Search) -> Search:
 
 def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
     """Make passes until no row changes, from a random layer or, without keys, from the first."""
-    return _run(target, _initial(target, x) if keys is None else begin(target, x, keys))
+    start = _initial(target, x) if keys is None else begin(target, x, keys)
 
-
-def _initial(target: Target, x: Rows) -> Search:
-    rows = len(next(iter(x.values())))
-    value = energy.log_density(target.graph, target.params, x)
-    return Search(dict(x), value, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
-
-
-def _run(target: Target, start: Search) -> Search:
     def step(carry: tuple[Array, Rows, Search]) -> tuple[Array, Rows, Search]:
         number, past, search = carry
         search = one_pass(target, search)
@@ -82,6 +74,12 @@ def _run(target: Target, start: Search) -> Search:
 
     carry = jnp.ones((), jnp.int32), start.x, start
     return lax.while_loop(lambda carry: carry[2].going.any(), step, carry)[2]
+
+
+def _initial(target: Target, x: Rows) -> Search:
+    rows = len(next(iter(x.values())))
+    value = energy.log_density(target.graph, target.params, x)
+    return Search(dict(x), value, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 
 
 def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:

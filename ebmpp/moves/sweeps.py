@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ebmpp.core import checks
-from ebmpp.errors import ArgumentError, DeclarationError
+from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
@@ -57,17 +57,13 @@ def _resolve(graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact:
         moves = tuple(Layer(b, kind) for b, kind in zip(layers, resolve(coupling, layers), strict=True))
     else:
         free, changed = {b for layer in layers for b in layer}, {b for move in moves for b in move.blocks}
-        if free != changed:
-            raise ArgumentError(
-                f"moves must change every free block and no other: they change {sorted(changed)}, and "
-                f"the free blocks are {sorted(free)}."
-            )
+        expected = f"such that they change the free blocks {sorted(free)} and no other"
+        checks.require(free == changed, "moves", expected, sorted(changed))
         _check(graph, moves)
     if exact:
         _check_meets(graph, moves)
         biased = [move for move in moves if not move.exact]
-        if biased:
-            raise ArgumentError(f"moves must leave the model's distribution invariant, got {biased[0]}.")
+        checks.require(not biased, "moves", "such that the model's distribution is invariant", biased)
     return moves
 
 
@@ -85,11 +81,9 @@ def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
     """Check each move, and that blocks that are summed out are drawn again."""
     for move, following in zip(moves, (*moves[1:], None), strict=True):
         move.check(graph)
-        summed = move.marginalize
-        if summed and not (isinstance(following, Layer) and set(summed) <= set(following.blocks)):
-            raise ArgumentError(
-                f"{move} sums out {summed}, so a Layer that draws them must follow, got {following}."
-            )
+        drawn = set(following.blocks) if isinstance(following, Layer) else set()
+        expected = f"a Layer that draws {move.marginalize}, which {move} sums out"
+        checks.require(drawn.issuperset(move.marginalize), "moves: the next", expected, following)
 
 
 def _check_meets(graph: FactorGraph, moves: Sequence[Move]) -> None:

@@ -74,10 +74,6 @@ class Target:
         """The layers of a sweep over the free blocks."""
         return schedule(self.graph, self.clamped)
 
-    def num_parts(self, block: str) -> int:
-        """Return the number of parts of a block: more than one where its units interact."""
-        return self.graph.splits[block].num_parts if block in self.graph.splits else 1
-
     def is_discrete(self, block: str) -> bool:
         """Return True if values of a block compare exactly."""
         return bool(self.graph.families[block].support.is_discrete)

@@ -23,46 +23,36 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
-from ebmpp.errors import ArgumentError, DomainError
+from ebmpp.errors import DomainError
 from ebmpp.families.values import as_array, settle
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped, Observed, as_clamped, as_observed, as_rows, merge_clamped
 from ebmpp.graph.transforms.replicate import joined_places, of_one_replica, replicate, select, tempered_params
+from ebmpp.moves import move
 from ebmpp.moves.couplings import Attempt, Trial, resolve
-from ebmpp.moves.move import (
-    Drawn,
-    Layer,
-    Move,
-    agree,
-    compare,
-    copied,
-    couple_focused,
-    draw_sweep,
-    equal,
-    flat,
-    note,
-)
+from ebmpp.moves.move import Drawn, Layer, Move
 from ebmpp.moves.swaps import log_ratio, new_order, take
 from ebmpp.moves.target import Target
 
 #: :data:`ebmpp.moves.move.Flags` in which each replica is a row.
 _Flags = Mapping[str, Bool[Array, "replicas ..."]]
+#: Both chains, and where their replicas agree.
+_Carry = tuple[Blocks, _Flags]
 
 
-def check_betas(betas: Sequence[float]) -> tuple[float, ...]:
+def check_betas(betas: Any, name: str = "betas", positive: bool = False) -> tuple[float, ...]:
     """Return at least two inverse temperatures, increasing from 0 or more to 1, as floats."""
     try:
         values = np.asarray(betas, float)
     except (TypeError, ValueError):
         values = np.zeros(())
     increases = values.ndim == 1 and len(values) >= 2 and (np.diff(values) > 0).all()  # not with nan
-    if not (increases and values[0] >= 0 and values[-1] == 1):
-        raise ArgumentError(
-            f"betas must be inverse temperatures that increase from 0 or more to 1, got {betas!r}. Of chains "
-            "that adapted a ladder each, use one: last_state.betas[0]."
-        )
+    is_valid = increases and values[-1] == 1 and (values[0] > 0 if positive else values[0] >= 0)
+    expected = f"inverse temperatures that increase from {'more than 0' if positive else '0 or more'} to 1"
+    hint = "" if positive else "Of chains that adapted a ladder each, use one: last_state.betas[0]."
+    checks.require(is_valid, name, expected, betas, hint=hint)
     return tuple(values.tolist())
 
 
@@ -216,9 +206,7 @@ class TemperedSweep(Move):
         x, _ = lax.scan(half, dict(x), jnp.arange(2))
         return {b: x[b] for b in self.blocks}, jnp.zeros(len(keys), jnp.int32)
 
-    def half(
-        self, target: Target, x: Rows, keys: Keys, parity: Array
-    ) -> tuple[dict[str, Array], Array, Array]:
+    def half(self, target: Target, x: Rows, keys: Keys, parity: Array) -> tuple[Blocks, Array, Array]:
         """Draw all layers, and make the swaps of one parity: 0 for even ones, 1 for odd ones.
 
         :return: the replicas; the replica whose state each now has, ``(rows, num)``; and the log of the
@@ -226,12 +214,13 @@ class TemperedSweep(Move):
             is 0 for neighbours of the other parity.
         """
         keys = random.fold_in(keys, parity)
-        x, _ = draw_sweep(target, x, self.layers, keys)
+        x, _ = move.draw_sweep(target, x, self.layers, keys)
         ratio = log_ratio(target, x, parity, self.summed)
         order = new_order(self._log_uniforms(keys, ratio) < ratio, parity)
         x = x | {b: take(x[b], order) for b in self.swapped}
         if self.summed:
-            x, _ = draw_sweep(target, x, (Layer(self.summed),), random.fold_in(keys, len(self.layers) + 1))
+            keys = random.fold_in(keys, len(self.layers) + 1)
+            x, _ = move.draw_sweep(target, x, (Layer(self.summed),), keys)
         return x, order, ratio
 
     def _log_uniforms(self, keys: Keys, ratio: Array) -> Array:
@@ -240,7 +229,7 @@ class TemperedSweep(Move):
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
 
-        def half(carry: tuple[Blocks, _Flags], parity: Array) -> tuple[tuple[Blocks, _Flags], Array]:
+        def half(carry: _Carry, parity: Array) -> tuple[_Carry, Array]:
             keys, broken = random.fold_in(trial.keys, parity), jnp.zeros(rows, bool)
             for index, layer in enumerate(self.layers):
                 draw = trial._replace(keys=random.fold_in(keys, index))
@@ -250,39 +239,35 @@ class TemperedSweep(Move):
             return carry, broken | failed
 
         rows = len(trial.keys)
-        start = dict(z), compare(Target(self.graph, {}), {b: _replica_rows(v) for b, v in z.items()})
+        start = dict(z), move.compare(Target(self.graph, {}), {b: _replica_rows(v) for b, v in z.items()})
         (z, flags), broken = lax.scan(half, start, jnp.arange(2))
         # replicas that agree get the same bits, by which the next sweep recognises them
-        equal_bits = copied({b: _replica_rows(v) for b, v in z.items()}, flags)
+        equal_bits = move.copied({b: _replica_rows(v) for b, v in z.items()}, flags)
         z = {b: v.reshape(z[b].shape) for b, v in equal_bits.items()}
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
         accepted = jnp.ones(rows, bool)
         together = {b: flags[b].reshape(rows, -1).all(-1) for b in self.blocks}
         return Attempt(x, y, accepted, accepted, broken.any(0), together)
 
-    def _couple(
-        self, target: Target, carry: tuple[Blocks, _Flags], layer: Layer, draw: Trial
-    ) -> tuple[tuple[Blocks, _Flags], Array]:
+    def _couple(self, target: Target, carry: _Carry, layer: Layer, draw: Trial) -> tuple[_Carry, Array]:
         """Draw a layer of both chains, with every replica as a row; return broken rows too."""
-        (z, _), graph = carry, target.graph
+        (z, _), graph, keep = carry, target.graph, target.keep
         rows, num = next(iter(z.values())).shape[1:3]
         unflatten = lambda v: v.reshape(rows, num, *v.shape[1:])
         keys = random.fold_in(draw.keys[:, None], jnp.arange(num)).reshape(-1, 2)
-        held = {
-            b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in target.keep.items()
-        }
+        held = {b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in keep.items()}
         prepared, single = layer.prepare(target, z), Target(self.graph, {}, Clamped(keep=held))
 
         def step(part: Any, carry: tuple[Blocks, _Flags, Array]) -> tuple[Blocks, _Flags, Array]:
             z, flags, broken = carry
             focused = self._focus(target, layer, prepared, z, part)
             flat = {b: _replica_rows(v) for b, v in z.items()}
-            done, same = jnp.ones(rows * num, bool), agree(flags, layer.reads(graph), rows * num)
+            done, same = jnp.ones(rows * num, bool), move.agree(flags, layer.reads(graph), rows * num)
             first = Trial(keys, done, same, part, flags, draw.most)
-            result = couple_focused(single, focused, flat, layer, part, first)
+            result = move.couple_focused(single, focused, flat, layer, part, first)
             new = {b: jnp.stack([unflatten(result.x[b]), unflatten(result.y[b])]) for b in layer.blocks}
             flat = {b: _replica_rows(new[b]) for b in layer.blocks}
-            flags = note(single, layer, flags, flat, part, result, done)
+            flags = move.note(single, layer, flags, flat, part, result, done)
             return z | new, flags, broken | unflatten(result.broken).any(-1)
 
         *new, broken = each_part(layer.num_parts(graph), step, (*carry, jnp.zeros(rows, bool)))
@@ -300,16 +285,14 @@ class TemperedSweep(Move):
         eta = eta.reshape(2, -1, *eta.shape[3:])
         return {block: energy.mask_natural(single.part_family(part), single.mask(part), eta)}
 
-    def _swap(
-        self, target: Target, carry: tuple[Blocks, _Flags], keys: Keys, parity: Array
-    ) -> tuple[tuple[Blocks, _Flags], Array]:
+    def _swap(self, target: Target, carry: _Carry, keys: Keys, parity: Array) -> tuple[_Carry, Array]:
         """Swap in both chains; return broken rows too."""
         z, flags = carry
         rows, num = next(iter(z.values())).shape[1:3]
-        ratio = log_ratio(target, flat(z), parity)
+        ratio = log_ratio(target, move.flat(z), parity)
         ratio = ratio.reshape(2, -1, ratio.shape[-1])
         # equal states must be moved alike, even where their energies differ in the last bits
-        agreed = agree(flags, tuple(z), rows * num).reshape(rows, num)
+        agreed = move.agree(flags, tuple(z), rows * num).reshape(rows, num)
         ratio = ratio.at[1].set(jnp.where(agreed[:, :-1] & agreed[:, 1:], ratio[0], ratio[1]))
         log_u = self._log_uniforms(keys, ratio)
         orders = [new_order(log_u < r, parity) for r in ratio]
@@ -323,7 +306,7 @@ class TemperedSweep(Move):
             permuted = take(flags[b].reshape(*same_order.shape[:2], -1), orders[0]) & same_order
             result[b] = permuted.reshape(flags[b].shape)
             if self.graph.families[b].support.is_discrete:
-                result[b] |= equal(_replica_rows(swapped[b]))[:, None]
+                result[b] |= move.equal(_replica_rows(swapped[b]))[:, None]
         return result
 
 

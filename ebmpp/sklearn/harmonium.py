@@ -78,7 +78,7 @@ def init_params(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array 
     """Return the params of :meth:`FactorGraph.init`; in base rates a row of weight 2 counts as two rows."""
     mean, count = initialization.mean_statistics(graph.families["v"], rows, None, weights)
     means = {"v": (mean, count if weights is None else weights.sum())}
-    return initialization.init_params(graph.factors, graph.families, rng_key, "gaussian", means)
+    return initialization.init_params(graph, rng_key, "gaussian", means)
 
 
 class Epoch:

@@ -33,8 +33,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.errors import ArgumentError, StateError
+from ebmpp.errors import StateError
 from ebmpp.kernels.base import Kwargs, describe_start, is_batched
+from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
 
 Sites = Mapping[str, Array]
@@ -230,14 +231,8 @@ def repeat(count: int, step: Callable[[Array, X], X], state: X) -> X:
 
 
 def check_tempering(name: str, betas: Any) -> tuple[float, ...] | None:
-    """Return inverse temperatures; raise an ArgumentError unless they increase from more than 0 to 1."""
-    try:
-        checked = None if betas is None else check_betas(betas)
-    except ArgumentError:
-        checked = (0.0,)
-    expected = "inverse temperatures that increase from more than 0 to 1"
-    checks.require(checked is None or checked[0] > 0, name, expected, betas)
-    return checked
+    """Return inverse temperatures that increase from more than 0 to 1, or None."""
+    return None if betas is None else check_betas(betas, name, positive=True)
 
 
 def tempered_transition(
@@ -269,5 +264,4 @@ def tempered_transition(
     hot = lax.fori_loop(0, rungs, up, (x, gain, count))
     new, gain, count = lax.fori_loop(0, rungs, down, hot)
     accepted = jnp.log(random.uniform(random.words(random.fold_in(keys, 0, _ACCEPT), 1)[..., 0])) < gain
-    spread = lambda v: accepted.reshape(accepted.shape + (1,) * (v.ndim - accepted.ndim))
-    return jax.tree.map(lambda a, b: jnp.where(spread(a), a, b), new, x), accepted, count
+    return jax.tree.map(lambda a, b: where_rows(accepted, a, b), new, x), accepted, count

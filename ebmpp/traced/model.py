@@ -114,20 +114,20 @@ class ModelInfo:
         def count(sites: Mapping, siblings: Mapping, arguments: Sequence) -> Array:
             return count_impossible(self.trace({**sites, **siblings}, arguments)[name])
 
-        sites = {site: self.latent[site] for site in self.sites}
-        siblings = {site: v for site, v in self.latent.items() if site not in self.sites}
-        program = self.program(count, sites, siblings)
+        program = self.program(count, self.latent, self.sites)
         return program.is_known(program.output)
 
-    def program(self, fn: Callable[..., Any], sites: Mapping, siblings: Mapping) -> Program:
+    def program(self, fn: Callable[..., Any], values: Mapping[str, Array], sites: Sequence[str]) -> Program:
         """Trace ``fn(sites, siblings, arguments)``, with fixed arguments if the model reads their values."""
+        siblings = {name: v for name, v in values.items() if name not in sites}
+        inputs = {name: values[name] for name in sites}, siblings
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Out-of-support", UserWarning)  # check_data raises an error
             try:
-                return Program(fn, sites, siblings, self.arguments.arrays)
+                return Program(fn, *inputs, self.arguments.arrays)
             except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # a value was read
                 self.arguments = Arguments(self.args, self.kwargs, fixed=True)
-                return Program(fn, sites, siblings, self.arguments.arrays)
+                return Program(fn, *inputs, self.arguments.arrays)
 
     def context(self, values: Mapping[str, Any], call: Call) -> Context:
         """Check a call of the block.

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.distribution.tractability import read_by_params
-from ebmpp.errors import ArgumentError, IntractableError, StateError
+from ebmpp.errors import IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves.forests import Pairs
 from ebmpp.traced import block
@@ -46,6 +46,8 @@ class ModelBlock(block.Block):
     :param kwargs: the model's keyword arguments; see :meth:`ebmpp.GibbsBlock.from_model` for the options.
     """
 
+    latents: tuple[str, ...] = ()
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -63,6 +65,7 @@ class ModelBlock(block.Block):
         self.tempering = block.check_tempering("GibbsBlock.from_model: tempering", tempering)
         self.joint = checks.choice("GibbsBlock.from_model: joint", joint, ("auto", "forest", "units"))
         self.info = ModelInfo(model, sites, tuple(args), kwargs)
+        self.sites = self.info.sites
         self.call = Call({}, self.info.args, self.info.kwargs)
         self.sweep = Sweep(self.info, self.sequential, self.joint)
         has_units, expected = self.sweep.finite or joint != "forest", "'auto' for sites without finite units"
@@ -109,13 +112,6 @@ class ModelBlock(block.Block):
         names = ("num_sweeps", "sequential", "tempering", "joint")
         make = functools.partial(type(self), **{name: getattr(self, name) for name in names})
         return make, (self.info.model, self.sites, self.info.args, self.info.kwargs)
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Names of the sites that are drawn."""
-        return self.info.sites
-
-    latents: tuple[str, ...] = ()
 
     @property
     def layers(self) -> dict[str, np.ndarray]:
@@ -173,11 +169,9 @@ class ModelBlock(block.Block):
         """Raise an ArgumentError for options, and sites, in which two chains are not coupled."""
         problems = ["tempering"] if self.tempering else []
         problems += [f"continuous site {site.name!r}" for site in self.sweep.continuous]
-        if problems:
-            raise ArgumentError(
-                f"CoupledComposite: {self!r} has {problems[0]}, in which chains are not coupled. Leave that "
-                "away, or give a Conjugate for the site"
-            )
+        expected = "without tempering and continuous sites, in which chains are not coupled"
+        hint = "Leave that away, or give a Conjugate for the site."
+        checks.require(not problems, f"CoupledComposite: {self!r}", expected, problems, hint=hint)
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
         """Draw the sites whose prior is an energy."""

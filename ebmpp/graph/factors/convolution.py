@@ -89,17 +89,12 @@ class Convolution(Factor):
         name: str | None = None,
     ) -> None:
         sizes = tuple(window) if isinstance(window, Sequence) else ()
-        steps = stride if isinstance(stride, Sequence) else (stride,) * len(sizes)
-        strides = tuple(steps)
+        strides = tuple(stride) if isinstance(stride, Sequence) else (stride,) * len(sizes)
         are_sizes = lambda parsed: 0 < len(parsed) == len(sizes) and all(map(is_positive_int, parsed))
-        owner = f"Convolution({first!r}, {second!r})"
-        arguments = (
-            (are_sizes(sizes), "window", "positive ints, one per axis of positions", window),
-            (are_sizes(strides), "stride", "positive ints, one per axis of positions", stride),
-        )
-        for is_valid, argument, expected, value in arguments:
-            checks.require(is_valid, f"{owner}: {argument}", expected, value, DeclarationError)
-        pads = _as_padding(f"{owner}: padding", padding, len(sizes))
+        who, expected = f"Convolution({first!r}, {second!r}):", "positive ints, one per axis of positions"
+        checks.require(are_sizes(sizes), f"{who} window", expected, window, DeclarationError)
+        checks.require(are_sizes(strides), f"{who} stride", expected, stride, DeclarationError)
+        pads = _as_padding(f"{who} padding", padding, len(sizes))
         super().__init__(first, second, energy=_Correlation(strides, pads), name=name)
         for field, value in (("window", sizes), ("stride", strides), ("padding", pads)):
             object.__setattr__(self, field, value)

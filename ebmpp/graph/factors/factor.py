@@ -89,15 +89,12 @@ class Factor:
     ) -> None:
         lateral = lateral or {}
         are_names = bool(blocks) and all(isinstance(b, str) and b for b in blocks)
-        arguments = (
-            (are_names and len(set(blocks)) == len(blocks), "blocks", "different names", blocks),
-            (callable(energy), "energy", "a function", energy),
-            (set(lateral) <= set(blocks), "lateral", "pairs by block of the factor", list(lateral)),
-        )
+        is_valid, who = are_names and len(set(blocks)) == len(blocks), f"factor over {blocks}:"
         hint = "Units of one block interact in a Pairwise, or in a Factor with lateral=..."
-        for is_valid, argument, expected, value in arguments:
-            argument = f"factor over {blocks}: {argument}"
-            checks.require(is_valid, argument, expected, value, DeclarationError, hint)
+        checks.require(is_valid, f"{who} blocks", "different names", blocks, DeclarationError, hint)
+        checks.require(callable(energy), f"{who} energy", "a function", energy, DeclarationError)
+        is_valid, expected = set(lateral) <= set(blocks), "pairs by block of the factor"
+        checks.require(is_valid, f"{who} lateral", expected, list(lateral), DeclarationError)
         fields = {
             "blocks": tuple(blocks),
             "energy": energy,

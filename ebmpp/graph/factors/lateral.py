@@ -204,10 +204,6 @@ class Split:
         # padding is dropped; it repeats one number, so indices are unique only without it
         return jnp.asarray(values).at[self.at(part)].set(new, mode="drop", unique_indices=self.unrolled)
 
-    def visit(self, step: Callable[[Any, Any], Any], carry: Any) -> Any:
-        """Apply :func:`each_part` to the parts."""
-        return each_part(self.num_parts, step, carry)
-
 
 def part_name(block: str, part: int) -> str:
     """Return the name of a part, as in :attr:`ebmpp.FactorGraph.layers`."""

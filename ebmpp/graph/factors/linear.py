@@ -122,14 +122,10 @@ class Linear(Factor):
         name: str | None = None,
     ) -> None:
         is_shape = shape is None or (isinstance(shape, Sequence) and all(map(is_positive_int, shape)))
-        arguments = (
-            (callable(forward), "forward", "a function", forward),
-            (is_shape, "shape", "positive ints", shape),
-            (shape is None or init is None, "init", "None where shape is given", init),
-        )
-        for is_valid, argument, expected, value in arguments:
-            name_of = f"Linear({first!r}, {second!r}): {argument}"
-            checks.require(is_valid, name_of, expected, value, DeclarationError)
+        who, is_only = f"Linear({first!r}, {second!r}):", shape is None or init is None
+        checks.require(callable(forward), f"{who} forward", "a function", forward, DeclarationError)
+        checks.require(is_shape, f"{who} shape", "positive ints", shape, DeclarationError)
+        checks.require(is_only, f"{who} init", "None where shape is given", init, DeclarationError)
         super().__init__(first, second, energy=_InnerProduct((first, second), forward), init=init, name=name)
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import math
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,10 +47,7 @@ _Point = list[np.ndarray]
 
 
 def probe(
-    factor: Factor,
-    families: Mapping[str, Family],
-    params: Params,
-    splits: Mapping[str, Split] = MappingProxyType({}),
+    factor: Factor, families: Mapping[str, Family], params: Params, splits: Mapping[str, Split]
 ) -> None:
     """Check that the energy is affine in the statistics of each block of ``factor``, or of each of its parts.
 
@@ -68,7 +64,7 @@ def probe(
     # an energy may restrict its params, as a logarithm does
     candidates = [jax.tree.map(noisy, params), params]
     between, *moves = _points(factor, families, generator)
-    probed = _Probe(factor, scope, splits)
+    probed = _Probe(factor, scope, {b: splits[b] for b, _ in factor.lateral if b in splits})
     # One program, dropped on return: op by op, each width of a block would leave twenty in jax's caches.
     measure = jax.jit(probed.measure)
     for values in candidates:
@@ -79,10 +75,9 @@ def probe(
     checks.require(is_finite, name, "finite at its initial params", float(value), DeclarationError)
     fine = np.asarray(_ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats)
     coarse = np.maximum(fine, np.asarray(_STATE_TOLERANCE, floats))
-    attempts = itertools.chain([(between, fine)], ((move, coarse) for move in moves))
-    if not probed.is_polynomial(values, between[0]):
-        attempts = itertools.chain(attempts, ((move, coarse) for move in _far_moves(scope)))
-    for points, tolerance in attempts:
+    far = () if probed.is_polynomial(values, between[0]) else _far_moves(scope)
+    coarsely = ((move, coarse) for move in itertools.chain(moves, far))
+    for points, tolerance in itertools.chain([(between, fine)], coarsely):
         probed.check(probed.run(measure, values, *points), *points, tolerance)
 
 
@@ -121,7 +116,7 @@ class _Probed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Probe:
-    """A factor, the families of its blocks, and their splits."""
+    """A factor, the families of its blocks, and the splits of those whose units interact in it."""
 
     factor: Factor
     scope: tuple[Family, ...]
@@ -163,16 +158,13 @@ class _Probe:
         slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(here))
         return _Probed(jnp.asarray(value), slopes, tuple(moved))
 
-    def _is_split(self, block: str) -> bool:
-        return block in self.splits and any(b == block for b, _ in self.factor.lateral)
-
     def _parts(self, block: str) -> tuple[int, np.ndarray]:
         """Return the number of parts of a block to move, and the part of each unit.
 
         A block whose units do not interact in the factor is one part. A factor with a fast path has an energy
         of known form in its parts, and none is moved.
         """
-        if not self._is_split(block):
+        if block not in self.splits:
             return 1, np.zeros((), int)
         split = self.splits[block]
         if self.factor.local(dict(zip(self.factor.blocks, self.scope, strict=True)), split) is not None:
@@ -185,7 +177,7 @@ class _Probe:
         for i, (block, family) in enumerate(zip(self.factor.blocks, self.scope, strict=True)):
             _, colors = self._parts(block)
             if not _is_affine(probed, i, colors, there[i] - here[i], tolerance):
-                pairs = "beyond its lateral pairs, " if self._is_split(block) else "with one another, "
+                pairs = "beyond its lateral pairs, " if block in self.splits else "with one another, "
                 raise NotMultiAffineError(
                     f"{self.factor!r}: energy must be affine in the statistics of each unit of block "
                     f"{block!r} ({family!r}) given all other units. If its units interact {pairs}declare all "
@@ -241,9 +233,8 @@ def _keeps_polynomials(equation: Any, inputs: list[bool]) -> bool:
         return jnp.issubdtype(params["new_dtype"], jnp.inexact)
     if name == "integer_pow":
         return params["y"] >= 0
-    return name in _ARITHMETIC or (
-        name in _CONSTANT_OPERANDS and not any(inputs[slice(*_CONSTANT_OPERANDS[name])])
-    )
+    fixed = _CONSTANT_OPERANDS.get(name)
+    return name in _ARITHMETIC or (fixed is not None and not any(inputs[slice(*fixed)]))
 
 
 def far_statistics(family: Family) -> list[Array]:

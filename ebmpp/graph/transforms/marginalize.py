@@ -10,7 +10,7 @@ depends on at most one unit of each neighbouring block, A is tabulated at a few 
 contracted with the statistics, exactly.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 import dataclasses
 from functools import partial
 import itertools
@@ -103,9 +103,8 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     near = graph.neighbours([block])
     factors = [f for f in graph.factors if block in f.blocks]
     local = Declaration({b: graph.families[b] for b in (*near, block)}, factors=factors)
-    tables = tuple(
-        _Nodes.choose(b, local.families[b], units) for b, units in _touched(local, block, near).items()
-    )
+    touched = _touched(local, block, near).items()
+    tables = tuple(_Nodes.choose(b, local.families[b], units) for b, units in touched)
     entries = graph.families[block].size * math.prod(t.count for t in tables)
     where = f"marginalize: entries of the table of block {block!r} over values of {[t.block for t in tables]}"
     expected, hint = f"at most {_MAX_ENTRIES}", "graph.free_energy and graph.marginal need no table."
@@ -211,10 +210,6 @@ class SummedOut:
             value = jnp.einsum("uan,un->ua", value, nodes(stats[nodes.block]))
         return -(at_zero + value.sum())
 
-    def exactly(self, params: Params, stats: Mapping[str, Array]) -> Array:
-        """Return the energy without nodes."""
-        return -energy.log_marginal(self.local, params, stats, (self.block,))
-
     def _tabulated(self, params: Params) -> Array:
         """Return A of each unit at the neighbours' joint nodes, ``(joint nodes, units)``."""
         families = self.local.families
@@ -269,7 +264,8 @@ def _verify(summed: SummedOut) -> None:
         return
     families = summed.local.families
     stats = random_statistics(families, summed.around, _STATES)
-    exactly = jax.jit(jax.vmap(summed.exactly, (None, 0)))
+    exact_at = lambda params, t: -energy.log_marginal(summed.local, params, t, (summed.block,))
+    exactly = jax.jit(jax.vmap(exact_at, (None, 0)))
     scales = np.repeat([1.0, 0.5, 0.25, 0.1], 8)  # until one is in the family's domain
     for params in _noisy(summed.local, np.random.default_rng(1), *scales):
         exact = exactly(params, stats)
@@ -278,9 +274,6 @@ def _verify(summed: SummedOut) -> None:
     tabulated = jax.vmap(lambda s: summed(params, *(s[b] for b in summed.around)))(stats)
     is_affine = jnp.abs(tabulated - exact).max() <= _TOLERANCE * jnp.abs(exact).max()
     name, others = f"marginalize: energy without block {summed.block!r}", {b: families[b] for b in doubtful}
-    hint = (
-        "Use graph.free_energy or graph.marginal; a Gaussian beside a Gaussian block can have "
-        "variance='learned'."
-    )
+    hint = "Use graph.free_energy or graph.marginal; of Gaussians beside Gaussians variance='learned'."
     expected = "affine in the statistics of its neighbours"
     checks.require(is_affine, name, expected, others, IntractableError, hint)

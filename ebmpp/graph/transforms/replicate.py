@@ -27,6 +27,8 @@ from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import Local, Split, StatisticsAt
 from ebmpp.graph.graph import FactorGraph
 
+PerReplica = Float[Array, "replicas"]
+
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Replicated(Factor):
@@ -58,9 +60,7 @@ class Replicated(Factor):
         """True if the factor is: energies are summed over replicas."""
         return self.factor.is_affine
 
-    def energies(
-        self, params: Any, *statistics: Array, families: tuple[Family, ...]
-    ) -> Float[Array, "replicas"]:
+    def energies(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> PerReplica:
         """Return the factor's energy in each replica without beta."""
         params = params[1] if self.tempered else params
         single = tuple(map(_single, families))
@@ -69,9 +69,7 @@ class Replicated(Factor):
             return jax.vmap(energy)(params, *statistics)
         return jax.vmap(lambda *t: energy(params, *t))(*statistics)
 
-    def weighted(
-        self, params: Any, *statistics: Array, families: tuple[Family, ...]
-    ) -> Float[Array, "replicas"]:
+    def weighted(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> PerReplica:
         """Return the factor's energy in each replica, multiplied by beta."""
         energies = self.energies(params, *statistics, families=families)
         return params[0] * energies if self.tempered else energies
@@ -114,9 +112,7 @@ class Reference(Factor):
         super().__init__(block, energy=_reference_energies, name=name)
         object.__setattr__(self, "num", num)
 
-    def weighted(
-        self, params: Any, *statistics: Array, families: tuple[Family, ...]
-    ) -> Float[Array, "replicas"]:
+    def weighted(self, params: Any, *statistics: Array, families: tuple[Family, ...]) -> PerReplica:
         """Return the energy in each replica."""
         return self.energy(params, *statistics)
 

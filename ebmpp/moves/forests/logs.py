@@ -69,9 +69,8 @@ def _invert(u: Array, weights: Array, axis: int) -> Array:
     size = weights.shape[axis]
     if size > _MOST_UNROLLED:
         return inverse_cdf(u, jnp.moveaxis(weights, axis, -1))
-    below = jnp.tril(jnp.ones((size, size), weights.dtype)).reshape(
-        size, size, *(1,) * (weights.ndim - 1 - axis)
-    )
+    below = jnp.tril(jnp.ones((size, size), weights.dtype))
+    below = below.reshape(size, size, *(1,) * (weights.ndim - 1 - axis))
     cumulated = (jnp.expand_dims(weights, axis) * below).sum(axis + 1)
     threshold = jnp.expand_dims(u, axis) * lax.slice_in_dim(cumulated, size - 1, size, axis=axis)
     return (cumulated <= threshold).sum(axis).clip(0, size - 1).astype(jnp.int32)

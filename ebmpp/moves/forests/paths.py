@@ -75,8 +75,7 @@ def _columns(values: Array, index: Integer[np.ndarray, "steps arms"], padding: A
         is_slice = (np.diff(ordered) == 1).all()
         part = values[ordered[0] : ordered[-1] + 1] if is_slice else values[ordered]
         part = part if ordered is real else part[::-1]
-        missing = jnp.broadcast_to(
-            jnp.asarray(padding, values.dtype), (len(column) - len(real), *values.shape[1:])
-        )
+        shape = len(column) - len(real), *values.shape[1:]
+        missing = jnp.broadcast_to(jnp.asarray(padding, values.dtype), shape)
         columns.append(jnp.concatenate([missing, part]) if len(missing) else part)
     return jnp.stack(columns, 1)

@@ -78,9 +78,8 @@ def draw_pair(
     """Draw two chains from tables of their own, each unit coupled maximally given the unit above it."""
     batch, *tables = _arrange(unary, pairwise, (1, *uniforms.shape[:-2]))
     u = _rows_last(jnp.broadcast_to(uniforms, (*batch[1:], forest.num_units, 3)), 2)
-    return _states(forest, tables, logs.log_sum_exp, logs.couple, jnp.moveaxis(u, 1, 0))[0].reshape(
-        *batch, -1
-    )
+    drawn, _ = _states(forest, tables, logs.log_sum_exp, logs.couple, jnp.moveaxis(u, 1, 0))
+    return drawn.reshape(*batch, -1)
 
 
 def marginals(forest: Forest, unary: Unary, pairwise: Pairwise) -> tuple[Unary, Pairwise]:

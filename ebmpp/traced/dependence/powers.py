@@ -167,9 +167,8 @@ def _sum_of(at: _Operands) -> _Sum | str | None:
     separable = single or (linear and all(s.separable for s in dependent))
     origin = (next(iter(origins)) if inside else step.outputs[0]) if single else None
     origin = 0 if at.facts.one_unit else origin
-    positive = step.name in _SIGN_KEEPING and all(
-        s.positive for s in sums[: 1 if step.name == "pow" else None]
-    )
+    signed = sums[:1] if step.name == "pow" else sums
+    positive = step.name in _SIGN_KEEPING and all(s.positive for s in signed)
     keeps = moves or step.name in (*_SIGN_KEEPING, "div", "neg", *_CLIPS)
     is_power = single and (len(powers) == 1 or (keeps and all(s.is_power for s in sums)))
     is_power = is_power and not any(isinstance(p, str) for p in powers)
@@ -276,9 +275,8 @@ def _lines(at: _Operands) -> frozenset[tuple[float, float]]:
         return frozenset()
     scale = c if name == "mul" else -1.0 if name == "sub" and i else 1.0
     shift = 0.0 if name == "mul" else -c if name == "sub" and not i else c
-    return frozenset(
-        _FREE if line == _FREE else (shift + scale * line[0], scale * line[1]) for line in lines[i]
-    )
+    moved = lambda line: line if line == _FREE else (shift + scale * line[0], scale * line[1])
+    return frozenset(map(moved, lines[i]))
 
 
 def _is_probability(value: _Sum) -> bool:

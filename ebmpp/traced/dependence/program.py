@@ -19,7 +19,8 @@ _CALLS = frozenset("jit pjit closed_call core_call checkpoint remat2 custom_jvp_
 _MOST_IMPOSSIBLE = 2**20  # elements of a relaxed log density
 _MOST_PRODUCTS = 2**22  # of a contraction of two sides that depend on the units, written out
 
-
+#: Arrays, or their shapes, by name; and values by slot.
+Named = Mapping[str, Any]
 Slots = Mapping[int, Any]
 Bind = Callable[..., Sequence[Any]]
 
@@ -48,9 +49,7 @@ class Program:
     :param siblings: arrays by name, whose values are unknown; those of ``arguments`` are known.
     """
 
-    def __init__(
-        self, fn: Callable, sites: Mapping[str, Any], siblings: Mapping[str, Any], arguments: Sequence
-    ) -> None:
+    def __init__(self, fn: Callable, sites: Named, siblings: Named, arguments: Sequence) -> None:
         closed = jax.make_jaxpr(fn)(dict(sites), dict(siblings), list(arguments))
         self.steps: list[Step] = []
         self.shapes: list[tuple[int, ...]] = []

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sets of units that every value of a program reads."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,16 +12,16 @@ from jax.extend import core
 import jax.numpy as jnp
 
 from ebmpp.traced.dependence.flow import Flow, Reads
-from ebmpp.traced.dependence.program import Program, Step
+from ebmpp.traced.dependence.program import Program, Slots, Step
 from ebmpp.traced.dependence.rules import Known, flow_of
 from ebmpp.traced.dependence.unit_sets import UnitSets
 
 _MOST_ROUNDS = 8  # of a scan's fixed point, after which all results read everything
+#: By slot the sets of units that its elements read, and by the first result of a step its flow.
+Propagated = tuple[dict[int, np.ndarray], dict[int, Flow]]
 
 
-def propagate(
-    program: Program, sets: UnitSets, units: Mapping, known: Known, constant: Mapping = MappingProxyType({})
-) -> tuple[dict[int, np.ndarray], dict[int, Flow]]:
+def propagate(program: Program, sets: UnitSets, units: Slots, known: Known, constant: Slots) -> Propagated:
     """Return the sets of units that slots read, if any, and each step's flow by its first result.
 
     :param units: sets that the inputs read.
@@ -68,7 +67,7 @@ class Scan(Flow):
             units = {rounds.sites[_name(i)]: carry.get(i, reads[i]) for i in dependent}
             units = {slot: r for slot, r in units.items() if r.any()}
             inside = Known(rounds, list(values.values()))
-            reads_inside = propagate(rounds, sets, units, inside)[0]
+            reads_inside = propagate(rounds, sets, units, inside, {})[0]
             out = [reads_inside.get(o, np.zeros(rounds.shapes[o], int)) for o in rounds.outputs]
             shifted = {i: self._shifted(reads[i], out[i - self.first]) for i in self.carried}
             new = {i: sets.union(carry[i], shifted[i]) for i in self.carried}

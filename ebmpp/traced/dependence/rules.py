@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import sharding
 from ebmpp.traced.dependence.flow import Contraction, Flow, Joined, Lookup, Moved, Scattered
-from ebmpp.traced.dependence.program import Program, Step, evaluate_step
+from ebmpp.traced.dependence.program import Bind, Program, Step, evaluate_step
 
 ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp "
@@ -198,9 +198,7 @@ def _scatter_add(step: Step, operand: Array, indices: Array, updates: Array) -> 
     return lax.scatter_add(operand, indices, updates, **{name: step.params[name] for name in names})
 
 
-def in_floats(
-    step: Step, operands: Sequence[Any], bind: Callable[[Step, list[Array]], Sequence[Any]] = evaluate_step
-) -> Sequence[Any]:
+def in_floats(step: Step, operands: Sequence[Any], bind: Bind = evaluate_step) -> Sequence[Any]:
     """Return the results of an affine step in floats, so that integers have derivatives too."""
     arrays = [jnp.asarray(v) for v in operands]
     if step.name == "convert_element_type":
@@ -217,9 +215,7 @@ def in_floats(
     return bind(step._replace(params=params), floats)
 
 
-def _summed(
-    step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]
-) -> Scattered | Moved | None:
+def _summed(step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]) -> Flow | None:
     """Return the flow of a sum of elements from known places."""
     zeros_of = lambda shape: jnp.zeros(shape, jnp.float32)
     numbers_of = lambda shape: jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
@@ -251,10 +247,8 @@ def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | Non
     if any(v is None for v in values.values()):
         return None
     starts = np.cumsum([0, *map(math.prod, shapes)])
-    numbers = [
-        values.get(i, np.arange(starts[i], starts[i + 1], dtype=np.int32).reshape(shape))
-        for i, shape in enumerate(shapes)
-    ]
+    number = lambda i, shape: np.arange(starts[i], starts[i + 1], dtype=np.int32).reshape(shape)
+    numbers = [values.get(i, number(i, shape)) for i, shape in enumerate(shapes)]
     if step.name in _ON_HOST:
         origins = [_ON_HOST[step.name](step.params, *numbers)]
     else:
@@ -288,9 +282,7 @@ _ON_HOST: dict[str, Callable[..., np.ndarray]] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda params, *arrays: np.concatenate(arrays, params["dimension"]),
     "reshape": _reshape,
-    "select_n": lambda params, which, *cases: np.choose(
-        np.broadcast_to(which.astype(int), cases[0].shape), cases
-    ),
+    "select_n": lambda params, which, *cases: np.choose(which.astype(int), cases),
     "slice": _slice,
     "squeeze": lambda params, a: a.squeeze(tuple(params["dimensions"])),
     "transpose": lambda params, a: a.transpose(params["permutation"]),

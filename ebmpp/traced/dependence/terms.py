@@ -25,7 +25,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.traced.dependence.program import Program, Step
+from ebmpp.traced.dependence.program import Program, Slots, Step
 from ebmpp.traced.dependence.propagation import propagate
 from ebmpp.traced.dependence.pullback import guard
 from ebmpp.traced.dependence.rules import Known, in_floats, is_affine, is_wide
@@ -45,9 +45,7 @@ class Terms:
         tail is affine in all terms jointly.
     """
 
-    def __init__(
-        self, program: Program, arguments: Sequence[Any], tables: Mapping[str, np.ndarray], products: bool
-    ) -> None:
+    def __init__(self, program: Program, arguments: Sequence, tables: Mapping, products: bool) -> None:
         self.program, self._products = program, products
         #: True if the tail has products of different units
         self.has_products = False
@@ -145,9 +143,7 @@ class Terms:
         result.program = program
         return result
 
-    def evaluate(
-        self, inputs: Mapping[int, Any], slots: Iterable[int], guarded: bool = False
-    ) -> dict[int, Array]:
+    def evaluate(self, inputs: Slots, slots: Iterable[int], guarded: bool = False) -> dict[int, Array]:
         """Return some of the terms, as floats, given values of all of the program's inputs.
 
         :param guarded: True for derivatives in all inputs, in which zero times infinity is zero.

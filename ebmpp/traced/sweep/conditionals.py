@@ -29,6 +29,8 @@ Chain = tuple[Sites, Mapping[int, Any]]
 #: From a layer's number, its units, each chain's log probabilities ``(units, values)`` and a carry to each
 #: chain's values by number, with a mask of those to take, and the carry.
 Visit = Callable[[Any, Any, Sequence[Array], Any], tuple[Sequence[tuple[Array, Array]], Any]]
+#: The sites of each chain after a visit of all layers, and the carry.
+Visited = tuple[list[dict[str, Array]], Any]
 
 
 class Conditionals(ABC):
@@ -47,9 +49,7 @@ class Conditionals(ABC):
         self.num_values = max(len(v.table) for v in posterior.values.values())
 
     @abstractmethod
-    def visit(
-        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
-    ) -> tuple[list[dict[str, Array]], Any]:
+    def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
         """Visit all layers in order, each given the values of those before; return sites and carry.
 
         :param fn: chooses values; the last unit numbers of a layer may be padding, ``size``.

@@ -26,10 +26,10 @@ from ebmpp.core import random
 from ebmpp.errors import StateError
 from ebmpp.moves import forests
 from ebmpp.moves.forests import Forest
-from ebmpp.traced.block import Sites
+from ebmpp.traced.block import Coupled, Sites
 from ebmpp.traced.dependence import Terms
-from ebmpp.traced.model import Context
-from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit
+from ebmpp.traced.model import Context, Inputs, Moved
+from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
 from ebmpp.traced.sweep.posterior import Posterior
 from ebmpp.traced.sweep.reads import Reads, place
 
@@ -69,14 +69,12 @@ class Forests(Conditionals):
         self._compiled_tables = jax.jit(self._all_tables)
         self.layers = [_make_layer(terms, np.flatnonzero(colors == c), edges) for c in range(self.num_layers)]
 
-    def visit(
-        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
-    ) -> tuple[list[dict[str, Array]], Any]:
+    def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
         return cast(Conditionals, self.units).visit(fn, chains, carry, backward)
 
     def move(
         self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
-    ) -> tuple[Sites, Array]:
+    ) -> Moved:
         """Draw all layers in order, each jointly; a tree without a possible state keeps its values."""
         (sites, inputs), rejected = self._chain(values, context), jnp.zeros((), jnp.int32)
         for number in range(self.num_layers)[:: -1 if backward else 1]:
@@ -91,9 +89,7 @@ class Forests(Conditionals):
             rejected += (~valid).sum(dtype=jnp.int32)
         return sites, rejected
 
-    def couple(
-        self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
-    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
         """Draw all layers of two chains jointly, the conditionals of each backward draw coupled maximally."""
         (x, x_inputs), (y, y_inputs) = self._chain(*first), self._chain(*second)
         broken = jnp.zeros((), bool)
@@ -135,9 +131,8 @@ class Forests(Conditionals):
             both = layer.forest.edges[wrong[a] & wrong[b]]
             if wrong.any():
                 kind, units = ("pairwise", both[0]) if len(both) else ("unary", np.flatnonzero(wrong)[:1])
-                name = lambda u: next(
-                    f"{s}[{u - start}]" for s, (start, end) in self.spans.items() if u < end
-                )
+                spans = [(site, *span) for site, span in self.spans.items()]
+                name = lambda u: next(f"{site}[{u - start}]" for site, start, end in spans if u < end)
                 raise StateError(
                     f"the {kind} table of {' and '.join(map(name, layer.units[units]))} in a joint draw must "
                     "follow from the traced log density. Draw by joint='units', and report the model"

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Terms
-from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit
+from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
 from ebmpp.traced.sweep.posterior import Posterior
 from ebmpp.traced.sweep.reads import Reads, place
 
@@ -71,9 +71,7 @@ class Layers(Conditionals):
             place(slot, mask.size, reads, sizes, pairs, stacked)
         return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers
 
-    def visit(
-        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
-    ) -> tuple[list[dict[str, Array]], Any]:
+    def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
         inputs = [chain[1] for chain in chains]
 
         def at_layer(state: tuple, layer: _Layer) -> tuple[tuple, None]:

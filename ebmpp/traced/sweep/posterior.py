@@ -55,8 +55,7 @@ class Posterior:
 
     def trace(self, fn: Callable[..., Any], prototypes: Mapping[str, Array]) -> Program:
         """Trace a function of the sites, their siblings and the model's arguments."""
-        siblings = {name: v for name, v in prototypes.items() if name not in self.sites}
-        return self.info.program(fn, {name: prototypes[name] for name in self.sites}, siblings)
+        return self.info.program(fn, prototypes, self.sites)
 
     def terms(self, products: bool = True) -> Terms:
         """Return the terms of the log density; the arguments that they rely on must then stay the same."""

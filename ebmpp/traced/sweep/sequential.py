@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Program, Step, in_floats, is_affine
-from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit
+from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
 from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_SHARES = 2**24  # numbers
@@ -58,9 +58,7 @@ class Sequential(Conditionals):
         #: slots that do not depend on units and are read repeatedly
         self.fixed = {i for step in (*after, *self.before) for i in step.inputs if not program.depends(i)}
 
-    def visit(
-        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
-    ) -> tuple[list[dict[str, Array]], Any]:
+    def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
         states, fixed = zip(*(self._start(*chain) for chain in chains), strict=True)
         for name, (start, stop) in reversed(self.spans.items()) if backward else self.spans.items():
 

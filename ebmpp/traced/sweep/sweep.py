@@ -16,16 +16,15 @@ import jax.numpy as jnp
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.forests import forest_layers
-from ebmpp.traced.block import Sites
+from ebmpp.traced.block import Coupled, Sites
 from ebmpp.traced.dependence import Terms
-from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
-from ebmpp.traced.sweep.continuous import ContinuousSite
+from ebmpp.traced.sweep.continuous import ContinuousSite, Probabilities
 from ebmpp.traced.sweep.forests import Forests
 from ebmpp.traced.sweep.layers import Layers
 from ebmpp.traced.sweep.posterior import Posterior
-from ebmpp.traced.sweep.probabilities import Probabilities
 from ebmpp.traced.sweep.sequential import Sequential
 
 _FEW_LAYERS = 8  # that need no permission
@@ -99,7 +98,7 @@ class Sweep:
 
     def __call__(
         self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
-    ) -> tuple[dict[str, Array], Array]:
+    ) -> Moved:
         """Draw all sites once.
 
         :param values: the sites, and latents where these are drawn too; a forward sweep ignores those.
@@ -141,9 +140,7 @@ class Sweep:
             values, change = {**values, **moved}, change + more
         return dict(values), change
 
-    def couple(
-        self, first: tuple[Sites, Context], second: tuple[Sites, Context], keys: Array
-    ) -> tuple[dict[str, Array], dict[str, Array], Array]:
+    def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
         """Draw the discrete sites of two chains; see :meth:`Conditionals.couple`.
 
         Which units interact is the same in both chains, and so are their layers.
