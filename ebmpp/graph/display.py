@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Printed summary and matplotlib drawing of a graph."""
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,9 @@ def card(graph: Declaration, kind: str = "FactorGraph") -> Card:
     units, layers = sum(f.size for f in graph.families.values()), len(graph.layers)
     params = sum(map(_size, graph.param_shapes.values()))
     role = lambda b: "visible" if b in graph.visible else "latent"
-    rows = [
-        (b, repr(graph.families[b]), graph.families[b].size, role(b), name)
-        for layer, name in zip(graph.block_layers, _layer_names(graph), strict=True)
-        for b in layer
-    ]
+    named = zip(graph.block_layers, _layer_names(graph), strict=True)
+    drawn_in = [(b, graph.families[b], name) for blocks, name in named for b in blocks]
+    rows = [(b, repr(family), family.size, role(b), name) for b, family, name in drawn_in]
     title = f"{kind}: {_count(units, 'unit')} in {_count(len(rows), 'block')}, {_count(layers, 'layer')}"
     title += f", {_count(params, 'param')} in {_count(len(graph.factors), 'factor')}"
     return Card(title, (Grid(("block", "family", "units", "role", "drawn in"), rows), factor_grid(graph)))
@@ -61,12 +60,9 @@ def _count(count: int, name: str) -> str:
 
 def _layer_names(graph: Declaration) -> list[str]:
     """Return a name per layer of blocks; a block in several parts spans several layers."""
-    names, index = [], 0
-    for layer in graph.block_layers:
-        parts = graph.num_parts(layer[0])
-        names.append(f"layer {index}" if parts == 1 else f"layers {index} to {index + parts - 1}")
-        index += parts
-    return names
+    counts = [graph.num_parts(layer[0]) for layer in graph.block_layers]
+    spans = zip(itertools.accumulate(counts, initial=0), counts, strict=False)
+    return [f"layer {i}" if count == 1 else f"layers {i} to {i + count - 1}" for i, count in spans]
 
 
 def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":

@@ -25,6 +25,7 @@ from ebmpp.families.values import is_concrete, settle
 from ebmpp.graph import initialization, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bilinear
+from ebmpp.graph.initialization import Mean
 
 _CHUNK = 4096  # rows in double precision at once
 _NEAR = 3.0  # standard deviations between the data and the row that stands for the default distribution
@@ -102,9 +103,7 @@ def check_rows(graph: Declaration, data: Any, missing: str | None = "this") -> t
     return jax.device_put(check_table(graph, table).observed()), size
 
 
-def mean_statistics(
-    graph: Declaration, data: Any, weights: Any, warns: bool = False
-) -> dict[str, initialization.Mean]:
+def mean_statistics(graph: Declaration, data: Any, weights: Any, warns: bool = False) -> dict[str, Mean]:
     """Return the mean statistics of known entries, and the number of rows, by block."""
     rows, known, batch = as_data(graph, data, missing=None)
     checks.require(0 not in batch, "data", "at least one row", batch, StateError)

@@ -97,20 +97,18 @@ def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]
         Algorithm 1 ``("maximal_independent", "independent")``.
     :raises ArgumentError: for an unknown kind, a wrong number of kinds, or independent draws of all layers.
     """
-    if coupling is None:
-        # Milliseconds until 1000 pairs have met (and mean tau), against ("maximal", "common"): untrained
-        # 500x100 93 for 112 (7.8 for 10.6); trained 200x100 46 for 48 (8.7 for 11.0), 784x500 754 for 787
-        # (27.0 for 29.3), 784x1000 1799 for 2342 (36.6 for 47.3). It loses where milliseconds matter least:
-        # 16x16 3.3 for 2.8 (2.6 for 2.6), with a heavy tail 18 for 13 (27.0 for 21.9).
-        kinds = ("maximal",) * len(layers)
-    else:
-        single = isinstance(coupling, str)
-        kinds = (coupling,) * len(layers) if single else tuple(checks.sequence("coupling", coupling, "kinds"))
+    # Milliseconds until 1000 pairs have met (and mean tau), against ("maximal", "common"): untrained
+    # 500x100 93 for 112 (7.8 for 10.6); trained 200x100 46 for 48 (8.7 for 11.0), 784x500 754 for 787
+    # (27.0 for 29.3), 784x1000 1799 for 2342 (36.6 for 47.3). It loses where milliseconds matter least:
+    # 16x16 3.3 for 2.8 (2.6 for 2.6), with a heavy tail 18 for 13 (27.0 for 21.9).
+    coupling = "maximal" if coupling is None else coupling
+    single = isinstance(coupling, str)
+    kinds = (coupling,) * len(layers) if single else tuple(checks.sequence("coupling", coupling, "kinds"))
     for kind in kinds:
         checks.choice("coupling", kind, KINDS, also='"mixture", moves, or a function that returns moves')
     is_valid = len(kinds) == len(layers) and set(kinds) != {"independent"}
     expected = f"a kind for each of the {len(layers)} layers {layers}, and not independent for all of them"
-    checks.require(is_valid, "coupling", expected, kinds, hint="Independent chains do not stay together.")
+    checks.require(is_valid, "coupling", expected, kinds, hint="Chains drawn independently part.")
     return kinds
 
 

@@ -187,12 +187,10 @@ def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
     """
     layers = schedule(graph, clamped)
     inside = [b for layer in layers for b in layer if b in graph.splits]
-    if inside or len(layers) != 2:
-        reason = f"units of block {inside[0]!r} interact" if inside else f"they are {layers}"
-        raise IntractableError(
-            "mixture proposals need the free blocks in two layers, each independent given the other, and "
-            f"{reason}. Use coupling=None or a kind for every layer."
-        )
+    expected = "in two layers, each independent given the other"
+    actual = f"units of block {inside[0]!r} that interact" if inside else layers
+    hint, is_valid = "Use coupling=None or a kind for every layer.", not inside and len(layers) == 2
+    checks.require(is_valid, "mixture: free blocks", expected, actual, IntractableError, hint)
     small, large = sorted(layers, key=lambda layer: sum(graph.families[b].size for b in layer))
     move = Mixture(small, large)
     move.check(graph)

@@ -116,7 +116,7 @@ def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Dr
 
 def compare(target: Target, z: Chains) -> Flags:
     """Return flags of stored chains, from their values; after a coupled draw they come from the coupling."""
-    return {b: jnp.tile(equal(v)[:, None], target.graph.num_parts(b)) for b, v in z.items()}
+    return {b: jnp.tile(equal(v)[:, None], target.num_parts(b)) for b, v in z.items()}
 
 
 def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Which:

@@ -74,6 +74,10 @@ class Target:
         """The layers of a sweep over the free blocks."""
         return schedule(self.graph, self.clamped)
 
+    def num_parts(self, block: str) -> int:
+        """Return the number of parts of a block."""
+        return self.graph.num_parts(block)
+
     def is_discrete(self, block: str) -> bool:
         """Return True if values of a block compare exactly."""
         return bool(self.graph.families[block].support.is_discrete)

@@ -130,15 +130,11 @@ def add_axis(graph: FactorGraph, x: Mapping[str, Array] | None) -> dict[str, Arr
 def _spread(graph: FactorGraph, num: int, block: str, value: Any) -> Any:
     """Repeat values that were checked before, of a clamped or an observed block."""
     family = graph.families[block]
+    repeat = lambda v: jnp.repeat(add_axis(graph, {block: v})[block], num, axis=v.ndim - len(family.shape))
     if isinstance(value, Observed):
         values, known = as_observed(block, family, value)
-        return Observed(_spread(graph, num, block, values), _repeat(graph, num, block, jnp.asarray(known)))
-    return _repeat(graph, num, block, settle(block, family, as_array(block, value), check=False))
-
-
-def _repeat(graph: FactorGraph, num: int, block: str, value: Array) -> Array:
-    value = add_axis(graph, {block: value})[block]
-    return jnp.repeat(value, num, axis=value.ndim - len(graph.families[block].shape) - 1)
+        return Observed(_spread(graph, num, block, values), repeat(jnp.asarray(known)))
+    return repeat(settle(block, family, as_array(block, value), check=False))
 
 
 def _spread_init(graph: FactorGraph, num: int, init: Any) -> Any:

@@ -95,15 +95,12 @@ class Factor:
         checks.require(callable(energy), f"{who} energy", "a function", energy, DeclarationError)
         is_valid, expected = set(lateral) <= set(blocks), "pairs by block of the factor"
         checks.require(is_valid, f"{who} lateral", expected, list(lateral), DeclarationError)
-        fields = {
-            "blocks": tuple(blocks),
-            "energy": energy,
-            "init": init if callable(init) or init is None else _Frozen.copy(init),
-            "name": ":".join(blocks) if name is None else name,
-            "lateral": tuple((b, Pairs.read(b, pairs)) for b, pairs in lateral.items()),
-        }
-        for field, value in fields.items():
-            object.__setattr__(self, field, value)
+        put = super().__setattr__  # that of a frozen dataclass raises
+        put("blocks", tuple(blocks))
+        put("energy", energy)
+        put("init", init if callable(init) or init is None else _Frozen.copy(init))
+        put("name", ":".join(blocks) if name is None else name)
+        put("lateral", tuple((b, Pairs.read(b, pairs)) for b, pairs in lateral.items()))
 
     @property
     def interacts(self) -> bool:

@@ -167,7 +167,7 @@ class Split:
     @functools.cached_property
     def table(self) -> Integer[np.ndarray, "parts most_units"]:
         """Unit numbers of each part, padded with the size of the block."""
-        return self.padded([u[:, None] for u in self.units], self.family.size)[..., 0]
+        return self.padded(self.units, self.family.size)
 
     def padded(self, arrays: Iterable[Numbers], fill: Any) -> np.ndarray:
         """Stack arrays ``(units, ...)``, one per part, to ``(parts, most units, ...)``."""

@@ -28,14 +28,11 @@ _ARITHMETIC = frozenset(
     "dot_general integer_pow mul neg optimization_barrier pad reduce_precision reduce_sum reshape rev slice "
     "split square squeeze sub tile transpose".split()
 )
-#: The same, where the operands from the first number to the last do not depend on the variables.
-_CONSTANT_OPERANDS = {
-    "div": (1, 2),
-    "dynamic_slice": (1, None),
-    "dynamic_update_slice": (2, None),
-    "gather": (1, 2),
-    "scatter-add": (1, 2),
-    "select_n": (0, 1),
+#: The same, where these operands do not depend on the variables.
+_CONSTANT_OPERANDS = dict.fromkeys(("div", "dynamic_slice", "gather"), slice(1, None)) | {
+    "dynamic_update_slice": slice(2, None),
+    "scatter-add": slice(1, 2),
+    "select_n": slice(1),
 }
 _COUNTS = 128  # each of which is tried
 _FAR = np.rint(np.geomspace(1, 1e5, 30))
@@ -161,14 +158,11 @@ class _Probe:
     def _parts(self, block: str) -> tuple[int, np.ndarray]:
         """Return the number of parts of a block to move, and the part of each unit.
 
-        A block whose units do not interact in the factor is one part. A factor with a fast path has an energy
-        of known form in its parts, and none is moved.
+        A block whose units do not interact in the factor is one part.
         """
         if block not in self.splits:
             return 1, np.zeros((), int)
         split = self.splits[block]
-        if self.factor.local(dict(zip(self.factor.blocks, self.scope, strict=True)), split) is not None:
-            return 0, np.zeros((), int)
         shape = split.family.shape + (1,) * len(split.family.stat_shape)
         return split.num_parts, split.colors.reshape(shape)
 
@@ -234,7 +228,7 @@ def _keeps_polynomials(equation: Any, inputs: list[bool]) -> bool:
     if name == "integer_pow":
         return params["y"] >= 0
     fixed = _CONSTANT_OPERANDS.get(name)
-    return name in _ARITHMETIC or (fixed is not None and not any(inputs[slice(*fixed)]))
+    return name in _ARITHMETIC or (fixed is not None and not any(inputs[fixed]))
 
 
 def far_statistics(family: Family) -> list[Array]:

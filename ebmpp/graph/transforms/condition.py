@@ -65,22 +65,19 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
         expected = "one state of the graph, without leading axes"
         checks.require(not clamped.batch, "condition: values", expected, clamped.batch, StateError, hint)
         parts = {b: unchanged(b, f) for b, f in graph.families.items()}
-        remaining, base = dict(graph.families), {}
+        remaining, offsets = dict(graph.families), dict.fromkeys((f.name for f in graph.factors), 0.0)
         for b, value in {**clamped.full, **clamped.partial}.items():
             family = graph.families[b]
             known = np.asarray(clamped.keep[b][0]) if b in clamped.keep else np.ones(family.shape, bool)
             parts[b], left = _fixed_part(b, family, value[0], known)
             measure = family.log_base_measure(value[0])
-            base[b] = float(np.asarray(measure, float)[known].sum())
+            first = next(f.name for f in graph.factors if b in f.blocks)  # every block has a factor
+            offsets[first] -= float(np.asarray(measure, float)[known].sum())
             remaining = {n: left if n == b else f for n, f in remaining.items() if n != b or left is not None}
     expected = f"such that a unit of {list(graph.families)} is left"
     checks.require(remaining, "condition: values", expected, list(values), DeclarationError)
-    offsets: dict[str, float] = {}
-    for b, value in base.items():  # every block has a factor
-        first = next(f.name for f in graph.factors if b in f.blocks)
-        offsets[first] = offsets.get(first, 0.0) - value
     anchor = next(iter(remaining))
-    factors = [rewire(f, parts, anchor, offsets.get(f.name, 0.0)) for f in graph.factors]
+    factors = [rewire(f, parts, anchor, offsets[f.name]) for f in graph.factors]
     return with_blocks(graph, remaining, factors, parts)
 
 

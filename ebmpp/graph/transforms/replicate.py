@@ -195,16 +195,13 @@ def replica_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[
     for part, units in enumerate(single.units):
         width = len(units) if single.unrolled else single.table.shape[1]
         places.append((width * np.arange(num)[:, None] + np.arange(len(units))).ravel())
-    return tuple(places) if split.unrolled else split.padded([p[:, None] for p in places], 0)[..., 0]
+    return tuple(places) if split.unrolled else split.padded(places, 0)
 
 
 def joined_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return the position of each unit of a replica's part in the part of all replicas, ``(num, units)``."""
     places = [(len(units) * np.arange(num)[:, None] + np.arange(len(units))) for units in single.units]
-    if split.unrolled:
-        return tuple(places)
-    most = single.table.shape[1]
-    return np.stack([np.pad(p, [(0, 0), (0, most - p.shape[1])]) for p in places])
+    return tuple(places) if split.unrolled else split.padded([p.T for p in places], 0).swapaxes(1, 2)
 
 
 @lru_cache(maxsize=32)

@@ -129,10 +129,7 @@ def with_blocks(
     seen = {name for b in graph.visible if b in parts for name in parts[b].names}
     visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
     latent = {b: f for b, f in remaining.items() if b not in visible}
-    labels = {
-        name: names if places is None else tuple(names[i] for i in places.array)
-        for block, names in graph.labels.items()
-        if block in parts
-        for name, places in parts[block].pieces
-    }
+    pick = lambda names, places: names if places is None else tuple(names[i] for i in places.array)
+    pieces = [(names, *piece) for b, names in graph.labels.items() if b in parts for piece in parts[b].pieces]
+    labels = {name: pick(names, places) for names, name, places in pieces}
     return FactorGraph(visible, latent, factors, labels=labels)
