@@ -140,7 +140,7 @@ class ModelBlock(block.Block):
             return Advanced(z, degenerate=degenerate)
         z, accepted, more = block.tempered_transition(
             self.tempering,
-            lambda z: self.sweep.log_density(z, context),
+            lambda z: self.sweep.joint.log_density(z, context),
             lambda z, keys, beta, backward: self.sweep(z, context, keys, beta, backward),
             self.sweep.with_latents(z, context, random.fold_in(keys, 0, _HEATED)),
             keys,

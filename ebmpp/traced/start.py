@@ -35,7 +35,8 @@ class Start:
 
     def __init__(self, info: ModelInfo, sweep: Sweep) -> None:
         self.info, self.sweep, self.posterior = info, sweep, sweep.posterior
-        inspect = lambda values, *rest: (self._log_density(values, rest[0]), sweep.invalid(values, *rest))
+        density, invalid = self.posterior.log_density, sweep.invalid
+        inspect = lambda values, *rest: (density(values, rest[0]), invalid(values, *rest))
         self._inspect, self._find = _over_rows(inspect), _over_rows(self._search)
 
     def __call__(self, values: Sites, call: Call, keys: Array, origin: str = "given") -> dict[str, Array]:
@@ -95,10 +96,7 @@ class Start:
             if not np.isfinite(rows[2]).all():
                 self._refuse_impossible(rows[0], None)
 
-        return checked(check, (dict(values), inside, self._log_density(values, context)))[0]
-
-    def _log_density(self, values: Sites, context: Context) -> Array:
-        return self.posterior.log_density(self.posterior.inputs(values, context))
+        return checked(check, (dict(values), inside, self.posterior.log_density(values, context)))[0]
 
     def _inside(self, site: str, value: Any) -> Array:
         """Return True where the value is in the site's support, for each chain if there are several."""
@@ -111,7 +109,8 @@ class Start:
     def is_possible(self, values: Sites, context: Context) -> Array:
         """Return True for values in their supports, of a finite log density."""
         inside = [self._inside(site, v) for site, v in values.items()]
-        return functools.reduce(jnp.logical_and, inside, jnp.isfinite(self._log_density(values, context)))
+        is_finite = jnp.isfinite(self.posterior.log_density(values, context))
+        return functools.reduce(jnp.logical_and, inside, is_finite)
 
     def relaxed(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
         """Draw the values by conditionals in which fewer impossible elements are more probable."""

@@ -38,6 +38,20 @@ def check_network(name: str, graph: nx.Graph) -> None:
     checks.require(not graph.is_directed(), name, "undirected", graph, DeclarationError, hint)
 
 
+def by_group(groups: Integer[np.ndarray, "items"], count: int) -> list[np.ndarray]:
+    """Return the positions of the items of each group, in order."""
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(groups, minlength=count))[:-1])
+
+
+def ranks(groups: Integer[np.ndarray, "items"]) -> Integer[np.ndarray, "items"]:
+    """Return the number of each item among those of its group, in order."""
+    order, counts = np.argsort(groups, kind="stable"), np.bincount(groups)
+    rank = np.empty(len(groups), np.int64)
+    rank[order] = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank
+
+
 @dataclasses.dataclass(frozen=True)
 class Constant:
     """An array that compares and hashes by value."""
@@ -148,16 +162,12 @@ class Split:
     @functools.cached_property
     def units(self) -> tuple[np.ndarray, ...]:
         """Unit numbers of each part."""
-        order = np.argsort(self.colors, kind="stable")
-        return tuple(np.split(order, np.cumsum(np.bincount(self.colors))[:-1]))
+        return tuple(by_group(self.colors, self.num_parts))
 
     @functools.cached_property
     def place(self) -> Integer[np.ndarray, "size"]:
         """Position of each unit in its part."""
-        place = np.zeros(self.family.size, np.int64)
-        for units in self.units:
-            place[units] = np.arange(len(units))
-        return place
+        return ranks(self.colors)
 
     @property
     def unrolled(self) -> bool:

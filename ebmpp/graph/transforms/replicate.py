@@ -191,10 +191,8 @@ def of_one_replica(split: Split, num: int) -> Split:
 
 def replica_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return the position of each unit of a part of all replicas in the replicas' concatenated parts."""
-    places = []
-    for part, units in enumerate(single.units):
-        width = len(units) if single.unrolled else single.table.shape[1]
-        places.append((width * np.arange(num)[:, None] + np.arange(len(units))).ravel())
+    width = lambda units: len(units) if single.unrolled else single.table.shape[1]
+    places = [(width(u) * np.arange(num)[:, None] + np.arange(len(u))).ravel() for u in single.units]
     return tuple(places) if split.unrolled else split.padded(places, 0)
 
 

@@ -32,11 +32,6 @@ class Part:
     fixed: Constant | None = None
     """Statistics of the units in no piece."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the other blocks."""
-        return tuple(name for name, _ in self.pieces)
-
     def assemble(self, statistics: Mapping[str, Array]) -> Array:
         """Return the block's statistics."""
         if len(self.pieces) == 1 and self.pieces[0][1] is None:
@@ -97,7 +92,7 @@ def rewire(factor: Factor, parts: Mapping[str, Part], anchor: str, offset: float
         part.pieces == ((b, None),) for b, part in zip(factor.blocks, assemblies, strict=True)
     ):
         return factor
-    scope = tuple(dict.fromkeys(name for part in assemblies for name in part.names)) or (anchor,)
+    scope = tuple(dict.fromkeys(name for part in assemblies for name, _ in part.pieces)) or (anchor,)
     init = Initial(factor, tuple((b, parts[b].family) for b in factor.blocks))
     energy, lateral = Rewired(factor, assemblies, scope, offset), _lateral(factor, parts)
     return Factor(*scope, energy=energy, init=init, name=factor.name, lateral=lateral)
@@ -126,7 +121,7 @@ def with_blocks(
     graph: FactorGraph, remaining: Mapping[str, Family], factors: Iterable[Factor], parts: Mapping[str, Part]
 ) -> FactorGraph:
     """Return a graph of the remaining blocks, all visible if no visible block remains."""
-    seen = {name for b in graph.visible if b in parts for name in parts[b].names}
+    seen = {name for b in graph.visible if b in parts for name, _ in parts[b].pieces}
     visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
     latent = {b: f for b, f in remaining.items() if b not in visible}
     pick = lambda names, places: names if places is None else tuple(names[i] for i in places.array)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A traced function as a flat list of primitive steps, parts of which can be run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import copy
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import contextlib
 import math
 from typing import Any, NamedTuple
 
@@ -117,11 +117,14 @@ class Program:
         self.steps.append(Step(primitive, params, tuple(inputs), tuple(outputs)))
         return outputs
 
-    def relaxed(self) -> "Program":
-        """Return the function with a very low number in place of -inf in each step."""
-        result = copy.copy(self)
-        result.evaluate = _evaluate_above
-        return result
+    @contextlib.contextmanager
+    def relaxed(self) -> Generator[None]:
+        """Run what is traced inside with a very low number in place of -inf in each step."""
+        self.evaluate = _evaluate_above
+        try:
+            yield
+        finally:
+            self.evaluate = evaluate_step
 
     def needed(self, targets: Iterable[int], available: Iterable[int]) -> list[Step]:
         """Return the steps between the ``available`` slots and the ``targets`` ones, in order."""

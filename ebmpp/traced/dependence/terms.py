@@ -14,7 +14,6 @@ in the terms of any one unit, the others fixed. Therefore:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-import copy
 import math
 from typing import Any
 
@@ -136,12 +135,6 @@ class Terms:
         self._count += count
         if self._count <= _MOST_PAIRS:
             self._pairs = self._pairs + self.sets.rows(first).T @ self.sets.rows(second)
-
-    def with_program(self, program: Program) -> "Terms":
-        """Return the terms of a program with the same steps that evaluates them otherwise."""
-        result = copy.copy(self)
-        result.program = program
-        return result
 
     def evaluate(self, inputs: Slots, slots: Iterable[int], guarded: bool = False) -> dict[int, Array]:
         """Return some of the terms, as floats, given values of all of the program's inputs.

@@ -4,7 +4,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-import copy
 import functools
 import itertools
 import math
@@ -55,13 +54,6 @@ class Conditionals(ABC):
         :param fn: chooses values; the last unit numbers of a layer may be padding, ``size``.
         :param backward: the last layer first.
         """
-
-    def relaxed(self) -> "Conditionals":
-        """Return the conditionals in which fewer impossible elements are more probable, and none are best."""
-        result = copy.copy(self)
-        result.posterior = self.posterior.relaxed()
-        result.terms = self.terms and self.terms.with_program(result.posterior.program)
-        return result
 
     def valid(self, units: Any) -> Any:
         """Return a mask of the values that some units can take, ``(units or 1, values)``."""

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import IntractableError
+from ebmpp.graph.factors.lateral import ranks
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import run_guarded
 from ebmpp.traced.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
@@ -243,14 +244,10 @@ def _family(powers: tuple[Powers, bool] | str, kind: str) -> tuple[str, bool, st
 
 def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Return each unit's group of units that interact, directly or not, and its place there."""
-    if edges is None:
-        return np.zeros(size, int), np.arange(size)
-    if not len(edges):
-        return np.arange(size), np.zeros(size, int)
-    graph = nx.Graph(edges.tolist())
-    graph.add_nodes_from(range(size))
-    groups, places = np.zeros(size, int), np.zeros(size, int)
-    for number, members in enumerate(nx.connected_components(graph)):
-        units = sorted(members)
-        groups[units], places[units] = number, np.arange(len(units))
-    return groups, places
+    groups = np.zeros(size, int) if edges is None else np.arange(size)
+    if edges is not None and len(edges):
+        graph = nx.Graph(edges.tolist())
+        graph.add_nodes_from(range(size))
+        for number, members in enumerate(nx.connected_components(graph)):
+            groups[list(members)] = number
+    return groups, ranks(groups)

@@ -17,6 +17,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.graph.factors.lateral import by_group, ranks
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Terms
 from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
@@ -56,17 +57,15 @@ class Layers(Conditionals):
 
     def _make_layers(self, terms: Terms) -> list[_Layer]:
         """Return the layers, or all of them stacked where there are many."""
-        units, stacked = _by_color(self.colors, self.num_layers), self.num_layers > _MOST_UNROLLED
+        units, stacked = by_group(self.colors, self.num_layers), self.num_layers > _MOST_UNROLLED
         most = max(map(len, units)) if stacked else 0
         pad = lambda u: np.pad(u, (0, max(0, most - len(u))), constant_values=self.size)
         layers = [_Layer(np.int32(i), pad(u).astype(np.int32), Reads()) for i, u in enumerate(units)]
         reads, sizes = [layer.reads for layer in layers], [len(layer.units) for layer in layers]
-        position = np.zeros(self.size, np.int64)  # of a unit in its layer
-        for members in units:
-            position[members] = np.arange(len(members))
+        position = ranks(self.colors)  # of a unit in its layer
         for slot, mask in terms.live.items():
             element, unit = terms.elements(slot)
-            parts = _by_color(self.colors[unit], self.num_layers)
+            parts = by_group(self.colors[unit], self.num_layers)
             pairs = [(element[p], position[unit[p]]) for p in parts]
             place(slot, mask.size, reads, sizes, pairs, stacked)
         return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers
@@ -107,9 +106,3 @@ class Layers(Conditionals):
         values = {**inputs, **self.posterior.site_inputs(moved)}
         terms = self.terms.multiply(coefficients, self.terms.evaluate(values, layer.reads.slots))
         return layer.reads.sums(terms, len(layer.units))
-
-
-def _by_color(colors: np.ndarray, count: int) -> list[np.ndarray]:
-    """Return the positions of each color, in order."""
-    order = np.argsort(colors, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(colors, minlength=count))[:-1])

@@ -3,7 +3,6 @@
 """A model's log density as a traced function of some of its sites."""
 
 from collections.abc import Callable, Mapping, Sequence
-import copy
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -64,12 +63,6 @@ class Posterior:
         self.info.relied |= terms.relied
         return terms
 
-    def relaxed(self) -> "Posterior":
-        """Return the log density with improbable steps in place of impossible ones."""
-        result = copy.copy(self)
-        result.program = self.program.relaxed()
-        return result
-
     def inputs(self, values: Mapping[str, Array], context: Context) -> dict[int, Any]:
         """Return the values of the program's inputs, given sites and what is drawn with them."""
         return self.program.inputs({**context.siblings, **values}, context.arguments)
@@ -79,9 +72,10 @@ class Posterior:
         slots = {self.program.sites[name]: value for name, value in sites.items()}
         return {slot: value.astype(self.program.dtypes[slot]) for slot, value in slots.items()}
 
-    def log_density(self, inputs: Mapping[int, Any]) -> Array:
-        """Return the log density at values of the program's inputs."""
-        return self.program.run(inputs, [self.program.output])[self.program.output]
+    def log_density(self, values: Mapping[str, Array], context: Context) -> Array:
+        """Return the log density, given sites and what is drawn with them."""
+        output = self.program.output
+        return self.program.run(self.inputs(values, context), [output])[output]
 
     def _log_density(self, sites: Mapping, siblings: Mapping, arguments: Sequence) -> Array:
         args, kwargs = self.info.arguments.rebuild(arguments)

@@ -12,6 +12,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.graph.factors.lateral import ranks
 from ebmpp.traced.sweep.conditionals import MOST_COLUMNS
 
 _MOST_PADDING = 4  # padded entries of a table per entry in use
@@ -76,12 +77,8 @@ def place(
 
 def _table(elements: np.ndarray, positions: np.ndarray, count: int, most: int, padding: int) -> np.ndarray:
     """Return elements as a table with one padded row per position."""
-    order = np.argsort(positions, kind="stable")
-    elements, positions = elements[order], positions[order]
-    counts = np.bincount(positions, minlength=count)
-    column = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
     table = np.full((count, most), padding, np.int32)
-    table[positions, column] = elements
+    table[positions, ranks(positions)] = elements
     return table
 
 

@@ -121,7 +121,7 @@ class Sequential(Conditionals):
         program = self.posterior.program
         slots = {program.sites[name]: v for name, v in sites.items()} | dict(sums)
         cast = {slot: _cast(v, program.dtypes[slot]) for slot, v in slots.items()}
-        return self.posterior.log_density({**fixed, **cast})
+        return program.run({**fixed, **cast}, [program.output])[program.output]
 
 
 class _Shares:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep over all sites of a block of a model: discrete layers, then continuous sites."""
 
-import copy
 import functools
 import math
 from typing import Any, cast
@@ -74,18 +73,10 @@ class Sweep:
             )
         return Forests(self.posterior, terms, np.zeros(terms.sets.size, int), None)
 
-    @functools.cached_property
-    def relaxed(self) -> "Sweep":
-        """The sweep by relaxed conditionals, which leaves impossible states."""
-        result, conditionals = copy.copy(self), self.conditionals
-        if conditionals is not None:
-            relaxed = conditionals.relaxed()
-            result.parts = [relaxed if part is conditionals else part for part in self.parts]
-        return result
-
-    def log_density(self, values: Sites, context: Context) -> Array:
-        """Return the log density of the model, joint with the latents that are drawn too."""
-        return self.joint.log_density(self.joint.inputs(values, context))
+    def relaxed(self, values: Sites, context: Context, keys: Array) -> Moved:
+        """Draw all sites once, discrete ones so that fewer impossible elements are more probable."""
+        with self.joint.program.relaxed():
+            return self(values, context, keys)
 
     def with_latents(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
         """Return the sites, and latents drawn given everything else where there are any."""
