@@ -3,8 +3,8 @@
 """Joint draws of chains beside a hand-written scan and dynamax, and sweeps of a critical Ising torus.
 
 Run ``python benchmarks/speed/forests.py chains``, ``chains 1000000 forest`` for one length and one way, whose
-peak memory is then that of the process, or ``torus 64`` for a side of 64. Times are wall times, the least of
-several calls: CPU times of the process are too coarse for calls of a millisecond.
+peak memory is then that of the process, or ``torus 64`` for a side of 64. Times are the least of several
+calls; CPU times of the process are too coarse for calls of a millisecond.
 """
 
 from collections.abc import Sequence
@@ -52,16 +52,17 @@ def by_hand(unary: Array, transitions: Array, u: Array) -> Array:
     return jnp.append(rest, last)
 
 
-def wall_time(fn: Any, *args: Any, repeats: int = 20) -> tuple[float, float]:
-    """Return seconds of the first call, and the least seconds of the others."""
+def least_times(fn: Any, *args: Any, repeats: int = 20) -> tuple[float, float, float]:
+    """Return seconds of the first call, and the least wall and CPU times of the others."""
     start = time.perf_counter()
     jax.block_until_ready(fn(*args))
     first, times = time.perf_counter() - start, []
+    clocks = lambda: np.array([time.perf_counter(), time.process_time()])
     for _ in range(repeats):
-        start = time.perf_counter()
+        started = clocks()
         jax.block_until_ready(fn(*args))
-        times.append(time.perf_counter() - start)
-    return first, min(times)
+        times.append(clocks() - started)
+    return first, *np.min(times, 0)
 
 
 def chains(lengths: Sequence[int] = (100, 1000, 10_000, 100_000, 1_000_000), only: str = "") -> None:
@@ -85,8 +86,8 @@ def chains(lengths: Sequence[int] = (100, 1000, 10_000, 100_000, 1_000_000), onl
                 forest = Forest(length, np.stack([np.arange(length - 1), np.arange(1, length)], 1))
                 repeat = lambda table, n=length - 1: jnp.broadcast_to(table, (n, *table.shape))
                 fn = jax.jit(lambda a, b, u, f=forest, repeat=repeat: draw(f, a, repeat(b), u))
-            first, least = wall_time(fn, *tables, u, repeats=20 if length < 1_000_000 else 5)
-            times = f"{1e3 * least:.2f} ms, first call {first:.1f} s"
+            first, least, cpu = least_times(fn, *tables, u, repeats=20 if length < 1_000_000 else 5)
+            times = f"{1e3 * least:.2f} ms, CPU {1e3 * cpu:.2f}, first call {first:.1f} s"
             peak = f"peak memory {before:.2f} to {peak_memory():.2f} GB"
             print(f"{length:>7} steps, {name}: {times}, {peak}", flush=True)
 
@@ -117,7 +118,7 @@ def torus(side: int, num_sweeps: int = 8000) -> None:
     sweeps = {"checkerboard": gibbs_sweep, "forests": forest_sweep, "clusters": cluster_sweep}
     for name, sweep in sweeps.items():
         moves = sweep(graph)
-        _, least = wall_time(jax.jit(lambda x, moves=moves: draw_sweep(target, x, moves, keys)[0]), x)
+        _, least, _ = least_times(jax.jit(lambda x, moves=moves: draw_sweep(target, x, moves, keys)[0]), x)
         count = num_sweeps // 8 if name == "clusters" else num_sweeps
         _, (energy, square) = run(x, moves, count, 1000)
         taus = [count * CHAINS / effective_sample_size(np.asarray(v).T) for v in (energy, square)]
