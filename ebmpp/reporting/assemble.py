@@ -43,7 +43,6 @@ class Report:
     path: pathlib.Path | None
     """File of the page; None if it was not written."""
     html: str
-    """The page."""
     figures: Mapping[str, bytes]
     """PNG files by name."""
     tables: Mapping[str, pd.DataFrame]
