@@ -74,13 +74,6 @@ def test_partition_estimates_and_weighted_sums_are_unbiased(name: str) -> None:
         assert_rows_law(rows, -exact[factor], comparisons=60)
 
 
-def test_distinct_ancestors_are_counted_per_island() -> None:
-    zero = np.zeros(2)
-    ancestors = np.array([3, 0, 0, 3, 1, 2, 3, 0])
-    system = systems.Systems({}, np.zeros((2, 4)), zero, ancestors, zero, zero, zero)
-    assert systems.distinct_ancestors(system).tolist() == [0.5, 1.0]
-
-
 def test_places_are_knots_and_linear_between_them() -> None:
     graph, params = model("rbm")
     double = scaled(params, 2)
@@ -165,6 +158,8 @@ def test_smc_estimates_are_within_their_errors() -> None:
     assert result.weights.std() > 0.1 / 1000
     assert result.effective_sample_size > 250 and 0.4 < result.distinct_ancestors <= 1
     assert result.num_rungs == 3 and len(result.log_z) == 10
+    heirs = systems.Systems({}, np.zeros((2, 4)), *[np.array([3, 0, 0, 3, 1, 2, 3, 0])] * 5)
+    assert systems.distinct_ancestors(heirs).tolist() == [0.5, 1.0]
     assert result.log_partition == pytest.approx(np.log(np.mean(np.exp(result.log_z))))
     assert repr(result).startswith("ParticleSystem(")
 
