@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ebmpp.core import checks
-from ebmpp.errors import DeclarationError
+from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
@@ -57,13 +57,17 @@ def _resolve(graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact:
         moves = tuple(Layer(b, kind) for b, kind in zip(layers, resolve(coupling, layers), strict=True))
     else:
         free, changed = {b for layer in layers for b in layer}, {b for move in moves for b in move.blocks}
-        expected = f"such that they change the free blocks {sorted(free)} and no other"
-        checks.require(free == changed, "moves", expected, sorted(changed))
+        if free != changed:
+            raise ArgumentError(
+                f"moves must change every free block and no other: they change {sorted(changed)}, and "
+                f"the free blocks are {sorted(free)}."
+            )
         _check(graph, moves)
     if exact:
         _check_meets(graph, moves)
         biased = [move for move in moves if not move.exact]
-        checks.require(not biased, "moves", "such that the model's distribution is invariant", biased)
+        if biased:  # its settings are longer than a value that `require` shows
+            raise ArgumentError(f"moves must leave the model's distribution invariant, got {biased[0]}.")
     return moves
 
 
