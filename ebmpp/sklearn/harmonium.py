@@ -43,7 +43,7 @@ def family_of(name: str, units: Units, size: int) -> Family:
     return family
 
 
-def warn_of_correlations(values: np.ndarray, weights: np.ndarray | None) -> None:
+def warn_of_correlations(values: np.ndarray) -> None:
     """Warn if units of variance 1 given the latents lose much against one Gaussian on standardised columns.
 
     No eigenvalue of such a model's covariance is below 1, which the columns' own may be: a Gaussian with
@@ -52,14 +52,14 @@ def warn_of_correlations(values: np.ndarray, weights: np.ndarray | None) -> None
     rows, columns = values.shape
     if not (1 < columns <= _MAX_COLUMNS and rows >= _ROWS_PER_COLUMN * columns):
         return
-    below = np.clip(np.linalg.eigvalsh(np.cov(values, rowvar=False, aweights=weights)), 1e-12, 1)
+    below = np.clip(np.linalg.eigvalsh(np.cov(values, rowvar=False)), 1e-12, 1)
     loss = 0.5 * (below - 1 - np.log(below)).sum()
     if loss > max(_MAX_LOSS, columns**2 / rows):  # eight times the mean loss of independent columns
         warnings.warn(
             "HarmoniumTransformer: the columns are correlated, and units of variance 1 given the latents may "
             f"have a density {loss:.1f} nats per row below that of one Gaussian. For features this does not "
             "matter; for a density take visible=functools.partial(ebmpp.Gaussian, variance='learned').",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -51,8 +51,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         "exponential"), a function of the number of units such as ``ebmpp.Poisson`` or
         ``functools.partial(ebmpp.Binomial, total_count=3)``, or a family with one unit per column. "auto"
         depends on the first rows: Bernoulli units if all values are in [0, 1], otherwise Gaussian units of
-        variance 1 for columns standardised by ``scaler_``, which then stays fixed, with a warning where
-        columns are so correlated that the density may stay below that of one Gaussian.
+        variance 1 for columns standardised by ``scaler_``, which then stays fixed. Where columns
+        are correlated, the density may stay below that of one Gaussian, of which :meth:`score` warns.
         ``visible="gaussian"`` does not standardise.
     :param latent: as ``visible``, without "auto".
     :param estimator: gradient estimator. None is ``PCD(num_chains=batch_size)``, the estimator of
@@ -131,7 +131,6 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :param sample_weight: nonnegative, one per row. A row of weight 2 counts as two rows in the initial
             biases and in ``scaler_``, and on average over batches in the gradient. Rows of weight 0 are left
             out. Weights do not change the number of steps per epoch.
-        :warns UserWarning: correlated columns with ``visible="auto"``.
         :raises ArgumentError: options out of range, or values outside the support of the units.
         :raises DivergenceError: params that are not finite after an epoch; ``params_`` keeps the ones before.
         """
@@ -170,8 +169,6 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self.graph_ = harmonium.harmonium(visible, latent)
         self._n_features_out = math.prod(latent.statistic_shape)
         rows = self._as_units(values)
-        if self.scaler_ is not None:
-            harmonium.warn_of_correlations(rows.astype(float), weights)
         self.random_state_ = check_random_state(self.random_state)
         key = self._key()
         self._words = np.asarray(random.key_pair(key))
@@ -261,8 +258,11 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
         :param X: shape ``(rows, columns)``.
         :param y: ignored.
+        :warns UserWarning: columns with ``scaler_`` that one Gaussian fits better by more than a nat.
         """
         mean = self.score_samples(X).mean(dtype=float)
+        if self.scaler_ is not None:
+            harmonium.warn_of_correlations(self._rows(X).astype(float))
         return float(mean - exact.log_partition(self.graph_, self.params_))
 
     def gibbs(self, v: Any, n_sweeps: int = 1) -> np.ndarray:

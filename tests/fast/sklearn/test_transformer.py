@@ -197,10 +197,11 @@ def test_auto_chooses_the_family_from_the_first_rows() -> None:
     np.testing.assert_allclose(reals.scaler_.mean_, X.mean(0) - 0.5, rtol=1e-6)
     assert small(visible="gaussian", n_iter=0).fit(X).scaler_ is None
     columns = np.random.default_rng(0).normal(size=(500, 2))
-    small(visible="auto", n_iter=0).fit(columns)
+    small(visible="auto", n_iter=0).fit(columns).score(columns)
+    columns = columns @ [[1, 4], [0, 1]]
     # one Gaussian gains half of -log(0.03) - 0.97 by the correlation 0.97
     with pytest.warns(UserWarning, match=r"correlated.* 1\.\d nats per row below"):
-        small(visible="auto", n_iter=0).fit(columns @ [[1, 4], [0, 1]])
+        small(visible="auto", n_iter=0).fit(columns).score(columns)
 
 
 def test_units_of_several_statistics_have_a_column_per_statistic() -> None:
