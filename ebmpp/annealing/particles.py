@@ -215,10 +215,10 @@ def smc(
         of the particles, between 0 and 1.
     :param num_sweeps: of blocked Gibbs per rung. None: 1, or up to 20 where the pilot's particles need them
         to forget their old log-densities to a correlation of 0.3, and 20 where they descend from less than a
-        third of the first ones. Where islands differ much (``log_z`` has a
-        long upper tail), modes are found late and the stated error is too small: fewer particles with more
-        sweeps find them at the same cost. On a 784x500 machine 1,000 particles of 20 sweeps agreed with
-        annealing of 10,000 temperatures, where 10,000 of one sweep stayed 0.8 below at a stated 0.2.
+        third of the first ones. Where islands differ much (``log_z`` has a long upper tail), modes are found
+        late and the stated error is too small: fewer particles with more sweeps find them at the same cost.
+        On a 784x500 machine 1,000 particles of 20 sweeps agreed with annealing of 10,000 temperatures, where
+        10,000 of one sweep stayed 0.8 below at a stated 0.2.
     :param mesh: devices over whose first axis the islands are sharded, best a divisor of their number.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.
     :raises ParameterError: for params that do not fit.

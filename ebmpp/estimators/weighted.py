@@ -66,8 +66,8 @@ class WeightedPCD(Estimator):
     second population of ten islands that never enters the gradient: ``log_partition`` with
     ``log_partition_error``, and for complete rows and one layer of latents the batch's ``log_likelihood``.
     Where its error exceeds 0.2, or less than a third of its first particles have descendants at the end of
-    its start (sharp models), both estimates are nan, and it starts again along the line from independent
-    units, at most as often as doubles its cost.
+    its start (sharp models; the error is then inf), both estimates are nan, and it starts again along the
+    line from independent units, at most as often as doubles its cost.
 
     :param num_chains: weighted persistent chains, at least 2.
     :param k: sweeps per step.
@@ -212,7 +212,7 @@ def _placed(system: Systems) -> Systems:
 def _first_variance(watchers: Systems) -> Array:
     """Return 0, or inf where watchers that have just started are heirs of a few of their first particles."""
     share = systems.distinct_ancestors(watchers).mean()
-    return jnp.where(share < MIN_ANCESTORS, jnp.inf, 0.0)
+    return jnp.where(share < MIN_ANCESTORS, jnp.inf, jnp.zeros_like(share))  # no weak type: one program
 
 
 def _log_z(watchers: Systems, variance: Array) -> tuple[Array, Array]:

@@ -51,8 +51,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         "exponential"), a function of the number of units such as ``ebmpp.Poisson`` or
         ``functools.partial(ebmpp.Binomial, total_count=3)``, or a family with one unit per column. "auto"
         depends on the first rows: Bernoulli units if all values are in [0, 1], otherwise Gaussian units of
-        variance 1 for columns standardised by ``scaler_``, which then stays fixed. Where columns
-        are correlated, the density may stay below that of one Gaussian, of which :meth:`score` warns.
+        variance 1 for columns standardised by ``scaler_``, which then stays fixed. Where columns are
+        correlated, the density may stay below that of one Gaussian, of which :meth:`score` warns.
         ``visible="gaussian"`` does not standardise.
     :param latent: as ``visible``, without "auto".
     :param estimator: gradient estimator. None is ``PCD(num_chains=batch_size)``, the estimator of
@@ -258,7 +258,8 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
         :param X: shape ``(rows, columns)``.
         :param y: ignored.
-        :warns UserWarning: columns with ``scaler_`` that one Gaussian fits better by more than a nat.
+        :warns UserWarning: columns with ``scaler_`` that one Gaussian fits better by more than a nat; looked
+            at with ten rows per column or more, and at most 1000 columns.
         """
         mean = self.score_samples(X).mean(dtype=float)
         if self.scaler_ is not None:
