@@ -78,6 +78,7 @@ def test_weighted_chains_and_watchers_follow_the_params(monkeypatch: pytest.Monk
     for seed in range(STARTS):
         state = estimator.init(graph, scaled(params, 0.2), batch.rows, 4, key(3 * seed))
         assert state.watchers is not None and state.watchers.log_weights.shape == (10, 2)
+        assert state.variance == 0 and not state.variance.weak_type  # one program for all steps
         for i, factor in enumerate((0.6, 1.0)):
             result = jax.device_get(step(scaled(params, factor), state, key(3 * seed + i + 1)))
             state = result.state
@@ -93,6 +94,8 @@ def test_weighted_chains_and_watchers_follow_the_params(monkeypatch: pytest.Monk
         partitions.append(np.exp([chains + reference - log_z, result.metrics["log_partition"] - log_z]))
         metrics.append({**result.metrics, "spread": w.std()})
     assert_rows_law(np.array(partitions), 1.0)
+    heirs = state.watchers._replace(log_weights=np.zeros((5, 4)), ancestors=np.zeros(20, int))
+    assert np.isinf(weighted._first_variance(heirs))
     assert np.mean([m["spread"] for m in metrics]) > 0.005
     assert 5 < np.mean([m["effective_sample_size"] for m in metrics]) < 40
     assert 0 < np.mean([m["resampled"] for m in metrics]) < 1
