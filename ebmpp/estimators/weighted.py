@@ -212,7 +212,7 @@ def _placed(system: Systems) -> Systems:
 def _first_variance(watchers: Systems) -> Array:
     """Return 0, or inf where watchers that have just started are heirs of a few of their first particles."""
     share = systems.distinct_ancestors(watchers).mean()
-    return jnp.where(share < MIN_ANCESTORS, jnp.inf, jnp.zeros_like(share))  # no weak type: one program
+    return jnp.where(share < MIN_ANCESTORS, jnp.inf, jnp.zeros(()))  # the dtype of later ones: one program
 
 
 def _log_z(watchers: Systems, variance: Array) -> tuple[Array, Array]:
