@@ -12,7 +12,7 @@ import io
 import json
 import os
 from pathlib import Path
-import tempfile
+import secrets
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,25 +56,17 @@ def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.n
     members: dict[str, Any] = {f"array_{i}": a for i, a in enumerate(arrays)}
     encoded = np.frombuffer(json.dumps(header).encode(), np.uint8)
     path = path.resolve()  # a symbolic link stays, and its target is replaced
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
-            os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are private
+        with open(partial, "xb") as file:
             np.savez(file, header=encoded, **members)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):  # a failing disk must not hide the first error
-            os.unlink(name)
+            partial.unlink()
         raise
-
-
-def _umask() -> int:
-    """Return the process's umask, which is read by setting it."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
 
 
 def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.ndarray]]:
