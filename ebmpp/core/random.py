@@ -13,7 +13,7 @@ results independent of batching, slots and devices.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Float, Int32, Integer, Key, UInt32
 import numpy as np
@@ -52,30 +52,21 @@ def threefry(
     return _rounds(_TRACED, x0, x1, schedule)
 
 
-class _Ops(NamedTuple):
-    """The five operations of the hash."""
-
-    add: Callable
-    left: Callable
-    right: Callable
-    either: Callable
-    xor: Callable
+# The five operations of the hash, on traced arrays and on the host.
+_TRACED = lax.add, lax.shift_left, lax.shift_right_logical, lax.bitwise_or, lax.bitwise_xor
+_HOST = np.add, np.left_shift, np.right_shift, np.bitwise_or, np.bitwise_xor
 
 
-_TRACED = _Ops(lax.add, lax.shift_left, lax.shift_right_logical, lax.bitwise_or, lax.bitwise_xor)
-_HOST = _Ops(np.add, np.left_shift, np.right_shift, np.bitwise_or, np.bitwise_xor)
-
-
-def _rounds(ops: _Ops, x0: Any, x1: Any, schedule: Sequence[Any]) -> tuple[Any, Any]:
-    x0, x1 = ops.add(x0, schedule[0]), ops.add(x1, schedule[1])
+def _rounds(operations: Sequence[Callable], x0: Any, x1: Any, schedule: Sequence[Any]) -> tuple[Any, Any]:
+    add, shift_left, shift_right, either, xor = operations
+    x0, x1 = add(x0, schedule[0]), add(x1, schedule[1])
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
-            x0 = ops.add(x0, x1)
-            left = ops.left(x1, np.uint32(distance))
-            right = ops.right(x1, np.uint32(32 - distance))
-            x1 = ops.xor(ops.either(left, right), x0)
-        x0 = ops.add(x0, schedule[(group + 1) % 3])
-        x1 = ops.add(ops.add(x1, schedule[(group + 2) % 3]), np.uint32(group + 1))
+            x0 = add(x0, x1)
+            left, right = shift_left(x1, np.uint32(distance)), shift_right(x1, np.uint32(32 - distance))
+            x1 = xor(either(left, right), x0)
+        x0 = add(x0, schedule[(group + 1) % 3])
+        x1 = add(add(x1, schedule[(group + 2) % 3]), np.uint32(group + 1))
     return x0, x1
 
 
@@ -137,13 +128,9 @@ def materialize(key: UInt32[Array, "*rows 2"]) -> KeyPair:
     return lax.div(key, jnp.broadcast_to(lax.optimization_barrier(np.uint32(1)), key.shape))
 
 
+@partial(jax.jit, static_argnums=1, inline=True)
 def words(key: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:
     """Return ``count`` random words per row."""
-    return _words(key, count)
-
-
-@partial(jax.jit, static_argnums=1, inline=True)
-def _words(key: Array, count: int) -> Array:
     half = jnp.uint32((count + 1) // 2)
     index = jnp.arange(count, dtype=jnp.uint32)
     second = index >= half
