@@ -4,7 +4,6 @@
 
 from collections.abc import Generator, Mapping, Sequence
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -164,13 +163,13 @@ class Checkpoints:
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                holder = os.read(handle, 200).decode(errors="replace")
+                raise CheckpointError(
+                    f"{self.directory} is in use by another run ({holder or 'unknown'}). Wait until it "
+                    "ends, or give another directory."
+                ) from None
             except OSError as error:
-                if error.errno in (errno.EAGAIN, errno.EACCES):
-                    holder = os.read(handle, 200).decode(errors="replace")
-                    raise CheckpointError(
-                        f"{self.directory} is in use by another run ({holder or 'unknown'}). Wait until it "
-                        "ends, or give another directory."
-                    ) from None
                 warnings.warn(
                     f"{self.directory} is on a disk without locks ({error}): do not use it for two runs",
                     stacklevel=5,

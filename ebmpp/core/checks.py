@@ -137,13 +137,11 @@ def function(name: str, value: T, inputs: str = "", arguments: int | None = None
 
 def _accepts(fn: Any, arguments: int) -> bool:
     try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return True  # C functions have no signature
-    try:
-        signature.bind(*range(arguments))
+        inspect.signature(fn).bind(*range(arguments))
     except TypeError:
         return False
+    except ValueError:  # C functions have no signature
+        pass
     return True
 
 

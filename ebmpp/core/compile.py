@@ -118,7 +118,7 @@ class Compiled:
         with self._lock:
             jits = self._programs.pop(key, None)
             if jits is None:
-                _warn_of_new_functions(static.values())
+                _warn_of_new_functions(static)
                 jits = {(): jax.jit(self._bind(static))}
             self._programs[key] = jits
             if len(self._programs) > self._size:
@@ -196,15 +196,12 @@ def _functions(value: Any) -> Iterator[FunctionType]:
     """Yield the functions that a static argument holds."""
     if isinstance(value, FunctionType):
         yield value
-    elif isinstance(value, str | bytes):
-        return
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            if field.compare:  # another one is no reason to compile again
-                yield from _functions(getattr(value, field.name))
+        # another value of a field that is not compared is no reason to compile again
+        value = [getattr(value, field.name) for field in dataclasses.fields(value) if field.compare]
     elif isinstance(value, dict):
-        yield from _functions(tuple(value.values()))
-    elif isinstance(value, tuple | list) or type(value) is type({}.values()):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
         for item in value:
             yield from _functions(item)
 
