@@ -4,10 +4,11 @@
 
 import itertools
 import math
-from typing import NamedTuple
 
 from jaxtyping import Float
 import numpy as np
+
+from ebmpp.core.display import Measured
 
 
 def standard_error(values: Float[np.ndarray, "*means values"]) -> Float[np.ndarray, "*means"]:
@@ -18,19 +19,12 @@ def standard_error(values: Float[np.ndarray, "*means values"]) -> Float[np.ndarr
     return np.asarray(values.std(-1, ddof=1) / math.sqrt(count))
 
 
-class Estimated(NamedTuple):
-    """An estimate and its standard error."""
-
-    value: float
-    standard_error: float
-
-
-def squared_norm(gram: Float[np.ndarray, "n n"]) -> Estimated:
+def squared_norm(gram: Float[np.ndarray, "n n"]) -> Measured:
     """Return an unbiased estimate of |E a|^2 from inner products of at least 3 independent draws of a."""
     return _squared(gram, (len(gram),))
 
 
-def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Estimated:
+def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Measured:
     """Return an unbiased estimate of |E a - E b|^2 from independent draws of two vectors.
 
     No draw is multiplied by itself, so noise adds nothing on average, and the value is negative about half of
@@ -50,7 +44,7 @@ def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Estimated:
     return _squared(gram, (first, len(gram) - first))
 
 
-def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Estimated:
+def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Measured:
     """Estimate |E a|^2, or |E a - E b|^2 for two groups of draws."""
     ends = np.cumsum((0, *sizes))
     groups = [slice(low, high) for low, high in itertools.pairwise(ends)]
@@ -67,7 +61,7 @@ def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Estimate
     for i, group in enumerate(groups):
         linear = (along[group] ** 2).sum() / (n[i] - 1) - (traces[i] / n).sum()
         variance += 4 * max(0.0, linear) / n[i]
-    return Estimated(float(value), math.sqrt(variance))
+    return Measured(float(value), math.sqrt(variance))
 
 
 def _traces(

@@ -245,6 +245,5 @@ def _compare(
 
 
 def _squares(gram: Float[np.ndarray, "draws draws"], count: int) -> Squares:
-    bias = statistics.squared_distance(gram, count)
     gradient = statistics.squared_norm(gram[count:, count:])
-    return Squares(bias.value, bias.standard_error, gradient.value, gradient.standard_error)
+    return Squares(*statistics.squared_distance(gram, count), *gradient)
