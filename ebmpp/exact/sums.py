@@ -6,7 +6,6 @@ One independent set of blocks is summed out in closed form, and the joint states
 enumerated; see :mod:`ebmpp.exact.enumeration`.
 """
 
-from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -59,29 +58,24 @@ def _source(block: str) -> str:
     return f"<source of {block}>"
 
 
-def _mean_at(sourced: FactorGraph, params: Params, plan: Plan) -> tuple[Callable, dict[str, Array]]:
-    """Return the moments as a function of the sources, and sources of zero."""
+@partial(jax.jit, static_argnames=("sourced", "plan", "order"))
+def _derivatives(sourced: FactorGraph, params: Params, plan: Plan, order: int) -> dict[str, Array]:
+    """Return the derivatives of log Z in the sources at zero, of order 2 in each source alone."""
     zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in sourced.families.items()}
-    tilted = lambda s: {**params, **{_source(b): value for b, value in s.items()}}
-    return jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan)), zero
-
-
-@partial(jax.jit, static_argnames=("sourced", "plan"))
-def _moments(sourced: FactorGraph, params: Params, plan: Plan) -> dict[str, Array]:
-    mean_at, zero = _mean_at(sourced, params, plan)
-    return mean_at(zero)
-
-
-@partial(jax.jit, static_argnames=("sourced", "plan"))
-def _variances(sourced: FactorGraph, params: Params, plan: Plan) -> dict[str, Array]:
-    mean_at, zero = _mean_at(sourced, params, plan)
     flat, unravel = ravel_pytree(zero)
-    flat_mean = lambda s: ravel_pytree(mean_at(unravel(s)))[0]
+    tilted = lambda s: {**params, **{_source(b): value for b, value in unravel(s).items()}}
+    first = jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan))
+    if order == 1:
+        return unravel(first(flat))
+    second = lambda i: jax.jvp(first, (flat,), (jnp.zeros_like(flat).at[i].set(1),))[1][i]
+    return unravel(jax.lax.map(second, jnp.arange(len(flat))))
 
-    def diagonal_entry(i: Array) -> Array:  # of the second derivative
-        return jax.jvp(flat_mean, (flat,), (jnp.zeros_like(flat).at[i].set(1),))[1][i]
 
-    return unravel(jax.lax.map(diagonal_entry, jnp.arange(len(flat))))
+def _cumulants(graph: FactorGraph, params: Params, order: int) -> dict[str, Array]:
+    _check(graph, params)
+    plan = enumeration.make_plan(graph)
+    result = _checked(_derivatives(_with_sources(graph), params, plan, order), graph, params, plan)
+    return {b: result[b] for b in graph.families}  # jit sorts a dict
 
 
 @partial(jax.jit, static_argnames=("graph", "plan"))
@@ -220,10 +214,7 @@ def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]
     >>> ebmpp.exact.moments(rbm, zero)["h"].tolist()
     [0.5, 0.5, 0.5]
     """
-    _check(graph, params)
-    plan = enumeration.make_plan(graph)
-    result = _checked(_moments(_with_sources(graph), params, plan), graph, params, plan)
-    return {b: result[b] for b in graph.families}  # jit sorts a dict
+    return _cumulants(graph, params, 1)
 
 
 def variances(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
@@ -242,10 +233,7 @@ def variances(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "...
     >>> ebmpp.exact.variances(rbm, zero)["v"].tolist()
     [0.25, 0.25]
     """
-    _check(graph, params)
-    plan = enumeration.make_plan(graph)
-    result = _checked(_variances(_with_sources(graph), params, plan), graph, params, plan)
-    return {b: result[b] for b in graph.families}
+    return _cumulants(graph, params, 2)
 
 
 def probabilities(
