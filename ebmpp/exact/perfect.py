@@ -7,11 +7,12 @@ their starting state, so all chains lie between those from the lowest and from t
 two agree at time 0, so do all, including the one that has run forever.
 """
 
-from collections import deque
+from collections.abc import Callable
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int32
+import networkx as nx
 import numpy as np
 
 import jax
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from ebmpp.core import backend, checks, random, sharding
 from ebmpp.core.types import Blocks, Keys, Params, Which
 from ebmpp.errors import IntractableError, UnmetError
-from ebmpp.exact import coupling_from_the_past, enumeration
+from ebmpp.exact import coupling_from_the_past as clusters, enumeration
 from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past, slopes
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
@@ -50,7 +51,8 @@ def _pick(u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"])
     return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
 
-def _enumerated_rows(target: Target, keys: Keys) -> tuple[Blocks, Which]:
+def _enumerated_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
+    del max_sweeps  # of the other methods
     graph, params = target.graph, target.params
     plan = _plan(graph)
     count, summed = enumeration.num_states(graph, plan.enumerated), plan.summed
@@ -94,15 +96,11 @@ def _orientation(graph: FactorGraph, params: Params) -> tuple[dict[str, Array], 
     falling = {edge: (slope <= 0).all() for edge, slope in derivatives.items()}
     sign: dict[str, Array] = {}
     for root in graph.families:  # along a spanning tree; the other edges then agree or not
-        queue = deque([root] if root not in sign else [])
-        sign.setdefault(root, jnp.int32(1))
-        while queue:
-            block = queue.popleft()
-            for other in graph.neighbours([block]):
-                if other not in sign:
-                    edge = (block, other) if (block, other) in rising else (other, block)
-                    sign[other] = jnp.where(rising[edge], sign[block], -sign[block])
-                    queue.append(other)
+        if root not in sign:
+            sign[root] = jnp.int32(1)
+            for block, other in nx.bfs_edges(graph.to_networkx(), root):
+                edge = (block, other) if (block, other) in rising else (other, block)
+                sign[other] = jnp.where(rising[edge], sign[block], -sign[block])
     agrees = {(a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b]) for a, b in derivatives}
     return sign, agrees
 
@@ -168,18 +166,28 @@ def _coupled_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, 
     return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
 
 
-_GRAPH_CHECKS = {
-    "enumerate": _plan,
-    "coupling_from_the_past": _check_ordered,
-    "random_cluster": coupling_from_the_past.check_two_values,
+class _Method(NamedTuple):
+    """Functions of a method: two refuse graphs and params that it does not take."""
+
+    check_graph: Callable[[FactorGraph], Any]
+    check_params: Callable[[FactorGraph, Params], None]
+    draw: Callable[[Target, Keys, int], tuple[Blocks, Which]]
+
+
+_METHODS = {
+    "enumerate": _Method(_plan, lambda graph, params: None, _enumerated_rows),
+    "coupling_from_the_past": _Method(_check_ordered, _check_attractive, _coupled_rows),
+    "random_cluster": _Method(
+        clusters.check_two_values, clusters.check_ferromagnetic, clusters.draw_clusters
+    ),
 }
 
 
 def method_for(graph: FactorGraph, method: str) -> str:
     """Return the method that "auto" stands for, or the given one, if the graph allows it."""
-    checks.choice("perfect_sample: method", method, ("auto", *_GRAPH_CHECKS))
+    checks.choice("perfect_sample: method", method, ("auto", *_METHODS))
     if method != "auto":
-        _GRAPH_CHECKS[method](graph)
+        _METHODS[method].check_graph(graph)
         return method
     errors = []
     for name in ("enumerate", "coupling_from_the_past"):
@@ -193,25 +201,13 @@ def method_for(graph: FactorGraph, method: str) -> str:
     )
 
 
-def check(graph: FactorGraph, params: Params, method: str) -> None:
-    """Check that a resolved ``method`` takes these params."""
-    if method == "coupling_from_the_past":
-        _check_attractive(graph, params)
-    elif method == "random_cluster":
-        coupling_from_the_past.check_ferromagnetic(graph, params)
-
-
 def draw_rows(target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS) -> tuple[Blocks, Which]:
     """Return perfect draws by a method of :func:`method_for`; a pure function, for ``jit`` and ``vmap``.
 
     :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws, shape ``(rows,)``. The
         others had not met, or the params are not attractive: do not use them.
     """
-    if method == "enumerate":
-        return _enumerated_rows(target, keys)
-    if method == "random_cluster":
-        return coupling_from_the_past.draw_clusters(target, keys, max_sweeps)
-    return _coupled_rows(target, keys, max_sweeps)
+    return _METHODS[method].draw(target, keys, max_sweeps)
 
 
 _draw = jax.jit(backend.asynchronous(draw_rows), static_argnames=("method", "max_sweeps"))
@@ -271,7 +267,7 @@ def perfect_sample(
     method = method_for(graph, method)
     is_known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
     if is_known:
-        check(graph, params, method)
+        _METHODS[method].check_params(graph, params)
     keys = random.fold_in(random.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32))
     x, perfect = _draw(Target(graph, params), keys, method, max_sweeps)
     if not is_known:
