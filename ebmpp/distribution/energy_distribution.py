@@ -112,6 +112,7 @@ class EnergyDistribution(dist.Distribution):
     """
 
     arg_constraints = {}
+    has_rsample = False  #: draws are not differentiable in the params: a guide needs the score function
     pytree_data_fields = ("params", "_log_partition_value")
     pytree_aux_fields = ("graph", "layout", "num_sweeps", "_log_partition_fn")
 
@@ -136,8 +137,7 @@ class EnergyDistribution(dist.Distribution):
         for a, b in graph.interacting(self.summed):
             raise IntractableError(
                 f"{clash(a, b)}, so their sum in log_prob has no closed form. Make one of them part of the "
-                "value, "
-                f'blocks=[..., {a!r}] or blocks="all" (the layers are {graph.block_layers})'
+                f'value, blocks=[..., {a!r}] or blocks="all" (the layers are {graph.block_layers})'
             )
         self._log_partition_fn = self._log_partition_value = None
         if callable(log_partition):
@@ -171,11 +171,6 @@ class EnergyDistribution(dist.Distribution):
     def support(self) -> constraints.Constraint:
         """The values that the units can take."""
         return support_of(self.graph, self.layout)
-
-    @property
-    def has_rsample(self) -> bool:
-        """False: draws are not differentiable in the params, and a guide needs the score function."""
-        return False
 
     def _map(self, fn: Callable[..., Any], batch: tuple[int, ...], *rows: Array) -> Any:
         """Apply ``fn(params, *rows)`` to each set of params, which broadcast to ``batch``.
@@ -358,10 +353,7 @@ def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout
     if layout is None:
         return Layout.of(graph, names)
     states.check_names(names, graph.families)
-    expected = {b: graph.families[b].shape for b in names}
-    if dict(layout.blocks) != expected:
-        raise StateError(
-            f"the layout has blocks {dict(layout.blocks)}, expected {expected}. Make it by Layout.of(graph, "
-            "blocks) or Layout.at(graph, shape, places)"
-        )
+    blocks, expected = dict(layout.blocks), {b: graph.families[b].shape for b in names}
+    hint = "Make it by Layout.of(graph, blocks) or Layout.at(graph, shape, places)."
+    checks.require(blocks == expected, "blocks of layout", f"{expected}", blocks, StateError, hint)
     return layout

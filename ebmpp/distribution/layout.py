@@ -17,7 +17,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import sharding
+from ebmpp.core import checks, sharding
 from ebmpp.errors import StateError
 from ebmpp.exact import enumeration
 from ebmpp.families import Family
@@ -57,8 +57,7 @@ class Layout:
         """
         blocks = tuple(blocks)
         states.check_names(blocks, graph.families)
-        if not blocks:
-            raise StateError("a layout needs at least one block")
+        checks.require(blocks, "Layout.of: blocks", "at least one block", blocks, StateError)
         shapes = [graph.families[b].shape for b in blocks]
         size = sum(map(math.prod, shapes))
         shape = shapes[0] if len(blocks) == 1 else (size,)
@@ -73,21 +72,16 @@ class Layout:
         :raises StateError: for an unknown block, or places that do not fill the array once.
         """
         states.check_names(places, graph.families)
-        indices, named, problem = [], [], None
+        indices, named = [], []
         for b, place in places.items():
             place, family = np.asarray(place), graph.families[b]
             index = np.flatnonzero(place) if place.dtype == bool else place.ravel()
-            indices.extend(int(i) for i in index)
+            name, size = f"Layout.at: number of places of block {b!r}", family.size
+            checks.require(len(index) == size, name, f"its number of units, {size}", len(index), StateError)
+            indices.extend(map(int, index))
             named.append((b, family.shape))
-            if len(index) != family.size:
-                problem = f"block {b!r} has {family.size} units, got {len(index)} places"
-        if problem is None and sorted(indices) != list(range(math.prod(shape))):
-            problem = (
-                f"the {math.prod(shape)} places of the array must be filled once each, got {len(indices)}, "
-                f"{len(set(indices))} of them different"
-            )
-        if problem:
-            raise StateError(f"Layout.at: {problem}")
+        fills, expected = sorted(indices) == list(range(math.prod(shape))), "each index of the array once"
+        checks.require(fills, "Layout.at: places", expected, indices, StateError)
         return cls(tuple(shape), tuple(named), tuple(indices))
 
     @property
@@ -140,16 +134,9 @@ class UnitwiseSupport(constraints.Constraint):
 
     def __init__(self, graph: FactorGraph, layout: Layout) -> None:
         self.graph, self.layout = graph, layout
-
-    @property
-    def is_discrete(self) -> bool:
-        """True if any unit is discrete: a gradient-based method must then not update the site."""
-        return any(self.graph.families[b].support.is_discrete for b in self.layout.names)
-
-    @property
-    def event_dim(self) -> int:
-        """The value's number of axes."""
-        return len(self.layout.shape)
+        # a gradient-based method must not update a site with any discrete unit
+        self.is_discrete = any(graph.families[b].support.is_discrete for b in layout.names)
+        self.event_dim = len(layout.shape)
 
     def __call__(self, x: Array) -> Array:
         """Return True where all units are in their support."""
@@ -173,7 +160,7 @@ class UnitwiseSupport(constraints.Constraint):
 
     def tree_flatten(self) -> tuple:
         """Return no arrays."""
-        return (), ((), {"graph": self.graph, "layout": self.layout})
+        return (), ((), dict(vars(self)))
 
     def __repr__(self) -> str:
         families = (f"{b}: {describe(self.graph.families[b])}" for b in self.layout.names)
