@@ -326,17 +326,9 @@ def estimate_from(
     value, spread = _average(outcome.total, pairs, window.m - window.k + 1, count, others)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(window.m, time) + time - window.lag
-    longest, compare = int(tau.max()), compare and not missing
-    chains = leading(longest, cost[met].sum(), compare)
-    numbers = (
-        *window[:3],
-        window.max_sweeps or None,
-        missing,
-        float(outcome.trials),
-        chains.acceptance,
-        chains.overlap,
-    )
-    return UnbiasedEstimate(value, spread, time, met, cost, *numbers)
+    chains = leading(int(tau.max()), cost[met].sum(), compare and not missing)
+    numbers = *window[:3], window.max_sweeps or None, missing, float(outcome.trials)
+    return UnbiasedEstimate(value, spread, time, met, cost, *numbers, chains.acceptance, chains.overlap)
 
 
 def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: float) -> tuple[Any, Any]:
