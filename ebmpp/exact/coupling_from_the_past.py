@@ -18,7 +18,7 @@ units, which would have to cross from one phase to the other, never do.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jaxtyping import Bool, Float, Integer
 import numpy as np
@@ -92,16 +92,6 @@ def slopes(
     return result
 
 
-class _Bonds(NamedTuple):
-    """Gains in log-density of pairs, then of fields, whose units agree."""
-
-    gains: Float[Array, "bonds"]
-    up: Float[Array, ""]
-    """Sign of the fields, 1 or -1."""
-    conditions: dict[str, Bool[Array, ""]]
-    """Conditions that the params must meet, keyed by the text of their violation."""
-
-
 def check_two_values(graph: FactorGraph) -> None:
     """Check that the units have two values and the factors join pairs."""
     accepts = lambda b: type(graph.families[b]) in (Bernoulli, Spin)
@@ -121,11 +111,11 @@ def check_ferromagnetic(graph: FactorGraph, params: Any) -> None:
 def draw_clusters(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
     """Return perfect draws, and which rows are; see :func:`ebmpp.exact.perfect.draw_rows`."""
     graph, rows = target.graph, len(keys)
-    bonds, edges = _bonds(graph, target.params), _edges(graph)
+    (gains, up, conditions), edges = _bonds(graph, target.params), _edges(graph)
     size = sum(f.size for f in graph.families.values())
     neighbours = pairwise.table(size + 1, edges)
-    is_monotone = jnp.stack(list(bonds.conditions.values())).all()
-    ends, joined = jnp.asarray(edges), -jnp.expm1(-bonds.gains)
+    is_monotone = jnp.stack(list(conditions.values())).all()
+    ends, joined = jnp.asarray(edges), -jnp.expm1(-gains)
     separate = joined / (2 - joined)
 
     def sweep(time: Array, opened: Array) -> Array:
@@ -153,7 +143,7 @@ def draw_clusters(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, 
     words = random.words(random.fold_in(keys, 0), size + 1)  # times before 0 begin at 1
     coin = random.uniform(words).T < 0.5
     spin = jnp.where(jnp.take_along_axis(coin, label, 0), 1.0, -1.0)
-    spin = jnp.where(label == label[size], bonds.up, spin)
+    spin = jnp.where(label == label[size], up, spin)
     return _to_blocks(graph, spin[:size].T), met(opened) & is_monotone
 
 
@@ -183,7 +173,13 @@ def _edges(graph: FactorGraph) -> Integer[np.ndarray, "edges 2"]:
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 
 
-def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
+def _bonds(
+    graph: FactorGraph, params: Any
+) -> tuple[Float[Array, "bonds"], Float[Array, ""], dict[str, Bool[Array, ""]]]:
+    """Return bonds, the sign of the fields, and conditions on the params, by the text of their violation.
+
+    The bonds are gains in log-density of pairs, then of fields, whose units agree.
+    """
     gains, conditions = [], {}
     for block, split in graph.splits.items():
         for factor in split.inner_factors:
@@ -203,10 +199,10 @@ def _bonds(graph: FactorGraph, params: Any) -> _Bonds:
         one_sign = (up * field >= 0).all()
         conditions["the fields have both signs (those of units in {0, 1} are taken at 1/2)"] = one_sign
         gains.append(2 * jnp.abs(field))
-    return _Bonds(jnp.concatenate([jnp.zeros(0), *gains]), up, conditions | {"": jnp.bool_(True)})
+    return jnp.concatenate([jnp.zeros(0), *gains]), up, conditions | {"": jnp.bool_(True)}
 
 
-_conditions = jax.jit(lambda graph, params: _bonds(graph, params).conditions, static_argnums=0)
+_conditions = jax.jit(lambda graph, params: _bonds(graph, params)[2], static_argnums=0)
 
 
 def _to_blocks(graph: FactorGraph, spin: Float[Array, "rows units"]) -> Blocks:
