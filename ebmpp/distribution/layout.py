@@ -4,7 +4,7 @@
 
 from collections.abc import Iterable, Mapping
 import dataclasses
-from functools import cached_property, partial
+from functools import cached_property
 import math
 from typing import Any
 
@@ -12,7 +12,6 @@ from jaxtyping import Real, Shaped
 import numpy as np
 from numpyro.distributions import constraints
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -170,8 +169,7 @@ class UnitwiseSupport(constraints.Constraint):
 def values_of(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
     """Return every joint value of the layout's blocks, at most 2**20, ``(values, *layout.shape)``."""
     enumeration.refuse_many(graph, layout.names, (), enumeration.MOST_LISTED)
-    index = jnp.arange(enumeration.num_states(graph, layout.names), dtype=jnp.int32)
-    return layout.join(jax.vmap(partial(enumeration.decode, graph, layout.names))(index))
+    return layout.join(enumeration.list_states(graph, layout.names))
 
 
 def is_index(family: Family) -> bool:

@@ -140,6 +140,12 @@ def decode(graph: FactorGraph, blocks: Names, index: Number) -> Blocks:
     return decode_unknown(graph, Plan(blocks, (), ()), {}, {}, index)[0]
 
 
+def list_states(graph: FactorGraph, blocks: Names) -> Blocks:
+    """Return every joint state of ``blocks`` in the order of their numbers, with a leading axis of states."""
+    index = jnp.arange(num_states(graph, blocks), dtype=jnp.int32)
+    return jax.vmap(partial(decode, graph, blocks))(index)
+
+
 def decode_unknown(
     graph: FactorGraph, plan: Plan, x: State, known: State, index: Number
 ) -> tuple[Blocks, Array]:

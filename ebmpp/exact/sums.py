@@ -83,8 +83,7 @@ def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[dict[str, Ar
     index = jnp.arange(enumeration.num_states(graph, plan.enumerated), dtype=jnp.int32)
     term = partial(enumeration.log_term, graph, params, {}, plan)
     log_weight = jax.lax.map(term, index, batch_size=enumeration.chunk_size(graph, plan))
-    listed = jax.vmap(partial(enumeration.decode, graph, plan.enumerated))(index)
-    return listed, jax.nn.softmax(log_weight)
+    return enumeration.list_states(graph, plan.enumerated), jax.nn.softmax(log_weight)
 
 
 def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
