@@ -107,10 +107,8 @@ def fresh_chains(graph: FactorGraph, count: int, key: Key) -> Rows:
 
 def carried_chains(state: Any) -> Any:
     """Return the model's chains in an estimator's state, or the state itself if it has no such field."""
-    for name in ("coldest", "chains"):  # of tempered chains only the coldest are the model's
-        if hasattr(state, name):
-            return getattr(state, name)
-    return state
+    # of tempered chains only the coldest are the model's
+    return getattr(state, "coldest", getattr(state, "chains", state))
 
 
 def cycle_chains(chains: Any, fresh: Rows) -> Rows:

@@ -144,11 +144,8 @@ class PTT(Estimator):
             x = {b: jnp.concatenate([take(reservoir[b], slot), v], 1) for b, v in chains.items()}
             x, rates = climb(path, x, random.fold_in(keys, 1))
             put = jax.vmap(lambda v, at, new: v.at[at[0]].set(new[0]))
-            return (
-                {b: v[:, 1:] for b, v in x.items()},
-                {b: put(v, slot, x[b]) for b, v in reservoir.items()},
-                rates,
-            )
+            reservoir = {b: put(v, slot, x[b]) for b, v in reservoir.items()}
+            return {b: v[:, 1:] for b, v in x.items()}, reservoir, rates
 
         start = state.chains, state.reservoir, jnp.zeros(self.num_models)
         chains, reservoir, rates = lax.fori_loop(0, self.k, move, start)
