@@ -4,7 +4,6 @@
 
 import abc
 from collections.abc import Mapping
-import functools
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -117,6 +116,15 @@ class Estimator(abc.ABC):
         """
         return None
 
+    def _repeats(self, state: Any, count: int) -> "Repeats":
+        """Return how a step is repeated by :func:`~ebmpp.estimators.gradient_bias`.
+
+        By default each repeat starts from the given state, so that a bias of the state counts. Estimators
+        with independent chains split them into ``count`` groups, and those whose gradient is not the
+        likelihood's raise ArgumentError.
+        """
+        return Repeats(self, (state,) * count)
+
 
 class Repeats(NamedTuple):
     """Steps whose gradients are compared to measure their bias.
@@ -129,17 +137,6 @@ class Repeats(NamedTuple):
     estimator: Estimator
     states: tuple[Any, ...]
     chains: int | None = None
-
-
-@functools.singledispatch
-def repeats(estimator: Estimator, state: Any, count: int) -> Repeats:
-    """Return how a step is repeated by :func:`~ebmpp.estimators.gradient_bias`.
-
-    By default each repeat starts from the given state, so that a bias of the state counts. Estimators with
-    independent chains register an implementation that splits them into ``count`` groups, and those whose
-    gradient is not the likelihood's one that raises ArgumentError.
-    """
-    return Repeats(estimator, (state,) * count)
 
 
 def split_chains(chains: Rows, count: int) -> tuple[tuple[Blocks, ...], int]:

@@ -16,7 +16,7 @@ from ebmpp.core import checks
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import DeclarationError
-from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats, repeats
+from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
@@ -174,10 +174,8 @@ class Centered(Estimator):
             means = {b: m + scale * gradient[names[b]] if b in names else m for b, m in means.items()}
         return {b: o + self.sliding * (means[b] - o) for b, o in offsets.items()}
 
-
-@repeats.register
-def _(estimator: Centered, state: CenteredState, count: int) -> Repeats:
-    return repeats(estimator.estimator, state.inner, count)  # whose gradient is the likelihood's
+    def _repeats(self, state: CenteredState, count: int) -> Repeats:
+        return self.estimator._repeats(state.inner, count)  # whose gradient is the likelihood's
 
 
 def centered_direction(

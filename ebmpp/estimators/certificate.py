@@ -20,7 +20,7 @@ from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import DomainError, StateError, UnmetError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats, shapes
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, shapes
 from ebmpp.estimators.pairs import uses_fast_compile
 from ebmpp.estimators.particles import ParticleUCD
 from ebmpp.graph import FactorGraph, tables
@@ -202,7 +202,7 @@ def _plan(
     name, expected = "gradient_bias: state", f"one of {estimator!r} with batches of {size} rows"
     hint = "Pass fit.estimator_state, and as many rows as a batch had if the estimator has a chain per row."
     checks.require(fits, name, expected, state, StateError, hint)
-    plan = repeats(estimator, state, count)
+    plan = estimator._repeats(state, count)
     is_valid = not (is_missing and plan.chains is not None) and len(plan.states) >= _LEAST
     value, hint = None if is_missing else f"{len(plan.states)} chains", "Pass state=fit.estimator_state."
     checks.require(is_valid, name, f"one with {_LEAST} or more chains of {estimator!r}", value, hint=hint)

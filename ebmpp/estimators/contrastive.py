@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats, split_chains
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.move import Move, gibbs_sweep
 from ebmpp.moves.swaps import equalize
@@ -117,6 +117,9 @@ class PCD(Estimator):
         gradient = phases.two_phases(graph, params, batch, model, posterior=self.posterior)
         return Estimate(gradient, model, metrics, self.k * self.num_chains / len(batch.weights))
 
+    def _repeats(self, state: Any, count: int) -> Repeats:
+        return Repeats(self, *split_chains(state, count))
+
 
 class TemperedState(NamedTuple):
     """State of :class:`TemperedPCD`.
@@ -203,14 +206,7 @@ class TemperedPCD(Estimator):
         sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
         return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)
 
-
-@repeats.register
-def _(estimator: PCD, state: Any, count: int) -> Repeats:
-    return Repeats(estimator, *split_chains(state, count))
-
-
-@repeats.register
-def _(estimator: TemperedPCD, state: TemperedState, count: int) -> Repeats:
-    groups, size = split_chains(state.chains, count)
-    states = tuple(TemperedState(chains, state.betas) for chains in groups)
-    return Repeats(dataclasses.replace(estimator, num_chains=size), states, size)
+    def _repeats(self, state: TemperedState, count: int) -> Repeats:
+        groups, size = split_chains(state.chains, count)
+        states = tuple(TemperedState(chains, state.betas) for chains in groups)
+        return Repeats(dataclasses.replace(self, num_chains=size), states, size)

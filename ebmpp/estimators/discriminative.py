@@ -5,7 +5,6 @@
 from collections.abc import Mapping
 import dataclasses
 from functools import partial
-import itertools
 from typing import Any
 
 from jaxtyping import Float
@@ -15,13 +14,14 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, sharding
+from ebmpp.core import checks
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats
 from ebmpp.estimators.centering import nonzero
 from ebmpp.estimators.phases import check_posterior
+from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 
 _MAX_VALUES = 4096  # of the target block, each of which costs a free energy per row
@@ -100,7 +100,7 @@ class Discriminative(Estimator):
             rest = {b: x for b, x in batch.rows.items() if b != self.target}
             table = label_log_probabilities(graph, p, rest, self.target)
             # the index of each row's value
-            values = jnp.asarray(_label_values(graph, self.target)).reshape(table.shape[1], -1)
+            values = enumeration.list_states(graph, (self.target,))[self.target].reshape(table.shape[1], -1)
             rows = batch.rows[self.target].reshape(len(table), 1, -1)
             index = (rows == values).all(-1).argmax(1)[:, None]
             return -jnp.vdot(batch.weights, jnp.take_along_axis(table, index, axis=1)[:, 0])
@@ -113,15 +113,13 @@ class Discriminative(Estimator):
         total = jax.tree.map(lambda g, h: g + self.weight * h, gradient, other.gradient)
         return Estimate(total, other.state, {**other.metrics, **metrics}, other.sweeps)
 
-
-@repeats.register
-def _(estimator: Discriminative, state: Any, count: int) -> Repeats:
-    if estimator.generative is None:
-        raise ArgumentError(
-            f"{estimator!r} makes the exact gradient of log p({estimator.target} | rest), which has no bias. "
-            "Only the gradient of the likelihood, by a generative estimator, can be judged."
-        )
-    return repeats(estimator.generative, state, count)
+    def _repeats(self, state: Any, count: int) -> Repeats:
+        if self.generative is None:
+            raise ArgumentError(
+                f"{self!r} makes the exact gradient of log p({self.target} | rest), which has no bias. Only "
+                "the gradient of the likelihood, by a generative estimator, can be judged."
+            )
+        return self.generative._repeats(state, count)
 
 
 @partial(jax.jit, static_argnums=(0, 3))
@@ -131,20 +129,12 @@ def label_log_probabilities(
     """Return log p(target | rest) of every value of the target, with one layer of latents summed out.
 
     :param rest: the other visible blocks, ``(rows, *shape)`` each.
-    :return: the values in the order of ``itertools.product`` over the units.
+    :return: the values in the order of :func:`~ebmpp.exact.enumeration.list_states`.
     """
-    values, latents = jnp.asarray(_label_values(graph, target)), tuple(graph.latent)
+    values, latents = enumeration.list_states(graph, (target,))[target], tuple(graph.latent)
 
     def one_row(row: State) -> Array:
         joint = lambda y: energy.log_unnormalized(graph, params, {**row, target: y}, latents)
         return jax.nn.log_softmax(jax.vmap(joint)(values))
 
     return jax.vmap(one_row)(dict(rest))
-
-
-def _label_values(graph: FactorGraph, target: str) -> np.ndarray:
-    family = graph.families[target]
-    with sharding.at_once():
-        states = np.asarray(family.states())
-    values = np.array(list(itertools.product(states, repeat=family.size)), family.dtype)
-    return values.reshape(-1, *family.shape)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats, split_chains
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.estimators.phases import (
     Posterior,
     carried_chains,
@@ -99,8 +99,6 @@ class FPCD(Estimator):
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
         return Estimate(gradient, FPCDState(model, fast), {}, self.k * self.num_chains / len(batch.weights))
 
-
-@repeats.register
-def _(estimator: FPCD, state: FPCDState, count: int) -> Repeats:
-    groups, size = split_chains(state.chains, count)
-    return Repeats(estimator, tuple(FPCDState(chains, state.fast) for chains in groups), size)
+    def _repeats(self, state: FPCDState, count: int) -> Repeats:
+        groups, size = split_chains(state.chains, count)
+        return Repeats(self, tuple(FPCDState(chains, state.fast) for chains in groups), size)

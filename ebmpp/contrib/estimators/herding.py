@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import ArgumentError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, repeats
+from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import fresh_chains, posterior_of, row_keys
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.energy import weighted_gradient
@@ -106,7 +106,5 @@ class Herding(Estimator):
         gradient = weighted_gradient(graph, params, both, jnp.concatenate([batch.weights, -equal]))
         return Estimate(gradient, state.visit(model), {})
 
-
-@repeats.register
-def _(estimator: Herding, state: HerdingState, count: int) -> NoReturn:
-    raise ArgumentError(f"{estimator!r} climbs no likelihood, so the bias of its gradient is not defined.")
+    def _repeats(self, state: HerdingState, count: int) -> NoReturn:
+        raise ArgumentError(f"{self!r} climbs no likelihood, so the bias of its gradient is not defined.")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, repeats
+from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats
 from ebmpp.estimators.centering import Centered
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
@@ -123,12 +123,10 @@ class SDCP(Estimator):
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})
 
-
-@repeats.register
-def _(estimator: SDCP, state: Any, count: int) -> Repeats:
-    # inner step 0: a state past it belongs to the rows that it began with
-    fresh = state if estimator.d == 1 else state._replace(inner=jnp.zeros_like(state.inner))
-    return Repeats(estimator, (fresh,) * count)
+    def _repeats(self, state: Any, count: int) -> Repeats:
+        # inner step 0: a state past it belongs to the rows that it began with
+        fresh = state if self.d == 1 else state._replace(inner=jnp.zeros_like(state.inner))
+        return Repeats(self, (fresh,) * count)
 
 
 def CSDCP(

@@ -27,7 +27,7 @@ from ebmpp.contrib import FPCD, Herding
 from ebmpp.contrib.estimators.fpcd import FPCDState
 from ebmpp.errors import ArgumentError, StateError, UnmetError
 from ebmpp.estimators import Centered, Discriminative
-from ebmpp.estimators.base import Repeats, repeats
+from ebmpp.estimators.base import Repeats
 from helpers import assert_law, slow
 
 
@@ -63,7 +63,7 @@ def test_gradients_that_cannot_be_judged_are_refused(
     state = initial(state, "rbm") if hasattr(state, "estimate") else state
     with pytest.raises(error, match=message):
         if isinstance(estimator, Discriminative):
-            repeats(estimator, state, 3)
+            estimator._repeats(state, 3)
         else:
             measure_bias(estimator, state)
 
@@ -102,19 +102,19 @@ def test_unmet_pairs_are_refused_unless_allowed() -> None:
 
 @pytest.mark.slow
 def test_repeats_use_groups_of_chains_or_the_same_state() -> None:
-    groups = repeats(PCD(num_chains=11), initial(PCD(num_chains=11), "rbm"), 3)
+    groups = PCD(num_chains=11)._repeats(initial(PCD(num_chains=11), "rbm"), 3)
     assert groups.chains == 3 and [len(s["v"]) for s in groups.states] == [3, 3, 3]
-    assert len(repeats(PCD(num_chains=2), initial(PCD(num_chains=2), "rbm"), 5).states) == 2
+    assert len(PCD(num_chains=2)._repeats(initial(PCD(num_chains=2), "rbm"), 5).states) == 2
     tempered = TemperedPCD(num_chains=6, num_temperatures=2)
     state = initial(tempered, "rbm")
-    groups = repeats(tempered, state, 3)
+    groups = tempered._repeats(state, 3)
     assert groups.estimator.num_chains == 2 and groups.states[0].chains["v"].shape == (2, 2, 4)
     parts = np.concatenate([s.chains["v"] for s in groups.states])
     np.testing.assert_array_equal(parts, state.chains["v"])
     inner = Centered(PCD(num_chains=6))
-    assert repeats(inner, initial(inner, "rbm"), 3).estimator == PCD(num_chains=6)
+    assert inner._repeats(initial(inner, "rbm"), 3).estimator == PCD(num_chains=6)
     weighted = WeightedPCD(num_chains=20, num_watchers=0)
     state = initial(weighted, "rbm")
-    assert repeats(weighted, state, 2) == Repeats(weighted, (state, state))
+    assert weighted._repeats(state, 2) == Repeats(weighted, (state, state))
     hybrid = Discriminative("v", PCD(num_chains=6))
-    assert repeats(hybrid, initial(PCD(num_chains=6), "rbm"), 3).chains == 2
+    assert hybrid._repeats(initial(PCD(num_chains=6), "rbm"), 3).chains == 2
