@@ -94,6 +94,7 @@ def run_pairs(
 
     def run_share(jobs: Job, common: tuple, first: Array, valid: Which | None) -> tuple[Any, Any]:
         target, key, window = common
+        valid = jnp.ones(len(jobs.number), bool) if valid is None else valid
         run = _Engine(target, moves, accumulator, window, jobs, valid, key).run(size)
         job_totals, total = (run.total, ()) if accumulator.per_job else ((), run.total)
         time = jnp.where(run.meeting_time == _NEVER, -1, run.meeting_time)
@@ -108,30 +109,28 @@ def run_pairs(
     return Outcome(total, sharding.everywhere(time), trials, acceptance, count.broken)
 
 
+@dataclasses.dataclass(eq=False)
 class _Engine:
     """The loops of one run; params and window are traced."""
 
-    def __init__(
-        self,
-        target: Target,
-        moves: tuple[Move, ...],
-        accumulator: Accumulator,
-        window: Window,
-        jobs: Job,
-        valid: Which | None,
-        key: Key,
-    ) -> None:
-        self.target = target if jobs.given is None else dataclasses.replace(target, given=jobs.given)
-        self.moves, self.jobs = moves, jobs
-        self.keys = random.fold_in(key, jobs.number)
-        self.valid = jnp.ones(len(self.keys), bool) if valid is None else valid
-        window = Window(*(jnp.asarray(n, jnp.int32) for n in window))
-        self.accumulator, self.window = accumulator, window
-        self.free = tuple({b: None for move in moves for b in move.blocks})
-        self.offsets = offsets(target.graph, moves)
-        self.proposes = sum(move.proposes for move in moves)
-        limit = jnp.minimum(window.max_sweeps, MOST_TRIALS // _TRIALS_PER_SWEEP) * _TRIALS_PER_SWEEP
-        self.max_trials = jnp.where(window.max_sweeps > 0, limit, MOST_TRIALS)
+    target: Target
+    moves: tuple[Move, ...]
+    accumulator: Accumulator
+    window: Window
+    jobs: Job
+    valid: Which
+    key: dataclasses.InitVar[Key]
+
+    def __post_init__(self, key: Key) -> None:
+        if self.jobs.given is not None:
+            self.target = dataclasses.replace(self.target, given=self.jobs.given)
+        self.keys = random.fold_in(key, self.jobs.number)
+        self.window = Window(*(jnp.asarray(n, jnp.int32) for n in self.window))
+        self.free = tuple({b: None for move in self.moves for b in move.blocks})
+        self.offsets = offsets(self.target.graph, self.moves)
+        self.proposes = sum(move.proposes for move in self.moves)
+        limit = jnp.minimum(self.window.max_sweeps, MOST_TRIALS // _TRIALS_PER_SWEEP) * _TRIALS_PER_SWEEP
+        self.max_trials = jnp.where(self.window.max_sweeps > 0, limit, MOST_TRIALS)
 
     def run(self, num_slots: int) -> _Run:
         """Run all valid jobs, prepared in parts, in ``num_slots`` slots, then in fewer as pairs finish."""
