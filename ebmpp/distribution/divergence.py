@@ -16,6 +16,9 @@ from ebmpp.errors import ParameterError
 Enumerable = EnergyDistribution | dist.Independent
 
 
+@dist.kl_divergence.register(EnergyDistribution, EnergyDistribution)
+@dist.kl_divergence.register(EnergyDistribution, dist.Independent)
+@dist.kl_divergence.register(dist.Independent, EnergyDistribution)
 def _divergence(p: Enumerable, q: Enumerable) -> Float[Array, "*batch"]:
     """Return KL(p || q) of energy models, or of one and independent units, summed over all joint values."""
     model = p if isinstance(p, EnergyDistribution) else cast(EnergyDistribution, q)
@@ -30,11 +33,3 @@ def _divergence(p: Enumerable, q: Enumerable) -> Float[Array, "*batch"]:
     log_probs = lambda d: d.log_probs(values) if isinstance(d, EnergyDistribution) else d.log_prob(values)
     log_p, log_q = jnp.asarray(log_probs(p)), jnp.asarray(log_probs(q))
     return (jnp.exp(log_p) * jnp.where(log_p > -jnp.inf, log_p - log_q, 0.0)).sum(0)
-
-
-for _pair in (
-    (EnergyDistribution, EnergyDistribution),
-    (EnergyDistribution, dist.Independent),
-    (dist.Independent, EnergyDistribution),
-):
-    dist.kl_divergence.add(_pair, _divergence)

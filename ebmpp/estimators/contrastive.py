@@ -11,22 +11,17 @@ from jaxtyping import Float
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Key, Params, Rows, State
+from ebmpp.core import Key, Params, Rows, State, checks, random
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.graph import FactorGraph
-from ebmpp.moves.move import Move, gibbs_sweep
+from ebmpp.moves.move import Move
 from ebmpp.moves.swaps import equalize
 from ebmpp.moves.sweeps import as_moves, resolve_moves
 from ebmpp.moves.target import Target
 from ebmpp.moves.tempering import replicate, tempered_params, tempered_sweep
 
 Moves = Move | Sequence[Move] | None
-
-
-def _resolve(graph: FactorGraph, moves: Moves) -> tuple[Move, ...]:
-    return gibbs_sweep(graph) if moves is None else resolve_moves(graph, moves, exact=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +53,14 @@ class CD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> tuple:
         phases.check_posterior(graph, "CD", self.posterior)
-        _resolve(graph, self.moves)
+        resolve_moves(graph, self.moves, exact=False)
         return ()
 
     def estimate(self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, key: Key) -> Estimate:
         """Subtract the gradient at reconstructions after k sweeps from the one at the data."""
         batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
-        target, moves = Target(graph, params), _resolve(graph, self.moves)
+        target, moves = Target(graph, params), resolve_moves(graph, self.moves, exact=False)
         model, metrics = phases.sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
         options = {"weights": batch.weights, "posterior": self.posterior}
         return Estimate(phases.two_phases(graph, params, batch, model, **options), state, metrics, self.k)
@@ -102,7 +97,7 @@ class PCD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> State:
         phases.check_posterior(graph, "PCD", self.posterior)
-        _resolve(graph, self.moves)
+        resolve_moves(graph, self.moves, exact=False)
         return phases.fresh_chains(graph, self.num_chains, key)
 
     def adopt(self, before: Any, fresh: State) -> State:
@@ -112,7 +107,7 @@ class PCD(Estimator):
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """Subtract the gradient at the chains, after k more sweeps, from the one at the data."""
         batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        moves = _resolve(graph, self.moves)
+        moves = resolve_moves(graph, self.moves, exact=False)
         model, metrics = phases.sweep_chains(Target(graph, params), state, self.k, key, moves)
         gradient = phases.two_phases(graph, params, batch, model, posterior=self.posterior)
         return Estimate(gradient, model, metrics, self.k * self.num_chains / len(batch.weights))
