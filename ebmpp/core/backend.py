@@ -43,8 +43,7 @@ def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
 
 def is_ready(tree: Any) -> bool:
     """Return True if the arrays of a tree are computed."""
-    leaves: list[Any] = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array)]
-    return all(leaf.is_ready() for leaf in leaves)
+    return all(leaf.is_ready() for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array))
 
 
 def wait(tree: _Tree) -> _Tree:

@@ -41,9 +41,7 @@ def is_fast_compile() -> bool:
 
 def is_traced(inputs: Any) -> bool:
     """Return True if any leaf is a tracer, or if the call is made while a function is traced."""
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs)) or isinstance(
-        jnp.zeros(()), Tracer
-    )
+    return any(isinstance(leaf, Tracer) for leaf in (jnp.zeros(()), *jax.tree.leaves(inputs)))
 
 
 class Compiled:
@@ -228,8 +226,12 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
     >>> ebmpp.enable_compilation_cache(tempfile.mkdtemp()).is_dir()
     True
     """
+    if directory is None:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        configured = getattr(jax.config, "jax_compilation_cache_dir", None)
+        directory = configured or pathlib.Path(base, "ebmpp", "jax")
     try:
-        path = pathlib.Path(_default_directory() if directory is None else directory).expanduser().absolute()
+        path = pathlib.Path(directory).expanduser().absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
@@ -245,10 +247,3 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
     # JAX opens its cache at the first program that it compiles, and would ignore a later directory.
     compilation_cache.reset_cache()
     return path
-
-
-def _default_directory() -> str | pathlib.Path:
-    if configured := getattr(jax.config, "jax_compilation_cache_dir", None):
-        return configured
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return pathlib.Path(base) / "ebmpp" / "jax"

@@ -97,10 +97,7 @@ def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
             f"precision of the Gaussian blocks {list(plan.integrated)} is not positive definite. Weaken "
             "the factors between them."
         )
-    sizes = {
-        n: max((float(abs(a).max()) for a in map(np.asarray, jax.tree.leaves(p)) if a.size), default=0.0)
-        for n, p in params.items()
-    }
+    sizes = {n: float(np.abs(ravel_pytree(p)[0]).max(initial=0)) for n, p in params.items()}
     name = max(sizes, key=sizes.__getitem__)
     raise DomainError(
         f"factor {name!r}: params must give every state an energy that {jnp.result_type(float)} holds, got "
