@@ -25,9 +25,8 @@ from ebmpp.annealing import ladder as ladders
 from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn
 from ebmpp.annealing.path import Path, draw_reference
 from ebmpp.annealing.reference import check_model, log_partition, reference as find_reference
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import Blocks, Params, checks, random, sharding
 from ebmpp.core.compile import Compiled
-from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import IntractableError, StateError, UnmetError
 from ebmpp.exact import centring, enumeration
 from ebmpp.exact.perfect import perfect_sample

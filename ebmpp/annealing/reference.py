@@ -15,8 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Eta, Params
+from ebmpp.core import Blocks, Eta, Params, checks, random
 from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.centring import Centred
 from ebmpp.families import Family

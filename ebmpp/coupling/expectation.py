@@ -17,9 +17,8 @@ import jax
 from jax import Array
 from jax.sharding import Mesh
 
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import Key, checks, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
-from ebmpp.core.types import Key
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of

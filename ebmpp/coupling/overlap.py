@@ -18,9 +18,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random, sharding
+from ebmpp.core import Blocks, Key, Keys, Rows, random, sharding
 from ebmpp.core.compile import compiled
-from ebmpp.core.types import Blocks, Key, Keys, Rows
 from ebmpp.coupling.slots import Fresh
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.target import Target

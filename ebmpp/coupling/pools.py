@@ -11,8 +11,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Key, Params, Rows
+from ebmpp.core import Blocks, Key, Params, Rows, checks, random
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped, as_clamped, as_rows

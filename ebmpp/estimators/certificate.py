@@ -15,10 +15,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random, statistics
+from ebmpp.core import Key, Params, Rows, checks, random, statistics
 from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
-from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import DomainError, StateError, UnmetError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, shapes
 from ebmpp.estimators.pairs import uses_fast_compile

@@ -14,9 +14,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import Key, Params, Rows, State, checks
 from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Key, Params, Rows, State
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats
 from ebmpp.estimators.centering import nonzero

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from ebmpp.annealing.particles import start_systems
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random, sharding
 from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Blocks, Eta, Key, Keys, Params, Rows
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.graph import FactorGraph, energy

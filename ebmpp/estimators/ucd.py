@@ -11,8 +11,7 @@ import numpy as np
 
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Key, Params, Rows
+from ebmpp.core import Key, Params, Rows, checks
 from ebmpp.errors import IntractableError
 from ebmpp.estimators.base import Batch, Choice, Estimate
 from ebmpp.estimators.pairs import ChainUCD, UCDState

@@ -19,8 +19,7 @@ from ebmpp.annealing.particles import fresh_systems, start_systems
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
 from ebmpp.annealing.systems import Systems
-from ebmpp.core import checks, random, sharding
-from ebmpp.core.types import Eta, Key, Params, Rows
+from ebmpp.core import Eta, Key, Params, Rows, checks, random, sharding
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
 from ebmpp.graph import FactorGraph

@@ -10,8 +10,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, Rows
-from ebmpp.core.types import Blocks, Natural
+from ebmpp.core import Blocks, Natural, Params, Rows
 from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete
 from ebmpp.graph import Bias, Bilinear, FactorGraph, energy
@@ -59,9 +58,7 @@ def centre(graph: FactorGraph, params: Params) -> Centred:
     bias = {f.blocks[0]: f.name for f in graph.factors if type(f) is Bias and not f.shared}
     params, centres, log_factor = dict(params), {}, 0.0
     for b, family in graph.visible.items():
-        factors = [
-            f for f in graph.factors if b in f.blocks and not (type(f) is Bias and f.name == bias.get(b))
-        ]
+        factors = [f for f in graph.factors if b in f.blocks and f.name != bias.get(b)]
         movable = all(type(f) is Bilinear and set(f.blocks) <= bias.keys() for f in factors)
         if not (isinstance(family, Gaussian) and b in bias and movable):
             continue

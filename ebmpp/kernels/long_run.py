@@ -194,12 +194,11 @@ class LongRun:
                 from ebmpp.kernels.draw_file import DrawFile  # h5py is for those who keep draws
 
                 file = DrawFile(record.directory, total // thinning, done // thinning)
+        chunks = begin(saved=None if saved is None else saved.arrays[3:])
         if saved is None:
-            chunks = begin(saved=None)
             length = self.batch_length or -(-math.isqrt(total) // thinning) * thinning
             totals = Totals.empty(length, *chunks.moments().mean.shape)
         else:
-            chunks = begin(saved=saved.arrays[3:])
             totals = Totals(*saved.body["batches"], *saved.arrays[:3])
             length = totals.length
         with tqdm(total=total, initial=done, disable=not mcmc.progress_bar, unit="step") as bar:

@@ -14,8 +14,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, check_models, summed_blocks
-from ebmpp.core import checks
-from ebmpp.core.types import Eta, Params
+from ebmpp.core import Eta, Params, checks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped, is_concrete
 from ebmpp.graph.transforms.replicate import separate_params
