@@ -198,8 +198,8 @@ class Path:
 
     def draw(self, blocks: Iterable[str], eta: Eta, beta: Scalar, keys: Keys) -> Blocks:
         """Draw blocks at ``beta``, given their natural parameters ``eta`` under the model."""
-        eta = {b: between(self.eta0[b], eta[b], beta) for b in blocks}
-        return gibbs.draw(self.graph, blocks, eta, keys)
+        families = {b: self.graph.families[b] for b in blocks}
+        return gibbs.draw(families, {b: between(self.eta0[b], eta[b], beta) for b in families}, keys)
 
     def sweep(self, rung: Rung, x: Rows, eta: Eta | None, keys: Keys) -> Blocks:
         """Take a Gibbs sweep at a rung: the summed blocks, then the kept ones, which are returned.
@@ -248,10 +248,10 @@ def _visit(target: Target, eta0: Eta, x: Blocks, blocks: Iterable[str], beta: Ar
         split = target.graph.splits[b]
         return split.take(eta0[b].reshape(split.family.size, *split.family.stat_shape), part)
 
-    def new(eta: Eta, view: Any, part: Any) -> Blocks:
+    def new(eta: Eta, families: gibbs.Families, part: Any) -> Blocks:
         row_keys = keys if part is None else random.fold_in(keys, 0, part)
         eta = {b: between(start(b, part), e, beta) for b, e in eta.items()}
-        return gibbs.draw(view, eta, eta, row_keys)
+        return gibbs.draw(families, eta, row_keys)
 
     return gibbs.visit(target, x, blocks, new)
 
@@ -260,4 +260,4 @@ def _visit(target: Target, eta0: Eta, x: Blocks, blocks: Iterable[str], beta: Ar
 def draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, keys: Array) -> Blocks:
     """Draw some blocks of the reference, one row per key."""
     eta = {b: jnp.broadcast_to(eta0[b], (len(keys), *eta0[b].shape)) for b in blocks}
-    return gibbs.draw(graph, blocks, eta, keys)
+    return gibbs.draw({b: graph.families[b] for b in blocks}, eta, keys)

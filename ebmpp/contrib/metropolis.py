@@ -94,11 +94,11 @@ class Metropolis(Move):
 
     def _propose(self, target: Target, keys: Keys) -> tuple[dict[str, Array], Array]:
         refuse_observed(self.marginalize, target.keep)
-        graph = target.graph
-        count = num_words(graph, self.blocks)
+        families = {b: target.graph.families[b] for b in self.blocks}
+        count = num_words(families)
         words = random.words(keys, count + 1)
-        parts = split_words(graph, self.blocks, words[:, :count])
-        proposal = {b: graph.families[b].initial(parts[b]) for b in self.blocks}
+        parts = split_words(families, words[:, :count])
+        proposal = {b: family.initial(parts[b]) for b, family in families.items()}
         return proposal, jnp.log(random.uniform(words[:, count]))
 
     def _score(self, target: Target, x: Rows) -> Array:

@@ -82,35 +82,35 @@ class Metropolized(Layer):
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         """See :class:`~ebmpp.moves.Move`."""
 
-        def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
+        def new(eta: Eta, families: gibbs.Families, part: Any) -> Blocks:
             now = self._present(target.graph, x, part)
-            words = self._words(view, keys if part is None else random.fold_in(keys, 0, part))
-            return {b: _draw(view.families[b], words[b], e, now[b]) for b, e in eta.items()}
+            words = self._words(families, keys if part is None else random.fold_in(keys, 0, part))
+            return {b: _draw(families[b], words[b], e, now[b]) for b, e in eta.items()}
 
         return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
         graph, rows = target.graph, len(trial.keys)
-        view, present = self.view(graph, trial.part), self._present(graph, flat(z), trial.part)
+        families, present = self.families(graph, trial.part), self._present(graph, flat(z), trial.part)
         now = {b: v.reshape(2, rows, *v.shape[1:]) for b, v in present.items()}
-        words, accepted = self._words(view, trial.keys), jnp.ones(rows, bool)
-        drawn = {b: _couple(view.families[b], words[b], e, now[b]) for b, e in focused.items()}
+        words, accepted = self._words(families, trial.keys), jnp.ones(rows, bool)
+        drawn = {b: _couple(families[b], words[b], e, now[b]) for b, e in focused.items()}
         drawn = {b: (x, where_rows(trial.same, x, y)) for b, (x, y) in drawn.items()}
         of_chain = lambda both, i: {b: both[b][i] for b in self.blocks}
         new = lambda i: gibbs.hold(
             target.keep, of_chain(z, i), self.put(graph, of_chain(z, i), trial.part, of_chain(drawn, i))
         )
-        inside = [view.families[b].in_domain(e).reshape(2, rows, -1).all((0, 2)) for b, e in focused.items()]
+        inside = [families[b].in_domain(e).reshape(2, rows, -1).all((0, 2)) for b, e in focused.items()]
         together = dict.fromkeys(self.blocks, trial.same)
         return Attempt(new(0), new(1), accepted, accepted, ~jnp.stack(inside).all(0), together)
 
-    def _words(self, view: gibbs.Families, keys: Keys) -> dict[str, Words]:
+    def _words(self, families: gibbs.Families, keys: Keys) -> dict[str, Words]:
         per_unit = Categorical.num_couple_words
-        counts = {b: view.families[b].size * per_unit for b in self.blocks}
+        counts = {b: families[b].size * per_unit for b in self.blocks}
         words, result, start = random.words(keys, sum(counts.values())), {}, 0
         for b, count in counts.items():
-            shape = len(keys), *view.families[b].shape, per_unit
+            shape = len(keys), *families[b].shape, per_unit
             result[b] = words[:, start : start + count].reshape(shape)
             start += count
         return result

@@ -115,10 +115,11 @@ def _weighted_bound(
     summed = enumeration.largest_independent(graph, graph.latent)
     _, eta = mean_field(graph, params, visible, passes)
     eta = {b: eta[b] for b in graph.latent if b not in summed}
+    families = {b: graph.families[b] for b in eta}
 
     def log_weight(index: Array) -> Scalar:
-        words = random.words(random.fold_in(key, index), gibbs.num_words(graph, eta))
-        draws = gibbs.draw_rows(graph, eta, jax.tree.map(lambda e: e[None], eta), words[None])
+        words = random.words(random.fold_in(key, index), gibbs.num_words(families))
+        draws = gibbs.draw_rows(families, jax.tree.map(lambda e: e[None], eta), words[None])
         t = graph.statistics({b: x[0] for b, x in draws.items()})
         return energy.log_marginal(graph, params, visible | t, summed) - _log_density(graph, eta, t)
 

@@ -133,10 +133,10 @@ def _both_sweep(target: Target, x: Blocks, keys: Keys) -> Blocks:
     """Sweep the rows from below and, after them, the rows from above, by the same words."""
     for index, blocks in enumerate(target.graph.block_layers):
 
-        def new(eta: dict[str, Array], view: Any, part: Any, index: int = index) -> Blocks:
+        def new(eta: dict[str, Array], families: gibbs.Families, part: Any, index: int = index) -> Blocks:
             values = {}
             for place, (b, e) in enumerate(eta.items()):
-                family, key = view.families[b], random.fold_in(keys, index, place)
+                family, key = families[b], random.fold_in(keys, index, place)
                 words = random.words(key if part is None else random.fold_in(key, 0, part), family.size)
                 words = jnp.concatenate([words, words]).reshape(-1, *family.shape, 1)
                 values[b] = _monotone(family, words, e)

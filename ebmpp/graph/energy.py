@@ -7,7 +7,7 @@ zero statistics plus the log-normalisers. Most functions take one state and are 
 turns a vmapped gradient of a bilinear energy into one matrix product, as fast as a hand-written one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -209,12 +209,6 @@ def mean_layer(graph: Declaration, params: Params, blocks: tuple[str, ...], t: B
 # The terms of the other blocks do not change while the parts of a block are visited, so they are computed
 # once per visit (part_context). Terms between units of the block are gathered for the units of one part where
 # the factor provides a Local, and come from autodiff over the whole block otherwise.
-
-
-class PartView(NamedTuple):
-    """Substitute for a graph with the family of one part in place of its block's, sufficient for a draw."""
-
-    families: Mapping[str, Family]
 
 
 class PartContext(NamedTuple):

@@ -117,50 +117,49 @@ def stalls(kind: str) -> bool:
     return kind.startswith("maximal")
 
 
-def attempt(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
+def attempt(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
     """Make one trial of the coupled draw of a layer, given natural parameters of both chains."""
     if stalls(kind):
-        result = _maximal(graph, blocks, kind, etas, trial)
+        result = _maximal(families, kind, etas, trial)
     else:
-        x, y, together = _unconditional(graph, blocks, kind, etas, trial.keys)
+        x, y, together = _unconditional(families, kind, etas, trial.keys)
         accepted = jnp.ones(len(trial.keys), bool)
         # the conditionals of other rows do not exist
-        inside = [graph.families[b].in_domain(eta[b]).reshape(len(x[b]), -1) for eta in etas for b in blocks]
+        inside = [f.in_domain(eta[b]).reshape(len(x[b]), -1) for eta in etas for b, f in families.items()]
         result = Attempt(x, y, accepted, accepted, ~jnp.concatenate(inside, 1).all(1), together)
-    y = {b: where_rows(trial.same, result.x[b], result.y[b]) for b in blocks}
-    together = {b: result.together[b] | trial.same for b in blocks}
+    y = {b: where_rows(trial.same, result.x[b], result.y[b]) for b in families}
+    together = {b: result.together[b] | trial.same for b in families}
     return result._replace(y=y, together=together)
 
 
 def _unconditional(
-    graph: Families, blocks: Sequence[str], kind: str, etas: Etas, keys: Keys
+    families: Families, kind: str, etas: Etas, keys: Keys
 ) -> tuple[Blocks, Blocks, dict[str, Which]]:
     """Make a coupled draw that is always accepted."""
-    separate = dict.fromkeys(blocks, jnp.zeros(len(keys), bool))
+    separate = dict.fromkeys(families, jnp.zeros(len(keys), bool))
     if kind == "independent":
-        count = num_words(graph, blocks)
-        halves = jnp.split(random.words(keys, 2 * count), 2, axis=1)
-        x, y = (draw_rows(graph, blocks, eta, w) for eta, w in zip(etas, halves, strict=True))
+        halves = jnp.split(random.words(keys, 2 * num_words(families)), 2, axis=1)
+        x, y = (draw_rows(families, eta, w) for eta, w in zip(etas, halves, strict=True))
         return x, y, separate
-    count = num_words(graph, blocks, coupled=True)
+    count = num_words(families, coupled=True)
     if kind == "common":
-        return *_couple(graph, blocks, etas, random.words(keys, count)), separate
-    words = random.words(keys, count + len(blocks))
-    parts = split_words(graph, blocks, words[:, :count], coupled=True)
+        return *_couple(families, etas, random.words(keys, count)), separate
+    words = random.words(keys, count + len(families))
+    parts = split_words(families, words[:, :count], coupled=True)
     u = random.uniform(words[:, count:])
-    reflect = lambda b, u: graph.families[b].reflect(parts[b], u, etas[0][b], etas[1][b])
-    drawn = {b: reflect(b, u[:, i]) for i, b in enumerate(blocks)}
+    reflect = lambda b, u: families[b].reflect(parts[b], u, etas[0][b], etas[1][b])
+    drawn = {b: reflect(b, u[:, i]) for i, b in enumerate(families)}
     x, y, together = ({b: d[i] for b, d in drawn.items()} for i in range(3))
     return x, y, together
 
 
-def _couple(graph: Families, blocks: Sequence[str], etas: Etas, words: Array) -> tuple[Blocks, Blocks]:
-    parts = split_words(graph, blocks, words, coupled=True)
-    drawn = {b: graph.families[b].couple(parts[b], etas[0][b], etas[1][b]) for b in blocks}
+def _couple(families: Families, etas: Etas, words: Array) -> tuple[Blocks, Blocks]:
+    parts = split_words(families, words, coupled=True)
+    drawn = {b: family.couple(parts[b], etas[0][b], etas[1][b]) for b, family in families.items()}
     return {b: d[0] for b, d in drawn.items()}, {b: d[1] for b, d in drawn.items()}
 
 
-def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, trial: Trial) -> Attempt:
+def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
     """Make one trial of Algorithm 3 (residual from shared words) or 4 ("independent") of Qiu et al.
 
     A first trial proposes one x for both chains, and in the same call tries the residual with other words for
@@ -168,33 +167,32 @@ def _maximal(graph: Families, blocks: Sequence[str], kind: str, etas: Etas, tria
     """
     keys, first, same = trial[:3]
     independent = kind == "maximal_independent"
-    count = num_words(graph, blocks)
-    rest = 2 * count if independent else num_words(graph, blocks, coupled=True)
+    count = num_words(families)
+    rest = 2 * count if independent else num_words(families, coupled=True)
     # Several fusions read the words: without the barrier each hashes them again, a tenth of the sweep's time.
     words = lax.optimization_barrier(random.words(keys, count + rest + 3))
     log_u = jnp.log(random.uniform(words[:, -3:].T)).T
-    families = {b: graph.families[b] for b in blocks}
     ratio = functools.partial(log_ratio, families, *etas)
     statistics = lambda x: {b: f.statistics(x[b]) for b, f in families.items()}
 
-    shared = draw_rows(graph, blocks, etas[0], words[:, :count])
+    shared = draw_rows(families, etas[0], words[:, :count])
     at_shared = ratio(statistics(shared), same)
     together = first & (log_u[:, 0] <= at_shared)
     residual = words[:, count : count + rest]
     if independent:
         # A rejected x is itself a draw of the leading chain's residual: only the follower is still to be
         # drawn.
-        x, y = shared, draw_rows(graph, blocks, etas[1], residual[:, count:])
+        x, y = shared, draw_rows(families, etas[1], residual[:, count:])
         accept_x = jnp.ones(len(keys), bool)
     else:
-        x, y = _couple(graph, blocks, etas, residual)
+        x, y = _couple(families, etas, residual)
         accept_x = together | (log_u[:, 1] > ratio(statistics(x)))
-        x = {b: where_rows(together, shared[b], x[b]) for b in blocks}
+        x = {b: where_rows(together, shared[b], x[b]) for b in families}
     accept_y = together | (log_u[:, 2] > -ratio(statistics(y)))
-    y = {b: where_rows(together, shared[b], y[b]) for b in blocks}
+    y = {b: where_rows(together, shared[b], y[b]) for b in families}
     # a row whose conditional does not exist would be accepted all the same, or stall forever
     broken = ~jnp.isfinite(at_shared)
-    return Attempt(x, y, accept_x, accept_y, broken, dict.fromkeys(blocks, together))
+    return Attempt(x, y, accept_x, accept_y, broken, dict.fromkeys(families, together))
 
 
 def where_rows(rows: Array, a: Array, b: Array) -> Array:

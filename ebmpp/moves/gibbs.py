@@ -6,7 +6,7 @@ A *row* is one state, of blocks of shape ``(rows, *shape)``, with a key of shape
 depend on its own key only. Nothing is checked here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.target import Target
 
-#: What a draw needs: ``families`` by block.
-Families = FactorGraph | energy.PartView
+#: Families of the blocks that are drawn, in the order in which random words are assigned to them.
+Families = Mapping[str, Family]
 #: From natural parameters, families and the index of the part to new values; the index is None where a layer
 #: is drawn at once.
 Drawer = Callable[[Blocks, Families, Any], Rows]
@@ -40,15 +40,16 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
     graph, params, keep, blocks = target.graph, target.params, target.keep, tuple(blocks)
     if graph.splits.keys().isdisjoint(blocks):
         eta = energy.natural_rows(graph, params, x, blocks)
-        # in the layer's order, in which words are assigned; a gradient is sorted by name
-        return hold(keep, x, dict(new({b: eta[b] for b in blocks}, graph, None)))
+        # in the layer's order; a gradient is sorted by name
+        families = {b: graph.families[b] for b in blocks}
+        return hold(keep, x, dict(new({b: eta[b] for b in blocks}, families, None)))
     (block,) = blocks
     split, around = graph.splits[block], energy.part_context(graph, params, x, block)
     held = energy.to_units(keep[block], split.family) if block in keep else None
 
     def step(part: Any, units: Array) -> Array:
         eta = energy.natural_part(graph, params, x, units, block, around, part)
-        drawn = new({block: eta}, energy.PartView({block: split.part_family(part)}), part)[block].T
+        drawn = new({block: eta}, {block: split.part_family(part)}, part)[block].T
         if held is not None:
             drawn = jnp.where(split.take(held, part), split.take(units, part), drawn)
         return split.put(units, part, drawn)
@@ -57,17 +58,15 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
     return {block: energy.to_rows(units, split.family)}
 
 
-def num_words(graph: Families, blocks: Iterable[str], *, coupled: bool = False) -> int:
-    """Return the number of random words of a row's draw of ``blocks``."""
-    families = [graph.families[b] for b in blocks]
-    return sum(f.size * (f.num_couple_words if coupled else f.num_words) for f in families)
+def num_words(families: Families, *, coupled: bool = False) -> int:
+    """Return the number of random words of a row's draw of the blocks."""
+    return sum(f.size * (f.num_couple_words if coupled else f.num_words) for f in families.values())
 
 
-def split_words(graph: Families, blocks: Iterable[str], words: Array, *, coupled: bool = False) -> Blocks:
+def split_words(families: Families, words: Array, *, coupled: bool = False) -> Blocks:
     """Return the words of each block, of shape ``(rows, *shape, words per unit)``."""
     parts, start = {}, 0
-    for b in blocks:
-        family = graph.families[b]
+    for b, family in families.items():
         count = family.num_couple_words if coupled else family.num_words
         stop = start + family.size * count
         parts[b] = words[:, start:stop].reshape(-1, *family.shape, count)
@@ -75,44 +74,42 @@ def split_words(graph: Families, blocks: Iterable[str], words: Array, *, coupled
     return parts
 
 
-def draw_rows(graph: Families, blocks: Iterable[str], eta: Rows, words: Array) -> Blocks:
-    """Draw ``blocks`` from their families at ``eta``."""
-    parts = split_words(graph, blocks, words)
-    return {b: graph.families[b].sample(parts[b], eta[b]) for b in blocks}
+def draw_rows(families: Families, eta: Rows, words: Array) -> Blocks:
+    """Draw blocks from their families at ``eta``."""
+    parts = split_words(families, words)
+    return {b: family.sample(parts[b], eta[b]) for b, family in families.items()}
 
 
-def draw(graph: Families, blocks: Iterable[str], eta: Rows, keys: Keys) -> Blocks:
-    """Draw ``blocks`` from their families at ``eta``, with words of the ``keys``."""
-    blocks = tuple(blocks)
-    count = num_words(graph, blocks)
-    make = lambda eta: draw_rows(graph, blocks, eta, random.words(keys, count))
+def draw(families: Families, eta: Rows, keys: Keys) -> Blocks:
+    """Draw blocks from their families at ``eta``, with words of the ``keys``."""
+    count = num_words(families)
+    make = lambda eta: draw_rows(families, eta, random.words(keys, count))
     # written into the buffer of their parameters, draws of 100 rows at 784x500 took 1.6 times as long
     separate = is_fast_compile() and barrier_pays(len(keys) * count)
     return fusion_barrier(make, dict(eta)) if separate else make(eta)
 
 
-def draw_part(view: Families, eta: Blocks, keys: Keys) -> Blocks:
+def draw_part(families: Families, eta: Blocks, keys: Keys) -> Blocks:
     """Draw the units of a part."""
-    ((block, natural),) = eta.items()
-    family = view.families[block]
+    ((block, family),) = families.items()
     if not barrier_pays(len(keys) * family.size):
-        return draw(view, eta, eta, keys)
-    units_first = jnp.swapaxes(natural, 0, 1)
+        return draw(families, eta, keys)
+    units_first = jnp.swapaxes(eta[block], 0, 1)
     if fits_bytes(family):
         return {block: draw_pairs(family, units_first, keys).T}
 
     def plain(units_first: Array) -> Array:
         natural = {block: jnp.swapaxes(units_first, 0, 1)}
-        return draw_rows(view, natural, natural, random.words(keys, num_words(view, natural)))[block].T
+        return draw_rows(families, natural, random.words(keys, num_words(families)))[block].T
 
     return {block: fusion_barrier(plain, units_first).T}
 
 
 def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:
     """Draw initial values of ``blocks``: uniform where the family has a uniform distribution."""
-    blocks = tuple(blocks)
-    parts = split_words(graph, blocks, random.words(keys, num_words(graph, blocks)))
-    return {b: graph.families[b].initial(parts[b]) for b in blocks}
+    families = {b: graph.families[b] for b in blocks}
+    parts = split_words(families, random.words(keys, num_words(families)))
+    return {b: family.initial(parts[b]) for b, family in families.items()}
 
 
 _FEW_ROWS = 16  # up to which units, not rows, are the inner axis of XLA's loops

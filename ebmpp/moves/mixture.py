@@ -116,8 +116,8 @@ class Mixture(Move):
     def _propose(self, target: Target, keys: Keys) -> tuple[Pool, Blocks, Array]:
         """Return the components of each row's proposal, the proposals, and log-uniforms."""
         refuse_observed((*self.blocks, *self.marginalize), target.keep)
-        pool, graph = self._pool(target), target.graph
-        size, count = len(pool.log_normalizer), num_words(graph, self.blocks)
+        pool, families = self._pool(target), {b: target.graph.families[b] for b in self.blocks}
+        size, count = len(pool.log_normalizer), num_words(families)
         words = random.words(keys, count + 3)
         number = lambda word, below: (word % jnp.uint32(below)).astype(jnp.int32)
         used = min(self.components, size)
@@ -130,7 +130,7 @@ class Mixture(Move):
         else:
             component, part = position, pool
         eta = {b: pool.eta[b][component] for b in self.blocks}
-        proposal = draw_rows(graph, self.blocks, eta, words[:, :count])
+        proposal = draw_rows(families, eta, words[:, :count])
         return part, proposal, jnp.log(random.uniform(words[:, count + 1]))
 
     def _log_target(self, target: Target, x: Rows) -> PerRow:

@@ -257,10 +257,10 @@ class Layer(Move):
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
 
-        def new(eta: Eta, view: gibbs.Families, part: Any) -> Blocks:
+        def new(eta: Eta, families: gibbs.Families, part: Any) -> Blocks:
             if part is None:
-                return gibbs.draw(view, eta, eta, keys)
-            return gibbs.draw_part(view, eta, random.fold_in(keys, 0, part))
+                return gibbs.draw(families, eta, keys)
+            return gibbs.draw_part(families, eta, random.fold_in(keys, 0, part))
 
         return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
 
@@ -293,15 +293,16 @@ class Layer(Move):
         Observed units get one distribution in both chains, so they do not affect whether the chains meet.
         """
         graph, (eta, other) = target.graph, ({b: e[i] for b, e in focused.items()} for i in range(2))
-        result = attempt(self.view(graph, trial.part), self.blocks, self.kind, (eta, other), trial)
+        result = attempt(self.families(graph, trial.part), self.kind, (eta, other), trial)
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
         new = lambda x, drawn: gibbs.hold(target.keep, x, self.put(graph, x, trial.part, drawn))
         return result._replace(x=new(x, result.x), y=new(y, result.y))
 
-    def view(self, graph: FactorGraph, part: Any) -> gibbs.Families:
+    def families(self, graph: FactorGraph, part: Any) -> gibbs.Families:
         """Return the families of the units that are drawn at once."""
         split = graph.splits.get(self.blocks[0])
-        return graph if split is None else energy.PartView({split.block: split.part_family(part)})
+        whole = {b: graph.families[b] for b in self.blocks}
+        return whole if split is None else {split.block: split.part_family(part)}
 
     def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
         """Return ``x`` with the values of a part replaced; ``new`` if there is one part."""

@@ -83,7 +83,7 @@ def _initial(target: Target, x: Rows) -> Search:
 
 
 def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:
-    new = lambda eta, view, _: {b: view.families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
+    new = lambda eta, families, _: {b: families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
     return visit(target, x, blocks, new)
 
 

@@ -139,10 +139,10 @@ def _natural(target: Target, x: Rows, layer: Move, part: Any) -> Any:
 
 def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any) -> dict[str, Array]:
     """Return a layer with new values of one part."""
-    view, eta = layer.view(target.graph, part), _natural(target, x, layer, part)
+    families, eta = layer.families(target.graph, part), _natural(target, x, layer, part)
     if not isinstance(beta, float) or beta != 1:
         eta = {b: beta * e for b, e in eta.items()}
-    return layer.put(target.graph, x, part, gibbs.draw(view, layer.blocks, eta, keys))
+    return layer.put(target.graph, x, part, gibbs.draw(families, eta, keys))
 
 
 def _accept(

@@ -69,7 +69,7 @@ def program(family: Family, kind: str):
     def run(eta, other, number, is_first, is_same):
         keys, rows = random.fold_in(ROOT_KEY, jnp.arange(ROWS), number), jnp.ones(ROWS, bool)
         trial = Trial(keys, is_first & rows, is_same & rows)
-        return attempt(graph, ("a",), kind, ({"a": eta}, {"a": other}), trial)
+        return attempt(graph.families, kind, ({"a": eta}, {"a": other}), trial)
 
     return run
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin
 from ebmpp.core import backend, random
 from ebmpp.families import Family
-from ebmpp.graph.energy import PartView
 from ebmpp.moves import gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
@@ -37,9 +36,9 @@ def test_shared_hashes_give_the_draws_of_separate_hashes(family: Family, rows: i
 
     @jax.jit
     def run(eta):
-        keys, view = random.fold_in(ROOT_KEY, jnp.arange(rows)), PartView({"x": family})
-        words = random.words(keys, gibbs.num_words(view, ["x"]))
-        expected = gibbs.draw_rows(view, ["x"], {"x": eta}, words)["x"]
+        keys, families = random.fold_in(ROOT_KEY, jnp.arange(rows)), {"x": family}
+        words = random.words(keys, gibbs.num_words(families))
+        expected = gibbs.draw_rows(families, {"x": eta}, words)["x"]
         return gibbs.draw_pairs(family, jnp.swapaxes(eta, 0, 1), keys).T, expected
 
     result, expected = run(eta)
