@@ -49,6 +49,8 @@ Keep = Mapping[str, Bool[Array, "rows_or_1 ..."]]
 #: A key of two random words, and one key per row.
 Key = UInt32[Array, "2"]
 Keys = UInt32[Array, "rows 2"]
+#: Leading axes.
+Batch = tuple[int, ...]
 #: A number, and one number per row.
 Scalar = Float[Array, ""]
 PerRow = Float[Array, "rows"]

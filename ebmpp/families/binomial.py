@@ -32,7 +32,7 @@ class Binomial(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "total_count", checks.count("Binomial: total_count", self.total_count))
+        checks.set_counts(self, "total_count")
 
     @property
     def bounds(self) -> tuple[float, float]:

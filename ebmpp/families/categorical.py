@@ -38,8 +38,7 @@ class Categorical(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = checks.count("Categorical: num_categories", self.num_categories, 2)
-        object.__setattr__(self, "num_categories", count)
+        checks.set_counts(self, "num_categories", least=2)
 
     @property
     def stat_shape(self) -> tuple[int, ...]:

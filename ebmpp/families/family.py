@@ -16,7 +16,7 @@ import dataclasses
 import math
 from typing import ClassVar, Protocol
 
-from jaxtyping import Bool, Float, Real, Shaped, UInt32
+from jaxtyping import Bool, Float, Real, Shaped
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import checks, sharding
-from ebmpp.core.types import Draws, Natural, PerUnit, Truths, Values, Words
+from ebmpp.core.types import Draws, Natural, PerRow, PerUnit, Truths, Values, Which, Words
 from ebmpp.families import finite
 
 
@@ -202,13 +202,12 @@ class Family(abc.ABC):
         """
         return self.sample(words, eta), self.sample(words, other)
 
-    def reflect(
-        self, words: UInt32[Array, "rows *shape words"], u: Float[Array, "rows"], eta: Natural, other: Natural
-    ) -> Reflection:
+    def reflect(self, words: Words, u: PerRow, eta: Natural, other: Natural) -> Reflection:
         """Return two draws of the block that are equal with the largest probability, if known.
 
         The default is :meth:`couple`.
 
+        :param words: ``(rows, *shape, words)``.
         :param u: uniforms.
         """
         return *self.couple(words, eta, other), jnp.zeros(len(u), bool)
@@ -257,13 +256,13 @@ class Family(abc.ABC):
         return self.statistic_shape
 
 
+#: Families by block.
+Families = Mapping[str, Family]
+
+
 def log_ratio(
-    families: Mapping[str, Family],
-    eta: Stack,
-    other: Stack,
-    statistics: Stack,
-    same: Bool[Array, "rows"] | None = None,
-) -> Float[Array, "rows"]:
+    families: Families, eta: Stack, other: Stack, statistics: Stack, same: Which | None = None
+) -> PerRow:
     """Return log p(x | other) - log p(x | eta) of independent units, per row; base measures cancel.
 
     Ratios are formed per unit, near 0 where the distributions agree, and then summed once: separate sums of

@@ -15,6 +15,9 @@ _MAX_STEPS = 200  # means a millionth from an end take about 20
 _LENGTHS = 2.0 ** np.arange(3, -12, -1)  # of a step, tried beside the safe one
 _MAX_NUMBERS = 2**22  # at once
 
+#: Natural parameters or mean statistics of many units, and of one.
+Units = Float[Array, "units statistics"]
+Unit = Float[Array, "statistics"]
 #: One row per state of a unit.
 Statistics = Float[Array, "values statistics"]
 Numbers = Float[Array, "values"]
@@ -22,18 +25,13 @@ Numbers = Float[Array, "values"]
 
 @full_precision
 def mode(
-    eta: Float[Array, "units statistics"],
-    states: Real[Array, "values"],
-    statistics: Statistics,
-    log_base: Numbers,
+    eta: Units, states: Real[Array, "values"], statistics: Statistics, log_base: Numbers
 ) -> Real[Array, "units"]:
     """Return the most probable state of each unit, the first of equally probable ones."""
     return states[(eta @ statistics.T + log_base[None]).argmax(-1)]
 
 
-def from_mean(
-    mean: Float[Array, "units statistics"], statistics: Statistics, log_base: Numbers
-) -> Float[Array, "units statistics"]:
+def from_mean(mean: Units, statistics: Statistics, log_base: Numbers) -> Units:
     """Return natural parameters whose mean statistics are ``mean``, by damped Newton steps.
 
     The steps minimise A(eta) - <eta, mean>, which is convex. Along a step whose range over the states is r,
@@ -54,9 +52,7 @@ def from_mean(
 
 
 @full_precision
-def _from_mean(
-    mean: Float[Array, "statistics"], statistics: Statistics, log_base: Numbers
-) -> Float[Array, "statistics"]:
+def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
     """Return the natural parameter of one unit."""
     around = statistics - mean[None]  # before anything is summed, so that the tails keep their digits
     varies, largest = jnp.ptp(statistics, axis=0) > 0, jnp.abs(statistics).max(0)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from jaxtyping import Float, UInt32
+from jaxtyping import Float
 import numpy as np
 import numpyro.distributions as dist
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.random import open_uniform
-from ebmpp.core.types import Natural, PerUnit, Truths, Values, Words
+from ebmpp.core.types import Natural, PerRow, PerUnit, Truths, Values, Words
 from ebmpp.families.family import Family, Reflection, as_float
 
 
@@ -123,9 +123,7 @@ class Gaussian(Family):
         centre, scale = self.moments(eta)
         return centre + scale * jax.scipy.special.ndtri(open_uniform(words[..., 0]))
 
-    def reflect(
-        self, words: UInt32[Array, "rows *shape words"], u: Float[Array, "rows"], eta: Natural, other: Natural
-    ) -> Reflection:
+    def reflect(self, words: Words, u: PerRow, eta: Natural, other: Natural) -> Reflection:
         """Return a reflection-maximal pair of draws of the block; see :func:`reflected`."""
         (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
         z = jax.scipy.special.ndtri(open_uniform(words[..., 0]))
@@ -136,9 +134,7 @@ class Gaussian(Family):
 Units = Float[Array, "rows *shape"]
 
 
-def reflected(
-    z: Units, u: Float[Array, "rows"], centre: Units, scale: Units, to: Units, to_scale: Units
-) -> Reflection:
+def reflected(z: Units, u: PerRow, centre: Units, scale: Units, to: Units, to_scale: Units) -> Reflection:
     """Return two Gaussian draws per row from one noise: equal with the largest probability, else reflected.
 
     With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); otherwise the noise of

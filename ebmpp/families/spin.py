@@ -14,7 +14,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core.types import PerUnit, Words
+from ebmpp.core.types import PerUnit, Values, Words
 from ebmpp.families.bernoulli import is_one
 from ebmpp.families.family import Family
 
@@ -49,9 +49,7 @@ class SpinDistribution(dist.Distribution):
         up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape)
         return 2 * up.astype(jnp.result_type(float)) - 1
 
-    def log_prob(
-        self, value: Shaped[ArrayLike, "*draws"], intermediates: list[Any] | None = None
-    ) -> Float[Array, "*draws"]:
+    def log_prob(self, value: Values, intermediates: list[Any] | None = None) -> PerUnit:
         """Return log sigmoid(2 eta x)."""
         return jax.nn.log_sigmoid(2 * self.eta * value)
 

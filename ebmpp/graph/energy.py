@@ -25,17 +25,15 @@ from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import each_part
 
 
-def energy(graph: Declaration, params: Params, statistics: Statistics) -> Scalar:
-    """Return E(t)."""
-    return _energy_of(graph, graph.factors, params, statistics)
-
-
 @full_precision
-def _energy_of(graph: Declaration, factors: Iterable[Factor], params: Params, stats: Statistics) -> Scalar:
+def energy(
+    graph: Declaration, params: Params, statistics: Statistics, factors: Iterable[Factor] | None = None
+) -> Scalar:
+    """Return E(t), or the sum of some factors."""
     total = jnp.zeros(())
-    for factor in factors:
+    for factor in graph.factors if factors is None else factors:
         families = tuple(graph.families[b] for b in factor.blocks)
-        inputs = (stats[b] for b in factor.blocks)
+        inputs = (statistics[b] for b in factor.blocks)
         total = total + factor.evaluate(params[factor.name], *inputs, families=families)
     return total
 
@@ -45,11 +43,7 @@ def _zeros(graph: Declaration, blocks: Iterable[str]) -> Eta:
 
 
 def natural(
-    graph: Declaration,
-    params: Params,
-    statistics: Statistics,
-    blocks: Iterable[str],
-    factors: Iterable[Factor] | None = None,
+    graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str], factors: Any = None
 ) -> Eta:
     """Return the natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
 
@@ -60,17 +54,16 @@ def natural(
     blocks = tuple(blocks)
     if factors is None:
         factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
-    log_density_at = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})
     lateral = {b: statistics[b] for b in blocks if b in graph.splits and b in statistics}
-    return jax.grad(log_density_at)(_zeros(graph, blocks) | lateral)
+    return contributed(graph, factors, params, {**statistics, **_zeros(graph, blocks), **lateral}, blocks)
 
 
 def contributed(
     graph: Declaration, factors: Iterable[Factor], params: Params, statistics: Statistics, blocks: Any = None
 ) -> Eta:
     """Return what ``factors`` add to the natural parameters of blocks, all by default, at ``statistics``."""
-    log_density_at = lambda t: -_energy_of(graph, factors, params, {**statistics, **t})
-    return jax.grad(log_density_at)({b: statistics[b] for b in (blocks or statistics)})
+    log_density_at = lambda t: -energy(graph, params, {**statistics, **t}, factors)
+    return jax.grad(log_density_at)({b: statistics[b] for b in (statistics if blocks is None else blocks)})
 
 
 def affine(
@@ -244,18 +237,12 @@ def part_context(graph: Declaration, params: Params, x: Rows, block: str) -> Par
 
 
 def natural_part(
-    graph: Declaration,
-    params: Params,
-    x: Rows,
-    units: Shaped[Array, "size rows"],
-    block: str,
-    context: PartContext,
-    part: Any,
-) -> Float[Array, "rows part_units ..."]:
-    """Return the natural parameters of one part given everything else.
+    graph: Declaration, params: Params, x: Rows, units: Array, block: str, context: PartContext, part: Any
+) -> Natural:
+    """Return the natural parameters of one part given everything else, ``(rows, part units, ...)``.
 
     :param x: the other blocks, for which ``context`` was computed.
-    :param units: current values of the block.
+    :param units: current values of the block, ``(size, rows)``.
     """
     split = graph.splits[block]
     statistics_at = lambda numbers: split.family.statistics(units[numbers])

@@ -14,9 +14,9 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, sharding
-from ebmpp.core.types import Blocks, Numbers, Params, StateLike
+from ebmpp.core.types import Batch, Blocks, Numbers, Params, StateLike
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
-from ebmpp.families import Family
+from ebmpp.families.family import Families, Family
 from ebmpp.families.values import as_array, is_concrete, settle
 from ebmpp.graph.declaration import Declaration
 
@@ -36,7 +36,7 @@ def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
     return {next(iter(graph.visible)): data}
 
 
-def batch_shape(families: Mapping[str, Family], x: Mapping[str, Numbers]) -> tuple[int, ...]:
+def batch_shape(families: Families, x: Mapping[str, Numbers]) -> Batch:
     """Return the broadcast leading axes of the blocks of ``x``."""
     check_names(x, families)
     leading = {}
@@ -61,9 +61,7 @@ def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
     checks.require(missing is None, "a state", f"a dict of the blocks {needed}", names, StateError, hint)
 
 
-def as_rows(
-    families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = ()
-) -> tuple[Blocks, tuple[int, ...]]:
+def as_rows(families: Families, x: Mapping[str, Any], needed: Iterable[str] = ()) -> tuple[Blocks, Batch]:
     """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape."""
     checks.require(isinstance(x, Mapping), "a state", f"a dict of the blocks {list(families)}", x, StateError)
     rows, _, batch = as_partial_rows(families, {b: as_array(b, v) for b, v in x.items()}, needed)
@@ -71,8 +69,8 @@ def as_rows(
 
 
 def as_partial_rows(
-    families: Mapping[str, Family], x: Mapping[str, Any], needed: Iterable[str] = (), check: bool = True
-) -> tuple[Blocks, Blocks, tuple[int, ...]]:
+    families: Families, x: Mapping[str, Any], needed: Iterable[str] = (), check: bool = True
+) -> tuple[Blocks, Blocks, Batch]:
     """Return rows of a state that may hold :class:`Observed` blocks, their masks, and the batch shape.
 
     :param check: False to check names and shapes only, not values.
@@ -167,7 +165,7 @@ class Clamped:
     full: Blocks = dataclasses.field(default_factory=dict)
     partial: Blocks = dataclasses.field(default_factory=dict)
     keep: Blocks = dataclasses.field(default_factory=dict)
-    batch: tuple[int, ...] = ()
+    batch: Batch = ()
 
     def take(self, rows: Numbers) -> "Clamped":
         """Select rows by number."""
@@ -183,7 +181,7 @@ def merge_clamped(blocks: Mapping[str, Any]) -> dict[str, Any]:
     return {**blocks, **named}
 
 
-def as_clamped(families: Mapping[str, Family], blocks: Mapping[str, Any], check: bool = True) -> Clamped:
+def as_clamped(families: Families, blocks: Mapping[str, Any], check: bool = True) -> Clamped:
     """Validate clamped and :class:`Observed` blocks; without ``check`` their names and shapes only."""
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
     checks.require(0 not in batch, f"clamped blocks {list(rows)}", "at least one row", batch, StateError)
@@ -191,9 +189,7 @@ def as_clamped(families: Mapping[str, Family], blocks: Mapping[str, Any], check:
     return Clamped(full, {b: rows[b] for b in known}, known, batch)
 
 
-def as_arrays(
-    families: Mapping[str, Family], blocks: Mapping[str, Any]
-) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+def as_arrays(families: Families, blocks: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
     """Return arrays of values, and masks of the :class:`Observed` blocks."""
     values, known = {}, {}
     for b, v in blocks.items():

@@ -36,8 +36,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Counts, Keys, Rows, Which
-from ebmpp.families.family import log_ratio
-from ebmpp.moves.gibbs import Families, draw_rows, num_words, split_words
+from ebmpp.families.family import Families, log_ratio
+from ebmpp.moves.gibbs import draw_rows, num_words, split_words
 
 #: Natural parameters of a layer, of the leading and of the following chain.
 Etas = tuple[Rows, Rows]
@@ -132,9 +132,7 @@ def attempt(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
     return result._replace(y=y, together=together)
 
 
-def _unconditional(
-    families: Families, kind: str, etas: Etas, keys: Keys
-) -> tuple[Blocks, Blocks, dict[str, Which]]:
+def _unconditional(families: Families, kind: str, etas: Etas, keys: Keys) -> tuple[Blocks, Blocks, Blocks]:
     """Make a coupled draw that is always accepted."""
     separate = dict.fromkeys(families, jnp.zeros(len(keys), bool))
     if kind == "independent":

@@ -3,10 +3,11 @@
 """Draws of layers, for many rows at once: the base of every sampler.
 
 A *row* is one state, of blocks of shape ``(rows, *shape)``, with a key of shape ``(rows, 2)``. A row's draws
-depend on its own key only. Nothing is checked here.
+depend on its own key only. Random words are assigned to blocks in the order of the argument ``families``.
+Nothing is checked here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,11 @@ from ebmpp.core import random, sharding
 from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
-from ebmpp.families import Family
+from ebmpp.families.family import Families, Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.target import Target
 
-#: Families of the blocks that are drawn, in the order in which random words are assigned to them.
-Families = Mapping[str, Family]
 #: From natural parameters, families and the index of the part to new values; the index is None where a layer
 #: is drawn at once.
 Drawer = Callable[[Blocks, Families, Any], Rows]

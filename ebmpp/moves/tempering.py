@@ -22,7 +22,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Chains, Keys, Rows
+from ebmpp.core.types import Blocks, Chains, Keys, Params, Rows
 from ebmpp.errors import DomainError
 from ebmpp.families.values import as_array, settle
 from ebmpp.graph import FactorGraph, energy
@@ -56,7 +56,7 @@ def check_betas(betas: Any, name: str = "betas", positive: bool = False) -> tupl
     return tuple(values.tolist())
 
 
-def check_hot(graph: FactorGraph, params: Mapping[str, Any], beta: float) -> None:
+def check_hot(graph: FactorGraph, params: Params, beta: float) -> None:
     """Check that the hottest replica normalises; all others then do."""
     try:
         replicate(graph, 1).check(tempered_params(graph, params, jnp.full(1, beta)))

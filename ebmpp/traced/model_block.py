@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpyro import handlers
-import numpyro.distributions as dist
+from numpyro.distributions import Distribution
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.util import identity
 
@@ -22,11 +22,11 @@ from ebmpp.core import checks, random
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.moves.forests import Pairs
+from ebmpp.moves.forests.sums import Pairs, PairsByName
 from ebmpp.traced import block
 from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled, Sites
 from ebmpp.traced.marginal import summed_out
-from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.start import Start
 from ebmpp.traced.sweep import Forests, Sweep
 
@@ -184,9 +184,7 @@ class ModelBlock(block.Block):
 
     # -- conditionals ----------------------------------------------------------------------------
 
-    def log_conditionals(
-        self, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
-    ) -> dict[str, Array]:
+    def log_conditionals(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> dict[str, Array]:
         """Return log probabilities of every unit given everything else, latents of priors summed out.
 
         :param values: of all latent sites of the model.
@@ -201,9 +199,7 @@ class ModelBlock(block.Block):
             return {}
         return self._by_site(jax.nn.log_softmax(jax.jit(conditionals.table)(sites, context), -1))
 
-    def conditional(
-        self, site: str, values: Mapping[str, Array], *model_args: Any, **model_kwargs: Any
-    ) -> dist.Distribution:
+    def conditional(self, site: str, values: Sites, *model_args: Any, **model_kwargs: Any) -> Distribution:
         """Return the distribution of a continuous site given everything else; see :meth:`log_conditionals`.
 
         :return: a Normal, Gamma, InverseGamma, Beta or Dirichlet of the site's shape; for units that interact
@@ -215,9 +211,7 @@ class ModelBlock(block.Block):
         sites, context = self._split(values, model_args, model_kwargs)
         return named[site].distribution(named[site].derivatives(sites, context))
 
-    def _split(
-        self, values: Sites, args: tuple, kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Array], Context]:
+    def _split(self, values: Sites, args: tuple, kwargs: Mapping[str, Any]) -> Inputs:
         """Return the block's sites among all of a model's, and their context."""
         arrays = {site: jnp.asarray(v) for site, v in values.items()}
         sites = {site: arrays[site] for site in self.sites if site in arrays}
@@ -255,9 +249,7 @@ class ModelBlock(block.Block):
         """
         return self._by_site(self._summed("marginals", values, model_args, model_kwargs))
 
-    def pair_marginals(
-        self, values: Sites, *model_args: Any, **model_kwargs: Any
-    ) -> dict[tuple[str, str], Pairs]:
+    def pair_marginals(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> PairsByName:
         """Return the probabilities of the values of neighbouring discrete units, all others summed out.
 
         Arguments and errors are as in :meth:`log_marginal`. Neighbours are units that interact. The sum over

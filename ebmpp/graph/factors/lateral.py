@@ -30,6 +30,10 @@ UNROLLED = 4
 
 #: Statistics of units of the block by their numbers: ``(*numbers, rows, *stat_shape)``.
 StatisticsAt = Callable[[Any], Array]
+#: Natural parameters of the units of a part.
+Field = Float[Array, "units rows ..."]
+#: Pairs of units by number.
+Edges = Integer[np.ndarray, "edges 2"]
 
 
 def check_network(name: str, graph: nx.Graph) -> None:
@@ -95,7 +99,7 @@ class Pairs(Constant):
         return cls.copy(array.astype(np.int64))
 
     @functools.lru_cache(maxsize=64)
-    def edges(self, factor: str, block: str, family: Family) -> Integer[np.ndarray, "edges 2"]:
+    def edges(self, factor: str, block: str, family: Family) -> Edges:
         """Return the distinct pairs by unit numbers in the flattened block."""
         name = f"{factor}: lateral pairs of block {block!r}"
         expected = f"pairs of different units of {family!r}"
@@ -141,7 +145,7 @@ class Local(Protocol):
     def prepare(self, params: Any) -> Any:
         """Return what all parts share, a function of the params."""
 
-    def field(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
+    def field(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Field:
         """Return natural parameters of the units of ``part``."""
         raise NotImplementedError
 

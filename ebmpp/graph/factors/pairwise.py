@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor that joins units of one block: lattices, lateral weights, spin glasses."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -17,10 +17,11 @@ import jax.numpy as jnp
 
 from ebmpp.core import Numbers, checks
 from ebmpp.core.precision import full_precision
+from ebmpp.core.types import Batch
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor
-from ebmpp.graph.factors.lateral import Split, StatisticsAt
+from ebmpp.graph.factors.lateral import Edges, Field, Split, StatisticsAt
 
 _DENSE = 0.1  # share of all pairs from which a matrix product is faster than gathering neighbours
 _MAX_UNROLLED_SLOTS = 8
@@ -102,11 +103,8 @@ def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
     return weights
 
 
-def attribute(
-    name: str, values: Iterable[Any], shape: tuple[int, ...] = ()
-) -> Float[np.ndarray, "items ..."] | None:
+def attribute(name: str, values: list[Any], shape: Batch = ()) -> Float[np.ndarray, "items ..."] | None:
     """Stack an attribute of nodes or edges, None if no item has it."""
-    values = list(values)
     if all(value is None for value in values):
         return None
     for value in values:
@@ -148,7 +146,7 @@ class Adjacency(NamedTuple):
     more_pair: Integer[Numbers, "more"]
 
 
-def table(size: int, edges: Integer[np.ndarray, "edges 2"]) -> Adjacency:
+def table(size: int, edges: Edges) -> Adjacency:
     """Return the neighbours of all units of a block, whose position is their number."""
     empty = len(edges)
     unit = np.concatenate([edges[:, 0], edges[:, 1]])
@@ -188,9 +186,7 @@ class Neighbours:
         return jnp.append(weights, jnp.zeros((), weights.dtype))
 
     @full_precision
-    def field(
-        self, prepared: Array, statistics_at: StatisticsAt, part: Any
-    ) -> Float[Array, "units rows ..."]:
+    def field(self, prepared: Array, statistics_at: StatisticsAt, part: Any) -> Field:
         """Return natural parameters of the units of ``part``."""
         family = self.split.family
         read = lambda numbers: family.interaction(statistics_at(numbers))

@@ -18,7 +18,7 @@ from ebmpp.core import Eta, checks
 from ebmpp.core.compile import compiled
 from ebmpp.core.precision import full_precision
 from ebmpp.errors import DeclarationError, NotMultiAffineError
-from ebmpp.families import Family
+from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.factor import Factor, Params
 from ebmpp.graph.factors.lateral import Split
 
@@ -41,11 +41,11 @@ _ROUNDING = 128 * float(np.finfo(np.float32).eps)  # relative, of a sum, per roo
 _STATE_TOLERANCE = 1e-3  # relative; some states are far from zero, and kinks are coarse
 
 _Point = list[np.ndarray]
+#: Statistics of all blocks, and others to move one block to.
+_Move = tuple[_Point, _Point]
 
 
-def probe(
-    factor: Factor, families: Mapping[str, Family], params: Params, splits: Mapping[str, Split]
-) -> None:
+def probe(factor: Factor, families: Families, params: Params, splits: Mapping[str, Split]) -> None:
     """Check that the energy is affine in the statistics of each block of ``factor``, or of each of its parts.
 
     The gradient in one block's statistics is compared between random points that differ in this block alone,
@@ -78,7 +78,7 @@ def probe(
         probed.check(probed.run(measure, values, *points), *points, tolerance)
 
 
-def _far_moves(scope: Sequence[Family]) -> Iterator[tuple[_Point, _Point]]:
+def _far_moves(scope: Sequence[Family]) -> Iterator[_Move]:
     """Yield pairs of points over the range of each family."""
     floats = np.dtype(jnp.result_type(float))
     columns = [[np.asarray(t, floats) for t in far_statistics(family)] for family in scope]
@@ -88,10 +88,8 @@ def _far_moves(scope: Sequence[Family]) -> Iterator[tuple[_Point, _Point]]:
         yield from itertools.pairwise(map(list, rows))
 
 
-def _points(
-    factor: Factor, families: Mapping[str, Family], generator: np.random.Generator
-) -> list[tuple[_Point, _Point]]:
-    """Return pairs of points: statistics of all blocks, and others to move one block to."""
+def _points(factor: Factor, families: Families, generator: np.random.Generator) -> list[_Move]:
+    """Return pairs of random points, and then of states."""
     scope, floats = [families[b] for b in factor.blocks], np.dtype(jnp.result_type(float))
     draw = lambda: [generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats) for f in scope]
     states = jax.device_get(random_statistics(families, factor.blocks, _STATES + 1))
@@ -244,7 +242,7 @@ def far_statistics(family: Family) -> list[Array]:
     return [family.statistics(jnp.asarray(x, family.dtype)) for x in equal + moved]
 
 
-def random_statistics(families: Mapping[str, Family], blocks: Iterable[str], rows: int) -> Eta:
+def random_statistics(families: Families, blocks: Iterable[str], rows: int) -> Eta:
     """Return statistics of ``rows`` states, the same in every call.
 
     Units of finitely many values take them with proportions that differ between rows, and are nearly all

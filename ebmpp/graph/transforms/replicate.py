@@ -21,10 +21,11 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, sharding
+from ebmpp.core.types import Eta, Params
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.graph.factors import Factor
-from ebmpp.graph.factors.lateral import Local, Split, StatisticsAt
+from ebmpp.graph.factors.lateral import Field, Local, Split, StatisticsAt
 from ebmpp.graph.graph import FactorGraph
 
 PerReplica = Float[Array, "replicas"]
@@ -144,7 +145,7 @@ class _LocalOfReplicas:
         betas, inner = params
         return betas, (jax.vmap(self.single.prepare) if self.separate else self.single.prepare)(inner)
 
-    def field(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Float[Array, "units rows ..."]:
+    def field(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Field:
         """Return natural parameters of the units of ``part`` in all replicas."""
         betas, inner = prepared
         if self.separate:
@@ -157,10 +158,8 @@ class _LocalOfReplicas:
         field = field.reshape(-1, *field.shape[2:])
         return jnp.take(field, select(self.places, part), axis=0)
 
-    def _shared_params(
-        self, prepared: Any, statistics_at: StatisticsAt, part: Any
-    ) -> Float[Array, "replicas units rows ..."]:
-        """Treat replicas as additional rows of one."""
+    def _shared_params(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Field:
+        """Treat replicas as additional rows of one; return ``(replicas, units, rows, ...)``."""
         first = self.size * np.arange(self.num)
         rows = 0
 
@@ -228,14 +227,12 @@ def _reference_names(graph: FactorGraph) -> dict[str, str]:
     return {b: f"{name} {b}" for b in graph.families}
 
 
-def tempered_params(graph: FactorGraph, params: Mapping[str, Any], betas: Array) -> dict[str, Any]:
+def tempered_params(graph: FactorGraph, params: Params, betas: Array) -> Params:
     """Return params of :func:`replicate` with shared params, and one beta per replica."""
     return {f.name: (betas, params[f.name]) if f.interacts else params[f.name] for f in graph.factors}
 
 
-def separate_params(
-    graph: FactorGraph, params: Mapping[str, Any], betas: Array, eta0: Mapping[str, Array]
-) -> dict[str, Any]:
+def separate_params(graph: FactorGraph, params: Params, betas: Array, eta0: Eta) -> Params:
     """Return params of :func:`replicate` with params of each replica: ``params`` with a leading axis."""
     references = {name: (betas, eta0[b]) for b, name in _reference_names(graph).items()}
     return {f.name: (betas, params[f.name]) for f in graph.factors} | references

@@ -11,6 +11,7 @@ import numpy as np
 
 from ebmpp.core import sharding
 from ebmpp.graph.declaration import Declaration
+from ebmpp.graph.factors.lateral import Edges
 
 #: Units of a block, by number in increasing order.
 Units = dict[str, Integer[np.ndarray, "units"]]
@@ -47,7 +48,7 @@ def split(graph: Declaration, blocks: Sequence[str]) -> list[Units]:
 
 
 def forest_layers(
-    edges: Integer[np.ndarray, "edges 2"], groups: Sequence[int], conflicts: Sequence[set[int]] = (set(),)
+    edges: Edges, groups: Sequence[int], conflicts: Sequence[set[int]] = (set(),)
 ) -> Integer[np.ndarray, "units"]:
     """Return the layer of each unit, the first that it can join without a cycle.
 
@@ -73,9 +74,7 @@ def forest_layers(
     return np.array(list(layer_of.values()), np.int64)
 
 
-def interactions(
-    graph: Declaration, blocks: Sequence[str]
-) -> tuple[Integer[np.ndarray, "edges 2"], set[tuple[int, int]]]:
+def interactions(graph: Declaration, blocks: Sequence[str]) -> tuple[Edges, set[tuple[int, int]]]:
     """Return pairs of interacting units of ``blocks``, numbered block after block, and dense pairs of blocks.
 
     All units that share a factor interact, except for units of one block that its ``lateral`` does not name.
@@ -96,7 +95,7 @@ def interactions(
     return np.concatenate(pairs), dense
 
 
-def _lateral(graph: Declaration, block: str) -> Integer[np.ndarray, "edges 2"]:
+def _lateral(graph: Declaration, block: str) -> Edges:
     """Return the distinct pairs of interacting units of a block."""
     factors = graph.splits[block].inner_factors if block in graph.splits else ()
     edges = [np.empty((0, 2), np.int64), *(f.edges(graph.families)[block] for f in factors)]

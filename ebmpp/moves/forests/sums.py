@@ -26,7 +26,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.types import Batch
 from ebmpp.moves.forests import logs, paths, trees
+from ebmpp.moves.forests.logs import Pick, Reduce
 from ebmpp.moves.forests.structure import Forest
 
 Unary = Float[Array, "*#batch units states"]
@@ -56,6 +58,10 @@ class Pairs(NamedTuple):
         return result
 
 
+#: Pairs by the two blocks or sites of their units.
+PairsByName = dict[tuple[str, str], Pairs]
+
+
 def log_sum(forest: Forest, unary: Unary, pairwise: Pairwise) -> Float[Array, "*batch"]:
     """Return the log of the sum of the weights of all states of the forest."""
     batch, *tables = _arrange(unary, pairwise)
@@ -70,12 +76,12 @@ def draw(forest: Forest, unary: Unary, pairwise: Pairwise, uniforms: Float[Array
 
 
 def draw_pair(
-    forest: Forest,
-    unary: Float[Array, "2 *#batch units states"],
-    pairwise: Float[Array, "#2 *#batch edges states states"],
-    uniforms: Float[Array, "*#batch units 3"],
-) -> Int32[Array, "2 *batch units"]:
-    """Draw two chains from tables of their own, each unit coupled maximally given the unit above it."""
+    forest: Forest, unary: Unary, pairwise: Pairwise, uniforms: Float[Array, "*#batch units 3"]
+) -> States:
+    """Draw two chains from tables of their own, each unit coupled maximally given the unit above it.
+
+    The first axis of the tables, and of the states, is that of the two chains.
+    """
     batch, *tables = _arrange(unary, pairwise, (1, *uniforms.shape[:-2]))
     u = _rows_last(jnp.broadcast_to(uniforms, (*batch[1:], forest.num_units, 3)), 2)
     drawn, _ = _states(forest, tables, logs.log_sum_exp, logs.couple, jnp.moveaxis(u, 1, 0))
@@ -98,9 +104,7 @@ def most_probable(forest: Forest, unary: Unary, pairwise: Pairwise) -> tuple[Sta
     return states.reshape(*batch, -1), log_weight.reshape(batch)
 
 
-def _states(
-    forest: Forest, tables: list[Array], reduce: logs.Reduce, pick: logs.Pick, u: Array
-) -> tuple[Array, Array]:
+def _states(forest: Forest, tables: list[Array], reduce: Reduce, pick: Pick, u: Array) -> tuple[Array, Array]:
     """Return states ``(rows, units)`` and the log of the whole sum, ``(rows,)``."""
     sums, total = _passes(forest).up(forest, *tables, reduce)
     return _passes(forest).down(forest, sums, pick, u).T, total
@@ -111,9 +115,7 @@ def _passes(forest: Forest) -> Any:
     return trees if forest.arms is None else paths
 
 
-def _arrange(
-    unary: Array, pairwise: Array, batch: tuple[int, ...] = ()
-) -> tuple[tuple[int, ...], Array, Array]:
+def _arrange(unary: Array, pairwise: Array, batch: Batch = ()) -> tuple[Batch, Array, Array]:
     """Return the batch shape, and tables with rows last; pairwise ones have one row if all are equal."""
     batch = jnp.broadcast_shapes(batch, unary.shape[:-2], pairwise.shape[:-3])
     unary = _rows_last(jnp.broadcast_to(unary, (*batch, *unary.shape[-2:])), 2)

@@ -28,7 +28,7 @@ from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import Local, Split
 from ebmpp.moves.forests.layers import Units, interactions
 from ebmpp.moves.forests.structure import Forest
-from ebmpp.moves.forests.sums import Pairs, marginals
+from ebmpp.moves.forests.sums import Pairs, PairsByName, marginals
 
 
 class Tables:
@@ -125,7 +125,7 @@ class Tables:
             new[b] = flat.reshape(x[b].shape)
         return new
 
-    def marginals(self, params: Params, x: Rows, keep: Keep) -> tuple[Blocks, dict[tuple[str, str], Pairs]]:
+    def marginals(self, params: Params, x: Rows, keep: Keep) -> tuple[Blocks, PairsByName]:
         """Return the probabilities of units and of neighbours; see :meth:`~ebmpp.moves.Forests.marginals`."""
         single, pairs = marginals(self.forest, *self.weights(params, x, keep))
         units = {b: (u, len(cast(Array, self.families[b].states()))) for b, u in self.units.items()}
