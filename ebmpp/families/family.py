@@ -191,8 +191,7 @@ class Family(abc.ABC):
         keys = jax.random.wrap_key_data(rows, impl="threefry2x32")
         # NumPyro's samplers promote, whatever jax is set to refuse
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            draw = lambda key, e: jnp.asarray(self.unit_distribution(e).sample(key))
-            drawn = jax.vmap(draw)(keys, flat)
+            drawn = jax.vmap(lambda key, e: jnp.asarray(self.unit_distribution(e).sample(key)))(keys, flat)
         return drawn.reshape(words.shape[:-1]).astype(self.dtype)
 
     def couple(self, words: Words, eta: Natural, other: Natural) -> tuple[Draws, Draws]:

@@ -36,8 +36,7 @@ def as_array(name: str, value: Any) -> Numbers:
     is_masked = any(isinstance(v, np.ma.MaskedArray) for v in leaves)  # numpy would ignore the masks
     if is_masked or (isinstance(value, tuple) and _is_pair_with_mask(value)):
         hint = "Pass ebmpp.Observed(values, known) where missing units are accepted, or use ebmpp.complete."
-        kind = type(value).__name__
-        raise StateError(f"{where}: must be numbers without a mask, got {kind}. {hint}")
+        raise StateError(f"{where}: must be numbers without a mask, got {type(value).__name__}. {hint}")
     if hasattr(value, "iloc") and hasattr(value, "columns"):
         return _from_frame(where, value)
     if isinstance(value, list | tuple) and not all(map(is_concrete, leaves)):

@@ -70,8 +70,7 @@ def affine(
     graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]
 ) -> tuple[Scalar, Eta]:
     """Return c and natural parameters eta of non-interacting ``blocks``, with -E = c + sum <eta_b, t_b>."""
-    negative = lambda t: -energy(graph, params, {**statistics, **t})
-    return jax.value_and_grad(negative)(_zeros(graph, blocks))
+    return jax.value_and_grad(lambda t: -energy(graph, params, {**statistics, **t}))(_zeros(graph, blocks))
 
 
 def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]) -> Scalar:
@@ -111,8 +110,7 @@ def log_unnormalized(
 
 def natural_rows(graph: Declaration, params: Params, x: Rows, blocks: Iterable[str]) -> Eta:
     """Return the natural parameters of ``blocks`` for each row; see :func:`natural`."""
-    lateral = [b for b in blocks if b in graph.splits]
-    scope = {b: x[b] for b in (*graph.neighbours(blocks), *lateral)}
+    scope = {b: x[b] for b in (*graph.neighbours(blocks), *(b for b in blocks if b in graph.splits))}
     if not scope:  # no neighbours: the same for every row
         eta = natural(graph, params, {}, blocks)
         rows = len(next(iter(x.values())))
@@ -130,8 +128,7 @@ def summed_out(graph: Declaration, params: Params, x: Rows, group: tuple[str, ..
     """Return the log of the unnormalised density of each row, with the blocks of ``group`` summed out."""
     rest = {b: v for b, v in x.items() if b not in group}
     if not rest:  # nothing is left to map over
-        value = log_unnormalized(graph, params, {}, group)
-        return jnp.broadcast_to(value, len(next(iter(x.values()))))
+        return jnp.broadcast_to(log_unnormalized(graph, params, {}, group), len(next(iter(x.values()))))
     return jax.vmap(lambda row: log_unnormalized(graph, params, row, group))(rest)
 
 

@@ -52,8 +52,7 @@ def init_params(graph: Declaration, rng_key: Array, scheme: Scheme, means: Mappi
             return _weight("gaussian", key, start, 1)
         if isinstance(factor, Bias) and factor.init is None:
             family, mean = families[factor.blocks[0]], means.get(factor.blocks[0])
-            pooled = mean and _pooled(factor, family, *mean)
-            return _bias(choices["bias"], key, start, family, pooled)
+            return _bias(choices["bias"], key, start, family, mean and _pooled(factor, family, *mean))
         return start
 
     return {f.name: init_factor(f, key) for f, key in zip(factors, keys, strict=False)}

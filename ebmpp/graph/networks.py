@@ -45,21 +45,18 @@ class Terms(NamedTuple):
 def terms(graph: Declaration, params: Params) -> Terms:
     """Return biases and weights of a pairwise energy: of all pairs in blocks, nonzero ones between blocks."""
     for b, family in graph.families.items():
-        is_valid, expected = not family.stat_shape, "of one statistic per unit, as Spin is"
-        checks.require(is_valid, f"block {b!r}", expected, family)
+        checks.require(not family.stat_shape, f"block {b!r}", "of one statistic per unit, as Spin is", family)
     total = sum(f.size for f in graph.families.values())
     zero = jnp.zeros(total, jnp.result_type(float))
     energy_at = lambda flat: energy.energy(graph, params, _blocks(graph, flat))
     value, slope = jax.jit(jax.value_and_grad(energy_at))(zero)
     weights: dict[tuple[int, int], float] = {}
-    others = []  # factors whose second derivatives are not their params
     for factor in graph.factors:
         pairs = _pairs(graph, factor)
-        if type(factor) is Pairwise:
-            _add(weights, pairs, np.asarray(factor.weights(params[factor.name])))
-        elif factor.interacts:
-            _add(weights, pairs, np.zeros(len(pairs)))
-            others.append(factor)
+        values = factor.weights(params[factor.name]) if type(factor) is Pairwise else np.zeros(len(pairs))
+        _add(weights, pairs, np.asarray(values))
+    # factors whose second derivatives are not their params
+    others = [f for f in graph.factors if f.interacts and type(f) is not Pairwise]
     if others:
         hessian = _second_derivatives(graph, params, others, total)
         i, j = np.nonzero(np.triu(hessian, 1))

@@ -284,8 +284,7 @@ def _slopes_along(
     graph: Declaration, blocks: tuple[str, ...], params: Params, others: Statistics, vector: Array
 ) -> Statistics:
     """Return the gradient of the precision along a vector in the statistics of the other blocks."""
-    along = lambda o: _precision_times(graph, blocks, params, o, vector[None])[0] @ vector
-    return jax.grad(along)(others)
+    return jax.grad(lambda o: _precision_times(graph, blocks, params, o, vector[None])[0] @ vector)(others)
 
 
 def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:

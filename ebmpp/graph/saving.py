@@ -196,8 +196,7 @@ def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[
         call = lambda *t: as_float(factor.evaluate(params, *t, families=scope))
         value, slopes = jax.value_and_grad(call, argnums=tuple(range(len(stats))))(*stats)
     size = sum(float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True))
-    numbers = (float(value), abs(float(value)) + size)
-    return [x if np.isfinite(x) else None for x in numbers]
+    return [x if np.isfinite(x) else None for x in (float(value), abs(float(value)) + size)]
 
 
 def _build_family(block: str, description: Mapping[str, Any], custom: Mapping[str, type[Family]]) -> Family:

@@ -151,8 +151,7 @@ def _moments(x: Any, known: Any, weights: Any) -> tuple[np.ndarray, np.ndarray, 
         return sums[0] / np.where(sums[1] > 0, sums[1], 1)
 
     mean = averages(lambda rows: rows)
-    variance = averages(lambda rows: (rows - mean) ** 2)
-    return mean, variance, known.sum(0)
+    return mean, averages(lambda rows: (rows - mean) ** 2), known.sum(0)
 
 
 def _with_default_row(

@@ -24,11 +24,10 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Chains, Keys, Rows
 from ebmpp.errors import IntractableError, ParameterError
-from ebmpp.families import Bernoulli, Categorical, Spin
+from ebmpp.families import Bernoulli, Categorical, Family, Spin
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors import pairwise
-from ebmpp.graph.factors.lateral import Split
 from ebmpp.graph.factors.pairwise import Adjacency, Pairwise
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Layer, Move, flat
@@ -133,19 +132,20 @@ class Clusters(Move):
         :param keys: where ``x`` has twice as many rows, both halves get the same uniforms.
         """
         (eta, weights), graph, keep = prepared, target.graph, target.keep
-        split = graph.splits[self.block]
+        split, family = graph.splits[self.block], graph.families[self.block]
         edges = np.concatenate([f.edges(graph.families)[self.block] for f in split.inner_factors])
-        held = energy.to_units(keep[self.block], split.family) if self.block in keep else None
-        count = split.family.size
-        u = random.uniform(random.words(keys, len(edges) + count)).T
+        u = random.uniform(random.words(keys, len(edges) + family.size)).T
         u = jnp.tile(u, (1, len(x) // len(keys)))
-        units = _Units(eta, weights, edges, u[count:], u[:count], held)
-        redraw = _categories if isinstance(split.family, Categorical) else _spins
-        new, broken = redraw(split, units, energy.to_units(x, split.family))
-        return energy.to_rows(new.astype(x.dtype), split.family), broken
+        units, is_potts = energy.to_units(x, family), isinstance(family, Categorical)
+        fields = _Fields(eta, weights, edges, u[family.size :], u[: family.size])
+        new, label = _categories(fields, units) if is_potts else _spins(family, fields, units)
+        if self.block in keep:
+            new = jnp.where(_any_by(label, energy.to_units(keep[self.block], family)), units, new)
+        broken = (weights < 0).any() if is_potts else jnp.zeros((), bool)
+        return energy.to_rows(new.astype(x.dtype), family), broken
 
 
-class _Units(NamedTuple):
+class _Fields(NamedTuple):
     """Inputs of a redraw; units and pairs first, rows last."""
 
     eta: Array
@@ -153,41 +153,37 @@ class _Units(NamedTuple):
     edges: np.ndarray
     bond: Array  # uniforms, (pairs, rows)
     coin: Array  # uniforms, (size, rows)
-    held: Array | None
 
 
-def _spins(split: Split, units: _Units, x: Array) -> tuple[Array, Array]:
-    """Redraw units of two values m - d and m + d, for which a pair's gain is 2 d^2 times its weight."""
-    low, high = split.family.bounds
+def _spins(family: Family, fields: _Fields, x: Array) -> tuple[Array, Array]:
+    """Redraw units of two values m - d and m + d, for which a pair's gain is 2 d^2 times its weight.
+
+    :return: new values, and the smallest unit of each unit's cluster.
+    """
+    low, high = family.bounds
     half, middle = (high - low) / 2, (high + low) / 2
     spin = (x - middle) / half
-    field, a, b = half * units.eta, *units.edges.T
+    field, a, b = half * fields.eta, *fields.edges.T
     if middle:
-        pull = half * middle * units.weights
+        pull = half * middle * fields.weights
         zero = jnp.zeros(len(x), pull.dtype)
         field = field + (zero.at[a].add(pull).at[b].add(pull))[:, None]
-    gain = 2 * half**2 * units.weights[:, None] * spin[a] * spin[b]
-    label = components(pairwise.table(len(x), units.edges), units.bond < -jnp.expm1(-jnp.maximum(gain, 0)))
+    gain = 2 * half**2 * fields.weights[:, None] * spin[a] * spin[b]
+    label = components(pairwise.table(len(x), fields.edges), fields.bond < -jnp.expm1(-jnp.maximum(gain, 0)))
     root = _at(spin, label)
     total = _sum_by(label, field * spin * root)  # of a cluster with its smallest unit up
-    up = jnp.where(units.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
-    new = spin * root * _at(up, label)
-    if units.held is not None:
-        new = jnp.where(_any_by(label, units.held), spin, new)
-    return middle + half * new, jnp.zeros((), bool)
+    up = jnp.where(fields.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
+    return middle + half * spin * root * _at(up, label), label
 
 
-def _categories(split: Split, units: _Units, x: Array) -> tuple[Array, Array]:
+def _categories(fields: _Fields, x: Array) -> tuple[Array, Array]:
     """Redraw categories: a cluster has one value, drawn from the sum of its natural parameters."""
-    a, b = units.edges.T
-    probability = -jnp.expm1(-units.weights)[:, None]
-    label = components(pairwise.table(len(x), units.edges), (x[a] == x[b]) & (units.bond < probability))
-    eta = jnp.broadcast_to(units.eta, (*x.shape, units.eta.shape[-1]))
+    a, b = fields.edges.T
+    probability = -jnp.expm1(-fields.weights)[:, None]
+    label = components(pairwise.table(len(x), fields.edges), (x[a] == x[b]) & (fields.bond < probability))
+    eta = jnp.broadcast_to(fields.eta, (*x.shape, fields.eta.shape[-1]))
     total = jnp.stack([_sum_by(label, eta[..., k]) for k in range(eta.shape[-1])], -1)
-    new = _at(random.inverse_cdf(units.coin, jax.nn.softmax(total, -1)), label)
-    if units.held is not None:
-        new = jnp.where(_any_by(label, units.held), x, new)
-    return new, (units.weights < 0).any()
+    return _at(random.inverse_cdf(fields.coin, jax.nn.softmax(total, -1)), label), label
 
 
 def components(neighbours: Adjacency, bonds: Array) -> Array:
@@ -248,9 +244,7 @@ def _sum_by(label: Array, values: Array) -> Array:
 
 def _any_by(label: Array, mask: Array) -> Array:
     """Return True for the units of clusters with a unit in the mask."""
-    rows = jnp.arange(label.shape[1])
-    marked = jnp.zeros(label.shape, bool).at[label, rows].max(jnp.broadcast_to(mask, label.shape))
-    return _at(marked, label)
+    return _at(_sum_by(label, mask.astype(jnp.int32)), label) > 0
 
 
 def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:

@@ -109,8 +109,7 @@ class Mixture(Move):
         stacked = {b: jnp.concatenate([v, (clamped | proposal)[b]]) for b, v in now.items()}
         log_target = self._log_target(target, stacked).reshape(3, rows)
         states = {b: stacked[b].reshape(3, rows, *stacked[b].shape[1:]) for b in self.blocks}
-        mixture = jax.vmap(lambda x: self._log_mixture(target, part, x))(states)
-        score = log_target - mixture
+        score = log_target - jax.vmap(lambda x: self._log_mixture(target, part, x))(states)
         return accept_proposals(z, proposal, score[2] - score[:2], log_u, trial)
 
     def _propose(self, target: Target, keys: Keys) -> tuple[Pool, Blocks, Array]:

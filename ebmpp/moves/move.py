@@ -252,8 +252,7 @@ class Layer(Move):
             refuse_interacting(graph, self.blocks, "drawn as one layer")
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        inside = tuple(b for b in self.blocks if b in graph.splits)
-        return graph.neighbours(self.blocks) + inside
+        return graph.neighbours(self.blocks) + tuple(b for b in self.blocks if b in graph.splits)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
 

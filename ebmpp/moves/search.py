@@ -152,5 +152,4 @@ def _draw_rest(target: Target, x: Rows, init: State, keys: Keys) -> Blocks:
 def near_modes(target: Target, x: Rows, keys: Keys) -> Blocks:
     """Return states one Gibbs sweep after a local mode (Taniguchi et al. 2023, section 3.3)."""
     modes = local_modes(target, x, random.fold_in(keys, 1)).x
-    moves = tuple(map(Layer, target.layers))
-    return draw_sweep(target, modes, moves, random.fold_in(keys, 2))[0]
+    return draw_sweep(target, modes, tuple(map(Layer, target.layers)), random.fold_in(keys, 2))[0]

@@ -58,8 +58,7 @@ def _per_replica(target: Target, method: str, factors: Sequence[Factor], t: Mapp
 def _shared_ratio(target: Target, x: Rows) -> Array:
     tempered = [f for f in target.graph.factors if isinstance(f, Replicated) and f.tempered]
     energies = jax.vmap(partial(_per_replica, target, "energies", tempered))(target.graph.statistics(x))
-    betas = target.params[tempered[0].name][0]
-    return jnp.diff(betas)[None] * jnp.diff(energies, axis=1)
+    return jnp.diff(target.params[tempered[0].name][0])[None] * jnp.diff(energies, axis=1)
 
 
 def _own_ratio(target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...]) -> Array:
@@ -106,5 +105,4 @@ def equalize(betas: Array, rejection: Array) -> Array:
     # neighbours whose swaps are never rejected must not coincide
     barrier = jnp.cumsum(jnp.concatenate([jnp.zeros(1), rejection + 1e-4]))
     levels = jnp.linspace(0.0, 1.0, len(betas)) * barrier[-1]
-    new = jnp.interp(levels, barrier, betas)
-    return new.at[0].set(betas[0]).at[-1].set(betas[-1])
+    return jnp.interp(levels, barrier, betas).at[0].set(betas[0]).at[-1].set(betas[-1])

@@ -220,8 +220,7 @@ class TemperedSweep(Move):
         return x, order, ratio
 
     def _log_uniforms(self, keys: Keys, ratio: Array) -> Array:
-        words = random.words(random.fold_in(keys, len(self.layers)), ratio.shape[-1])
-        return jnp.log(random.uniform(words))
+        return jnp.log(random.uniform(random.words(random.fold_in(keys, len(self.layers)), ratio.shape[-1])))
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
 

@@ -183,8 +183,7 @@ class Block(SiteKernel):
         i, call = state.i + 1, Call.split(model_args, model_kwargs)
         new = self.advance(state.z | state.latents, call, state.rng_key, i.astype(jnp.uint32))
         counts = [a + b for a, b in zip(state[3:6], new[1:], strict=True)]
-        first = self._first(Advanced(new.z, *counts), state.rng_key)
-        return first._replace(i=i, start=state.start)
+        return self._first(Advanced(new.z, *counts), state.rng_key)._replace(i=i, start=state.start)
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
         z, latents = ({name: new.z[name] for name in names} for names in (self.sites, self.latents))

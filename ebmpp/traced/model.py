@@ -139,8 +139,7 @@ class ModelInfo:
         name = f"sites of the block of {list(self.sites)}"
         hint = "Name the same sites in numpyro.infer.Gibbs([(block, sites), ...])."
         checks.require(set(values) == set(self.sites), name, "these", sorted(values), StateError, hint)
-        everything = {**call.siblings, **values}
-        shapes = {site: jnp.shape(v) for site, v in everything.items()}
+        shapes = {site: jnp.shape(v) for site, v in {**call.siblings, **values}.items()}
         wrong = {site: v.shape for site, v in self.latent.items() if shapes.get(site) != v.shape}
         actual, name = {s: shapes.get(s) for s in wrong}, f"values for the block of {list(self.sites)}"
         hint = "Run it in numpyro.infer.Gibbs with blocks for all sites. Make it again for other shapes."
@@ -212,8 +211,7 @@ class Arguments:
             return None if same else f"has shape {jnp.shape(leaf)}, which was {jnp.shape(before)}"
         if isinstance(leaf, core.Tracer):
             return "decides which units interact, and is traced. Run MCMC without jit_model_args"
-        equal = _are_equal(leaf, before)
-        return None if equal else "has another value, which decides which units interact"
+        return None if _are_equal(leaf, before) else "has another value, which decides which units interact"
 
 
 def _is_array(leaf: Any) -> bool:

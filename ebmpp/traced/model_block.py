@@ -304,8 +304,7 @@ class ModelBlock(block.Block):
             self.conditionals.check_tables(all_values, context)
         for step in itertools.count():
             yield values, log_prob
-            keys = random.key_pair(jax.random.fold_in(key, step))
-            values, change = self._walk(values, context, keys)
+            values, change = self._walk(values, context, random.key_pair(jax.random.fold_in(key, step)))
             log_prob += float(change)
 
     # -- NumPyro's contract ----------------------------------------------------------------------

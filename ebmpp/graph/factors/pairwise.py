@@ -191,8 +191,7 @@ class Neighbours:
         family = self.split.family
         read = lambda numbers: family.interaction(statistics_at(numbers))
         if self.dense:
-            block = read(np.arange(family.size))
-            total = jnp.tensordot(self.split.take(prepared, part), block, 1)
+            total = jnp.tensordot(self.split.take(prepared, part), read(np.arange(family.size)), 1)
         else:
             table = self._at(part)
             total = _weighted_sum(prepared, table, read)

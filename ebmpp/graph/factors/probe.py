@@ -258,8 +258,7 @@ def _numbers(family: Family, rows: int, generator: np.random.Generator) -> np.nd
     """Return numbers of values, or random words where there are infinitely many values."""
     states = family.states()
     if states is None:
-        shape = (rows, *family.shape, family.num_words)
-        return generator.integers(0, 2**32, shape, np.uint32)
+        return generator.integers(0, 2**32, (rows, *family.shape, family.num_words), np.uint32)
     shares = generator.dirichlet(np.full(len(states), 0.5), rows)
     shares[::2] = 0.05 * shares[::2] + 0.95 * np.eye(len(states))[np.arange(0, rows, 2) // 2 % len(states)]
     return np.stack([generator.choice(len(states), family.shape, p=p) for p in shares]).astype(np.int32)

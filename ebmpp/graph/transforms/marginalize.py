@@ -10,7 +10,7 @@ depends on at most one unit of each neighbouring block, A is tabulated at a few 
 contracted with the statistics, exactly.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 import dataclasses
 from functools import partial
 import itertools
@@ -123,8 +123,7 @@ class _InitialOfAll:
     local: Declaration
 
     def __call__(self, rng_key: Array) -> Params:
-        keys = jax.random.split(rng_key, len(self.local.factors))
-        pairs = zip(self.local.factors, keys, strict=True)
+        pairs = zip(self.local.factors, jax.random.split(rng_key, len(self.local.factors)), strict=True)
         return {f.name: f.init_params(key, self.local.families) for f, key in pairs}
 
 
@@ -162,9 +161,8 @@ class _Nodes:
                 if bool(family.in_support(jnp.full(family.shape, value)).all()):
                     longer = np.concatenate([table, _statistics(family, [value])])
                     table = longer if _rank(longer) == len(longer) else table
-        ones = np.ones((len(table), 1))
         # the least-norm solution of [1, table] @ weights = identity, without its rounding
-        weights = np.round(np.linalg.pinv(np.concatenate([ones, table], 1)), 12)
+        weights = np.round(np.linalg.pinv(np.insert(table, 0, 1.0, axis=1)), 12)
         nodes = (Constant.copy(a.astype(jnp.result_type(float))) for a in (table, weights))
         return cls(block, *nodes, Constant.copy(units), complete)
 
@@ -185,7 +183,7 @@ def _statistics(family: Family, values: Any) -> np.ndarray:
 
 
 def _rank(table: np.ndarray) -> int:
-    return np.linalg.matrix_rank(np.concatenate([np.ones((len(table), 1)), table], 1))
+    return np.linalg.matrix_rank(np.insert(table, 0, 1.0, axis=1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +231,7 @@ def _touched(local: Declaration, block: str, near: tuple[str, ...]) -> dict[str,
     if not near:
         return {}
     generator, families = np.random.default_rng(0), local.families
-    params = next(_noisy(local, generator, 1.0))
+    params = _noisy(local, generator, 1.0)
     draw = lambda f: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float))
     stats = {b: draw(families[b]) for b in near}
     slopes = jax.jit(jax.jacrev(lambda t: energy.natural(local, params, t, (block,))[block]))(stats)
@@ -250,11 +248,9 @@ def _touched(local: Declaration, block: str, near: tuple[str, ...]) -> dict[str,
     return touched
 
 
-def _noisy(local: Declaration, generator: np.random.Generator, *scales: float) -> Iterator[Params]:
+def _noisy(local: Declaration, generator: np.random.Generator, scale: float) -> Params:
     start = {f.name: f.init_params(jax.random.key(0), local.families) for f in local.factors}
-    for scale in scales:
-        noise = lambda a, s=scale: jnp.asarray(s * generator.normal(size=a.shape), a.dtype)
-        yield jax.tree.map(lambda a, noise=noise: a + noise(a), start)
+    return jax.tree.map(lambda a: a + jnp.asarray(scale * generator.normal(size=a.shape), a.dtype), start)
 
 
 def _verify(summed: SummedOut) -> None:
@@ -266,8 +262,9 @@ def _verify(summed: SummedOut) -> None:
     stats = random_statistics(families, summed.around, _STATES)
     exact_at = lambda params, t: -energy.log_marginal(summed.local, params, t, (summed.block,))
     exactly = jax.jit(jax.vmap(exact_at, (None, 0)))
-    scales = np.repeat([1.0, 0.5, 0.25, 0.1], 8)  # until one is in the family's domain
-    for params in _noisy(summed.local, np.random.default_rng(1), *scales):
+    generator = np.random.default_rng(1)
+    for scale in np.repeat([1.0, 0.5, 0.25, 0.1], 8):  # until one is in the family's domain
+        params = _noisy(summed.local, generator, scale)
         exact = exactly(params, stats)
         if jnp.isfinite(exact).all():
             break

@@ -91,8 +91,7 @@ class Replicated(Factor):
         return None if local is None else _LocalOfReplicas(local, split, single, self.num, self.separate)
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Any:
-        single = {b: _single(families[b]) for b in self.blocks}
-        params = self.factor.init_params(rng_key, single)
+        params = self.factor.init_params(rng_key, {b: _single(families[b]) for b in self.blocks})
         if self.separate:
             params = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a)[None], self.num, axis=0), params)
         return (jnp.linspace(0.0, 1.0, self.num), params) if self.tempered else params
@@ -148,31 +147,23 @@ class _LocalOfReplicas:
     def field(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Field:
         """Return natural parameters of the units of ``part`` in all replicas."""
         betas, inner = prepared
+
+        def of_all(numbers: Any) -> Array:
+            """Return statistics of units of one replica, with the replicas among the rows."""
+            t = statistics_at(jnp.asarray(numbers)[..., None] + self.size * np.arange(self.num))
+            axis = jnp.ndim(numbers)
+            return t.reshape(*t.shape[:axis], -1, *t.shape[axis + 2 :])
+
         if self.separate:
             first = jnp.arange(self.num, dtype=int) * self.size
             of_one = lambda p, n: self.single.field(p, lambda i: statistics_at(jnp.asarray(i) + n), part)
             field = jax.vmap(of_one)(inner, first)
         else:
-            field = self._shared_params(inner, statistics_at, part)
+            field = self.single.field(inner, of_all, part)
+            field = jnp.moveaxis(field.reshape(len(field), self.num, -1, *field.shape[2:]), 1, 0)
         field = field * betas.reshape(-1, *(1,) * (field.ndim - 1))
         field = field.reshape(-1, *field.shape[2:])
         return jnp.take(field, select(self.places, part), axis=0)
-
-    def _shared_params(self, prepared: Any, statistics_at: StatisticsAt, part: Any) -> Field:
-        """Treat replicas as additional rows of one; return ``(replicas, units, rows, ...)``."""
-        first = self.size * np.arange(self.num)
-        rows = 0
-
-        def of_all(numbers: Any) -> Array:
-            """Return statistics of units of one replica, with the replicas among the rows."""
-            nonlocal rows
-            t = statistics_at(jnp.asarray(numbers)[..., None] + first)
-            axis = jnp.ndim(numbers)
-            rows = t.shape[axis + 1]
-            return t.reshape(*t.shape[:axis], self.num * rows, *t.shape[axis + 2 :])
-
-        field = self.single.field(prepared, of_all, part)
-        return jnp.moveaxis(field.reshape(len(field), self.num, rows, *field.shape[2:]), 1, 0)
 
 
 def select(table: np.ndarray | tuple[np.ndarray, ...], part: Any) -> Any:
@@ -208,8 +199,7 @@ def replicate(graph: FactorGraph, num: int, separate: bool = False) -> FactorGra
     :param separate: give each replica its own params, and a reference whose weight is 1 - beta.
     """
     interacts, hint = any(f.interacts for f in graph.factors), "BlockedGibbs draws independent units exactly."
-    expected = "such that units interact"
-    checks.require(interacts, "graph of tempering", expected, graph, DeclarationError, hint)
+    checks.require(interacts, "graph of tempering", "such that units interact", graph, DeclarationError, hint)
     grow = lambda f: dataclasses.replace(f, shape=(num, *f.shape))
     visible, latent = ({b: grow(f) for b, f in side.items()} for side in (graph.visible, graph.latent))
     references = [Reference(b, num, name) for b, name in _reference_names(graph).items()] if separate else []

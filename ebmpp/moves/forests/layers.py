@@ -42,8 +42,7 @@ def split(graph: Declaration, blocks: Sequence[str]) -> list[Units]:
         return split(graph, joined) if joined else []
     conflicts = [{j for j in range(len(blocks)) if {(i, j), (j, i)} & dense} for i in range(len(blocks))]
     layers = forest_layers(edges, block_of.tolist(), conflicts)
-    parts = np.split(layers, np.cumsum(sizes)[:-1])
-    by_block = list(zip(blocks, parts, strict=True))
+    by_block = list(zip(blocks, np.split(layers, np.cumsum(sizes)[:-1]), strict=True))
     return [{b: np.flatnonzero(p == i) for b, p in by_block if i in p} for i in range(layers.max() + 1)]
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from ebmpp.moves.forests.logs import Pick, Reduce, finite_max, take
 from ebmpp.moves.forests.structure import Forest
 
-_FEW_ARMS = 8  # that are sliced one by one
+_FEW_ARMS = 8  # that are sliced sequentially
 _FEW_LANES = 8  # arms times rows that do not fill vectors: states come last then, and else first
 
 
@@ -66,8 +66,7 @@ def down(forest: Forest, sums: tuple, pick: Pick, u: Array) -> Array:
 def _columns(values: Array, index: Integer[np.ndarray, "steps arms"], padding: Array | float) -> Array:
     """Return the values at ``index``, ``(steps, arms, ...)``, with padding where it is -1."""
     if index.shape[1] > _FEW_ARMS:
-        padded = jnp.concatenate([values, jnp.broadcast_to(padding, (1, *values.shape[1:]))])
-        return padded[index]
+        return jnp.concatenate([values, jnp.broadcast_to(padding, (1, *values.shape[1:]))])[index]
     columns = []
     for column in index.T:
         real = column[column >= 0]

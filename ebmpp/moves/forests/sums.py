@@ -99,8 +99,7 @@ def marginals(forest: Forest, unary: Unary, pairwise: Pairwise) -> tuple[Unary, 
 def most_probable(forest: Forest, unary: Unary, pairwise: Pairwise) -> tuple[States, Float[Array, "*batch"]]:
     """Return the state of the largest weight, and the log of that weight."""
     batch, *tables = _arrange(unary, pairwise)
-    u = jnp.zeros((1, forest.num_units, 1))
-    states, log_weight = _states(forest, tables, jnp.max, logs.best, u)
+    states, log_weight = _states(forest, tables, jnp.max, logs.best, jnp.zeros((1, forest.num_units, 1)))
     return states.reshape(*batch, -1), log_weight.reshape(batch)
 
 

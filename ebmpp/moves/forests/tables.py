@@ -104,8 +104,7 @@ class Tables:
             one_hot = lambda b: jnp.arange(point[b].size // len(self._half[b])) == entry
             chosen = {b: (h == half)[:, None] & one_hot(b)[None] for b, h in self._half.items()}
             tangent = {b: v.reshape(point[b].shape).astype(point[b].dtype) for b, v in chosen.items()}
-            changes = jax.jvp(slope, (point,), (tangent,))[1]
-            return self._join({b: v[None] for b, v in changes.items()})[0]
+            return self._join({b: v[None] for b, v in jax.jvp(slope, (point,), (tangent,))[1].items()})[0]
 
         entries = jnp.arange(self._statistics.shape[-1])
         hessian = jax.vmap(jax.vmap(product, (None, 0)), (0, None))(jnp.arange(2), entries)

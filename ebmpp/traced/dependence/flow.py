@@ -197,5 +197,4 @@ class Scattered(Flow):
         return [sets.union(reads[0], added.reshape(self.results[0]))]
 
     def backward(self, live: Live) -> Live:
-        updates = np.append(live[0].ravel(), False)[self.targets]
-        return [live[0], np.zeros(self.shapes[1], bool), updates]
+        return [live[0], np.zeros(self.shapes[1], bool), np.append(live[0].ravel(), False)[self.targets]]

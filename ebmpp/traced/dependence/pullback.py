@@ -68,8 +68,7 @@ def guarded(step: Step, operands: Sequence[Array], moving: Sequence[int]) -> Seq
 
 
 def _pull_each(pull: Callable, operands: Sequence[Array], cotangent: Array) -> list[Array]:
-    dead = cotangent == 0
-    return [jnp.where(dead & ~jnp.isfinite(p), 0, p) for p in pull(cotangent, *operands)]
+    return [jnp.where((cotangent == 0) & ~jnp.isfinite(p), 0, p) for p in pull(cotangent, *operands)]
 
 
 def _pull_sum(pull: Callable, operands: Sequence[Array], cotangent: Array) -> list[Array]:

@@ -183,8 +183,7 @@ def _make_layer(terms: Terms, units: np.ndarray, edges: np.ndarray) -> _Layer:
         element, unit = terms.elements(slot)
         inside = position[unit] >= 0
         element, unit = element[inside], position[unit[inside]]
-        counts = np.bincount(element, minlength=1)[element]
-        alone = counts == 1
+        alone = np.bincount(element, minlength=1)[element] == 1
         place(slot, mask.size, [layer.single], [count], [(element[alone], unit[alone])], False)
         first, second = unit[~alone].reshape(-1, 2).T
         edge = order[np.searchsorted(codes, first * count + second, sorter=order)]

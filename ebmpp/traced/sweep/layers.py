@@ -65,8 +65,7 @@ class Layers(Conditionals):
         position = ranks(self.colors)  # of a unit in its layer
         for slot, mask in terms.live.items():
             element, unit = terms.elements(slot)
-            parts = by_group(self.colors[unit], self.num_layers)
-            pairs = [(element[p], position[unit[p]]) for p in parts]
+            pairs = [(element[p], position[unit[p]]) for p in by_group(self.colors[unit], self.num_layers)]
             place(slot, mask.size, reads, sizes, pairs, stacked)
         return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers
 
@@ -89,20 +88,19 @@ class Layers(Conditionals):
     def _logits(self, layer: _Layer, sites: Sites, inputs: Mapping[int, Any]) -> Array:
         """Return log probabilities of a layer's units, each up to a constant, ``(units, values)``."""
         coefficients = self.terms.coefficients({**inputs, **self.posterior.site_inputs(sites)})
-        sums_at = lambda k: self._sums_at(k, layer, (sites, inputs), coefficients)
+
+        def sums_at(k: Array) -> Array:
+            """Return the part of the log density of each unit, all at their k-th value."""
+            moved = {}
+            for name, (start, stop) in self.spans.items():
+                mask = (self.colors[start:stop] == layer.number).reshape(self.posterior.shapes[name])
+                table = jnp.asarray(self.posterior.values[name].table, sites[name].dtype)
+                at = table[jnp.minimum(k, len(table) - 1)]
+                is_all = isinstance(mask, np.ndarray) and mask.all()
+                moved[name] = jnp.broadcast_to(at, mask.shape) if is_all else jnp.where(mask, at, sites[name])
+            values = {**inputs, **self.posterior.site_inputs(moved)}
+            terms = self.terms.multiply(coefficients, self.terms.evaluate(values, layer.reads.slots))
+            return layer.reads.sums(terms, len(layer.units))
+
         logits = jax.vmap(sums_at)(jnp.arange(self.num_values))
         return jnp.where(self.valid(layer.units), logits.T, -jnp.inf)
-
-    def _sums_at(self, k: Array, layer: _Layer, chain: Chain, coefficients: Mapping[int, Array]) -> Array:
-        """Return the part of the log density of each of a layer's units, all at their k-th value."""
-        sites, inputs = chain
-        moved = {}
-        for name, (start, stop) in self.spans.items():
-            mask = (self.colors[start:stop] == layer.number).reshape(self.posterior.shapes[name])
-            table = jnp.asarray(self.posterior.values[name].table, sites[name].dtype)
-            at = table[jnp.minimum(k, len(table) - 1)]
-            is_whole = isinstance(mask, np.ndarray) and mask.all()
-            moved[name] = jnp.broadcast_to(at, mask.shape) if is_whole else jnp.where(mask, at, sites[name])
-        values = {**inputs, **self.posterior.site_inputs(moved)}
-        terms = self.terms.multiply(coefficients, self.terms.evaluate(values, layer.reads.slots))
-        return layer.reads.sums(terms, len(layer.units))

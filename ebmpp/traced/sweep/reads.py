@@ -67,8 +67,7 @@ def place(
         if not stacked and not len(elements):
             continue
         if not ragged:
-            columns = most if stacked else count
-            layer.tables[slot] = _table(elements, positions, size, columns, padding)
+            layer.tables[slot] = _table(elements, positions, size, most if stacked else count, padding)
             continue
         spare = (0, width - len(elements) if stacked else 0)
         fill = lambda a, value, spare=spare: np.pad(a, spare, constant_values=value).astype(np.int32)
