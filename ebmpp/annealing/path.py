@@ -60,9 +60,7 @@ class Slope(NamedTuple):
     """Natural parameters of the summed blocks under the model, ``(rows, *shape, *stat_shape)`` each."""
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["eta0", "betas", "knots", "num"], meta_fields=["graph"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False)
 class Path:
     """Path of models from independent units to a model; a pytree whose graph is static.
@@ -76,7 +74,7 @@ class Path:
     :param num: number of knots that are used, from the first.
     """
 
-    graph: FactorGraph
+    graph: FactorGraph = dataclasses.field(metadata={"static": True})
     eta0: Eta
     betas: Float[Array, "knots"]
     knots: Params

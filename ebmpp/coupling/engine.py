@@ -27,7 +27,7 @@ from ebmpp.coupling.accumulators import Accumulator, uses_fast_compile
 from ebmpp.coupling.slots import Fresh, Job, Jobs, Outcome, Packed, Slots, Stage, Window, slots_for, stages
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped
-from ebmpp.moves.couplings import MOST_TRIALS, Trial
+from ebmpp.moves.couplings import MOST_TRIALS, Trial, where_rows
 from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
 from ebmpp.moves.target import Target
 
@@ -323,10 +323,8 @@ class _Engine:
         ready = at & accepted[0] & accepted[1]
         has_stalled = at & ~ready & (slots.trial + 1 >= self.max_trials)
         broken = at & (attempt.broken | has_stalled)
-        z = dict(slots.z)
-        for b in move.blocks:
-            proposed = jnp.stack([attempt.x[b], attempt.y[b]])
-            z[b] = jnp.where(take.reshape(take.shape + (1,) * (proposed.ndim - 2)), proposed, z[b])
+        new = lambda b: where_rows(take, jnp.stack([attempt.x[b], attempt.y[b]]), slots.z[b])
+        z = dict(slots.z) | {b: new(b) for b in move.blocks}
         attempt = attempt._replace(accept_x=take[0], accept_y=take[1])
         same = note(target, move, slots.same, z, part, attempt, ready)
         trials = jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial))
