@@ -28,7 +28,7 @@ from ebmpp.moves.target import Target
 def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -> Array:
     """Check what every function of this room takes, and return the key pair of the key."""
     checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
-    instead = "Use monitors.estimated_log_likelihood or Monitor(fn, compiled=False), or call it outside"
+    instead = "Use a function of ebmpp.monitors or Monitor(fn, compiled=False), or call it outside"
     checks.on_host(name, params, rng_key, instead=instead)
     graph.check(params)
     return random.key_pair(checks.key(f"{name}: rng_key", rng_key))

@@ -15,6 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.annealing.reference import check_model
 from ebmpp.core import Key, Params, Rows, checks, random, statistics
 from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
@@ -145,15 +146,12 @@ def gradient_bias(
     (['h', 'v', 'v:h'], '20 groups of 5 of its last chains')
     """
     name = "gradient_bias"
-    checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
+    key = check_model(name, graph, params, rng_key)
     checks.instance(f"{name}: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
     checks.instance(f"{name}: reference", reference, Estimator, "an unbiased one such as ParticleUCD()")
     count = checks.count(f"{name}: num_repeats", num_repeats, _LEAST)
     num_references = checks.count(f"{name}: num_references", num_references, _LEAST)
     checks.flag(f"{name}: progress_bar", progress_bar)
-    key = random.key_pair(checks.key(f"{name}: rng_key", rng_key))
-    checks.on_host(name, key, params)
-    graph.check(params)
     rows, _ = tables.check_rows(graph, data, name)
     batch = Batch.uniform(rows)
     plan = _plan(graph, params, rows, estimator, state, count, random.fold_in(key, 0, 0))
