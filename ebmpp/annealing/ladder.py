@@ -194,5 +194,4 @@ def thinned(path: Path, key: Array, num: int, cess_threshold: float, most: int) 
     ladder = adaptive_ladder(path, key, num, cess_threshold, most=most)
     if not ladder.is_complete():
         return None
-    count = int(ladder.count)
-    return jax.block_until_ready(path.cut(ladder.places[:count], ladder.count))
+    return jax.block_until_ready(path.cut(ladder.places[: int(ladder.count)], ladder.count))

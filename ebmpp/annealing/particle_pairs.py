@@ -282,12 +282,9 @@ def _estimate(
     if outcome.broken.any():
         raise not_finite("particle_expectation: the weights of a system")
     met = np.asarray(outcome.meeting_time >= 0)
-    num_unmet = check_unmet(
-        met,
-        f"of particle systems had not met after {limit} systems",
-        "Raise max_systems (None is no limit), num_particles, num_sweeps or cess_threshold",
-        unmet,
-    )
+    cause = f"of particle systems had not met after {limit} systems"
+    remedy = "Raise max_systems (None is no limit), num_particles, num_sweeps or cess_threshold"
+    num_unmet = check_unmet(met, cause, remedy, unmet)
     longest = int(outcome.longest.max())
     if longest >= LONG_STAY:
         warnings.warn(

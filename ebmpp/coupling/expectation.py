@@ -223,8 +223,7 @@ def unbiased_expectation(
     with sharding.over("unbiased_expectation: mesh", mesh):
         graph.check(params)
         target = Target(graph, sharding.place(params), as_clamped(graph.families, clamped))
-        blocks = list(target.clamped)
-        checks.require(target.free, "clamped", "such that a block is free", blocks, StateError)
+        checks.require(target.free, "clamped", "such that a block is free", [*target.clamped], StateError)
         key, moves = random.key_pair(rng_key), resolve_moves(graph, coupling, target.clamped)
         check_params(target, moves)
         target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(key, 2))

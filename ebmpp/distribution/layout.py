@@ -71,17 +71,16 @@ class Layout:
         :raises StateError: for an unknown block, or places that do not fill the array once.
         """
         states.check_names(places, graph.families)
-        indices, named = [], []
+        indices: list[int] = []
         for b, place in places.items():
-            place, family = np.asarray(place), graph.families[b]
+            place, size = np.asarray(place), graph.families[b].size
             index = np.flatnonzero(place) if place.dtype == bool else place.ravel()
-            name, size = f"Layout.at: number of places of block {b!r}", family.size
+            name = f"Layout.at: number of places of block {b!r}"
             checks.require(len(index) == size, name, f"its number of units, {size}", len(index), StateError)
             indices.extend(map(int, index))
-            named.append((b, family.shape))
         fills, expected = sorted(indices) == list(range(math.prod(shape))), "each index of the array once"
         checks.require(fills, "Layout.at: places", expected, indices, StateError)
-        return cls(tuple(shape), tuple(named), tuple(indices))
+        return cls(tuple(shape), tuple((b, graph.families[b].shape) for b in places), tuple(indices))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,10 +93,8 @@ class Layout:
 
     def join(self, x: Mapping[str, ArrayLike]) -> Shaped[Array, "*value"]:
         """Return the array of the blocks' values, ``(*batch, *shape)``."""
-        parts = []
-        for b, shape in self.blocks:
-            batch = jnp.shape(x[b])[: jnp.ndim(x[b]) - len(shape)]
-            parts.append(jnp.reshape(x[b], (*batch, -1)))
+        batch = lambda value, shape: jnp.shape(value)[: jnp.ndim(value) - len(shape)]
+        parts = [jnp.reshape(x[b], (*batch(x[b], shape), -1)) for b, shape in self.blocks]
         flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
         if not self._in_order:
             flat = flat[..., np.argsort(np.asarray(self.places))]

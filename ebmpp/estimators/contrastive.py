@@ -176,8 +176,7 @@ class TemperedPCD(Estimator):
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> TemperedState:
         """Draw initial replicas of every block; the betas have equal steps."""
         phases.check_posterior(graph, "TemperedPCD", self.posterior)
-        replicas = replicate(graph, self.num_temperatures)
-        chains = phases.fresh_chains(replicas, self.num_chains, key)
+        chains = phases.fresh_chains(replicate(graph, self.num_temperatures), self.num_chains, key)
         return TemperedState(chains, jnp.linspace(0.0, 1.0, self.num_temperatures))
 
     def estimate(
@@ -185,12 +184,11 @@ class TemperedPCD(Estimator):
     ) -> Estimate:
         """Subtract the gradient at the coldest replicas, after k tempered sweeps, from the data's."""
         batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        sweep = tempered_sweep(graph)
         target = Target(replicate(graph, self.num_temperatures), tempered_params(graph, params, state.betas))
 
         def half(x: Rows, i: Array) -> tuple[Rows, Array]:
             keys = phases.row_keys(random.fold_in(key, i), self.num_chains)
-            x, _, log_ratio = sweep.half(target, x, keys, i % 2)
+            x, _, log_ratio = tempered_sweep(graph).half(target, x, keys, i % 2)
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 
         chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))

@@ -14,12 +14,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
-from ebmpp.coupling.accumulators import (
-    EnergyGradient,
-    MarginalGradient,
-    uses_fast_compile as run_uses_fast_compile,
-)
-from ebmpp.coupling.engine import Accumulator, Window, run_pairs
+from ebmpp.coupling import accumulators
+from ebmpp.coupling.engine import Window, run_pairs
 from ebmpp.coupling.expectation import MIN_ACCEPTANCE, low_acceptance
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.pools import mixture_of
@@ -261,19 +257,18 @@ class ChainUCD(Estimator):
         accumulator = self._accumulator(target.graph, free, bool(target.keep))
         outcome = run_pairs(target, moves, accumulator, self.num_slots, start, None, key, window, weights)
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
-        met = outcome.meeting_time >= 0
-        times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
+        times = jnp.where(outcome.meeting_time >= 0, outcome.meeting_time, window.max_sweeps) - window.lag
         length = self.length.update(*past, times, self.m is None)
         return phases.Phase(gradient, length, phases.pair_metrics(outcome, window))
 
-    def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> Accumulator:
+    def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> accumulators.Accumulator:
         groups = (self.marginalize,)
         if missing and not self.marginalize and phases.tractable_posterior(graph):
             groups = (tuple(graph.latent),)  # so that complete rows contribute no noise
         if self.marginalize == "layers":  # only layers that can be summed out
             groups = tuple(layer for layer in graph.block_layers if layer[0] not in graph.splits)
         groups = tuple(rest for group in groups if (rest := tuple(b for b in group if b in free)))
-        return MarginalGradient(groups) if groups else EnergyGradient()
+        return accumulators.MarginalGradient(groups) if groups else accumulators.EnergyGradient()
 
 
 def uses_fast_compile(graph: FactorGraph, estimator: Estimator) -> bool:
@@ -282,4 +277,4 @@ def uses_fast_compile(graph: FactorGraph, estimator: Estimator) -> bool:
     if not isinstance(inner, ChainUCD) or not inner.uses_chains:
         return False
     accumulator = inner._accumulator(graph, set(graph.families), False)
-    return run_uses_fast_compile(graph, resolve_moves(graph, inner.coupling), accumulator)
+    return accumulators.uses_fast_compile(graph, resolve_moves(graph, inner.coupling), accumulator)

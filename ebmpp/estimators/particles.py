@@ -127,8 +127,7 @@ class ParticleUCD(Estimator):
         checks.choice("ParticleUCD: path", self.path, ("line", "training"))
         checks.number("ParticleUCD: cess_threshold", self.cess_threshold, above=0, below=1)
         checks.instance("ParticleUCD: posterior", self.posterior, ChainUCD, "a UCD()")
-        limit = checks.optional_count("ParticleUCD: max_systems", self.max_systems, self.m + 2)
-        object.__setattr__(self, "max_systems", limit)
+        checks.set_counts(self, "max_systems", least=self.m + 2, optional=True)
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> ParticleState:
         """Put the reference at the data's base rates; the first step fits the rungs."""
@@ -217,9 +216,8 @@ class ParticleUCD(Estimator):
                 negative = systems.energy_gradient(path, params, system)
                 return systems.total_log_z(system), negative, system.min_cess
 
-            run_one = lambda i: run_pair(
-                propose, params, random.fold_in(key, i), self.k, self.m, self.max_systems
-            )
+            window = self.k, self.m, self.max_systems
+            run_one = lambda i: run_pair(propose, params, random.fold_in(key, i), *window)
             return lax.map(run_one, numbers), ()
 
         shared = (*self._rungs(graph, params, state), params, key)
@@ -258,8 +256,7 @@ class ParticleUCD(Estimator):
             return None
         return (
             f"ParticleUCD: at {poor.mean():.0%} of the steps rungs missed cess_threshold="
-            f"{self.cess_threshold:g} by a factor of two, "
-            f"with {np.nanmax(history['num_rungs']):.0f} of at most {self.max_rungs} rungs: "
-            "acceptance suffers, the gradient stays unbiased. Raise max_rungs or num_particles, or lower "
-            "cess_threshold."
+            f"{self.cess_threshold:g} by a factor of two, with {np.nanmax(history['num_rungs']):.0f} of at "
+            f"most {self.max_rungs} rungs: acceptance suffers, the gradient stays unbiased. Raise max_rungs "
+            "or num_particles, or lower cess_threshold."
         )

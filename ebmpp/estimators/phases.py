@@ -177,8 +177,7 @@ def complete_batch(
     hint = "Use UCD(), which couples chains on the posterior of both, or fill them in with ebmpp.complete."
     checks.require(is_valid, name, expected, value, IntractableError, hint)
     start = sample_latents(graph, params, batch, random.fold_in(key, 0))
-    target = posterior_of(graph, params, batch)
-    x, _ = sweep_chains(target, start, count, random.fold_in(key, 1))
+    x, _ = sweep_chains(posterior_of(graph, params, batch), start, count, random.fold_in(key, 1))
     return batch._replace(rows={b: x[b] for b in batch.rows}, known={})
 
 

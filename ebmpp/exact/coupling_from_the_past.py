@@ -18,6 +18,7 @@ units, which would have to cross from one phase to the other, never do.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from jaxtyping import Bool, Float, Integer
@@ -84,12 +85,9 @@ def slopes(
 ) -> dict[tuple[str, str], Float[Array, "..."]]:
     """Return the derivative of one block's natural parameters in another's statistics, for every edge."""
     zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
-    result = {}
-    for a, b in edges:
-        # constant in the state: the energy is affine in each unit and factors join two blocks at most
-        natural = lambda t, a=a, b=b: energy.natural(graph, params, zero | {b: t}, [a])[a]
-        result[a, b] = jax.jacobian(natural)(zero[b])
-    return result
+    natural = lambda a, b, t: energy.natural(graph, params, zero | {b: t}, [a])[a]
+    # constant in the state: the energy is affine in each unit and factors join two blocks at most
+    return {(a, b): jax.jacobian(partial(natural, a, b))(zero[b]) for a, b in edges}
 
 
 def check_two_values(graph: FactorGraph) -> None:

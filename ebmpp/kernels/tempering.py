@@ -65,8 +65,7 @@ class Ensemble(Target):
         graph = tempering.replicate(base.graph, len(betas), separate=True)
         # a block with observed units is swapped as it is
         summed = tuple(b for b in summed_blocks(base.graph) if b in base.free and b not in base.keep)
-        clamped = _in_replicas(base.given, len(betas))
-        return Ensemble(graph, replicated, clamped, base=base, summed=summed)
+        return Ensemble(graph, replicated, _in_replicas(base.given, len(betas)), base=base, summed=summed)
 
     def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
         """Return the blocks of the coldest replica."""
