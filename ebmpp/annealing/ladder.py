@@ -4,7 +4,7 @@
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Float, Float32, Int32, UInt32
+from jaxtyping import Bool, Float, Float32, Int32
 import numpy as np
 
 import jax
@@ -16,7 +16,7 @@ from ebmpp.annealing import systems
 from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.systems import Systems
-from ebmpp.core import checks, random
+from ebmpp.core import Key, checks, random
 from ebmpp.core.compile import Compiled
 
 _SIGMOID_SLOPE = 4.0  # of the logistic function at either end
@@ -94,7 +94,7 @@ class Ladder(NamedTuple):
 
 def find_ladder(
     path: Path,
-    key: UInt32[Array, "2"],
+    key: Key,
     num: int,
     cess_threshold: ArrayLike,
     capacity: int,

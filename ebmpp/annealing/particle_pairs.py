@@ -46,7 +46,7 @@ from ebmpp.annealing.systems import IslandKeys, PerIsland
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.statistics import standard_error
-from ebmpp.core.types import Blocks, Params, Scalar
+from ebmpp.core.types import Blocks, Keys, Params, Scalar
 from ebmpp.coupling.accumulators import check_function
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph
@@ -57,6 +57,8 @@ _BATCH = 2  # systems that run side by side: every pair needs the first two
 
 #: From keys of systems to log Z, values (a pytree) and lowest conditional effective sample size of each.
 Propose = Callable[[IslandKeys], tuple[PerIsland, Any, PerIsland]]
+#: First and last time that count, and the largest number of systems.
+Window = tuple[int, int, int | None]
 
 
 class Chain(NamedTuple):
@@ -160,17 +162,9 @@ def _shapes(graph: FactorGraph) -> dict[str, jax.ShapeDtypeStruct]:
     return {b: jax.ShapeDtypeStruct(f.shape, f.dtype) for b, f in graph.families.items()}
 
 
-@compiled(statics=6, key=lambda *args: args[6].graph, unbounded=True)
+@compiled(statics=4, key=lambda *args: args[4].graph, unbounded=True)
 def _run_pairs(
-    fn: Callable[[Blocks], Any],
-    num: int,
-    k: int,
-    m: int,
-    max_systems: int | None,
-    sweeps: int,
-    path: Path,
-    ladder: Ladder,
-    keys: Array,
+    fn: Callable[[Blocks], Any], num: int, window: Window, sweeps: int, path: Path, ladder: Ladder, keys: Keys
 ) -> PairOutcome:
     """Run one pair per key, sharded over the devices of a mesh; leading axis: pairs."""
     as_float = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
@@ -185,7 +179,7 @@ def _run_pairs(
             x = systems.all_blocks(path, system, keys)
             return systems.total_log_z(system), systems.weighted_mean(fn, x, system), system.min_cess
 
-        return lax.map(lambda key: run_pair(propose, shapes, key, k, m, max_systems), keys), ()
+        return lax.map(lambda key: run_pair(propose, shapes, key, *window), keys), ()
 
     return sharding.everywhere(sharding.shard_jobs(run, keys, (path, ladder), len(keys))[0])
 
@@ -264,7 +258,7 @@ def particle_expectation(
         params = sharding.place(params)
         run = prepare(name, graph, params, rng_key, num, cess_threshold=cess_threshold, **options)
         check_function(f"{name}: fn", fn, _shapes(graph))
-        statics = (fn, num, k, m, max_systems, run.num_sweeps)
+        statics = (fn, num, (k, m, max_systems), run.num_sweeps)
         keys = run_keys(run.key, pairs)
         hidden = not (progress_bar and sharding.is_first())
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:

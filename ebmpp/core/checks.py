@@ -26,6 +26,7 @@ from ebmpp.core.compile import is_traced
 from ebmpp.errors import ArgumentError, DeclarationError
 
 T = TypeVar("T")
+Error = type[Exception]
 
 #: Largest count: loops and windows count in 32 bits.
 LARGEST = 2**31 - 1
@@ -36,12 +37,7 @@ _RESERVED = ("chain", "draw", "row", "sample", "clamped")
 
 
 def require(
-    condition: object,
-    name: str,
-    expected: str,
-    value: object,
-    error: type[Exception] = ArgumentError,
-    hint: str = "",
+    condition: object, name: str, expected: str, value: object, error: Error = ArgumentError, hint: str = ""
 ) -> None:
     """Raise an error that describes the value and gives a hint, a sentence, unless a condition holds."""
     if not condition:
@@ -196,9 +192,7 @@ def block_name(value: Any) -> str:
     return value
 
 
-def names(
-    what: str, values: Iterable[object], known: Iterable[str], error: type[Exception] = ArgumentError
-) -> None:
+def names(what: str, values: Iterable[object], known: Iterable[str], error: Error = ArgumentError) -> None:
     """Raise an error for the first value that is not a known name; ``what`` it names is such as "block"."""
     known = tuple(known)
     for name in values:
@@ -207,7 +201,7 @@ def names(
             raise error(f"unknown {what} {name!r}; there is {listed}.{_closest(name, known)}")
 
 
-def numbers(name: str, value: Any, error: type[Exception] = ArgumentError) -> np.ndarray | Array:
+def numbers(name: str, value: Any, error: Error = ArgumentError) -> np.ndarray | Array:
     """Return an array of real numbers; refuse objects, strings, ragged lists, times and complex numbers."""
     cause = ""
     try:
@@ -221,7 +215,7 @@ def numbers(name: str, value: Any, error: type[Exception] = ArgumentError) -> np
     return array
 
 
-def placeable(name: str, value: Any, error: type[Exception] = ArgumentError) -> None:
+def placeable(name: str, value: Any, error: Error = ArgumentError) -> None:
     """Raise an error for an array over a mesh with explicit axes, unless ``mesh=`` is set.
 
     Every operation on an array with explicit axes would have to name the placement of its result.

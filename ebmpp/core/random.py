@@ -35,6 +35,7 @@ _MAX_ON_HOST = 2**16  # numbers that are hashed on the host: a millisecond
 
 KeyPair = UInt32[Array, "*rows 2"]
 Word = UInt32[Array, "*words"]
+Counter = Integer[ArrayLike, "*#rows"]
 
 
 def threefry(
@@ -81,11 +82,7 @@ def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair
     return fold_in(key, *_OURS)
 
 
-def fold_in(
-    key: UInt32[Numbers, "*#rows 2"],
-    first: Integer[ArrayLike, "*#rows"],
-    second: Integer[ArrayLike, "*#rows"] = 0,
-) -> KeyPair:
+def fold_in(key: UInt32[Numbers, "*#rows 2"], first: Counter, second: Counter = 0) -> KeyPair:
     """Return new key pairs for the counter ``(first, second)``, row by row; of known keys on the host."""
     if all(map(_is_small, (key, first, second))):
         return _folded_on_host(key, first, second)

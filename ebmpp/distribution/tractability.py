@@ -110,9 +110,7 @@ def check_tractable(model: Callable, *model_args: Any, **model_kwargs: Any) -> N
     refuse_params(model, model_args, model_kwargs, None)
 
 
-def refuse_params(
-    model: Callable, args: tuple, kwargs: Mapping[str, Any], sites: Sequence[str] | None
-) -> None:
+def refuse_params(model: Callable, args: tuple, kwargs: dict[str, Any], sites: Sequence[str] | None) -> None:
     """Refuse to draw sites, all if None, that the params of an energy model without log Z depend on."""
     for name, sources in read_by_params(model, args, kwargs, known=False).items():
         drawn = [source for source in sources if sites is None or source in sites]
@@ -122,9 +120,7 @@ def refuse_params(
             )
 
 
-def read_by_params(
-    model: Callable, args: tuple, kwargs: Mapping[str, Any], known: bool
-) -> dict[str, list[str]]:
+def read_by_params(model: Callable, args: tuple, kwargs: dict[str, Any], known: bool) -> dict[str, list[str]]:
     """Return the latent sites that the params of energies depend on, by the energy's site.
 
     Nothing is computed. An energy inside of a mixture also depends on what the weights depend on, and on the
@@ -134,7 +130,7 @@ def read_by_params(
     """
 
     def latents() -> dict[str, Array]:
-        trace = prototype_trace(model, jax.random.key(0), args, dict(kwargs))
+        trace = prototype_trace(model, jax.random.key(0), args, kwargs)
         return {name: trace[name]["value"] for name in latent_sample_sites(trace)}
 
     values = jax.eval_shape(latents)

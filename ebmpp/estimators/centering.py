@@ -18,10 +18,9 @@ from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats
 from ebmpp.estimators.phases import carried_chains
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import Bias, FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.energy import mean_layer
-from ebmpp.graph.factors import Bias
 
 
 class CenteredState(NamedTuple):
@@ -179,18 +178,14 @@ class Centered(Estimator):
 
 
 def centered_direction(
-    graph: FactorGraph,
-    params: Params,
-    offsets: Statistics,
-    gradient: Params,
-    rates: Mapping[str, float] | None = None,
+    graph: FactorGraph, params: Params, offsets: Statistics, gradient: Params, rates: Mapping[str, float]
 ) -> Params:
     """Return ``J D J^T gradient``: J maps centered params to the graph's, D has the rates."""
     natural = lambda centered: natural_params(graph, centered, offsets)
     _, transposed = jax.vjp(natural, params)
     # J depends on the factors of two blocks alone, which S does not change: params serve for both.
     (centered,) = transposed(gradient)
-    scaled = {name: jax.tree.map(lambda g, r=r: r * g, centered[name]) for name, r in (rates or {}).items()}
+    scaled = {name: jax.tree.map(lambda g, r=r: r * g, centered[name]) for name, r in rates.items()}
     _, direction = jax.jvp(natural, (params,), ({**centered, **scaled},))
     return direction
 

@@ -13,7 +13,7 @@ import math
 from types import MappingProxyType
 from typing import NamedTuple
 
-from jaxtyping import Float, Integer, Real
+from jaxtyping import Integer, Real
 import networkx as nx
 import numpy as np
 
@@ -25,6 +25,7 @@ from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Params, State
 from ebmpp.core.precision import full_precision
+from ebmpp.core.types import Scalar
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family, Gaussian
 from ebmpp.graph import FactorGraph, energy
@@ -175,7 +176,7 @@ def decode_unknown(
 
 def log_term(
     graph: FactorGraph, params: Params, x: State, plan: Plan, index: Number, known: State = _NONE
-) -> Float[Array, ""]:
+) -> Scalar:
     """Return the log of one enumerated state's term of the sum, given values and masks of known units."""
     listed, counts = decode_unknown(graph, plan, x, known, index)
     x = {**x, **listed}
@@ -191,7 +192,7 @@ def log_term(
 @full_precision
 def _gaussian_integral(
     graph: FactorGraph, params: Params, x: State, blocks: Names, summed: Names, known: State, partly: State
-) -> Float[Array, ""]:
+) -> Scalar:
     """Return the log-integral over the unknown units of Gaussian blocks, whose log-density is quadratic."""
     dtype = jnp.result_type(float)
     zero = {b: jnp.zeros(graph.families[b].shape, dtype) for b in blocks}
@@ -217,9 +218,7 @@ def chunk_size(graph: FactorGraph, plan: Plan) -> int:
     return min(num_states(graph, plan.enumerated, plan.lacking), CHUNK, most)
 
 
-def log_sum(
-    graph: FactorGraph, params: Params, x: State, plan: Plan, known: State = _NONE
-) -> Float[Array, ""]:
+def log_sum(graph: FactorGraph, params: Params, x: State, plan: Plan, known: State = _NONE) -> Scalar:
     """Return the log of the sum over all unknown units, given values and masks of the known ones."""
     count, chunk = num_states(graph, plan.enumerated, plan.lacking), chunk_size(graph, plan)
     term = partial(log_term, graph, params, x, plan, known=known)

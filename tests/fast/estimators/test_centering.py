@@ -77,7 +77,7 @@ def test_direction_is_the_jacobian_times_its_transpose(name: str) -> None:
     rates = {f.name: 0.2 + i for i, f in enumerate(graph.factors[1:])}  # the first keeps its rate of 1
     scale = flat({n: np.full(a.shape, rates.get(n, 1.0)) for n, a in params.items()})
     plain, scaled = jacobian @ jacobian.T @ flat(g), jacobian @ (scale * (jacobian.T @ flat(g)))
-    np.testing.assert_allclose(flat(direction(graph, params, offsets, g)), plain, atol=2e-4, rtol=1e-4)
+    np.testing.assert_allclose(flat(direction(graph, params, offsets, g, {})), plain, atol=2e-4, rtol=1e-4)
     np.testing.assert_allclose(
         flat(direction(graph, params, offsets, g, rates)), scaled, atol=2e-4, rtol=1e-4
     )
