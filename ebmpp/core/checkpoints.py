@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 import re
 import socket
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 import warnings
 
 import numpy as np
@@ -25,18 +25,6 @@ _KEPT = 3  # the newest, and two to fall back on
 LOCK = "ebmpp-checkpoints.lock"
 _NAME = re.compile(r"checkpoint-(\d{6,})\.zip")
 _PARTIAL = re.compile(r"\.checkpoint-\d{6,}\.zip\.\w+\.tmp")  # left by a killed process
-
-
-class Caller(NamedTuple):
-    """Names of a function that writes checkpoints, for its errors."""
-
-    kind: archive.Kind
-    """Kind of its files."""
-    function: str
-    argument: str
-    """The function's argument for the directory."""
-    steps: str
-    """The function's argument for the number of steps."""
 
 
 class Checkpoint(NamedTuple):
@@ -56,16 +44,22 @@ class Checkpoints:
     Files of other names are never read, written or removed. A file is written atomically, so a killed process
     leaves no partial checkpoint; every byte is validated before it is used.
 
+    A subclass names the function that writes the files, its argument for the directory, and the one for the
+    number of steps.
+
     :param run: identity of the run, JSON values by name; checkpoints of another run are refused.
     :param resume: continue the run whose checkpoints are there.
     :raises CheckpointError: for a directory in use, one with checkpoints without ``resume``, or one that
         cannot be read or written.
     """
 
-    caller: Caller
+    kind: ClassVar[archive.Kind]
+    function: ClassVar[str]
+    argument: ClassVar[str]
+    total: ClassVar[str]
 
     def __init__(self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool) -> None:
-        name = f"{self.caller.function}: {self.caller.argument}"
+        name = f"{self.function}: {self.argument}"
         is_path = isinstance(directory, str | os.PathLike) and str(directory) and "\0" not in str(directory)
         checks.require(is_path, name, "the path of a directory", directory)
         self.directory = Path(directory).absolute()
@@ -92,6 +86,15 @@ class Checkpoints:
         """Return the differences of a saved run's identity and this one's."""
         return differences(saved, self.run)
 
+    @classmethod
+    def check_length(cls, directory: str | os.PathLike[str], step: int, total: int) -> None:
+        """Raise CheckpointError for a checkpoint of more steps than the run has."""
+        if step > total:
+            raise CheckpointError(
+                f"{directory} has {step} steps, and this run {total}. Give {cls.total} of at least as many, "
+                "or another directory."
+            )
+
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints in the directory."""
         names = map(_NAME.fullmatch, os.listdir(self.directory))
@@ -108,7 +111,7 @@ class Checkpoints:
     def write(self, step: int, body: Mapping[str, Any], arrays: Sequence[Any]) -> None:
         """Write the state after ``step`` steps, and remove all but the newest three valid checkpoints."""
         body = {"run": self.run, "step": step, **body}
-        archive.write(self._file(step), self.caller.kind, body, [np.asarray(a) for a in arrays])
+        archive.write(self._file(step), self.kind, body, [np.asarray(a) for a in arrays])
         self._damaged.discard(step)
         before = [n for n in self.steps() if n <= step]
         valid = [n for n in before if n not in self._damaged]
@@ -140,13 +143,13 @@ class Checkpoints:
 
     def _read(self, step: int, data: bytes) -> Checkpoint:
         name = self._file(step).name
-        body, arrays = archive.read(data, self.caller.kind, name)
+        body, arrays = archive.read(data, self.kind, name)
         if body["step"] != step:
             raise archive.ArchiveError(f"{name} is of step {body['step']}: the file was renamed")
         if changed := self.differences(body["run"]):
             raise CheckpointError(
                 f"checkpoint {step} in {self.directory} is of another run: {'; '.join(changed)}. Call "
-                f"{self.caller.function} as that run was called, or give another directory."
+                f"{self.function} as that run was called, or give another directory."
             )
         return Checkpoint(step, body, arrays)
 
@@ -170,10 +173,8 @@ class Checkpoints:
                     "ends, or give another directory."
                 ) from None
             except OSError as error:
-                warnings.warn(
-                    f"{self.directory} is on a disk without locks ({error}): do not use it for two runs",
-                    stacklevel=5,
-                )
+                message = f"{self.directory} is on a disk without locks ({error}): do not use it for two runs"
+                warnings.warn(message, stacklevel=5)
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         except BaseException:
@@ -191,15 +192,6 @@ class Checkpoints:
                 f"{self.directory} {what}: {error}. Free disk space or fix the permissions, or give another "
                 "directory."
             ) from error
-
-
-def check_length(caller: Caller, directory: str | os.PathLike[str], step: int, total: int) -> None:
-    """Raise CheckpointError for a checkpoint of more steps than the run has."""
-    if step > total:
-        raise CheckpointError(
-            f"{directory} has {step} steps, and this run {total}. Give {caller.steps} of at least as many, "
-            "or another directory."
-        )
 
 
 def differences(saved: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:

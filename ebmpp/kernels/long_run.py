@@ -69,9 +69,8 @@ class LongDraws:
 class _Record(checkpoints.Checkpoints):
     """Checkpoints of a long run."""
 
-    caller = checkpoints.Caller(
-        archive.Kind("ebmpp long run", 4, "LongRun"), "LongRun", "directory", "MCMC's num_samples"
-    )
+    kind = archive.Kind("ebmpp long run", 4, "LongRun")
+    function, argument, total = "LongRun", "directory", "MCMC's num_samples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +188,7 @@ class LongRun:
         done = 0 if saved is None else saved.step
         file = None
         if record is not None:
-            checkpoints.check_length(record.caller, record.directory, done, total)
+            record.check_length(record.directory, done, total)
             if self.keep:
                 from ebmpp.kernels.draw_file import DrawFile  # h5py is for those who keep draws
 
@@ -210,9 +209,8 @@ class LongRun:
                 if stop % length == 0:
                     totals = totals.add(chunks.moments(), length)
                     chunks.reset()
-                if record is not None and (
-                    stop // self.checkpoint_every > done // self.checkpoint_every or stop == total
-                ):
+                is_due = stop == total or stop // self.checkpoint_every > done // self.checkpoint_every
+                if record is not None and is_due:
                     record.write(stop, {"batches": totals[:2]}, [*totals[2:], *chunks.arrays()])
                 bar.update(stop - done)
                 done = stop

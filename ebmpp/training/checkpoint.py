@@ -30,9 +30,8 @@ class Saved(NamedTuple):
 class Checkpoints(checkpoints.Checkpoints):
     """Checkpoints of one call of ``fit``."""
 
-    caller = checkpoints.Caller(
-        archive.Kind("ebmpp checkpoint", 3, "ebmpp.fit"), "fit", "checkpoint_dir", "num_steps"
-    )
+    kind = archive.Kind("ebmpp checkpoint", 3, "ebmpp.fit")
+    function, argument, total = "fit", "checkpoint_dir", "num_steps"
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Return the differences; the code of another version of jax is not compared."""
@@ -66,7 +65,7 @@ class SharedCheckpoints:
         if sharding.processes() > 1:
             file = b"" if first is None or checkpoint is None else first.bytes_of(checkpoint.step)
             if data := sharding.broadcast_bytes(file):
-                body, arrays = archive.read(data, Checkpoints.caller.kind, "the first process's checkpoint")
+                body, arrays = archive.read(data, Checkpoints.kind, "the first process's checkpoint")
                 checkpoint = checkpoints.Checkpoint(body["step"], body, arrays)
         if checkpoint is None:
             return None

@@ -130,7 +130,7 @@ class Loop:
         saved = save.restore()
         if saved is None:
             return 0, first
-        checkpoints.check_length(Checkpoints.caller, save.directory, saved.step, self.stages.num_steps)
+        Checkpoints.check_length(save.directory, saved.step, self.stages.num_steps)
         self.log.load(saved.history, saved.step)
         template = first
         if saved.step:
