@@ -9,7 +9,6 @@ interact, as they do in :mod:`ebmpp.annealing.systems`.
 
 from collections.abc import Mapping
 import dataclasses
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,10 @@ from ebmpp.annealing import ladder as ladders
 from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn
 from ebmpp.annealing.path import Path, draw_reference
 from ebmpp.annealing.reference import check_model, log_partition, reference as find_reference
-from ebmpp.core import Blocks, Params, checks, random, sharding
+from ebmpp.core import Blocks, Keys, Params, checks, random, sharding
 from ebmpp.core.compile import Compiled
 from ebmpp.errors import IntractableError, StateError, UnmetError
-from ebmpp.exact import centring, enumeration
-from ebmpp.exact.perfect import perfect_sample
+from ebmpp.exact import centring, enumeration, perfect_sample
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
 
@@ -44,7 +42,7 @@ _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as w
 _SETTLING = 100  # sweeps of the model after which annealed draws start the reverse direction
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Annealing:
     """Checked arguments of :func:`ais`, and runs in either direction from one reference."""
 
@@ -60,26 +58,18 @@ class _Annealing:
     progress_bar: bool
 
     def __post_init__(self) -> None:
-        check_model(self.name, self.graph, self.params, self.rng_key)
+        key = check_model(self.name, self.graph, self.params, self.rng_key)
         checks.count(f"{self.name}: num_particles", self.num_particles, 2)  # one has no standard error
         ladders.temperatures(self.ladder, self.num_temperatures)
         checks.flag(f"{self.name}: progress_bar", self.progress_bar)
-
-    @cached_property
-    def _model(self) -> centring.Centred:
-        return centring.centre(self.graph, self.params)
-
-    @cached_property
-    def _path(self) -> Path:
-        """The line from the reference, which both directions share."""
-        key = random.key_pair(self.rng_key)
-        eta0 = find_reference(self.graph, self._model, key, self.data, self.reference)
-        return Path.line(self.graph, eta0, self._model.params)
+        self.model = centring.centre(self.graph, self.params)
+        eta0 = find_reference(self.graph, self.model, key, self.data, self.reference)
+        self.path = Path.line(self.graph, eta0, self.model.params)  # which both directions share
 
     def forward(self, rng_key: Array) -> LogPartition:
         """Anneal from the reference to the model."""
         key = random.key_pair(rng_key)
-        return self._run(random.fold_in(key, 0, 1), self._betas(key), None, 1, unbiased=True)
+        return self._run(random.fold_in(key, 0, 1), self._betas(key), None, 1, True, np.zeros(()))
 
     def backward(
         self, rng_key: Array, samples: Blocks | None, unbiased: bool, approximate: bool = False
@@ -92,11 +82,11 @@ class _Annealing:
             missing = tuple(b for b in self.graph.families if b not in samples)
             states.check_summable(self.graph, missing)
             rows = random.fold_in(random.fold_in(key, 2, 1), np.arange(self.num_particles, dtype=np.uint32))
-            target, samples = Target(self.graph, self._model.params), self._model.shift(samples)
+            target, samples = Target(self.graph, self.model.params), self.model.shift(samples)
             x = samples | (Layer(missing).draw(target, samples, rows)[0] if missing else {})
         else:
             try:
-                x = perfect_sample(self.graph, self._model.params, rng_key, self.num_particles)
+                x = perfect_sample(self.graph, self.model.params, rng_key, self.num_particles)
             except (IntractableError, UnmetError) as error:
                 if not approximate:
                     raise type(error)(
@@ -104,7 +94,7 @@ class _Annealing:
                     ) from None
                 # annealed to the model, then moved by sweeps of it, with weights of mean 1
                 ladder, run_key = np.append(betas, np.ones(_SETTLING, betas.dtype)), random.fold_in(key, 5, 1)
-                log_w, _, x = anneal(self._path, ladder, run_key, self.num_particles, None, self.progress_bar)
+                log_w, _, x = anneal(self.path, ladder, run_key, self.num_particles, None, self.progress_bar)
                 log_share, unbiased = log_w - summarize(self.name, log_w[:, None]).log_mean, False
         return self._run(random.fold_in(key, 3, 1), betas[::-1], x, -1, unbiased, log_share)
 
@@ -115,11 +105,11 @@ class _Annealing:
         x: Blocks | None,
         sign: int,
         unbiased: bool,
-        log_share: np.ndarray = np.zeros(()),
+        log_share: np.ndarray,
     ) -> LogPartition:
         """Anneal in one direction; ``sign`` is -1 in reverse, where weights estimate 1/Z."""
-        log_w, *_ = anneal(self._path, betas, key, self.num_particles, x, self.progress_bar)
-        log_z0 = log_partition(self.graph, self._path.eta0) + self._model.log_factor
+        log_w, *_ = anneal(self.path, betas, key, self.num_particles, x, self.progress_bar)
+        log_z0 = log_partition(self.graph, self.path.eta0) + self.model.log_factor
         log_weights = log_w + sign * log_z0 + log_share
         summary = summarize(self.name, log_weights[:, None])  # each particle is an island
         return LogPartition(
@@ -140,7 +130,7 @@ class _Annealing:
             return ladders.temperatures(self.ladder, count)
         pilot = ladders.temperatures("linear", max(count // _PILOT, min(count, _PILOT)))
         # a run of its own: a ladder made from the particles' own weights would bias them
-        _, spread, _ = anneal(self._path, pilot, random.fold_in(key, 1, 1), self.num_particles)
+        _, spread, _ = anneal(self.path, pilot, random.fold_in(key, 1, 1), self.num_particles)
         return ladders.constant_speed(pilot, spread, count)
 
 
@@ -329,9 +319,7 @@ def exact_log_partition(graph: FactorGraph, params: Params) -> float | None:
 
 
 @Compiled
-def _take_steps(
-    path: Path, betas: Array, count: Array, x: Blocks, keys: Array
-) -> tuple[Blocks, Array, Array]:
+def _take_steps(path: Path, betas: Array, count: Array, x: Blocks, keys: Keys) -> tuple[Blocks, Array, Array]:
     """Take ``count`` steps from one beta to the next; one evaluation of the model at a state serves each.
 
     :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
