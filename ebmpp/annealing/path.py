@@ -38,8 +38,7 @@ from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
-from ebmpp.moves import gibbs
-from ebmpp.moves.target import Target
+from ebmpp.moves import Target, gibbs
 
 
 class Rung(NamedTuple):

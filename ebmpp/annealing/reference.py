@@ -20,9 +20,8 @@ from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.centring import Centred
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
-from ebmpp.moves import gibbs
+from ebmpp.moves import Target, gibbs
 from ebmpp.moves.move import draw_sweep, gibbs_sweep
-from ebmpp.moves.target import Target
 
 
 def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -> Array:

@@ -20,8 +20,7 @@ from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Counts, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.moves.move import Layer, Move
-from ebmpp.moves.target import Target
+from ebmpp.moves import Layer, Move, Target
 
 
 class Accumulator(Protocol):

@@ -27,12 +27,10 @@ from ebmpp.coupling.slots import Fresh, Outcome, Window, check_window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed, as_clamped
+from ebmpp.moves import Move, Pool, Target, Tempered
 from ebmpp.moves.couplings import MOST_TRIALS
-from ebmpp.moves.move import Move
 from ebmpp.moves.search import STARTS
 from ebmpp.moves.sweeps import check_params, resolve_moves
-from ebmpp.moves.target import Pool, Target
-from ebmpp.moves.tempering import Tempered
 
 Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from ebmpp.core import backend, checks
 from ebmpp.core.types import Blocks, Chains, Counts, Keys, PerRow, Rows, Scalar, State, Which
 from ebmpp.graph.states import Clamped
-from ebmpp.moves import search
+from ebmpp.moves import Target, search
 from ebmpp.moves.move import Flags
-from ebmpp.moves.target import Target
 
 #: Pairs that run at once on a CPU; 64 to 256 are within 10 % of each other.
 _SLOTS = 64

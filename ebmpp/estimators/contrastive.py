@@ -15,10 +15,9 @@ from ebmpp.core import Key, Params, Rows, State, checks, random
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.graph import FactorGraph
-from ebmpp.moves.move import Move
+from ebmpp.moves import Move, Target
 from ebmpp.moves.swaps import equalize
 from ebmpp.moves.sweeps import as_moves, resolve_moves
-from ebmpp.moves.target import Target
 from ebmpp.moves.tempering import replicate, tempered_params, tempered_sweep
 
 Moves = Move | Sequence[Move] | None

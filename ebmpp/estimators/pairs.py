@@ -24,12 +24,12 @@ from ebmpp.errors import StateError
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
+from ebmpp.estimators.phases import Phase
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
-from ebmpp.moves import search
+from ebmpp.moves import Target, search
 from ebmpp.moves.move import Move, refuse_interacting
 from ebmpp.moves.sweeps import as_coupling, resolve_moves
-from ebmpp.moves.target import Target
 
 Start = str | Callable[[Array], Mapping[str, Array]]
 #: Adaptive length of a step's pairs, and the number of steps including this one.
@@ -202,9 +202,7 @@ class ChainUCD(Estimator):
         metrics["cost"] = price * pairs * metrics["sweeps"] + rows * posterior
         return Estimate(gradient, state, metrics, metrics["sweeps"] * pairs / rows + posterior)
 
-    def _negative(
-        self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key
-    ) -> phases.Phase:
+    def _negative(self, graph: FactorGraph, params: Params, state: UCDState, batch: Batch, key: Key) -> Phase:
         pairs, moves = self.num_pairs or len(batch.weights), resolve_moves(graph, self.coupling)
         target = Target(graph, params)
         if (move := mixture_of(moves)) is not None:
@@ -224,11 +222,11 @@ class ChainUCD(Estimator):
 
     def posterior_phase(
         self, graph: FactorGraph, params: Params, past: Past, batch: Batch, key: Key
-    ) -> phases.Phase:
+    ) -> Phase:
         """Return the positive phase: exact, or by coupled pairs on the posterior where it is intractable."""
         if phases.tractable_posterior(graph) and not batch.known:
             gradient = phases.signed_gradient(graph, params, batch.rows, batch.weights)
-            return phases.Phase(gradient, past[0], {})
+            return Phase(gradient, past[0], {})
         target = phases.posterior_of(graph, params, batch)
         if callable(self.start) or self.start in ("data", "persistent"):
             start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
@@ -250,7 +248,7 @@ class ChainUCD(Estimator):
 
     def _phase(
         self, target: Target, start: Rows, moves: tuple[Move, ...], weights: PerRow, past: Past, key: Key
-    ) -> phases.Phase:
+    ) -> Phase:
         """Run pairs, and choose the next length; an unmet pair counts with its limit."""
         window = self.window(past[0])
         free = {b for move in moves for b in move.blocks if b not in target.keep}
@@ -259,7 +257,7 @@ class ChainUCD(Estimator):
         gradient = jax.tree.map(lambda g: g / jnp.asarray(window.m - window.k + 1, g.dtype), outcome.total)
         times = jnp.where(outcome.meeting_time >= 0, outcome.meeting_time, window.max_sweeps) - window.lag
         length = self.length.update(*past, times, self.m is None)
-        return phases.Phase(gradient, length, phases.pair_metrics(outcome, window))
+        return Phase(gradient, length, phases.pair_metrics(outcome, window))
 
     def _accumulator(self, graph: FactorGraph, free: set[str], missing: bool) -> accumulators.Accumulator:
         groups = (self.marginalize,)

@@ -13,10 +13,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing import systems
+from ebmpp.annealing import Path, systems
 from ebmpp.annealing.ladder import Ladder, find_ladder
 from ebmpp.annealing.particle_pairs import LONG_STAY, PairOutcome, run_pair
-from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar

@@ -13,10 +13,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing import systems
+from ebmpp.annealing import Path, systems
 from ebmpp.annealing.log_partition import MIN_ANCESTORS, MIN_SHARE
 from ebmpp.annealing.particles import fresh_systems, start_systems
-from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import Eta, Key, Params, Rows, checks, random, sharding

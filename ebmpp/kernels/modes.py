@@ -15,8 +15,7 @@ from ebmpp.core import Params, checks
 from ebmpp.core.compile import Compiled
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import search
-from ebmpp.moves.target import Target
+from ebmpp.moves import Target, search
 
 
 class LocalMode(NamedTuple):

@@ -19,8 +19,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped, is_concrete
 from ebmpp.graph.transforms.replicate import separate_params
 from ebmpp.kernels.base import Init, Kwargs, RowKernel, describe_start
-from ebmpp.moves import swaps, tempering
-from ebmpp.moves.target import Target
+from ebmpp.moves import Target, swaps, tempering
 
 
 class Knots(NamedTuple):
