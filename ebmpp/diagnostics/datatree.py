@@ -20,18 +20,9 @@ from jax import random
 
 from ebmpp.core import checks
 from ebmpp.coupling.expectation import UnbiasedEstimate
+from ebmpp.diagnostics import naming
 from ebmpp.diagnostics.meeting import meeting_data
-from ebmpp.diagnostics.naming import (
-    Coords,
-    Dims,
-    Kernel,
-    attributes,
-    coords_of,
-    dims_of,
-    plate_dims,
-    row_dims,
-    statistics,
-)
+from ebmpp.diagnostics.naming import Coords, Dims
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
 from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
 from ebmpp.kernels.streaming import leaves_by_name
@@ -96,14 +87,13 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
     if isinstance(result, UnbiasedEstimate):
         times, met, lag = meeting_data(result)
         columns = {"meeting_time": times, "met": met, "cost": result.cost}
-        meeting = xr.Dataset({name: ("chain", v) for name, v in columns.items()}, attrs=attributes(None))
-        meeting = meeting.assign({"lag": lag, "overlap": result.overlap})
-        groups["meeting"] = meeting.assign_coords(chain=np.arange(len(met)))
+        values = {"lag": lag, "overlap": result.overlap} | {n: ("chain", v) for n, v in columns.items()}
+        groups["meeting"] = xr.Dataset(values, {"chain": np.arange(len(met))}, naming.attributes(None))
     elif isinstance(getattr(result, "history", None), xr.Dataset):
         groups["history"], graph = result.history, getattr(result, "graph", None)
     expected = "an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit"
     checks.require(groups and not dims and not coords, "result", expected, type(result))
-    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attributes(graph)), **groups})
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=naming.attributes(graph)), **groups})
 
 
 def to_arviz(result: Any, **options: Any) -> Any:
@@ -130,24 +120,22 @@ def to_arviz(result: Any, **options: Any) -> Any:
 
 def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
     kernel = mcmc.sampler
-    is_valid, hint = isinstance(kernel, Kernel) and mcmc.last_state is not None, "For others use arviz_base."
+    is_valid = isinstance(kernel, naming.Kernel) and mcmc.last_state is not None
     expected = "of an ebmpp kernel or of numpyro.infer.Gibbs, after mcmc.run(key, params)"
+    hint = "For others use arviz_base."
     checks.require(is_valid, "result, an MCMC,", expected, type(kernel), hint=hint)
     import arviz_base  # imports matplotlib, if installed
 
-    samples = _to_numpy(mcmc.get_samples(group_by_chain=True))
+    samples = {name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()}
     graph = kernel.graph if isinstance(kernel, RowKernel | Exchange | GibbsBlock) else None
     arviz_tree = _arviz_tree(mcmc)
-    attrs, names = attributes(graph, kernel), dims_of(kernel, samples, dims, arviz_tree)
-    coords = coords_of(kernel, samples, names, coords)
+    attrs, names = naming.attributes(graph, kernel), naming.dims_of(kernel, samples, dims, arviz_tree)
+    coords = naming.coords_of(kernel, samples, names, coords)
     groups = {"posterior": samples}
-    fields = {
-        name: value
-        for name, value in _to_numpy(mcmc.get_extra_fields(group_by_chain=True)).items()
-        if name not in ("z", *_PAIR_FIELDS) and isinstance(value, np.ndarray)
-    }
+    extra, others = mcmc.get_extra_fields(group_by_chain=True), ("z", *_PAIR_FIELDS)
+    fields = {n: np.asarray(v) for n, v in extra.items() if n not in others and hasattr(v, "dtype")}
     if fields:
-        groups["sample_stats"] = statistics(fields)
+        groups["sample_stats"] = naming.statistics(fields)
     all_attrs = dict.fromkeys(["/", *groups], attrs)
     tree = arviz_base.from_dict(groups, dims=names, coords=coords, attrs=all_attrs)
     for name in (name for name in arviz_tree.children if name not in groups):
@@ -183,20 +171,16 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
     model = kernel.info.model if isinstance(kernel, ModelBlock) else kernel.model
     trace = prototype_trace(model, random.key(0), mcmc._args, mcmc._kwargs)
     if not isinstance(kernel, ModelBlock):
-        return arviz_base.from_numpyro(mcmc, dims=plate_dims(trace))
+        return arviz_base.from_numpyro(mcmc, dims=naming.plate_dims(trace))
     mcmc = copy.copy(mcmc)
     mcmc.sampler = SimpleNamespace(model=model)  # its attribute `model` must stay unset for NumPyro's Gibbs
     observed = {name: s for name, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
     factors = [name for name, site in observed.items() if not np.size(site["value"])]
-    tree = arviz_base.from_numpyro(mcmc, dims=plate_dims(trace), log_likelihood=len(observed) > len(factors))
+    has_likelihood = len(observed) > len(factors)
+    tree = arviz_base.from_numpyro(mcmc, dims=naming.plate_dims(trace), log_likelihood=has_likelihood)
     if "log_likelihood" in tree.children and factors:
         tree["log_likelihood"] = xr.DataTree(tree["log_likelihood"].to_dataset().drop_vars(factors))
     return tree
-
-
-def _to_numpy(fields: Mapping[str, Any]) -> dict[str, Any]:
-    is_array = lambda v: hasattr(v, "dtype") and not isinstance(v, Mapping)
-    return {name: np.asarray(v) if is_array(v) else v for name, v in fields.items()}
 
 
 def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
@@ -206,12 +190,12 @@ def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     for name in ("meeting_time", "met"):
         value = np.asarray(getattr(state, name))
         value = value[None] if mcmc.num_chains == 1 else value
-        result[name] = (["chain", *row_dims(value.ndim - 1)], value)
+        result[name] = (["chain", *naming.row_dims(value.ndim - 1)], value)
     result["lag"] = kernel.lag
     if isinstance(kernel, MaximalCoupling):
         fields = mcmc.get_extra_fields(group_by_chain=True)
         distance, energies = (np.asarray(fields[name]) for name in _PAIR_FIELDS)
-        dims = ["chain", "sweep", *row_dims(distance.ndim - 2)]
+        dims = ["chain", "sweep", *naming.row_dims(distance.ndim - 2)]
         # sweeps of the leading chain
         sweep = int(np.max(state.t)) - mcmc.thinning * np.arange(distance.shape[1])[::-1]
         result = result.assign(sweep=sweep, distance=(dims, distance))
@@ -283,21 +267,20 @@ def _from_long_run(result: LongDraws, dims: dict[str, Any], coords: dict[str, An
     """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept."""
     kernel = result.mcmc.sampler
     graph = kernel.graph if isinstance(kernel, RowKernel) else None
-    attrs = attributes(graph, kernel if isinstance(kernel, Kernel) else None)
+    attrs = naming.attributes(graph, kernel if isinstance(kernel, naming.Kernel) else None)
     columns = [leaves_by_name(getattr(result.moments, name), "value") for name in _STATISTICS]
     values = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
     r_hats = columns[_STATISTICS.index("r_hat")]
     warn_still({name: "apart" * bool(np.isinf(r).any()) for name, r in r_hats.items()}, "values", 3)
     shapes = {name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()}  # as draws
     names = _names(kernel, shapes, dims)
-    labels = coords_of(kernel, shapes, names, coords)
+    labels = naming.coords_of(kernel, shapes, names, coords)
     variables = {name: (["statistic", *names[name]], x) for name, x in values.items()}
     groups = {"/": xr.Dataset(), "moments": xr.Dataset(variables, {"statistic": _STATISTICS})}
     for group, data in (result.draws().children if result.num_kept else {}).items():
         dataset = data.to_dataset()
         if group == "sample_stats":
-            named = statistics({str(name): x for name, x in dataset.data_vars.items()})
-            groups[group] = xr.Dataset(named)
+            groups[group] = xr.Dataset(naming.statistics({str(n): x for n, x in dataset.data_vars.items()}))
             continue
         renamed = {}
         for name, x in dataset.data_vars.items():
@@ -317,5 +300,5 @@ def _names(kernel: Any, shapes: dict[str, np.ndarray], dims: dict[str, Any]) -> 
         shape = families[name].shape if name in families else None
         is_block = shape is not None and x.ndim >= 2 + len(shape) and x.shape[x.ndim - len(shape) :] == shape
         named = {name: dims[name]} if name in dims else {}
-        names |= dims_of(kernel if is_block else None, {name: x}, named, xr.DataTree())
+        names |= naming.dims_of(kernel if is_block else None, {name: x}, named, xr.DataTree())
     return names
