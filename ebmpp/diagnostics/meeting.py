@@ -20,10 +20,12 @@ _MAX_CHAINS = 1000  # whose first and last draws are compared
 
 
 class Meetings(NamedTuple):
-    """Meeting times of pairs."""
+    """Meeting times of pairs.
+
+    :param times: meeting time, or the last sweep of an unmet pair.
+    """
 
     times: Float[np.ndarray, "pairs"]
-    """Meeting time, or the last sweep of an unmet pair."""
     met: Bool[np.ndarray, "pairs"]
     lag: int
 
@@ -167,9 +169,8 @@ def wasserstein_upper_bound(
     expected = f"at least {first - lag}, as the record begins at sweep {first}"
     checks.require((t >= first - lag).all(), "t", expected, t)
     # sums of the distances at s, s + lag, s + 2 lag, ..., from the end of the path backwards
-    total = np.concatenate([distance, np.zeros((len(distance), lag))], axis=1)
-    for s in range(distance.shape[1] - 1, -1, -1):
-        total[:, s] += total[:, min(s + lag, distance.shape[1])]
+    laps = np.pad(distance, ((0, 0), (0, -distance.shape[1] % lag))).reshape(len(distance), -1, lag)
+    total = laps[:, ::-1].cumsum(1)[:, ::-1].reshape(len(distance), -1)
     sums = np.where(t + lag <= last, total[:, np.minimum(t + lag, last) - first], 0.0)
     sums[~data.met] = np.inf
     return _with_band(lambda index: sums[index].mean(0), data, t, num_bootstrap, probability, seed)
@@ -189,12 +190,10 @@ def _paths(
 
 
 class Suggestion(NamedTuple):
-    """Averaging window of :func:`~ebmpp.unbiased_expectation`; see :func:`suggest_k_m`."""
+    """First and last sweep of an average by :func:`~ebmpp.unbiased_expectation`; see :func:`suggest_k_m`."""
 
     k: int
-    """First sweep of the average."""
     m: int
-    """Last sweep of the average."""
 
 
 def suggest_k_m(source: xr.DataTree | UnbiasedEstimate) -> Suggestion:

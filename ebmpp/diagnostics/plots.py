@@ -65,8 +65,7 @@ def plot_units(
     ncols = math.ceil(math.sqrt(count * height / width)) if ncols is None else min(ncols, count)
     nrows = math.ceil(count / ncols)
     # one line of nan, drawn in grey, around each image
-    padded = np.full((nrows * ncols, height + 1, width + 1), np.nan)
-    padded[:count, 1:, 1:] = tiles
+    padded = np.pad(tiles, ((0, nrows * ncols - count), (1, 0), (1, 0)), constant_values=np.nan)
     mosaic = padded.reshape(nrows, ncols, height + 1, width + 1).swapaxes(1, 2)
     mosaic = mosaic.reshape(nrows * (height + 1), ncols * (width + 1))
     mosaic = np.pad(mosaic, ((0, 1), (0, 1)), constant_values=np.nan)

@@ -28,13 +28,15 @@ _WORDS = {
 
 
 class Stillness(NamedTuple):
-    """Chains of one value, or of one block, that stand still."""
+    """Chains of one value, or of one block, that stand still.
+
+    :param kind: "apart": all stand still, at different values; "beside": some do, and the others show that
+        this is not chance; "agree": all are constant at one value; "": otherwise.
+    :param chains: number of chains that stand still.
+    """
 
     kind: str
-    """"apart": all stand still, at different values; "beside": some do, and the others show that this is not
-    chance; "agree": all are constant at one value; "": otherwise."""
     chains: int
-    """Number of chains that stand still."""
 
 
 def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:

@@ -23,8 +23,6 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs_sweep, search
 from ebmpp.moves.move import draw_sweep
 
-METHODS = ("posterior", "local_mode")
-
 _MAX_CHAINS = 2**14  # per program; a sweep stores one number per chain
 _MAX_R_HAT = 1.1
 _MIN_DRAWS = 20  # per chain; with fewer, R-hat is mostly noise
@@ -34,20 +32,23 @@ State = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """Result of :func:`complete`, by free block; blocks with observed units are included."""
+    """Result of :func:`complete`, by free block; blocks with observed units are included.
+
+    :param mean: mean statistics, ``(*batch, *statistic_shape)``; exact for observed units.
+    :param standard_error: of ``mean`` from independent chains; nan for one chain, None for local modes.
+    :param mode: most probable state found, ``(*batch, *shape)``; None if a family has no mode.
+    :param log_density: unnormalised log density of ``mode`` with the known values, ``(*batch,)``.
+    :param draws: last state of each chain, or the mode of each search, ``(num_chains, *batch, *shape)``.
+    :param r_hat: split R-hat of the log density, ``(*batch,)``; nan if it never moved, None for local modes.
+    :param method: "posterior" or "local_mode".
+    """
 
     mean: State
-    """Mean statistics, ``(*batch, *statistic_shape)``; exact for observed units."""
     standard_error: State | None
-    """Standard error of ``mean`` from independent chains; nan for one chain, None for local modes."""
     mode: State | None
-    """Most probable state found, ``(*batch, *shape)``; None if a family has no mode."""
     log_density: np.ndarray | None
-    """Unnormalised log density of ``mode`` with the known values, ``(*batch,)``."""
     draws: State
-    """Last state of each chain, or the mode of each search, ``(num_chains, *batch, *shape)``."""
     r_hat: np.ndarray | None
-    """Split R-hat of the log density, ``(*batch,)``; nan if it never moved, None for local modes."""
     method: str
 
     def __repr__(self) -> str:
@@ -112,7 +113,7 @@ def complete(
     num_chains = checks.count("complete: num_chains", num_chains)
     num_warmup = checks.count("complete: num_warmup", num_warmup, least=0)
     num_samples = checks.count("complete: num_samples", num_samples)
-    checks.choice("complete: method", method, METHODS)
+    checks.choice("complete: method", method, ("posterior", "local_mode"))
     graph.check(params)
     clamped = states.as_clamped(graph.families, known)
     if len(clamped.full) == len(graph.families):

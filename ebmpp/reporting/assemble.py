@@ -38,17 +38,20 @@ _SECTIONS: dict[str, Callable[[Section, Subject], None]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """HTML page with its figures and tables; see :func:`report`."""
+    """HTML page with its figures and tables; see :func:`report`.
+
+    :param path: file of the page; None if it was not written.
+    :param html: the page.
+    :param figures: PNG files by name.
+    :param tables: tables of the page by name.
+    :param missing: errors of the sections that failed, one line per section.
+    """
 
     path: pathlib.Path | None
-    """File of the page; None if it was not written."""
     html: str
     figures: Mapping[str, bytes]
-    """PNG files by name."""
     tables: Mapping[str, pd.DataFrame]
-    """Tables of the page by name."""
     missing: tuple[str, ...]
-    """Errors of the sections that failed, one line per section."""
 
     def __repr__(self) -> str:
         missing = f", {len(self.missing)} sections missing" if self.missing else ""

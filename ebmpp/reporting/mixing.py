@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sections on mixing: meeting times of coupled chains, and Gibbs chains against parallel tempering."""
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 import warnings
 
@@ -19,7 +18,6 @@ from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
 from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import UnmetError
-from ebmpp.graph import FactorGraph
 from ebmpp.reporting.page import Section
 from ebmpp.reporting.subject import Chains, Subject
 
@@ -31,14 +29,9 @@ _MAX_R_HAT = 1.01
 _BINS = 20  # of a rank plot
 
 
-@dataclasses.dataclass(frozen=True)
-class _BlockMeans:
-    """Mean value of each block's units in one state."""
-
-    graph: FactorGraph
-
-    def __call__(self, x: dict[str, Array]) -> dict[str, Array]:
-        return {b: x[b].astype(float).mean() for b in self.graph.families}
+def _block_means(x: dict[str, Array]) -> dict[str, Array]:
+    """Return the mean value of each block's units in one state."""
+    return {b: v.astype(float).mean() for b, v in x.items()}
 
 
 def meeting_times(section: Section, subject: Subject) -> None:
@@ -86,11 +79,11 @@ def _pairs(subject: Subject, lag: int) -> UnbiasedEstimate | None:
     options: dict[str, Any] = {"k": lag, "m": 2 * lag, "lag": lag, "max_sweeps": budget.max_sweeps + lag}
     # chains with a common start would be in one mode and meet there
     options |= {"num_pairs": budget.pairs, "independent_starts": True, "unmet": "drop"}
-    fn = _BlockMeans(subject.graph)
+    options |= {"rng_key": subject.key(8)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page reports unmet pairs
         try:
-            return unbiased_expectation(subject.graph, subject.params, fn, rng_key=subject.key(8), **options)
+            return unbiased_expectation(subject.graph, subject.params, _block_means, **options)
         except UnmetError:
             return None
 
@@ -187,9 +180,8 @@ def _draw(energies: dict[str, np.ndarray]) -> "Figure":
     figure, panels = grid(len(energies), (4.4, 1.0 + 0.34 * tallest))
     for ax, (name, energy) in zip(panels, energies.items(), strict=True):
         # histograms of each chain's ranks among all values
-        rank, level = rankdata(energy, method="average") - 0.5, energy.shape[1] / _BINS
-        bins = np.minimum((rank * _BINS / energy.size).astype(int), _BINS - 1).reshape(energy.shape)
-        counts = np.stack([np.bincount(row, minlength=_BINS) for row in bins])
+        ranks, level = rankdata(energy).reshape(energy.shape) - 0.5, energy.shape[1] / _BINS
+        counts = np.stack([np.histogram(row, _BINS, (0, energy.size))[0] for row in ranks])
         edges, scale = np.arange(_BINS + 1) / _BINS, 0.9 / max(counts.max(), 2 * level)
         for chain, row in enumerate(counts):
             base = len(counts) - 1 - chain

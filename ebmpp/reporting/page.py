@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Section:
-    """Part of the page, filled in order."""
+    """Part of the page, filled in order.
+
+    :param parts: kind ("text", "note", "code", "table" or "figure"), content and caption.
+    """
 
     title: str
     parts: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
-    """Kind ("text", "note", "code", "table" or "figure"), content and caption."""
     figures: dict[str, bytes] = dataclasses.field(default_factory=dict)
     tables: dict[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
     facts: list[str] = dataclasses.field(default_factory=list)

@@ -58,31 +58,35 @@ BUDGETS = {"quick": Budget(), "thorough": Budget(5000, 200, 10_000, 20, 5000, 16
 
 
 class Chains(NamedTuple):
-    """Draws of a sampler's chains, started from noise."""
+    """Draws of a sampler's chains, started from noise.
+
+    :param draws: by block, ``(chains, sweeps, *shape)``.
+    :param passes: sweeps of a single state per draw.
+    :param diagnostics: the kernel's diagnostics string.
+    """
 
     draws: dict[str, np.ndarray]
-    """By block, ``(chains, sweeps, *shape)``."""
     seconds: float
     passes: int
-    """Sweeps of a single state per draw."""
     diagnostics: str
-    """The kernel's diagnostics string."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """Model, data and budget of a report."""
+    """Model, data and budget of a report.
+
+    :param data: rows of the visible blocks by name of the data set; the first is the training set.
+    :param image_shapes: height and width of the visible blocks that are images.
+    :param num_train: number of all training rows, of which ``data`` holds a subset.
+    """
 
     graph: FactorGraph
     params: Params
     data: Mapping[str, Mapping[str, Array]]
-    """Rows of the visible blocks by name of the data set; the first is the training set."""
     budget: Budget
     rng_key: Array
     image_shapes: Mapping[str, tuple[int, int]]
-    """Height and width of the visible blocks that are images."""
     num_train: int
-    """Number of all training rows, of which ``data`` holds a subset."""
     history: Any = None
 
     @property

@@ -339,9 +339,9 @@ class Prefetch:
 
     def __init__(self, source: Source, last: int) -> None:
         self._source, self._last = source, last
-        self._threaded = isinstance(source, HostRows | Stream) and sharding.is_single_device()
         self._pending: deque[tuple[int, Future[Selection]]] = deque()
-        self._executor: ThreadPoolExecutor | None = None
+        is_threaded = isinstance(source, HostRows | Stream) and sharding.is_single_device()
+        self._executor = ThreadPoolExecutor(1, "ebmpp batches") if is_threaded else None
 
     def __enter__(self) -> "Prefetch":
         return self
@@ -358,19 +358,17 @@ class Prefetch:
 
     def batch(self, number: int) -> Selection:
         """Return a batch as :meth:`Source.batch` does; the same number may be requested again."""
-        if not self._threaded:
-            return self._source.batch(number)
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "ebmpp batches")
+            return self._source.batch(number)
         while self._pending and self._pending[0][0] < number:
             self._pending.popleft()
-        self._submit(number, 1)
+        self._submit(self._executor, number, 1)
         batch = self._pending[0][1].result()
         # one more than a program takes, so that the next program's batches are read while this one runs
-        self._submit(number, chunk_size(batch) + 1)
+        self._submit(self._executor, number, chunk_size(batch) + 1)
         return batch
 
-    def _submit(self, number: int, depth: int) -> None:
+    def _submit(self, executor: ThreadPoolExecutor, number: int, depth: int) -> None:
         # jax keeps what a caller set by a context to the caller's thread
         config: Any = jax.config
         wide, device = config.jax_enable_x64, config.jax_default_device
@@ -379,7 +377,6 @@ class Prefetch:
             with jax.enable_x64(wide), jax.default_device(device):
                 return self._source.batch(number)
 
-        assert self._executor is not None
         first = self._pending[-1][0] + 1 if self._pending else number
         for i in range(first, min(number + depth, self._last + 1)):
-            self._pending.append((i, self._executor.submit(read, i)))
+            self._pending.append((i, executor.submit(read, i)))

@@ -23,7 +23,7 @@ from ebmpp.graph import FactorGraph
 if TYPE_CHECKING:
     import xarray as xr
 
-_MODES = ("max", "min")
+_SIGNS = {"max": 1, "min": -1}  # by mode
 _CAPACITY = 64  # of a path recorder
 _PARTICLES, _MIN_CESS, _MAX_KNOTS = 500, 0.5, 1024  # of the pilot that thins a path
 
@@ -78,7 +78,7 @@ class EarlyStop:
     def __post_init__(self) -> None:
         checks.instance("EarlyStop: monitor", self.monitor, str, "a monitor's name")
         checks.count("EarlyStop: patience", self.patience)
-        checks.choice("EarlyStop: mode", self.mode, _MODES)
+        checks.choice("EarlyStop: mode", self.mode, _SIGNS)
         checks.number("EarlyStop: min_delta", self.min_delta, least=0)
 
     def __call__(self, progress: Progress) -> bool:
@@ -86,7 +86,7 @@ class EarlyStop:
         names = [str(n) for n, v in progress.history.data_vars.items() if v.dims == ("monitor_step",)]
         checks.names("monitor of EarlyStop", [self.monitor], names)
         best, waited = -math.inf, 0
-        for value in _signed(progress.history[self.monitor].values, self.mode):
+        for value in _SIGNS[self.mode] * progress.history[self.monitor].values:
             better = value > best + self.min_delta  # False for nan
             best, waited = (value, 0) if better else (best, waited + 1)
         return waited >= self.patience
@@ -101,10 +101,9 @@ class BestParams:
 
     def __init__(self, keep_best: str | tuple[str, str], monitors: Mapping[str, Any], params: Params) -> None:
         pair = (keep_best, "max") if isinstance(keep_best, str) else keep_best
-        self.name, self.mode = checks.instance(
-            "fit: keep_best", pair, tuple, 'a monitor\'s name, or (name, "min")'
-        )
-        checks.choice("fit: keep_best's mode", self.mode, _MODES)
+        expected = 'a monitor\'s name, or (name, "min")'
+        self.name, self.mode = checks.instance("fit: keep_best", pair, tuple, expected)
+        checks.choice("fit: keep_best's mode", self.mode, _SIGNS)
         checks.names("monitor in fit: keep_best", [self.name], monitors)
         self._value, self._step, self._params = -math.inf, -1, params
 
@@ -115,7 +114,7 @@ class BestParams:
 
     def record(self, step: int, value: Any, params: Params) -> None:
         """Compare the monitor's value at these params."""
-        signed = float(_signed(np.asarray(value, float), self.mode))
+        signed = _SIGNS[self.mode] * float(value)
         if signed > self._value:
             self._value, self._step, self._params = signed, step, params
 
@@ -127,10 +126,6 @@ class BestParams:
         """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
         self._value, self._step = float(next(leaves)), int(next(leaves))
         self._params = jax.tree.map(lambda _: jnp.asarray(next(leaves)), self._params)
-
-
-def _signed(values: np.ndarray, mode: str) -> np.ndarray:
-    return values if mode == "max" else -values
 
 
 class PathRecorder:

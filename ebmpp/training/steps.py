@@ -82,16 +82,14 @@ class Stages:
     def __init__(self, stages: Sequence[Stage], scheduled: bool) -> None:
         self.stages, self.scheduled = tuple(checks.sequence("fit: schedule", stages, "stages")), scheduled
         checks.count("fit: number of stages in schedule", len(self.stages))
-        self.first, self.num_steps, batches = [], 0, 0
-        self._first_batch, self.batches_before = [], 0
+        self.first, self._first_batch, self.batches_before = [0], [0], 0
         for stage in self.stages:
             checks.instance("fit: schedule's entry", stage, Stage, "an ebmpp.Stage")
             name = f"{type(stage.estimator).__name__}: steps_per_batch"
             per_batch = checks.count(name, stage.estimator.steps_per_batch)
-            self.first.append(self.num_steps)
-            self._first_batch.append(batches)
-            self.num_steps += stage.num_steps
-            batches += -(-stage.num_steps // per_batch)
+            self.first.append(self.first[-1] + stage.num_steps)
+            self._first_batch.append(self._first_batch[-1] - (-stage.num_steps // per_batch))
+        self.num_steps = self.first.pop()
 
     def __getitem__(self, number: int) -> Stage:
         return self.stages[number]
