@@ -88,10 +88,11 @@ def unit_activity(
         target = Target(graph, params, clamped)
         posterior = _by_chains(target, num_chains, num_sweeps, random.key_pair(rng_key))
     else:
-        posterior = _one_layer(graph, blocks, params, clamped.full)
+        posterior = exact_moments(graph, blocks, params, clamped.full)
     import pandas as pd  # takes most of a second
 
-    return pd.concat([_table(b, graph.families[b], posterior[b], edge) for b in blocks], ignore_index=True)
+    parts = [pd.DataFrame({"block": b, **_columns(graph.families[b], posterior[b], edge)}) for b in blocks]
+    return pd.concat(parts, ignore_index=True)
 
 
 #: For the statistics of a block: posterior means of each row, ``(rows, statistics)``; the variance of these
@@ -99,7 +100,7 @@ def unit_activity(
 _Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def _one_layer(
+def exact_moments(
     graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows
 ) -> dict[str, _Moments]:
     """Return the moments of latents that do not interact."""
@@ -146,22 +147,18 @@ def _by_chains(target: Target, num_chains: int, num_sweeps: int, key: Array) -> 
     return result
 
 
-def _table(block: str, family: Family, moments: _Moments, edge: float) -> "pd.DataFrame":
-    import pandas as pd
-
-    mean, explained, variance = moments
-    varies = explained / np.maximum(variance, 1e-30)
-    unit, statistic = np.divmod(np.arange(mean.shape[1]), math.prod(family.stat_shape))
-    columns = {"block": block, "unit": unit, "statistic": statistic, "mean": mean.mean(0)}
-    columns |= {"low": mean.min(0), "high": mean.max(0), "varies": np.minimum(1.0, varies)}
-    table = pd.DataFrame(columns)
-    low, high = _bounds(family)
-    status = np.where(table["varies"] < _MIN_EXPLAINED, "constant", "active").astype(object)
+def _columns(family: Family, moments: _Moments, edge: float) -> dict[str, np.ndarray]:
+    """Return the columns of a block's table, with one value per statistic of a unit."""
+    (mean, explained, variance), (low, high) = moments, _bounds(family)
+    average, varies = mean.mean(0), np.minimum(1.0, explained / np.maximum(variance, 1e-30))
+    status = np.where(varies < _MIN_EXPLAINED, "constant", "active").astype(object)
     with np.errstate(invalid="ignore"):  # of an unbounded range
         reach = np.where(np.isfinite(high - low), high - low, math.nan)
-        status[(table["mean"] - low) / reach < edge] = "off"
-        status[(high - table["mean"]) / reach < edge] = "on"
-    return table.assign(status=status)
+        status[(average - low) / reach < edge] = "off"
+        status[(high - average) / reach < edge] = "on"
+    unit, statistic = np.divmod(np.arange(mean.shape[1]), math.prod(family.stat_shape))
+    columns = {"unit": unit, "statistic": statistic, "mean": average, "low": mean.min(0)}
+    return columns | {"high": mean.max(0), "varies": varies, "status": status}
 
 
 def _variance(

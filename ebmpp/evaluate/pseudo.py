@@ -77,11 +77,16 @@ def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None
                 f"pseudo-likelihood: {b!r} ({family!r}) must have finitely many values in a model with "
                 "latents, which take its conditional out of the family. Use monitors.reconstruction"
             )
+    return row_keys("num_units", num_units, rng_key, rows)
+
+
+def row_keys(name: str, number: int | None, rng_key: Array | None, rows: Rows) -> Keys:
+    """Return one key per row for ``number`` draws, checked; without a number nothing is drawn from them."""
     size = len(next(iter(rows.values())))
-    if num_units is None:
-        return jnp.zeros((size, 2), jnp.uint32)  # nothing is drawn
-    checks.count("num_units", num_units)
-    rng_key = checks.key("num_units needs a key: rng_key", rng_key)
+    if number is None:
+        return jnp.zeros((size, 2), jnp.uint32)
+    checks.count(name, number)
+    rng_key = checks.key(f"{name} needs a key: rng_key", rng_key)
     return random.fold_in(random.key_pair(rng_key), jnp.arange(size))
 
 
@@ -94,13 +99,11 @@ def by_row(
     units = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
     if num_units is not None:
         units = (random.uniform(random.words(keys, num_units)) * total).astype(jnp.int32)
-    if not graph.latent:
+    if graph.latent:  # one unit of every row at a time
+        values = lax.map(lambda unit: jax.vmap(partial(_one_unit, graph, params))(dict(rows), unit), units.T)
+    else:
         values = jax.vmap(partial(_closed_form, graph, params))(dict(rows))
-        if num_units is None:
-            return values.sum(1)
-        return jnp.take_along_axis(values, units, 1).mean(1) * total
-    # one unit of every row at a time
-    values = lax.map(lambda unit: jax.vmap(partial(_one_unit, graph, params))(dict(rows), unit), units.T)
+        values = jnp.take_along_axis(values, units, 1).T
     return values.mean(0) * total
 
 

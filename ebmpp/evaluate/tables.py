@@ -16,7 +16,7 @@ from ebmpp.core import Params, checks
 from ebmpp.errors import StateError
 from ebmpp.evaluate.completion import complete
 from ebmpp.families import Bernoulli, Categorical, Family, Gaussian
-from ebmpp.graph import Bias, Bilinear, FactorGraph, Observed
+from ebmpp.graph import Bias, Bilinear, FactorGraph, Observed, states
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,8 +112,7 @@ class TableModel:
         """
         import pandas as pd
 
-        missing = [b for b in self.graph.visible if b not in samples]
-        checks.require(not missing, "samples", f"given for {missing}", list(samples), StateError)
+        states.check_present(samples, self.graph.visible)
         flat = {b: np.asarray(samples[b]).reshape(-1, f.size) for b, f in self.graph.visible.items()}
         cells = [column.decode(flat[column.block][:, column.index]) for column in self.columns]
         return pd.concat(cells, axis=1, keys=[column.name for column in self.columns])

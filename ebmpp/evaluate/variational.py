@@ -16,6 +16,7 @@ from jax.scipy.special import logsumexp
 from ebmpp.core import Blocks, Key, Keys, Params, checks, random
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Eta, Scalar
+from ebmpp.evaluate.pseudo import row_keys
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.graph.energy import mean_field
@@ -72,11 +73,7 @@ def mean_field_bound(
     passes = checks.count("mean_field_bound: passes", passes)
     states.check_params(graph.param_shapes, params)
     rows, _, batch = tables.as_data(graph, data, "mean_field_bound")
-    keys = jnp.zeros((len(next(iter(rows.values()))), 2), jnp.uint32)  # unused without draws
-    if num_draws is not None:
-        num_draws = checks.count("mean_field_bound: num_draws", num_draws)
-        key = checks.key("mean_field_bound: num_draws needs a key: rng_key", rng_key)
-        keys = random.fold_in(random.key_pair(key), jnp.arange(len(keys)))
+    keys = row_keys("mean_field_bound: num_draws", num_draws, rng_key, rows)
     return _bounds(graph, passes, num_draws, params, rows, keys).reshape(batch)
 
 
@@ -94,10 +91,8 @@ def _bounds(
 
 @full_precision
 def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Scalar:
-    visible, base = graph.statistics(row), energy.log_base_measure(graph, row)
-    if not graph.latent:
-        return base - energy.energy(graph, params, visible)
-    t, eta = mean_field(graph, params, visible, passes)
+    t, eta = mean_field(graph, params, graph.statistics(row), passes)
+    base = energy.log_base_measure(graph, row)
     return base - energy.energy(graph, params, t) - _log_density(graph, eta, t)
 
 
