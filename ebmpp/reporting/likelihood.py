@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 import dataclasses
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -54,9 +54,7 @@ def likelihood(section: Section, subject: Subject) -> None:
         )
     table = _table(subject, log_z, exact_rows)
     section.table("log_likelihood", table, "Mean log p per row. All rows share the error of log Z.")
-    section.figure(
-        "log_likelihood", _draw(table), "Bars include two standard errors, of log Z and of the rows."
-    )
+    section.figure("log_likelihood", _draw(table), "Bars add two standard errors, of log Z and of the rows.")
     for name, row in table.iterrows():
         bound = "" if subject.has_free_energy or np.isfinite(row["exact"]) else " (mean-field lower bound)"
         baseline = f"independent units {row['independent units']:.2f}"
@@ -76,19 +74,11 @@ def _summed(section: Section, subject: Subject) -> _LogZ | None:
 
 def _estimated(section: Section, subject: Subject) -> _LogZ:
     """Return log Z by annealing and particle systems from below, and by annealing in reverse from above."""
-    budget = subject.budget
-    result = bracket(
-        subject.graph,
-        subject.params,
-        rng_key=subject.key(5),
-        num_particles=budget.particles,
-        num_temperatures=budget.temperatures,
-        ladder="adaptive",
-        data=subject.train,
-    )
+    graph, params, data, budget = subject.graph, subject.params, subject.train, subject.budget
+    size: dict[str, Any] = {"num_particles": budget.particles, "num_temperatures": budget.temperatures}
+    result = bracket(graph, params, rng_key=subject.key(5), ladder="adaptive", data=data, **size)
     num = _SYSTEM_FACTOR * budget.particles
-    key = subject.key(12)
-    systems = smc(subject.graph, subject.params, rng_key=key, num_particles=num, data=subject.train)
+    systems = smc(graph, params, rng_key=subject.key(12), num_particles=num, data=data)
     annealed = result.lower
     if systems.log_partition > annealed.log_partition:  # both are too small on average
         result = dataclasses.replace(result, lower=systems)

@@ -152,12 +152,8 @@ def chains(section: Section, subject: Subject) -> None:
         if stuck:
             section.judge(False, f"{name} chains from noise are stuck in {stuck} of {len(rows)} values")
         if worst > _MAX_R_HAT:
-            section.note(
-                f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model yet."
-            )
-    caption = (
-        "Ranks of each chain's energies among those of all chains; flat, at the dotted line, if they mix."
-    )
+            section.note(f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model.")
+    caption = "Ranks of a chain's energies among those of all chains; flat, at the dotted line, if they mix."
     section.figure("chains", _draw(energies), caption)
     section.note(
         "R-hat near 1 says that the chains agree, not that they have visited every mode: all may miss the "

@@ -53,10 +53,8 @@ class Section:
     def table(self, name: str, frame: pd.DataFrame, caption: str = "", max_rows: int = 40) -> None:
         """Add a table; the page shows its first rows, ``tables`` has all of them."""
         self.tables[name] = frame
-        has_names = not isinstance(frame.index, pd.RangeIndex)
-        html = frame.head(max_rows).to_html(
-            border=0, float_format="{:.4g}".format, na_rep="-", index=has_names
-        )
+        index = not isinstance(frame.index, pd.RangeIndex)
+        html = frame.head(max_rows).to_html(border=0, float_format="{:.4g}".format, na_rep="-", index=index)
         if len(frame) > max_rows:
             caption += f" (the first {max_rows} of {len(frame)} rows)"
         self.parts.append(("table", html, caption))

@@ -15,12 +15,13 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core import checks
 from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Params
 from ebmpp.diagnostics.plots import plot_units
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import StateError
-from ebmpp.evaluate.activity import conditional_moments
+from ebmpp.evaluate.activity import conditional_moments, exact_moments
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.reporting.page import Section
@@ -116,9 +117,8 @@ def _latent(subject: Subject, chains: Chains) -> dict[str, pd.DataFrame]:
     graph = subject.graph
     if not graph.latent or not subject.has_free_energy:
         return {}
-    posterior = conditional_moments(graph, tuple(graph.latent), subject.params, dict(subject.train))
-    means = [np.asarray(posterior[b][0], np.float64) for b in graph.latent]
-    data = np.concatenate([mean.reshape(len(mean), -1) for mean in means], -1)
+    posterior = exact_moments(graph, tuple(graph.latent), subject.params, dict(subject.train))
+    data = np.concatenate([posterior[b][0] for b in graph.latent], -1)
     model = _statistics(subject, chains.draws, graph.latent)
     return {"latent means": _compare(_labels(subject, graph.latent), data, model, subject.share)}
 
@@ -149,15 +149,13 @@ def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
 
 def image_shapes(graph: FactorGraph, image_shape: Any) -> dict[str, tuple[int, int]]:
     """Return the height and width of the visible blocks that are images; by default squares from 3x3."""
-    shapes = dict(image_shape) if isinstance(image_shape, Mapping) else {}
-    if image_shape is not None and not isinstance(image_shape, Mapping):
-        shapes = dict.fromkeys(graph.visible, image_shape)
+    is_common = image_shape is not None and not isinstance(image_shape, Mapping)
+    shapes = dict.fromkeys(graph.visible, image_shape) if is_common else dict(image_shape or {})
     sizes = {b: family.size for b, family in graph.visible.items()}
     for b, shape in shapes.items():
-        if len(shape) != 2 or math.prod(shape) != sizes.get(b):
-            raise StateError(
-                f"image_shape must be (height, width) of visible blocks, {sizes} units, got {b!r}: {shape}"
-            )
+        is_valid = len(shape) == 2 and math.prod(shape) == sizes.get(b)
+        expected = f"(height, width) of visible blocks, {sizes} units"
+        checks.require(is_valid, "image_shape", expected, {b: shape}, StateError)
     for b, family in graph.visible.items():
         side = math.isqrt(family.size)
         if b not in shapes and len(family.shape) == 2:
