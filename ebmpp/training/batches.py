@@ -25,6 +25,7 @@ from ebmpp.graph import FactorGraph, Observed, tables
 
 Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
 
+Weights = np.ndarray | None
 T = TypeVar("T")
 
 _DEFAULT_SIZE = 100
@@ -138,9 +139,7 @@ class Order:
 class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
-    def __init__(
-        self, graph: FactorGraph, table: tables.Table, weights: np.ndarray | None, order: Order
-    ) -> None:
+    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Weights, order: Order) -> None:
         self.rows, self.known, _ = sharding.place(jax.device_put(tables.check_table(graph, table)))
         self.weights, self.order, self.batch_size = weights, order, order.batch_size
 
@@ -160,9 +159,7 @@ class DeviceRows:
 class HostRows:
     """Rows in memory-mapped arrays, read and checked when a batch is requested."""
 
-    def __init__(
-        self, graph: FactorGraph, table: tables.Table, weights: np.ndarray | None, order: Order
-    ) -> None:
+    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Weights, order: Order) -> None:
         self.graph, self.table, self.weights = graph, table, weights
         self.order, self.batch_size = order, order.batch_size
 
@@ -301,7 +298,7 @@ class ProcessRows:
         local = hashlib.sha256(json.dumps(self._local.identity(), sort_keys=True).encode()).digest()
         return {"data": sharding.gather(np.frombuffer(local, np.uint8)).tobytes().hex()}
 
-    def _weights(self, local: Selection) -> np.ndarray | None:
+    def _weights(self, local: Selection) -> Weights:
         return None if local.weights is None else np.asarray(local.weights) * np.float32(self._scale)
 
 
@@ -318,7 +315,7 @@ def _in_all_processes(make: Callable[[], T]) -> T:
     return result
 
 
-def _identity(weights: np.ndarray | None, rows: Mapping[str, Any], known: Mapping[str, Any]) -> dict:
+def _identity(weights: Weights, rows: Mapping[str, Any], known: Mapping[str, Any]) -> dict:
     data = jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}})
     return {"data": digest(data), "weights": None if weights is None else digest({"weights": weights})}
 

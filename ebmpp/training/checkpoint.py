@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +18,8 @@ from ebmpp.training.history import Monitor
 from ebmpp.training.optimizers import computation
 from ebmpp.training.steps import Stages, State
 
-
-class Saved(NamedTuple):
-    """Contents of a checkpoint: the number of steps done, and the leaves of the state and the recorders."""
-
-    step: int
-    leaves: list[np.ndarray]
-    history: dict[str, np.ndarray]
+#: Contents of a checkpoint: the number of steps done, the leaves of the state and the recorders, the history.
+Saved = tuple[int, list[np.ndarray], dict[str, np.ndarray]]
 
 
 class Checkpoints(checkpoints.Checkpoints):
@@ -71,7 +66,7 @@ class SharedCheckpoints:
             return None
         step, body, arrays = checkpoint
         count, names = body["leaves"], body["history"]
-        return Saved(step, list(arrays[:count]), dict(zip(names, arrays[count:], strict=True)))
+        return step, list(arrays[:count]), dict(zip(names, arrays[count:], strict=True))
 
 
 def run_identity(

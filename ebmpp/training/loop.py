@@ -130,20 +130,20 @@ class Loop:
         saved = save.restore()
         if saved is None:
             return 0, first
-        Checkpoints.check_length(save.directory, saved.step, self.stages.num_steps)
-        self.log.load(saved.history, saved.step)
+        self._saved, arrays, history = saved
+        Checkpoints.check_length(save.directory, self._saved, self.stages.num_steps)
+        self.log.load(history, self._saved)
         template = first
-        if saved.step:
-            template = self.begin(self.stages.at(saved.step - 1), first.params)
-            self._choice = Choice(self.stages[self.stages.at(saved.step - 1)].estimator)
-            template = self._switch(saved.step - 1, template)
-        leaves = iter(saved.leaves)
+        if self._saved:
+            last, number = self._saved - 1, self.stages.at(self._saved - 1)
+            self._choice = Choice(self.stages[number].estimator)
+            template = self._switch(last, self.begin(number, first.params))
+        leaves = iter(arrays)
         restore = lambda leaf: sharding.place_like(checkpoints.from_numbers(next(leaves), leaf), leaf)
         state = jax.tree.map(restore, template)
         for recorder in self._recorders:
             recorder.load(leaves)
-        self._saved = saved.step
-        return saved.step, state
+        return self._saved, state
 
     def run(self, start: int, state: State, progress_bar: bool, deadline: float = math.inf) -> State:
         """Run the steps from ``start`` on; return the state after the last.
@@ -181,9 +181,7 @@ class Loop:
                 self._watch_pairs(number, step, state, deadline)
                 if step % _CHECK_EVERY == 1 and not bool(backend.wait(state.ok)):
                     self._check(step, state)
-                is_over = step < total and deadline < math.inf
-                if is_over:  # by the first process's clock
-                    is_over = bool(sharding.gather(np.array(time.monotonic() >= deadline))[0])
+                is_over = step < total and deadline < math.inf and _is_past(deadline)
                 if step % self._save_every == 0 or step == total or is_over:
                     self._checkpoint(step, state)
                 if is_over:
@@ -351,6 +349,11 @@ class Loop:
             )
             raise self.log.failure(errors.CheckpointWriteError, message, state.params, steps) from error
         self._saved = steps
+
+
+def _is_past(deadline: float) -> bool:
+    """Return True after a time of ``time.monotonic``, by the clock of the first process."""
+    return bool(sharding.gather(np.array(time.monotonic() >= deadline))[0])
 
 
 def _check_missing(estimator: Estimator, selection: Selection) -> None:

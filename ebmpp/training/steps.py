@@ -231,7 +231,7 @@ def _update(
 
     if backend.accelerated():  # a branch waits for the device
         return apply(gradient)
-    # XLA would compute the gradient anew in each of the optimiser's kernels, but not across a branch: a step
+    # XLA would compute the gradient again in each of the optimiser's kernels, but not across a branch: a step
     # of PCD compiles in 0.8 of the time.
     skip = lambda _: (state.params, state.optimizer, state.ok, jnp.full((), jnp.nan, norm.dtype))
     norm = jax.eval_shape(optax.tree.norm, gradient)
