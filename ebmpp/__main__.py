@@ -34,7 +34,7 @@ _MIN_STEPS = 100  # with fewer the model stays close to independent pixels
 _NUM_HELD_OUT = 300  # of 1797 images
 _NUM_CHAINS = 100  # of PCD; UCD has half as many pairs, so that both move as many chains
 _TEMPERATURES = 1000  # of annealing, in each direction
-_NUM_PAIRS_FROM_NOISE = 100  # one compiled loop; with more there are two
+_NUM_PAIRS = 100  # from noise: one compiled loop; with more there are two
 _LOOKS = ("o-", "#1a202c"), ("s--", "#cc79a7")  # of the two estimators
 _NUM_SAMPLES, _WARMUP, _DRAWS, _THINNING = 64, 1000, 100, 20
 
@@ -248,9 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         gap = float(ebmpp.monitors.free_energy_gap(rbm, train, held_out)(params))
         key = jax.random.key(args.seed + 2)
         log_z = ebmpp.bracket(rbm, params, rng_key=key, num_temperatures=_TEMPERATURES)
-        met = ebmpp.unbiased_expectation(
-            rbm, params, ink, rng_key=key, num_pairs=_NUM_PAIRS_FROM_NOISE, k=200, m=1000
-        )
+        met = ebmpp.unbiased_expectation(rbm, params, ink, rng_key=key, num_pairs=_NUM_PAIRS, k=200, m=1000)
     with stage(f"sampling: {_NUM_SAMPLES} chains"):
         mcmc = sample(rbm, params, args.seed)
         latent = mcmc.get_samples(group_by_chain=True)["h"][:, -1]  # one per chain, so independent
@@ -267,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     show("PCD, held out", f"{last['PCD']:.2f}, same optimiser and number of steps")
     show("independent pixels, held out", f"{baseline:.2f}")
     times = f"mean {met.meeting_time.mean():.0f}, max {met.meeting_time.max():.0f} sweeps"
-    show("meeting time", f"{times}, {_NUM_PAIRS_FROM_NOISE} pairs from noise")
+    show("meeting time", f"{times}, {_NUM_PAIRS} pairs from noise")
     unbiased = f"{met.value:.2f} +- {met.standard_error:.2f} by an unbiased estimate"
     show("white pixels per image", f"{unbiased}, {train.sum(1).mean():.2f} in the data")
     print(_NEXT.format(out=args.out))

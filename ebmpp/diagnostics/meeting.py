@@ -145,7 +145,7 @@ def wasserstein_upper_bound(
 
     with lag :math:`L` and the L1 distance over all free units (for categories, the number that differ).
     Unlike the total variation bound, it measures how far the units still move. One unmet pair makes it
-    infinite, as the rest of the pair's path is unknown. The other arguments and the result are those of
+    infinite, as the rest of the pair's path is unknown. The other arguments and the result are as in
     :func:`tv_upper_bound`.
 
     :param source: :func:`~ebmpp.to_datatree` of a coupled kernel's run.

@@ -82,7 +82,7 @@ def dims_of(
 def plate_dims(trace: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return names of the plates' axes in a model's trace, by site, after the time axis of a scan.
 
-    ArviZ takes a site's first axes for its plates, also where they are those of the time.
+    ArviZ takes a site's first axes for its plates, also where the first one is the time.
     """
     result = {}
     for name, site in trace.items():

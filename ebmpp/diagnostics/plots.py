@@ -128,8 +128,7 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
     monitors = [n for n in numeric if "monitor_step" in history[n].dims]
     metrics = [n for n in numeric if n not in monitors and n not in (*_MEETING, *_DETAILS)]
     meeting = [n for n in _MEETING if n in numeric]
-    result = {n.replace("_", " "): [n] for n in monitors}
-    result |= {_TITLES.get(n, n.replace("_", " ")): [n] for n in metrics}
+    result = {_TITLES.get(n, n.replace("_", " ")): [n] for n in monitors + metrics}
     return result | ({"meeting time (sweeps)": meeting} if meeting else {})
 
 

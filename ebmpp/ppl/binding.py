@@ -117,9 +117,8 @@ class Binding:
     def _evaluate_clamped(self, call: Call, batch: tuple[int, ...], check: bool) -> dict[str, Array]:
         values = {b: _value(v, call)[0] for b, v in self.clamped.items()}
         clamped, name = states.as_clamped(self.graph.families, values, check), "GibbsBlock: clamped"
-        checks.require(
-            not clamped.partial, name, "whole, not Observed, blocks", list(clamped.partial), StateError
-        )
+        partial = list(clamped.partial)
+        checks.require(not partial, name, "whole, not Observed, blocks", partial, StateError)
         axes = f"of the sites' leading axes {batch} or none"
         checks.require(clamped.batch in ((), batch), name, axes, clamped.batch, StateError)
         return {b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:])) for b, v in clamped.full.items()}

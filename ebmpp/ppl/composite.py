@@ -156,7 +156,7 @@ class CoupledComposite(MCMCKernel):
     def start(self, keys: Array, call: Call, init: Rows) -> tuple[dict[str, Array], Array]:
         """Draw starting values of the sites not in ``init``, then of the blocks' latents.
 
-        Sites of a model's block are drawn from its prior given those of the other steps. If that is
+        Sites of a model's block are drawn from its prior given the other steps' sites. If that is
         impossible, the search for a possible start redraws all sites but those in ``init``.
 
         :return: the values, and whether they are possible.

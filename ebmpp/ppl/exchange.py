@@ -32,7 +32,7 @@ class ExchangeState(NamedTuple):
     """The state of :class:`Exchange`.
 
     - **z**, **unconstrained** - the sites, and the sites in the space of the random walk.
-    - **i**, **num_warmup** - number of steps, and of those that adapt the step size.
+    - **i**, **num_warmup** - number of steps, and of steps that adapt the step size.
     - **step_size** - standard deviation of a proposal, in each unconstrained dimension.
     - **accept_prob**, **mean_accept_prob** - acceptance probability of the last step, and its mean since the
       start, or since the end of the warm-up.
@@ -250,7 +250,7 @@ class Exchange(SiteKernel):
         return prior + gain(rows) - gain({b: drawn[b] for b in rows}), failed
 
     def _auxiliary(self, params: Params, rows: Sites, summed: tuple, keys: Array) -> tuple[Sites, Array]:
-        """Return a draw of the model for every row of data, and a mask of those that succeeded."""
+        """Return a draw of the model for every row of data, and a mask of the draws that succeeded."""
         target = Target(self.graph, params)
         if isinstance(self.auxiliary, str):
             return perfect.draw_rows(target, keys, self.auxiliary, self.max_sweeps)

@@ -50,7 +50,7 @@ def composite_expectation(
 ) -> UnbiasedEstimate:
     """Estimate E[fn(sites)] under the posterior, without bias, from coupled pairs of composite chains.
 
-    ``num_pairs``, ``k``, ``m`` (by default k), ``unmet`` and ``independent_starts`` are those of
+    ``num_pairs``, ``k``, ``m`` (by default k), ``unmet`` and ``independent_starts`` are documented in
     :func:`~ebmpp.unbiased_expectation`.
 
     :param kernel: the composite; its lag is the estimate's.

@@ -134,8 +134,8 @@ class GibbsBlock(block.Block):
         Which units of the sites interact is read off the traced program of the model's log density, with its
         plates, masks, scales and ``obs``, erring toward interaction. Units that do not interact form a layer,
         which is drawn at once from K evaluations of the model for units of K values. A mixture's assignments
-        are one layer, a lattice two. Units that interact as a forest, such as those of a hidden Markov chain
-        or a tree, are drawn jointly from K^2 evaluations, whatever their number. Such a draw leaves states
+        are one layer, a lattice two. Units that interact as a forest, such as a hidden Markov chain's
+        or a tree's, are drawn jointly from K^2 evaluations, whatever their number. Such a draw leaves states
         that single units cannot leave, and the block has the sums
         :meth:`~ebmpp.ppl.ModelBlock.log_marginal`, :meth:`~ebmpp.ppl.ModelBlock.marginals`,
         :meth:`~ebmpp.ppl.ModelBlock.most_probable` and :meth:`~ebmpp.ppl.ModelBlock.marginal`.

@@ -46,7 +46,7 @@ def family_of(name: str, units: Units, size: int) -> Family:
 def warn_of_correlations(values: np.ndarray) -> None:
     """Warn if units of variance 1 given the latents lose much against one Gaussian on standardised columns.
 
-    No eigenvalue of such a model's covariance is below 1, which the columns' own may be: a Gaussian with
+    No eigenvalue of this model's covariance is below 1, which the columns' own may be: a Gaussian with
     those raised to 1 loses half of ``l - 1 - log(l)`` per row and eigenvalue l.
     """
     rows, columns = values.shape
@@ -163,9 +163,8 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
         states = family.states()
         states = np.linspace(low, high, 5) if states is None else np.asarray(states)
         accepts_means = np.array_equal(family.statistics(states), states)
-    is_valid = np.asarray(family.in_support(values))
-    if accepts_means:
-        is_valid = (values >= low) & (values <= high)
+    is_mean = (values >= low) & (values <= high)
+    is_valid = is_mean if accepts_means else np.asarray(family.in_support(values))
     if not is_valid.all():
         row, column = (int(i) for i in np.argwhere(~is_valid)[0])
         expected = f"values from {low:g} to {high:g}" if accepts_means else describe(family)
