@@ -36,7 +36,11 @@ class _Siblings(dict):
 
 
 class Binding:
-    """A graph among the sites of a model; see :class:`~ebmpp.GibbsBlock` for the arguments."""
+    """A graph among the sites of a model; see :class:`~ebmpp.GibbsBlock` for the arguments.
+
+    ``site_blocks`` are sites, or parts of one; ``latents`` are neither a site nor clamped. Sweeps visit
+    ``layers`` in order: latents come first, as siblings are updated with these summed out.
+    """
 
     def __init__(
         self, graph: FactorGraph, sites: Sites, params: Params, clamped: Any, log_likelihood: Any
@@ -45,26 +49,14 @@ class Binding:
             checks.function("GibbsBlock: log_likelihood", log_likelihood, "the sites")
         self.graph, self.log_likelihood, self.clamped = graph, log_likelihood, dict(clamped or {})
         self.layouts = _layouts(graph, sites, self.clamped)
+        self.site_blocks = tuple(b for layout in self.layouts.values() for b in layout.names)
+        self.latents = tuple(b for b in graph.families if b not in {*self.site_blocks, *self.clamped})
+        parts = itertools.product((self.latents, self.site_blocks), graph.block_layers)
+        layers = (tuple(b for b in layer if b in blocks) for blocks, layer in parts)
+        self.layers = tuple(filter(None, layers))
         self.params = dict(params) if isinstance(params, Mapping) else params
         if isinstance(self.params, dict):
             states.check_factors(graph.param_shapes, self.params)
-
-    @property
-    def site_blocks(self) -> tuple[str, ...]:
-        """The blocks that are sites, or parts of one."""
-        return tuple(b for layout in self.layouts.values() for b in layout.names)
-
-    @property
-    def latents(self) -> tuple[str, ...]:
-        """The blocks that are neither a site nor clamped."""
-        return tuple(b for b in self.graph.families if b not in {*self.site_blocks, *self.clamped})
-
-    @property
-    def layers(self) -> tuple[tuple[str, ...], ...]:
-        """The layers of a sweep; latents come first, as siblings are updated with these summed out."""
-        parts = itertools.product((set(self.latents), set(self.site_blocks)), self.graph.block_layers)
-        layers = (tuple(b for b in layer if b in blocks) for blocks, layer in parts)
-        return tuple(layer for layer in layers if layer)
 
     def batch_of(self, values: Rows) -> tuple[int, ...]:
         """Return the leading axes that the sites share; raise a StateError for axes or sites that differ."""

@@ -149,6 +149,7 @@ class CoupledComposite(MCMCKernel):
             checks.instance("CoupledComposite: a step", step, kinds, "a GibbsBlock or a Conjugate")
             if not isinstance(step, Conjugate):
                 step.check_coupled(coupling)
+        self.blocks = [step for step in self.steps if isinstance(step, ModelBlock)]
         names = [name for step in self.steps for name in (*step.sites, *step.latents)]
         is_valid, expected = names and len(set(names)) == len(names), "of one site or more, each in one step"
         checks.require(is_valid, "CoupledComposite: steps", expected, names)
@@ -190,11 +191,6 @@ class CoupledComposite(MCMCKernel):
             if isinstance(step, GibbsBlock):
                 z |= step.begin(*_split(step, z, call), random.fold_in(keys, index)).z
         return z, possible
-
-    @property
-    def blocks(self) -> list[ModelBlock]:
-        """The steps that are blocks of a model."""
-        return [step for step in self.steps if isinstance(step, ModelBlock)]
 
     def check_data(self, call: Call) -> None:
         """Raise a StateError for data of a model that are impossible whatever its sites are."""

@@ -130,6 +130,7 @@ class Exchange(SiteKernel):
         self.graph, self.prior = graph, dict(prior)
         self.params, self.data, self.log_likelihood = params, data, log_likelihood
         self.auxiliary = _check_auxiliary(graph, auxiliary)
+        self._may_fail = isinstance(self.auxiliary, str) and self.auxiliary != "enumerate"
         self.step_size = checks.number("Exchange: step_size", step_size, above=0)
         self.max_sweeps = checks.count("Exchange: max_sweeps", max_sweeps)
         if target_accept is None:
@@ -161,10 +162,6 @@ class Exchange(SiteKernel):
             dead = ((new.failures > 0) & (state.failures == 0)).sum()
             jax.lax.cond(dead > 0, lambda: jax.debug.callback(_warn_dead, dead), lambda: None)
         return new
-
-    @property
-    def _may_fail(self) -> bool:
-        return isinstance(self.auxiliary, str) and self.auxiliary != "enumerate"
 
     def get_diagnostics_str(self, state: ExchangeState) -> str:
         step_size, accept_prob = np.mean(state.step_size), np.mean(state.mean_accept_prob)

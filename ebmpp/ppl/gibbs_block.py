@@ -38,7 +38,8 @@ class GibbsBlock(block.Block):
     The graph, with its present params, must be the posterior of the sites given everything else: the energy
     prior, and a factor for each likelihood that reads them. :meth:`verify` compares it with the model. Blocks
     of the graph that are no site, such as the latent units of a Boltzmann machine, are sampled too.
-    :meth:`from_model` makes a block of the model itself, without a graph.
+    :meth:`from_model` makes a block of the model itself, without a graph. ``block.sites`` and
+    ``block.latents`` are the names of its sites, and of the blocks that are sampled and are no site.
 
     :param sites: names of blocks that are sites; or a dict from site to block, or to the
         :class:`~ebmpp.ppl.Layout` of several blocks in one array. By default the visible blocks.
@@ -108,8 +109,9 @@ class GibbsBlock(block.Block):
         checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
         self.graph, self.start = graph, checks.choice("GibbsBlock: init", init, STARTS)
         self.binding = Binding(graph, sites, params, clamped, log_likelihood)
+        self.sites, self.latents = tuple(self.binding.layouts), self.binding.latents
         if fraction is None:
-            fraction = 1.0 if log_likelihood is None else min(1.0, _NUM_PROPOSED / self._largest_layer)
+            fraction = 1.0 if log_likelihood is None else min(1.0, _NUM_PROPOSED / self._largest_layer())
         self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
         if num_sweeps is None:
             num_sweeps = 1 if log_likelihood is None else math.ceil(1 / self.fraction)
@@ -202,24 +204,11 @@ class GibbsBlock(block.Block):
     def __repr__(self) -> str:
         return f"GibbsBlock({self.graph!r}, sites={list(self.sites)})"
 
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Names of the sites."""
-        return tuple(self.binding.layouts)
-
-    @property
-    def latents(self) -> tuple[str, ...]:
-        """Names of the blocks that are sampled and are no site."""
-        return self.binding.latents
-
-    @property
     def _largest_layer(self) -> int:
-        """Number of units that are drawn at once, at most."""
-        sizes = []
-        for layer in self.binding.layers:
-            size = sum(self.graph.families[b].size for b in layer if b in self.binding.site_blocks)
-            sizes.append(-(-size // Layer(layer).num_parts(self.graph)))
-        return max(1, *sizes)
+        """Return the number of units of the sites that are drawn at once, at most."""
+        sizes = {b: self.graph.families[b].size for b in self.binding.site_blocks}
+        parts = lambda layer: Layer(layer).num_parts(self.graph)
+        return max(-(-sum(sizes.get(b, 0) for b in layer) // parts(layer)) for layer in self.binding.layers)
 
     def _check_moves(self, moves: tuple[Move, ...] | None) -> tuple[Move, ...] | None:
         """Raise an ArgumentError for moves that are not of the sites, or not exact."""
