@@ -132,7 +132,7 @@ class ModelBlock(block.Block):
         keys = keys if index is None else random.fold_in(random.key_pair(keys), index)
 
         def sweep_once(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            moved, degenerate = self.sweep(carry[0], context, random.fold_in(keys, s))
+            moved, degenerate = self.sweep((carry[0], context), random.fold_in(keys, s))
             return self.sweep.without_latents(moved), carry[1] + degenerate
 
         z, degenerate = block.repeat(self.num_sweeps, sweep_once, (dict(values), jnp.zeros((), jnp.int32)))
@@ -141,7 +141,7 @@ class ModelBlock(block.Block):
         z, accepted, more = block.tempered_transition(
             self.tempering,
             lambda z: self.sweep.joint.log_density(z, context),
-            lambda z, keys, beta, backward: self.sweep(z, context, keys, beta, backward),
+            lambda z, keys, beta, backward: self.sweep((z, context), keys, beta, backward),
             self.sweep.with_latents(z, context, random.fold_in(keys, 0, _HEATED)),
             keys,
         )
@@ -178,7 +178,7 @@ class ModelBlock(block.Block):
         return self.start.draw_energies(keys)
 
     def draw_prior(self, values: Sites, call: Call, key: Array) -> dict[str, Array]:
-        """Draw the sites that are not among the values from the model's prior, given those that are."""
+        """Draw the sites that are not among the values from the model's prior, given the values."""
         trace = self.info.trace(values, self.info.arguments.take(call, set()), key)
         return {site: jnp.asarray(trace[site]["value"]) for site in self.sites if site not in values}
 

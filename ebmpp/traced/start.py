@@ -114,7 +114,8 @@ class Start:
 
     def relaxed(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
         """Draw the values by conditionals in which fewer impossible elements are more probable."""
-        moved, _ = self.sweep.relaxed(values, context, keys)
+        with self.sweep.joint.program.relaxed():
+            moved, _ = self.sweep((values, context), keys)
         return {site: moved[site].astype(v.dtype) for site, v in values.items()}
 
     def draw_energies(self, keys: Array) -> dict[str, Array]:

@@ -97,9 +97,9 @@ class Augmented(Posterior):
         results = self.natural.run(inputs, self.natural.outputs)
         return {name: results[slot] for name, slot in zip(self.blocks, self.natural.outputs, strict=True)}
 
-    def move(self, values: Sites, context: Context, keys: Array, beta: Any = None, *_: Any) -> Moved:
+    def move(self, inputs: Inputs, keys: Array, beta: Any = None, *_: Any) -> Moved:
         """Draw the latents, with the indicators; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
-        latents, etas = {}, self.etas(values, context)
+        latents, etas = {}, self.etas(*inputs)
         if beta is not None:
             etas = {name: beta * eta for name, eta in etas.items()}
         for number, (name, family) in enumerate(self.families.items()):

@@ -89,17 +89,14 @@ class Conditionals(ABC):
     def _chain(self, values: Sites, context: Context) -> Chain:
         return {name: values[name] for name in self.spans}, self.posterior.inputs(values, context)
 
-    def move(
-        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
-    ) -> Moved:
+    def move(self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False) -> Moved:
         """Draw all layers in order; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
 
         def fn(number: Any, units: Any, logits: Sequence[Array], rejected: Array) -> tuple:
             drawn, valid = _draw(random.fold_in(keys, number), logits[0], beta)
             return [(drawn, valid)], rejected + ((units < self.size) & ~valid).sum(dtype=jnp.int32)
 
-        chains, none = [self._chain(values, context)], jnp.zeros((), jnp.int32)
-        (sites,), rejected = self.visit(fn, chains, none, backward)
+        (sites,), rejected = self.visit(fn, [self._chain(*inputs)], jnp.zeros((), jnp.int32), backward)
         return sites, rejected
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
@@ -111,8 +108,7 @@ class Conditionals(ABC):
             valid = jnp.isfinite(logits[0].max(-1)) & jnp.isfinite(logits[1].max(-1))
             return [(drawn, valid) for drawn in family.couple(words, *logits)], broken | ~valid.all()
 
-        chains = [self._chain(*first), self._chain(*second)]
-        (x, y), broken = self.visit(fn, chains, jnp.zeros((), bool))
+        (x, y), broken = self.visit(fn, [self._chain(*first), self._chain(*second)], jnp.zeros((), bool))
         return x, y, broken
 
     def table(self, values: Sites, context: Context) -> Array:

@@ -31,7 +31,7 @@ from ebmpp.graph.factors.lateral import ranks
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import run_guarded
 from ebmpp.traced.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
-from ebmpp.traced.model import Context, ModelInfo, Moved
+from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
 from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_JOINT = 1024  # units that are drawn jointly
@@ -102,11 +102,11 @@ class ContinuousSite:
         curvature = curvature.at[self.index].set(-columns.T if len(places) else columns.T)
         return Derivatives(spread(flat), spread(slope(flat)), curvature)
 
-    def move(self, values: Sites, context: Context, keys: Array, beta: Any = None, *_: Any) -> Moved:
+    def move(self, inputs: Inputs, keys: Array, beta: Any = None, *_: Any) -> Moved:
         """Draw the site; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
         keys = random.fold_in(keys, self.number, _CONTINUOUS)
-        new, degenerate = self.draw(self.derivatives(values, context), keys, 1.0 if beta is None else beta)
-        return {self.name: new.astype(values[self.name].dtype)}, degenerate
+        new, degenerate = self.draw(self.derivatives(*inputs), keys, 1.0 if beta is None else beta)
+        return {self.name: new.astype(inputs[0][self.name].dtype)}, degenerate
 
     def draw(self, at: Any, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
         """Return a new value, and the number of units that kept theirs as their conditional is degenerate."""

@@ -73,35 +73,29 @@ class Sweep:
             )
         return Forests(self.posterior, terms, np.zeros(terms.sets.size, int), None)
 
-    def relaxed(self, values: Sites, context: Context, keys: Array) -> Moved:
-        """Draw all sites once, discrete ones so that fewer impossible elements are more probable."""
-        with self.joint.program.relaxed():
-            return self(values, context, keys)
-
     def with_latents(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
         """Return the sites, and latents drawn given everything else where there are any."""
-        latents = {} if self.augmented is None else self.augmented.move(values, context, keys)[0]
+        latents = {} if self.augmented is None else self.augmented.move((values, context), keys)[0]
         return {**values, **latents}
 
     def without_latents(self, values: Sites) -> dict[str, Array]:
         """Return the sites alone."""
         return {name: values[name] for name in self.info.sites}
 
-    def __call__(
-        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
-    ) -> Moved:
+    def __call__(self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False) -> Moved:
         """Draw all sites once.
 
-        :param values: the sites, and latents where these are drawn too; a forward sweep ignores those.
+        :param inputs: the sites, and latents where these are drawn too, which a forward sweep ignores; and
+            everything else.
         :param keys: words of this sweep, ``(2,)``.
         :param beta: exponent of the density that is drawn from; 1 by default.
         :param backward: the last layer first, which is the reversal of the sweep.
         :return: the sites, with latents, and the number of units that kept their value because their
             conditional is degenerate.
         """
-        degenerate = jnp.zeros((), jnp.int32)
+        (values, context), degenerate = inputs, jnp.zeros((), jnp.int32)
         for part in self.parts[::-1] if backward else self.parts:
-            moved, more = part.move(values, context, keys, beta, backward)
+            moved, more = part.move((values, context), keys, beta, backward)
             values, degenerate = {**values, **moved}, degenerate + more
         return dict(values), degenerate
 
