@@ -49,11 +49,18 @@ def by_group(groups: Integer[np.ndarray, "items"], count: int) -> list[np.ndarra
 
 
 def ranks(groups: Integer[np.ndarray, "items"]) -> Integer[np.ndarray, "items"]:
-    """Return the number of each item among those of its group, in order."""
+    """Return the number of each item among the items of its group, in order."""
     order, counts = np.argsort(groups, kind="stable"), np.bincount(groups)
     rank = np.empty(len(groups), np.int64)
     rank[order] = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
     return rank
+
+
+def induced(edges: Edges, units: Integer[np.ndarray, "units"], size: int) -> Edges:
+    """Return the pairs among some of ``size`` units, by their places in ``units``."""
+    place = np.full(size, -1)
+    place[units] = np.arange(len(units))
+    return place[edges][(place[edges] >= 0).all(1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,10 +214,8 @@ class Split:
         """Return ``values`` at the units of a part."""
         return jnp.take(values, self.at(part), axis=0, mode="clip")
 
-    def put(
-        self, values: Shaped[Numbers, "size *rest"], part: Any, new: Shaped[Array, "units *rest"]
-    ) -> Shaped[Array, "size *rest"]:
-        """Return ``values`` with ``new`` at the units of a part."""
+    def put(self, values: Numbers, part: Any, new: Array) -> Array:
+        """Return ``values``, ``(size, ...)``, with ``new``, ``(units, ...)``, at the units of a part."""
         new = new.astype(values.dtype)
         if self.unrolled and barrier_pays(new.size):  # a gather per unit, half the time of a scatter
             here = (self.colors == part).reshape(-1, *(1,) * (new.ndim - 1))

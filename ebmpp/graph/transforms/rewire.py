@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core.types import Params
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
-from ebmpp.graph.factors.lateral import Constant
+from ebmpp.graph.factors.lateral import Constant, induced
 from ebmpp.graph.graph import FactorGraph
 
 #: A graph and its params.
@@ -104,10 +104,7 @@ def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]
     for block, edges in factor.edges({b: parts[b].family for b in factor.blocks}).items():
         for name, places in parts[block].pieces:
             units = np.arange(parts[block].family.size) if places is None else places.array.ravel()
-            number = np.full(parts[block].family.size, -1)
-            number[units] = np.arange(len(units))
-            inside = number[edges][(number[edges] >= 0).all(1)]
-            if len(inside):
+            if len(inside := induced(edges, units, parts[block].family.size)):
                 lateral[name] = inside
     return lateral
 

@@ -25,7 +25,7 @@ from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Bilinear, FactorGraph, Linear, Pairwise, energy
 from ebmpp.graph.factors import Factor
-from ebmpp.graph.factors.lateral import Local, Split
+from ebmpp.graph.factors.lateral import Local, Split, induced
 from ebmpp.moves.forests.layers import Units, interactions
 from ebmpp.moves.forests.structure import Forest
 from ebmpp.moves.forests.sums import Pairs, PairsByName, marginals
@@ -54,7 +54,7 @@ class Tables:
         self._values, self._log_base, self._statistics = _state_tables(self.families, lengths)
 
     @functools.cached_property
-    def whole(self) -> frozenset[str]:
+    def complete(self) -> frozenset[str]:
         """Blocks all of whose units are in the forest."""
         return frozenset(b for b, h in self._half.items() if (h >= 0).all())
 
@@ -63,15 +63,15 @@ class Tables:
         """Factors with a fast path to natural parameters of part 0, a block's units in the forest."""
         splits = {b: Split(b, f, (self._half[b] < 0).astype(np.int64)) for b, f in self.families.items()}
         pairs = ((f, splits[b]) for f in self._factors for b, _ in f.lateral if b in splits)
-        found = ((f, s, f.local({s.block: s.family}, s)) for f, s in pairs)
-        return tuple((f, s, local) for f, s, local in found if local is not None)
+        fast = ((f, s, f.local({s.block: s.family}, s)) for f, s in pairs)
+        return tuple((f, s, local) for f, s, local in fast if local is not None)
 
     def weights(self, params: Params, x: Rows, keep: Keep) -> tuple[Array, Array]:
         """Return unary log weights ``(rows, units, states)`` and pairwise ones, ``(edges, states, states)``.
 
         An observed unit is allowed its value only. Pairwise weights have rows if other units change them.
         """
-        bilinear = lambda f: isinstance(f, Bilinear | Linear | Pairwise) or self.whole >= set(f.blocks)
+        bilinear = lambda f: isinstance(f, Bilinear | Linear | Pairwise) or self.complete >= set(f.blocks)
         t = self._zeroed(x, self._inner_factors)
         if all(map(bilinear, self._inner_factors)):
             return self._unary(params, x, keep), self._mixed(params, {b: v[0] for b, v in t.items()})
@@ -102,8 +102,8 @@ class Tables:
         def product(half: Array, entry: Array) -> Array:
             """Return the derivatives in one statistic of the units of a half."""
             one_hot = lambda b: jnp.arange(point[b].size // len(self._half[b])) == entry
-            chosen = {b: (h == half)[:, None] & one_hot(b)[None] for b, h in self._half.items()}
-            tangent = {b: v.reshape(point[b].shape).astype(point[b].dtype) for b, v in chosen.items()}
+            mask = {b: (h == half)[:, None] & one_hot(b)[None] for b, h in self._half.items()}
+            tangent = {b: v.reshape(point[b].shape).astype(point[b].dtype) for b, v in mask.items()}
             return self._join({b: v[None] for b, v in jax.jvp(slope, (point,), (tangent,))[1].items()})[0]
 
         entries = jnp.arange(self._statistics.shape[-1])
@@ -152,13 +152,11 @@ def _induced(graph: FactorGraph, units: Units) -> Forest:
     """Return the forest that some units make, numbered block after block."""
     edges, dense = interactions(graph, tuple(units))
     starts = np.cumsum([0, *(graph.families[b].size for b in units)])
-    chosen = np.concatenate([start + u for start, u in zip(starts, units.values(), strict=False)])
-    number = np.full(starts[-1], -1)
-    number[chosen] = np.arange(len(chosen))
+    inside = np.concatenate([start + u for start, u in zip(starts, units.values(), strict=False)])
     try:
         if dense:
             raise ValueError("two share a factor, in which all their units interact.")
-        return Forest(len(chosen), number[edges][(number[edges] >= 0).all(1)])
+        return Forest(len(inside), induced(edges, inside, starts[-1]))
     except ValueError as error:
         raise IntractableError(f"units of blocks {list(units)} must make a forest: {error}") from error
 

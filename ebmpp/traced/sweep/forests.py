@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.errors import StateError
+from ebmpp.graph.factors.lateral import induced
 from ebmpp.moves import forests
 from ebmpp.moves.forests import Forest
 from ebmpp.traced.block import Coupled, Sites
@@ -72,14 +73,12 @@ class Forests(Conditionals):
     def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
         return cast(Conditionals, self.units).visit(fn, chains, carry, backward)
 
-    def move(
-        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
-    ) -> Moved:
+    def move(self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False) -> Moved:
         """Draw all layers in order, each jointly; a tree without a possible state keeps its values."""
-        (sites, inputs), rejected = self._chain(values, context), jnp.zeros((), jnp.int32)
+        (sites, slots), rejected = self._chain(*inputs), jnp.zeros((), jnp.int32)
         for number in range(self.num_layers)[:: -1 if backward else 1]:
             layer = self.layers[number]
-            tables = self._tables(layer, (sites, inputs))
+            tables = self._tables(layer, (sites, slots))
             if beta is not None:
                 tables = jax.tree.map(lambda a: jnp.where(jnp.isneginf(a), a, beta * a), tables)
             uniforms = random.uniform(random.words(random.fold_in(keys, number), len(layer.units)))
@@ -121,7 +120,7 @@ class Forests(Conditionals):
         return self.put(chain[0], layer.units, best, jnp.ones(best.shape, bool))
 
     def check_tables(self, values: Sites, context: Context) -> None:
-        """Compare conditionals that tables imply with those of single units; raise a StateError."""
+        """Compare conditionals that tables imply with the ones of single units; raise a StateError."""
         numbers, conditionals, tables = self._compiled_tables(values, context)
         for layer, (unary, pairwise) in zip(self.layers, tables, strict=True):
             (a, b), at, edge = layer.forest.edges.T, numbers[layer.units], np.arange(len(pairwise))
@@ -168,10 +167,8 @@ class Forests(Conditionals):
 
 def _make_layer(terms: Terms, units: np.ndarray, edges: np.ndarray) -> _Layer:
     """Return the layer of some units; its edges begin on the even side."""
-    count, position = len(units), np.full(terms.sets.size, -1)
+    count, position, edges = len(units), np.full(terms.sets.size, -1), induced(edges, units, terms.sets.size)
     position[units] = np.arange(count)
-    edges = position[edges]
-    edges = edges[(edges >= 0).all(1)]
     depth = Forest(count, edges).depth
     first, second = edges.T
     codes, edges = first * count + second, np.where(depth[edges[:, :1]] % 2 == 0, edges, edges[:, ::-1])
