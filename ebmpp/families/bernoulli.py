@@ -23,9 +23,7 @@ def softplus(eta: PerUnit) -> PerUnit:
     return jax.nn.softplus(eta)
 
 
-@softplus.defjvp
-def _softplus_jvp(primals: tuple[PerUnit], tangents: tuple[PerUnit]) -> tuple[PerUnit, PerUnit]:
-    return softplus(*primals), jax.nn.sigmoid(*primals) * tangents[0]
+softplus.defjvps(lambda tangent, _, eta: jax.nn.sigmoid(eta) * tangent)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

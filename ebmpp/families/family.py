@@ -149,10 +149,8 @@ class Family(abc.ABC):
     def _flat(self, statistics: Natural) -> Float[Array, "units statistics"]:
         return statistics.reshape(-1, math.prod(self.stat_shape))
 
-    def _table(
-        self, method: str
-    ) -> tuple[Real[Array, "values"], Float[Array, "values statistics"], Float[Array, "values"]]:
-        """Return states of one unit, their statistics and log base measures."""
+    def _table(self, method: str) -> tuple[Array, Array, Array]:
+        """Return states of one unit, their statistics ``(states, statistics)`` and log base measures."""
         states = self.states()
         if states is None:
             raise NotImplementedError(

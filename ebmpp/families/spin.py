@@ -25,9 +25,7 @@ def _log_normalizer(eta: PerUnit) -> PerUnit:
     return jnp.logaddexp(eta, -eta)
 
 
-@_log_normalizer.defjvp
-def _log_normalizer_jvp(primals: tuple[PerUnit], tangents: tuple[PerUnit]) -> tuple[PerUnit, PerUnit]:
-    return _log_normalizer(*primals), jnp.tanh(*primals) * tangents[0]
+_log_normalizer.defjvps(lambda tangent, _, eta: jnp.tanh(eta) * tangent)
 
 
 class SpinDistribution(dist.Distribution):

@@ -81,10 +81,8 @@ def _pairs(graph: Declaration, factor: Factor) -> list[tuple[int, int]]:
     return [tuple(pair) for b, e in edges.items() for pair in (start[b] + np.sort(e, axis=1)).tolist()]
 
 
-def _second_derivatives(
-    graph: Declaration, params: Params, factors: list[Factor], total: int
-) -> Float[np.ndarray, "units units"]:
-    """Return the Hessian of some factors, which must be constant."""
+def _second_derivatives(graph: Declaration, params: Params, factors: list[Factor], total: int) -> np.ndarray:
+    """Return the Hessian of some factors, ``(units, units)``, which must be constant."""
     eta = lambda flat: energy.contributed(graph, factors, params, _blocks(graph, flat))
     slope = lambda flat: -jnp.concatenate([eta(flat)[b].reshape(-1) for b in graph.families])
     row = lambda x, i: jax.jvp(slope, (x,), ((jnp.arange(total) == i).astype(x.dtype),))[1]

@@ -122,9 +122,7 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1))  # op by op a check of 784x500 units takes 20 times as long
-def _reach(
-    graph: Declaration, block: str, params: Params, stats: Statistics | None
-) -> tuple[Natural, Natural]:
+def _reach(graph: Declaration, block: str, params: Params, stats: Statistics | None) -> tuple[Array, Array]:
     """Return the largest and smallest natural parameters, at ``stats`` or all values; domains are convex."""
     scope = _scope(graph, block)
     if stats is not None:

@@ -137,7 +137,7 @@ def check_weights(weights: Any, size: int) -> np.ndarray:
 
 
 def _moments(x: Any, known: Any, weights: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean, variance and number of known rows of each unit; squares are those of centred rows."""
+    """Return mean, variance and number of known rows of each unit; squares are of centred rows."""
     x = np.asarray(x)
     weight = np.ones(len(x)) if weights is None else np.asarray(weights, float)
     weight, known = weight.reshape(-1, *(1,) * (x.ndim - 1)), np.True_ if known is None else np.asarray(known)

@@ -124,9 +124,7 @@ class Clusters(Move):
         weights = [f.weights(params[f.name]) for f in factors if isinstance(f, Pairwise)]
         return energy.part_context(graph, params, x, self.block).eta, jnp.concatenate(weights)
 
-    def _redraw(
-        self, target: Target, prepared: tuple[Array, Array], x: Array, keys: Keys
-    ) -> tuple[Array, Array]:
+    def _redraw(self, target: Target, prepared: Any, x: Array, keys: Keys) -> tuple[Array, Array]:
         """Return new values of the block, and True if the weights make no clusters.
 
         :param keys: where ``x`` has twice as many rows, both halves get the same uniforms.

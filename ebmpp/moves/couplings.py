@@ -68,7 +68,7 @@ class Attempt(NamedTuple):
     mass."""
     together: dict[str, Which]
     """True if the coupling gave both chains one value of a block."""
-    taken: Counts | int = 0
+    num_accepted: Counts | int = 0
     """Number of the two chains that accepted a Metropolis proposal."""
 
 

@@ -44,8 +44,8 @@ class Forests(Move):
         _tables(graph, self.units)
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        whole = _tables(graph, self.units).whole
-        return (*graph.neighbours(self.blocks), *(b for b in self.blocks if b not in whole))
+        complete = _tables(graph, self.units).complete
+        return (*graph.neighbours(self.blocks), *(b for b in self.blocks if b not in complete))
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         tables = _tables(target.graph, self.units)
@@ -121,8 +121,8 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
     free = [b for b in graph.families if b not in set(clamped)]
     finite = [b for b in free if layers.suits(graph, b)]
     expected = "a free block of finite units that interact with few others"
-    shown = {b: graph.families[b] for b in free}
-    checks.require(finite, "forest_sweep: graph", expected, shown, IntractableError, "Use gibbs_sweep.")
+    actual = {b: graph.families[b] for b in free}
+    checks.require(finite, "forest_sweep: graph", expected, actual, IntractableError, "Use gibbs_sweep.")
     split = layers.split(graph, finite)
     moves = (Forests(tuple((b, Constant.copy(u)) for b, u in layer.items())) for layer in split)
     joined = {b for layer in split for b in layer}

@@ -13,7 +13,7 @@ The two chains of a pair get one proposal and one uniform, so they meet as soon 
 
 from collections.abc import Iterable
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import Array
@@ -115,7 +115,10 @@ class Mixture(Move):
     def _propose(self, target: Target, keys: Keys) -> tuple[Pool, Blocks, Array]:
         """Return the components of each row's proposal, the proposals, and log-uniforms."""
         refuse_observed((*self.blocks, *self.marginalize), target.keep)
-        pool, families = self._pool(target), {b: target.graph.families[b] for b in self.blocks}
+        call = 'unbiased_expectation(..., coupling="mixture", pool={"v": rows})'
+        expected = f"given with {self}: values of {self.marginalize}, as in {call}"
+        checks.require(target.pool is not None, "pool", expected, target.pool, StateError)
+        pool, families = cast(Pool, target.pool), {b: target.graph.families[b] for b in self.blocks}
         size, count = len(pool.log_normalizer), num_words(families)
         words = random.words(keys, count + 3)
         number = lambda word, below: (word % jnp.uint32(below)).astype(jnp.int32)
@@ -154,15 +157,6 @@ class Mixture(Move):
                 eta = part.eta[b].reshape(*part.log_normalizer.shape, -1)
                 inner = inner + jnp.einsum("rd,rcd->rc", t, eta)
         return jax.nn.logsumexp(inner, axis=-1)
-
-    def _pool(self, target: Target) -> Pool:
-        """Return the target's pool, or raise StateError."""
-        if target.pool is None:
-            raise StateError(
-                f"pool must be given with {self}: values of {self.marginalize}, as in "
-                'unbiased_expectation(..., coupling="mixture", pool={"v": rows}).'
-            )
-        return target.pool
 
 
 def make_pool(graph: FactorGraph, params: Params, move: Mixture, rows: Rows, clamped: Blocks) -> Pool:

@@ -190,7 +190,7 @@ def coupled_sweep(
             draw = couple_focused(target, focused, z, move, start + part, trial)
             z = z | {b: jnp.stack([draw.x[b], draw.y[b]]) for b in move.blocks}
             flags = note(target, move, flags, z, part, draw, draw.accept_x & draw.accept_y)
-            return z, flags, broken | draw.broken, total + draw.taken
+            return z, flags, broken | draw.broken, total + draw.num_accepted
 
         z, flags, broken, total = each_part(move.num_parts(target.graph), step, (z, flags, broken, total))
     return _settled(z, flags), agree(flags, tuple(z), rows), broken, total

@@ -31,9 +31,7 @@ def new_order(accept: Array, parity: Array) -> Array:
     return stays[None] + jnp.concatenate([low_swaps, still], 1) - jnp.concatenate([still, low_swaps], 1)
 
 
-def log_ratio(
-    target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...] = ()
-) -> Float[Array, "rows pairs"]:
+def log_ratio(target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...] = ()) -> Array:
     """Return the log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``.
 
     :param parity: of the pairs that are needed. Where replicas have their own params the others get 0: a pair

@@ -8,14 +8,10 @@ from typing import Any
 import numpyro
 from numpyro import handlers
 
-from jax import Array
-
 from ebmpp.traced.sweep.posterior import Posterior
 
 
-def summed_out(
-    posterior: Posterior, sites: Sequence[str], log_marginal: Callable[..., Array]
-) -> Callable[..., None]:
+def summed_out(posterior: Posterior, sites: Sequence[str], log_marginal: Callable) -> Callable[..., None]:
     """Return the model of a posterior's siblings, whose log density is ``log_marginal``.
 
     :param sites: discrete sites, which the new model lacks.

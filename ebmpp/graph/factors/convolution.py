@@ -54,7 +54,7 @@ class Convolution(Factor):
     :param padding: "VALID", "SAME", a number of zeros at every border, or a pair per axis.
     :param name: key of its params; ``"first:second"`` by default.
     :raises DeclarationError: for an invalid window, stride or padding, or (on declaration of a graph) feature
-        maps whose positions differ from those of ``b``.
+        maps whose positions differ from the positions of ``b``.
 
     **References**
 

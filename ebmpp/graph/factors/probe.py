@@ -58,13 +58,11 @@ def probe(factor: Factor, families: Families, params: Params, splits: Mapping[st
     floats = np.dtype(jnp.result_type(float))
     generator = np.random.default_rng(0)
     noisy = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
-    # an energy may restrict its params, as a logarithm does
-    candidates = [jax.tree.map(noisy, params), params]
     between, *moves = _points(factor, families, generator)
     probed = _Probe(factor, scope, {b: splits[b] for b, _ in factor.lateral if b in splits})
     # One program, dropped on return: op by op, each width of a block would leave twenty in jax's caches.
     measure = jax.jit(probed.measure)
-    for values in candidates:
+    for values in (jax.tree.map(noisy, params), params):  # an energy may restrict its params, as a logarithm
         value = probed.run(measure, values, *between).value
         if np.isfinite(value):
             break
@@ -72,7 +70,9 @@ def probe(factor: Factor, families: Families, params: Params, splits: Mapping[st
     checks.require(is_finite, name, "finite at its initial params", float(value), DeclarationError)
     fine = np.asarray(_ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats)
     coarse = np.maximum(fine, np.asarray(_STATE_TOLERANCE, floats))
-    far = () if probed.is_polynomial(values, between[0]) else _far_moves(scope)
+    energy = lambda *t: factor.evaluate(values, *t, families=scope)
+    is_exact = is_polynomial(jax.make_jaxpr(energy)(*between[0]).jaxpr, [True] * len(scope))
+    far = () if is_exact else _far_moves(scope)
     coarsely = ((move, coarse) for move in itertools.chain(moves, far))
     for points, tolerance in itertools.chain([(between, fine)], coarsely):
         probed.check(probed.run(measure, values, *points), *points, tolerance)
@@ -116,11 +116,6 @@ class _Probe:
     factor: Factor
     scope: tuple[Family, ...]
     splits: Mapping[str, Split]
-
-    def is_polynomial(self, params: Params, point: _Point) -> bool:
-        """Return True if the traced energy is a polynomial."""
-        energy = lambda *t: self.factor.evaluate(params, *t, families=self.scope)
-        return is_polynomial(jax.make_jaxpr(energy)(*point).jaxpr, [True] * len(point))
 
     def run(self, measure: Callable[..., _Probed], params: Params, here: _Point, there: _Point) -> _Probed:
         """Return measurements on the host; raise DeclarationError if the energy fails."""

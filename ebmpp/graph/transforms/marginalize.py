@@ -54,13 +54,13 @@ def marginalize(
 ) -> FactorGraph | WithParams:
     """Return the exact marginal distribution of the other blocks as a graph.
 
-    Blocks are summed out sequentially. All factors of such a block become one factor over its neighbours,
+    Blocks are summed out sequentially. All factors of a summed block become one factor over its neighbours,
     named after the block. Its params are theirs, in a dict: nothing is copied, and training updates them as
     before.
 
     Each unit of the block must depend on at most one unit of each neighbour, and the neighbours' units must
     take few values, or be Gaussian with ``variance="learned"`` beside a Gaussian block.
-    :func:`ebmpp.contrib.graphs.split` cuts a large block into such ones; a table doubles with every binary
+    :func:`ebmpp.contrib.graphs.split` cuts a large block into such blocks; a table doubles with every binary
     unit. ``graph.free_energy`` and ``graph.marginal`` need no table, and return the density only.
 
     If no visible block is left, the others become visible. Start training from the returned params; the new

@@ -43,7 +43,7 @@ class Replicated(Factor):
     separate: bool = False
 
     def __init__(self, factor: Factor, num: int, separate: bool = False) -> None:
-        lateral = dict(factor.lateral)  # of one replica; `edges` returns those of all
+        lateral = dict(factor.lateral)  # of one replica; `edges` returns the pairs of all
         super().__init__(*factor.blocks, energy=factor.energy, name=factor.name, lateral=lateral)
         for name, value in (("factor", factor), ("num", num), ("separate", separate)):
             object.__setattr__(self, name, value)

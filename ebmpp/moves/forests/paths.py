@@ -24,9 +24,9 @@ _FEW_LANES = 8  # arms times rows that do not fill vectors: states come last the
 def up(forest: Forest, unary: Array, pairwise: Array, reduce: Reduce) -> tuple[tuple, Array]:
     """Sum the units out; see :func:`~ebmpp.moves.forests.trees.up`."""
     units, edges, roots = cast(tuple, forest.arms)
-    few = len(roots) * unary.shape[2] < _FEW_LANES
-    axis = 2 if few else 0  # of the states, behind or in front of (arms, rows)
-    arrange = lambda values: jnp.moveaxis(values, *((-1, 2) if few else (1, -2)))
+    is_narrow = len(roots) * unary.shape[2] < _FEW_LANES
+    axis = 2 if is_narrow else 0  # of the states, behind or in front of (arms, rows)
+    arrange = lambda values: jnp.moveaxis(values, *((-1, 2) if is_narrow else (1, -2)))
     padding = jnp.where(jnp.arange(unary.shape[1]) == 0, 0.0, -jnp.inf)  # its messages are 0
     logs = arrange(_columns(unary, units, padding[:, None]))
     pairs = _columns(pairwise, edges, 0.0)
@@ -39,7 +39,7 @@ def up(forest: Forest, unary: Array, pairwise: Array, reduce: Reduce) -> tuple[t
         return reduce(jnp.expand_dims(below - top, axis + 1) + inputs[1], axis), (below - top, top)
 
     message, (beliefs, tops) = lax.scan(step, jnp.zeros(logs.shape[1:], logs.dtype), (logs, pairs))
-    centres = unary[forest.roots].at[roots].add(message.swapaxes(*((1, 2) if few else (0, 1))))
+    centres = unary[forest.roots].at[roots].add(message.swapaxes(*((1, 2) if is_narrow else (0, 1))))
     total = reduce(centres, 1).sum(0) + jnp.squeeze(tops, axis + 1).sum((0, 1))
     return (beliefs, pairs, centres, axis), total
 

@@ -31,6 +31,7 @@ _SIGN_KEEPING = frozenset(
     "square".split()
 )
 _CONVERSIONS = ("convert_element_type", "copy", "copy_p")
+_EXPONENTS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
 _COMPARISONS, _CLIPS = ("eq", "ne", "gt", "ge"), ("max", "min")
 _TRUTH_KEEPING = ("reduce_and", "reduce_or", "convert_element_type", "copy")
 _MOST_POWERS = 64
@@ -222,7 +223,7 @@ def _powers(at: _Operands) -> Powers | None:
             inverse = _power(at.sums[1], -1.0, positive)
             return None if inverse is None else _product(sets[0], inverse)
         case "square" | "sqrt" | "rsqrt" | "integer_pow" | "pow":
-            exponent = _exponent(at)
+            exponent = at.constant(1) if name == "pow" else _EXPONENTS.get(name) or float(at.step.params["y"])
             return None if exponent is None or at.depends != [0] else _power(first, exponent, positive)
         case "log" | "log1p":
             return _logarithm(first, float(name == "log1p"))
@@ -242,13 +243,6 @@ def _values(step: Step) -> list[int]:
     """Return the positions of operands that do not say where others move to."""
     where = MOVING[step.name](len(step.inputs)) if step.name in MOVING else ()
     return [i for i in range(len(step.inputs)) if i not in where]
-
-
-def _exponent(at: _Operands) -> float | None:
-    name = at.step.name
-    if name != "pow":
-        return {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}.get(name) or float(at.step.params["y"])
-    return at.constant(1)
 
 
 def _logarithm(base: _Sum, offset: float) -> Powers | None:
@@ -313,17 +307,17 @@ def _as_selection(program: Program, step: Step, indicators: frozenset[int]) -> S
     return step
 
 
-def _add_up_to(program: Program, one: int, a: int, b: int) -> bool:
-    """Return True where a + b = 1 by the steps that compute them, or a = b if ``one`` is 0."""
+def _add_up_to(program: Program, total: int, a: int, b: int) -> bool:
+    """Return True where a + b = 1 by the steps that compute them, or a = b if ``total`` is 0."""
     first, second = (program.makers.get(slot) for slot in (a, b))
     for step, other in ((first, b), (second, a)):
         if step and step.name in _CONVERSIONS and program.dtypes[step.outputs[0]] != np.bool_:
-            return _add_up_to(program, one, step.inputs[0], other)
+            return _add_up_to(program, total, step.inputs[0], other)
         if step and step.name == "sub" and np.all(np.asarray(program.constants.get(step.inputs[0])) == 1):
-            return _add_up_to(program, 1 - one, step.inputs[1], other)
+            return _add_up_to(program, 1 - total, step.inputs[1], other)
     if first and second and len(first.inputs) == 1 and first.name in MOVING and first[:2] == second[:2]:
-        return _add_up_to(program, one, first.inputs[0], second.inputs[0])
-    return a == b and not one
+        return _add_up_to(program, total, first.inputs[0], second.inputs[0])
+    return a == b and not total
 
 
 def _product(a: Powers, b: Powers) -> Powers | None:

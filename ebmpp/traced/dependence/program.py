@@ -46,7 +46,7 @@ class Program:
 
     :param fn: ``fn(sites, siblings, arguments)``, one array or several.
     :param sites: arrays by name; their elements are the units.
-    :param siblings: arrays by name, whose values are unknown; those of ``arguments`` are known.
+    :param siblings: arrays by name, whose values are unknown; the values of ``arguments`` are known.
     """
 
     def __init__(self, fn: Callable, sites: Named, siblings: Named, arguments: Sequence) -> None:
@@ -143,7 +143,7 @@ class Program:
         return {s: v if is_key(s) else jnp.asarray(v, self.dtypes[s]) for s, v in slots.items()}
 
     def run(self, known: Slots, targets: Iterable[int], bind: Bind | None = None) -> dict[int, Any]:
-        """Return the values of the ``targets`` slots, given those of slots that precede them.
+        """Return the values of the ``targets`` slots, given the values of slots that precede them.
 
         :param bind: replaces :func:`evaluate_step`.
         """

@@ -67,18 +67,12 @@ def place(
         if not stacked and not len(elements):
             continue
         if not ragged:
-            layer.tables[slot] = _table(elements, positions, size, most if stacked else count, padding)
+            table = layer.tables[slot] = np.full((size, most if stacked else count), padding, np.int32)
+            table[positions, ranks(positions)] = elements
             continue
         spare = (0, width - len(elements) if stacked else 0)
         fill = lambda a, value, spare=spare: np.pad(a, spare, constant_values=value).astype(np.int32)
         layer.ragged[slot] = fill(elements, padding), fill(positions, size)
-
-
-def _table(elements: np.ndarray, positions: np.ndarray, count: int, most: int, padding: int) -> np.ndarray:
-    """Return elements as a table with one padded row per position."""
-    table = np.full((count, most), padding, np.int32)
-    table[positions, ranks(positions)] = elements
-    return table
 
 
 def _sum_at(values: Array, table: Any) -> Array:
