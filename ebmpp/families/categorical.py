@@ -55,9 +55,6 @@ class Categorical(Family):
     def statistics(self, x: Values) -> PerCategory:
         return jax.nn.one_hot(x, self.num_categories, dtype=jnp.result_type(float))
 
-    def default_eta(self) -> PerCategory:
-        return jnp.zeros(self.statistic_shape)
-
     def log_normalizer(self, eta: PerCategory) -> PerUnit:
         return jax.nn.logsumexp(eta, axis=-1)
 

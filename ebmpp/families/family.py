@@ -125,7 +125,7 @@ class Family(abc.ABC):
 
     def default_eta(self) -> Natural:
         """Return the natural parameter of initial draws and of an empty bias, uniform if possible."""
-        return jax.device_put(np.zeros(self.statistic_shape, self.dtype))  # compiles nothing
+        return jax.device_put(np.zeros(self.statistic_shape, jnp.result_type(float)))  # compiles nothing
 
     def from_mean(self, mean: Natural) -> Natural:
         """Return the natural parameter whose mean statistics are ``mean``, the inverse of :meth:`mean`.
@@ -151,11 +151,9 @@ class Family(abc.ABC):
 
     def _table(self, method: str) -> tuple[Array, Array, Array]:
         """Return states of one unit, their statistics ``(states, statistics)`` and log base measures."""
-        states = self.states()
+        states, name = self.states(), type(self).__name__
         if states is None:
-            raise NotImplementedError(
-                f"{type(self).__name__} must define {method}, or states() if they are finite"
-            )
+            raise NotImplementedError(f"{name} must define {method}, or states() if they are finite")
         return states, self._flat(self.statistics(states)), self.log_base_measure(states)
 
     def mean(self, eta: Float[ArrayLike, "*natural"]) -> Natural:

@@ -17,8 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, sharding
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, sharding
 from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete, settle

@@ -90,12 +90,10 @@ class Clusters(Move):
     def check_params(self, graph: FactorGraph, params: Any) -> None:
         """Refuse negative weights of Categorical units."""
         hint, expected = "BlockedGibbs takes any weights.", "at least 0 for Categorical clusters"
-        for factor in graph.splits[self.block].inner_factors:
-            least = float(jnp.min(params[factor.name]))
-            is_valid = least >= 0 or not isinstance(graph.families[self.block], Categorical)
-            checks.require(
-                is_valid, f"factor {factor.name!r}: weights", expected, least, ParameterError, hint
-            )
+        if isinstance(graph.families[self.block], Categorical):
+            for name in (factor.name for factor in graph.splits[self.block].inner_factors):
+                least = float(jnp.min(params[name]))
+                checks.require(least >= 0, f"factor {name!r}: weights", expected, least, ParameterError, hint)
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return (*graph.neighbours([self.block]), self.block)

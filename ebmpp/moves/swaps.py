@@ -37,9 +37,11 @@ def log_ratio(target: Target, x: Rows, parity: Array | int, summed: tuple[str, .
     :param parity: of the pairs that are needed. Where replicas have their own params the others get 0: a pair
         then takes the energies of two models, whereas one energy is enough where only the betas differ.
     """
-    if any(isinstance(f, Replicated) and f.separate for f in target.graph.factors):
+    replicated = [f for f in target.graph.factors if isinstance(f, Replicated) and f.tempered]
+    if replicated[0].separate:
         return _own_ratio(target, x, parity, summed)
-    return _shared_ratio(target, x)
+    energies = jax.vmap(partial(_per_replica, target, "energies", replicated))(target.graph.statistics(x))
+    return jnp.diff(target.params[replicated[0].name][0])[None] * jnp.diff(energies, axis=1)
 
 
 def _per_replica(target: Target, method: str, factors: Sequence[Factor], t: Mapping[str, Array]) -> Array:
@@ -51,12 +53,6 @@ def _per_replica(target: Target, method: str, factors: Sequence[Factor], t: Mapp
         return getattr(f, method)(target.params[f.name], *inputs, families=scope)
 
     return jnp.asarray(sum(map(value, factors)))
-
-
-def _shared_ratio(target: Target, x: Rows) -> Array:
-    tempered = [f for f in target.graph.factors if isinstance(f, Replicated) and f.tempered]
-    energies = jax.vmap(partial(_per_replica, target, "energies", tempered))(target.graph.statistics(x))
-    return jnp.diff(target.params[tempered[0].name][0])[None] * jnp.diff(energies, axis=1)
 
 
 def _own_ratio(target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...]) -> Array:

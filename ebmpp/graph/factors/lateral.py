@@ -19,9 +19,8 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import Numbers, checks
 from ebmpp.core.backend import barrier_pays
-from ebmpp.core.types import Numbers
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 

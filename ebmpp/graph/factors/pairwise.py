@@ -193,7 +193,8 @@ class Neighbours:
         if self.dense:
             total = jnp.tensordot(self.split.take(prepared, part), read(np.arange(family.size)), 1)
         else:
-            table = self._at(part)
+            pick = lambda a: jnp.asarray(a)[part]
+            table = self._tables[part] if self.split.unrolled else jax.tree.map(pick, self._stacked)
             total = _weighted_sum(prepared, table, read)
             if table.to.shape[-1]:
                 weights = prepared[table.more_pair]
@@ -201,11 +202,6 @@ class Neighbours:
                 terms = weights.reshape(-1, *(1,) * (units.ndim - 1)) * units
                 total = total.at[table.to].add(terms, mode="drop")
         return _to_statistics(family, total)
-
-    def _at(self, part: Any) -> Adjacency:
-        if self.split.unrolled:
-            return self._tables[part]
-        return Adjacency(*(jnp.asarray(a)[part] for a in self._stacked))
 
     @functools.cached_property
     def _stacked(self) -> Adjacency:

@@ -40,6 +40,8 @@ _STATES = 8
 _ROUNDING = 128 * float(np.finfo(np.float32).eps)  # relative, of a sum, per root of the number of terms
 _STATE_TOLERANCE = 1e-3  # relative; some states are far from zero, and kinks are coarse
 
+_ONE_PART = np.zeros((), int)  # of a block whose units do not interact
+
 _Point = list[np.ndarray]
 #: Statistics of all blocks, and others to move one block to.
 _Move = tuple[_Point, _Point]
@@ -59,7 +61,7 @@ def probe(factor: Factor, families: Families, params: Params, splits: Mapping[st
     generator = np.random.default_rng(0)
     noisy = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
     between, *moves = _points(factor, families, generator)
-    probed = _Probe(factor, scope, {b: splits[b] for b, _ in factor.lateral if b in splits})
+    probed = _Probe(factor, scope, {b: _parts(splits[b]) for b, _ in factor.lateral if b in splits})
     # One program, dropped on return: op by op, each width of a block would leave twenty in jax's caches.
     measure = jax.jit(probed.measure)
     for values in (jax.tree.map(noisy, params), params):  # an energy may restrict its params, as a logarithm
@@ -111,11 +113,11 @@ class _Probed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Probe:
-    """A factor, the families of its blocks, and the splits of those whose units interact in it."""
+    """A factor, the families of its blocks, and the parts of the blocks whose units interact in it."""
 
     factor: Factor
     scope: tuple[Family, ...]
-    splits: Mapping[str, Split]
+    parts: Mapping[str, np.ndarray]
 
     def run(self, measure: Callable[..., _Probed], params: Params, here: _Point, there: _Point) -> _Probed:
         """Return measurements on the host; raise DeclarationError if the energy fails."""
@@ -141,30 +143,19 @@ class _Probe:
         moved = []
         for i, block in enumerate(factor.blocks):
             energy_at = lambda t, i=i: factor.evaluate(params, *here[:i], t, *here[i + 1 :], families=scope)
-            count, colors = self._parts(block)
+            colors = self.parts.get(block, _ONE_PART)
             move = lambda part, i=i, colors=colors: jnp.where(colors == part, there[i], here[i])
             along = lambda part, f=energy_at, move=move: jax.value_and_grad(f)(move(part))
-            moved.append(jax.lax.map(along, jnp.arange(count)))
+            moved.append(jax.lax.map(along, jnp.arange(colors.max() + 1)))
         slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(here))
         return _Probed(jnp.asarray(value), slopes, tuple(moved))
-
-    def _parts(self, block: str) -> tuple[int, np.ndarray]:
-        """Return the number of parts of a block to move, and the part of each unit.
-
-        A block whose units do not interact in the factor is one part.
-        """
-        if block not in self.splits:
-            return 1, np.zeros((), int)
-        split = self.splits[block]
-        shape = split.family.shape + (1,) * len(split.family.stat_shape)
-        return split.num_parts, split.colors.reshape(shape)
 
     def check(self, probed: _Probed, here: _Point, there: _Point, tolerance: np.ndarray) -> None:
         """Refuse an energy that is not affine between two points."""
         for i, (block, family) in enumerate(zip(self.factor.blocks, self.scope, strict=True)):
-            _, colors = self._parts(block)
+            colors = self.parts.get(block, _ONE_PART)
             if not _is_affine(probed, i, colors, there[i] - here[i], tolerance):
-                pairs = "beyond its lateral pairs, " if block in self.splits else "with one another, "
+                pairs = "beyond its lateral pairs, " if block in self.parts else "with one another, "
                 raise NotMultiAffineError(
                     f"{self.factor!r}: energy must be affine in the statistics of each unit of block "
                     f"{block!r} ({family!r}) given all other units. If its units interact {pairs}declare all "
@@ -172,6 +163,11 @@ class _Probe:
                     "comparisons, jnp.where and activations as products: x**2 of 0 and 1 is x, a == b is "
                     "a*b + (1-a)*(1-b); x**2 of reals is a statistic of Gaussian(..., variance='learned')."
                 )
+
+
+def _parts(split: Split) -> np.ndarray:
+    """Return the part of each unit, broadcastable to statistics."""
+    return split.colors.reshape(split.family.shape + (1,) * len(split.family.stat_shape))
 
 
 # On the host: compiling these dozen sums takes longer than the energy.
@@ -184,10 +180,8 @@ def _is_affine(probed: _Probed, i: int, colors: np.ndarray, step: np.ndarray, to
             inside = colors == part
             change = np.where(inside, slope_there - slope, 0)
             jump = value_there - value - (slope * np.where(inside, step, 0)).sum()
-            scale = abs(slope).max() + abs(slope_there).max()
-            if not (
-                abs(change).max() <= tolerance * scale and abs(jump) <= tolerance * (size + abs(value_there))
-            ):
+            scale, total = abs(slope).max() + abs(slope_there).max(), size + abs(value_there)
+            if not (abs(change).max() <= tolerance * scale and abs(jump) <= tolerance * total):
                 return False
     return True
 

@@ -23,8 +23,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, sharding
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, sharding
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import energy, states

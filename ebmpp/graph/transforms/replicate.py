@@ -20,8 +20,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, sharding
-from ebmpp.core.types import Eta, Params
+from ebmpp.core import Eta, Params, checks, sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.graph.factors import Factor

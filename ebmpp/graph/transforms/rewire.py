@@ -88,9 +88,7 @@ def rewire(factor: Factor, parts: Mapping[str, Part], anchor: str, offset: float
     :param offset: added to the energy.
     """
     assemblies = tuple(parts[b] for b in factor.blocks)
-    if not offset and all(
-        part.pieces == ((b, None),) for b, part in zip(factor.blocks, assemblies, strict=True)
-    ):
+    if not offset and all(parts[b].pieces == ((b, None),) for b in factor.blocks):
         return factor
     scope = tuple(dict.fromkeys(name for part in assemblies for name, _ in part.pieces)) or (anchor,)
     init = Initial(factor, tuple((b, parts[b].family) for b in factor.blocks))

@@ -96,9 +96,8 @@ class Terms:
                 continue
             through = [i for i, slot in enumerate(step.inputs) if slot in reads]
             is_product = self._products and step.name == "mul" and len(through) == 2
-            if not (is_product and self._multiply(step, live[step.outputs[0]])) and not is_affine(
-                program, step, through
-            ):
+            joins = is_product and self._multiply(step, live[step.outputs[0]])
+            if not joins and not is_affine(program, step, through):
                 self.live |= matters
                 for slot in matters:
                     live.pop(slot)

@@ -175,7 +175,7 @@ def _make_layer(terms: Terms, units: np.ndarray, edges: np.ndarray) -> _Layer:
     order = np.argsort(codes)
     adjacency = sparse.coo_array((np.ones(len(edges)), (first, second)), (count, count))
     _, trees = sparse.csgraph.connected_components(adjacency, directed=False)
-    layer = _Layer(units, Forest(count, edges), trees, Reads(), Reads())
+    layer = _Layer(units, Forest(count, edges), trees, Reads({}, {}), Reads({}, {}))
     for slot, mask in terms.live.items():
         element, unit = terms.elements(slot)
         inside = position[unit] >= 0

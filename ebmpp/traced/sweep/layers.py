@@ -8,8 +8,7 @@ model's terms. The conditional of a unit follows from the sum of the elements th
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ from ebmpp.traced.sweep.reads import Reads, place
 _MOST_UNROLLED = 4  # layers that are compiled separately; more share one program, padded to the largest
 
 
-@dataclasses.dataclass(frozen=True)
-class _Layer:
+class _Layer(NamedTuple):
     """Units that do not interact, and the elements that read them.
 
     Arrays are of one layer; or of all of them, padded equally and stacked, for a scan.
@@ -38,9 +36,6 @@ class _Layer:
     units: Any
     """Numbers of the units; padded by the number of all units."""
     reads: Reads
-
-
-jax.tree_util.register_dataclass(_Layer, ["number", "units", "reads"], [])
 
 
 class Layers(Conditionals):
@@ -60,7 +55,7 @@ class Layers(Conditionals):
         units, stacked = by_group(self.colors, self.num_layers), self.num_layers > _MOST_UNROLLED
         most = max(map(len, units)) if stacked else 0
         pad = lambda u: np.pad(u, (0, max(0, most - len(u))), constant_values=self.size)
-        layers = [_Layer(np.int32(i), pad(u).astype(np.int32), Reads()) for i, u in enumerate(units)]
+        layers = [_Layer(np.int32(i), pad(u).astype(np.int32), Reads({}, {})) for i, u in enumerate(units)]
         reads, sizes = [layer.reads for layer in layers], [len(layer.units) for layer in layers]
         position = ranks(self.colors)  # of a unit in its layer
         for slot, mask in terms.live.items():

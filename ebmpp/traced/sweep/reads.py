@@ -3,12 +3,10 @@
 """Sums over the elements of terms that read a unit, or a pair of units."""
 
 from collections.abc import Mapping, Sequence
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 
@@ -18,16 +16,15 @@ from ebmpp.traced.sweep.conditionals import MOST_COLUMNS
 _MOST_PADDING = 4  # padded entries of a table per entry in use
 
 
-@dataclasses.dataclass(frozen=True)
-class Reads:
+class Reads(NamedTuple):
     """Elements of terms that read each of some readers: units, or pairs of units.
 
     Arrays are of one layer; or of several, padded equally and stacked, for a scan.
     """
 
-    tables: dict[int, Any] = dataclasses.field(default_factory=dict)
+    tables: dict[int, Any]
     """By term, its elements that read each reader, ``(readers, most)``; padded by the term's size."""
-    ragged: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    ragged: dict[int, tuple[Any, Any]]
     """By term of which few readers read many elements: elements, and positions among the readers."""
 
     @property
@@ -44,9 +41,6 @@ class Reads:
             picked = terms[slot].ravel().at[elements].get(mode="fill", fill_value=0)
             total = total.at[positions].add(picked, mode="drop")
         return total
-
-
-jax.tree_util.register_dataclass(Reads, ["tables", "ragged"], [])
 
 
 def place(

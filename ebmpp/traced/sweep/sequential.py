@@ -157,8 +157,12 @@ class _Shares:
         starts = {self.ordered[slot][0] for slot in slots} if ordered else set()
         if step.name == "dot_general" and ordered and operands[depends[0]].ndim == 1:
             summed, batch = (sides[1 - depends[0]] for sides in step.params["dimension_numbers"])
-            if len(summed) == 1 and not batch:
-                self._dense[step.outputs[0]] = self._columns(operands[1 - depends[0]], summed[0], slots[0])
+            if len(summed) == 1 and not batch:  # a column of the matrix per unit, without a product
+                start, share = self.ordered[slots[0]]
+                matrix = jnp.moveaxis(jnp.asarray(operands[1 - depends[0]], share.dtype), summed[0], 0)
+                rows = matrix * share.reshape(-1, *(1,) * (matrix.ndim - 1))
+                spread = jnp.zeros((self.size, *rows.shape[1:]), rows.dtype)
+                self._dense[step.outputs[0]] = spread.at[start : start + len(rows)].set(rows)
                 return
         elif len(starts) == 1 and step.name in _IN_ORDER:
             shares = [self.ordered[slot][1] for slot in slots]
@@ -168,13 +172,6 @@ class _Shares:
                 return
         push = lambda *tangents: _pushed(step, operands, depends, list(tangents))
         self._dense |= zip(step.outputs, jax.vmap(push)(*map(self.dense, slots)), strict=True)
-
-    def _columns(self, matrix: Any, axis: int, slot: int) -> Array:
-        """Return the shares in a matrix times units: one column each, without a product of matrices."""
-        start, share = self.ordered[slot]
-        matrix = jnp.moveaxis(jnp.asarray(matrix, share.dtype), axis, 0)
-        rows = matrix * share.reshape(-1, *(1,) * (matrix.ndim - 1))
-        return jnp.zeros((self.size, *rows.shape[1:]), rows.dtype).at[start : start + len(rows)].set(rows)
 
 
 def _pushed(step: Step, operands: list[Any], depends: list[int], tangents: list[Array]) -> list[Array]:
