@@ -56,8 +56,7 @@ class Binomial(Family):
         return jax.scipy.special.logit(mean / self.total_count)
 
     def mode(self, eta: PerUnit) -> PerUnit:
-        top = jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta))
-        return jnp.minimum(top, self.total_count)
+        return jnp.minimum(jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta)), self.total_count)
 
     def states(self) -> Float[Array, "values"]:
         return jnp.arange(self.total_count + 1, dtype=self.dtype)

@@ -97,9 +97,7 @@ class Gaussian(Family):
         return shift + curve * (x - centre) ** 2 + 0.5 * jnp.log1p(curve / eta[..., 1])
 
     def in_domain(self, eta: Natural) -> Truths:
-        if not self.learned:
-            return jnp.isfinite(eta)
-        return jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0)
+        return jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0) if self.learned else jnp.isfinite(eta)
 
     def default_eta(self) -> Natural:
         zero = jnp.zeros(self.shape)

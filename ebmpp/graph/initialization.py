@@ -99,9 +99,7 @@ def _bias(choice: str, rng_key: Array, start: Array, family: Family, mean: Mean 
         # a second statistic (a precision) or a rate must stay in its domain: only free ones move
         free = family.in_domain(start + noise) & family.in_domain(start - noise)
         return jnp.where(free.reshape(free.shape + (1,) * (start.ndim - free.ndim)), start + noise, start)
-    if choice == "base_rate" and mean is not None:
-        return base_rate(family, *mean, start)
-    return start
+    return base_rate(family, *mean, start) if choice == "base_rate" and mean is not None else start
 
 
 def base_rate(family: Family, mean: Any, rows: Array | int | None, start: Array) -> Array:

@@ -133,8 +133,7 @@ def flat(z: Chains) -> Blocks:
 def equal(z: Shaped[Array, "2 rows ..."]) -> Which:
     """Return True for the rows in which the two chains have equal values of a block."""
     # a sum: XLA makes three kernels of a reduction of booleans, and one of a sum
-    differ = (z[0] != z[1]).reshape(z.shape[1], -1)
-    return differ.astype(jnp.result_type(float)).sum(-1) == 0
+    return (z[0] != z[1]).reshape(z.shape[1], -1).astype(jnp.result_type(float)).sum(-1) == 0
 
 
 def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, draw: Attempt, done: Which) -> Flags:

@@ -24,8 +24,7 @@ def take(v: Array, order: Array) -> Array:
 
 def new_order(accept: Array, parity: Array) -> Array:
     """Return the replica whose state each replica gets, where accepted neighbours of this parity swap."""
-    low = jnp.arange(accept.shape[1])
-    low_swaps = (accept & (low % 2 == parity)[None]).astype(jnp.int32)
+    low_swaps = (accept & (jnp.arange(accept.shape[1]) % 2 == parity)[None]).astype(jnp.int32)
     still = jnp.zeros((len(accept), 1), jnp.int32)
     stays = jnp.arange(accept.shape[1] + 1, dtype=jnp.int32)
     return stays[None] + jnp.concatenate([low_swaps, still], 1) - jnp.concatenate([still, low_swaps], 1)

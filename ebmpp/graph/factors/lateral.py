@@ -43,8 +43,7 @@ def check_network(name: str, graph: nx.Graph) -> None:
 
 def by_group(groups: Integer[np.ndarray, "items"], count: int) -> list[np.ndarray]:
     """Return the positions of the items of each group, in order."""
-    order = np.argsort(groups, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(groups, minlength=count))[:-1])
+    return np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=count))[:-1])
 
 
 def ranks(groups: Integer[np.ndarray, "items"]) -> Integer[np.ndarray, "items"]:

@@ -80,8 +80,7 @@ class Tables:
     def _unary(self, params: Params, x: Rows, keep: Keep) -> Float[Array, "rows units states"]:
         t, fast = self._zeroed(x, self._factors), {f.name for f, *_ in self._fast}
         rest = [f for f in self._factors if f.name not in fast]
-        eta_at = lambda t: energy.contributed(self.graph, rest, params, t, self.units)
-        eta = self._join(jax.vmap(eta_at)(t))
+        eta = self._join(jax.vmap(lambda t: energy.contributed(self.graph, rest, params, t, self.units))(t))
         for factor, split, local in self._fast:
             by_unit = energy.to_units(t[split.block], split.family)
             field = local.field(local.prepare(params[factor.name]), by_unit.__getitem__, 0)
