@@ -4,7 +4,7 @@
 
 Sphinx reads from the root of the repository, so that a link to ``../benchmarks/README.md`` leads to the same
 page on the site, in an editor and on a forge. Notebooks show their stored outputs. Only the sample report is
-made anew, which takes half a minute.
+made each time, which takes half a minute.
 """
 
 import logging

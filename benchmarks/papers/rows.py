@@ -20,7 +20,7 @@ class Row:
     what: str
     script: str
     """Path under the root of the repository, without its ending."""
-    quick: Options
+    minimal: Options
     small: Options
     """The default."""
     full: Options
@@ -36,7 +36,7 @@ class Row:
 
     def options(self, settings: str) -> list[list[str]]:
         """Return the arguments of each run for quick, small or paper settings."""
-        selected = {"quick": self.quick, "small": self.small, "paper": self.full}[settings]
+        selected = {"quick": self.minimal, "small": self.small, "paper": self.full}[settings]
         return [options.split() for options in selected]
 
     @property

@@ -107,9 +107,9 @@ def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argpars
     """Train once and store the run."""
     trainer, (train, held_out) = TRAINERS[name], data
     family, steps = Spin if trainer.spins else Bernoulli, max(10, round(trainer.share * args.steps))
-    rate, every = optax.linear_schedule(trainer.rate * args.rate, 0.0, steps), max(1, steps // 10)
+    rate, interval = optax.linear_schedule(trainer.rate * args.rate, 0.0, steps), max(1, steps // 10)
     if args.seconds:
-        steps, rate, every = None, trainer.rate * args.rate, 5
+        steps, rate, interval = None, trainer.rate * args.rate, 5
     if trainer.spins:
         train, held_out = 2 * train - 1, 2 * held_out - 1
     rbm = ebmpp.layered(v=family(train.shape[1]), h=family(args.latent))
@@ -125,7 +125,7 @@ def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argpars
             max_seconds=args.seconds,
             batch_size=args.batch_size,
             rng_key=jax.random.key(seed),
-            monitor_every=every,
+            monitor_every=interval,
             callbacks=[clock],
             progress_bar=False,
         )

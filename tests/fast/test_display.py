@@ -27,15 +27,15 @@ FACTORS = [Bilinear("<b>", "a&b"), Bias("<b>"), Bias("a&b")]
 ODD = FactorGraph({"<b>": Bernoulli(2), "a&b": Bernoulli(2)}, factors=FACTORS)
 
 
-def words(shown: Shown) -> str:
+def words(result: Shown) -> str:
     """Return the text of the HTML, which an XML parser reads."""
-    return " ".join(ElementTree.fromstring(shown._repr_html_()).itertext())
+    return " ".join(ElementTree.fromstring(result._repr_html_()).itertext())
 
 
-def line(shown: Shown, begins: str) -> list[str]:
+def line(result: Shown, begins: str) -> list[str]:
     """The cells of the row of the text that begins so."""
-    (found,) = [row for row in str(shown).splitlines() if re.match(begins, row)]
-    return [cell.strip() for cell in found.split("  ") if cell.strip()]
+    (row,) = [text for text in str(result).splitlines() if re.match(begins, text)]
+    return [cell.strip() for cell in row.split("  ") if cell.strip()]
 
 
 def estimate(value, error, met=(True, True, True, True)) -> UnbiasedEstimate:
@@ -83,14 +83,14 @@ EVERY = {
 
 @pytest.mark.parametrize("name", EVERY)
 def test_html_is_well_formed_and_has_the_words_of_the_text(name: str) -> None:
-    shown = EVERY[name]
-    told = words(shown).split()
-    assert len(str(shown).splitlines()) > 2 and set(str(shown).split()) <= set(told)
-    assert "\n" not in repr(shown)
+    result = EVERY[name]
+    words_in_page = words(result).split()
+    assert len(str(result).splitlines()) > 2 and set(str(result).split()) <= set(words_in_page)
+    assert "\n" not in repr(result)
 
 
 def test_a_measured_number_has_the_digits_that_its_error_allows() -> None:
-    for value, error, told in [
+    for value, error, expected in [
         (-19.34567, 0.0312, "-19.346 +- 0.031"),
         (1.0, 0.0996, "1.00 +- 0.10"),
         (123456.0, 2345.0, "123500 +- 2300"),
@@ -101,7 +101,7 @@ def test_a_measured_number_has_the_digits_that_its_error_allows() -> None:
         (0.5, math.nan, "0.5 +- nan"),
         (math.inf, 1.0, "inf +- 1"),
     ]:
-        assert str(Measured(value, error)) == told
+        assert str(Measured(value, error)) == expected
 
 
 def test_a_graph_tells_its_blocks_and_factors() -> None:
@@ -122,17 +122,17 @@ def test_names_are_escaped() -> None:
 
 
 def test_a_fit_tells_its_history_and_params() -> None:
-    made = trained()
-    last = made.history.meeting_time_mean.values[-1]
-    assert line(made, "meeting_time_mean")[2:] == [f"{last:.4g}", "4"]
-    norm = made.history.norm
+    fit = trained()
+    last = fit.history.meeting_time_mean.values[-1]
+    assert line(fit, "meeting_time_mean")[2:] == [f"{last:.4g}", "4"]
+    norm = fit.history.norm
     ends = [f"{v:.4g}" for v in norm.values[[0, -1]]]
-    assert line(made, "norm") == ["norm", *ends, str(norm.monitor_step.values[-1])]
-    size = float(jnp.sqrt(jnp.mean(made.params["v:h"] ** 2)))
-    assert line(made, "v:h")[-1] == f"{size:.4g}"
-    told = f"Fit(5 steps by UCD(num_pairs=2), 19 params in 3 factors, best at step {made.best_step})"
-    assert repr(made) == told
-    assert set(str(made).split()) <= set(words(made).split())
+    assert line(fit, "norm") == ["norm", *ends, str(norm.monitor_step.values[-1])]
+    size = float(jnp.sqrt(jnp.mean(fit.params["v:h"] ** 2)))
+    assert line(fit, "v:h")[-1] == f"{size:.4g}"
+    expected = f"Fit(5 steps by UCD(num_pairs=2), 19 params in 3 factors, best at step {fit.best_step})"
+    assert repr(fit) == expected
+    assert set(str(fit).split()) <= set(words(fit).split())
 
 
 def test_an_estimate_prints_its_values_with_their_errors() -> None:
@@ -159,9 +159,9 @@ def test_brackets_systems_and_biases_tell_their_numbers() -> None:
 
 
 def test_a_path_prints_a_line_traced_or_not() -> None:
-    shown = [str(PATH)]
-    jax.jit(lambda p: shown.append(str(p)))(PATH)
-    assert all(text.startswith("Path(3 knots") and "\n" not in text for text in shown)
+    texts = [str(PATH)]
+    jax.jit(lambda p: texts.append(str(p)))(PATH)
+    assert all(text.startswith("Path(3 knots") and "\n" not in text for text in texts)
 
 
 def test_a_long_table_says_how_much_it_leaves_out() -> None:

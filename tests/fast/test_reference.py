@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Every public name is described on the site, once; ``help(...)`` tells when to choose it and its strings."""
+"""Every public name is described on the site, once; ``help(...)`` says when to choose it and its strings."""
 
 from collections import Counter
 import contextlib
@@ -33,35 +33,35 @@ def described() -> list[str]:
     return [name for page in PAGES for name in DESCRIBED.findall(page.read_text(encoding="utf-8"))]
 
 
-def found(path: str) -> Any:
+def object_at(path: str) -> Any:
     """Return the object at a dotted path: attributes of the longest part that is a module."""
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
         with contextlib.suppress(ModuleNotFoundError):
-            made = importlib.import_module(".".join(parts[:end]))
-            return functools.reduce(getattr, parts[end:], made)
+            module = importlib.import_module(".".join(parts[:end]))
+            return functools.reduce(getattr, parts[end:], module)
     return None
 
 
 @pytest.mark.parametrize("room", ["", *ROOMS])
 def test_every_public_name_is_described(room: str) -> None:
     face = importlib.import_module(f"ebmpp.{room}" if room else "ebmpp")
-    everything = [found(path) for path in described()]
-    missing = [n for n in face.__all__ if not any(made is getattr(face, n) for made in everything)]
+    everything = [object_at(path) for path in described()]
+    missing = [n for n in face.__all__ if not any(obj is getattr(face, n) for obj in everything)]
     assert not missing, f"put them on docs/reference/{room or 'index'}.rst"
 
 
 @pytest.mark.parametrize("module", ["exact", "monitors", "optimizers", "plots"])
 def test_what_a_module_at_the_root_makes_public_is_described(module: str) -> None:
-    made = getattr(ebmpp, module)
-    own = {n: f for n, f in vars(made).items() if inspect.isfunction(f) and f.__module__ == made.__name__}
-    names = getattr(made, "__all__", None) or [n for n, f in own.items() if f.__doc__ and ">>>" in f.__doc__]
+    room = getattr(ebmpp, module)
+    functions = inspect.getmembers(room, lambda f: inspect.isfunction(f) and f.__module__ == room.__name__)
+    names = getattr(room, "__all__", None) or [n for n, f in functions if f.__doc__ and ">>>" in f.__doc__]
     assert names and not set(names) - {path.rsplit(".", 1)[-1] for path in described()}
 
 
 def test_a_name_is_described_once_and_is_there() -> None:
     assert not [name for name, count in Counter(described()).items() if count > 1]
-    assert all(found(path) is not None for path in described())
+    assert all(object_at(path) is not None for path in described())
 
 
 def test_the_table_of_the_root_is_whole() -> None:
@@ -75,8 +75,8 @@ WHEN = re.compile(r"(For|To|The estimator to begin with|The first choice)\b")
 
 def chosen_among() -> list[type]:
     """Estimators and kernels of the faces, but those to inherit from."""
-    made = [*vars(estimators).values(), *vars(kernels).values()]
-    kinds = [c for c in made if inspect.isclass(c) and {Estimator, RowKernel} & set(c.__mro__)]
+    values = [*vars(estimators).values(), *vars(kernels).values()]
+    kinds = [c for c in values if inspect.isclass(c) and {Estimator, RowKernel} & set(c.__mro__)]
     return sorted({*kinds, MeanField} - {Estimator, RowKernel}, key=lambda c: c.__name__)
 
 
@@ -87,7 +87,7 @@ def test_the_second_sentence_tells_when_to_choose_it(kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    "made",
+    "obj",
     [
         estimators.UCD,
         kernels.MaximalCoupling,
@@ -98,8 +98,8 @@ def test_the_second_sentence_tells_when_to_choose_it(kind: type) -> None:
         resolve,
         resolve_moves,
     ],
-    ids=lambda made: made.__name__,
+    ids=lambda obj: obj.__name__,
 )
-def test_what_takes_a_coupling_tells_which_there_are(made: object) -> None:
-    told = inspect.getdoc(made)
-    assert not [kind for kind in KINDS if f'"{kind}"' not in told]
+def test_what_takes_a_coupling_names_every_kind(obj: object) -> None:
+    docstring = inspect.getdoc(obj)
+    assert not [kind for kind in KINDS if f'"{kind}"' not in docstring]

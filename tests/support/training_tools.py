@@ -109,11 +109,11 @@ def assert_same_run(first: Fit, second: Fit) -> None:
     assert {n: v.dtype for n, v in first.history.items()} == {n: v.dtype for n, v in second.history.items()}
 
 
-def assert_continues(second: Fit, whole: Fit) -> None:
+def assert_continues(second: Fit, uninterrupted: Fit) -> None:
     """Assert that a run ends as a longer one does, with the last part of its history."""
     for name in ("params", "optimizer_state", "estimator_state"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(second, name), getattr(whole, name))
+        jax.tree.map(np.testing.assert_array_equal, getattr(second, name), getattr(uninterrupted, name))
     for name in second.history:
-        last = whole.history[name].values[-second.history.sizes["step"] :]
+        last = uninterrupted.history[name].values[-second.history.sizes["step"] :]
         np.testing.assert_array_equal(second.history[name].values, last, err_msg=name)
-    assert second.num_steps == whole.num_steps
+    assert second.num_steps == uninterrupted.num_steps

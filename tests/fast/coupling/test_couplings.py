@@ -50,7 +50,7 @@ def statistics(name: str) -> Any:
 
 @cache
 def params_for(name: str) -> dict[str, Any]:
-    """Params whose tails are lighter than those of initial draws, where these are proposed."""
+    """Params whose tails are lighter than the tails of initial draws, where these are proposed."""
     special = {
         "learned": {"v": [[0.6, -0.8], [-0.4, -1.0]], "h": [0.5, -0.7], "v:h": [[1.5, -1.2], [0.8, 1.6]]},
         "poisson": {"v": [-1.0, -0.6], "h": [0.5, -0.7], "v:h": [[0.6, 0.3], [0.2, 0.4]]},

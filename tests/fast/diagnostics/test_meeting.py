@@ -135,7 +135,7 @@ def test_bounds_of_chains_that_keep_to_their_starts_are_reported(tree):
     for source in (stuck, ebmpp.to_datatree(stuck), run(frozen)):
         with pytest.warns(UserWarning, match="overlap z"):
             tv_upper_bound(source, num_bootstrap=2)
-    for source in (run(moves), run(frozen[:, :3])):  # the second run is too short to tell
+    for source in (run(moves), run(frozen[:, :3])):  # the second run is too short to show it
         tv_upper_bound(source, num_bootstrap=2)
 
 

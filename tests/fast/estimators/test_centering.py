@@ -155,7 +155,7 @@ def test_offsets_follow_weighted_means_of_data_and_model(offsets: str, share: fl
     data_mean, model_mean = phase(params, ROWS["v"], weights / weights.sum()), phase(params, STATES, model)
     estimator = Centered(Constant(), sliding=0.25, offsets=offsets)
     state = estimator.init(graph, params, ROWS, 4, key(0))
-    # the inner gradient: the model's means minus those of the weighted rows
+    # the inner gradient: the model's means minus the means of the weighted rows
     total = float(weights.sum())
     scaled = {n: total * value for n, value in model_mean.items()}
     inner = difference(scaled, phase(params, ROWS["v"], weights))

@@ -124,13 +124,13 @@ class Case:
 
     :param graph: a name of the zoo or of this file.
     :param moves: from a graph to the moves of its sweep.
-    :param given: clamped blocks and observed units.
+    :param clamped: clamped blocks and observed units.
     :param acceptance: bounds of the acceptance rate of a sweep that proposes.
     """
 
     graph: str
     moves: Callable[[FactorGraph], Any] = lambda graph: resolve_moves(graph, None)
-    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    clamped: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     acceptance: tuple[float, float] = (0.0, 0.0)
     num_sweeps: int = 20
     pool_size: int = 0
@@ -226,8 +226,8 @@ class Problem:
         self.case = ALL_CASES[name]
         graph, params = graph_of(self.case.graph), params_of(self.case.graph)
         self.moves = tuple(self.case.moves(graph))
-        clamped = {b: v for b, v in self.case.given.items() if not isinstance(v, Observed)}
-        self.observed = {b: v for b, v in self.case.given.items() if isinstance(v, Observed)}
+        clamped = {b: v for b, v in self.case.clamped.items() if not isinstance(v, Observed)}
+        self.observed = {b: v for b, v in self.case.clamped.items() if isinstance(v, Observed)}
         if self.case.is_tempered:
             interacting = [f.name for f in graph.factors if f.interacts]
             at = lambda beta: params | {f: beta * params[f] for f in interacting}
@@ -238,8 +238,8 @@ class Problem:
             self.oracles = [Oracle(graph, params, clamped)]
         for block, value in self.observed.items():
             self._condition(block, np.asarray(value.values, float), np.asarray(value.known))
-        given = as_clamped(graph.families, self.case.given)
-        self.target = Target(graph, params, given)
+        target_values = as_clamped(graph.families, self.case.clamped)
+        self.target = Target(graph, params, target_values)
         if self.case.pool_size:
             move, keys = self.moves[0], random.fold_in(ROOT_KEY, 8, np.arange(self.case.pool_size))
             pool_rows = initial_rows(graph, move.marginalize, keys)

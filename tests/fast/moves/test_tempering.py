@@ -106,5 +106,5 @@ def test_swaps_exchange_neighbours_of_one_parity() -> None:
     assert np.asarray(order(accepted, 1))[0].tolist() == [0, 2, 1, 4, 3]
     assert np.asarray(order(~accepted, 1))[0].tolist() == [0, 1, 2, 3, 4]
     values, places = np.arange(10).reshape(1, 5, 2), [1, 0, 2, 4, 3]
-    taken = swaps.take(jnp.asarray(values), jnp.array([places]))
-    np.testing.assert_array_equal(taken, values[:, places])
+    swapped = swaps.take(jnp.asarray(values), jnp.array([places]))
+    np.testing.assert_array_equal(swapped, values[:, places])

@@ -266,9 +266,12 @@ def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
 @pytest.mark.slow
 def test_change_point_needs_no_other_kernel() -> None:
     """With both rates integrated out, P(tau) is a product of two Gamma integrals."""
-    before, chosen = np.arange(6) < np.arange(6)[:, None], np.stack([np.arange(6) <= 2, np.arange(6) > 2], 1)
-    shapes = np.stack([before @ COUNTS, ~before @ COUNTS], 1) + [1.0, 2.0] + 0.5 * chosen
-    rates = np.stack([before.sum(1), (~before).sum(1)], 1) + [0.2, 0.5] + 0.5 * 1.3**2 * chosen
+    before, is_component = (
+        np.arange(6) < np.arange(6)[:, None],
+        np.stack([np.arange(6) <= 2, np.arange(6) > 2], 1),
+    )
+    shapes = np.stack([before @ COUNTS, ~before @ COUNTS], 1) + [1.0, 2.0] + 0.5 * is_component
+    rates = np.stack([before.sum(1), (~before).sum(1)], 1) + [0.2, 0.5] + 0.5 * 1.3**2 * is_component
     weight = np.exp((gammaln(shapes) - shapes * np.log(rates)).sum(1))
     weight /= weight.sum()
     block = GibbsBlock.from_model(change_point, ["tau", "early", "late"], COUNTS)

@@ -86,7 +86,7 @@ MODELS: dict[str, tuple] = {
 
 
 def values_of(block: Any, site: str) -> list[np.ndarray]:
-    """Values of the units of a site and a mask of those that a unit can take, ``(K, units)``."""
+    """Values of the units of a site and a mask of the values that a unit can take, ``(K, units)``."""
     shape = block.posterior.shapes[site]
     return [np.broadcast_to(a, (len(a), *shape)).reshape(len(a), -1) for a in block.posterior.values[site]]
 
@@ -193,8 +193,8 @@ def test_absorbing_chain_leaves_its_start() -> None:
 def test_chain_in_a_python_loop_is_one_forest() -> None:
     block = GibbsBlock.from_model(absorbing_by_step, [f"z{t}" for t in range(6)], Y20[:6])
     assert all(layer == 0 for layer in block.layers.values())
-    whole = GibbsBlock.from_model(absorbing, ["z"], Y20[:6]).log_marginal({})
-    np.testing.assert_allclose(block.log_marginal({}), whole, rtol=1e-5)
+    full = GibbsBlock.from_model(absorbing, ["z"], Y20[:6]).log_marginal({})
+    np.testing.assert_allclose(block.log_marginal({}), full, rtol=1e-5)
 
 
 def test_pairs_of_a_forest_meet_in_one_step() -> None:

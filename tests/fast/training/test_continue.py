@@ -109,10 +109,10 @@ def test_a_limit_of_time_ends_a_run_at_the_first_look_and_resumes(tmp_path: Any,
     assert_same_run(without_attrs(first), train(**unlimited | {"num_steps": 1}, keep_best="sum"))
     second = train(**LIMIT, checkpoint_dir=tmp_path, keep_best="sum", resume=True)
     assert_same_run(without_attrs(second), train(**unlimited | {"num_steps": 51}, keep_best="sum"))
-    whole = train(
+    uninterrupted = train(
         **LIMIT | {"num_steps": 60, "max_seconds": 900}, checkpoint_dir=tmp_path, keep_best="sum", resume=True
     )
-    assert_same_run(whole, train(**unlimited | {"num_steps": 60}, keep_best="sum"))
+    assert_same_run(uninterrupted, train(**unlimited | {"num_steps": 60}, keep_best="sum"))
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])

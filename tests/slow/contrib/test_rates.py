@@ -145,9 +145,9 @@ def test_wrong_options_are_refused(kernel, options, message):
     ],
 )
 def test_wrong_rates_are_refused(kernel, change, message):
-    given = () if change is None else ({n: r for n, r in (rates() | change).items() if r is not None},)
+    extra = () if change is None else ({n: r for n, r in (rates() | change).items() if r is not None},)
     with pytest.raises(ParameterError, match=message):
-        make(kernel).init(zoo.KEY, 0, None, (strong_params(), *given), {})
+        make(kernel).init(zoo.KEY, 0, None, (strong_params(), *extra), {})
 
 
 def test_rates_are_weighted_posterior_means_over_rows(monkeypatch):

@@ -151,5 +151,5 @@ def test_a_resumed_pair_continues_to_count_sweeps():
     for meeting, sweeps in zip(trees, (range(4, 8), range(8, 12)), strict=True):
         assert meeting["meeting_time"].dims == ("chain",)
         np.testing.assert_array_equal(meeting["sweep"], sweeps)
-        apart = (meeting["sweep"] < meeting["meeting_time"]).transpose("chain", "sweep")
-        np.testing.assert_array_equal((meeting["distance"] > 0) | ~meeting["met"], apart | ~meeting["met"])
+        not_met = (meeting["sweep"] < meeting["meeting_time"]).transpose("chain", "sweep")
+        np.testing.assert_array_equal((meeting["distance"] > 0) | ~meeting["met"], not_met | ~meeting["met"])

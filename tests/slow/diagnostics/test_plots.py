@@ -47,11 +47,11 @@ def test_draw_graph():
 
 def test_plot_units():
     images = np.arange(6 * 4).reshape(6, 2, 2) / 24
-    shown = plots.plot_units(images, ncols=3).images[0]
-    grid = np.asarray(shown.get_array().filled(np.nan))
+    image = plots.plot_units(images, ncols=3).images[0]
+    grid = np.asarray(image.get_array().filled(np.nan))
     np.testing.assert_allclose(grid[1:3, 4:6], images[1])
     np.testing.assert_allclose(grid[4:6, 1:3], images[3])
-    assert np.isnan(grid[0]).all() and shown.get_clim() == (0, 1)
+    assert np.isnan(grid[0]).all() and image.get_clim() == (0, 1)
     weights = np.random.default_rng(0).normal(size=(5, 9))
     low, high = plots.plot_units(weights).images[0].get_clim()
     assert low == -high == -np.abs(weights).max()
@@ -79,10 +79,10 @@ def test_plot_history():
     raw, smooth = axes[1].lines
     np.testing.assert_allclose(raw.get_ydata(), np.linspace(3, 1, 200))
     assert smooth.get_ydata()[0] == pytest.approx(np.linspace(3, 1, 200)[:4].mean())
-    _, given = plt.subplots(1, 4)
-    assert plots.plot_history(history(unmet=2), axes=given)[2].get_ylabel() == "unmet pairs"
+    _, axes = plt.subplots(1, 4)
+    assert plots.plot_history(history(unmet=2), axes=axes)[2].get_ylabel() == "unmet pairs"
     with pytest.raises(ValueError, match="axes .*3.*1"):
-        plots.plot_history(history(), axes=given[0])
+        plots.plot_history(history(), axes=axes[0])
     with pytest.raises(TypeError, match="list"):
         plots.plot_history([])
 

@@ -51,10 +51,10 @@ def test_likelihoods_and_log_partition_are_exact_where_they_can_be(result):
     table = result.tables["log_likelihood"]
     rate = (DATA.sum(0) + 0.5) / (len(DATA) + 1)
     for name, rows in (("train", DATA), ("held out", DATA[:5])):
-        each = np.asarray(exact.log_likelihood(graph, params, rows))
+        values = np.asarray(exact.log_likelihood(graph, params, rows))
         row = table.loc[name]
-        assert row["exact"] == pytest.approx(each.mean(), abs=1e-4)
-        assert row["row error"] == pytest.approx(each.std(ddof=1) / np.sqrt(len(each)), rel=1e-3)
+        assert row["exact"] == pytest.approx(values.mean(), abs=1e-4)
+        assert row["row error"] == pytest.approx(values.std(ddof=1) / np.sqrt(len(values)), rel=1e-3)
         independent = (rows * np.log(rate) + (1 - rows) * np.log1p(-rate)).sum(1).mean()
         assert row["independent units"] == pytest.approx(independent, rel=1e-4)
     log_z = result.tables["log_partition"].set_index("log Z")
