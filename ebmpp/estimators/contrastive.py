@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contrastive divergence with chains of fixed length: plain, persistent, tempered."""
 
-from collections.abc import Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -15,12 +14,10 @@ from ebmpp.core import Key, Params, Rows, State, checks, random
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.graph import FactorGraph
-from ebmpp.moves import Move, Target
+from ebmpp.moves import Target
 from ebmpp.moves.swaps import equalize
-from ebmpp.moves.sweeps import as_moves, resolve_moves
+from ebmpp.moves.sweeps import MovesLike, as_moves, resolve_moves
 from ebmpp.moves.tempering import replicate, tempered_params, tempered_sweep
-
-Moves = Move | Sequence[Move] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +40,7 @@ class CD(Estimator):
 
     k: int = 1
     posterior: phases.Posterior | None = None
-    moves: Moves = None
+    moves: MovesLike = None
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -87,7 +84,7 @@ class PCD(Estimator):
     k: int = 1
     num_chains: int = 1000
     posterior: phases.Posterior | None = None
-    moves: Moves = None
+    moves: MovesLike = None
     takes_missing = True
 
     def __post_init__(self) -> None:

@@ -63,15 +63,11 @@ class RowKernel(MCMCKernel, Generic[S]):
         self.start = init
 
     def __repr__(self) -> str:
-        arguments = [f"{name}={value!r}" for name, value in self._options().items()]
-        return f"{type(self).__name__}({', '.join([repr(self.graph), *arguments])})"
-
-    def _options(self) -> dict[str, Any]:
-        """Return the arguments after the graph that are not at their defaults."""
         _, *parameters = inspect.signature(type(self)).parameters.values()
         stored = vars(self) | {"init": self.start}
         values = {p.name: stored.get(p.name, p.default) for p in parameters}
-        return {p.name: values[p.name] for p in parameters if values[p.name] != p.default}
+        changed = [f"{p.name}={values[p.name]!r}" for p in parameters if values[p.name] != p.default]
+        return f"{type(self).__name__}({', '.join([repr(self.graph), *changed])})"
 
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of coupled chains: every chain of NumPyro's is a pair that meets exactly and stays together."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.coupling.expectation import Coupling
 from ebmpp.coupling.pools import with_pool
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
@@ -96,11 +96,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
     default_fields = ("z", "distance", "energies")  #: draws, and what bounds and suggestions are made of
 
     def __init__(
-        self,
-        graph: FactorGraph,
-        lag: int = 1,
-        coupling: str | Sequence[str] | Move | Sequence[Move] | Tempered | None = None,
-        init: str = "uniform",
+        self, graph: FactorGraph, lag: int = 1, coupling: Coupling = None, init: str = "uniform"
     ) -> None:
         super().__init__(graph, init)
         self.lag = checks.count(f"{type(self).__name__}: lag", lag)

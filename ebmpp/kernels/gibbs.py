@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of one sweep per step: blocked Gibbs and Swendsen-Wang."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +12,9 @@ import jax.numpy as jnp
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import RowKernel, describe_start
-from ebmpp.moves import Target, cluster_sweep, sweeps
-from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves import Move, Target, cluster_sweep, sweeps
+from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.sweeps import MovesLike
 
 
 class GibbsState(NamedTuple):
@@ -78,9 +78,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
 
     _as_rows = True
 
-    def __init__(
-        self, graph: FactorGraph, init: str = "uniform", moves: Move | Sequence[Move] | None = None
-    ) -> None:
+    def __init__(self, graph: FactorGraph, init: str = "uniform", moves: MovesLike = None) -> None:
         super().__init__(graph, init)
         self.moves = sweeps.as_moves(f"{type(self).__name__}: moves", moves)
 

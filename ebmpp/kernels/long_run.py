@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MCMC runs of any length in constant memory, resumable."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
@@ -21,7 +21,7 @@ from jax import Array
 from ebmpp.core import archive, checkpoints, checks
 from ebmpp.kernels.base import RowKernel
 from ebmpp.kernels.moments import Moments, Totals
-from ebmpp.kernels.streaming import Chunks
+from ebmpp.kernels.streaming import Chunks, Names
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -127,7 +127,7 @@ class LongRun:
     _: dataclasses.KW_ONLY
     batch_length: int | None = None
     directory: str | os.PathLike[str] | None = None
-    keep: bool | Sequence[str] = False
+    keep: bool | Names = False
     checkpoint_every: int = 1000
     resume: bool = False
 
@@ -148,12 +148,7 @@ class LongRun:
             checks.require(is_multiple, f"LongRun: {name}", expected, value)
 
     def run(
-        self,
-        rng_key: Array,
-        *args: Any,
-        extra_fields: Sequence[str] = (),
-        init_params: Any = None,
-        **kwargs: Any,
+        self, rng_key: Array, *args: Any, extra_fields: Names = (), init_params: Any = None, **kwargs: Any
     ) -> LongDraws:
         """Run or continue, with the arguments of ``mcmc.run``; ``mcmc`` itself is left as it was.
 

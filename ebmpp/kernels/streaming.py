@@ -21,6 +21,8 @@ from ebmpp.core import checkpoints, checks
 from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.kernels.base import is_batched
 
+Names = Sequence[str]
+
 
 class RunningMoments(NamedTuple):
     """Mean and sum of squared deviations of one chain's draws, updated draw by draw (Welford, 1962)."""
@@ -51,8 +53,8 @@ class Chunks:
 
     mcmc: MCMC
     fn: Callable[..., Any]
-    fields: Sequence[str]
-    keep: bool | Sequence[str]
+    fields: Names
+    keep: bool | Names
     args: tuple
     kwargs: Mapping[str, Any]
     rng_key: dataclasses.InitVar[Array]

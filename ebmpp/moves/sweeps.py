@@ -19,6 +19,8 @@ from ebmpp.moves.mixture import mixture_sweep
 from ebmpp.moves.move import Layer, Move
 from ebmpp.moves.target import Target
 
+MovesLike = Move | Sequence[Move] | None
+
 
 def resolve_moves(
     graph: FactorGraph, coupling: Any, clamped: Iterable[str] = (), exact: bool = True
@@ -71,7 +73,7 @@ def _resolve(graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact:
     return moves
 
 
-def as_moves(name: str, value: Move | Sequence[Move] | None) -> tuple[Move, ...] | None:
+def as_moves(name: str, value: MovesLike) -> tuple[Move, ...] | None:
     """Return one or several moves as a tuple, and None for None."""
     if value is None or isinstance(value, Move):
         return None if value is None else (value,)
