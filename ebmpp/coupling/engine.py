@@ -61,9 +61,7 @@ class _Count(NamedTuple):
 @compiled(
     statics=(1, 2, 3),
     size=64,
-    fast_compile=lambda target, moves, accumulator, *_, **__: uses_fast_compile(
-        target.graph, moves, accumulator
-    ),
+    fast_compile=lambda target, moves, sums, *_, **__: uses_fast_compile(target.graph, moves, sums),
     key=lambda target, *_, **__: target.graph,
     unbounded=True,
 )
@@ -122,8 +120,8 @@ class _Engine:
     key: dataclasses.InitVar[Key]
 
     def __post_init__(self, key: Key) -> None:
-        if self.jobs.given is not None:
-            self.target = dataclasses.replace(self.target, given=self.jobs.given)
+        if self.jobs.clamped is not None:
+            self.target = dataclasses.replace(self.target, given=self.jobs.clamped)
         self.keys = random.fold_in(key, self.jobs.number)
         self.window = Window(*(jnp.asarray(n, jnp.int32) for n in self.window))
         self.free = tuple({b: None for move in self.moves for b in move.blocks})
@@ -178,7 +176,7 @@ class _Engine:
 
     def _starts(self, jobs: Job) -> tuple[Blocks, Blocks]:
         """Return the starts of both chains."""
-        target = self.target if jobs.given is None else dataclasses.replace(self.target, given=jobs.given)
+        target = self.target if jobs.clamped is None else dataclasses.replace(self.target, given=jobs.clamped)
         draw = lambda start: start.rows(target) if isinstance(start, Fresh) else dict(start)
         x = draw(jobs.x)
         return x, x if jobs.y is None else draw(jobs.y)

@@ -42,8 +42,8 @@ def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> 
     """Return the z-score of the overlap of starts and ends, against ends that are permuted between chains.
 
     The overlap of two states is the number of equal values of integer blocks, plus the inner product of
-    real blocks with each unit scaled to variance 1. Its mean and variance over permutations of the chains
-    are those of the sum of a doubly centred matrix along a random permutation (Hoeffding 1951).
+    real blocks with each unit scaled to variance 1. Permutations of the chains turn its total into the sum of
+    a doubly centred matrix along a random permutation, whose mean and variance are known (Hoeffding 1951).
 
     :return: near a standard normal if ends do not depend on starts; nan if all starts or all ends are equal.
     """

@@ -112,7 +112,7 @@ class Job(NamedTuple):
     number: Counts
     x: Rows | Fresh
     y: Rows | Fresh | None  # None: the start of the leading chain
-    given: Clamped | None  # clamped values, where they differ between jobs
+    clamped: Clamped | None  # values that differ between jobs
     weights: PerRow | None
 
     def slice(self, first: Array | int, size: int) -> "Job":
