@@ -210,8 +210,8 @@ def reverse_ais(
 
     From **exact** draws the mean weight is unbiased for 1/Z, so the result is an upper bound in expectation.
     Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models that are small or attractive.
-    Samples of a long chain bound nothing for certain: if they miss a mode, the value is too small. Arguments
-    that are not listed are those of :func:`ebmpp.ais`; the ladder is used from 1 to 0.
+    Samples of a long chain bound nothing for certain: if they miss a mode, the value is too small. Other
+    arguments are as for :func:`ebmpp.ais`; the ladder is used from 1 to 0.
 
     :param samples: draws of the model, one per particle, ``(num_particles, *shape)``; missing blocks are
         drawn given these, which is exact where they do not interact with one another.
@@ -273,11 +273,12 @@ def bracket(
     """Estimate log Z from below and above by bidirectional Monte Carlo; exactly where states can be summed.
 
     Without ``samples`` the reverse direction starts from perfect draws where those can be had. Otherwise a
-    separate run is annealed to the model and moved by 100 of its sweeps. Its weights multiply those of the
-    reverse direction, so that the stated error of the upper side includes that of the draws. They may miss a
-    mode, so that side is then marked as not guaranteed (``result.guaranteed``, ``result.upper.unbiased``).
+    separate run is annealed to the model and moved by 100 of its sweeps. Its weights multiply the weights of
+    the reverse direction, so that the stated error of the upper side includes that of the draws. They may
+    miss a mode, so that side is then marked as not guaranteed (``result.guaranteed``,
+    ``result.upper.unbiased``).
 
-    Arguments are those of :func:`ebmpp.annealing.reverse_ais`. Both runs share one reference; an "adaptive"
+    Arguments are as for :func:`ebmpp.annealing.reverse_ais`. Both runs share one reference; an "adaptive"
     ladder is found for each.
 
     :raises IntractableError: for samples whose missing blocks interact.

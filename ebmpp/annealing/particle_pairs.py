@@ -272,7 +272,7 @@ def particle_expectation(
 def _estimate(
     outcome: PairOutcome, sweeps: int, k: int, m: int, limit: int | None, unmet: str
 ) -> UnbiasedEstimate:
-    """Return the mean over the pairs that met; ``sweeps`` are those of all particles of one system."""
+    """Return the mean over the pairs that met; ``sweeps`` counts all particles of one system."""
     if outcome.broken.any():
         raise not_finite("particle_expectation: the weights of a system")
     met = np.asarray(outcome.meeting_time >= 0)

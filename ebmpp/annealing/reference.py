@@ -15,7 +15,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Eta, Params, checks, random
+from ebmpp.annealing.log_partition import Data
+from ebmpp.core import Blocks, Eta, Params, State, checks, random
 from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.centring import Centred
 from ebmpp.families import Family
@@ -37,13 +38,9 @@ _PILOT_CHAINS, _PILOT_SWEEPS = 200, 100  # as much work as a hundred particles a
 
 
 def reference(
-    graph: FactorGraph,
-    model: Centred,
-    key: Array,
-    data: Mapping[str, Array] | Array | None = None,
-    fixed: Mapping[str, Array] | None = None,
+    graph: FactorGraph, model: Centred, key: Array, data: Data | None = None, fixed: State | None = None
 ) -> Eta:
-    """Return natural parameters of independent blocks; those of ``fixed`` take precedence.
+    """Return natural parameters of independent blocks; values of ``fixed`` take precedence.
 
     By default the means come from a pilot: short chains of the model, whose draws are used for nothing else.
     On four machines that learned bars and stripes 4x4 (16 latent units, 100 particles, 1,000 temperatures,
@@ -61,7 +58,7 @@ def reference(
     return _pilot(Target(graph, model.params), keys) | eta
 
 
-def base_rates(graph: FactorGraph, data: Mapping[str, Array] | Array, weights: Any = None) -> Blocks:
+def base_rates(graph: FactorGraph, data: Data, weights: Any = None) -> Blocks:
     """Return natural parameters with the (weighted) means of data, and each latent family's default.
 
     Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 4.1.3.

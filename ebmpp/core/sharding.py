@@ -42,9 +42,8 @@ def over(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
     checks.instance(name, mesh, Mesh, 'a jax.sharding.Mesh, such as jax.make_mesh((8,), ("rows",)), or None')
     is_here = any(device.process_index == jax.process_index() for device in mesh.devices.flat)
-    checks.require(
-        mesh.axis_names and is_here, name, "a mesh with an axis and a device of this process", mesh
-    )
+    expected = "a mesh with an axis and a device of this process"
+    checks.require(mesh.axis_names and is_here, name, expected, mesh)
     # An explicit axis would require shardings in the types of all operations.
     types = (AxisType.Auto,) * len(mesh.axis_names)
     return jax.set_mesh(Mesh(mesh.devices, mesh.axis_names, axis_types=types))

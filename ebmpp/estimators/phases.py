@@ -302,6 +302,5 @@ def with_pool(target: Target, move: Mixture, pool: Rows, key: Key) -> Target:
     """Return a target with the pool, its marginalised blocks redrawn given the others."""
     keys = row_keys(key, len(next(iter(pool.values()))))
     rows = Layer(move.marginalize).draw(target, pool, keys)[0]
-    return dataclasses.replace(
-        target, pool=make_pool(target.graph, target.params, move, rows, target.clamped)
-    )
+    proposals = make_pool(target.graph, target.params, move, rows, target.clamped)
+    return dataclasses.replace(target, pool=proposals)

@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int32
@@ -107,9 +108,8 @@ class WeightedPCD(Estimator):
         """Run particle systems from the data's base rates to the first params."""
         phases.check_posterior(graph, "WeightedPCD", self.posterior)
         eta0 = base_rates(graph, data)
-        begin = lambda i, islands, num: _placed(
-            start_systems(graph, params, eta0, random.fold_in(key, i), islands, num)
-        )
+        start = partial(start_systems, graph, params, eta0)
+        begin = lambda i, islands, num: _placed(start(random.fold_in(key, i), islands, num))
         size = self.num_watchers // _ISLANDS
         watchers = begin(1, _ISLANDS, size) if size else None
         variance = _first_variance(watchers) if size else jnp.zeros(())
@@ -140,9 +140,8 @@ class WeightedPCD(Estimator):
             # infinite where too few weights are effective
             added = jnp.where(share < MIN_SHARE, jnp.inf, (1 / share - 1) / watchers.log_weights.size)
             variance = state.variance + added
-            watchers, variance, rungs = self._restarted(
-                graph, state, watchers, variance, random.fold_in(key, 2)
-            )
+            restart_key = random.fold_in(key, 2)
+            watchers, variance, rungs = self._restarted(graph, state, watchers, variance, restart_key)
             rest = jnp.maximum(state.rest - 1, rungs)
             state = state._replace(watchers=watchers, variance=variance, rest=rest)
             sweeps += rungs.astype(sweeps.dtype) * (self.k * self.num_watchers / len(batch.weights))

@@ -106,7 +106,7 @@ def check_ferromagnetic(graph: FactorGraph, params: Any) -> None:
             )
 
 
-def draw_clusters(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
+def draw(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
     """Return perfect draws, and which rows are; see :func:`ebmpp.exact.perfect.draw_rows`."""
     graph, rows = target.graph, len(keys)
     (gains, up, conditions), edges = _bonds(graph, target.params), _edges(graph)

@@ -177,9 +177,7 @@ class _Method(NamedTuple):
 _METHODS = {
     "enumerate": _Method(_plan, lambda graph, params: None, _enumerated_rows),
     "coupling_from_the_past": _Method(_check_ordered, _check_attractive, _coupled_rows),
-    "random_cluster": _Method(
-        clusters.check_two_values, clusters.check_ferromagnetic, clusters.draw_clusters
-    ),
+    "random_cluster": _Method(clusters.check_two_values, clusters.check_ferromagnetic, clusters.draw),
 }
 
 
@@ -276,9 +274,7 @@ def perfect_sample(
     if bool(backend.wait(perfect).all()):
         return x
     if method == "enumerate":
-        raise IntractableError(
-            "no state of the model has a finite energy, or some overflow. Check its params."
-        )
+        raise IntractableError("the model has no state of finite energy, or some overflow. Check its params.")
     other = ", take method='random_cluster'" if method == "coupling_from_the_past" else ""
     raise UnmetError(
         f"{int((~perfect).sum())} of {num_samples} pairs of chains had not met after {max_sweeps} sweeps "
