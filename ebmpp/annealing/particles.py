@@ -225,8 +225,9 @@ def smc(
     :raises StateError: data of a wrong name, shape or value.
     :raises DomainError: where a model on the path does not normalise.
     :warns UserWarning: where less than a quarter of the particles is effective, the standard error exceeds
-        0.3, or fewer than 20 sweeps leave the pilot's log-densities correlated by more than 0.6, or less than
-        a third of the first particles with descendants.
+        0.3, fewer than 20 sweeps leave the pilot's log-densities correlated by more than 0.6, or an island's
+        particles descend from less than a third of its first ones, unless these are 100 or more after at
+        least 20 sweeps per rung.
 
     **References**
 
