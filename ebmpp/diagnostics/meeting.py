@@ -16,6 +16,11 @@ from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.coupling.overlap import THRESHOLD, overlap, warning_of
 from ebmpp.errors import ArgumentError
 
+Source = xr.DataTree | UnbiasedEstimate
+Times = Real[np.ndarray, "pairs"]
+Met = Bool[np.ndarray, "pairs"]
+Paths = list[Float[np.ndarray, "pairs sweeps"]]
+
 _MAX_CHAINS = 1000  # whose first and last draws are compared
 
 
@@ -25,12 +30,12 @@ class Meetings(NamedTuple):
     :param times: meeting time, or the last sweep of an unmet pair.
     """
 
-    times: Float[np.ndarray, "pairs"]
-    met: Bool[np.ndarray, "pairs"]
+    times: Times
+    met: Met
     lag: int
 
 
-def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
+def meeting_data(source: Source) -> Meetings:
     """Return the meeting times in the group ``meeting`` of a DataTree, or in an estimate."""
     if isinstance(source, UnbiasedEstimate):
         met = np.asarray(source.met, bool)
@@ -46,9 +51,7 @@ def meeting_data(source: xr.DataTree | UnbiasedEstimate) -> Meetings:
     return Meetings(times.ravel(), met.ravel(), int(np.asarray(group["lag"])))
 
 
-def survival(
-    times: Real[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"], at: Real[np.ndarray, "at"]
-) -> Float[np.ndarray, "at"]:
+def survival(times: Times, met: Met, at: Real[np.ndarray, "at"]) -> Float[np.ndarray, "at"]:
     """Return the Kaplan-Meier estimate of P(tau > t); nan after the last observation if that is censored."""
     times = np.asarray(times, float)
     value = ecdf(CensoredData(uncensored=times[met], right=times[~met])).sf.evaluate(at)
@@ -57,7 +60,7 @@ def survival(
     return np.where(is_unknown, np.nan, value)
 
 
-def _warn_of_overlap(who: str, source: xr.DataTree | UnbiasedEstimate, data: Meetings) -> None:
+def _warn_of_overlap(who: str, source: Source, data: Meetings) -> None:
     """Warn if chains of an estimate or a long run still resemble their starts after pairs have met."""
     score = np.nan
     if isinstance(source, UnbiasedEstimate):
@@ -74,7 +77,7 @@ def _warn_of_overlap(who: str, source: xr.DataTree | UnbiasedEstimate, data: Mee
 
 
 def tv_upper_bound(
-    source: xr.DataTree | UnbiasedEstimate,
+    source: Source,
     t: Any = None,
     *,
     num_bootstrap: int = 500,
@@ -123,9 +126,7 @@ def _with_band(
     return xr.Dataset({name: ("t", v) for name, v in columns.items()}, coords={"t": t}, attrs=attrs)
 
 
-def _tv_bound(
-    times: Float[np.ndarray, "pairs"], met: Bool[np.ndarray, "pairs"], lag: int, t: Real[np.ndarray, "t"]
-) -> Float[np.ndarray, "t"]:
+def _tv_bound(times: Times, met: Met, lag: int, t: Real[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
     """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
     if met.all():  # the sum is a mean over pairs
         gap = np.ceil((times[None, :] - lag - t[:, None]) / lag)
@@ -176,9 +177,7 @@ def wasserstein_upper_bound(
     return _with_band(lambda index: sums[index].mean(0), data, t, num_bootstrap, probability, seed)
 
 
-def _paths(
-    source: xr.DataTree | UnbiasedEstimate, names: Iterable[str]
-) -> tuple[Integer[np.ndarray, "sweeps"], list[Float[np.ndarray, "pairs sweeps"]]]:
+def _paths(source: Source, names: Iterable[str]) -> tuple[Integer[np.ndarray, "sweeps"], Paths]:
     """Return the successive sweeps of a run's pairs, and variables of the group ``meeting`` over them."""
     group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
     sweeps = np.asarray(group["sweep"]) if set(names) <= set(group.data_vars) else np.zeros(2)
@@ -196,7 +195,7 @@ class Suggestion(NamedTuple):
     m: int
 
 
-def suggest_k_m(source: xr.DataTree | UnbiasedEstimate) -> Suggestion:
+def suggest_k_m(source: Source) -> Suggestion:
     """Return cheap k and m of :func:`~ebmpp.unbiased_expectation` with nearly minimal cost times variance.
 
     Cost times variance is the number of sweeps for a given standard error. The result is the cheapest window
@@ -226,7 +225,7 @@ def suggest_k_m(source: xr.DataTree | UnbiasedEstimate) -> Suggestion:
     return Suggestion(k, k + extra)
 
 
-def inefficiency(source: xr.DataTree | UnbiasedEstimate) -> xr.Dataset:
+def inefficiency(source: Source) -> xr.Dataset:
     r"""Return cost and variance of the estimate :math:`H_{k:m}` over a grid of k and m - k.
 
     For a coupled kernel's run the variance is measured on the energy, usually among the slowest functions of
@@ -276,11 +275,7 @@ def _weights(t: Integer[np.ndarray, "t"], lag: int, k: int, m: int) -> Integer[n
 
 
 def _estimates(
-    paths: list[Float[np.ndarray, "pairs sweeps"]],
-    times: Integer[np.ndarray, "pairs"],
-    lag: int,
-    window: tuple[int, int],
-    first: int,
+    paths: Paths, times: Times, lag: int, window: tuple[int, int], first: int
 ) -> Float[np.ndarray, "pairs"]:
     """Return H_{k:m} of each pair from paths that begin at sweep ``first``."""
     k, m = window
@@ -291,7 +286,7 @@ def _estimates(
     return (leading[:, (t >= k) & (t <= m)].sum(1) + correction) / (m - k + 1)
 
 
-def _modelled_variance(times: Integer[np.ndarray, "pairs"], lag: int, k: int, m: int) -> float:
+def _modelled_variance(times: Times, lag: int, k: int, m: int) -> float:
     n = m - k + 1
     rho = np.exp(-1 / max((times - lag).mean(), 1e-3))
     # n times the variance of the mean of n values of an autoregression of variance 1

@@ -21,6 +21,7 @@ _STATISTICS |= {"num_steps": "n_steps", "log_density": "lp"}
 
 Dims = Mapping[str, Sequence[str]]
 Coords = Mapping[str, Sequence[Any]]
+Samples = Mapping[str, np.ndarray]
 Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
 
@@ -51,7 +52,7 @@ def statistics(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dims_of(
-    kernel: Kernel | None, samples: Mapping[str, np.ndarray], dims: Dims, arviz_tree: xr.DataTree
+    kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.DataTree
 ) -> dict[str, list[str]]:
     """Return names of the dimensions after chain and draw: axes of rows, then axes of the block.
 
@@ -100,9 +101,7 @@ def row_dims(count: int) -> list[str]:
     return ["row"] if count == 1 else [f"row_{i}" for i in range(count)]
 
 
-def coords_of(
-    kernel: Any, samples: Mapping[str, np.ndarray], dims: Dims, coords: Coords
-) -> dict[str, Sequence[Any]]:
+def coords_of(kernel: Any, samples: Samples, dims: Dims, coords: Coords) -> dict[str, Sequence[Any]]:
     """Return the user's coordinates, and by default the names of units; refuse an unknown dimension."""
     sizes = {d: n for b, x in samples.items() for d, n in zip(dims[b], x.shape[2:], strict=True)}
     checks.names("dimension in coords", coords, sizes)

@@ -12,6 +12,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Keys, Params, Rows, checks, random
+from ebmpp.core.types import PerRow
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
@@ -91,9 +92,7 @@ def row_keys(name: str, number: int | None, rng_key: Array | None, rows: Rows) -
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def by_row(
-    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
-) -> Float[Array, "rows"]:
+def by_row(graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys) -> PerRow:
     """Return the value of each row, without checks."""
     total = sum(f.size for f in graph.visible.values())
     units = jnp.broadcast_to(jnp.arange(total), (len(keys), total))

@@ -15,7 +15,7 @@ from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Key, Keys, Params, checks, random
 from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Eta, Scalar
+from ebmpp.core.types import Eta, PerRow, Scalar
 from ebmpp.evaluate.pseudo import row_keys
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
@@ -80,7 +80,7 @@ def mean_field_bound(
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _bounds(
     graph: FactorGraph, passes: int, num_draws: int | None, params: Params, rows: Blocks, keys: Keys
-) -> Float[Array, "rows"]:
+) -> PerRow:
     def bound(row: tuple[Blocks, Key]) -> Scalar:
         if num_draws is None:
             return _bound(graph, passes, params, row[0])
@@ -105,7 +105,7 @@ def _log_density(graph: FactorGraph, eta: Eta, t: Blocks) -> Scalar:
 @full_precision
 def _weighted_bound(
     graph: FactorGraph, passes: int, num_draws: int, params: Params, row: Blocks, key: Key
-) -> Float[Array, ""]:
+) -> Scalar:
     visible = graph.statistics(row)
     summed = enumeration.largest_independent(graph, graph.latent)
     _, eta = mean_field(graph, params, visible, passes)

@@ -26,6 +26,8 @@ from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, agree, compare, couple_focused, draw_sweep, offsets
 
+Moves = Sequence[Move]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bound(Target):
@@ -61,7 +63,7 @@ class Bound(Target):
 
         return jax.vmap(at_row, in_axes=(self.axes, *(0,) * len(rows)))(self.params, *rows)
 
-    def moves(self, kinds: Sequence[str] = (), replaced: Sequence[Move] = ()) -> list[tuple[int, Any]]:
+    def moves(self, kinds: Sequence[str] = (), replaced: Moves = ()) -> list[tuple[int, Any]]:
         """Return the layers as moves, ``replaced`` in place of theirs, with each's first part."""
         changed = {b for move in replaced for b in move.blocks}
         pairs = zip(self.layers, kinds or ["common"] * len(self.layers), strict=True)
@@ -116,7 +118,7 @@ def sweep(
     return carry
 
 
-def sweep_by_moves(bound: Bound, moves: Sequence[Move], x: Rows, keys: Array) -> dict[str, Array]:
+def sweep_by_moves(bound: Bound, moves: Moves, x: Rows, keys: Array) -> dict[str, Array]:
     """Sweep every row once: draw the layers of latents, then apply moves of the sites."""
     sweep = [move for _, move in bound.moves(replaced=moves)]
     return bound.map(lambda target, x, keys: draw_sweep(target, x, sweep, keys)[0], x, keys)
@@ -166,12 +168,7 @@ def _accept(
 
 
 def couple(
-    bounds: Sequence[Bound],
-    z: Rows,
-    keys: Array,
-    kinds: Sequence[str],
-    fraction: float,
-    moves: Sequence[Move],
+    bounds: Sequence[Bound], z: Rows, keys: Array, kinds: Sequence[str], fraction: float, moves: Moves
 ) -> tuple[dict[str, Array], Array]:
     """Make one coupled sweep of both chains of every row, each under its own params.
 

@@ -22,7 +22,7 @@ from ebmpp.families import Bernoulli, Exponential, Family, Gaussian, Poisson, Sp
 from ebmpp.families.values import describe
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.moves import Layer, Target
-from ebmpp.training.batches import Selection
+from ebmpp.training.batches import Selection, Weights
 
 Units = str | Family | Callable[[int], Family]
 Optimizer = optax.GradientTransformation
@@ -88,9 +88,7 @@ class Epoch:
     first batch.
     """
 
-    def __init__(
-        self, rows: np.ndarray, weights: np.ndarray | None, size: int, seed: list[int], first: int
-    ) -> None:
+    def __init__(self, rows: np.ndarray, weights: Weights, size: int, seed: list[int], first: int) -> None:
         self.batch_size, self.first, self.num_batches = size, first, math.ceil(len(rows) / size)
         shape = (self.num_batches, size)
         is_row = (np.arange(math.prod(shape)) < len(rows)).reshape(shape)
@@ -175,7 +173,7 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
         )
 
 
-def weighted_rows(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
+def weighted_rows(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, Weights]:
     """Return the rows with positive weights, and their weights; None without weights."""
     if sample_weight is None:
         return values, None

@@ -187,9 +187,7 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
     def init(params: Params) -> AveragedState:
         return AveragedState(optimizer.init(params), jnp.zeros((), jnp.int32), params)
 
-    def update(
-        updates: Params, state: Any, params: Params = None, **extra: Any
-    ) -> tuple[Params, AveragedState]:
+    def update(updates: Params, state: Any, params: Params = None, **extra: Any) -> tuple[Params, Any]:
         checks.require(params is not None, "averaged: params", _PASSED, None)
         updates, inner = optimizer.update(updates, state.inner, params, **extra)
         count = state.count + 1
