@@ -122,8 +122,7 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
     kernel = mcmc.sampler
     is_valid = isinstance(kernel, naming.Kernel) and mcmc.last_state is not None
     expected = "of an ebmpp kernel or of numpyro.infer.Gibbs, after mcmc.run(key, params)"
-    hint = "For others use arviz_base."
-    checks.require(is_valid, "result, an MCMC,", expected, type(kernel), hint=hint)
+    checks.require(is_valid, "result, an MCMC,", expected, type(kernel), hint="For others use arviz_base.")
     import arviz_base  # imports matplotlib, if installed
 
     samples = {name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()}
@@ -136,8 +135,7 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
     fields = {n: np.asarray(v) for n, v in extra.items() if n not in others and hasattr(v, "dtype")}
     if fields:
         groups["sample_stats"] = naming.statistics(fields)
-    all_attrs = dict.fromkeys(["/", *groups], attrs)
-    tree = arviz_base.from_dict(groups, dims=names, coords=coords, attrs=all_attrs)
+    tree = arviz_base.from_dict(groups, dims=names, coords=coords, attrs=dict.fromkeys(["/", *groups], attrs))
     for name in (name for name in arviz_tree.children if name not in groups):
         data = arviz_tree[name].to_dataset()
         tree[name] = xr.DataTree(data.assign_coords({d: v for d, v in coords.items() if d in data.dims}))

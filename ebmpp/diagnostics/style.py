@@ -55,8 +55,7 @@ def grid(
     nrows = -(-count // ncols)
     make = plt.figure if pyplot else figures.Figure
     figure = make(figsize=(size[0] * ncols, size[1] * nrows), layout="constrained")
-    axes = [figure.add_subplot(nrows, ncols, i + 1) for i in range(count)]
-    return figure, np.array(axes, dtype=object)
+    return figure, np.array([figure.add_subplot(nrows, ncols, i + 1) for i in range(count)], dtype=object)
 
 
 def new_axes(size: tuple[float, float] = (4.4, 3.2)) -> "Axes":

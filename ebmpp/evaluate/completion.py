@@ -165,16 +165,14 @@ class Runs:
         rows = self.target.num_rows
         size = min(rows, max(1, _MAX_CHAINS // self.chains))
         for first in range(0, rows, size):
-            row = np.minimum(np.arange(first, first + size), rows - 1)
-            copies = np.tile(row, self.chains)
+            copies = np.tile(np.minimum(np.arange(first, first + size), rows - 1), self.chains)
             keys = _keys(self.key, np.repeat(np.arange(self.chains), size), copies)
             target = self.target.take(copies)
             yield target, search.started(target, random.fold_in(keys, 0)), keys, min(size, rows - first)
 
     def _by_chain(self, values: Any, count: int | None = None) -> Any:
         """Return arrays ``(chains, count, ...)`` on the host."""
-        split = lambda v: np.asarray(v).reshape(self.chains, -1, *v.shape[1:])[:, :count]
-        return jax.tree.map(split, values)
+        return jax.tree.map(lambda v: np.asarray(v).reshape(self.chains, -1, *v.shape[1:])[:, :count], values)
 
     def _join(self, chunks: list[dict[str, Any]], method: str) -> Completion:
         """Return the result of all rows, with the leading axes of the known values."""
@@ -215,8 +213,7 @@ def _r_hat(trace: np.ndarray) -> np.ndarray:
         return np.full(trace.shape[1], np.nan)
     moved = np.ptp(trace, axis=(0, 2)) > 1e-4 * np.abs(trace).max(axis=(0, 2))  # beyond rounding
     with np.errstate(divide="ignore", invalid="ignore"):
-        value = split_gelman_rubin(np.moveaxis(trace.astype(float), 1, 2))
-    return np.where(moved, value, np.nan)
+        return np.where(moved, split_gelman_rubin(np.moveaxis(trace.astype(float), 1, 2)), np.nan)
 
 
 @jax.jit
@@ -247,8 +244,7 @@ def _sample(
     def step(carry: tuple, index: Array) -> tuple:
         x, mean = carry
         x = sweep(num_warmup + index, x)
-        new = _means(target, x)
-        mean = jax.tree.map(lambda m, n: m + (n - m) / (index + 1).astype(m.dtype), mean, new)
+        mean = jax.tree.map(lambda m, n: m + (n - m) / (index + 1).astype(m.dtype), mean, _means(target, x))
         return (x, mean), energy.log_density(target.graph, target.params, x)
 
     x = lax.fori_loop(0, num_warmup, sweep, x)

@@ -92,8 +92,7 @@ def _bounds(
 @full_precision
 def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Scalar:
     t, eta = mean_field(graph, params, graph.statistics(row), passes)
-    base = energy.log_base_measure(graph, row)
-    return base - energy.energy(graph, params, t) - _log_density(graph, eta, t)
+    return energy.log_base_measure(graph, row) - energy.energy(graph, params, t) - _log_density(graph, eta, t)
 
 
 def _log_density(graph: FactorGraph, eta: Eta, t: Blocks) -> Scalar:

@@ -135,8 +135,7 @@ def log_density(bound: Bound, x: Rows) -> Array:
 def _natural(target: Target, x: Rows, layer: Move, part: Any) -> Any:
     """Return natural parameters of a layer, or of a part, ``(rows, *shape, *stat_shape)``, or tables."""
     chains = {b: v[None] for b, v in x.items()}
-    focused = layer.focus(target, layer.prepare(target, chains), chains, part)
-    return jax.tree.map(lambda e: e[0], focused)
+    return jax.tree.map(lambda e: e[0], layer.focus(target, layer.prepare(target, chains), chains, part))
 
 
 def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any) -> dict[str, Array]:

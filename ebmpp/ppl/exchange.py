@@ -180,8 +180,7 @@ class Exchange(SiteKernel):
     def _sample_one(self, state: ExchangeState, call: Call) -> ExchangeState:
         rng_key, walk, draw, accept = jax.random.split(state.rng_key, 4)
         flat, unravel = ravel_pytree(state.unconstrained)
-        noise = jax.random.normal(walk, flat.shape, flat.dtype)
-        u = unravel(flat + state.step_size * noise)
+        u = unravel(flat + state.step_size * jax.random.normal(walk, flat.shape, flat.dtype))
         log_ratio, failed = self._log_ratio(state.unconstrained, u, draw, call)
         accept_prob = jnp.where(log_ratio > 0, 1.0, jnp.exp(log_ratio))
         accept_prob = jnp.where(jnp.isnan(accept_prob) | failed, 0.0, accept_prob)
@@ -255,8 +254,7 @@ class Exchange(SiteKernel):
         if summed:
             x |= gibbs.initial_rows(self.graph, summed, first)
             x |= Layer(summed).draw(target, x, random.fold_in(first, 1))[0]
-        moves = gibbs_sweep(self.graph)
-        sweep_once = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
+        sweep_once = lambda i, x: draw_sweep(target, x, gibbs_sweep(self.graph), random.fold_in(keys, i))[0]
         x = jax.lax.fori_loop(1, self.auxiliary + 1, sweep_once, x)
         return x, jnp.ones(len(keys), bool)
 

@@ -152,8 +152,7 @@ def _starts(kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: Any,
 
 @partial(jax.jit, static_argnums=0)
 def _draw_starts(kernel: CoupledComposite, keys: Array, call: Any, init: Rows) -> tuple[Blocks, Array]:
-    start = lambda key, init: kernel.start(random.key_pair(key), _call(call), init)
-    return jax.vmap(start)(keys, init)
+    return jax.vmap(lambda key, init: kernel.start(random.key_pair(key), _call(call), init))(keys, init)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params", "given", "pool"], meta_fields=["graph"])

@@ -309,8 +309,7 @@ class GibbsBlock(block.Block):
         checks.names("site of init_params", values, self.sites, StateError)
         self.binding.batch_of(values)
         values = checked(self._check_values, values)
-        new = self.begin(values, Call.split(model_args, model_kwargs), rng_key)
-        return self._first(new, rng_key)
+        return self._first(self.begin(values, Call.split(model_args, model_kwargs), rng_key), rng_key)
 
     def _check_values(self, values: Rows) -> None:
         for site, layout in self.binding.layouts.items():

@@ -172,8 +172,7 @@ def _table(name: str, chains: Chains, values: dict[str, Any]) -> pd.DataFrame:
 
 
 def _draw(energies: dict[str, np.ndarray]) -> "Figure":
-    tallest = max(len(v) for v in energies.values())
-    figure, panels = grid(len(energies), (4.4, 1.0 + 0.34 * tallest))
+    figure, panels = grid(len(energies), (4.4, 1.0 + 0.34 * max(map(len, energies.values()))))
     for ax, (name, energy) in zip(panels, energies.items(), strict=True):
         # histograms of each chain's ranks among all values
         ranks, level = rankdata(energy).reshape(energy.shape) - 0.5, energy.shape[1] / _BINS

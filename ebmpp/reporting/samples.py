@@ -64,8 +64,7 @@ def moments(section: Section, subject: Subject) -> None:
     section.figure("moments", _draw(groups), "Bars are two standard errors of a difference.")
     section.table("moments", pd.DataFrame(rows), "Root mean squares over all moments of a kind.")
     means = pd.concat([group for kind, group in groups.items() if kind != "covariances"], ignore_index=True)
-    errors = means["error"].where(means["error"] > 0, np.inf)
-    means["in errors"] = (means["model"] - means["data"]) / errors
+    means["in errors"] = (means["model"] - means["data"]) / means["error"].where(means["error"] > 0, np.inf)
     order = means["in errors"].abs().sort_values(ascending=False, kind="stable").index[:_NUM_WORST]
     worst = means.loc[order].reset_index(drop=True)
     section.table("moments_worst", worst, "Means with the largest differences, in standard errors.")

@@ -161,8 +161,7 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
         states = family.states()
         states = np.linspace(low, high, 5) if states is None else np.asarray(states)
         accepts_means = np.array_equal(family.statistics(states), states)
-    is_mean = (values >= low) & (values <= high)
-    is_valid = is_mean if accepts_means else np.asarray(family.in_support(values))
+    is_valid = (values >= low) & (values <= high) if accepts_means else np.asarray(family.in_support(values))
     if not is_valid.all():
         row, column = (int(i) for i in np.argwhere(~is_valid)[0])
         expected = f"values from {low:g} to {high:g}" if accepts_means else describe(family)

@@ -192,8 +192,7 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             usual = 0.1 if bounded else 0.01
             rate = usual if self.learning_rate == "auto" else float(self.learning_rate)
             optimizer = harmonium.make_optimizer(optimizer, rate)
-        stage = Stage(num_steps=end, estimator=estimator, optimizer=optimizer)
-        stages = Stages([stage], scheduled=False)
+        stages = Stages([Stage(num_steps=end, estimator=estimator, optimizer=optimizer)], scheduled=False)
         loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_)
         if self._state is None:
             self._state = loop.begin(0, self.params_)

@@ -217,8 +217,7 @@ class Stream:
     def batch(self, number: int) -> Selection:
         """Return a batch; those before it that were not requested are skipped unchecked."""
         if number > self._number:
-            skipped = number - self._number - 1
-            batch = next(itertools.islice(self._batches, skipped, None), _END)
+            batch = next(itertools.islice(self._batches, number - self._number - 1, None), _END)
             name, hint = "stream of batches", "Give a longer one, such as itertools.cycle(batches)."
             expected = f"long enough for batch {number} (counted from 0)"
             checks.require(batch is not _END, name, expected, "its end", StateError, hint)
@@ -271,8 +270,7 @@ class ProcessRows:
         self._local, rows = _in_all_processes(make)
         sizes = sharding.gather(np.array([rows, self._local.batch_size]))
         is_same, expected = (sizes == sizes[0]).all(), "of one size in all processes"
-        name = "fit: rows of samples and of batches"
-        checks.require(is_same, name, expected, sizes.tolist(), StateError)
+        checks.require(is_same, "fit: rows of samples and of batches", expected, sizes.tolist(), StateError)
         self.batch_size, self._scale = int(sizes[:, 1].sum()), 1.0
         self._read_later = is_stream(data) or _is_mapped(data)
         if weights is not None:  # mean weight of this process relative to that of all

@@ -111,8 +111,7 @@ def projected(optimizer: optax.GradientTransformation, projection: Callable[[Par
     def update(updates: Params, state: Any, params: Params = None, **extra: Any) -> tuple[Params, Any]:
         checks.require(params is not None, "projected: params", _PASSED, None)
         updates, state = optimizer.update(updates, state, params, **extra)
-        projected_params = projection(optax.apply_updates(params, updates))
-        return jax.tree.map(jnp.subtract, projected_params, params), state
+        return jax.tree.map(jnp.subtract, projection(optax.apply_updates(params, updates)), params), state
 
     return WithArgs(optimizer.init, update)
 
