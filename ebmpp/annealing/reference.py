@@ -21,8 +21,8 @@ from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.centring import Centred
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
-from ebmpp.moves import Target, gibbs
-from ebmpp.moves.move import draw_sweep, gibbs_sweep
+from ebmpp.moves import Target
+from ebmpp.moves.move import draw_chains
 
 
 def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -> Array:
@@ -77,10 +77,7 @@ def log_partition(graph: FactorGraph, eta: Eta) -> float:
 @jax.jit
 def _pilot(target: Target, keys: Array) -> Blocks:
     """Return natural parameters with the means of short chains from initial draws."""
-    graph, moves = target.graph, gibbs_sweep(target.graph)
-    sweep = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
-    x = gibbs.initial_rows(graph, graph.families, random.fold_in(keys, 0))
-    x = jax.lax.fori_loop(1, _PILOT_SWEEPS + 1, sweep, x)
+    graph, x = target.graph, draw_chains(target, keys, _PILOT_SWEEPS)
     eta = {b: energy.natural_rows(graph, target.params, x, [b])[b] for b in graph.families}
     mean = {b: f.mean(eta[b]).mean(0) for b, f in graph.families.items()}
     return {b: _from_mean(family, mean[b], eta[b].mean(0)) for b, family in graph.families.items()}

@@ -24,8 +24,8 @@ from ebmpp.distribution.layout import Layout, is_index, is_own_statistic, suppor
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.moves import Target, gibbs, gibbs_sweep
-from ebmpp.moves.move import draw_sweep
+from ebmpp.moves import Target
+from ebmpp.moves.move import draw_chains
 
 LogPartition = Callable[[Params], Array]
 #: While a model is inspected: from params and ``log_prob`` without log Z to the value of ``log_prob``.
@@ -53,13 +53,7 @@ def _refuse_gradient(primals: tuple, tangents: tuple) -> NoReturn:
     raise IntractableError(f"an EnergyDistribution was differentiated in its params. Its {ADVICE}")
 
 
-@jax.jit
-def _draw(target: Target, keys: Array, num_sweeps: Array) -> dict[str, Array]:
-    """Return every block after ``num_sweeps`` sweeps from initial draws."""
-    moves = gibbs_sweep(target.graph)
-    start = gibbs.initial_rows(target.graph, target.graph.families, random.fold_in(keys, 0))
-    sweep_once = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
-    return jax.lax.fori_loop(1, num_sweeps + 1, sweep_once, start)
+_draw = jax.jit(draw_chains)
 
 
 class EnergyDistribution(dist.Distribution):

@@ -29,7 +29,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Keys, Params, Which
+from ebmpp.core.types import Blocks, Keys, Params, Scalar, Which
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, Pairwise, energy
@@ -171,9 +171,7 @@ def _edges(graph: FactorGraph) -> Integer[np.ndarray, "edges 2"]:
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 
 
-def _bonds(
-    graph: FactorGraph, params: Any
-) -> tuple[Float[Array, "bonds"], Float[Array, ""], dict[str, Bool[Array, ""]]]:
+def _bonds(graph: FactorGraph, params: Any) -> tuple[Float[Array, "bonds"], Scalar, dict[str, Array]]:
     """Return bonds, the sign of the fields, and conditions on the params, by the text of their violation.
 
     The bonds are gains in log-density of pairs, then of fields, whose units agree.

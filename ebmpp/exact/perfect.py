@@ -51,8 +51,7 @@ def _pick(u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"])
     return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
 
 
-def _enumerated_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
-    del max_sweeps  # of the other methods
+def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, Which]:
     graph, params = target.graph, target.params
     plan = _plan(graph)
     count, summed = enumeration.num_states(graph, plan.enumerated), plan.summed

@@ -318,3 +318,11 @@ def gibbs_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Layer,
     :param clamped: names of clamped blocks.
     """
     return tuple(Layer(blocks) for blocks in schedule(graph, clamped))
+
+
+def draw_chains(target: Target, keys: Keys, num_sweeps: Array | int) -> Blocks:
+    """Return every block after sweeps of blocked Gibbs from initial draws, one chain per row."""
+    graph, moves = target.graph, gibbs_sweep(target.graph)
+    start = gibbs.initial_rows(graph, graph.families, random.fold_in(keys, 0))
+    sweep_once = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
+    return lax.fori_loop(1, num_sweeps + 1, sweep_once, start)
