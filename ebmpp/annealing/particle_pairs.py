@@ -279,8 +279,7 @@ def _estimate(
     cause = f"of particle systems had not met after {limit} systems"
     remedy = "Raise max_systems (None is no limit), num_particles, num_sweeps or cess_threshold"
     num_unmet = check_unmet(met, cause, remedy, unmet)
-    longest = int(outcome.longest.max())
-    if longest >= LONG_STAY:
+    if (longest := int(outcome.longest.max())) >= LONG_STAY:
         warnings.warn(
             f"a chain kept one system while it rejected {longest} others: the tail of Z is heavy, and a mean "
             "over few pairs may miss it. Raise num_particles, num_sweeps or cess_threshold, or give another "

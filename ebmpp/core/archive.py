@@ -85,6 +85,4 @@ def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.nd
             actual = f"{header['format']!r}, version {header['version']!r}"
     except Exception as error:  # zipfile, json and numpy report damage in many ways
         raise ArchiveError(f"{name} is damaged, or not a file of {kind.writer} ({error})") from error
-    raise ArchiveError(
-        f"{name} is of format {actual}; {kind.writer} reads {kind.format!r}, version {kind.version}"
-    )
+    raise ArchiveError(f"{name} is a {actual}; {kind.writer} reads {kind.format!r}, version {kind.version}")

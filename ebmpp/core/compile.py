@@ -85,8 +85,7 @@ class Compiled:
         jits, arrays = self._lookup(args)
         if is_traced((arrays, kwargs)):
             return jits[()](*arrays, **kwargs)
-        options = jits.get(None)
-        if options is None:  # once per program
+        if (options := jits.get(None)) is None:  # once per program
             fast = self._fast_compile is not None and self._fast_compile(*args, **kwargs)
             options = jits[None] = _options(fast)
         if options not in jits:
@@ -114,8 +113,7 @@ class Compiled:
         arrays = [a for i, a in enumerate(args) if i not in static]
         key = (*static.values(), None if self._key is None else self._key(*args))
         with self._lock:
-            jits = self._programs.pop(key, None)
-            if jits is None:
+            if (jits := self._programs.pop(key, None)) is None:
                 _warn_of_new_functions(static)
                 jits = {(): jax.jit(self._bind(static))}
             self._programs[key] = jits

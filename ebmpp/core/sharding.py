@@ -148,9 +148,7 @@ def concatenate_processes(tree: Any) -> Any:
 
 
 def _concrete() -> Mesh | None:
-    if jax.sharding.get_abstract_mesh().empty:
-        return None
-    return jax.sharding.get_mesh()
+    return None if jax.sharding.get_abstract_mesh().empty else jax.sharding.get_mesh()
 
 
 def to_host(tree: Any) -> Any:

@@ -61,8 +61,7 @@ class EnergyGradient:
 
     def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
         """Add the gradient of sum_i w_i E(params, x_i)."""
-        gradient = energy.weighted_gradient(target.graph, target.params, x, weights)
-        return jax.tree.map(jnp.add, total, gradient)
+        return jax.tree.map(jnp.add, total, energy.weighted_gradient(target.graph, target.params, x, weights))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -288,8 +288,7 @@ def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Arr
 
 def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
     """Return the number of unmet pairs with a warning; raise if ``unmet`` is "raise", or if no pair met."""
-    missing = int((~met).sum())
-    if not missing:
+    if not (missing := int((~met).sum())):
         return 0
     message = f"{missing} of {len(met)} pairs {cause}"
     if unmet == "raise" or not met.any():

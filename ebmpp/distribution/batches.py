@@ -9,7 +9,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Params
+from ebmpp.core import Params, checks
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, states
 
@@ -24,10 +24,8 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
         for (path, struct), leaf in zip(expected, leaves, strict=True):
             shape, place = jnp.shape(leaf), name + jax.tree_util.keystr(path)
             axes[place] = shape[: max(0, len(shape) - struct.ndim)]
-            if axes[place] + struct.shape != shape:
-                raise ParameterError(
-                    f"factor {name!r}: params must have shape (..., *{struct.shape}), got {shape}"
-                )
+            fits, expected_shape = axes[place] + struct.shape == shape, f"of shape (..., *{struct.shape})"
+            checks.require(fits, f"factor {name!r}: params", expected_shape, shape, ParameterError)
     try:
         return jnp.broadcast_shapes(*axes.values())
     except ValueError:

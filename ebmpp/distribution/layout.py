@@ -151,8 +151,7 @@ class UnitwiseSupport(constraints.Constraint):
 
     def eq(self, other: object, static: bool = False) -> bool:
         """Compare two supports."""
-        same = isinstance(other, UnitwiseSupport)
-        return same and (self.graph, self.layout) == (other.graph, other.layout)
+        return isinstance(other, UnitwiseSupport) and (self.graph, self.layout) == (other.graph, other.layout)
 
     def tree_flatten(self) -> tuple:
         """Return no arrays."""

@@ -113,8 +113,7 @@ def check_tractable(model: Callable, *model_args: Any, **model_kwargs: Any) -> N
 def refuse_params(model: Callable, args: tuple, kwargs: dict[str, Any], sites: Sequence[str] | None) -> None:
     """Refuse to draw sites, all if None, that the params of an energy model without log Z depend on."""
     for name, sources in read_by_params(model, args, kwargs, known=False).items():
-        drawn = [source for source in sources if sites is None or source in sites]
-        if drawn:
+        if drawn := [source for source in sources if sites is None or source in sites]:
             raise IntractableError(
                 f"the params of site {name!r} depend on the latent sites {drawn}, and its {ADVICE}"
             )

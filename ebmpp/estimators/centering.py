@@ -192,21 +192,18 @@ def centered_direction(
 
 def natural_params(graph: FactorGraph, centered: Params, offsets: Statistics) -> Params:
     """Apply S: return the params under which the graph's energy is the centered one, up to a constant."""
-    pairs = [f for f in graph.factors if len(f.blocks) == 2]
-    if not pairs:
+    if not (pairs := [f for f in graph.factors if len(f.blocks) == 2]):
         return centered
     # A factor's contribution at zero is there with and without offsets: only the difference is shifted.
     moved = energy.contributed(graph, pairs, centered, offsets)
     zero = energy.contributed(graph, pairs, centered, jax.tree.map(jnp.zeros_like, offsets))
-    names = _bias_names(graph)
-    return centered | {name: centered[name] - (moved[b] - zero[b]) for b, name in names.items()}
+    return centered | {name: centered[name] - (moved[b] - zero[b]) for b, name in _bias_names(graph).items()}
 
 
 @full_precision
 def _data_means(graph: FactorGraph, params: Params, offsets: Statistics, batch: Batch) -> Statistics:
     """Return mean statistics of every block given the rows, by one pass over the latents from the offsets."""
-    size = len(batch.weights)
-    t = {b: jnp.broadcast_to(offsets[b], (size, *offsets[b].shape)) for b in graph.latent}
+    t = {b: jnp.broadcast_to(offsets[b], (len(batch.weights), *offsets[b].shape)) for b in graph.latent}
     t |= graph.statistics(batch.rows)
     for layer in schedule(graph, clamped=graph.visible):
         t |= jax.vmap(lambda row, layer=layer: mean_layer(graph, params, layer, row, row)[0])(t)

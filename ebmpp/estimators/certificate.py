@@ -242,5 +242,4 @@ def _compare(
 
 
 def _squares(gram: Float[np.ndarray, "draws draws"], count: int) -> Squares:
-    gradient = statistics.squared_norm(gram[count:, count:])
-    return Squares(*statistics.squared_distance(gram, count), *gradient)
+    return Squares(*statistics.squared_distance(gram, count), *statistics.squared_norm(gram[count:, count:]))

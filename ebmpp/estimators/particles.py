@@ -216,8 +216,7 @@ class ParticleUCD(Estimator):
                 return systems.total_log_z(system), negative, system.min_cess
 
             window = self.k, self.m, self.max_systems
-            run_one = lambda i: run_pair(propose, params, random.fold_in(key, i), *window)
-            return lax.map(run_one, numbers), ()
+            return lax.map(lambda i: run_pair(propose, params, random.fold_in(key, i), *window), numbers), ()
 
         shared = (*self._rungs(graph, params, state), params, key)
         return sharding.shard_jobs(run, jnp.arange(self.num_pairs), shared, self.num_pairs)[0]

@@ -33,8 +33,7 @@ class Centred(NamedTuple):
 
     def natural(self, graph: FactorGraph, eta: Blocks) -> Blocks:
         """Return natural parameters of independent blocks in the centred coordinates."""
-        moved = {b: _moved(graph.families[b], eta[b], c) for b, c in self.centre.items() if b in eta}
-        return eta | moved
+        return eta | {b: _moved(graph.families[b], eta[b], c) for b, c in self.centre.items() if b in eta}
 
 
 def _moved(family: Any, eta: Natural, centre: Array) -> Natural:

@@ -55,10 +55,7 @@ def couple_from_the_past(
         with the sweeps of the shorter one.
     :param is_worthwhile: False to skip the runs; may be traced.
     """
-
-    def run(length: Array) -> State:
-        return jax.lax.fori_loop(0, length, lambda i, x: step(length - i, x), start)
-
+    run = lambda length: jax.lax.fori_loop(0, length, lambda i, x: step(length - i, x), start)
     longer = lambda length: jnp.maximum(1, 2 * length)
     is_running = lambda c: is_worthwhile & ~met(c[1]).all() & (longer(c[0]) <= max_sweeps)
     body = lambda c: (longer(c[0]), run(longer(c[0])))

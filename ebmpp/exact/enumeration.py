@@ -57,8 +57,7 @@ class Plan(NamedTuple):
 
 def values_of(family: Family) -> Real[Array, "values"]:
     """Return every value of a unit; refuse infinitely many."""
-    values = family.states()
-    if values is None:
+    if (values := family.states()) is None:
         raise IntractableError(f"units of {family!r} take infinitely many values, so they cannot be listed.")
     return values
 
@@ -127,8 +126,7 @@ def refuse_many(
     graph: FactorGraph, enumerated: Names, summed: Names, most: int, lacking: Iterable[tuple[str, int]] = ()
 ) -> None:
     """Refuse to enumerate more than ``most`` joint states."""
-    count = num_states(graph, enumerated, lacking)
-    if count > most:
+    if (count := num_states(graph, enumerated, lacking)) > most:
         closed = f" even with {list(summed)} summed out in closed form" if summed else ""
         raise IntractableError(
             f"blocks {list(enumerated)} have {count_text(count)} joint states to enumerate{closed}, and the "
@@ -194,8 +192,7 @@ def _gaussian_integral(
     graph: FactorGraph, params: Params, x: State, blocks: Names, summed: Names, known: State, partly: State
 ) -> Scalar:
     """Return the log-integral over the unknown units of Gaussian blocks, whose log-density is quadratic."""
-    dtype = jnp.result_type(float)
-    zero = {b: jnp.zeros(graph.families[b].shape, dtype) for b in blocks}
+    zero = {b: jnp.zeros(graph.families[b].shape, jnp.result_type(float)) for b in blocks}
     origin = {b: jnp.where(known[b], x[b], z) if b in known else z for b, z in zero.items()}
     free = {b: jnp.where(known[b], 0, 1 + z) if b in known else 1 + z for b, z in zero.items()}
     flat, unravel = ravel_pytree(origin)

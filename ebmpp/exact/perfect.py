@@ -82,8 +82,7 @@ def _check_ordered(graph: FactorGraph) -> None:
 
 def _is_ordered(family: Family) -> bool:
     with sharding.at_once():  # under jit the values would be staged
-        values = family.states()
-        if values is None or family.stat_shape:
+        if (values := family.states()) is None or family.stat_shape:
             return False
         return bool((np.diff(np.asarray(family.statistics(values))) > 0).all())
 
@@ -100,8 +99,7 @@ def _orientation(graph: FactorGraph, params: Params) -> tuple[dict[str, Array], 
             for block, other in nx.bfs_edges(graph.to_networkx(), root):
                 edge = (block, other) if (block, other) in rising else (other, block)
                 sign[other] = jnp.where(rising[edge], sign[block], -sign[block])
-    agrees = {(a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b]) for a, b in derivatives}
-    return sign, agrees
+    return sign, {(a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b]) for a, b in derivatives}
 
 
 _orientation_jit = jax.jit(_orientation, static_argnames=("graph",))
@@ -193,9 +191,7 @@ def method_for(graph: FactorGraph, method: str) -> str:
         except IntractableError as error:
             errors.append(error)
     large, unordered = errors
-    raise IntractableError(
-        f"there is no perfect sample of this model: {unordered} And it cannot be enumerated: {large}"
-    )
+    raise IntractableError(f"there is no perfect sample: {unordered} Nor can it be enumerated: {large}")
 
 
 def draw_rows(target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS) -> tuple[Blocks, Which]:

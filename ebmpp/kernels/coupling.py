@@ -196,7 +196,6 @@ def _distance(target: Target, z: dict[str, Array]) -> Array:
     total = jnp.zeros(target.num_rows, jnp.result_type(float))
     for b in target.free:
         gap = jnp.abs(z[b][0] - z[b][1])
-        if jnp.issubdtype(gap.dtype, jnp.integer):
-            gap = gap != 0
+        gap = gap != 0 if jnp.issubdtype(gap.dtype, jnp.integer) else gap
         total += gap.reshape(target.num_rows, -1).sum(-1).astype(total.dtype)
     return total
