@@ -21,6 +21,7 @@ _STATISTICS |= {"num_steps": "n_steps", "log_density": "lp"}
 
 Dims = Mapping[str, Sequence[str]]
 Coords = Mapping[str, Sequence[Any]]
+Names = dict[str, list[str]]
 Samples = Mapping[str, np.ndarray]
 Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
@@ -51,9 +52,7 @@ def statistics(fields: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def dims_of(
-    kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.DataTree
-) -> dict[str, list[str]]:
+def dims_of(kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.DataTree) -> Names:
     """Return names of the dimensions after chain and draw: axes of rows, then axes of the block.
 
     :param dims: the user's names, by block, of its own axes or of all of them.
@@ -80,7 +79,7 @@ def dims_of(
     return result
 
 
-def plate_dims(trace: Mapping[str, Any]) -> dict[str, list[str]]:
+def plate_dims(trace: Mapping[str, Any]) -> Names:
     """Return names of the plates' axes in a model's trace, by site, after the time axis of a scan.
 
     ArviZ takes a site's first axes for its plates, also where the first one is the time.

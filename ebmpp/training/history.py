@@ -136,11 +136,9 @@ class Table:
 
     def _column(self, name: str) -> np.ndarray:
         dtype = np.result_type(*(part[name].dtype for part in self._parts if name in part))
-        if not all(name in part for part in self._parts) and not np.issubdtype(dtype, np.floating):
-            dtype = np.dtype(float)
-        missing = lambda part: np.full(len(next(iter(part.values()))), np.nan)
-        values = [part[name] if name in part else missing(part) for part in self._parts]
-        return np.concatenate(values, dtype=dtype, casting="same_kind")
+        dtype = dtype if np.issubdtype(dtype, np.floating) else np.dtype(float)  # where a part has no value
+        missing = lambda part: np.full(len(next(iter(part.values()))), np.nan, dtype)
+        return np.concatenate([part[name] if name in part else missing(part) for part in self._parts])
 
     def _fetch(self) -> None:
         counts = [(count, constants) for _, count, constants in self._pending]

@@ -213,13 +213,10 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
 
 
 def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) -> Array:
-    statistics = graph.statistics(sample_latents(graph, params, Batch.uniform(rows), key))
-    total, count = jnp.zeros(()), 0
-    for b in graph.visible:
-        mean = lambda t, b=b: graph.families[b].mean(energy.natural(graph, params, t, [b])[b])
-        error = statistics[b] - jax.vmap(mean)(statistics)
-        total, count = total + (error**2).sum(), count + error.size
-    return total / count
+    x = sample_latents(graph, params, Batch.uniform(rows), key)
+    mean = lambda b: graph.families[b].mean(energy.natural_rows(graph, params, x, [b])[b])
+    errors = [t - mean(b) for b, t in graph.statistics({b: x[b] for b in graph.visible}).items()]
+    return (jnp.concatenate(list(map(jnp.ravel, errors))) ** 2).mean()
 
 
 def gradient_bias(
