@@ -166,7 +166,8 @@ class Runs:
         size = min(rows, max(1, _MAX_CHAINS // self.chains))
         for first in range(0, rows, size):
             copies = np.tile(np.minimum(np.arange(first, first + size), rows - 1), self.chains)
-            keys = _keys(self.key, np.repeat(np.arange(self.chains), size), copies)
+            chain_keys = random.fold_in(self.key, 1, np.repeat(np.arange(self.chains), size))
+            keys = random.fold_in(chain_keys, copies)
             target = self.target.take(copies)
             yield target, search.started(target, random.fold_in(keys, 0)), keys, min(size, rows - first)
 
@@ -214,11 +215,6 @@ def _r_hat(trace: np.ndarray) -> np.ndarray:
     moved = np.ptp(trace, axis=(0, 2)) > 1e-4 * np.abs(trace).max(axis=(0, 2))  # beyond rounding
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(moved, split_gelman_rubin(np.moveaxis(trace.astype(float), 1, 2)), np.nan)
-
-
-@jax.jit
-def _keys(key: Array, chain: Array, row: Array) -> Array:
-    return random.fold_in(random.fold_in(key, 1, chain), row)
 
 
 @jax.jit

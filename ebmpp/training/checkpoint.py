@@ -15,7 +15,7 @@ from ebmpp.core import archive, checkpoints, sharding
 from ebmpp.graph import FactorGraph, saving
 from ebmpp.training.batches import Source
 from ebmpp.training.history import Monitor
-from ebmpp.training.optimizers import computation
+from ebmpp.training.optimizers import Comparable, computation
 from ebmpp.training.steps import Stages, State
 
 #: Contents of a checkpoint: the number of steps done, the leaves of the state and the recorders, the history.
@@ -74,7 +74,7 @@ def run_identity(
     stages: Stages,
     source: Source,
     state: State,
-    optimizers: Sequence[str],
+    optimizers: Sequence[Comparable],
     monitors: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return JSON values that a resumed run must share; its last stage may be longer."""
@@ -88,7 +88,7 @@ def run_identity(
         "energies": saving.energies(graph),
         "layers": saving.layers(graph),
         **(schedule if stages.scheduled else {"estimator": estimators[0]}),
-        "optimizer": list(optimizers),
+        "optimizer": [optimizer.digest for optimizer in optimizers],
         "batch_size": source.batch_size,
         "monitors": {name: monitor_identity(fn, state) for name, fn in sorted(monitors.items())},
         "state": [[list(jnp.shape(a)), str(jnp.result_type(a))] for a in jax.tree.leaves(state)],

@@ -237,16 +237,14 @@ def fit(
             state = loop.proceed(start.estimator_state, start.optimizer_state, state)
         with contextlib.ExitStack() as stack:
             if checkpoint_dir is not None:
-                digests = [optimizer.digest for optimizer in loop.optimizers]
-                run = run_identity(graph, stages, source, state, digests, monitors) | {
+                run = run_identity(graph, stages, source, state, loop.optimizers, monitors) | {
                     "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
                     "monitor_every": interval,
                     "keep_best": None if best is None else [best.name, best.mode],
                     "keep_path": None if recorder is None else recorder.capacity,
                     "steps_before": before,
                 }
-                save = SharedCheckpoints(checkpoint_dir, run, resume)
-                stack.enter_context(contextlib.closing(save))
+                save = stack.enter_context(contextlib.closing(SharedCheckpoints(checkpoint_dir, run, resume)))
                 first, state = loop.resume(save, checkpoint_every, state)
             try:
                 state = loop.run(first, state, progress_bar, deadline)
