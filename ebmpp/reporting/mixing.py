@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sections on mixing: meeting times of coupled chains, and Gibbs chains against parallel tempering."""
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 import warnings
 
@@ -80,12 +81,10 @@ def _pairs(subject: Subject, lag: int) -> UnbiasedEstimate | None:
     # chains with a common start would be in one mode and meet there
     options |= {"num_pairs": budget.pairs, "independent_starts": True, "unmet": "drop"}
     options |= {"rng_key": subject.key(8)}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.suppress(UnmetError):
         warnings.simplefilter("ignore")  # the page reports unmet pairs
-        try:
-            return unbiased_expectation(subject.graph, subject.params, _block_means, **options)
-        except UnmetError:
-            return None
+        return unbiased_expectation(subject.graph, subject.params, _block_means, **options)
+    return None
 
 
 def _bound_table(section: Section, estimate: UnbiasedEstimate) -> None:

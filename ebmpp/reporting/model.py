@@ -49,8 +49,7 @@ def latent_units(section: Section, subject: Subject) -> None:
         colors = [_STATUS_COLORS[s] for s in present]
         for ax, column, label in zip(pair, ("mean", "varies"), ("mean", "explained share"), strict=True):
             low, high = units[column].min(), units[column].max()
-            is_unit = column == "varies" or (low >= 0 and high <= 1)
-            span = (0.0, 1.0) if is_unit else (low - 1e-6, high + 1e-6)
+            span = (0.0, 1.0) if low >= 0 and high <= 1 else (low - 1e-6, high + 1e-6)
             values = [units[column][units["status"] == s] for s in present]
             ax.hist(values, bins=25, range=span, stacked=True, color=colors, label=present)
             ax.set(xlabel=label, ylabel=f"units of {block}")

@@ -65,9 +65,8 @@ def moments(section: Section, subject: Subject) -> None:
     section.table("moments", pd.DataFrame(rows), "Root mean squares over all moments of a kind.")
     means = pd.concat([group for kind, group in groups.items() if kind != "covariances"], ignore_index=True)
     means["in errors"] = (means["model"] - means["data"]) / means["error"].where(means["error"] > 0, np.inf)
-    order = means["in errors"].abs().sort_values(ascending=False, kind="stable").index[:_NUM_WORST]
-    worst = means.loc[order].reset_index(drop=True)
-    section.table("moments_worst", worst, "Means with the largest differences, in standard errors.")
+    worst = means.sort_values("in errors", key=np.abs, ascending=False, kind="stable", ignore_index=True)
+    section.table("moments_worst", worst[:_NUM_WORST], "Largest differences of means, in standard errors.")
     words = "moments of model and data agree within their errors"
     if differing:
         words = f"{' and '.join(differing)} of model and data differ by more than their errors"
