@@ -7,7 +7,6 @@ import itertools
 import math
 from typing import Any
 
-import jax
 from jax import Array
 import jax.numpy as jnp
 
@@ -136,8 +135,7 @@ class Binding:
         """Yield random states of the sites with their log density, latents summed out."""
         graph, latents, target = self.graph, self.latents, self.bind(values, call, check=True)
         states.check_summable(graph, latents)
-        of_row = lambda params, row: energy.log_unnormalized(graph, params, row, latents)
-        of_rows = lambda target, rows: jax.vmap(lambda row: of_row(target.params, row))(rows)
+        of_rows = lambda target, rows: energy.summed_out(graph, target.params, rows, latents)
         for index in itertools.count():
             x = gibbs.initial_rows(graph, self.site_blocks, target.keys(key, index)) | target.clamped
             weight = 0.0 if target.log_likelihood is None else jnp.sum(target.log_likelihood(x))

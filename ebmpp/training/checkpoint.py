@@ -18,9 +18,6 @@ from ebmpp.training.history import Monitor
 from ebmpp.training.optimizers import Comparable, computation
 from ebmpp.training.steps import Stages, State
 
-#: Contents of a checkpoint: the number of steps done, the leaves of the state and the recorders, the history.
-Saved = tuple[int, list[np.ndarray], dict[str, np.ndarray]]
-
 
 class Checkpoints(checkpoints.Checkpoints):
     """Checkpoints of one call of ``fit``."""
@@ -53,8 +50,12 @@ class SharedCheckpoints:
         arrays = [*sharding.to_host(list(leaves)), *history.values()]
         sharding.by_first(lambda: None if first is None else first.write(step, body, arrays))
 
-    def restore(self) -> Saved | None:
-        """Return the newest valid checkpoint; None in an empty directory. See ``Checkpoints.read``."""
+    def restore(self) -> tuple[int, list[np.ndarray], dict[str, np.ndarray]] | None:
+        """Return the contents of the newest valid checkpoint; None in an empty directory.
+
+        These are the number of steps done, the leaves of the state and the recorders, and the history. See
+        ``Checkpoints.read``.
+        """
         first = self._first
         checkpoint = sharding.by_first(lambda: None if first is None else first.read(depth=7))
         if sharding.processes() > 1:
