@@ -27,8 +27,7 @@ from ebmpp.errors import IntractableError, ParameterError
 from ebmpp.families import Bernoulli, Categorical, Family, Spin
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.factors import pairwise
-from ebmpp.graph.factors.pairwise import Adjacency, Pairwise
+from ebmpp.graph.factors.pairwise import Adjacency, Pairwise, table
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Layer, Move, flat
 from ebmpp.moves.target import Target
@@ -165,7 +164,7 @@ def _spins(family: Family, fields: _Fields, x: Array) -> tuple[Array, Array]:
         zero = jnp.zeros(len(x), pull.dtype)
         field = field + (zero.at[a].add(pull).at[b].add(pull))[:, None]
     gain = 2 * half**2 * fields.weights[:, None] * spin[a] * spin[b]
-    label = components(pairwise.table(len(x), fields.edges), fields.bond < -jnp.expm1(-jnp.maximum(gain, 0)))
+    label = components(table(len(x), fields.edges), fields.bond < -jnp.expm1(-jnp.maximum(gain, 0)))
     root = _at(spin, label)
     total = _sum_by(label, field * spin * root)  # of a cluster with its smallest unit up
     up = jnp.where(fields.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
@@ -176,7 +175,7 @@ def _categories(fields: _Fields, x: Array) -> tuple[Array, Array]:
     """Redraw categories: a cluster has one value, drawn from the sum of its natural parameters."""
     a, b = fields.edges.T
     probability = -jnp.expm1(-fields.weights)[:, None]
-    label = components(pairwise.table(len(x), fields.edges), (x[a] == x[b]) & (fields.bond < probability))
+    label = components(table(len(x), fields.edges), (x[a] == x[b]) & (fields.bond < probability))
     eta = jnp.broadcast_to(fields.eta, (*x.shape, fields.eta.shape[-1]))
     total = jnp.stack([_sum_by(label, eta[..., k]) for k in range(eta.shape[-1])], -1)
     return _at(random.inverse_cdf(fields.coin, jax.nn.softmax(total, -1)), label), label

@@ -17,7 +17,6 @@ from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.moves import forests
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.forests import layers
 from ebmpp.moves.forests.tables import Tables
 from ebmpp.moves.gibbs import hold
 from ebmpp.moves.move import Drawn, Layer, Move, equal, flat
@@ -119,11 +118,11 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
     """
     checks.instance("forest_sweep: graph", graph, FactorGraph, "a FactorGraph")
     free = [b for b in graph.families if b not in set(clamped)]
-    finite = [b for b in free if layers.suits(graph, b)]
+    finite = [b for b in free if forests.layers.suits(graph, b)]
     expected = "a free block of finite units that interact with few others"
     actual = {b: graph.families[b] for b in free}
     checks.require(finite, "forest_sweep: graph", expected, actual, IntractableError, "Use gibbs_sweep.")
-    split = layers.split(graph, finite)
+    split = forests.layers.split(graph, finite)
     moves = (Forests(tuple((b, Constant.copy(u)) for b, u in layer.items())) for layer in split)
     joined = {b for layer in split for b in layer}
     rest = schedule(graph, [b for b in graph.families if b not in free or b in joined])

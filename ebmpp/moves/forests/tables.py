@@ -23,8 +23,7 @@ from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
-from ebmpp.graph import Bilinear, FactorGraph, Linear, Pairwise, energy
-from ebmpp.graph.factors import Factor
+from ebmpp.graph import Bilinear, Factor, FactorGraph, Linear, Pairwise, energy
 from ebmpp.graph.factors.lateral import Local, Split, induced
 from ebmpp.moves.forests.layers import Units, interactions
 from ebmpp.moves.forests.structure import Forest

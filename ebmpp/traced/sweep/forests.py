@@ -26,7 +26,6 @@ from ebmpp.core import random
 from ebmpp.errors import StateError
 from ebmpp.graph.factors.lateral import induced
 from ebmpp.moves import forests
-from ebmpp.moves.forests import Forest
 from ebmpp.traced.block import Coupled, Sites
 from ebmpp.traced.dependence import Terms
 from ebmpp.traced.model import Context, Inputs, Moved
@@ -45,7 +44,7 @@ class _Layer(NamedTuple):
     """Units that form a forest, and the elements that read them."""
 
     units: np.ndarray
-    forest: Forest
+    forest: forests.Forest
     trees: np.ndarray
     """The tree of each unit."""
     single: Reads
@@ -169,13 +168,13 @@ def _make_layer(terms: Terms, units: np.ndarray, edges: np.ndarray) -> _Layer:
     """Return the layer of some units; its edges begin on the even side."""
     count, position, edges = len(units), np.full(terms.sets.size, -1), induced(edges, units, terms.sets.size)
     position[units] = np.arange(count)
-    depth = Forest(count, edges).depth
+    depth = forests.Forest(count, edges).depth
     first, second = edges.T
     codes, edges = first * count + second, np.where(depth[edges[:, :1]] % 2 == 0, edges, edges[:, ::-1])
     order = np.argsort(codes)
     adjacency = sparse.coo_array((np.ones(len(edges)), (first, second)), (count, count))
     _, trees = sparse.csgraph.connected_components(adjacency, directed=False)
-    layer = _Layer(units, Forest(count, edges), trees, Reads({}, {}), Reads({}, {}))
+    layer = _Layer(units, forests.Forest(count, edges), trees, Reads({}, {}), Reads({}, {}))
     for slot, mask in terms.live.items():
         element, unit = terms.elements(slot)
         inside = position[unit] >= 0
