@@ -10,6 +10,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core.precision import full_precision
+from ebmpp.core.types import Draws
 
 _MAX_STEPS = 200  # means a millionth from an end take about 20
 _LENGTHS = 2.0 ** np.arange(3, -12, -1)  # of a step, tried beside the safe one
@@ -24,9 +25,7 @@ Numbers = Float[Array, "values"]
 
 
 @full_precision
-def mode(
-    eta: Units, states: Real[Array, "values"], statistics: Statistics, log_base: Numbers
-) -> Real[Array, "units"]:
+def mode(eta: Units, states: Real[Array, "values"], statistics: Statistics, log_base: Numbers) -> Draws:
     """Return the most probable state of each unit, the first of equally probable ones."""
     return states[(eta @ statistics.T + log_base[None]).argmax(-1)]
 

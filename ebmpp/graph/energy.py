@@ -24,11 +24,12 @@ from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.factors.lateral import each_part
 
+#: Factors to which a sum is restricted; None for all.
+Factors = Iterable[Factor] | None
+
 
 @full_precision
-def energy(
-    graph: Declaration, params: Params, statistics: Statistics, factors: Iterable[Factor] | None = None
-) -> Scalar:
+def energy(graph: Declaration, params: Params, statistics: Statistics, factors: Factors = None) -> Scalar:
     """Return E(t), or the sum of some factors."""
     total = jnp.zeros(())
     for factor in graph.factors if factors is None else factors:
@@ -43,7 +44,7 @@ def _zeros(graph: Declaration, blocks: Iterable[str]) -> Eta:
 
 
 def natural(
-    graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str], factors: Any = None
+    graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str], factors: Factors = None
 ) -> Eta:
     """Return the natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
 
@@ -59,7 +60,7 @@ def natural(
 
 
 def contributed(
-    graph: Declaration, factors: Iterable[Factor], params: Params, statistics: Statistics, blocks: Any = None
+    graph: Declaration, factors: Factors, params: Params, statistics: Statistics, blocks: Any = None
 ) -> Eta:
     """Return what ``factors`` add to the natural parameters of blocks, all by default, at ``statistics``."""
     log_density_at = lambda t: -energy(graph, params, {**statistics, **t}, factors)

@@ -20,7 +20,7 @@ from ebmpp.graph.factors.lateral import Constant, Local, Pairs, Split
 Params = Any
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True)
 class _Frozen:
     """A pytree of arrays that compares and hashes by value."""
 
@@ -36,9 +36,6 @@ class _Frozen:
     def unflatten(self) -> Params:
         """Return the tree as numpy arrays, bit by bit."""
         return jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves])
-
-    def __repr__(self) -> str:
-        return repr(jax.tree.map(np.shape, self.unflatten()))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
