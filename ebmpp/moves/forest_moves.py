@@ -5,8 +5,9 @@
 from collections.abc import Iterable
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
@@ -59,7 +60,11 @@ class Forests(Move):
         :return: by block ``(rows, units, K)``, for the K values in rising order; and by two blocks the
             probabilities of neighbours, :class:`~ebmpp.moves.forests.Pairs`.
         """
-        return _tables(target.graph, self.units).marginals(target.params, x, target.keep)
+        tables = _tables(target.graph, self.units)
+        single, pairs = forests.marginals(tables.forest, *tables.weights(target.params, x, target.keep))
+        units = {b: (u, len(cast(Array, tables.families[b].states()))) for b, u in tables.units.items()}
+        single = {b: single[:, place, : units[b][1]] for b, place in tables.places.items()}
+        return single, forests.Pairs.by_name(tables.forest, pairs, units)
 
     def prepare(self, target: Target, z: Chains) -> Any:
         """Return the tables of all chains, ``(chains, rows, ...)``, with axes of 1 where they are equal."""

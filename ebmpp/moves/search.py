@@ -53,21 +53,16 @@ def begin(target: Target, x: Rows, keys: Keys) -> Search:
     return _improve(target, search, moved)._replace(going=search.going)
 
 
-def one_pass(target: Target, search: Search) -> Search:
-    """Make one pass over the layers; rows whose search is over stay."""
-    moved = dict(search.x)
-    for blocks in target.layers:
-        moved |= _modes(target, moved, blocks)
-    return _improve(target, search, moved)
-
-
 def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
     """Make passes until no row changes, from a random layer or, without keys, from the first."""
     start = _initial(target, x) if keys is None else begin(target, x, keys)
 
     def step(carry: tuple[Array, Rows, Search]) -> tuple[Array, Rows, Search]:
         number, past, search = carry
-        search = one_pass(target, search)
+        moved = dict(search.x)
+        for blocks in target.layers:
+            moved |= _modes(target, moved, blocks)
+        search = _improve(target, search, moved)
         search = search._replace(going=search.going & ~_equal(search.x, past))  # a cycle by rounding
         store = number & (number - 1) == 0
         return number + 1, {b: jnp.where(store, v, past[b]) for b, v in search.x.items()}, search
@@ -88,7 +83,7 @@ def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:
 
 
 def _improve(target: Target, search: Search, moved: Rows) -> Search:
-    """Take ``moved`` where it is another state.
+    """Take ``moved`` where it is another state; rows whose search is over stay.
 
     The density does not decide: in float32 the energy of many units may not change with one of them.
     """

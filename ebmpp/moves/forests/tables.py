@@ -9,7 +9,6 @@ products of the Hessian per statistic give the derivatives between all units and
 
 from collections.abc import Iterable, Mapping
 import functools
-from typing import cast
 
 from jaxtyping import Float, Int32
 import numpy as np
@@ -27,7 +26,6 @@ from ebmpp.graph import Bilinear, Factor, FactorGraph, Linear, Pairwise, energy
 from ebmpp.graph.factors.lateral import Local, Split, induced
 from ebmpp.moves.forests.layers import Units, interactions
 from ebmpp.moves.forests.structure import Forest
-from ebmpp.moves.forests.sums import Pairs, PairsByName, marginals
 
 
 class Tables:
@@ -44,10 +42,10 @@ class Tables:
         lengths = [len(u) for u in units.values()]
         #: places of each block's units in the forest
         ends = np.cumsum([0, *lengths])
-        self._places = {b: slice(*ends[i : i + 2]) for i, b in enumerate(units)}
+        self.places = {b: slice(*ends[i : i + 2]) for i, b in enumerate(units)}
         #: half of each unit of a block, -1 outside of the forest
         self._half = {b: np.full(f.size, -1) for b, f in self.families.items()}
-        for b, place in self._places.items():
+        for b, place in self.places.items():
             self._half[b][units[b]] = self.forest.depth[place] // 2 % 2
         #: value, log base measure and statistics of the states of each unit; of all if there is one block
         self._values, self._log_base, self._statistics = _state_tables(self.families, lengths)
@@ -84,7 +82,7 @@ class Tables:
             by_unit = energy.to_units(t[split.block], split.family)
             field = local.field(local.prepare(params[factor.name]), by_unit.__getitem__, 0)
             field = jnp.moveaxis(field, 0, 1).reshape(len(eta), len(field), -1)
-            eta = eta.at[:, self._places[split.block], : field.shape[-1]].add(field)
+            eta = eta.at[:, self.places[split.block], : field.shape[-1]].add(field)
         logs = (eta[:, :, None] * self._statistics[None]).sum(-1) + self._log_base[None]
         if self.units.keys().isdisjoint(keep):
             return logs
@@ -117,17 +115,10 @@ class Tables:
     def put(self, x: Rows, states: Int32[Array, "rows units"]) -> Blocks:
         """Return the blocks with the units of the forest in ``states``."""
         values, new = jnp.take_along_axis(self._values[None], states[..., None], -1)[..., 0], {}
-        for b, place in self._places.items():
+        for b, place in self.places.items():
             flat = x[b].reshape(len(x[b]), -1).at[:, self.units[b]].set(values[:, place].astype(x[b].dtype))
             new[b] = flat.reshape(x[b].shape)
         return new
-
-    def marginals(self, params: Params, x: Rows, keep: Keep) -> tuple[Blocks, PairsByName]:
-        """Return the probabilities of units and of neighbours; see :meth:`~ebmpp.moves.Forests.marginals`."""
-        single, pairs = marginals(self.forest, *self.weights(params, x, keep))
-        units = {b: (u, len(cast(Array, self.families[b].states()))) for b, u in self.units.items()}
-        single = {b: single[:, place, : units[b][1]] for b, place in self._places.items()}
-        return single, Pairs.by_name(self.forest, pairs, units)
 
     def _zeroed(self, x: Rows, factors: Iterable[Factor]) -> Blocks:
         """Return statistics of the blocks of some factors and of the forest, whose units are at 0."""
