@@ -51,9 +51,8 @@ def check(graph: Declaration, params: Params) -> None:
     """Check that the model normalises."""
     quadratic = [b for b, f in graph.families.items() if _is_quadratic(f)]
     unbounded = [b for b, f in graph.families.items() if _is_unbounded(f)]
-    for block, family in graph.families.items():
-        if _is_restricted(family):
-            _check_reach(graph, params, block)
+    for block in (b for b, f in graph.families.items() if _is_restricted(f)):
+        _check_reach(graph, params, block)
     for a, b in graph.interacting(unbounded):
         if not (a in quadratic and b in quadratic):
             _check_sign(graph, params, a, b)
@@ -130,11 +129,10 @@ def _reach(graph: Declaration, block: str, params: Params, stats: Statistics | N
         return eta.max(0), eta.min(0)
     zero = {b: jnp.zeros(graph.families[b].statistic_shape) for b in scope}
     high = low = _eta(graph, params, block, zero)
-    for b in scope:
-        if not _is_unbounded(graph.families[b]):
-            slope = _slope(graph, block, b, params, zero)
-            high = high + _largest(slope, graph.families[b])
-            low = low - _largest(-slope, graph.families[b])
+    for b in (b for b in scope if not _is_unbounded(graph.families[b])):
+        slope = _slope(graph, block, b, params, zero)
+        high = high + _largest(slope, graph.families[b])
+        low = low - _largest(-slope, graph.families[b])
     return high, low
 
 

@@ -191,15 +191,13 @@ def _warn_of_scales(
 
 def warn_if_stuck(graph: Declaration, params: Params) -> None:
     """Warn of latents whose gradients are zero: their conditional mean is 0 while all their params are."""
-    for block, family in graph.latent.items():
-        if isinstance(family, Gaussian) and not family.learned:
-            factors = [f for f in graph.factors if block in f.blocks]
-            names = [f.name for f in factors]
-            if Bilinear in map(type, factors) and not any(np.any(params[name]) for name in names):
-                warnings.warn(
-                    f"block {block!r}: all params of its factors {names} are 0, where every gradient of "
-                    "conditional means is 0, so training leaves them there. Start from random weights, "
-                    'scheme="gaussian".',
-                    UserWarning,
-                    stacklevel=4,
-                )
+    for block in (b for b, f in graph.latent.items() if isinstance(f, Gaussian) and not f.learned):
+        factors = [f for f in graph.factors if block in f.blocks]
+        names = [f.name for f in factors]
+        if Bilinear in map(type, factors) and not any(np.any(params[name]) for name in names):
+            warnings.warn(
+                f"block {block!r}: all params of its factors {names} are 0, where every gradient of "
+                "conditional means is 0, so training leaves them there. Start from random weights, "
+                'scheme="gaussian".',
+                stacklevel=4,
+            )

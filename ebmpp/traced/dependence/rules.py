@@ -254,9 +254,9 @@ def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | Non
     else:
         with sharding.at_once():
             origins = [np.asarray(o) for o in evaluate_step(step, [jnp.asarray(a) for a in numbers])]
-    if step.name == "scatter":  # of updates of one place, any may win
-        if len(np.unique(origins[0][origins[0] >= starts[2]])) < math.prod(shapes[2]):
-            return None
+    # of updates of one place, any may win
+    if step.name == "scatter" and len(np.unique(origins[0][origins[0] >= starts[2]])) < math.prod(shapes[2]):
+        return None
     # a gather fills in the least integer, which is no element
     return Moved(shapes, results, [np.where(o < 0, -1, o)[None] for o in origins])
 
