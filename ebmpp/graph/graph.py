@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factor graphs of visible and latent blocks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from ebmpp.families import Family
 from ebmpp.graph import display, energy, initialization, networks, normalization, states, tables
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Bilinear, lateral
+from ebmpp.graph.networks import FamilyLike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,13 +61,7 @@ class FactorGraph(Declaration, Shown):
 
     @classmethod
     def from_networkx(
-        cls,
-        graph: nx.Graph,
-        family: Callable[[int], Family] | Family,
-        *,
-        block: str = "x",
-        shared: bool = False,
-        bias: bool = True,
+        cls, graph: nx.Graph, family: FamilyLike, *, block: str = "x", shared: bool = False, bias: bool = True
     ) -> "FactorGraph":
         """Declare one visible block with a unit per node, whose units interact along the edges.
 

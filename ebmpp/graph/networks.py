@@ -29,6 +29,8 @@ from ebmpp.graph.factors.pairwise import attribute, edge_weights
 _BATCH_SIZE = 256  # rows of second derivatives computed at once
 _TOLERANCE = 1e-5  # relative, of second derivatives, which must be constant
 
+#: A family, or a function of the number of units that returns one, such as a class.
+FamilyLike = Callable[[int], Family] | Family
 #: Families by dimod's type of variables.
 _VARTYPES: dict[str, type[Family]] = {"SPIN": Spin, "BINARY": Bernoulli}
 
@@ -116,7 +118,7 @@ def unit_network(graph: Declaration, params: Params) -> nx.Graph:
 
 
 def declare(
-    graph: nx.Graph, family: Callable[[int], Family] | Family, block: str, shared: bool, bias: bool
+    graph: nx.Graph, family: FamilyLike, block: str, shared: bool, bias: bool
 ) -> tuple[Family, list[Factor]]:
     """Return a block with one unit per node, and its factors; see :meth:`ebmpp.FactorGraph.from_networkx`."""
     checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")

@@ -306,12 +306,12 @@ class TemperedSweep(Move):
 
 
 def tempered_sweep(
-    graph: FactorGraph,
-    coupling: str | Sequence[Any] | None = None,
-    clamped: Iterable[str] = (),
-    summed: tuple[str, ...] = (),
+    graph: FactorGraph, coupling: Any = None, clamped: Iterable[str] = (), summed: tuple[str, ...] = ()
 ) -> TemperedSweep:
-    """Return the move of :class:`~ebmpp.ParallelTempering`, and of pairs with :func:`tempered`."""
+    """Return the move of :class:`~ebmpp.ParallelTempering`, and of pairs with :func:`tempered`.
+
+    :param coupling: see :func:`ebmpp.moves.couplings.resolve`.
+    """
     layers = schedule(graph, (*clamped, *summed))
     kinds = resolve(coupling, layers)
     return TemperedSweep(graph, tuple(Layer(b, kind) for b, kind in zip(layers, kinds, strict=True)), summed)

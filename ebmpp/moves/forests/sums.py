@@ -75,12 +75,11 @@ def draw(forest: Forest, unary: Unary, pairwise: Pairwise, uniforms: Float[Array
     return _states(forest, tables, logs.log_sum_exp, logs.draw, u[None])[0].reshape(*batch, -1)
 
 
-def draw_pair(
-    forest: Forest, unary: Unary, pairwise: Pairwise, uniforms: Float[Array, "*#batch units 3"]
-) -> States:
+def draw_pair(forest: Forest, unary: Unary, pairwise: Pairwise, uniforms: Array) -> States:
     """Draw two chains from tables of their own, each unit coupled maximally given the unit above it.
 
-    The first axis of the tables, and of the states, is that of the two chains.
+    The first axis of the tables, and of the states, is that of the two chains; ``uniforms`` lack it, and have
+    three numbers per unit, ``(..., units, 3)``.
     """
     batch, *tables = _arrange(unary, pairwise, (1, *uniforms.shape[:-2]))
     u = _rows_last(jnp.broadcast_to(uniforms, (*batch[1:], forest.num_units, 3)), 2)
