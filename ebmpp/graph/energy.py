@@ -7,7 +7,7 @@ zero statistics plus the log-normalisers. Most functions take one state and are 
 turns a vmapped gradient of a bilinear energy into one matrix product, as fast as a hand-written one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ def _zeros(graph: Declaration, blocks: Iterable[str]) -> Eta:
 
 
 def natural(
-    graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str], factors: Factors = None
+    graph: Declaration, params: Params, statistics: Statistics, blocks: Sequence[str], factors: Factors = None
 ) -> Eta:
     """Return the natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
 
@@ -52,7 +52,6 @@ def natural(
         be among them; each of its units then gets its natural parameter given all other units.
     :param factors: restrict the energy to these factors; all by default.
     """
-    blocks = tuple(blocks)
     if factors is None:
         factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
     lateral = {b: statistics[b] for b in blocks if b in graph.splits and b in statistics}
@@ -74,9 +73,8 @@ def affine(
     return jax.value_and_grad(lambda t: -energy(graph, params, {**statistics, **t}))(_zeros(graph, blocks))
 
 
-def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]) -> Scalar:
+def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blocks: Sequence[str]) -> Scalar:
     """Return the log of the sum over ``blocks`` of exp(-E) r, without the other blocks' base measures."""
-    blocks = tuple(blocks)
     at_zero, eta = affine(graph, params, statistics, blocks)
     return at_zero + sum(graph.families[b].log_normalizer(eta[b]).sum() for b in blocks)
 
@@ -109,7 +107,7 @@ def log_unnormalized(
     return at_zero + sum(map(summed, (*blocks, *known))) + log_base_measure(graph, observed)
 
 
-def natural_rows(graph: Declaration, params: Params, x: Rows, blocks: Iterable[str]) -> Eta:
+def natural_rows(graph: Declaration, params: Params, x: Rows, blocks: Sequence[str]) -> Eta:
     """Return the natural parameters of ``blocks`` for each row; see :func:`natural`."""
     scope = {b: x[b] for b in (*graph.neighbours(blocks), *(b for b in blocks if b in graph.splits))}
     if not scope:  # no neighbours: the same for every row

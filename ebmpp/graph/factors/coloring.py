@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proper colourings of the block graph (layers), and of the units of a block that interact (parts)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -58,9 +58,8 @@ class SplitBlock(Split):
         return tuple(f.local({self.block: self.family}, self) for f in self.inner_factors)
 
 
-def split_blocks(families: Mapping[str, Family], factors: Iterable[Factor]) -> dict[str, SplitBlock]:
+def split_blocks(families: Mapping[str, Family], factors: Sequence[Factor]) -> dict[str, SplitBlock]:
     """Split every block whose units interact."""
-    factors = tuple(factors)
     pairs: dict[str, list[np.ndarray]] = {}
     for factor in factors:
         for block, edges in factor.edges(families).items():

@@ -7,7 +7,7 @@ rows last: the values of a neighbour are then contiguous, and a sweep of a 64x64
 time that it takes with the rows first (100 chains, two cores).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any, Protocol, Self
@@ -188,9 +188,8 @@ class Split:
         """Unit numbers of each part, padded with the size of the block."""
         return self.padded(self.units, self.family.size)
 
-    def padded(self, arrays: Iterable[Numbers], fill: Any) -> np.ndarray:
+    def padded(self, arrays: Sequence[Numbers], fill: Any) -> np.ndarray:
         """Stack arrays ``(units, ...)``, one per part, to ``(parts, most units, ...)``."""
-        arrays = list(arrays)
         most = max(map(len, arrays))
         fit = lambda a: np.pad(a, [(0, most - len(a)), *[(0, 0)] * (a.ndim - 1)], constant_values=fill)
         return np.stack([fit(a) for a in arrays])
