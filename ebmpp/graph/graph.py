@@ -171,7 +171,7 @@ class FactorGraph(Declaration, Shown):
     ) -> Params:
         """Return initial params, a dict by factor.
 
-        :param data: rows of the visible blocks, whose base rates become the visible biases; those of known
+        :param data: rows of the visible blocks, whose base rates become the visible biases; rates of known
             entries for an :class:`~ebmpp.Observed` block.
         :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"
             (semi-orthogonal weights, Logistic(0, 0.5) biases: Taniguchi et al. 2023), or a dict with

@@ -299,8 +299,8 @@ class Layer(Move):
     def families(self, graph: FactorGraph, part: Any) -> gibbs.Families:
         """Return the families of the units that are drawn at once."""
         split = graph.splits.get(self.blocks[0])
-        whole = {b: graph.families[b] for b in self.blocks}
-        return whole if split is None else {split.block: split.part_family(part)}
+        block_families = {b: graph.families[b] for b in self.blocks}
+        return block_families if split is None else {split.block: split.part_family(part)}
 
     def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
         """Return ``x`` with the values of a part replaced; ``new`` if there is one part."""
