@@ -38,7 +38,7 @@ from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.clusters import components
 from ebmpp.traced import ModelBlock
 from ebmpp.traced.block import Sites
-from ebmpp.traced.model import Context
+from ebmpp.traced.model import Inputs
 from ebmpp.traced.sweep.posterior import Posterior
 
 _CLUSTERS = 1 << 17  # folded into the keys
@@ -130,18 +130,18 @@ class Clusters:
         return _Reads(element[counts == 1], unit[counts == 1], element[counts == 2][::2], edge)
 
     def move(
-        self, values: Sites, context: Context, keys: Array, beta: Any = None, backward: bool = False
+        self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
     ) -> tuple[Sites, Array]:
         """Move the clusters; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
         del backward
-        sites = {name: values[name] for name in self.posterior.sites}
-        inputs, keys = self.posterior.inputs(values, context), random.fold_in(keys, 0, _CLUSTERS)
+        sites = {name: inputs[0][name] for name in self.posterior.sites}
+        slots, keys = self.posterior.inputs(*inputs), random.fold_in(keys, 0, _CLUSTERS)
         beta = 1.0 if beta is None else beta
         uniforms = random.uniform(random.words(keys, 2 + self.size + len(self.edges)))
         a = jnp.floor(uniforms[0] * self.num_values).astype(jnp.int32)
         b = jnp.floor(uniforms[1] * (self.num_values - 1)).astype(jnp.int32)
         other, may_move = self._others(sites, a, b + (b >= a))
-        coupling, field, may_move = self._ising(sites, other, inputs, may_move)
+        coupling, field, may_move = self._ising(sites, other, slots, may_move)
         head, tail = self.edges.T
         bonds = (
             (uniforms[2 + self.size :] < -jnp.expm1(-2 * beta * coupling)) & may_move[head] & may_move[tail]

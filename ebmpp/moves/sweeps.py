@@ -59,8 +59,11 @@ def _resolve(graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact:
         moves = tuple(Layer(b, kind) for b, kind in zip(layers, resolve(coupling, layers), strict=True))
     else:
         free, changed = {b for layer in layers for b in layer}, {b for move in moves for b in move.blocks}
-        expected = f"to change the free blocks {sorted(free)}, and no others"
-        checks.require(free == changed, "moves", expected, sorted(changed))
+        if free != changed:
+            raise ArgumentError(
+                f"moves must change every free block and no other: they change {sorted(changed)}, and "
+                f"the free blocks are {sorted(free)}."
+            )
         _check(graph, moves)
     if exact:
         _check_meets(graph, moves)
