@@ -74,7 +74,7 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
 
     def move(key: Any, sites: Any) -> Any:
         context = block.info.context(sites, Call(siblings, (y,), {}))
-        return block.sweep.parts[0].move(sites, context, random.key_pair(key), beta)[0]
+        return block.sweep.parts[0].move((sites, context), random.key_pair(key), beta)[0]
 
     after = jax.jit(jax.vmap(move))(jax.random.split(jax.random.key(1), 4000), before)
     flat = lambda z: np.concatenate([np.asarray(z[s], float).reshape(len(z[s]), -1) for s in sizes], 1)
