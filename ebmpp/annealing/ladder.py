@@ -84,8 +84,8 @@ class Ladder(NamedTuple):
     correlation: Float[Array, ""]
     """Largest correlation of the pilot's log-densities before and after the sweeps of a rung, smoothed over
     rungs; 0 where it is not measured."""
-    distinct_ancestors: Float[Array, ""]
-    """Of the pilot at the end, as a share of its particles; 1 where it is not measured."""
+    relative_ancestry: Float[Array, ""]
+    """Of the pilot at the end; 1 where it is not measured."""
 
     def is_complete(self) -> Bool[Array, ""]:
         """Return True if there was room for all places; otherwise the last step is a long one."""
@@ -108,7 +108,7 @@ def find_ladder(
 
     :param cess_threshold: lowest conditional effective sample size of a step, as a share of the particles,
         below 1. The last step may miss it where the ``capacity``, the largest number of places, is reached.
-    :param measure: measure the correlation and the distinct ancestors too.
+    :param measure: measure the correlation and the ancestry too.
     """
     keys = key[None]
 
@@ -155,8 +155,8 @@ def find_ladder(
     system = systems.begin(path, keys, num)
     start = State(jnp.zeros(capacity), jnp.ones((), jnp.int32), step, system, zero, zero)
     state = lax.while_loop(lambda c: c.places[c.count - 1] < path.end, body, start)
-    distinct = systems.distinct_ancestors(state.system)[0] if measure else jnp.ones(())
-    return Ladder(state.places, state.count, state.correlation, distinct)
+    ancestry = systems.relative_ancestry(state.system)[0] if measure else jnp.ones(())
+    return Ladder(state.places, state.count, state.correlation, ancestry)
 
 
 #: The cache is bounded by graphs.

@@ -31,6 +31,7 @@ _MIN_ISLANDS = 10  # fewer make the standard error too noisy
 _START_CESS, _MOST_PLACES = 0.9, 1024  # of systems that start or restart during training
 _CORRELATED = 0.3  # correlation of the pilot's log-densities above which a rung takes more sweeps
 _MIN_MEASURED = 20  # particles of a pilot, of whose log-densities a correlation is measured
+_MOST_SWEEPS = 20  # per rung, of a number that is not given
 _RUNGS = 25  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another path."
 
@@ -95,7 +96,7 @@ def prepare(
         result, path = runs[int(np.argmin(noise))]
     correlation = float(result.correlation)
     if num_sweeps is None and correlation > _CORRELATED:
-        most = estimates.ENOUGH_SWEEPS
+        most = _MOST_SWEEPS
         sweeps = min(math.ceil(math.log(_CORRELATED) / math.log(min(correlation, 0.999))), most)
         result = pilot(path, sweeps)
         sweeps = sweeps if float(result.correlation) <= estimates.MAX_CORRELATION else most
@@ -142,8 +143,8 @@ def _climb(sweeps: int, path: Path, ladder: Ladder, first: Array, system: System
 @compiled(statics=0, key=lambda path, *_: path.graph)
 def _finish(path: Path, system: Systems, keys: Array) -> tuple:
     x = systems.all_blocks(path, system, keys)
-    shares = systems.distinct_ancestors(system)
-    return x, *sharding.everywhere((system.log_z, system.log_weights, shares))
+    shares = systems.distinct_ancestors(system), systems.relative_ancestry(system)
+    return x, *sharding.everywhere((system.log_z, system.log_weights, *shares))
 
 
 def _run(
@@ -214,20 +215,18 @@ def smc(
     :param cess_threshold: conditional effective sample size of each rung of an adaptive ladder, as a share
         of the particles, between 0 and 1.
     :param num_sweeps: of blocked Gibbs per rung. None: 1, or up to 20 where the pilot's particles need them
-        to forget their old log-densities to a correlation of 0.3, and 20 where they descend from less than a
-        third of the first ones. Where islands differ much (``log_z`` has a long upper tail), modes are found
-        late and the stated error is too small: fewer particles with more sweeps find them at the same cost.
-        On a 784x500 machine 1,000 particles of 20 sweeps agreed with annealing of 10,000 temperatures, where
-        10,000 of one sweep stayed 0.8 below at a stated 0.2.
+        to forget their old log-densities to a correlation of 0.3, and 20 where they do not forget their
+        ancestors (``relative_ancestry`` below 0.9). Where islands differ much (``log_z`` has a long upper
+        tail), modes are found late and the stated error is too small: fewer particles with more sweeps find
+        them at the same cost.
     :param mesh: devices over whose first axis the islands are sharded, best a divisor of their number.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.
     :raises ParameterError: for params that do not fit.
     :raises StateError: data of a wrong name, shape or value.
     :raises DomainError: where a model on the path does not normalise.
     :warns UserWarning: where less than a quarter of the particles is effective, the standard error exceeds
-        0.3, fewer than 20 sweeps leave the pilot's log-densities correlated by more than 0.6, or an island's
-        particles descend from less than a third of its first ones, unless these are 100 or more after at
-        least 20 sweeps per rung.
+        0.3, sweeps leave the pilot's log-densities correlated by more than 0.5, or the particles'
+        ``relative_ancestry`` is below 0.9.
 
     **References**
 
@@ -254,8 +253,8 @@ def smc(
     with sharding.over("smc: mesh", mesh):
         params = sharding.place(params)
         run = prepare("smc", graph, params, rng_key, num, cess_threshold=cess_threshold, **options)
-        if num_sweeps is None and float(run.ladder.distinct_ancestors) < estimates.MIN_ANCESTORS:
-            run = run._replace(num_sweeps=estimates.ENOUGH_SWEEPS)
+        if num_sweeps is None and float(run.ladder.relative_ancestry) < estimates.MIN_ANCESTRY:
+            run = run._replace(num_sweeps=_MOST_SWEEPS)
         keys = run_keys(run.key, islands)
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
         result = _as_result(run, params, system, keys)
@@ -264,7 +263,7 @@ def smc(
 
 
 def _as_result(run: Run, params: Params, system: Systems, keys: Array) -> ParticleSystem:
-    x, log_z, log_weights, shares = _finish(run.path, system, keys)
+    x, log_z, log_weights, shares, ancestry = _finish(run.path, system, keys)
     log_weights = np.asarray(log_weights, float) + np.asarray(log_z, float)[:, None]
     log_weights += run.log_z0 + run.model.log_factor
     summary = summarize("smc", log_weights)
@@ -285,4 +284,5 @@ def _as_result(run: Run, params: Params, system: Systems, keys: Array) -> Partic
         distinct_ancestors=float(shares.mean()),
         num_sweeps=run.num_sweeps,
         correlation=float(run.ladder.correlation),
+        relative_ancestry=float(ancestry.mean()),
     )

@@ -47,8 +47,8 @@ class Systems(NamedTuple):
     """Log of the estimate of Z at the last resampling, relative to the Z of the reference."""
     ancestors: Int32[Array, "rows"]
     """Number of each particle's ancestor in the initial system."""
-    resampled: PerIsland
-    """Number of rungs at which the system was resampled."""
+    offspring_variance: PerIsland
+    """Variance of a particle's number of children, summed over resamplings; 0 if the system had none."""
     min_ess: PerIsland
     """Lowest effective sample size of all rungs, before resampling."""
     min_cess: PerIsland
@@ -88,6 +88,16 @@ def distinct_ancestors(system: Systems) -> PerIsland:
     """Return the share of the initial particles that have descendants, which falls with each resampling."""
     ancestors = jnp.sort(system.ancestors.reshape(system.log_weights.shape), axis=-1)
     return (jnp.diff(ancestors, prepend=-1) > 0).mean(-1)
+
+
+def relative_ancestry(system: Systems) -> PerIsland:
+    """Return the share of distinct ancestors, over that of particles that forget their ancestors.
+
+    Of these, resamplings leave a share of about :math:`1 / (1 + v / 2)` where numbers of children have
+    variances that sum to v (Kingman 1982, *The coalescent*). Less is left where lineages that found a mode
+    grow.
+    """
+    return distinct_ancestors(system) * (1 + system.offspring_variance / 2)
 
 
 def _log_mean_weight(log_weights: Weights) -> PerIsland:
@@ -140,8 +150,8 @@ def _resample(system: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems,
         log_weights = jnp.where(is_low[:, None], 0, system.log_weights)
         return system._replace(x=x, ancestors=ancestors, log_z=log_z, log_weights=log_weights), slope
 
-    resampled = system.resampled + is_low.astype(ess.dtype)
-    system = system._replace(resampled=resampled, min_ess=jnp.minimum(system.min_ess, ess))
+    variance = system.offspring_variance + jnp.where(is_low, num / ess - 1, 0)
+    system = system._replace(offspring_variance=variance, min_ess=jnp.minimum(system.min_ess, ess))
     return lax.cond(is_low.any(), draw, lambda state: state, (system, slope))
 
 

@@ -15,7 +15,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing import Path, systems
-from ebmpp.annealing.log_partition import MIN_ANCESTORS, MIN_SHARE
+from ebmpp.annealing.log_partition import MIN_ANCESTRY, MIN_SHARE
 from ebmpp.annealing.particles import fresh_systems, start_systems
 from ebmpp.annealing.reference import base_rates
 from ebmpp.annealing.systems import Systems
@@ -64,9 +64,9 @@ class WeightedPCD(Estimator):
     The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0), and estimates by a
     second population of ten islands that never enters the gradient: ``log_partition`` with
     ``log_partition_error``, and for complete rows and one layer of latents the batch's ``log_likelihood``.
-    Where its error exceeds 0.2, or less than a third of its first particles have descendants at the end of
-    its start (sharp models; the error is then inf), both estimates are nan, and it starts again along the
-    line from independent units, at most as often as doubles its cost.
+    Where its error exceeds 0.2, or its particles do not forget their ancestors during its start (sharp
+    models, see :func:`ebmpp.smc`; the error is then inf), both estimates are nan, and it starts again along
+    the line from independent units, at most as often as doubles its cost.
 
     :param num_chains: weighted persistent chains, at least 2.
     :param k: sweeps per step.
@@ -131,7 +131,8 @@ class WeightedPCD(Estimator):
         negative = systems.energy_gradient(path, params, chains)
         negative = jax.tree.map(lambda g: g[0] * batch.weights.sum(), negative)
         positive = phases.positive_gradient(graph, params, complete, self.posterior)
-        metrics = {"effective_sample_size": chains.min_ess[0], "resampled": chains.resampled[0]}
+        resampled = jnp.sign(chains.offspring_variance[0])
+        metrics = {"effective_sample_size": chains.min_ess[0], "resampled": resampled}
         sweeps = jnp.asarray(2 * self.k * self.num_chains / len(batch.weights))
         state = state._replace(params=params, chains=chains)
         if state.watchers is not None:
@@ -175,7 +176,7 @@ class WeightedPCD(Estimator):
         """Reweight to the new params, resample, sweep. Counters start at zero."""
         islands, num = system.log_weights.shape
         zero = jnp.zeros(islands)
-        system = system._replace(resampled=zero, min_ess=zero + num, min_cess=zero + 1)
+        system = system._replace(offspring_variance=zero, min_ess=zero + num, min_cess=zero + 1)
         keys = random.fold_in(key, jnp.arange(islands))
         return _placed(systems.climb(path, jnp.arange(3.0), 2, 3, _placed(system), keys, self.k))
 
@@ -207,9 +208,9 @@ def _placed(system: Systems) -> Systems:
 
 @jax.jit
 def _first_variance(watchers: Systems) -> Array:
-    """Return 0, or inf where watchers that have just started are heirs of a few of their first particles."""
-    share = systems.distinct_ancestors(watchers).mean()
-    return jnp.where(share < MIN_ANCESTORS, jnp.inf, jnp.zeros(()))  # the dtype of later ones: one program
+    """Return 0, or inf where watchers that have just started did not forget their ancestors."""
+    ancestry = systems.relative_ancestry(watchers).mean()
+    return jnp.where(ancestry < MIN_ANCESTRY, jnp.inf, jnp.zeros(()))  # the dtype of later ones: one program
 
 
 def _log_z(watchers: Systems, variance: Array) -> tuple[Array, Array]:

@@ -141,11 +141,10 @@ def test_intervals_use_the_quantile_of_few_islands() -> None:
 
 
 def test_doubts_follow_one_rule() -> None:
-    assert log_partition.doubt(0.1, 50, 100, 0.7, 20) is None
-    assert log_partition.doubt(0.1, 3000, 5000, 0.7, 20, 0.2, island=500) is None
-    assert "20% of its first" in str(log_partition.doubt(0.1, 600, 1000, 0.7, 20, 0.2, island=100))
+    assert log_partition.doubt(0.1, 50, 100, 0.4, 20) is None
+    assert "80% of the ancestors" in str(log_partition.doubt(0.1, 50, 100, 0.4, 20, 0.8))
     assert log_partition.doubt(0.1, 50, 100) is None and log_partition.doubt(0.29) is None
-    heirs = 0.1, 50, 100, 0.0, 1, 0.3
+    heirs = 0.1, 50, 100, 0.0, 1, 0.8
     for arguments in ((0.1, 24, 100), (0.31, 50, 100), (0.31,), (0.1, 50, 100, 0.7), heirs):
         assert log_partition.doubt(*arguments) is not None
     assert log_partition.contradiction(-0.3, 0.1) is None
