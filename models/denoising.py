@@ -105,7 +105,7 @@ def boltzmann(rows: np.ndarray, latent: int, steps: int, progress_bar: bool) -> 
         rng_key=jax.random.key(0),
         progress_bar=progress_bar,
     )
-    return Prior("rbm", graph, fit.params, Layout.of(graph, ["x"]))
+    return Prior("rbm", graph, fit.params, Layout.flat(graph, ["x"]))
 
 
 def noisy(images: np.ndarray, seed: int) -> np.ndarray:

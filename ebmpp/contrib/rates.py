@@ -120,7 +120,7 @@ class _RatedTarget(Target):
 
 
 def _with_rates(target: Target, rates: Params) -> _RatedTarget:
-    return _RatedTarget(target.graph, target.params, target.given, rates=rates)
+    return _RatedTarget(target.graph, target.params, target.fixed, rates=rates)
 
 
 class RatesFPCD(_FastWeights):

@@ -40,7 +40,7 @@ def spectral_descent(
 
     :param learning_rate: a number or an optax schedule.
     :param graph: decides which leaves are matrices: the params of a :class:`~ebmpp.Bias` are a vector
-        whatever their shape, those of a :class:`~ebmpp.Bilinear` a matrix of the first block's units by the
+        whatever their shape, and a :class:`~ebmpp.Bilinear` has a matrix of the first block's units by the
         second's. Other leaves, and all leaves without a graph: one axis or none is a vector, two are a
         matrix, and more are split where the matrix comes out closest to square.
     :param vectors: the norm for vectors, "euclidean" or "max".

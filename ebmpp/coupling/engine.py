@@ -86,8 +86,8 @@ def run_pairs(
     :param job_weights: weights of the jobs in the sum, ``(jobs,)``; None for 1.
     """
     num_jobs = len(x) if isinstance(x, Fresh) else len(next(iter(x.values())))
-    per_job = target.given if target.num_rows > 1 else None
-    shared = target if per_job is None else dataclasses.replace(target, given=Clamped())
+    per_job = target.fixed if target.num_rows > 1 else None
+    shared = target if per_job is None else dataclasses.replace(target, fixed=Clamped())
     size = slots_for(num_jobs) if num_slots is None else num_slots
 
     def run_share(jobs: Job, common: tuple, first: Array, valid: Which | None) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ class _Engine:
 
     def __post_init__(self, key: Key) -> None:
         if self.jobs.clamped is not None:
-            self.target = dataclasses.replace(self.target, given=self.jobs.clamped)
+            self.target = dataclasses.replace(self.target, fixed=self.jobs.clamped)
         self.keys = random.fold_in(key, self.jobs.number)
         self.window = Window(*(jnp.asarray(n, jnp.int32) for n in self.window))
         self.free = tuple({b: None for move in self.moves for b in move.blocks})
@@ -176,7 +176,7 @@ class _Engine:
 
     def _starts(self, jobs: Job) -> tuple[Blocks, Blocks]:
         """Return the starts of both chains."""
-        target = self.target if jobs.clamped is None else dataclasses.replace(self.target, given=jobs.clamped)
+        target = self.target if jobs.clamped is None else dataclasses.replace(self.target, fixed=jobs.clamped)
         draw = lambda start: start.rows(target) if isinstance(start, Fresh) else dict(start)
         x = draw(jobs.x)
         return x, x if jobs.y is None else draw(jobs.y)

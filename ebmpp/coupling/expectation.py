@@ -272,7 +272,7 @@ def low_acceptance(who: str, acceptance: float) -> str:
 
 def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array) -> Fresh:
     """Check the starts of all pairs, to be drawn when a pair starts."""
-    values, clamped, kind = init, target.given, "uniform"
+    values, clamped, kind = init, target.fixed, "uniform"
     if isinstance(init, str):
         kind = checks.choice("init", init, STARTS, also="states, a function of a key or None")
     if callable(init):

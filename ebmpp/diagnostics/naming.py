@@ -121,7 +121,7 @@ def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
     for step in (s for s in steps if isinstance(s, GibbsBlock)):
         for site, layout in step.binding.layouts.items():
             block = layout.names[0]
-            is_block = layout.of(step.graph, [block]) == layout and len(layout.shape) == 1
+            is_block = layout.flat(step.graph, [block]) == layout and len(layout.shape) == 1
             if is_block and block in step.graph.labels:
                 labels[site] = step.graph.labels[block]
     return labels

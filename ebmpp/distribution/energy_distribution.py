@@ -345,9 +345,9 @@ def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout
     else:
         names = (blocks,) if isinstance(blocks, str) else tuple(blocks)
     if layout is None:
-        return Layout.of(graph, names)
+        return Layout.flat(graph, names)
     states.check_names(names, graph.families)
     blocks, expected = dict(layout.blocks), {b: graph.families[b].shape for b in names}
-    hint = "Make it by Layout.of(graph, blocks) or Layout.at(graph, shape, places)."
+    hint = "Make it by Layout.flat(graph, blocks) or Layout.at(graph, shape, places)."
     checks.require(blocks == expected, "blocks of layout", f"{expected}", blocks, StateError, hint)
     return layout

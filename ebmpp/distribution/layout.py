@@ -49,14 +49,14 @@ class Layout:
     """Positions of the blocks' units in the flattened array, one block after the other."""
 
     @classmethod
-    def of(cls, graph: FactorGraph, blocks: Iterable[str]) -> "Layout":
+    def flat(cls, graph: FactorGraph, blocks: Iterable[str]) -> "Layout":
         """Return the layout of one block with its shape, or of several blocks, flattened and concatenated.
 
         :raises StateError: for an unknown block, or none.
         """
         blocks = tuple(blocks)
         states.check_names(blocks, graph.families)
-        checks.require(blocks, "Layout.of: blocks", "at least one block", blocks, StateError)
+        checks.require(blocks, "Layout.flat: blocks", "at least one block", blocks, StateError)
         shapes = [graph.families[b].shape for b in blocks]
         size = sum(map(math.prod, shapes))
         shape = shapes[0] if len(blocks) == 1 else (size,)

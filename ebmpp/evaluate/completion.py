@@ -196,7 +196,7 @@ class Runs:
         for b, keep in self.target.keep.items():
             family = self.target.graph.families[b]
             shape = self.target.batch + family.shape + (1,) * len(family.stat_shape)
-            known, stats = np.asarray(keep).reshape(shape), family.statistics(self.target.given.partial[b])
+            known, stats = np.asarray(keep).reshape(shape), family.statistics(self.target.fixed.partial[b])
             mean[b] = np.where(known, np.asarray(stats, float).reshape(mean[b].shape), mean[b])
             if error is not None:
                 error[b] = np.where(known, 0.0, error[b])

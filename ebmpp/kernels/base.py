@@ -113,8 +113,8 @@ class RowKernel(MCMCKernel, Generic[S]):
             return self._sample_one(state, target)
         if self._as_rows and not (target.batch or target.clamped):
             # under vmap the program would be one of a single row, without what pays for many rows
-            clamped = dataclasses.replace(target.given, batch=state.rng_key.shape[:1])
-            return self._sample_one(state, dataclasses.replace(target, given=clamped))
+            clamped = dataclasses.replace(target.fixed, batch=state.rng_key.shape[:1])
+            return self._sample_one(state, dataclasses.replace(target, fixed=clamped))
         return jax.vmap(lambda s: self._sample_one(s, target))(state)
 
     @abstractmethod
@@ -154,7 +154,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         rows = lambda b, v: jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
         init = {b: rows(b, v) for b, v in (init_params or {}).items()}
         keys = target.keys(rng_key, 0)
-        plain = Target(target.graph, target.params, target.given)  # subclasses are not pytrees
+        plain = Target(target.graph, target.params, target.fixed)  # subclasses are not pytrees
         return search.started(plain, keys, init, kind=self.start, blocks=target.free, conditional=True)
 
 

@@ -52,7 +52,7 @@ class Ensemble(Target):
         betas = jnp.asarray(betas)
         params = tempering.tempered_params(base.graph, base.params, betas)
         graph = tempering.replicate(base.graph, len(betas))
-        return Ensemble(graph, params, _in_replicas(base.given, len(betas)), base=base)
+        return Ensemble(graph, params, _in_replicas(base.fixed, len(betas)), base=base)
 
     @staticmethod
     def along(base: Target, knots: Knots) -> "Ensemble":
@@ -64,7 +64,7 @@ class Ensemble(Target):
         graph = tempering.replicate(base.graph, len(betas), separate=True)
         # a block with observed units is swapped as it is
         summed = tuple(b for b in summed_blocks(base.graph) if b in base.free and b not in base.keep)
-        return Ensemble(graph, replicated, _in_replicas(base.given, len(betas)), base=base, summed=summed)
+        return Ensemble(graph, replicated, _in_replicas(base.fixed, len(betas)), base=base, summed=summed)
 
     def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
         """Return the blocks of the coldest replica."""
@@ -201,7 +201,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         if check and self.path is None:
             hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
             tempering.check_hot(target.graph, target.params, hottest)
-        return _PathTarget(target.graph, target.params, target.given)
+        return _PathTarget(target.graph, target.params, target.fixed)
 
     def init(
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs

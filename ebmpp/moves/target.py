@@ -28,36 +28,36 @@ class Pool(NamedTuple):
     """Log-normaliser of each component, summed over all units."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["params", "given", "pool"], meta_fields=["graph"])
+@partial(jax.tree_util.register_dataclass, data_fields=["params", "fixed", "pool"], meta_fields=["graph"])
 @dataclasses.dataclass(frozen=True)
 class Target:
     """Distribution that moves leave invariant: the model's, or its conditional given clamped values.
 
     It is a pytree with a static graph, so it can be an argument of compiled functions.
 
-    :param given: clamped blocks and observed units, as rows; none by default.
+    :param fixed: clamped blocks and observed units, as rows; none by default.
     :param pool: proposals of a :class:`~ebmpp.moves.Mixture`. The distribution does not depend on it.
     """
 
     graph: FactorGraph
     params: Params
-    given: Clamped = dataclasses.field(default_factory=Clamped)
+    fixed: Clamped = dataclasses.field(default_factory=Clamped)
     pool: Pool | None = None
 
     @property
     def clamped(self) -> Blocks:
         """Values of the clamped blocks, ``(rows, *shape)`` each."""
-        return self.given.full
+        return self.fixed.full
 
     @property
     def keep(self) -> Keep:
         """Masks of the observed units of free blocks, ``(rows, *shape)`` each."""
-        return self.given.keep
+        return self.fixed.keep
 
     @property
     def batch(self) -> tuple[int, ...]:
         """Leading axes of the clamped values; their product is the number of rows."""
-        return self.given.batch
+        return self.fixed.batch
 
     @property
     def num_rows(self) -> int:
@@ -94,7 +94,7 @@ class Target:
 
     def hold(self, x: Rows) -> Blocks:
         """Return rows with the observed units set to their values."""
-        return {**x, **{b: jnp.where(k, self.given.partial[b], x[b]) for b, k in self.keep.items()}}
+        return {**x, **{b: jnp.where(k, self.fixed.partial[b], x[b]) for b, k in self.keep.items()}}
 
     def to_rows(self, z: Mapping[str, Array]) -> Blocks:
         """Return a full state as rows: the free blocks of ``z`` and the clamped ones."""
@@ -107,9 +107,9 @@ class Target:
 
     def take(self, rows: Numbers) -> "Target":
         """Return the target of the rows with these numbers."""
-        return dataclasses.replace(self, given=self.given.take(rows))
+        return dataclasses.replace(self, fixed=self.fixed.take(rows))
 
     def twice(self) -> "Target":
         """Return the target of both chains of a pair, stacked as rows."""
         keep = {b: jnp.concatenate([k, k]) if len(k) > 1 else k for b, k in self.keep.items()}
-        return dataclasses.replace(self, given=dataclasses.replace(self.given, keep=keep))
+        return dataclasses.replace(self, fixed=dataclasses.replace(self.fixed, keep=keep))

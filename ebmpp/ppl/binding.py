@@ -157,7 +157,7 @@ def _layouts(graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]) -> di
     sites = (sites,) if isinstance(sites, str) else sites
     named = dict(sites) if isinstance(sites, Mapping) else {b: b for b in sites}
     states.check_names(clamped, graph.families)
-    layouts = {s: v if isinstance(v, Layout) else Layout.of(graph, [v]) for s, v in named.items()}
+    layouts = {s: v if isinstance(v, Layout) else Layout.flat(graph, [v]) for s, v in named.items()}
     blocks = [*clamped, *(b for layout in layouts.values() for b in layout.names)]
     is_valid, expected = layouts and len(set(blocks)) == len(blocks), "of a site or more, each block once"
     checks.require(is_valid, "GibbsBlock: sites and clamped", expected, blocks, StateError)

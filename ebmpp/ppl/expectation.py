@@ -155,7 +155,7 @@ def _draw_starts(kernel: CoupledComposite, keys: Array, call: Any, init: Rows) -
     return jax.vmap(lambda key, init: kernel.start(random.key_pair(key), _call(call), init))(keys, init)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["params", "given", "pool"], meta_fields=["graph"])
+@partial(jax.tree_util.register_dataclass, data_fields=["params", "fixed", "pool"], meta_fields=["graph"])
 @dataclasses.dataclass(frozen=True)
 class _Posterior(Target):
     """The posterior of all sites, which has no graph; params are the model's arguments."""

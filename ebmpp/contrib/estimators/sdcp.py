@@ -53,8 +53,7 @@ class SDCP(Estimator):
     inner step under the params of each.
 
     An inner step is a step of :func:`ebmpp.fit`, so any optimiser can be used; ``steps_per_batch`` requests
-    each batch d times. The sweeps of d steps of k sum to those of one step of CD(d k). Biased like CD, which
-    d = 1 is.
+    each batch d times. Its d steps of k sweeps cost one step of CD(d k). Biased like CD, which d = 1 is.
 
     :param d: inner steps per batch.
     :param k: sweeps per inner step.

@@ -94,9 +94,7 @@ def test_weighted_chains_and_watchers_follow_the_params(monkeypatch: pytest.Monk
         partitions.append(np.exp([chains + reference - log_z, result.metrics["log_partition"] - log_z]))
         metrics.append({**result.metrics, "spread": w.std()})
     assert_rows_law(np.array(partitions), 1.0)
-    heirs = state.watchers._replace(
-        log_weights=np.zeros((5, 4)), ancestors=np.zeros(20, int), offspring_variance=np.zeros(5)
-    )
+    heirs = state.watchers._replace(ancestors=np.zeros_like(state.watchers.ancestors))
     assert np.isinf(weighted._first_variance(heirs))
     assert np.mean([m["spread"] for m in metrics]) > 0.005
     assert 5 < np.mean([m["effective_sample_size"] for m in metrics]) < 40
