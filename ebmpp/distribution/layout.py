@@ -28,7 +28,7 @@ from ebmpp.graph import FactorGraph, states
 class Layout:
     """An array whose elements are the units of several blocks, such as an image with two colours of pixels.
 
-    Immutable and hashable; made by :meth:`of` or :meth:`at`.
+    Immutable and hashable; made by :meth:`flat` or :meth:`at`.
 
     **Example**
 
