@@ -218,7 +218,8 @@ def smc(
         to forget their old log-densities to a correlation of 0.3, and 20 where they do not forget their
         ancestors (``relative_ancestry`` below 0.9). Where islands differ much (``log_z`` has a long upper
         tail), modes are found late and the stated error is too small: fewer particles with more sweeps find
-        them at the same cost. On a 784x500 machine 100 sweeps had errors of 0.1 where 20 had 0.4, and warned.
+        them at the same cost. On a 784x500 machine log Z by 20 sweeps, which warned, had a root mean square
+        error of 0.43, and by 100 sweeps of 0.08.
     :param mesh: devices over whose first axis the islands are sharded, best a divisor of their number.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.
     :raises ParameterError: for params that do not fit.
