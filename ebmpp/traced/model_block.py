@@ -25,7 +25,6 @@ from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves.forests.sums import Pairs, PairsByName
 from ebmpp.traced import block
 from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled, Sites
-from ebmpp.traced.marginal import summed_out
 from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.start import Start
 from ebmpp.traced.sweep import Forests, Sweep
@@ -280,7 +279,7 @@ class ModelBlock(block.Block):
         """
         is_same, expected = model in (None, self.info.model), f"the block's model {self.info.model!r}"
         checks.require(is_same, "marginal: model", expected, model)
-        return summed_out(self.sweep.sums.posterior, self.sweep.finite, self.log_marginal)
+        return self.sweep.sums.posterior.summed_out(self.log_marginal)
 
     @functools.cached_property
     def _sums(self) -> dict[str, Callable[..., Any]]:

@@ -30,8 +30,8 @@ from ebmpp.traced.block import Coupled, Sites
 from ebmpp.traced.dependence import Terms
 from ebmpp.traced.model import Context, Inputs, Moved
 from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
+from ebmpp.traced.sweep.layers import Reads, place
 from ebmpp.traced.sweep.posterior import Posterior
-from ebmpp.traced.sweep.reads import Reads, place
 
 _MOST_AT_ONCE = 2**16  # states of edges that are evaluated in parallel
 _TOLERANCE = 1e-3  # of conditionals that are compared

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import numpyro
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.util import log_density
@@ -86,6 +87,34 @@ class Posterior:
         """Return the model whose log density is traced; subclasses change it, given ``extra``."""
         return self.info.model
 
+    def summed_out(self, log_marginal: Callable[..., Array]) -> Callable[..., None]:
+        """Return the NumPyro model of the siblings alone, whose log density is ``log_marginal``.
+
+        :param log_marginal: ``fn(values, *model_args, **model_kwargs)`` of values of all siblings.
+        """
+        info = self.info
+        fixed = {name: info.latent[name] for name in self.sites}  # at any value, whose density is masked
+        latent = [name for name in info.latent if name not in fixed]
+        samples: set[str] = set()
+
+        def deterministic(sites: Mapping, siblings: Mapping, arguments: Sequence) -> list[Any]:
+            trace = info.trace({**sites, **siblings}, arguments)
+            samples.update(name for name, site in trace.items() if site["type"] == "sample")
+            return [trace[name]["value"] for name in info.deterministic]
+
+        program = self.trace(deterministic, info.latent)
+        slots = zip(info.deterministic, program.outputs, strict=True)
+        hidden = samples.difference(latent).union(n for n, slot in slots if program.depends(slot))
+        is_hidden = lambda msg: msg.get("name") in hidden
+
+        def model(*args: Any, **kwargs: Any) -> None:
+            inner = _Masked(handlers.substitute(info.model, data=fixed), samples)
+            trace = handlers.trace(handlers.block(inner, hide_fn=is_hidden)).get_trace(*args, **kwargs)
+            values = {name: trace[name]["value"] for name in latent}
+            numpyro.factor("log_marginal", log_marginal(values, *args, **kwargs))
+
+        return model
+
     def _values(self, name: str) -> Values:
         """Raise an IntractableError where there are too many, or they depend on other sites."""
         prior, shape, support = self.info.distributions[name], self.shapes[name], self.info.support(name)
@@ -118,6 +147,18 @@ class Posterior:
         if not program.is_known(program.output):
             _refuse(name, "must not have values that depend on other sites: make the likelihood 0 elsewhere")
         self.info.relied |= {program.arguments.index(slot) for slot in program.sources[program.output]}
+
+
+class _Masked(handlers.mask):
+    """Masks sites by name, not the factors of Jacobians, which NUTS adds where it finds a latent site."""
+
+    def __init__(self, fn: Callable[..., Any], names: set[str]) -> None:
+        super().__init__(fn, mask=False)
+        self.names = names
+
+    def process_message(self, msg: Any) -> None:
+        if msg.get("name") in self.names:
+            super().process_message(msg)
 
 
 def _refuse(name: str, problem: str, hint: str = _ELSEWHERE) -> NoReturn:
