@@ -69,14 +69,14 @@ class _Annealing:
     def forward(self, rng_key: Array) -> LogPartition:
         """Anneal from the reference to the model."""
         key = random.key_pair(rng_key)
-        return self._run(random.fold_in(key, 0, 1), self._betas(key), None, 1, True, np.zeros(()))
+        return self._run(random.fold_in(key, 0, 1), self._betas(key), None)
 
     def backward(
         self, rng_key: Array, samples: Blocks | None, unbiased: bool, approximate: bool = False
     ) -> LogPartition:
         """Anneal from draws of the model, approximate ones if there are no others, to the reference."""
         unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
-        key, log_share = random.key_pair(rng_key), np.zeros(())
+        key, log_share = random.key_pair(rng_key), 0.0
         betas = self._betas(key)
         if samples is not None:
             missing = tuple(b for b in self.graph.families if b not in samples)
@@ -96,18 +96,13 @@ class _Annealing:
                 ladder, run_key = np.append(betas, np.ones(_SETTLING, betas.dtype)), random.fold_in(key, 5, 1)
                 log_w, _, x = anneal(self.path, ladder, run_key, self.num_particles, None, self.progress_bar)
                 log_share, unbiased = log_w - summarize(self.name, log_w[:, None]).log_mean, False
-        return self._run(random.fold_in(key, 3, 1), betas[::-1], x, -1, unbiased, log_share)
+        return self._run(random.fold_in(key, 3, 1), betas[::-1], x, unbiased, log_share)
 
     def _run(
-        self,
-        key: Array,
-        betas: np.ndarray,
-        x: Blocks | None,
-        sign: int,
-        unbiased: bool,
-        log_share: np.ndarray,
+        self, key: Array, betas: np.ndarray, x: Blocks | None, unbiased: bool = True, log_share: Any = 0.0
     ) -> LogPartition:
-        """Anneal in one direction; ``sign`` is -1 in reverse, where weights estimate 1/Z."""
+        """Anneal from the reference, or in reverse from draws ``x``, where weights estimate 1/Z."""
+        sign = 1 if x is None else -1
         log_w, *_ = anneal(self.path, betas, key, self.num_particles, x, self.progress_bar)
         log_z0 = log_partition(self.graph, self.path.eta0) + self.model.log_factor
         log_weights = log_w + sign * log_z0 + log_share

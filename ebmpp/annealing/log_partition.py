@@ -105,7 +105,15 @@ class LogPartition(Shown):
     @property
     def doubt(self) -> str | None:
         """Reason for not trusting the estimate, of which the function that made it has warned; or None."""
-        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights))
+        error = self.standard_error
+        if self.effective_sample_size < max(2.0, MIN_SHARE * len(self.log_weights)):
+            return (
+                f"the effective sample size is {self._effective} particles (standard error {error:.2g}): too "
+                "small for the standard error to be trusted."
+            )
+        if error > MAX_ERROR:
+            return f"the standard error of log Z is {error:.2g}, above {MAX_ERROR}: not to be trusted."
+        return None
 
     @property
     def _effective(self) -> str:
@@ -168,8 +176,15 @@ class ParticleSystem(LogPartition):
 
     @property
     def doubt(self) -> str | None:
-        mixing = self.correlation, self.num_sweeps, self.relative_ancestry
-        return doubt(self.standard_error, self.effective_sample_size, len(self.log_weights), *mixing)
+        is_late = self.relative_ancestry < MIN_ANCESTRY or self.correlation > MAX_CORRELATION
+        if (reason := super().doubt) is not None or not is_late:
+            return reason
+        return (
+            f"{self.num_sweeps} sweeps per rung leave log-densities correlated by {self.correlation:.2f} "
+            f"(doubtful above {MAX_CORRELATION}), and {self.relative_ancestry:.0%} of the ancestors that "
+            f"resampling alone would leave (doubtful below {MIN_ANCESTRY:.0%}): modes are found late; log Z "
+            "and its stated error may be too small. More sweeps help, more particles do not."
+        )
 
     @property
     def _independent(self) -> int:
@@ -278,37 +293,6 @@ def t_quantile(level: float, count: int) -> float:
     return float(stdtrit(count - 1, 0.5 + level / 2))
 
 
-def doubt(
-    standard_error: float,
-    effective: float = np.inf,
-    count: int = 0,
-    correlation: float = 0.0,
-    sweeps: int = 1,
-    relative_ancestry: float = 1.0,
-) -> str | None:
-    """Return why an estimate of log Z is doubtful, or None.
-
-    :param effective: effective sample size of ``count`` particles.
-    :param correlation: of the particles' log-densities before and after the ``sweeps`` of a rung.
-    :param relative_ancestry: see :class:`ParticleSystem`.
-    """
-    if effective < max(2.0, MIN_SHARE * count):
-        return (
-            f"the effective sample size is {effective:.1f} of {count} particles (standard error "
-            f"{standard_error:.2g}): too small for the standard error to be trusted."
-        )
-    if standard_error > MAX_ERROR:
-        return f"the standard error of log Z is {standard_error:.2g}, above {MAX_ERROR}: not to be trusted."
-    if relative_ancestry < MIN_ANCESTRY or correlation > MAX_CORRELATION:
-        return (
-            f"{sweeps} sweeps per rung leave log-densities correlated by {correlation:.2f} (doubtful above "
-            f"{MAX_CORRELATION}), and {relative_ancestry:.0%} of the ancestors that resampling alone would "
-            f"leave (doubtful below {MIN_ANCESTRY:.0%}): modes are found late; log Z and its stated error "
-            "may be too small. More sweeps help, more particles do not."
-        )
-    return None
-
-
 def contradiction(gap: float, standard_error: float) -> str | None:
     """Return that an upper estimate of log Z is below a lower one beyond their errors, or None."""
     if gap >= -_MAX_Z * standard_error:
@@ -319,8 +303,7 @@ def contradiction(gap: float, standard_error: float) -> str | None:
     )
 
 
-def warn(advice: str, *doubts: str | None) -> None:
-    """Warn once of the doubts of a public function, if there are any, with advice in the imperative."""
-    messages = dict.fromkeys(message for message in doubts if message is not None)
-    if messages:
-        warnings.warn(f"{' '.join(messages)} {advice}", stacklevel=3)
+def warn(advice: str, doubt: str | None) -> None:
+    """Warn of the doubt of a public function's result, if there is one, with advice in the imperative."""
+    if doubt is not None:
+        warnings.warn(f"{doubt} {advice}", stacklevel=3)
