@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 
 import jax
-import jax.numpy as jnp
 
 from ebmpp.core import archive, checkpoints, sharding
-from ebmpp.graph import FactorGraph, saving
-from ebmpp.training.batches import Source
 from ebmpp.training.history import Monitor
-from ebmpp.training.optimizers import Comparable, computation
-from ebmpp.training.steps import Stages, State
+from ebmpp.training.optimizers import computation
+from ebmpp.training.steps import State
 
 
 class Checkpoints(checkpoints.Checkpoints):
@@ -68,34 +65,6 @@ class SharedCheckpoints:
         step, body, arrays = checkpoint
         count, names = body["leaves"], body["history"]
         return step, list(arrays[:count]), dict(zip(names, arrays[count:], strict=True))
-
-
-def run_identity(
-    graph: FactorGraph,
-    stages: Stages,
-    source: Source,
-    state: State,
-    optimizers: Sequence[Comparable],
-    monitors: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return JSON values that a resumed run must share; its last stage may be longer."""
-    estimators = [checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages]
-    lengths = [*(stage.num_steps for stage in stages.stages[:-1]), "the rest"]
-    schedule = {"schedule": [list(pair) for pair in zip(lengths, estimators, strict=True)]}
-    start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
-    return {
-        "jax": jax.__version__,
-        "graph": repr(graph),
-        "energies": saving.energies(graph),
-        "layers": saving.layers(graph),
-        **(schedule if stages.scheduled else {"estimator": estimators[0]}),
-        "optimizer": [optimizer.digest for optimizer in optimizers],
-        "batch_size": source.batch_size,
-        "monitors": {name: monitor_identity(fn, state) for name, fn in sorted(monitors.items())},
-        "state": [[list(jnp.shape(a)), str(jnp.result_type(a))] for a in jax.tree.leaves(state)],
-        "start": archive.digest({"params": start}),
-        **source.identity(),
-    }
 
 
 def monitor_identity(fn: Any, state: State) -> str:

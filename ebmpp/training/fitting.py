@@ -28,7 +28,7 @@ from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import Data, as_source, is_stream
 from ebmpp.training.callbacks import BestParams, Callback, PathRecorder
-from ebmpp.training.checkpoint import SharedCheckpoints, run_identity
+from ebmpp.training.checkpoint import SharedCheckpoints
 from ebmpp.training.history import Watch, card
 from ebmpp.training.loop import Loop
 from ebmpp.training.steps import Stage, Stages, State
@@ -205,7 +205,7 @@ def fit(
             estimator, optimizer = estimator or start.estimator, optimizer or start.optimizer
             expected = "given, since start was copied without it"
             checks.require(optimizer is not None, "fit: optimizer", expected, optimizer)
-    stages = _stages(schedule, estimator, optimizer, num_steps)
+    stages = _stages(schedule, estimator=estimator, optimizer=optimizer, num_steps=num_steps)
     before = 0
     if start is not None:
         _check_start(start, graph, stages[0].estimator)
@@ -237,13 +237,7 @@ def fit(
             state = loop.proceed(start.estimator_state, start.optimizer_state, state)
         with contextlib.ExitStack() as stack:
             if checkpoint_dir is not None:
-                run = run_identity(graph, stages, source, state, loop.optimizers, monitors) | {
-                    "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
-                    "monitor_every": interval,
-                    "keep_best": None if best is None else [best.name, best.mode],
-                    "keep_path": None if recorder is None else recorder.capacity,
-                    "steps_before": before,
-                }
+                run = loop.identity(state, rng_key)
                 save = stack.enter_context(contextlib.closing(SharedCheckpoints(checkpoint_dir, run, resume)))
                 first, state = loop.resume(save, checkpoint_every, state)
             try:
@@ -301,13 +295,8 @@ def _owned(graph: FactorGraph, params: Params) -> Params:
     return sharding.place(jax.tree.map(copy, params))
 
 
-def _stages(
-    schedule: Sequence[Stage] | None,
-    estimator: Estimator | None,
-    optimizer: optax.GradientTransformation | None,
-    num_steps: int | None,
-) -> Stages:
-    options: dict[str, Any] = {"estimator": estimator, "optimizer": optimizer, "num_steps": num_steps}
+def _stages(schedule: Sequence[Stage] | None, **options: Any) -> Stages:
+    """Return the schedule's stages, or the one stage of the options that are not None."""
     options = {name: value for name, value in options.items() if value is not None}
     if schedule is None:
         return Stages([Stage(**dict[str, Any](num_steps=1000) | options)], scheduled=False)

@@ -4,6 +4,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+import dataclasses
 import itertools
 import math
 import time
@@ -13,18 +14,18 @@ import warnings
 import numpy as np
 
 import jax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import errors
-from ebmpp.core import backend, checkpoints, checks, random, sharding
-from ebmpp.core.types import Key, Params
+from ebmpp.core import Key, Params, archive, backend, checkpoints, checks, random, sharding
 from ebmpp.estimators import Estimator
 from ebmpp.estimators.base import Choice, shapes
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, saving
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Prefetch, Selection, Source, chunk_size
 from ebmpp.training.callbacks import BestParams, Callback, PathRecorder, Progress
-from ebmpp.training.checkpoint import Checkpoints, SharedCheckpoints
+from ebmpp.training.checkpoint import Checkpoints, SharedCheckpoints, monitor_identity
 from ebmpp.training.diagnosis import PairWatch, diagnose_fall
 from ebmpp.training.history import Bar, Log, Watch
 from ebmpp.training.steps import Stages, State, run_chunk, stacked
@@ -32,6 +33,7 @@ from ebmpp.training.steps import Stages, State, run_chunk, stacked
 _CHECK_EVERY = 50  # steps between checks that the params are finite, for which the device is waited for
 
 
+@dataclasses.dataclass(eq=False)
 class Loop:
     """A run: batches through the stages' estimators and optimisers.
 
@@ -40,36 +42,34 @@ class Loop:
     :param before: number of steps done before this run, which the draws continue.
     """
 
-    def __init__(
-        self,
-        graph: FactorGraph,
-        stages: Stages,
-        source: Source,
-        key: Key,
-        params: Params,
-        *,
-        monitors: Mapping[str, Watch] = {},
-        interval: int = checks.LARGEST,
-        callbacks: Sequence[Callback] = (),
-        best: BestParams | None = None,
-        path: PathRecorder | None = None,
-        before: int = 0,
-    ) -> None:
-        self.graph, self.stages, self.source, self.key, self.before = graph, stages, source, key, before
-        self.interval, self.callbacks, self.best, self.path = interval, callbacks, best, path
-        self.batches = Prefetch(source, stages.batch(stages.num_steps - 1))
-        self._recorders = [recorder for recorder in (best, path) if recorder is not None]
-        self.log = Log(monitors)
+    graph: FactorGraph
+    stages: Stages
+    source: Source
+    key: Key
+    params: dataclasses.InitVar[Params]
+    _: dataclasses.KW_ONLY
+    monitors: Mapping[str, Watch] = dataclasses.field(default_factory=dict)
+    interval: int = checks.LARGEST
+    callbacks: Sequence[Callback] = ()
+    best: BestParams | None = None
+    path: PathRecorder | None = None
+    before: int = 0
+
+    def __post_init__(self, params: Params) -> None:
+        stages, families = self.stages, self.graph.families.values()
+        self.batches = Prefetch(self.source, stages.batch(stages.num_steps - 1))
+        self._recorders = [recorder for recorder in (self.best, self.path) if recorder is not None]
+        self.log = Log(self.monitors)
         self._good, self._checked = params, 0  # the params of the last check, and their step
-        self._bounded = all(math.isfinite(b) for f in graph.families.values() for b in f.bounds)
+        self._bounded = all(math.isfinite(b) for family in families for b in family.bounds)
         for stage in stages.stages:
-            _check_missing(stage.estimator, source.sample())
+            _check_missing(stage.estimator, self.source.sample())
         comparable = optimizers.Comparable.for_params
         self.optimizers = [comparable(stage.optimizer, params) for stage in stages.stages]
         self._save: SharedCheckpoints | None = None
         self._save_every, self._saved = checks.LARGEST, 0
         self._selected: deque[tuple[int, Selection]] = deque()  # batches of the next steps
-        self._units = sum(family.size for family in graph.families.values())
+        self._units = sum(family.size for family in families)
         self._choice = Choice(stages[0].estimator)  # of the current steps
         self._pairs: PairWatch | None = PairWatch(0, stages.end(0), self._units)
         self._num_monitored, self._next_look, self._has_fallen = 0, 10, False
@@ -119,6 +119,35 @@ class Loop:
             return state
         fresh = self._init(estimator, state.params, random.fold_in(self.key, step + self.before, 4))
         return state._replace(estimator=sharding.place(estimator.adopt(state.estimator, fresh)))
+
+    def identity(self, state: State, rng_key: Array) -> dict[str, Any]:
+        """Return JSON values that a resumed run must share; its last stage may be longer.
+
+        :param state: the state before the first step.
+        """
+        graph, stages = self.graph, self.stages
+        estimators = [checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages]
+        lengths = [*(stage.num_steps for stage in stages.stages[:-1]), "the rest"]
+        schedule = {"schedule": [list(pair) for pair in zip(lengths, estimators, strict=True)]}
+        start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
+        return {
+            "jax": jax.__version__,
+            "graph": repr(graph),
+            "energies": saving.energies(graph),
+            "layers": saving.layers(graph),
+            **(schedule if stages.scheduled else {"estimator": estimators[0]}),
+            "optimizer": [optimizer.digest for optimizer in self.optimizers],
+            "batch_size": self.source.batch_size,
+            "monitors": {name: monitor_identity(fn, state) for name, fn in sorted(self.monitors.items())},
+            "state": [[list(jnp.shape(a)), str(jnp.result_type(a))] for a in jax.tree.leaves(state)],
+            "start": archive.digest({"params": start}),
+            **self.source.identity(),
+            "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
+            "monitor_every": self.interval,
+            "keep_best": None if self.best is None else [self.best.name, self.best.mode],
+            "keep_path": None if self.path is None else self.path.capacity,
+            "steps_before": self.before,
+        }
 
     def resume(self, save: SharedCheckpoints, interval: int, first: State) -> tuple[int, State]:
         """Write checkpoints from now on, and restore the newest one.
