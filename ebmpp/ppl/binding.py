@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The binding of a graph to a NumPyro model: its sites, and the functions that give its params."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import itertools
 import math
 from typing import Any
@@ -13,10 +13,8 @@ import jax.numpy as jnp
 from ebmpp.core import Rows, checks
 from ebmpp.distribution import Layout
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.moves import gibbs
-from ebmpp.ppl import bound
-from ebmpp.ppl.bound import Bound
+from ebmpp.graph import FactorGraph, states
+from ebmpp.ppl.bound import Bound, bind_params
 from ebmpp.traced.block import Call
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
@@ -84,7 +82,7 @@ class Binding:
                 f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latents "
                 f"summed out, but {clash[0]} interact. Make a latent block a site of the model"
             )
-        params = bound.bind_params(self.graph, params, batch, check)
+        params = bind_params(self.graph, params, batch, check)
         clamped = states.Clamped(self._evaluate_clamped(call, batch, check), batch=batch)
         log_likelihood = None
         if self.log_likelihood is not None:
@@ -130,16 +128,6 @@ class Binding:
             value = layout.join({b: x[b] for b in layout.names})
             values[site] = value.reshape(batch + layout.shape).astype(jnp.result_type(template[site]))
         return values
-
-    def walk(self, values: Rows, call: Call, key: Array) -> Iterator[tuple[Rows, float]]:
-        """Yield random states of the sites with their log density, latents summed out."""
-        graph, latents, target = self.graph, self.latents, self.bind(values, call, check=True)
-        states.check_summable(graph, latents)
-        of_rows = lambda target, rows: energy.summed_out(graph, target.params, rows, latents)
-        for index in itertools.count():
-            x = gibbs.initial_rows(graph, self.site_blocks, target.keys(key, index)) | target.clamped
-            weight = 0.0 if target.log_likelihood is None else jnp.sum(target.log_likelihood(x))
-            yield self.to_sites(x, values, target.batch), float(target.map(of_rows, x).sum() + weight)
 
 
 def _value(value: Any, call: Call) -> tuple[Any, bool]:

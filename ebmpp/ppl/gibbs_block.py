@@ -3,6 +3,8 @@
 """Blocks of a Gibbs sampler of a NumPyro model: by a graph, and by the model itself."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+import itertools
 import math
 from typing import Any
 
@@ -12,16 +14,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
-from ebmpp.errors import StateError
+from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.values import check_values
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.moves import Forests, Layer, Move, Target, couplings, search, sweeps
-from ebmpp.moves.gibbs import initial_rows
-from ebmpp.moves.search import STARTS
+from ebmpp.moves import Forests, Layer, Move, Target, couplings, gibbs, search, sweeps
 from ebmpp.ppl import bound
 from ebmpp.ppl.binding import Binding, Params, Sites
-from ebmpp.ppl.bound import Bound
 from ebmpp.traced import ModelBlock, block
 from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled
 from ebmpp.traced.rows import checked
@@ -107,7 +106,7 @@ class GibbsBlock(block.Block):
         tempering: Any = None,
     ) -> None:
         checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
-        self.graph, self.start = graph, checks.choice("GibbsBlock: init", init, STARTS)
+        self.graph, self.start = graph, checks.choice("GibbsBlock: init", init, search.STARTS)
         self.binding = Binding(graph, sites, params, clamped, log_likelihood)
         self.sites, self.latents = tuple(self.binding.layouts), self.binding.latents
         if fraction is None:
@@ -227,7 +226,7 @@ class GibbsBlock(block.Block):
         """Draw values of the sites, uniformly where their families have a uniform distribution."""
         values, families = {}, self.graph.families
         for site, layout in self.binding.layouts.items():
-            drawn = initial_rows(self.graph, layout.names, Target(self.graph, {}).keys(keys, 1))
+            drawn = gibbs.initial_rows(self.graph, layout.names, Target(self.graph, {}).keys(keys, 1))
             values[site] = layout.join({b: drawn[b].reshape(families[b].shape) for b in layout.names})
         return values
 
@@ -259,7 +258,7 @@ class GibbsBlock(block.Block):
             x, transitions = self._temper(target, x, keys)
         return Advanced(self._from_rows(x, values, target), accepted, transitions=transitions)
 
-    def _temper(self, target: Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
+    def _temper(self, target: bound.Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
         # as many passes as propose every unit once, which are reversed as a whole
         passes = 1 if target.log_likelihood is None else self.num_sweeps
         none = jnp.zeros(len(keys), jnp.int32)
@@ -295,7 +294,7 @@ class GibbsBlock(block.Block):
             checks.require(not value, f"CoupledComposite: {name}", expected, value)
         couplings.resolve(coupling, self.binding.layers)
 
-    def _from_rows(self, x: Rows, template: Rows, target: Bound) -> dict[str, Array]:
+    def _from_rows(self, x: Rows, template: Rows, target: bound.Bound) -> dict[str, Array]:
         return self.binding.to_sites(x, template, target.batch) | {b: x[b] for b in self.latents}
 
     def init(
@@ -326,4 +325,55 @@ class GibbsBlock(block.Block):
         return f"{text}, acceptance {np.mean(state.accepted) / proposals:.2g}"
 
     def walk(self, values: Rows, call: Call, key: Array) -> Iterator[tuple[Rows, float]]:
-        return self.binding.walk(values, call, key)
+        """Yield random states of the sites with their log density, latents summed out."""
+        graph, target = self.graph, self.binding.bind(values, call, check=True)
+        states.check_summable(graph, self.latents)
+        of_rows = lambda target, rows: energy.summed_out(graph, target.params, rows, self.latents)
+        for index in itertools.count():
+            x = gibbs.initial_rows(graph, self.binding.site_blocks, target.keys(key, index)) | target.clamped
+            weight = 0.0 if target.log_likelihood is None else jnp.sum(target.log_likelihood(x))
+            density = float(target.map(of_rows, x).sum() + weight)
+            yield self.binding.to_sites(x, values, target.batch), density
+
+
+def gibbs_fn(
+    graph: FactorGraph | ModelBlock, sites: Sites = None, params: Params = None, **options: Any
+) -> Callable[..., dict[str, Array]]:
+    """Return a block as a function for :class:`numpyro.infer.HMCGibbs`.
+
+    HMCGibbs does not pass the model's arguments, so functions among ``params`` are of the sibling sites'
+    values alone, and it has no state but the sites, so latent blocks are drawn afresh at each step.
+
+    :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, as the only argument, which
+        keeps the model's arguments that it was made for.
+    :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``. The other arguments are its too.
+    :return: a function ``(rng_key, gibbs_sites, hmc_sites)`` to new values of the sites.
+    :raises IntractableError: for latent blocks that interact: they cannot be drawn afresh at once.
+
+    **Example**
+
+    >>> import jax, jax.numpy as jnp, ebmpp
+    >>> rbm = ebmpp.layered(x=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(3))
+    >>> update = ebmpp.ppl.gibbs_fn(rbm, ["x"], rbm.init(jax.random.key(0)))
+    >>> update(rng_key=jax.random.key(1), gibbs_sites={"x": jnp.zeros(6)}, hmc_sites={})["x"].shape
+    (6,)
+    """
+    if isinstance(graph, ModelBlock):
+        is_alone = sites is None and params is None and not options
+        arguments, expected = (sites, params, options), "left away for a block of from_model"
+        checks.require(is_alone, "gibbs_fn: sites and options", expected, arguments)
+        graph.info.check_data(graph.call)
+        return partial(_update, graph, graph.call)
+    kernel = GibbsBlock(graph, sites, params, **options)
+    clash = graph.interacting(kernel.latents)
+    hint = "HMCGibbs keeps no state for others: use GibbsBlock in numpyro.infer.Gibbs."
+    checks.require(not clash, "latent blocks", "without interaction", clash, IntractableError, hint)
+    return partial(_update, kernel, Call({}, (), {}))
+
+
+def _update(kernel: block.Block, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict:
+    call, words = call._replace(siblings=hmc_sites), random.key_pair(rng_key)
+    if isinstance(kernel, GibbsBlock):
+        gibbs_sites, words = kernel.begin(gibbs_sites, call, rng_key).z, rng_key
+    z = kernel.advance(gibbs_sites, call, words).z
+    return {site: z[site] for site in kernel.sites}
