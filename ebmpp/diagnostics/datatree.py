@@ -271,7 +271,7 @@ def _from_long_run(result: LongDraws, dims: dict[str, Any], coords: dict[str, An
     r_hats = columns[_STATISTICS.index("r_hat")]
     warn_still({name: "apart" * bool(np.isinf(r).any()) for name, r in r_hats.items()}, "values", 3)
     shapes = {name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()}  # as draws
-    names = _names(kernel, shapes, dims)
+    names = naming.dims_of(kernel, shapes, dims, xr.DataTree())
     labels = naming.coords_of(kernel, shapes, names, coords)
     variables = {name: (["statistic", *names[name]], x) for name, x in values.items()}
     groups = {"/": xr.Dataset(), "moments": xr.Dataset(variables, {"statistic": _STATISTICS})}
@@ -287,16 +287,3 @@ def _from_long_run(result: LongDraws, dims: dict[str, Any], coords: dict[str, An
         groups[group] = dataset.rename(renamed)
     label = lambda data: data.assign_coords({d: v for d, v in labels.items() if d in data.dims})
     return xr.DataTree.from_dict({g: label(data).assign_attrs(attrs) for g, data in groups.items()})
-
-
-def _names(kernel: Any, shapes: dict[str, np.ndarray], dims: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the dimensions of each value, named as a block's where the value is of its shape."""
-    families = kernel.graph.families if isinstance(kernel, RowKernel) else {}
-    checks.names("name in dims", dims, shapes)
-    names = {}
-    for name, x in shapes.items():
-        shape = families[name].shape if name in families else None
-        is_block = shape is not None and x.ndim >= 2 + len(shape) and x.shape[x.ndim - len(shape) :] == shape
-        named = {name: dims[name]} if name in dims else {}
-        names |= naming.dims_of(kernel if is_block else None, {name: x}, named, xr.DataTree())
-    return names

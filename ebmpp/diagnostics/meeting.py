@@ -77,12 +77,7 @@ def _warn_of_overlap(who: str, source: Source, data: Meetings) -> None:
 
 
 def tv_upper_bound(
-    source: Source,
-    t: Any = None,
-    *,
-    num_bootstrap: int = 500,
-    probability: float = 0.95,
-    seed: int = 0,
+    source: Source, t: Any = None, *, num_bootstrap: int = 500, probability: float = 0.95, seed: int = 0
 ) -> xr.Dataset:
     r"""Return upper bounds on the total variation distance to stationarity after t sweeps.
 

@@ -53,19 +53,20 @@ def statistics(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dims_of(kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.DataTree) -> Names:
-    """Return names of the dimensions after chain and draw: axes of rows, then axes of the block.
+    """Return names of the dimensions after chain and draw: axes of rows, then axes of the block or value.
 
     :param dims: the user's names, by block, of its own axes or of all of them.
     :param arviz_tree: ArviZ's tree of a model's run, which has the names of plates.
     """
     checks.names("name in dims", dims, samples)
+    blocks: Mapping[str, Any] = kernel.graph.families if isinstance(kernel, RowKernel) else {}
+    blocks = kernel.binding.layouts if isinstance(kernel, GibbsBlock) else blocks
     result = {}
     for name, x in samples.items():
-        block_axes = count = x.ndim - len(_SAMPLE_DIMS)  # after axes of rows
-        if isinstance(kernel, RowKernel):
-            block_axes = len(kernel.graph.families[name].shape)
-        elif isinstance(kernel, GibbsBlock):
-            block_axes = len(kernel.binding.layouts[name].shape)
+        count = x.ndim - len(_SAMPLE_DIMS)
+        shape = blocks[name].shape if name in blocks else x.shape
+        is_block = len(shape) <= count and x.shape[x.ndim - len(shape) :] == shape
+        block_axes = len(shape) if is_block else count  # after axes of rows
         rows = row_dims(count - block_axes)
         if name in dims:
             result[name] = [*([] if len(dims[name]) == count else rows), *dims[name]]
