@@ -216,18 +216,19 @@ def unbiased_expectation(
     checks.choice("unbiased_expectation: unmet", unmet, ("raise", "drop"))
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
     num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
-    if isinstance(coupling, Tempered):
-        graph, params, fn, coupling, init, clamped = coupling.replicate(graph, params, fn, init, clamped)
     with sharding.over("unbiased_expectation: mesh", mesh):
         graph.check(params)
-        target = Target(graph, sharding.place(params), as_clamped(graph.families, clamped))
+        target = Target(graph, params, as_clamped(graph.families, clamped))
         checks.require(target.free, "clamped", "such that a block is free", [*target.clamped], StateError)
-        key, moves = random.key_pair(rng_key), resolve_moves(graph, coupling, target.clamped)
+        if isinstance(coupling, Tempered):
+            target, coupling, fn, init = coupling.replicate(target, fn, init)
+        target = dataclasses.replace(target, params=sharding.place(target.params))
+        key, moves = random.key_pair(rng_key), resolve_moves(target.graph, coupling, target.clamped)
         check_params(target, moves)
         target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(key, 2))
         init_key = lambda i: rng_key if i == 1 else jax.random.fold_in(rng_key, i)
         starts = lambda i: _starts(target, init, random.fold_in(key, 0, i), num_pairs, init_key(i))
-        shapes = tuple((b, family.shape, str(family.dtype)) for b, family in graph.families.items())
+        shapes = tuple((b, f.shape, str(f.dtype)) for b, f in target.graph.families.items())
         sums = Function(fn, shapes)
         check_function("unbiased_expectation: fn", fn, sums.state())
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums

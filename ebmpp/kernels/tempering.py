@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ebmpp.annealing.path import Path, check_models, summed_blocks
 from ebmpp.core import Eta, Params, checks
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Clamped, is_concrete
+from ebmpp.graph.states import is_concrete
 from ebmpp.graph.transforms.replicate import separate_params
 from ebmpp.kernels.base import Init, Kwargs, RowKernel, describe_start
 from ebmpp.moves import Target, swaps, tempering
@@ -49,30 +49,23 @@ class Ensemble(Target):
     @staticmethod
     def at_betas(base: Target, betas: Any) -> "Ensemble":
         """Return replicas at ``betas``, with the same clamped values in each."""
-        betas = jnp.asarray(betas)
-        params = tempering.tempered_params(base.graph, base.params, betas)
-        graph = tempering.replicate(base.graph, len(betas))
-        return Ensemble(graph, params, _in_replicas(base.fixed, len(betas)), base=base)
+        return Ensemble(**vars(tempering.at_betas(base, betas)), base=base)
 
     @staticmethod
     def along(base: Target, knots: Knots) -> "Ensemble":
         """Return replicas at the knots of a path, and one at the model."""
         join = lambda a, b: jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
-        params = jax.tree.map(join, knots.params, base.params)
-        betas = join(knots.betas, 1)
-        replicated = separate_params(base.graph, params, betas, knots.eta0)
+        params, betas = jax.tree.map(join, knots.params, base.params), join(knots.betas, 1)
         graph = tempering.replicate(base.graph, len(betas), separate=True)
+        replicated = separate_params(base.graph, params, betas, knots.eta0)
+        fixed = tempering.in_replicas(base.fixed, len(betas))
         # a block with observed units is swapped as it is
         summed = tuple(b for b in summed_blocks(base.graph) if b in base.free and b not in base.keep)
-        return Ensemble(graph, replicated, _in_replicas(base.fixed, len(betas)), base=base, summed=summed)
+        return Ensemble(graph, replicated, fixed, base=base, summed=summed)
 
     def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
         """Return the blocks of the coldest replica."""
         return {b: jnp.moveaxis(v, len(self.batch), 0)[-1] for b, v in replicas.items()}
-
-
-def _in_replicas(clamped: Clamped, num: int) -> Clamped:
-    return jax.tree.map(lambda v: jnp.repeat(v[:, None], num, axis=1), clamped)
 
 
 class TemperingState(NamedTuple):

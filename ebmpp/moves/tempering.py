@@ -12,7 +12,7 @@ Replicas are ordered from hot (the smallest beta) to cold (beta = 1).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtyping import Bool
 import numpy as np
@@ -24,11 +24,10 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Params, Rows
 from ebmpp.errors import DomainError
-from ebmpp.families.values import as_array, settle
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
-from ebmpp.graph.states import Clamped, Observed, as_clamped, as_observed, as_rows, merge_clamped
+from ebmpp.graph.states import Clamped, as_rows
 from ebmpp.graph.transforms.replicate import joined_places, of_one_replica, replicate, select, tempered_params
 from ebmpp.moves import move
 from ebmpp.moves.couplings import Attempt, Trial, resolve
@@ -36,6 +35,7 @@ from ebmpp.moves.move import Drawn, Layer, Move
 from ebmpp.moves.swaps import log_ratio, new_order, take
 from ebmpp.moves.target import Target
 
+T = TypeVar("T")
 #: :data:`ebmpp.moves.move.Flags` in which each replica is a row.
 _Flags = Mapping[str, Bool[Array, "replicas ..."]]
 #: Both chains, and where their replicas agree.
@@ -71,22 +71,12 @@ class Tempered:
     betas: tuple[float, ...]
     coupling: str | tuple[str, ...] | None = None
 
-    def replicate(
-        self, graph: FactorGraph, params: Any, fn: Callable[..., Any], init: Any, clamped: Mapping[str, Any]
-    ) -> tuple[FactorGraph, Any, "OfColdest", "TemperedSweep", Any, dict[str, Any]]:
-        """Return the arguments of :func:`~ebmpp.unbiased_expectation` for the graph of all replicas.
-
-        :return: graph, params, function, coupling, starts and clamped blocks.
-        """
-        graph.check(params)
-        clamped, num = merge_clamped(clamped), len(self.betas)
-        names = as_clamped(graph.families, clamped).full  # errors name the shapes of one replica
-        check_hot(graph, params, self.betas[0])
-        replicas = replicate(graph, num)
-        tempered = tempered_params(graph, params, jnp.array(self.betas))
-        spread = {b: _spread(graph, num, b, v) for b, v in clamped.items()}
-        sweep, init = tempered_sweep(graph, self.coupling, names), _spread_init(graph, num, init)
-        return replicas, tempered, OfColdest(fn), sweep, init, {"clamped": spread}
+    def replicate(self, target: Target, fn: Callable[..., Any], init: Any) -> tuple[Target, Any, Any, Any]:
+        """Return target, coupling, function and starts of pairs of ensembles."""
+        check_hot(target.graph, target.params, self.betas[0])
+        sweep = tempered_sweep(target.graph, self.coupling, target.clamped)
+        starts = _starts_of_all(target.graph, len(self.betas), init)
+        return at_betas(target, self.betas), sweep, OfColdest(fn), starts
 
 
 def tempered(betas: Sequence[float], coupling: str | Sequence[str] | None = None) -> Tempered:
@@ -127,24 +117,26 @@ def add_axis(graph: FactorGraph, x: Mapping[str, Array] | None) -> dict[str, Arr
     return {b: jnp.expand_dims(v, v.ndim - axes[b]) for b, v in (x or {}).items()}
 
 
-def _spread(graph: FactorGraph, num: int, block: str, value: Any) -> Any:
-    """Repeat values that were checked before, of a clamped or an observed block."""
-    family = graph.families[block]
-    repeat = lambda v: jnp.repeat(add_axis(graph, {block: v})[block], num, axis=v.ndim - len(family.shape))
-    if isinstance(value, Observed):
-        values, known = as_observed(block, family, value)
-        return Observed(_spread(graph, num, block, values), repeat(jnp.asarray(known)))
-    return repeat(settle(block, family, as_array(block, value), check=False))
+def at_betas(base: Target, betas: Any) -> Target:
+    """Return the target of replicas at ``betas``, with the same clamped values in each."""
+    betas = jnp.asarray(betas)
+    params = tempered_params(base.graph, base.params, betas)
+    return Target(replicate(base.graph, len(betas)), params, in_replicas(base.fixed, len(betas)))
 
 
-def _spread_init(graph: FactorGraph, num: int, init: Any) -> Any:
+def in_replicas(rows: T, num: int) -> T:
+    """Repeat each row in all replicas, ``(rows, num, *shape)``."""
+    return jax.tree.map(lambda v: jnp.repeat(v[:, None], num, axis=1), rows)
+
+
+def _starts_of_all(graph: FactorGraph, num: int, init: Any) -> Any:
     """Return starts of ``num`` replicas, from the argument ``init`` of ``unbiased_expectation``."""
     if init is None or isinstance(init, str):
         return init
     if callable(init):
         return lambda key: jax.vmap(init)(jax.random.split(key, num))
-    as_rows(graph.families, init)  # errors name the shapes of one replica
-    return {b: _spread(graph, num, b, v) for b, v in init.items()}
+    rows, batch = as_rows(graph.families, init)  # errors name the shapes of one replica
+    return {b: v.reshape(batch + v.shape[1:]) for b, v in in_replicas(rows, num).items()}
 
 
 @dataclasses.dataclass(frozen=True)
