@@ -26,7 +26,7 @@ from ebmpp.coupling.pools import free_rows, with_pool
 from ebmpp.coupling.slots import Fresh, Outcome, Window, check_window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Observed, as_clamped
+from ebmpp.graph.states import Observed
 from ebmpp.moves import Move, Pool, Target, Tempered
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.moves.search import STARTS
@@ -208,7 +208,6 @@ def unbiased_expectation(
     >>> est.value.shape, est.met.all().item()
     ((4,), True)
     """
-    checks.instance("unbiased_expectation: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("unbiased_expectation: rng_key", rng_key)
     checks.on_host("unbiased_expectation", rng_key, params, clamped, init)
     checks.flag("unbiased_expectation: independent_starts", independent_starts)
@@ -217,9 +216,7 @@ def unbiased_expectation(
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
     num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
     with sharding.over("unbiased_expectation: mesh", mesh):
-        graph.check(params)
-        target = Target(graph, params, as_clamped(graph.families, clamped))
-        checks.require(target.free, "clamped", "such that a block is free", [*target.clamped], StateError)
+        target = Target.checked("unbiased_expectation", graph, params, clamped)
         if isinstance(coupling, Tempered):
             target, coupling, fn, init = coupling.replicate(target, fn, init)
         target = dataclasses.replace(target, params=sharding.place(target.params))

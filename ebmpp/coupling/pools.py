@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core import Blocks, Key, Params, Rows, checks, random
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import Clamped, as_clamped, as_rows
+from ebmpp.graph.states import Clamped, as_rows
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.mixture import Mixture, make_pool
 from ebmpp.moves.move import Move, draw_sweep, gibbs_sweep
@@ -94,10 +94,8 @@ def mixture_pool(
     >>> pool.eta["h"].shape
     (16, 4)
     """
-    checks.instance("mixture_pool: graph", graph, FactorGraph, "a FactorGraph")
-    graph.check(params)
     key = random.key_pair(checks.key("mixture_pool: rng_key", rng_key))
-    target = Target(graph, params, as_clamped(graph.families, clamped))
+    target = Target.checked("mixture_pool", graph, params, clamped)
     moves = resolve_moves(graph, coupling, target.clamped)
     target = with_pool("mixture_pool", target, moves, rows, key)
     assert target.pool is not None  # rows are given

@@ -18,10 +18,10 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
     """Return the broadcast leading axes of params; () where factors are missing, which is checked later."""
     axes: dict[str, tuple[int, ...]] = {}
     for name, tree in graph.param_shapes.items():
-        expected, leaves = jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(params.get(name))
-        if len(expected) != len(leaves):
+        if jax.tree.structure(tree) != jax.tree.structure(params.get(name)):
             return ()
-        for (path, struct), leaf in zip(expected, leaves, strict=True):
+        expected = jax.tree_util.tree_leaves_with_path(tree)
+        for (path, struct), leaf in zip(expected, jax.tree.leaves(params[name]), strict=True):
             shape, place = jnp.shape(leaf), name + jax.tree_util.keystr(path)
             axes[place] = shape[: max(0, len(shape) - struct.ndim)]
             fits, expected_shape = axes[place] + struct.shape == shape, f"of shape (..., *{struct.shape})"
@@ -34,19 +34,12 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
         ) from None
 
 
-def flat(graph: FactorGraph, params: Params, batch: tuple[int, ...]) -> tuple[list, list[int | None]]:
-    """Return leaves of params with one leading axis, if they have any; and 0 for each that has it."""
-    leaves = jax.tree.leaves({name: params[name] for name in graph.param_shapes})
-    shapes = [leaf.shape for leaf in jax.tree.leaves(dict(graph.param_shapes))]
-    axes = [0 if jnp.ndim(p) > len(shape) else None for p, shape in zip(leaves, shapes, strict=True)]
-    extend = lambda p, shape: jnp.broadcast_to(p, batch + shape).reshape(-1, *shape)
-    leaves = [p if a is None else extend(p, s) for p, s, a in zip(leaves, shapes, axes, strict=True)]
-    return leaves, axes
-
-
-def unflatten(graph: FactorGraph, leaves: list) -> Params:
-    """Return params with these leaves."""
-    return jax.tree.unflatten(jax.tree.structure(dict(graph.param_shapes)), leaves)
+def flat(graph: FactorGraph, params: Params, batch: tuple[int, ...]) -> tuple[Params, Params]:
+    """Return params with one leading axis, if they have any; and 0 for each leaf that has it, else None."""
+    shapes, params = dict(graph.param_shapes), {name: params[name] for name in graph.param_shapes}
+    axes = jax.tree.map(lambda s, p: 0 if jnp.ndim(p) > s.ndim else None, shapes, params)
+    extend = lambda s, p: jnp.broadcast_to(p, batch + s.shape).reshape(-1, *s.shape)
+    return jax.tree.map(lambda s, p: extend(s, p) if jnp.ndim(p) > s.ndim else p, shapes, params), axes
 
 
 def check_params(graph: FactorGraph, params: Params, batch: tuple[int, ...], values: bool) -> None:
@@ -54,11 +47,11 @@ def check_params(graph: FactorGraph, params: Params, batch: tuple[int, ...], val
     if not batch:
         graph.check(params, values)
         return
-    leaves, axes = flat(graph, params, batch)
-    at = lambda i: [p if a is None else p[i] for p, a in zip(leaves, axes, strict=True)]
-    graph.check(unflatten(graph, at(0)), values=False)
+    shapes, (rows, _) = dict(graph.param_shapes), flat(graph, params, batch)
+    at = lambda i: jax.tree.map(lambda s, p: p[i] if jnp.ndim(p) > s.ndim else p, shapes, rows)
+    graph.check(at(0), values=False)
     if values:
-        states.check_finite(unflatten(graph, leaves))
+        states.check_finite(rows)
         always = all(np.isfinite(family.bounds).all() for family in graph.families.values())
         for i in range(0 if always else math.prod(batch)):
-            graph.check(unflatten(graph, at(i)))
+            graph.check(at(i))

@@ -11,6 +11,7 @@ from jaxtyping import Float, Real
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
+from numpyro.util import identity
 
 import jax
 from jax import Array
@@ -172,11 +173,10 @@ class EnergyDistribution(dist.Distribution):
         :param rows: ``(number, sets, ...)``.
         :return: ``(number, sets, ...)`` too; without ``rows``, ``(sets, ...)``.
         """
-        leaves, axes = batches.flat(self.graph, self.params, batch)
-        by_leaves = lambda leaves, *r: fn(batches.unflatten(self.graph, leaves), *r)
-        if any(axis is not None for axis in axes):
-            return jax.vmap(by_leaves, (axes, *(1,) * len(rows)), 1 if rows else 0)(leaves, *rows)
-        result = by_leaves(leaves, *(r.reshape(-1, *r.shape[2:]) for r in rows))  # one set: all rows at once
+        params, axes = batches.flat(self.graph, self.params, batch)
+        if jax.tree.leaves(axes):
+            return jax.vmap(fn, (axes, *(1,) * len(rows)), 1 if rows else 0)(params, *rows)
+        result = fn(params, *(r.reshape(-1, *r.shape[2:]) for r in rows))  # one set: all rows at once
         split = lambda m: m.reshape(-1, math.prod(batch), *m.shape[1:])
         return jax.tree.map(split, result) if rows else result
 
@@ -207,9 +207,8 @@ class EnergyDistribution(dist.Distribution):
     def _guard(self, params: Params) -> Params:
         return params if self.has_log_partition else _without_gradient(params)
 
-    def _log_weight(self, value: Array, guarded: bool = False) -> Float[Array, "*batch"]:
+    def _log_weight(self, value: Array, guard: Callable[..., Any] = identity) -> Float[Array, "*batch"]:
         """Return ``log_prob`` up to log Z."""
-        guard = self._guard if guarded else lambda params: params
         of_row = lambda params, x: energy.log_unnormalized(self.graph, guard(params), x, self.summed)
         return self._map_rows(of_row, self.layout.split(value))
 
@@ -223,7 +222,7 @@ class EnergyDistribution(dist.Distribution):
         :raises StateError: for a wrong shape.
         """
         del intermediates
-        weight, hook = self._log_weight(jnp.asarray(value), guarded=True), HOOK.get()
+        weight, hook = self._log_weight(jnp.asarray(value), self._guard), HOOK.get()
         if hook is not None and not self.has_log_partition:
             weight = hook(self.params, weight)
         return weight - jnp.broadcast_to(self._log_partition(), weight.shape)

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from ebmpp.core import Blocks, Params, checks, random
 from ebmpp.core.compile import Compiled, compiled
 from ebmpp.core.statistics import standard_error
-from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs_sweep, search
 from ebmpp.moves.move import draw_sweep
@@ -107,18 +106,14 @@ def complete(
     >>> result.mean["v"][1, [0, 2, 3]].tolist()
     [0.0, 1.0, 1.0]
     """
-    checks.instance("complete: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("complete: rng_key", rng_key)
     checks.on_host("complete", rng_key, params, known)
     num_chains = checks.count("complete: num_chains", num_chains)
     num_warmup = checks.count("complete: num_warmup", num_warmup, least=0)
     num_samples = checks.count("complete: num_samples", num_samples)
     checks.choice("complete: method", method, ("posterior", "local_mode"))
-    graph.check(params)
-    clamped = states.as_clamped(graph.families, known)
-    if len(clamped.full) == len(graph.families):
-        raise StateError("complete: at least one block must have missing units, got all of them")
-    runs = Runs(Target(graph, params, clamped), num_chains, random.key_pair(rng_key))
+    target = Target.checked("complete", graph, params, known)
+    runs = Runs(target, num_chains, random.key_pair(rng_key))
     result = runs.local_mode() if method == "local_mode" else runs.posterior(num_warmup, num_samples)
     if result.r_hat is not None and (result.r_hat > _MAX_R_HAT).any():
         warnings.warn(

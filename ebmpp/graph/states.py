@@ -3,6 +3,7 @@
 """Validation of states, clamped blocks and params."""
 
 from collections.abc import Collection, Iterable, Mapping
+import contextlib
 import dataclasses
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -81,8 +82,11 @@ def as_partial_rows(
     check_present(x, needed)
     rows = lambda b, v: jnp.broadcast_to(v, batch + families[b].shape).reshape(-1, *families[b].shape)
     settled = lambda b, v: settle(b, families[b], fill(families[b], v, known.get(b)), check)
-    full = {b: rows(b, settled(b, v)) for b, v in values.items()}
-    return full, {b: rows(b, k) for b, k in known.items()}, batch
+    full, masks = {b: rows(b, settled(b, v)) for b, v in values.items()}, {}
+    for b, k in known.items():
+        with sharding.at_once() if is_concrete(k) else contextlib.nullcontext():  # its values are counted
+            masks[b] = rows(b, k)
+    return full, masks, batch
 
 
 def incomplete(known: Mapping[str, Any]) -> dict[str, Any]:

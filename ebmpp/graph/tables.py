@@ -6,7 +6,6 @@ Arrays, lists, data frames, memory maps, dicts of these and :class:`~ebmpp.Obser
 Names and shapes are checked first, values when they are read. Rows are never broadcast.
 """
 
-import contextlib
 import math
 from typing import Any, NamedTuple
 import warnings
@@ -17,10 +16,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks, sharding
+from ebmpp.core import Params, checks
 from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
-from ebmpp.families.values import is_concrete, settle
+from ebmpp.families.values import is_concrete
 from ebmpp.graph import initialization, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bilinear
@@ -80,14 +79,7 @@ def one_axis(graph: Declaration, table: Table) -> int:
 
 def check_table(graph: Declaration, table: Table) -> Table:
     """Check the values, and convert them to the library's dtypes."""
-    rows, known = {}, {}
-    for b, v in table.rows.items():
-        family, mask = graph.families[b], table.known.get(b)
-        rows[b] = settle(b, family, states.fill(family, v, mask)).reshape(-1, *family.shape)
-        if mask is not None:
-            with sharding.at_once() if is_concrete(mask) else contextlib.nullcontext():
-                known[b] = jnp.asarray(mask).reshape(-1, *family.shape)
-    return Table(rows, known, table.batch)
+    return Table(*states.as_partial_rows(graph.families, table.observed()))
 
 
 def as_data(graph: Declaration, data: Any, missing: str | None = "this") -> Table:

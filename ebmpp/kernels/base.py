@@ -130,16 +130,10 @@ class RowKernel(MCMCKernel, Generic[S]):
 
         :param check: check values too, not only names and shapes.
         """
-        graph, name = self.graph, type(self).__name__
-        hint = "Call mcmc.run(key, params, v=...), with clamped blocks by keyword."
+        hint, name = "Call mcmc.run(key, params, v=...), with clamped blocks by keyword.", type(self).__name__
         is_single, expected = len(model_args) == 1, "the only positional argument after the key"
         checks.require(is_single, f"{name}: params", expected, len(model_args), ParameterError, hint)
-        clamped = states.as_clamped(graph.families, model_kwargs or {}, check)
-        is_free, blocks = len(clamped.full) < len(graph.families), list(clamped.full)
-        checks.require(is_free, f"{name}: clamped", "such that a block is free", blocks, StateError)
-        (params,) = model_args
-        graph.check(params, values=check)
-        target = Target(graph, params, clamped)
+        target = Target.checked(name, self.graph, model_args[0], model_kwargs or {}, check)
         if check:
             sweeps.check_params(target, self._moves(target))
         return target

@@ -63,13 +63,9 @@ def local_search(
     >>> mode.state["v"].shape, mode.steps.shape
     ((5, 4), (5,))
     """
-    checks.instance("local_search: graph", graph, FactorGraph, "a FactorGraph")
     rng_key = checks.key("local_search: rng_key", rng_key)
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
-    graph.check(params)
-    fixed = states.as_clamped(graph.families, clamped)
-    is_free, blocks = len(fixed.full) < len(graph.families), list(fixed.full)
-    checks.require(is_free, "local_search: clamped", "such that a block is free", blocks, StateError)
+    fixed = Target.checked("local_search", graph, params, clamped).fixed
     init = {} if init is None else init
     is_free = isinstance(init, Mapping) and not set(init) & set(fixed.full)
     checks.require(is_free, "local_search: init", "a dict of free blocks", init, StateError)

@@ -135,7 +135,8 @@ class Clusters(Move):
         fields = _Fields(eta, weights, edges, u[family.size :], u[: family.size])
         new, label = _categories(fields, units) if is_potts else _spins(family, fields, units)
         if self.block in keep:
-            new = jnp.where(_any_by(label, energy.to_units(keep[self.block], family)), units, new)
+            held = energy.to_units(keep[self.block], family).astype(jnp.int32)  # fixes its cluster
+            new = jnp.where(_at(_sum_by(label, held), label) > 0, units, new)
         broken = (weights < 0).any() if is_potts else jnp.zeros((), bool)
         return energy.to_rows(new.astype(x.dtype), family), broken
 
@@ -235,11 +236,6 @@ def _sum_by(label: Array, values: Array) -> Array:
     rows = jnp.arange(label.shape[1])
     values = jnp.broadcast_to(values, label.shape)
     return jnp.zeros(label.shape, values.dtype).at[label, rows].add(values)
-
-
-def _any_by(label: Array, mask: Array) -> Array:
-    """Return True for the units of clusters with a unit in the mask."""
-    return _at(_sum_by(label, mask.astype(jnp.int32)), label) > 0
 
 
 def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:

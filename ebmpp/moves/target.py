@@ -6,17 +6,18 @@ from collections.abc import Mapping
 import dataclasses
 from functools import partial
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Eta, Keep, Keys, Numbers, Params, PerRow, Rows, Schedule
+from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.states import Clamped
+from ebmpp.graph.states import Clamped, as_clamped
 
 
 class Pool(NamedTuple):
@@ -43,6 +44,23 @@ class Target:
     params: Params
     fixed: Clamped = dataclasses.field(default_factory=Clamped)
     pool: Pool | None = None
+
+    @classmethod
+    def checked(
+        cls, who: str, graph: FactorGraph, params: Params, blocks: Mapping[str, Any], values: bool = True
+    ) -> Self:
+        """Return the target of a call's checked arguments.
+
+        :param blocks: clamped and :class:`~ebmpp.Observed` blocks.
+        :param values: False to check names and shapes only.
+        :raises StateError: for blocks that do not fit the graph, or if no block is free.
+        """
+        checks.instance(f"{who}: graph", graph, FactorGraph, "a FactorGraph")
+        fixed = as_clamped(graph.families, blocks, values)
+        is_free, names = len(fixed.full) < len(graph.families), list(fixed.full)
+        checks.require(is_free, f"{who}: clamped", "such that a block is free", names, StateError)
+        graph.check(params, values)
+        return cls(graph, params, fixed)
 
     @property
     def clamped(self) -> Blocks:
