@@ -14,8 +14,7 @@ from ebmpp.core import Key, Params, Rows, State, checks, random
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.graph import FactorGraph
-from ebmpp.moves import Target
-from ebmpp.moves.swaps import equalize
+from ebmpp.moves import Target, swaps
 from ebmpp.moves.sweeps import MovesLike, as_moves, resolve_moves
 from ebmpp.moves.tempering import replicate, tempered_params, tempered_sweep
 
@@ -58,8 +57,8 @@ class CD(Estimator):
         start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
         target, moves = Target(graph, params), resolve_moves(graph, self.moves, exact=False)
         model, metrics = phases.sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
-        options = {"weights": batch.weights, "posterior": self.posterior}
-        return Estimate(phases.two_phases(graph, params, batch, model, **options), state, metrics, self.k)
+        gradient = phases.two_phases(target, batch, model, self.posterior, batch.weights)
+        return Estimate(gradient, state, metrics, self.k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +102,9 @@ class PCD(Estimator):
     def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
         """Subtract the gradient at the chains, after k more sweeps, from the one at the data."""
         batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        moves = resolve_moves(graph, self.moves, exact=False)
-        model, metrics = phases.sweep_chains(Target(graph, params), state, self.k, key, moves)
-        gradient = phases.two_phases(graph, params, batch, model, posterior=self.posterior)
+        target, moves = Target(graph, params), resolve_moves(graph, self.moves, exact=False)
+        model, metrics = phases.sweep_chains(target, state, self.k, key, moves)
+        gradient = phases.two_phases(target, batch, model, self.posterior)
         return Estimate(gradient, model, metrics, self.k * self.num_chains / len(batch.weights))
 
     def _repeats(self, state: Any, count: int) -> Repeats:
@@ -189,8 +188,8 @@ class TemperedPCD(Estimator):
 
         chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))
         state, rejection = TemperedState(chains, state.betas), rejection.mean(0)
-        gradient = phases.two_phases(graph, params, batch, state.coldest, posterior=self.posterior)
-        betas = state.betas + 0.1 * (equalize(state.betas, rejection) - state.betas)
+        gradient = phases.two_phases(Target(graph, params), batch, state.coldest, self.posterior)
+        betas = state.betas + 0.1 * (swaps.equalize(state.betas, rejection) - state.betas)
         metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
         sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
         return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)

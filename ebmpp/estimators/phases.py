@@ -23,12 +23,9 @@ from ebmpp.coupling.pools import complete_rows
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.energy import gradient_at, mean_field, weighted_gradient
 from ebmpp.graph.states import Clamped
-from ebmpp.moves.gibbs import hold, initial_rows
-from ebmpp.moves.mixture import Mixture, make_pool
-from ebmpp.moves.move import Layer, Move, draw_sweep, gibbs_sweep
-from ebmpp.moves.target import Target
+from ebmpp.moves import Layer, Move, Target, gibbs, gibbs_sweep, mixture
+from ebmpp.moves.move import draw_sweep
 
 
 @runtime_checkable
@@ -73,7 +70,7 @@ class MeanField:
 
     def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
         """Return mean statistics of every block given the rows, exact for visible blocks."""
-        one_row = lambda row: mean_field(graph, params, graph.statistics(row), self.passes)[0]
+        one_row = lambda row: energy.mean_field(graph, params, graph.statistics(row), self.passes)[0]
         return jax.vmap(one_row)(dict(rows))
 
 
@@ -102,7 +99,7 @@ def row_keys(key: Key, rows: int) -> Keys:
 @partial(jax.jit, static_argnums=(0, 1))  # op by op it compiles for seconds
 def fresh_chains(graph: FactorGraph, count: int, key: Key) -> Rows:
     """Draw initial states of every block."""
-    return sharding.rows(initial_rows(graph, graph.families, row_keys(key, count)))
+    return sharding.rows(gibbs.initial_rows(graph, graph.families, row_keys(key, count)))
 
 
 def carried_chains(state: Any) -> Any:
@@ -157,9 +154,9 @@ def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -
     Exact where the posterior is one layer and no entry is missing; else one sweep from initial draws.
     """
     keys = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
-    drawn = initial_rows(graph, batch.known, keys[2]) if batch.known else {}
-    v = {**batch.rows, **hold(batch.known, batch.rows, drawn)}
-    start = v | initial_rows(graph, graph.latent, keys[0])
+    drawn = gibbs.initial_rows(graph, batch.known, keys[2]) if batch.known else {}
+    v = {**batch.rows, **gibbs.hold(batch.known, batch.rows, drawn)}
+    start = v | gibbs.initial_rows(graph, graph.latent, keys[0])
     return draw_sweep(Target(graph, params, Clamped(v)), start, gibbs_sweep(graph, v), keys[1])[0]
 
 
@@ -188,7 +185,7 @@ def signed_gradient(graph: FactorGraph, params: Params, x: Rows, weights: PerRow
     log-likelihood (Qiu et al. 2020, eq. 2), with one product per weight matrix for both phases.
     """
     if not tractable_posterior(graph):
-        return weighted_gradient(graph, params, x, weights)
+        return energy.weighted_gradient(graph, params, x, weights)
     return jax.grad(lambda p: _weighted_free_energy(graph, p, x, weights))(params)
 
 
@@ -198,7 +195,7 @@ def positive_gradient(
     """Return the gradient of ``sum_i w_i E`` over the batch, by ``posterior`` where it is intractable."""
     if posterior is None or tractable_posterior(graph):
         return signed_gradient(graph, params, batch.rows, batch.weights)
-    return gradient_at(graph, params, posterior.statistics(graph, params, batch.rows), batch.weights)
+    return energy.gradient_at(graph, params, posterior.statistics(graph, params, batch.rows), batch.weights)
 
 
 @full_precision
@@ -218,33 +215,27 @@ def _weighted_free_energy(graph: FactorGraph, params: Params, x: Rows, weights: 
 
 
 def two_phases(
-    graph: FactorGraph,
-    params: Params,
-    batch: Batch,
-    model: Rows,
-    *,
-    weights: PerRow | None = None,
-    posterior: Posterior | None = None,
+    target: Target, batch: Batch, model: Rows, posterior: Posterior | None, weights: PerRow | None = None
 ) -> Params:
     """Return the gradient of the batch's loss.
 
-    :param model: rows that stand for draws of the model.
+    :param model: rows that stand for draws of the target.
+    :param posterior: of the latents given the batch; None only where these are one layer.
     :param weights: weights of the model rows, with the sum of the batch's weights; equal by default.
     """
+    graph, params = target.graph, target.params
     if weights is None:
         size = len(next(iter(model.values())))
         weights = jnp.broadcast_to(batch.weights.sum() / size, size)
-    if tractable_posterior(graph):
+    if posterior is None or tractable_posterior(graph):
         # Two terms instead of one over joined rows: XLA then reuses the products that the latents of the
         # data or of the chains were drawn with, which saves one in six.
         terms = ((batch.rows, batch.weights), (model, -weights))
         return jax.grad(lambda p: sum(_weighted_free_energy(graph, p, *term) for term in terms))(params)
     signed = jnp.concatenate([batch.weights, -weights])
-    join = lambda a, b: {n: jnp.concatenate([a[n], b[n]]) for n in b if n in a}
-    if posterior is None:
-        return signed_gradient(graph, params, join(batch.rows, model), signed)
-    data = posterior.statistics(graph, params, batch.rows)
-    return gradient_at(graph, params, join(data, graph.statistics(model)), signed)
+    data, drawn = posterior.statistics(graph, params, batch.rows), graph.statistics(model)
+    joined = {b: jnp.concatenate([data[b], t]) for b, t in drawn.items() if b in data}
+    return energy.gradient_at(graph, params, joined, signed)
 
 
 class Phase(NamedTuple):
@@ -298,9 +289,9 @@ def sweep_pool(graph: FactorGraph, params: Params, pool: Rows, clamped: Collecti
     return draw_sweep(Target(graph, params), pool, gibbs_sweep(graph, clamped), keys)[0]
 
 
-def with_pool(target: Target, move: Mixture, pool: Rows, key: Key) -> Target:
+def with_pool(target: Target, move: mixture.Mixture, pool: Rows, key: Key) -> Target:
     """Return a target with the pool, its marginalised blocks redrawn given the others."""
     keys = row_keys(key, len(next(iter(pool.values()))))
     rows = Layer(move.marginalize).draw(target, pool, keys)[0]
-    proposals = make_pool(target.graph, target.params, move, rows, target.clamped)
+    proposals = mixture.make_pool(target.graph, target.params, move, rows, target.clamped)
     return dataclasses.replace(target, pool=proposals)

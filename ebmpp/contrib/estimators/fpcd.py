@@ -95,7 +95,7 @@ class FPCD(Estimator):
         batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
         target = Target(graph, jax.tree.map(jnp.add, params, state.fast))
         model, _ = sweep_chains(target, state.chains, self.k, key)
-        gradient = two_phases(graph, params, batch, model, posterior=self.posterior)
+        gradient = two_phases(Target(graph, params), batch, model, self.posterior)
         fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
         return Estimate(gradient, FPCDState(model, fast), {}, self.k * self.num_chains / len(batch.weights))
 
