@@ -15,7 +15,6 @@ from jax.typing import ArrayLike
 from ebmpp.annealing import systems
 from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.systems import Systems
 from ebmpp.core import Key, checks, random
 from ebmpp.core.compile import Compiled
 
@@ -116,7 +115,7 @@ def find_ladder(
         places: Array
         count: Array
         step: Array
-        system: Systems
+        system: systems.Systems
         smooth: Array
         correlation: Array
 

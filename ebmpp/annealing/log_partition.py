@@ -19,10 +19,9 @@ from scipy.special import stdtrit
 
 from jax import Array
 
-from ebmpp.core import checks
+from ebmpp.core import Blocks, Params, checks
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
-from ebmpp.core.types import Blocks, Params
 from ebmpp.errors import DomainError
 from ebmpp.exact import centring
 from ebmpp.graph import FactorGraph, tables

@@ -42,10 +42,8 @@ from ebmpp.annealing.ladder import Ladder
 from ebmpp.annealing.log_partition import Data, not_finite
 from ebmpp.annealing.particles import Paths, prepare, run_keys
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.systems import IslandKeys, PerIsland
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import checks, random, sharding, statistics
 from ebmpp.core.compile import compiled
-from ebmpp.core.statistics import standard_error
 from ebmpp.core.types import Blocks, Keys, Params, Scalar
 from ebmpp.coupling.accumulators import check_function
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
@@ -56,7 +54,7 @@ LONG_STAY = 20
 _BATCH = 2  # systems that run side by side: every pair needs the first two
 
 #: From keys of systems to log Z, values (a pytree) and lowest conditional effective sample size of each.
-Propose = Callable[[IslandKeys], tuple[PerIsland, Any, PerIsland]]
+Propose = Callable[[systems.IslandKeys], tuple[systems.PerIsland, Any, systems.PerIsland]]
 #: First and last time that count, and the largest number of systems.
 Window = tuple[int, int, int | None]
 
@@ -288,7 +286,7 @@ def _estimate(
         )
     totals = jax.tree.map(lambda h: h[met].astype(float), outcome.total)
     value = jax.tree.map(lambda h: h.mean(0), totals)
-    error = jax.tree.map(lambda h: standard_error(np.moveaxis(h, 0, -1)), totals)
+    error = jax.tree.map(lambda h: statistics.standard_error(np.moveaxis(h, 0, -1)), totals)
     time = np.where(met, outcome.meeting_time, np.inf)
     cost = np.where(met, outcome.num_systems * float(sweeps), np.inf)
     acceptance = float(outcome.acceptance.mean())

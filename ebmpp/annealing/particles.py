@@ -19,9 +19,8 @@ from ebmpp.annealing.log_partition import Data, ParticleSystem, summarize, warn
 from ebmpp.annealing.path import Path, check_models
 from ebmpp.annealing.reference import check_model, log_partition, reference
 from ebmpp.annealing.systems import Systems
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import Eta, Params, checks, random, sharding
 from ebmpp.core.compile import compiled
-from ebmpp.core.types import Eta, Params
 from ebmpp.exact.centring import Centred, centre
 from ebmpp.graph import FactorGraph
 

@@ -20,7 +20,6 @@ from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import Bias, FactorGraph, energy
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.energy import mean_layer
 
 
 class CenteredState(NamedTuple):
@@ -206,7 +205,7 @@ def _data_means(graph: FactorGraph, params: Params, offsets: Statistics, batch: 
     t = {b: jnp.broadcast_to(offsets[b], (len(batch.weights), *offsets[b].shape)) for b in graph.latent}
     t |= graph.statistics(batch.rows)
     for layer in schedule(graph, clamped=graph.visible):
-        t |= jax.vmap(lambda row, layer=layer: mean_layer(graph, params, layer, row, row)[0])(t)
+        t |= jax.vmap(lambda row, layer=layer: energy.mean_layer(graph, params, layer, row, row)[0])(t)
     share = batch.weights / nonzero(batch.weights.sum())
     return {b: jnp.tensordot(share, v, 1) for b, v in t.items()}
 

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from ebmpp.core import Key, Params, Rows, State, checks
 from ebmpp.core.precision import full_precision
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
+from ebmpp.estimators import centering, phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats
-from ebmpp.estimators.centering import nonzero
-from ebmpp.estimators.phases import check_posterior
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 
@@ -82,7 +81,7 @@ class Discriminative(Estimator):
         expected = f"of a family with at most {_MAX_VALUES} joint values"
         hint = "The joint likelihood (UCD, PCD) has no such limit."
         checks.require(is_valid, "Discriminative: target", expected, family, IntractableError, hint)
-        check_posterior(graph, "Discriminative", None)
+        phases.check_posterior(graph, "Discriminative", None)
         return () if self.generative is None else self.generative.init(graph, params, data, batch, key)
 
     def adopt(self, before: Any, fresh: Any) -> Any:
@@ -105,7 +104,7 @@ class Discriminative(Estimator):
             return -jnp.vdot(batch.weights, jnp.take_along_axis(table, index, axis=1)[:, 0])
 
         value, gradient = jax.value_and_grad(loss)(params)
-        metrics = {"conditional_log_likelihood": -value / nonzero(batch.weights.sum())}
+        metrics = {"conditional_log_likelihood": -value / centering.nonzero(batch.weights.sum())}
         if self.generative is None:
             return Estimate(gradient, state, metrics)
         other = self.generative.estimate(graph, params, state, batch, key)

@@ -14,12 +14,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
-from ebmpp.coupling import accumulators
+from ebmpp.coupling import accumulators, expectation, overlap, slots
 from ebmpp.coupling.engine import Window, run_pairs
-from ebmpp.coupling.expectation import MIN_ACCEPTANCE, low_acceptance
-from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.pools import mixture_of
-from ebmpp.coupling.slots import Fresh
 from ebmpp.errors import StateError
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
@@ -136,7 +133,7 @@ class ChainUCD(Estimator):
             return None
         accepted = history["acceptance"]
         mean = float(accepted[len(accepted) // 2 :].mean()) if len(accepted) else 1.0
-        return low_acceptance("UCD", mean) if mean < MIN_ACCEPTANCE else None
+        return expectation.low_acceptance("UCD", mean) if mean < expectation.MIN_ACCEPTANCE else None
 
     def diagnose_chains(
         self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
@@ -153,10 +150,10 @@ class ChainUCD(Estimator):
         init = {b: v[:count] for b, v in data.items()} if self.start in ("data", "persistent") else {}
         longest = int(history["meeting_time_max"][steps // 2 :].max())
         total = float(history["sweeps"].sum()) * count / 100
-        starts = Fresh(random.fold_in(key, 0, np.arange(count)), init, kind)
+        starts = slots.Fresh(random.fold_in(key, 0, np.arange(count)), init, kind)
         target, words = Target(graph, params), random.fold_in(key, 1)
-        result = run_leading_chains(target, moves, starts, words, longest, total)
-        return warning_of("UCD", result.overlap) if result.overlap > THRESHOLD else None
+        result = overlap.run_leading_chains(target, moves, starts, words, longest, total)
+        return overlap.warning_of("UCD", result.overlap) if result.overlap > overlap.THRESHOLD else None
 
     def window(self, length: Scalar) -> Window:
         """Return k, m, lag and the limit as arrays, for an adaptive length."""

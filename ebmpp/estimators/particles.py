@@ -13,10 +13,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing import Path, systems
+from ebmpp.annealing import Path, reference, systems
 from ebmpp.annealing.ladder import Ladder, find_ladder
 from ebmpp.annealing.particle_pairs import LONG_STAY, PairOutcome, run_pair
-from ebmpp.annealing.reference import base_rates
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
 from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
@@ -130,7 +129,7 @@ class ParticleUCD(Estimator):
 
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> ParticleState:
         """Put the reference at the data's base rates; the first step fits the rungs."""
-        eta0 = base_rates(graph, data)
+        eta0 = reference.base_rates(graph, data)
         places = jnp.zeros(self.max_rungs)
         first = lambda a: jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a)
         knots = jax.tree.map(first, params) if self.path == "training" else {}

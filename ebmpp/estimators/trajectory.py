@@ -12,16 +12,13 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing.particles import start_systems
-from ebmpp.annealing.path import Path
-from ebmpp.annealing.reference import base_rates
+from ebmpp.annealing import Path, particles, reference
 from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random, sharding
 from ebmpp.core.precision import full_precision
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.moves.couplings import where_rows
-from ebmpp.moves.swaps import take
+from ebmpp.moves import couplings, swaps
 
 
 class PTTState(NamedTuple):
@@ -103,8 +100,8 @@ class PTT(Estimator):
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> PTTState:
         """Draw all chains and the reservoir by a particle system; all models of the ladder are the first."""
         phases.check_posterior(graph, "PTT", self.posterior)
-        eta0, size = base_rates(graph, data), self.num_models + self.reservoir
-        system = start_systems(graph, params, eta0, key, 1, self.num_chains * size)
+        eta0, size = reference.base_rates(graph, data), self.num_models + self.reservoir
+        system = particles.start_systems(graph, params, eta0, key, 1, self.num_chains * size)
         draws = jax.random.wrap_key_data(random.fold_in(key, 2), impl="threefry2x32")
         index = jax.random.categorical(draws, system.log_weights[0], shape=(self.num_chains, size))
         x = sharding.rows({b: v[index] for b, v in system.x.items()})
@@ -140,7 +137,7 @@ class PTT(Estimator):
             keys = phases.row_keys(random.fold_in(key, number), self.num_chains)
             words = random.words(random.fold_in(keys, 0), 1)
             slot = (words % jnp.uint32(self.reservoir)).astype(jnp.int32)
-            x = {b: jnp.concatenate([take(reservoir[b], slot), v], 1) for b, v in chains.items()}
+            x = {b: jnp.concatenate([swaps.take(reservoir[b], slot), v], 1) for b, v in chains.items()}
             x, rates = climb(path, x, random.fold_in(keys, 1))
             put = jax.vmap(lambda v, at, new: v.at[at[0]].set(new[0]))
             reservoir = {b: put(v, slot, x[b]) for b, v in reservoir.items()}
@@ -186,7 +183,7 @@ def climb(path: Path, x: Rows, keys: Keys) -> tuple[Blocks, Float[Array, "pairs"
         there = path.sweep(high, there, None, random.fold_in(keys, i))
         gain = lambda x: path.gain(low, high, path.slope(low.params, x), path.slope(high.params, x))
         ratio = gain(here) - gain(there)
-        select = lambda a, b: where_rows(log_u[:, i] < ratio, a, b)
+        select = lambda a, b: couplings.where_rows(log_u[:, i] < ratio, a, b)
         x = {b: v.at[:, i].set(select(there[b], here[b])) for b, v in x.items()}
         x = {b: v.at[:, i + 1].set(select(here[b], there[b])) for b, v in x.items()}
         return x, rates.at[i].set(jnp.exp(jnp.minimum(ratio, 0)).mean())

@@ -14,11 +14,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing import Path, systems
+from ebmpp.annealing import Path, particles, reference, systems
 from ebmpp.annealing.log_partition import MIN_ANCESTRY, MIN_SHARE
-from ebmpp.annealing.particles import fresh_systems, start_systems
-from ebmpp.annealing.reference import base_rates
-from ebmpp.annealing.systems import Systems
 from ebmpp.core import Eta, Key, Params, Rows, checks, random, sharding
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
@@ -43,8 +40,8 @@ class WeightedState(NamedTuple):
 
     eta0: Eta
     params: Params
-    chains: Systems
-    watchers: Systems | None
+    chains: systems.Systems
+    watchers: systems.Systems | None
     variance: Float[Array, ""]
     rest: Int32[Array, ""]
 
@@ -107,8 +104,8 @@ class WeightedPCD(Estimator):
     def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> WeightedState:
         """Run particle systems from the data's base rates to the first params."""
         phases.check_posterior(graph, "WeightedPCD", self.posterior)
-        eta0 = base_rates(graph, data)
-        start = partial(start_systems, graph, params, eta0)
+        eta0 = reference.base_rates(graph, data)
+        start = partial(particles.start_systems, graph, params, eta0)
         begin = lambda i, islands, num: _placed(start(random.fold_in(key, i), islands, num))
         size = self.num_watchers // _ISLANDS
         watchers = begin(1, _ISLANDS, size) if size else None
@@ -154,8 +151,8 @@ class WeightedPCD(Estimator):
         return Estimate(jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps)
 
     def _restarted(
-        self, graph: FactorGraph, state: WeightedState, watchers: Systems, variance: Array, key: Key
-    ) -> tuple[Systems, Array, Array]:
+        self, graph: FactorGraph, state: WeightedState, watchers: systems.Systems, variance: Array, key: Key
+    ) -> tuple[systems.Systems, Array, Array]:
         """Replace watchers with a large error by fresh ones; return their variance and number of rungs, or 0.
 
         They then rest for as many steps, so that they cost at most twice as much on average.
@@ -163,8 +160,8 @@ class WeightedPCD(Estimator):
         path = Path.line(graph, state.eta0, state.params)
         size = self.num_watchers // _ISLANDS
 
-        def start(watchers: Systems, variance: Array) -> tuple[Systems, Array, Array]:
-            fresh, rungs = fresh_systems(path, key, _ISLANDS, size, self.k)
+        def start(watchers: systems.Systems, variance: Array) -> tuple[systems.Systems, Array, Array]:
+            fresh, rungs = particles.fresh_systems(path, key, _ISLANDS, size, self.k)
             return _placed(fresh), _first_variance(fresh), rungs
 
         _, error = _log_z(watchers, variance)
@@ -172,7 +169,7 @@ class WeightedPCD(Estimator):
         keep = lambda *unchanged: (*unchanged, jnp.zeros((), jnp.int32))
         return lax.cond(is_due, start, keep, watchers, variance)
 
-    def _follow(self, path: Path, system: Systems, key: Key) -> Systems:
+    def _follow(self, path: Path, system: systems.Systems, key: Key) -> systems.Systems:
         """Reweight to the new params, resample, sweep. Counters start at zero."""
         islands, num = system.log_weights.shape
         zero = jnp.zeros(islands)
@@ -201,19 +198,19 @@ class WeightedPCD(Estimator):
 
 
 @jax.jit
-def _placed(system: Systems) -> Systems:
+def _placed(system: systems.Systems) -> systems.Systems:
     """Shard the chains and replicate the rest, as a step does, so that the first step is the same program."""
     return sharding.everywhere(system._replace(x={}))._replace(x=sharding.rows(system.x))
 
 
 @jax.jit
-def _first_variance(watchers: Systems) -> Array:
+def _first_variance(watchers: systems.Systems) -> Array:
     """Return 0, or inf where watchers that have just started did not forget their ancestors."""
     ancestry = systems.relative_ancestry(watchers).mean()
     return jnp.where(ancestry < MIN_ANCESTRY, jnp.inf, jnp.zeros(()))  # the dtype of later ones: one program
 
 
-def _log_z(watchers: Systems, variance: Array) -> tuple[Array, Array]:
+def _log_z(watchers: systems.Systems, variance: Array) -> tuple[Array, Array]:
     """Return log Z relative to the reference; and its error, by islands or by weights if that is larger."""
     value, error = systems.pooled(systems.total_log_z(watchers))
     return value, jnp.maximum(error, jnp.sqrt(variance))

@@ -19,7 +19,6 @@ from ebmpp.core.types import Eta, PerRow, Scalar
 from ebmpp.evaluate.pseudo import row_keys
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states, tables
-from ebmpp.graph.energy import mean_field
 from ebmpp.moves import gibbs
 
 _BATCH_SIZE = 256  # rows that are computed together
@@ -91,7 +90,7 @@ def _bounds(
 
 @full_precision
 def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Scalar:
-    t, eta = mean_field(graph, params, graph.statistics(row), passes)
+    t, eta = energy.mean_field(graph, params, graph.statistics(row), passes)
     return energy.log_base_measure(graph, row) - energy.energy(graph, params, t) - _log_density(graph, eta, t)
 
 
@@ -107,7 +106,7 @@ def _weighted_bound(
 ) -> Scalar:
     visible = graph.statistics(row)
     summed = enumeration.largest_independent(graph, graph.latent)
-    _, eta = mean_field(graph, params, visible, passes)
+    _, eta = energy.mean_field(graph, params, visible, passes)
     eta = {b: eta[b] for b in graph.latent if b not in summed}
     families = {b: graph.families[b] for b in eta}
 

@@ -13,12 +13,8 @@ import pandas as pd
 import jax.numpy as jnp
 
 from ebmpp import exact
-from ebmpp.annealing import Bracket, LogPartition, bracket, smc
-from ebmpp.annealing.bidirectional import exact_log_partition
-from ebmpp.annealing.log_partition import contradiction
-from ebmpp.annealing.reference import base_rates
-from ebmpp.core.statistics import standard_error
-from ebmpp.core.types import Rows
+from ebmpp.annealing import Bracket, LogPartition, bidirectional, bracket, log_partition, reference, smc
+from ebmpp.core import Rows, statistics
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
@@ -64,7 +60,7 @@ def likelihood(section: Section, subject: Subject) -> None:
 
 def _summed(section: Section, subject: Subject) -> _LogZ | None:
     """Return log Z by a sum over all states, None if there are too many."""
-    value = exact_log_partition(subject.graph, subject.params)
+    value = bidirectional.exact_log_partition(subject.graph, subject.params)
     if value is None:
         return None
     section.text("log Z is an exact sum over all states.")
@@ -96,7 +92,7 @@ def _estimated(section: Section, subject: Subject) -> _LogZ:
             "is. Read the sections on mixing first."
         )
     _log_z_table(section, result, {"forward (lower)": annealed, "particle systems (lower)": systems})
-    if (reason := contradiction(result.gap, result.standard_error)) is not None:
+    if (reason := log_partition.contradiction(result.gap, result.standard_error)) is not None:
         section.judge(False, "the two estimates of log Z contradict each other")
         section.note(reason)
     section.missing("the exact value", "There are too many states to sum, or infinitely many.")
@@ -167,7 +163,7 @@ def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | No
             "at upper log Z": log_density.mean() - log_z.upper,
             "at lower log Z": log_density.mean() - log_z.lower,
             "log Z error": log_z.error,
-            "row error": float(standard_error(log_density)),
+            "row error": float(statistics.standard_error(log_density)),
             "independent units": _independent(subject, rows),
         }
     return pd.DataFrame.from_dict(table, orient="index")
@@ -175,7 +171,7 @@ def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | No
 
 def _independent(subject: Subject, rows: Rows) -> float:
     """Return the mean log p of rows under independent units with the base rates of the training rows."""
-    eta = base_rates(subject.graph, subject.train)
+    eta = reference.base_rates(subject.graph, subject.train)
     log_prob = lambda b, family: family.distribution(eta[b]).log_prob(rows[b])
     return sum(float(log_prob(b, family).mean()) for b, family in subject.graph.visible.items())
 

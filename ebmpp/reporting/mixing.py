@@ -14,9 +14,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.coupling.expectation import UnbiasedEstimate, unbiased_expectation
-from ebmpp.diagnostics.datatree import summary
-from ebmpp.diagnostics.meeting import meeting_data, tv_upper_bound
-from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
+from ebmpp.diagnostics import plot_meeting_times, plot_tv_bound, summary, tv_upper_bound
+from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import UnmetError
 from ebmpp.reporting.page import Section

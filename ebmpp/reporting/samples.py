@@ -15,9 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.statistics import standard_error
-from ebmpp.core.types import Params
+from ebmpp.core import Params, checks, statistics
 from ebmpp.diagnostics.plots import plot_units
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import StateError
@@ -127,8 +125,8 @@ def _compare(names: list[str], data: np.ndarray, model: np.ndarray, share: float
     :param share: share of all training rows in ``data``; the mean of all of them has no error.
     """
     means = model.mean(1)
-    data_error = standard_error(data.T) if len(data) > 1 else np.zeros(data.shape[1])
-    error = np.hypot(np.sqrt(1 - share) * data_error, standard_error(means.T))
+    data_error = statistics.standard_error(data.T) if len(data) > 1 else np.zeros(data.shape[1])
+    error = np.hypot(np.sqrt(1 - share) * data_error, statistics.standard_error(means.T))
     columns = {"data": data.mean(0), "model": means.mean(0), "error": error}
     return pd.DataFrame({"statistic": names, **columns})
 

@@ -14,10 +14,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.annealing import ladder
-from ebmpp.annealing.path import Path
-from ebmpp.core import Params, checks
-from ebmpp.core.types import Eta
+from ebmpp.annealing import Path, ladder
+from ebmpp.core import Eta, Params, checks
 from ebmpp.graph import FactorGraph
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ import optax
 
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import Params, checks, random, sharding
 from ebmpp.core.display import Card, Shown
-from ebmpp.core.types import Params
 from ebmpp.errors import TrainingError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph

@@ -15,9 +15,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import backend, checks
+from ebmpp.core import Params, backend, checks
 from ebmpp.core.display import Card, Grid, Measured
-from ebmpp.core.types import Params
 from ebmpp.errors import ArgumentError, TrainingError
 from ebmpp.graph import FactorGraph, display
 

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 from ebmpp import errors
 from ebmpp.core import Key, Params, archive, backend, checkpoints, checks, random, sharding
-from ebmpp.estimators import Estimator
-from ebmpp.estimators.base import Choice, shapes
+from ebmpp.estimators import Choice, Estimator, base
 from ebmpp.graph import FactorGraph, saving
 from ebmpp.training import optimizers
 from ebmpp.training.batches import Prefetch, Selection, Source, chunk_size
@@ -97,7 +96,7 @@ class Loop:
 
     def proceed(self, estimator: Any, optimizer: Any, fresh: State) -> State:
         """Return the first state of a run that continues the states of another run."""
-        if shapes(estimator) != shapes(fresh.estimator):
+        if base.shapes(estimator) != base.shapes(fresh.estimator):
             estimator = self._enter(0, fresh._replace(estimator=estimator)).estimator
         states = estimator, optimizers.carried(optimizer, fresh.optimizer)
         placed = jax.tree.map(sharding.place_like, states, (fresh.estimator, fresh.optimizer))

@@ -20,12 +20,10 @@ from ebmpp.annealing import ais
 from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows, Scalar, State
 from ebmpp.errors import IntractableError
-from ebmpp.estimators import ParticleUCD, certificate
+from ebmpp.estimators import ParticleUCD, certificate, phases
 from ebmpp.estimators.base import Batch, Estimator, shapes
-from ebmpp.estimators.phases import sample_latents
 from ebmpp.evaluate import pseudo
-from ebmpp.graph import FactorGraph, energy, tables
-from ebmpp.graph.states import check_summable
+from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.training.history import Monitor, Watch
 
 __all__ = [
@@ -120,7 +118,7 @@ def estimated_log_likelihood(
     True
     """
     rows = _rows(graph, data)
-    check_summable(graph, graph.latent)
+    states.check_summable(graph, graph.latent)
     rng_key = checks.key("estimated_log_likelihood: rng_key", rng_key)
     num_particles = checks.count("estimated_log_likelihood: num_particles", num_particles, least=2)
     start = rows if base is None else _rows(graph, base)
@@ -155,7 +153,7 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     >>> gap(rbm.init(jax.random.key(0))).shape
     ()
     """
-    check_summable(graph, graph.latent)
+    states.check_summable(graph, graph.latent)
     return Monitor(Bound(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
 
 
@@ -213,7 +211,7 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
 
 
 def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) -> Array:
-    x = sample_latents(graph, params, Batch.uniform(rows), key)
+    x = phases.sample_latents(graph, params, Batch.uniform(rows), key)
     mean = lambda b: graph.families[b].mean(energy.natural_rows(graph, params, x, [b])[b])
     errors = [t - mean(b) for b, t in graph.statistics({b: x[b] for b in graph.visible}).items()]
     return (jnp.concatenate(list(map(jnp.ravel, errors))) ** 2).mean()

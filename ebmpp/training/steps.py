@@ -15,11 +15,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
 
-from ebmpp.core import backend, checks, random, sharding
+from ebmpp.core import Key, Params, backend, checks, random, sharding
 from ebmpp.core.compile import compiled
-from ebmpp.core.types import Key, Params
-from ebmpp.estimators import UCD, Batch, Estimator
-from ebmpp.estimators.base import shapes
+from ebmpp.estimators import UCD, Batch, Estimator, base
 from ebmpp.estimators.pairs import uses_fast_compile
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
@@ -175,8 +173,8 @@ def run_chunk(
         return i + 1, work + cost, state, table
 
     zero = jnp.zeros((), jnp.int32)
-    shapes = jax.eval_shape(step_at, zero, state)[1]
-    table = jax.tree.map(lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), shapes)
+    metrics = jax.eval_shape(step_at, zero, state)[1]
+    table = jax.tree.map(lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), metrics)
     done, _, state, table = lax.while_loop(cond, body, (zero, jnp.zeros(()), state, table))
     return state, table, done
 
@@ -205,9 +203,9 @@ def _step(
     batch = sharding.rows(batch)
     key = random.fold_in(key, step, 2)
     estimate = estimator.estimate(graph, state.params, state.estimator, batch, key)
-    name, expected = f"{type(estimator).__name__}.estimate: gradient", shapes(state.params)
-    is_valid = shapes(estimate.gradient) == expected
-    checks.require(is_valid, name, f"of the params' shapes {expected}", shapes(estimate.gradient))
+    name, expected = f"{type(estimator).__name__}.estimate: gradient", base.shapes(state.params)
+    is_valid = base.shapes(estimate.gradient) == expected
+    checks.require(is_valid, name, f"of the params' shapes {expected}", base.shapes(estimate.gradient))
     params, moved, ok, norm = _update(optimizer, estimate.gradient, state)
     metrics = Metrics.stack({"gradient_norm": norm, "ok": ok, **estimate.metrics})
     units = sum(family.size for family in graph.families.values())
