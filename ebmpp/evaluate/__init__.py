@@ -4,9 +4,8 @@
 
 from ebmpp.evaluate.activity import unit_activity
 from ebmpp.evaluate.completion import Completion, complete
-from ebmpp.evaluate.pseudo import pseudo_log_likelihood
+from ebmpp.evaluate.scores import mean_field_bound, pseudo_log_likelihood
 from ebmpp.evaluate.tables import TableModel, from_dataframe
-from ebmpp.evaluate.variational import mean_field_bound
 
 __all__ = [
     "Completion",

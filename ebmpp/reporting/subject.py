@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
-from ebmpp.evaluate.variational import mean_field_bound
+from ebmpp.evaluate import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels import BlockedGibbs, ParallelTempering
 from ebmpp.reporting.page import Section

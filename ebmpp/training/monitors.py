@@ -22,7 +22,7 @@ from ebmpp.core.types import Key, Params, Rows, Scalar, State
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import ParticleUCD, certificate, phases
 from ebmpp.estimators.base import Batch, Estimator, shapes
-from ebmpp.evaluate import pseudo
+from ebmpp.evaluate import scores
 from ebmpp.graph import FactorGraph, energy, states, tables
 from ebmpp.training.history import Monitor, Watch
 
@@ -180,8 +180,8 @@ def pseudo_log_likelihood(
     -6.2383
     """
     rows = _rows(graph, data)
-    keys = pseudo.check_units(graph, num_units, rng_key, rows)
-    return Monitor(Bound(_mean, (pseudo.by_row, graph, num_units)), (rows, keys), log_likelihood=True)
+    keys = scores.check_units(graph, num_units, rng_key, rows)
+    return Monitor(Bound(_mean, (scores.pseudo_rows, graph, num_units)), (rows, keys), log_likelihood=True)
 
 
 def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
