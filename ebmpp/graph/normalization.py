@@ -96,9 +96,8 @@ def _eta(graph: Declaration, params: Params, block: str, stats: Statistics) -> N
 
 
 def _names(graph: Declaration, *blocks: str) -> list[str]:
-    if len(set(blocks)) == 1:
-        return [f.name for f in graph.factors if blocks[0] in f.blocks and f.interacts]
-    return [f.name for f in graph.factors if len(set(f.blocks) & set(blocks)) > 1]
+    least = min(2, len(set(blocks)))
+    return [f.name for f in graph.factors if f.interacts and len(set(f.blocks) & set(blocks)) >= least]
 
 
 def _check_reach(graph: Declaration, params: Params, block: str) -> None:

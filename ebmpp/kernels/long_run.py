@@ -212,15 +212,9 @@ class LongRun:
         if file is not None:
             file.finish()
         moments = totals.moments(chunks.moments(), total % length).map(chunks.unravel)
-        return LongDraws(
-            mcmc,
-            moments.map(lambda tree: tree["fn"]),
-            {name: moments.map(lambda tree, name=name: tree["fields"][name]) for name in fields},
-            total,
-            total // thinning if self.keep else 0,
-            self.directory,
-            chunks.state,
-        )
+        of_fn, kept = moments.map(lambda tree: tree["fn"]), total // thinning if self.keep else 0
+        by_field = {name: moments.map(lambda tree, name=name: tree["fields"][name]) for name in fields}
+        return LongDraws(mcmc, of_fn, by_field, total, kept, self.directory, chunks.state)
 
     def _identity(self, fields: tuple[str, ...], inputs: Any) -> dict[str, Any]:
         """Return what all calls of one run have in common."""

@@ -16,23 +16,20 @@ from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor, is_positive_int
+from ebmpp.graph.factors.linear import InnerProduct
 
 Padding = str | int | Sequence[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Correlation:
-    """``-<w * a, b>`` for images with channels first."""
+    """``w * a`` for images with channels first."""
 
     stride: tuple[int, ...]
     padding: str | tuple[tuple[int, int], ...]
 
-    def forward(self, filters: Array, image: Array) -> Array:
-        """Correlate an image with the filters."""
+    def __call__(self, filters: Array, image: Array) -> Array:
         return lax.conv_general_dilated(image[None], filters, self.stride, self.padding)[0]
-
-    def __call__(self, filters: Array, first: Array, second: Array) -> Array:
-        return -jnp.vdot(self.forward(filters, first), second)
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -95,7 +92,8 @@ class Convolution(Factor):
         checks.require(are_sizes(sizes), f"{who} window", expected, window, DeclarationError)
         checks.require(are_sizes(strides), f"{who} stride", expected, stride, DeclarationError)
         pads = _as_padding(f"{who} padding", padding, len(sizes))
-        super().__init__(first, second, energy=_Correlation(strides, pads), name=name)
+        energy = InnerProduct((first, second), _Correlation(strides, pads))
+        super().__init__(first, second, energy=energy, name=name)
         for field, value in (("window", sizes), ("stride", strides), ("padding", pads)):
             object.__setattr__(self, field, value)
 
@@ -115,7 +113,7 @@ class Convolution(Factor):
         first, second = (self._image_shape(b, families[b]) for b in self.blocks)
         shape = (second[0], first[0], *self.window)
         arguments = (jax.ShapeDtypeStruct(s, jnp.result_type(float)) for s in (shape, first))
-        maps = jax.eval_shape(_Correlation(self.stride, self.padding).forward, *arguments).shape
+        maps = jax.eval_shape(_Correlation(self.stride, self.padding), *arguments).shape
         name, expected = f"{self!r}: last axes of block {self.blocks[1]!r}", f"{maps[1:]} for this window"
         checks.require(maps == second, name, expected, second[1:], DeclarationError)
         return jnp.zeros(shape)

@@ -56,7 +56,7 @@ Forward = Callable[[Params, Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class _InnerProduct:
+class InnerProduct:
     """``-<forward(params, t(a)), t(b)>``, equal to another where ``forward`` is."""
 
     blocks: tuple[str, str]
@@ -125,7 +125,7 @@ class Linear(Factor):
         checks.require(callable(forward), f"{who} forward", "a function", forward, DeclarationError)
         checks.require(is_shape, f"{who} shape", "positive ints", shape, DeclarationError)
         checks.require(is_only, f"{who} init", "None where shape is given", init, DeclarationError)
-        super().__init__(first, second, energy=_InnerProduct((first, second), forward), init=init, name=name)
+        super().__init__(first, second, energy=InnerProduct((first, second), forward), init=init, name=name)
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
 
     @property

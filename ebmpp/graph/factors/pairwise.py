@@ -201,7 +201,9 @@ class Neighbours:
                 units = read(table.more_other)
                 terms = weights.reshape(-1, *(1,) * (units.ndim - 1)) * units
                 total = total.at[table.to].add(terms, mode="drop")
-        return _to_statistics(family, total)
+        extra = len(family.interaction_shape) - len(family.shape)
+        zero = jnp.zeros(total.shape[: total.ndim - extra] + family.stat_shape, total.dtype)
+        return jax.vjp(family.interaction, zero)[1](total)[0]  # 0 for statistics that do not interact
 
     @functools.cached_property
     def _stacked(self) -> Adjacency:
@@ -235,10 +237,3 @@ def _weighted_sum(weights: Array, table: Adjacency, read: Callable[[Any], Array]
         units = read(other)
         total = total + weights[pair].reshape(-1, *(1,) * (units.ndim - 1)) * units
     return total
-
-
-def _to_statistics(family: Family, field: Array) -> Array:
-    """Extend natural parameters of the interacting statistics to all statistics."""
-    extra = len(family.interaction_shape) - len(family.shape)
-    zero = jnp.zeros(field.shape[: field.ndim - extra] + family.stat_shape, field.dtype)
-    return jax.vjp(family.interaction, zero)[1](field)[0]
