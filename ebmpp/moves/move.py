@@ -27,7 +27,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves import gibbs
-from ebmpp.moves.couplings import KINDS, Attempt, Trial, attempt, stalls, where_rows
+from ebmpp.moves.couplings import KINDS, MOST_TRIALS, Attempt, Trial, attempt, stalls, where_rows
 from ebmpp.moves.target import Target
 
 Drawn = tuple[Blocks, Counts]
@@ -177,22 +177,33 @@ def coupled_sweep(
     z, flags, rows = dict(z), compare(target, z), len(keys)
     broken, total = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
     for start, move in zip(offsets(target.graph, moves), moves, strict=False):
-        prepared = move.prepare(target, z)
-
-        def step(
-            part: Any, carry: tuple, start: int = start, move: Move = move, prepared: Any = prepared
-        ) -> tuple:
-            z, flags, broken, total = carry
-            focused = move.focus(target, prepared, z, part)
-            same = agree(flags, move.reads(target.graph), rows)
-            trial = Trial(keys, jnp.ones(rows, bool), same, part, flags)
-            draw = couple_focused(target, focused, z, move, start + part, trial)
-            z = z | {b: jnp.stack([draw.x[b], draw.y[b]]) for b in move.blocks}
-            flags = note(target, move, flags, z, part, draw, draw.accept_x & draw.accept_y)
-            return z, flags, broken | draw.broken, total + draw.num_accepted
-
-        z, flags, broken, total = each_part(move.num_parts(target.graph), step, (z, flags, broken, total))
+        z, flags, failed, accepted = couple_move(target, z, flags, move, keys, start)
+        broken, total = broken | failed, total + accepted
     return _settled(z, flags), agree(flags, tuple(z), rows), broken, total
+
+
+def couple_move(
+    target: Target, z: Chains, flags: Flags, move: Move, keys: Keys, start: int = 0, most: Any = MOST_TRIALS
+) -> tuple[Blocks, Flags, Which, Counts]:
+    """Make one move of both chains of every row, with all trials; see :func:`coupled_sweep`.
+
+    :param start: number of the first part: trial r of part i draws from ``fold_in(keys, start + i, r)``.
+    :return: both chains, flags, broken rows, and the number of proposals that each row accepted.
+    """
+    prepared, rows = move.prepare(target, z), len(keys)
+
+    def step(part: Any, carry: tuple) -> tuple:
+        z, flags, broken, total = carry
+        focused = move.focus(target, prepared, z, part)
+        same = agree(flags, move.reads(target.graph), rows)
+        trial = Trial(keys, jnp.ones(rows, bool), same, part, flags, most)
+        draw = couple_focused(target, focused, z, move, start + part, trial)
+        z = z | {b: jnp.stack([draw.x[b], draw.y[b]]) for b in move.blocks}
+        flags = note(target, move, flags, z, part, draw, draw.accept_x & draw.accept_y)
+        return z, flags, broken | draw.broken, total + draw.num_accepted
+
+    carry = dict(z), dict(flags), jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
+    return each_part(move.num_parts(target.graph), step, carry)
 
 
 def couple_focused(target: Target, focused: Any, z: Chains, move: Move, index: Any, draw: Trial) -> Attempt:

@@ -26,7 +26,6 @@ from ebmpp.core.types import Blocks, Chains, Keys, Params, Rows
 from ebmpp.errors import DomainError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped, as_rows
 from ebmpp.graph.transforms.replicate import joined_places, of_one_replica, replicate, select, tempered_params
 from ebmpp.moves import move
@@ -215,76 +214,45 @@ class TemperedSweep(Move):
         return jnp.log(random.uniform(random.words(random.fold_in(keys, len(self.layers)), ratio.shape[-1])))
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+        rows, num = next(iter(z.values())).shape[1:3]
+        keep = {b: jnp.broadcast_to(k, z[b].shape[1:]) for b, k in target.keep.items()}
+        held = Clamped(keep={b: k.reshape(-1, *k.shape[2:]) for b, k in keep.items()})
+        single, flat = Target(self.graph, {}, held), {b: _replica_rows(v) for b, v in z.items()}
 
         def half(carry: _Carry, parity: Array) -> tuple[_Carry, Array]:
-            keys, broken = random.fold_in(trial.keys, parity), jnp.zeros(rows, bool)
+            (flat, flags), keys = carry, random.fold_in(trial.keys, parity)
+            broken = jnp.zeros(rows, bool)
             for index, layer in enumerate(self.layers):
-                draw = trial._replace(keys=random.fold_in(keys, index))
-                carry, failed = self._couple(target, carry, layer, draw)
-                broken |= failed
-            carry, failed = self._swap(target, carry, keys, parity)
+                of_replicas = random.fold_in(random.fold_in(keys, index)[:, None], jnp.arange(num))
+                by_row = _LayerOfReplicas(layer.blocks, layer.kind, ensemble=target)
+                inputs = by_row, of_replicas.reshape(-1, 2), 0, trial.most
+                flat, flags, failed, _ = move.couple_move(single, flat, flags, *inputs)
+                broken |= failed.reshape(rows, num).any(-1)
+            carry, failed = self._swap(target, (flat, flags), keys, parity)
             return carry, broken | failed
 
-        rows = len(trial.keys)
-        start = dict(z), move.compare(Target(self.graph, {}), {b: _replica_rows(v) for b, v in z.items()})
-        (z, flags), broken = lax.scan(half, start, jnp.arange(2))
+        (flat, flags), broken = lax.scan(half, (flat, move.compare(single, flat)), jnp.arange(2))
         # replicas that agree get the same bits, by which the next sweep recognises them
-        equal_bits = move.copied({b: _replica_rows(v) for b, v in z.items()}, flags)
-        z = {b: v.reshape(z[b].shape) for b, v in equal_bits.items()}
+        z = {b: v.reshape(z[b].shape) for b, v in move.copied(flat, flags).items()}
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
         accepted = jnp.ones(rows, bool)
         together = {b: flags[b].reshape(rows, -1).all(-1) for b in self.blocks}
         return Attempt(x, y, accepted, accepted, broken.any(0), together)
 
-    def _couple(self, target: Target, carry: _Carry, layer: Layer, draw: Trial) -> tuple[_Carry, Array]:
-        """Draw a layer of both chains, with every replica as a row; return broken rows too."""
-        (z, _), graph, keep = carry, target.graph, target.keep
-        rows, num = next(iter(z.values())).shape[1:3]
-        unflatten = lambda v: v.reshape(rows, num, *v.shape[1:])
-        keys = random.fold_in(draw.keys[:, None], jnp.arange(num)).reshape(-1, 2)
-        held = {b: jnp.broadcast_to(k, z[b].shape[1:]).reshape(-1, *k.shape[2:]) for b, k in keep.items()}
-        prepared, single = layer.prepare(target, z), Target(self.graph, {}, Clamped(keep=held))
-
-        def step(part: Any, carry: tuple[Blocks, _Flags, Array]) -> tuple[Blocks, _Flags, Array]:
-            z, flags, broken = carry
-            focused = self._focus(target, layer, prepared, z, part)
-            flat = {b: _replica_rows(v) for b, v in z.items()}
-            done, same = jnp.ones(rows * num, bool), move.agree(flags, layer.reads(graph), rows * num)
-            first = Trial(keys, done, same, part, flags, draw.most)
-            result = move.couple_focused(single, focused, flat, layer, part, first)
-            new = {b: jnp.stack([unflatten(result.x[b]), unflatten(result.y[b])]) for b in layer.blocks}
-            flat = {b: _replica_rows(new[b]) for b in layer.blocks}
-            flags = move.note(single, layer, flags, flat, part, result, done)
-            return z | new, flags, broken | unflatten(result.broken).any(-1)
-
-        *new, broken = each_part(layer.num_parts(graph), step, (*carry, jnp.zeros(rows, bool)))
-        return tuple(new), broken
-
-    def _focus(self, target: Target, layer: Layer, prepared: Any, z: Chains, part: Any) -> dict[str, Array]:
-        """Return natural parameters of both chains, ``(2, rows * num, units, *stat_shape)``."""
-        graph, focused = target.graph, layer.focus(target, prepared, z, part)
-        (block, *_), num = layer.blocks, next(iter(z.values())).shape[2]
-        if block not in graph.splits:
-            return {b: e.reshape(2, -1, *e.shape[3:]) for b, e in focused.items()}
-        split = graph.splits[block]
-        single = of_one_replica(split, num)
-        eta = jnp.take(focused[block], select(joined_places(split, single, num), part), axis=2)
-        eta = eta.reshape(2, -1, *eta.shape[3:])
-        return {block: energy.mask_natural(single.part_family(part), single.mask(part), eta)}
-
     def _swap(self, target: Target, carry: _Carry, keys: Keys, parity: Array) -> tuple[_Carry, Array]:
         """Swap in both chains; return broken rows too."""
-        z, flags = carry
-        rows, num = next(iter(z.values())).shape[1:3]
+        (flat, flags), rows = carry, len(keys)
+        z = {b: v.reshape(2, rows, -1, *v.shape[2:]) for b, v in flat.items()}
         ratio = log_ratio(target, move.flat(z), parity)
-        ratio = ratio.reshape(2, -1, ratio.shape[-1])
+        ratio = ratio.reshape(2, rows, -1)
         # equal states must be moved alike, even where their energies differ in the last bits
-        agreed = move.agree(flags, tuple(z), rows * num).reshape(rows, num)
+        agreed = move.agree(flags, tuple(z), flat[self.blocks[0]].shape[1]).reshape(rows, -1)
         ratio = ratio.at[1].set(jnp.where(agreed[:, :-1] & agreed[:, 1:], ratio[0], ratio[1]))
         log_u = self._log_uniforms(keys, ratio)
         orders = [new_order(log_u < r, parity) for r in ratio]
         swapped = {b: jnp.stack([take(v, o) for v, o in zip(z[b], orders, strict=True)]) for b in self.blocks}
-        return (z | swapped, self._swap_flags(flags, swapped, orders)), jnp.isnan(ratio).any((0, 2))
+        swapped = {b: _replica_rows(v) for b, v in swapped.items()}
+        return (flat | swapped, self._swap_flags(flags, swapped, orders)), jnp.isnan(ratio).any((0, 2))
 
     def _swap_flags(self, flags: _Flags, swapped: Blocks, orders: list[Array]) -> _Flags:
         """Permute flags; states from different replicas do not agree."""
@@ -293,7 +261,7 @@ class TemperedSweep(Move):
             permuted = take(flags[b].reshape(*same_order.shape[:2], -1), orders[0]) & same_order
             result[b] = permuted.reshape(flags[b].shape)
             if self.graph.families[b].support.is_discrete:
-                result[b] |= move.equal(_replica_rows(swapped[b]))[:, None]
+                result[b] |= move.equal(swapped[b])[:, None]
         return result
 
 
@@ -307,6 +275,31 @@ def tempered_sweep(
     layers = schedule(graph, (*clamped, *summed))
     kinds = resolve(coupling, layers)
     return TemperedSweep(graph, tuple(Layer(b, kind) for b, kind in zip(layers, kinds, strict=True)), summed)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _LayerOfReplicas(Layer):
+    """Layer of all replicas of an ensemble, for chains in which each replica is a row."""
+
+    ensemble: Target = dataclasses.field(kw_only=True)
+
+    def _stack(self, z: Chains) -> Blocks:
+        families = self.ensemble.graph.families
+        return {b: v.reshape(2, -1, *families[b].shape) for b, v in z.items()}
+
+    def prepare(self, target: Target, z: Chains) -> Any:
+        return super().prepare(self.ensemble, self._stack(z))
+
+    def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> dict[str, Array]:
+        """Return natural parameters of both chains, ``(2, rows * num, units, *stat_shape)``."""
+        focused = super().focus(self.ensemble, prepared, self._stack(z), part)
+        graph, block = self.ensemble.graph, self.blocks[0]
+        if block not in graph.splits:
+            return {b: _replica_rows(e) for b, e in focused.items()}
+        split, num = graph.splits[block], graph.families[block].shape[0]
+        single = of_one_replica(split, num)
+        eta = jnp.take(focused[block], select(joined_places(split, single, num), part), axis=2)
+        return {block: energy.mask_natural(single.part_family(part), single.mask(part), _replica_rows(eta))}
 
 
 def _replica_rows(v: Array) -> Array:
