@@ -3,6 +3,7 @@
 """A two-layer model as a scikit-learn transformer, a replacement of ``BernoulliRBM``."""
 
 from collections.abc import Callable
+import dataclasses
 from functools import partial
 import math
 import time
@@ -34,6 +35,7 @@ from ebmpp.training.steps import Stage, Stages
 _MAX_ROWS = 4096  # rows per call outside training
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Features learned by an exponential-family harmonium: mean statistics of latent units.
 
@@ -98,30 +100,17 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     (1797, 16)
     """
 
-    def __init__(
-        self,
-        n_components: int = 256,
-        *,
-        visible: harmonium.Units = "auto",
-        latent: harmonium.Units = "bernoulli",
-        estimator: Estimator | None = None,
-        optimizer: Callable[[float], harmonium.Optimizer] | harmonium.Optimizer | None = None,
-        learning_rate: float | str = "auto",
-        batch_size: int = 10,
-        n_iter: int = 10,
-        verbose: int = 0,
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.visible = visible
-        self.latent = latent
-        self.estimator = estimator
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
+    n_components: int = 256
+    _: dataclasses.KW_ONLY
+    visible: harmonium.Units = "auto"
+    latent: harmonium.Units = "bernoulli"
+    estimator: Estimator | None = None
+    optimizer: Callable[[float], harmonium.Optimizer] | harmonium.Optimizer | None = None
+    learning_rate: float | str = "auto"
+    batch_size: int = 10
+    n_iter: int = 10
+    verbose: int = 0
+    random_state: int | np.random.RandomState | None = None
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HarmoniumTransformer":
         """Learn from the rows of ``X``, from new params.
