@@ -18,6 +18,9 @@ from ebmpp.core import checks
 from ebmpp.core.types import Blocks, Key, Params, PerRow, Rows
 from ebmpp.graph import FactorGraph
 
+#: Metrics of steps by name, ``(steps,)`` each.
+History = Mapping[str, np.ndarray]
+
 
 class Batch(NamedTuple):
     """Rows of one step.
@@ -95,11 +98,11 @@ class Estimator(abc.ABC):
         """
         return fresh
 
-    def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
+    def choose(self, graph: FactorGraph, history: History) -> Choice:
         """Return the estimator of a stage's next steps, by the metrics of its past steps alone."""
         return Choice(self)
 
-    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
+    def diagnose(self, history: History) -> str | None:
         """Return a warning about a finished stage, or None.
 
         :param history: metrics of its steps, ``(steps,)`` each.
@@ -107,7 +110,7 @@ class Estimator(abc.ABC):
         return None
 
     def diagnose_chains(
-        self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
+        self, graph: FactorGraph, params: Params, data: Rows, history: History, key: Key
     ) -> str | None:
         """Return a warning about chains at the last params, or None.
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
@@ -16,7 +14,7 @@ from ebmpp.core import checks
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import DeclarationError
-from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, Repeats
+from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, History, Repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import Bias, FactorGraph, energy
 from ebmpp.graph.declaration import schedule
@@ -135,15 +133,15 @@ class Centered(Estimator):
             before = before.inner
         return fresh._replace(inner=self.estimator.adopt(before, fresh.inner))
 
-    def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
+    def choose(self, graph: FactorGraph, history: History) -> Choice:
         choice = self.estimator.choose(graph, history)
         return choice._replace(estimator=dataclasses.replace(self, estimator=choice.estimator))
 
-    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
+    def diagnose(self, history: History) -> str | None:
         return self.estimator.diagnose(history)
 
     def diagnose_chains(
-        self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
+        self, graph: FactorGraph, params: Params, data: Rows, history: History, key: Key
     ) -> str | None:
         return self.estimator.diagnose_chains(graph, params, data, history, key)
 

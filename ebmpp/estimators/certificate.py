@@ -229,16 +229,11 @@ def _compare(
     # inner products of all gradients over the params of a factor
     grams = {name: sum((a @ a.T for a in jax.tree.leaves(flat[name])), zero) for name in graph.param_shapes}
     error = lambda a: statistics.standard_error(np.moveaxis(a, 0, -1))
-    return GradientBias(
-        estimator=estimator,
-        factors={name: _squares(gram, count) for name, gram in grams.items()},
-        total=_squares(sum(grams.values(), zero), count),
-        bias=jax.tree.map(lambda a, b: a.mean(0) - b.mean(0), biased, others),
-        bias_error=jax.tree.map(lambda a, b: np.hypot(error(a), error(b)), biased, others),
-        num_repeats=count,
-        chains=plan.chains,
-        num_references=len(unbiased),
-    )
+    factors = {name: _squares(gram, count) for name, gram in grams.items()}
+    total = _squares(sum(grams.values(), zero), count)
+    bias = jax.tree.map(lambda a, b: a.mean(0) - b.mean(0), biased, others)
+    bias_error = jax.tree.map(lambda a, b: np.hypot(error(a), error(b)), biased, others)
+    return GradientBias(estimator, factors, total, bias, bias_error, count, plan.chains, len(unbiased))
 
 
 def _squares(gram: Float[np.ndarray, "draws draws"], count: int) -> Squares:

@@ -2,13 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditional likelihood: the exact gradient of log p(label | data), alone or with a generative one."""
 
-from collections.abc import Mapping
 import dataclasses
 from functools import partial
 from typing import Any
 
 from jaxtyping import Float
-import numpy as np
 
 import jax
 from jax import Array
@@ -18,7 +16,7 @@ from ebmpp.core import Key, Params, Rows, State, checks
 from ebmpp.core.precision import full_precision
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.estimators import centering, phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats
+from ebmpp.estimators.base import Batch, Estimate, Estimator, History, Repeats
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 
@@ -87,7 +85,7 @@ class Discriminative(Estimator):
     def adopt(self, before: Any, fresh: Any) -> Any:
         return fresh if self.generative is None else self.generative.adopt(before, fresh)
 
-    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
+    def diagnose(self, history: History) -> str | None:
         return None if self.generative is None else self.generative.diagnose(history)
 
     @full_precision

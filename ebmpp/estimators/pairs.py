@@ -19,7 +19,7 @@ from ebmpp.coupling.engine import Window, run_pairs
 from ebmpp.coupling.pools import mixture_of
 from ebmpp.errors import StateError
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.base import Batch, Estimate, Estimator, History
 from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
 from ebmpp.estimators.phases import Phase
 from ebmpp.graph import FactorGraph
@@ -124,7 +124,7 @@ class ChainUCD(Estimator):
             fresh = fresh._replace(pool=phases.cycle_chains(pool or chains, fresh.pool))
         return fresh
 
-    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
+    def diagnose(self, history: History) -> str | None:
         """Report pools whose proposals are hardly ever accepted, and late pairs that make all corrections."""
         if self.k is None and self.lag is None and (message := diagnose_late_pairs(history)) is not None:
             return f"UCD: {message}"
@@ -136,7 +136,7 @@ class ChainUCD(Estimator):
         return expectation.low_acceptance("UCD", mean) if mean < expectation.MIN_ACCEPTANCE else None
 
     def diagnose_chains(
-        self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
+        self, graph: FactorGraph, params: Params, data: Rows, history: History, key: Key
     ) -> str | None:
         """Report chains that resemble their starts after twice the longest meeting time of the last steps.
 

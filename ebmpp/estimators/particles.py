@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased gradients from coupled particle systems."""
 
-from collections.abc import Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from ebmpp.annealing.ladder import Ladder, find_ladder
 from ebmpp.annealing.particle_pairs import LONG_STAY, PairOutcome, run_pair
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
-from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
+from ebmpp.estimators.base import Batch, Estimate, Estimator, History, shapes
 from ebmpp.estimators.pairs import ChainUCD
 from ebmpp.estimators.phases import batch_log_likelihood
 from ebmpp.graph import FactorGraph
@@ -233,7 +232,7 @@ class ParticleUCD(Estimator):
             "min_cess": pairs.min_cess.min(),
         }
 
-    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
+    def diagnose(self, history: History) -> str | None:
         """Report a system that was kept for long, params that outran their path, and too few rungs."""
         stay, cess = history["longest_stay"], history["min_cess"]
         if (longest := int(np.nanmax(stay, initial=0))) >= LONG_STAY:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased contrastive divergence, and its choice between three unbiased gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Key, Params, Rows, checks
 from ebmpp.errors import IntractableError
-from ebmpp.estimators.base import Batch, Choice, Estimate
+from ebmpp.estimators.base import Batch, Choice, Estimate, History
 from ebmpp.estimators.pairs import ChainUCD, UCDState
 from ebmpp.estimators.particles import ParticleState, ParticleUCD
 from ebmpp.graph import FactorGraph
@@ -140,7 +140,7 @@ class UCD(ChainUCD):
         lengths = {"negative": gibbs, "seen": jnp.zeros_like(adopted.seen)} if self.uses_chains else {}
         return adopted._replace(gibbs=gibbs, positive=before.positive, **lengths)
 
-    def choose(self, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> Choice:
+    def choose(self, graph: FactorGraph, history: History) -> Choice:
         if self.pairs != "auto" or self.coupling is not None:
             return Choice(self)
         past, is_complete = _Past.read(graph, history), "posterior_sweeps" not in history
@@ -148,19 +148,19 @@ class UCD(ChainUCD):
         record = {"way": way, "chosen_way": current} if way or past.way.any() else {}
         return Choice(dataclasses.replace(self, pairs=_WAYS[way]) if way else self, until, record)
 
-    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
+    def diagnose(self, history: History) -> str | None:
         """Return the warning of the way in use at the end, about its steps."""
         estimator, rows = self._last(history)
         return estimator.diagnose(rows)
 
     def diagnose_chains(
-        self, graph: FactorGraph, params: Params, data: Rows, history: Mapping[str, np.ndarray], key: Key
+        self, graph: FactorGraph, params: Params, data: Rows, history: History, key: Key
     ) -> str | None:
         """Return the warning of the way in use at the end, about its chains."""
         estimator, rows = self._last(history)
         return estimator.diagnose_chains(graph, params, data, rows, key)
 
-    def _last(self, history: Mapping[str, np.ndarray]) -> tuple[Any, Mapping[str, np.ndarray]]:
+    def _last(self, history: History) -> tuple[Any, History]:
         """Return the estimator of the last step, and the steps of its way."""
         way = np.nan_to_num(history.get("way", np.zeros(0))).astype(int)
         if not way.any():
@@ -194,7 +194,7 @@ class _Past(NamedTuple):
     late: np.ndarray  # mean sweeps in which pairs met, beyond the lag
 
     @classmethod
-    def read(cls, graph: FactorGraph, history: Mapping[str, np.ndarray]) -> "_Past":
+    def read(cls, graph: FactorGraph, history: History) -> "_Past":
         """Return the columns of a history."""
         steps = len(history.get("cost", ()))
         column = lambda name: np.nan_to_num(np.asarray(history.get(name, np.zeros(steps)), float))
