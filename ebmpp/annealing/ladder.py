@@ -111,16 +111,9 @@ def find_ladder(
     """
     keys = key[None]
 
-    class State(NamedTuple):
-        places: Array
-        count: Array
-        step: Array
-        system: systems.Systems
-        smooth: Array
-        correlation: Array
-
-    def body(state: State) -> State:
-        s, system = state.places[state.count - 1], state.system
+    def body(carry: tuple) -> tuple:
+        places, count, step, system, smooth, largest = carry
+        s = places[count - 1]
         low = path.at(s)
         here = path.slope(low.params, system.x)
         rung_after = lambda step: path.at(jnp.minimum(s + step, path.end))
@@ -132,13 +125,12 @@ def find_ladder(
             cess = systems.conditional_ess(system.log_weights, gain)[0]
             return ~(cess >= cess_threshold) & (step > _SHORTEST)  # NaN is too long
 
-        step = lax.while_loop(is_too_long, lambda step: _SHRINK * step, _GROW * state.step)
-        step = jnp.where(state.count == capacity - 1, path.end, step)
-        rung_keys = random.fold_in(keys, state.count)
+        step = lax.while_loop(is_too_long, lambda step: _SHRINK * step, _GROW * step)
+        step = jnp.where(count == capacity - 1, path.end, step)
+        rung_keys = random.fold_in(keys, count)
         high = rung_after(step)
         system, slope = systems.reweight(path, low, high, here, system, rung_keys)
         system = systems.move(path, high, slope, system, rung_keys, sweeps)
-        smooth = state.smooth
         if measure:
             after = path.slope(high.params, system.x)
             values = [path.gain(path.at(jnp.zeros(())), high, at, at) for at in (slope, after)]
@@ -146,16 +138,15 @@ def find_ladder(
             # 0 where particles are all equal
             correlation = (a * b).sum() / jnp.maximum(jnp.sqrt((a**2).sum() * (b**2).sum()), 1e-30)
             smooth += _SMOOTHING * (correlation - smooth)
-        places = state.places.at[state.count].set(jnp.minimum(s + step, path.end))
-        largest = jnp.maximum(state.correlation, smooth)
-        return State(places, state.count + 1, step, system, smooth, largest)
+        places = places.at[count].set(jnp.minimum(s + step, path.end))
+        return places, count + 1, step, system, smooth, jnp.maximum(largest, smooth)
 
     zero, step = jnp.zeros(()), jnp.full((), 0.1)
-    system = systems.begin(path, keys, num)
-    start = State(jnp.zeros(capacity), jnp.ones((), jnp.int32), step, system, zero, zero)
-    state = lax.while_loop(lambda c: c.places[c.count - 1] < path.end, body, start)
-    ancestry = systems.relative_ancestry(state.system)[0] if measure else jnp.ones(())
-    return Ladder(state.places, state.count, state.correlation, ancestry)
+    start = jnp.zeros(capacity), jnp.ones((), jnp.int32), step, systems.begin(path, keys, num), zero, zero
+    is_open = lambda carry: carry[0][carry[1] - 1] < path.end
+    places, count, _, system, _, correlation = lax.while_loop(is_open, body, start)
+    ancestry = systems.relative_ancestry(system)[0] if measure else jnp.ones(())
+    return Ladder(places, count, correlation, ancestry)
 
 
 #: The cache is bounded by graphs.

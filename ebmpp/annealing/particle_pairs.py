@@ -40,7 +40,7 @@ from jax.sharding import Mesh
 from ebmpp.annealing import systems
 from ebmpp.annealing.ladder import Ladder
 from ebmpp.annealing.log_partition import Data, not_finite
-from ebmpp.annealing.particles import Paths, prepare, run_keys
+from ebmpp.annealing.particles import Options, Paths, prepare, run_keys
 from ebmpp.annealing.path import Path
 from ebmpp.core import checks, random, sharding, statistics
 from ebmpp.core.compile import compiled
@@ -127,16 +127,11 @@ def run_pair(
         add = lambda total, a, b: total + (inside + late).astype(a.dtype) * a - late.astype(a.dtype) * b
         probability = jnp.where(t > 0, jnp.exp(jnp.minimum(0, new.log_z - s.x.log_z)), 0)
         rejections = jnp.where(accept_x, 0, s.rejections + 1)
-        result = PairOutcome(
-            jax.tree.map(add, r.total, x.value, y.value),
-            tau,
-            t + 1,
-            r.acceptance + probability,
-            jnp.maximum(r.longest, rejections),
-            jnp.where(jnp.arange(2) == t, new.log_z, r.log_z),
-            jnp.minimum(r.min_cess, cess),
-            r.broken | jnp.isnan(new.log_z) | (new.log_z == jnp.inf),
-        )
+        total = jax.tree.map(add, r.total, x.value, y.value)
+        acceptance, longest = r.acceptance + probability, jnp.maximum(r.longest, rejections)
+        log_z, min_cess = jnp.where(jnp.arange(2) == t, new.log_z, r.log_z), jnp.minimum(r.min_cess, cess)
+        broken = r.broken | jnp.isnan(new.log_z) | (new.log_z == jnp.inf)
+        result = PairOutcome(total, tau, t + 1, acceptance, longest, log_z, min_cess, broken)
         return _State(x, y, rejections, result)
 
     def body(s: _State) -> _State:
@@ -250,11 +245,11 @@ def particle_expectation(
     checks.optional_count(f"{name}: max_systems", max_systems, m + 2)
     checks.choice(f"{name}: unmet", unmet, ("raise", "drop"))
     checks.flag(f"{name}: progress_bar", progress_bar)
-    options: dict[str, Any] = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps}
+    options = Options(path, data, ladder, cess_threshold, num_sweeps)
     outcomes = []
     with sharding.over(f"{name}: mesh", mesh):
         params = sharding.place(params)
-        run = prepare(name, graph, params, rng_key, num, cess_threshold=cess_threshold, **options)
+        run = prepare(name, graph, params, rng_key, num, options, centred=False)
         check_function(f"{name}: fn", fn, _shapes(graph))
         statics = (fn, num, (k, m, max_systems), run.num_sweeps)
         keys = run_keys(run.key, pairs)

@@ -35,6 +35,16 @@ _RUNGS = 25  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another path."
 
 
+class Options(NamedTuple):
+    """Arguments of :func:`smc` that say where particles go, as the user gives them."""
+
+    path: Paths
+    data: Data | None
+    ladder: Any
+    cess_threshold: float
+    num_sweeps: int | None
+
+
 class Run(NamedTuple):
     """Checked arguments of a run of particle systems."""
 
@@ -53,23 +63,13 @@ class Run(NamedTuple):
 
 
 def prepare(
-    name: str,
-    graph: FactorGraph,
-    params: Params,
-    rng_key: Array,
-    num: int,
-    *,
-    path: Paths,
-    data: Data | None,
-    ladder: Any,
-    cess_threshold: float,
-    num_sweeps: int | None,
-    centred: bool = False,
+    name: str, graph: FactorGraph, params: Params, rng_key: Array, num: int, options: Options, centred: bool
 ) -> Run:
     """Check arguments of particle systems of ``num`` particles, and find their path, ladder and sweeps.
 
     :param centred: True if a line may be centred: see :class:`~ebmpp.exact.centring.Centred`.
     """
+    path, data, ladder, cess_threshold, num_sweeps = options
     key = check_model(name, graph, params, rng_key)
     checks.number(f"{name}: cess_threshold", cess_threshold, above=0, below=1)
     sweeps = checks.optional_count(f"{name}: num_sweeps", num_sweeps) or 1
@@ -146,9 +146,7 @@ def _finish(path: Path, system: Systems, keys: Array) -> tuple:
     return x, *sharding.everywhere((system.log_z, system.log_weights, *shares))
 
 
-def _run(
-    path: Path, ladder: Ladder, sweeps: int, keys: Array, num: int, progress_bar: bool = False
-) -> Systems:
+def _run(path: Path, ladder: Ladder, sweeps: int, keys: Array, num: int, progress_bar: bool) -> Systems:
     """Run systems of ``num`` particles from the reference to the model."""
     system, count = _begin(num, path, keys), int(ladder.count)
     hidden = not (progress_bar and sharding.is_first())
@@ -159,13 +157,10 @@ def _run(
     return system
 
 
-def start_systems(
-    graph: FactorGraph, params: Params, eta0: Eta, key: Array, islands: int, num: int
-) -> Systems:
-    """Run systems along the line from a reference to a model, with a ladder of their own pilot."""
-    path = Path.line(graph, eta0, params)
+def start_systems(path: Path, key: Array, islands: int, num: int) -> Systems:
+    """Run systems along a path, with a ladder of their own pilot."""
     ladder = adaptive_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS)
-    return _run(path, ladder, 1, run_keys(key, islands), num)
+    return _run(path, ladder, 1, run_keys(key, islands), num, progress_bar=False)
 
 
 def fresh_systems(path: Path, key: Array, islands: int, num: int, sweeps: int) -> tuple[Systems, Array]:
@@ -249,10 +244,10 @@ def smc(
     checks.require(total % islands == 0, "smc: num_particles", expected, total)
     checks.flag("smc: progress_bar", progress_bar)
     num = total // islands
-    options = {"path": path, "data": data, "ladder": ladder, "num_sweeps": num_sweeps, "centred": True}
+    options = Options(path, data, ladder, cess_threshold, num_sweeps)
     with sharding.over("smc: mesh", mesh):
         params = sharding.place(params)
-        run = prepare("smc", graph, params, rng_key, num, cess_threshold=cess_threshold, **options)
+        run = prepare("smc", graph, params, rng_key, num, options, centred=True)
         if num_sweeps is None and float(run.ladder.relative_ancestry) < estimates.MIN_ANCESTRY:
             run = run._replace(num_sweeps=_MOST_SWEEPS)
         keys = run_keys(run.key, islands)

@@ -101,7 +101,7 @@ class PTT(Estimator):
         """Draw all chains and the reservoir by a particle system; all models of the ladder are the first."""
         phases.check_posterior(graph, "PTT", self.posterior)
         eta0, size = reference.base_rates(graph, data), self.num_models + self.reservoir
-        system = particles.start_systems(graph, params, eta0, key, 1, self.num_chains * size)
+        system = particles.start_systems(Path.line(graph, eta0, params), key, 1, self.num_chains * size)
         draws = jax.random.wrap_key_data(random.fold_in(key, 2), impl="threefry2x32")
         index = jax.random.categorical(draws, system.log_weights[0], shape=(self.num_chains, size))
         x = sharding.rows({b: v[index] for b, v in system.x.items()})

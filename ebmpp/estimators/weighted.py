@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Persistent contrastive divergence whose chains have Jarzynski's weights."""
 
-from collections.abc import Mapping
 import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from ebmpp.annealing import Path, particles, reference, systems
 from ebmpp.annealing.log_partition import MIN_ANCESTRY, MIN_SHARE
 from ebmpp.core import Eta, Key, Params, Rows, checks, random, sharding
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator, shapes
+from ebmpp.estimators.base import Batch, Estimate, Estimator, History, shapes
 from ebmpp.graph import FactorGraph
 
 _ISLANDS = 10  # of the watchers: fewer make the standard error too noisy
@@ -105,7 +104,7 @@ class WeightedPCD(Estimator):
         """Run particle systems from the data's base rates to the first params."""
         phases.check_posterior(graph, "WeightedPCD", self.posterior)
         eta0 = reference.base_rates(graph, data)
-        start = partial(particles.start_systems, graph, params, eta0)
+        start = partial(particles.start_systems, Path.line(graph, eta0, params))
         begin = lambda i, islands, num: _placed(start(random.fold_in(key, i), islands, num))
         size = self.num_watchers // _ISLANDS
         watchers = begin(1, _ISLANDS, size) if size else None
@@ -177,7 +176,7 @@ class WeightedPCD(Estimator):
         keys = random.fold_in(key, jnp.arange(islands))
         return _placed(systems.climb(path, jnp.arange(3.0), 2, 3, _placed(system), keys, self.k))
 
-    def diagnose(self, history: Mapping[str, np.ndarray]) -> str | None:
+    def diagnose(self, history: History) -> str | None:
         """Report that most steps resampled, or that log Z is unknown at many of them."""
         mean = lambda values: float(np.mean(values)) if len(values) else 0.0
         unknown = mean(~(history.get("log_partition_error", np.zeros(0)) <= _MAX_ERROR))
