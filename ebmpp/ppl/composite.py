@@ -232,7 +232,6 @@ class CoupledComposite(MCMCKernel):
 
         :raises StateError: for an unknown site in ``init_params``, or starts that are impossible.
         """
-        del num_warmup
         init, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
         sites = [site for step in self.steps for site in step.sites]
         checks.names("site of init_params", init, sites, StateError)

@@ -301,7 +301,6 @@ class GibbsBlock(block.Block):
         self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
     ) -> BlockState:
         """Return the first state, at ``init_params``, the values of the sites."""
-        del num_warmup
         values = block.initial_values(rng_key, init_params or {})
         expected = f"initial values of the sites {sorted(self.sites)}"
         checks.require(values, "GibbsBlock: init_params", expected, init_params, StateError)

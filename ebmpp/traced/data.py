@@ -33,7 +33,6 @@ class Replaced(Distribution):
         return self.base.support
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        del intermediates
         return self.log_density(value)
 
 

@@ -137,13 +137,10 @@ class ModelBlock(block.Block):
         z, degenerate = block.repeat(self.num_sweeps, sweep_once, (dict(values), jnp.zeros((), jnp.int32)))
         if self.tempering is None:
             return Advanced(z, degenerate=degenerate)
-        z, accepted, more = block.tempered_transition(
-            self.tempering,
-            lambda z: self.sweep.joint.log_density(z, context),
-            lambda z, keys, beta, backward: self.sweep((z, context), keys, beta, backward),
-            self.sweep.with_latents(z, context, random.fold_in(keys, 0, _HEATED)),
-            keys,
-        )
+        density = lambda z: self.sweep.joint.log_density(z, context)
+        sweep = lambda z, keys, beta, backward: self.sweep((z, context), keys, beta, backward)
+        start = self.sweep.with_latents(z, context, random.fold_in(keys, 0, _HEATED))
+        z, accepted, more = block.tempered_transition(self.tempering, density, sweep, start, keys)
         counts = {"degenerate": degenerate + more, "transitions": accepted.astype(jnp.int32)}
         return Advanced(self.sweep.without_latents(z), **counts)
 

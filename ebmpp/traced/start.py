@@ -52,15 +52,15 @@ class Start:
         if is_staged():
             return self._check_staged(values, context)
         leaves, structure = jax.tree.flatten(context)
-        axes = tuple(0 if isinstance(leaf, Tracer) else None for leaf in leaves)
+        mapped = [leaf if isinstance(leaf, Tracer) else None for leaf in leaves]
+        axes = tuple(None if leaf is None else 0 for leaf in mapped)
 
         def check(rows: Any) -> dict[str, Array]:
             values, mapped, keys = rows
-            mapped = iter(mapped)
-            filled = [leaf if axis is None else next(mapped) for leaf, axis in zip(leaves, axes, strict=True)]
+            filled = [leaf if row is None else row for leaf, row in zip(leaves, mapped, strict=True)]
             return self._check(values, jax.tree.unflatten(structure, filled), keys, (axes, call, origin))
 
-        return on_rows(check, (dict(values), [leaf for leaf in leaves if isinstance(leaf, Tracer)], keys))
+        return on_rows(check, (dict(values), mapped, keys))
 
     def _check(self, values: Sites, context: Context, keys: Array, how: tuple) -> dict[str, Array]:
         """Return possible states of all chains, the rows."""

@@ -326,7 +326,7 @@ def _on_host() -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
 
 
-class Prefetch:
+class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
     """Batches of a run in order, up to ``last``, of which files and streams are read ahead by a thread.
 
     Rows on the device and batches of several processes are made when they are requested.
@@ -337,9 +337,6 @@ class Prefetch:
         self._pending: deque[tuple[int, Future[Selection]]] = deque()
         is_threaded = isinstance(source, HostRows | Stream) and sharding.is_single_device()
         self._executor = ThreadPoolExecutor(1, "ebmpp batches") if is_threaded else None
-
-    def __enter__(self) -> "Prefetch":
-        return self
 
     def __exit__(self, *raised: object) -> None:
         if self._executor is not None:

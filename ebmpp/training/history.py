@@ -3,6 +3,7 @@
 """Monitors, history and progress bar of a training run."""
 
 from collections.abc import Callable, Hashable, Mapping
+import contextlib
 import dataclasses
 from functools import partial
 import time
@@ -111,9 +112,7 @@ class Table:
         self._fetch()
         return {name: v[-1] for part in self._parts[-1:] for name, v in part.items() if len(v)}
 
-    def append(
-        self, rows: Metrics | dict[str, Any], count: int = 1, constants: Mapping[str, int] = {}
-    ) -> None:
+    def append(self, rows: Metrics | dict, count: int = 1, constants: Mapping[str, int] = {}) -> None:
         """Add one row, or the first ``count`` rows of metrics with columns that are constant."""
         if len(self._pending) >= _MAX_PENDING:
             self._fetch()
@@ -209,10 +208,8 @@ class Log:
         if not monitored:
             return dataset
         steps = monitored.pop("monitor_step")
-        if stop is not None:
-            monitored, steps = {n: v[steps <= stop] for n, v in monitored.items()}, steps[steps <= stop]
         values = {name: ("monitor_step", v) for name, v in monitored.items()}
-        return dataset.assign(values).assign_coords(monitor_step=steps)
+        return dataset.assign(values).assign_coords(monitor_step=steps).sel(monitor_step=slice(stop))
 
 
 def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Array | float:
@@ -229,16 +226,13 @@ def _value(name: str, monitor: Watch, params: Any, estimator_state: Any) -> Arra
     return value
 
 
-class Bar:
+class Bar(contextlib.AbstractContextManager["Bar"]):
     """Progress bar of a run that counts neither compilation nor dispatched steps as done."""
 
     def __init__(self, total: int | None, start: int, hidden: bool) -> None:
         self._bar = tqdm(total=total, initial=start, disable=hidden, desc="training", unit="step")
         self._compiled: set[Hashable] = set()  # programs
         self._began: float | None = None  # time at which compilation began
-
-    def __enter__(self) -> "Bar":
-        return self
 
     def __exit__(self, *raised: object) -> None:
         self._bar.close()

@@ -20,9 +20,9 @@ from ebmpp.core.compile import compiled
 from ebmpp.estimators import UCD, Batch, Estimator, base
 from ebmpp.estimators.pairs import uses_fast_compile
 from ebmpp.graph import FactorGraph
-from ebmpp.training import optimizers
 from ebmpp.training.batches import Selection
 from ebmpp.training.history import Metrics
+from ebmpp.training.optimizers import Comparable
 
 # A chunk ends when its sweeps have cost so many multiplications, about a second on two cores. It would else
 # ignore Ctrl-C for minutes where chains meet late. This is a count, not a clock, so runs are reproducible.
@@ -133,7 +133,7 @@ def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selecti
 def run_chunk(
     graph: FactorGraph,
     estimator: Estimator,
-    optimizer: optimizers.Comparable,
+    optimizer: Comparable,
     key: Key,
     state: State,
     first: Array,
@@ -186,7 +186,7 @@ def _merged(shared: Selection, part: Selection) -> Selection:
 def _step(
     graph: FactorGraph,
     estimator: Estimator,
-    optimizer: optimizers.Comparable,
+    optimizer: Comparable,
     key: Key,
     state: State,
     step: ArrayLike,
@@ -214,9 +214,7 @@ def _step(
     return State(params, moved, estimate.state, ok), metrics, cost.astype(jnp.result_type(float))
 
 
-def _update(
-    optimizer: optimizers.Comparable, gradient: Params, state: State
-) -> tuple[Params, Any, Array, Array]:
+def _update(optimizer: Comparable, gradient: Params, state: State) -> tuple[Params, Any, Array, Array]:
     def apply(gradient: Params) -> tuple[Params, Any, Array, Array]:
         updates, moved = optimizer.optimizer.update(gradient, state.optimizer, state.params)
         proposed = optax.apply_updates(state.params, updates)
