@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPyro MCMC kernels for energy-based models."""
 
-from ebmpp.kernels.base import RowKernel
+from ebmpp.kernels.base import RowKernel, sharded_chains
 from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
-from ebmpp.kernels.devices import sharded_chains
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState, SwendsenWang
 from ebmpp.kernels.long_run import LongDraws, LongRun
 from ebmpp.kernels.modes import LocalMode, local_search
-from ebmpp.kernels.moments import Moments
+from ebmpp.kernels.streaming import Moments
 from ebmpp.kernels.tempering import ParallelTempering, TemperingState
 
 __all__ = [

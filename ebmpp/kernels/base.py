@@ -19,8 +19,9 @@ from numpyro.infer.mcmc import MCMCKernel
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec as P
 
-from ebmpp.core import Blocks, Numbers, State, checks
+from ebmpp.core import Blocks, Numbers, State, checks, sharding
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
@@ -171,6 +172,47 @@ def over_chains(fn: Callable[..., Any], rng_key: Array) -> Callable[..., Any]:
     return jax.vmap(fn) if is_batched(rng_key) else fn
 
 
+def sharded_chains(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Return a ``chain_method`` of NumPyro's ``MCMC`` that shards chains over devices.
+
+    For many chains: they are vectorized on each device, where "vectorized" runs all on one device and
+    "parallel" one per device. Draws are bitwise the same as by other methods, and stay on their devices.
+    NumPyro shows no progress for a callable ``chain_method``, and runs a single chain without it.
+
+    :param mesh: devices of this process. Chains are sharded over its first axis, which must divide their
+        number.
+    :raises ArgumentError: for anything but a mesh, or another number of chains.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> from numpyro.infer import MCMC
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
+    >>> method = ebmpp.kernels.sharded_chains(jax.make_mesh((len(jax.devices()),), ("chains",)))
+    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=0, num_samples=5, num_chains=8, chain_method=method,
+    ...             progress_bar=False)
+    >>> mcmc.run(jax.random.key(0), rbm.init(jax.random.key(1)))
+    >>> mcmc.get_samples(group_by_chain=True)["v"].shape
+    (8, 5, 4)
+    """
+    name = "sharded_chains: mesh"
+    with sharding.over(name, mesh):
+        devices, axis = sharding.width(), mesh.axis_names[0]
+
+    def method(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(chains: Any) -> Any:
+            count = len(jax.tree.leaves(chains)[0])
+            expected = f"a multiple of {devices} devices"
+            checks.require(count % devices == 0, "sharded_chains: num_chains", expected, count)
+            with sharding.over(name, mesh):
+                sharded = jax.shard_map(jax.vmap(fn), in_specs=P(axis), out_specs=P(axis), check_vma=False)
+                return jax.jit(sharded)(chains)
+
+        return run
+
+    return method
+
+
 def _check_init(target: Target, init_params: State | None, chains: tuple[int, ...]) -> Blocks | None:
     """Return checked initial values; raise a StateError for a wrong name, shape or value."""
     if init_params is None:
@@ -180,18 +222,15 @@ def _check_init(target: Target, init_params: State | None, chains: tuple[int, ..
     names = list(init_params) if is_dict else init_params
     expected = f"a dict of the free blocks {list(target.free)}"
     checks.require(is_free, "init_params", expected, names, StateError)
-    arrays = {b: states.as_array(b, value) for b, value in init_params.items()}
-    return {b: _check_initial_value(target, b, value, chains) for b, value in arrays.items()}
+    return {b: _check_initial_value(target, b, states.as_array(b, v), chains) for b, v in init_params.items()}
 
 
 def _check_initial_value(target: Target, block: str, value: Numbers, chains: tuple[int, ...]) -> Array:
-    family = target.graph.families[block]
-    full, shape = target.batch + family.shape, value.shape
-    rest = shape[len(chains) :]
+    family, shape = target.graph.families[block], value.shape
+    full, rest = target.batch + family.shape, shape[len(chains) :]
     fits = shape[: len(chains)] == chains and rest[len(rest) - len(family.shape) :] == family.shape
     broadcasts = all(n in (1, m) for n, m in zip(rest[::-1], full[::-1], strict=False))
-    is_valid = fits and broadcasts and len(rest) <= len(full)
     axes = f"{chains[0]} chains come first" if chains else "a single chain has no axis of chains"
-    expected = f"of shape {chains + full} ({axes})"
+    is_valid, expected = fits and broadcasts and len(rest) <= len(full), f"of shape {chains + full} ({axes})"
     checks.require(is_valid, f"init_params: block {block!r}", expected, shape, StateError)
     return states.settle(block, family, value)

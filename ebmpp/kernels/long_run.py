@@ -20,8 +20,7 @@ from jax import Array
 
 from ebmpp.core import archive, checkpoints, checks
 from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.moments import Moments, Totals
-from ebmpp.kernels.streaming import Chunks, Names
+from ebmpp.kernels.streaming import Chunks, Moments, Names, Totals
 
 if TYPE_CHECKING:
     import xarray as xr
