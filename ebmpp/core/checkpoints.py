@@ -97,8 +97,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints in the directory."""
-        names = map(_NAME.fullmatch, os.listdir(self.directory))
-        return sorted(int(name[1]) for name in names if name)
+        return sorted(int(name[1]) for name in map(_NAME.fullmatch, os.listdir(self.directory)) if name)
 
     def close(self) -> None:
         """Release the directory."""

@@ -46,8 +46,7 @@ def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Measured:
 
 def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Measured:
     """Estimate |E a|^2, or |E a - E b|^2 for two groups of draws."""
-    ends = np.cumsum((0, *sizes))
-    groups = [slice(low, high) for low, high in itertools.pairwise(ends)]
+    groups = [slice(low, high) for low, high in itertools.pairwise(np.cumsum((0, *sizes)))]
     center, weights = np.eye(len(gram)), np.zeros(len(gram))
     for sign, group, n in zip((1, -1), groups, sizes, strict=False):
         center[group, group] -= 1 / n

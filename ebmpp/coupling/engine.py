@@ -314,8 +314,7 @@ class _Engine:
         trial_keys = random.materialize(random.fold_in(keys, index, slots.trial))
         same = agree(slots.same, move.reads(target.graph), len(at))
         trial = Trial(trial_keys, slots.trial == 0, same, part, slots.same, self.max_trials)
-        focused = move.focus(target, prepared, slots.z, part)
-        attempt = move.attempt(target, focused, slots.z, trial)
+        attempt = move.attempt(target, move.focus(target, prepared, slots.z, part), slots.z, trial)
         take = at[None] & ~slots.accepted & jnp.stack([attempt.accept_x, attempt.accept_y])
         accepted = slots.accepted | take
         ready = at & accepted[0] & accepted[1]

@@ -96,8 +96,7 @@ def mixture_pool(
     """
     key = random.key_pair(checks.key("mixture_pool: rng_key", rng_key))
     target = Target.checked("mixture_pool", graph, params, clamped)
-    moves = resolve_moves(graph, coupling, target.clamped)
-    target = with_pool("mixture_pool", target, moves, rows, key)
+    target = with_pool("mixture_pool", target, resolve_moves(graph, coupling, target.clamped), rows, key)
     assert target.pool is not None  # rows are given
     return target.pool
 

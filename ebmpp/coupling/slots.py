@@ -183,8 +183,7 @@ class Packed(NamedTuple):
     def empty(cls, rows: Mapping[str, jax.ShapeDtypeStruct], parts: Mapping[str, int], size: int) -> "Packed":
         """Return ``size`` idle slots for states like ``rows`` and ``parts`` flags per block."""
         z = {b: jnp.zeros((2, size, *v.shape[1:]), v.dtype) for b, v in rows.items()}
-        same = {b: jnp.zeros((size, parts[b]), bool) for b in rows}
-        return cls(z, same, jnp.zeros((7, size), jnp.int32))
+        return cls(z, {b: jnp.zeros((size, parts[b]), bool) for b in rows}, jnp.zeros((7, size), jnp.int32))
 
     def unpack(self) -> Slots:
         """Return the slots."""

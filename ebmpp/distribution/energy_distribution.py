@@ -315,8 +315,7 @@ class EnergyDistribution(dist.Distribution):
         if not all(map(is_own_statistic, families.values())):
             values = self.enumerate_support(expand=False)
             log_probs = self.log_probs(values)
-            shape = log_probs.shape + (1,) * len(self.layout.shape)
-            probabilities = jnp.exp(log_probs).reshape(shape)
+            probabilities = jnp.exp(log_probs).reshape(log_probs.shape + (1,) * len(self.layout.shape))
             mean = (probabilities * values).sum(0)
             return (probabilities * (values - mean) ** 2).sum(0) if centred else mean
 

@@ -141,8 +141,7 @@ def decode(graph: FactorGraph, blocks: Names, index: Number) -> Blocks:
 
 def list_states(graph: FactorGraph, blocks: Names) -> Blocks:
     """Return every joint state of ``blocks`` in the order of their numbers, with a leading axis of states."""
-    index = jnp.arange(num_states(graph, blocks), dtype=jnp.int32)
-    return jax.vmap(partial(decode, graph, blocks))(index)
+    return jax.vmap(partial(decode, graph, blocks))(jnp.arange(num_states(graph, blocks), dtype=jnp.int32))
 
 
 def decode_unknown(

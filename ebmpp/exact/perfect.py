@@ -155,8 +155,7 @@ def _coupled_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, 
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
 
     def met(x: Blocks) -> Array:
-        same = [(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]
-        return jnp.stack(same).all(0)
+        return jnp.stack([(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]).all(0)
 
     sweep = lambda time, x: _both_sweep(target, x, random.fold_in(keys, time))
     x = couple_from_the_past(sweep, met, start, max_sweeps, attractive)

@@ -124,8 +124,8 @@ class Gaussian(Family):
     def reflect(self, words: Words, u: PerRow, eta: Natural, other: Natural) -> Reflection:
         """Return a reflection-maximal pair of draws of the block; see :func:`reflected`."""
         (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
-        z = jax.scipy.special.ndtri(open_uniform(words[..., 0]))
-        return reflected(z, u, centre, scale, to, to_scale)
+        noise = jax.scipy.special.ndtri(open_uniform(words[..., 0]))
+        return reflected(noise, u, centre, scale, to, to_scale)
 
 
 #: Rows of a block.

@@ -111,8 +111,7 @@ def natural_rows(graph: Declaration, params: Params, x: Rows, blocks: Sequence[s
     """Return the natural parameters of ``blocks`` for each row; see :func:`natural`."""
     scope = {b: x[b] for b in (*graph.neighbours(blocks), *(b for b in blocks if b in graph.splits))}
     if not scope:  # no neighbours: the same for every row
-        eta = natural(graph, params, {}, blocks)
-        rows = len(next(iter(x.values())))
+        eta, rows = natural(graph, params, {}, blocks), len(next(iter(x.values())))
         return {b: jnp.broadcast_to(e, (rows, *e.shape)) for b, e in eta.items()}
     return jax.vmap(lambda t: natural(graph, params, t, blocks))(graph.statistics(scope))
 
@@ -258,5 +257,4 @@ def mask_natural(family: Family, mask: Bool[Array, "..."] | None, eta: Natural) 
     """Replace the natural parameters of padded or clamped units (``mask`` False) by the family's default."""
     if mask is None:
         return eta
-    mask = mask.reshape(mask.shape + (1,) * len(family.stat_shape))
-    return jnp.where(mask, eta, family.default_eta())
+    return jnp.where(mask.reshape(mask.shape + (1,) * len(family.stat_shape)), eta, family.default_eta())

@@ -90,8 +90,7 @@ class RowKernel(MCMCKernel, Generic[S]):
 
     def _init_all(self, rng_key: Array, target: Target, init_params: Mapping[str, Array] | None) -> S:
         """Return the initial states of all chains."""
-        chains = rng_key.shape[:1] if is_batched(rng_key) else ()
-        init_params = _check_init(target, init_params, chains)
+        init_params = _check_init(target, init_params, rng_key.shape[:1] if is_batched(rng_key) else ())
         init = lambda key, values: self._init_one(key, target, values)
         return over_chains(init, rng_key)(rng_key, init_params)
 

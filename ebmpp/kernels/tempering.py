@@ -206,8 +206,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots)
 
     def sample(self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs) -> TemperingState:
-        target = self.target(model_args, model_kwargs, check=False)
-        on_path = dataclasses.replace(target, knots=state.knots)
+        on_path = dataclasses.replace(self.target(model_args, model_kwargs, check=False), knots=state.knots)
         # knots have no axis of chains
         return self._sample_all(state._replace(knots=None), on_path)._replace(knots=state.knots)
 

@@ -162,8 +162,7 @@ def _spins(family: Family, fields: _Fields, x: Array) -> tuple[Array, Array]:
     field, a, b = half * fields.eta, *fields.edges.T
     if middle:
         pull = half * middle * fields.weights
-        zero = jnp.zeros(len(x), pull.dtype)
-        field = field + (zero.at[a].add(pull).at[b].add(pull))[:, None]
+        field = field + jnp.zeros(len(x), pull.dtype).at[a].add(pull).at[b].add(pull)[:, None]
     gain = 2 * half**2 * fields.weights[:, None] * spin[a] * spin[b]
     label = components(table(len(x), fields.edges), fields.bond < -jnp.expm1(-jnp.maximum(gain, 0)))
     root = _at(spin, label)

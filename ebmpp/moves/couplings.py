@@ -128,8 +128,7 @@ def attempt(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
         inside = [f.in_domain(eta[b]).reshape(len(x[b]), -1) for eta in etas for b, f in families.items()]
         result = Attempt(x, y, accepted, accepted, ~jnp.concatenate(inside, 1).all(1), together)
     y = {b: where_rows(trial.same, result.x[b], result.y[b]) for b in families}
-    together = {b: result.together[b] | trial.same for b in families}
-    return result._replace(y=y, together=together)
+    return result._replace(y=y, together={b: result.together[b] | trial.same for b in families})
 
 
 def _unconditional(families: Families, kind: str, etas: Etas, keys: Keys) -> tuple[Blocks, Blocks, Blocks]:
@@ -189,8 +188,7 @@ def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt
     accept_y = together | (log_u[:, 2] > -ratio(statistics(y)))
     y = {b: where_rows(together, shared[b], y[b]) for b in families}
     # a row whose conditional does not exist would be accepted all the same, or stall forever
-    broken = ~jnp.isfinite(at_shared)
-    return Attempt(x, y, accept_x, accept_y, broken, dict.fromkeys(families, together))
+    return Attempt(x, y, accept_x, accept_y, ~jnp.isfinite(at_shared), dict.fromkeys(families, together))
 
 
 def where_rows(rows: Array, a: Array, b: Array) -> Array:

@@ -72,8 +72,7 @@ class Forests(Move):
         keep = target.twice().keep if chains == 2 else target.keep
         unary, pairwise = _tables(target.graph, self.units).weights(target.params, flat(z), keep)
         leading = (1, 1) if pairwise.ndim == 3 else (chains, len(pairwise) // chains)
-        pairwise = pairwise.reshape(*leading, *pairwise.shape[-3:])
-        return unary.reshape(chains, -1, *unary.shape[1:]), pairwise
+        return unary.reshape(chains, -1, *unary.shape[1:]), pairwise.reshape(*leading, *pairwise.shape[-3:])
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         tables, done = _tables(target.graph, self.units), jnp.ones(len(trial.keys), bool)

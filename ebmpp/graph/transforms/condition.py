@@ -76,8 +76,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
             remaining = {n: left if n == b else f for n, f in remaining.items() if n != b or left is not None}
     expected = f"such that a unit of {list(graph.families)} is left"
     checks.require(remaining, "condition: values", expected, list(values), DeclarationError)
-    anchor = next(iter(remaining))
-    factors = [rewire(f, parts, anchor, offsets[f.name]) for f in graph.factors]
+    factors = [rewire(f, parts, next(iter(remaining)), offsets[f.name]) for f in graph.factors]
     return with_blocks(graph, remaining, factors, parts)
 
 

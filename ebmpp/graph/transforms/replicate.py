@@ -161,8 +161,7 @@ class _LocalOfReplicas:
             field = self.single.field(inner, of_all, part)
             field = jnp.moveaxis(field.reshape(len(field), self.num, -1, *field.shape[2:]), 1, 0)
         field = field * betas.reshape(-1, *(1,) * (field.ndim - 1))
-        field = field.reshape(-1, *field.shape[2:])
-        return jnp.take(field, select(self.places, part), axis=0)
+        return jnp.take(field.reshape(-1, *field.shape[2:]), select(self.places, part), axis=0)
 
 
 def select(table: np.ndarray | tuple[np.ndarray, ...], part: Any) -> Any:
