@@ -35,10 +35,8 @@ def bars_and_stripes(n: int) -> Array:
     """
     n = checks.count("bars_and_stripes: n", n, most=_MAX_SIDE)
     patterns = (np.arange(2**n)[:, None] >> np.arange(n)[::-1]) & 1
-    shape = (2**n, n, n)
-    bars = np.broadcast_to(patterns[:, None, :], shape)
-    stripes = np.broadcast_to(patterns[:, :, None], shape)
-    return np.concatenate([bars, stripes]).reshape(-1, n * n).astype(np.float32)
+    bars, stripes = np.tile(patterns, n), np.repeat(patterns, n, axis=1)
+    return np.concatenate([bars, stripes]).astype(np.float32)
 
 
 def shifting_bar(n: int, b: int) -> Array:
