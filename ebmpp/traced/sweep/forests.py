@@ -60,9 +60,7 @@ class Forests(Conditionals):
     :param units: the conditionals of single units.
     """
 
-    def __init__(
-        self, posterior: Posterior, terms: Terms, colors: np.ndarray, units: Conditionals | None
-    ) -> None:
+    def __init__(self, posterior: Posterior, terms: Terms, colors: np.ndarray, units: Conditionals) -> None:
         super().__init__(posterior, colors)
         self.terms, self.units = terms, units
         edges = cast(np.ndarray, terms.edges)
@@ -70,7 +68,7 @@ class Forests(Conditionals):
         self.layers = [_make_layer(terms, np.flatnonzero(colors == c), edges) for c in range(self.num_layers)]
 
     def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
-        return cast(Conditionals, self.units).visit(fn, chains, carry, backward)
+        return self.units.visit(fn, chains, carry, backward)
 
     def move(self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False) -> Moved:
         """Draw all layers in order, each jointly; a tree without a possible state keeps its values."""

@@ -65,13 +65,13 @@ class Sweep:
         drawn = self.conditionals
         if isinstance(drawn, Forests) and drawn.posterior is self.posterior and drawn.num_layers == 1:
             return drawn
-        terms = self.posterior.terms(products=False) if self.finite else None
-        if terms is None or not _is_forest(terms):
+        terms = None if drawn is None else self.posterior.terms(products=False)
+        if drawn is None or terms is None or not _is_forest(terms):
             raise IntractableError(
                 f"from_model: the discrete units of sites {list(self.info.sites)} must form a forest to be "
                 "summed out. Leave sites that join them in cycles to another block"
             )
-        return Forests(self.posterior, terms, np.zeros(terms.sets.size, int), None)
+        return Forests(self.posterior, terms, np.zeros(terms.sets.size, int), drawn)
 
     def with_latents(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
         """Return the sites, and latents drawn given everything else where there are any."""
