@@ -122,8 +122,8 @@ def _loop(at: _Operands) -> list[_Sum | None] | None:
     """Return the results of a scan, whose carry is one sum in all rounds; None where there is no such sum."""
     params, facts = at.step.params, at.facts._replace(indicators=frozenset())
     fn, avals = core.jaxpr_as_fun(params["jaxpr"]), params["jaxpr"].in_avals
-    shapes = {f"{i:06d}": jax.ShapeDtypeStruct(a.shape, a.dtype) for i, a in enumerate(avals)}
-    body = Program(lambda inputs, *_: fn(*(inputs[name] for name in shapes)), shapes, {}, [])
+    shapes = {i: jax.ShapeDtypeStruct(a.shape, a.dtype) for i, a in enumerate(avals)}
+    body = Program(lambda inputs, *_: fn(*(inputs[i] for i in shapes)), shapes, {}, [])
     slots, first, count = list(body.sites.values()), params["num_consts"], params["num_carry"]
     carried, inputs = slots[first : first + count], {slots[i]: at.sums[i] for i in at.depends}
     for _ in range(_MOST_ROUNDS):

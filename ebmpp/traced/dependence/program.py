@@ -19,8 +19,8 @@ _CALLS = frozenset("jit pjit closed_call core_call checkpoint remat2 custom_jvp_
 _MOST_IMPOSSIBLE = 2**20  # elements of a relaxed log density
 _MOST_PRODUCTS = 2**22  # of a contraction of two sides that depend on the units, written out
 
-#: Arrays, or their shapes, by name; and values by slot.
-Named = Mapping[str, Any]
+#: Arrays, or their shapes, by name or number; and values by slot.
+Named = Mapping[Any, Any]
 Slots = Mapping[int, Any]
 Bind = Callable[..., Sequence[Any]]
 

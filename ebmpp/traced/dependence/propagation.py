@@ -62,9 +62,10 @@ class Scan(Flow):
         dependent, values = self._classify({i for i, r in enumerate(reads) if r.any()})
         over_rounds = jax.vmap(self._body, [None if i < self.first else 0 for i in range(len(reads))])
         rounds = self._trace(dependent, list(values), over_rounds, stacked=True)
-        carry = {i: self._shifted(reads[i], None) for i in self.carried}
+        nothing = {i: np.zeros((self.length, *reads[i].shape), int) for i in self.carried}
+        carry = {i: self._shifted(reads[i], nothing[i]) for i in self.carried}
         for _ in range(_MOST_ROUNDS):
-            units = {rounds.sites[_name(i)]: carry.get(i, reads[i]) for i in dependent}
+            units = {rounds.sites[i]: carry.get(i, reads[i]) for i in dependent}
             units = {slot: r for slot, r in units.items() if r.any()}
             inside = Known(rounds, list(values.values()))
             reads_inside = propagate(rounds, sets, units, inside, {})[0]
@@ -80,28 +81,24 @@ class Scan(Flow):
             carry = new
         return super().forward(sets, reads)
 
-    def _shifted(self, start: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    def _shifted(self, start: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Return the carry into each round: the start first, then the results of the round before."""
-        result = np.zeros((self.length, *start.shape), int)
-        forward = result[::-1] if self.reverse else result
-        forward[:1] = start
-        if out is not None:
-            forward[1:] = (out[::-1] if self.reverse else out)[:-1]
-        return result
+        in_order = lambda rounds: rounds[::-1] if self.reverse else rounds
+        return in_order(np.concatenate([start[None], in_order(out)[:-1]])[: self.length])
 
     def _trace(self, dependent: list[int], known: list[int], fn: Callable, stacked: bool = False) -> Program:
         """Return ``fn`` of all inputs as a program; those neither dependent nor known are siblings."""
         avals = self.step.params["jaxpr"].in_avals
         lead = lambda i: (self.length,) if stacked and i >= self.first else ()
         avals_of = {i: jax.ShapeDtypeStruct((*lead(i), *a.shape), a.dtype) for i, a in enumerate(avals)}
-        named = lambda positions: {_name(i): avals_of[i] for i in positions}
+        at = lambda positions: {i: avals_of[i] for i in positions}
 
-        def by_name(sites: dict, siblings: dict, arguments: list) -> list:
-            values = sites | siblings | dict(zip(map(_name, known), arguments, strict=True))
-            return fn(*(values[_name(i)] for i in avals_of))
+        def by_position(sites: dict, siblings: dict, arguments: list) -> list:
+            values = sites | siblings | dict(zip(known, arguments, strict=True))
+            return fn(*(values[i] for i in avals_of))
 
         rest = [i for i in avals_of if i not in dependent and i not in known]
-        return Program(by_name, named(dependent), named(rest), [avals_of[i] for i in known])
+        return Program(by_position, at(dependent), at(rest), [avals_of[i] for i in known])
 
     def _classify(self, dependent: set[int]) -> tuple[list[int], dict[int, np.ndarray]]:
         """Return the inputs that depend on units, through the carry too, and known values of others.
@@ -110,29 +107,21 @@ class Scan(Flow):
         """
         while True:
             body = self._trace(sorted(dependent), [], self._body)
-            outputs = {i: body.outputs[i - self.first] for i in self.carried}
-            more = {i for i, out in outputs.items() if body.depends(out)} - dependent
+            more = {i for i in self.carried if body.depends(body.outputs[i - self.first])} - dependent
             if not more:
                 break
             dependent = dependent | more
         values = {}
         for i, slot in enumerate(self.step.inputs):
-            value = None if i in dependent else self.known.values.get(slot)
-            if value is not None and i in outputs:
-                value = self._per_round(body, body.siblings[_name(i)], outputs[i], value)
-            if value is not None:
-                values[i] = value
-        return sorted(dependent), values
+            if i not in dependent and (value := self.known.values.get(slot)) is not None:
+                values[i] = self._per_round(body, i, value) if i in self.carried else value
+        return sorted(dependent), {i: value for i, value in values.items() if value is not None}
 
-    def _per_round(self, body: Program, slot: int, out: int, start: np.ndarray) -> np.ndarray | None:
-        """Return what is carried into each round; None where it follows from more than its start."""
+    def _per_round(self, body: Program, i: int, start: np.ndarray) -> np.ndarray | None:
+        """Return what input ``i`` is in each round; None where it follows from more than its start."""
+        slot, out = body.siblings[i], body.outputs[i - self.first]
         if not body.sources[out] <= body.sources[slot]:
             return None
         step = lambda carry, _: (body.run({slot: carry}, [out])[out], carry)
         first = jnp.asarray(start, body.dtypes[slot])
         return np.asarray(lax.scan(step, first, None, self.length, self.reverse)[1])
-
-
-def _name(i: int) -> str:
-    """Return an input's name; names sort as the numbers do."""
-    return f"{i:06d}"
