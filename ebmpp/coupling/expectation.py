@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from functools import partial
 import math
 from typing import Any
 import warnings
@@ -17,13 +16,13 @@ import jax
 from jax import Array
 from jax.sharding import Mesh
 
-from ebmpp.core import Key, checks, random, sharding
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.pools import free_rows, with_pool
-from ebmpp.coupling.slots import Fresh, Outcome, Window, check_window
+from ebmpp.coupling.slots import Fresh, Window, check_window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed
@@ -230,17 +229,14 @@ def unbiased_expectation(
         check_function("unbiased_expectation: fn", fn, sums.state())
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
 
-        def run(i: int, window: Window) -> tuple[Fresh, Key, Outcome]:
-            x, y = starts(i), starts(i + 1) if independent_starts else None
-            words = random.fold_in(key, 1, i)
-            return x, words, run_pairs(target, moves, sums, num_slots, x, y, words, window)
+        def inputs(i: int) -> tuple:
+            chains = starts(i), starts(i + 1) if independent_starts else None
+            return target, moves, sums, num_slots, *chains, random.fold_in(key, 1, i)
 
         if k is None and m is None and lag is None:
-            pilot = run(3, window._replace(k=_NEVER))[-1]  # of the same shapes, which shares the program
+            pilot = run_pairs(*inputs(3), window._replace(k=_NEVER))  # of the same shapes and program
             window = window.after(np.asarray(pilot.meeting_time))
-        x, words, outcome = run(1, window)
-        leading = partial(run_leading_chains, target, moves, x, words)
-        estimate = estimate_from(outcome, window, unmet, sums, leading, not independent_starts)
+        estimate = estimate_pairs(unmet, window, *inputs(1))
     if target.pool is not None and estimate.acceptance < MIN_ACCEPTANCE:
         warnings.warn(low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2)
     if target.pool is None and estimate.acceptance < 1 and not (estimate.meeting_time > estimate.lag).any():
@@ -295,15 +291,13 @@ def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
     return missing
 
 
-def estimate_from(
-    outcome: Outcome, window: Window, unmet: str, sums: Function, leading: Callable, compare: bool
-) -> UnbiasedEstimate:
-    """Return the mean over the pairs that met, its standard error, and what leading chains show.
+def estimate_pairs(unmet: str, window: Window, *inputs: Any) -> UnbiasedEstimate:
+    """Run pairs; return the mean over those that met, its standard error, and what leading chains show.
 
-    :param sums: the accumulator of the run, with one row per pair or per block of pairs.
-    :param leading: :func:`~ebmpp.coupling.overlap.run_leading_chains` of the run.
-    :param compare: False for pairs with independent starts.
+    :param inputs: arguments of :func:`~ebmpp.coupling.engine.run_pairs` before the window. The accumulator is
+        a :class:`~ebmpp.coupling.accumulators.Function`.
     """
+    (target, moves, sums, _, x, y, key), outcome = inputs, run_pairs(*inputs, window)
     tau, broken = np.asarray(outcome.meeting_time), int(outcome.broken)
     failed = (
         f" ({broken} because a draw failed: params are outside a family's domain or not finite, or two "
@@ -319,7 +313,8 @@ def estimate_from(
     value, spread = _average(outcome.total, pairs, window.m - window.k + 1, count, others)
     time = np.where(met, tau, np.inf)
     cost = np.maximum(window.m, time) + time - window.lag
-    chains = leading(int(tau.max()), cost[met].sum(), compare and not missing)
+    compare, longest = y is None and not missing, int(tau.max())
+    chains = run_leading_chains(target, moves, x, key, longest, cost[met].sum(), compare)
     numbers = *window[:3], window.max_sweeps or None, missing, float(outcome.trials)
     return UnbiasedEstimate(value, spread, time, met, cost, *numbers, chains.acceptance, chains.overlap)
 

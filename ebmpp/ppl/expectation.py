@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from ebmpp.core import backend, checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.coupling.accumulators import Function, check_function
-from ebmpp.coupling.engine import run_pairs
-from ebmpp.coupling.expectation import UnbiasedEstimate, estimate_from
-from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
+from ebmpp.coupling.expectation import UnbiasedEstimate, estimate_pairs
+from ebmpp.coupling.overlap import THRESHOLD, warning_of
 from ebmpp.coupling.slots import check_window
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Init
@@ -99,9 +98,7 @@ def composite_expectation(
     target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
-    outcome = run_pairs(target, moves, sums, slots, x, y, key, window)
-    leading = partial(run_leading_chains, target, moves, x, key)
-    estimate = estimate_from(outcome, window, unmet, sums, leading, not independent_starts)
+    estimate = estimate_pairs(unmet, window, target, moves, sums, slots, x, y, key)
     if estimate.overlap > THRESHOLD:
         warnings.warn(warning_of("composite_expectation", estimate.overlap), stacklevel=2)
     return estimate
