@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factors: the terms of an energy."""
 
-from ebmpp.graph.factors.bias import Bias
 from ebmpp.graph.factors.convolution import Convolution
 from ebmpp.graph.factors.factor import Factor
-from ebmpp.graph.factors.linear import Bilinear, Linear
+from ebmpp.graph.factors.linear import Bias, Bilinear, Linear
 from ebmpp.graph.factors.pairwise import Pairwise
 
 __all__ = ["Bias", "Bilinear", "Convolution", "Factor", "Linear", "Pairwise"]
