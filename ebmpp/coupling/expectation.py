@@ -314,9 +314,9 @@ def estimate_pairs(unmet: str, window: Window, *inputs: Any) -> UnbiasedEstimate
     time = np.where(met, tau, np.inf)
     cost = np.maximum(window.m, time) + time - window.lag
     compare, longest = y is None and not missing, int(tau.max())
-    chains = run_leading_chains(target, moves, x, key, longest, cost[met].sum(), compare)
+    overlap, acceptance = run_leading_chains(target, moves, x, key, longest, cost[met].sum(), compare)
     numbers = *window[:3], window.max_sweeps or None, missing, float(outcome.trials)
-    return UnbiasedEstimate(value, spread, time, met, cost, *numbers, chains.acceptance, chains.overlap)
+    return UnbiasedEstimate(value, spread, time, met, cost, *numbers, acceptance, overlap)
 
 
 def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: float) -> tuple[Any, Any]:

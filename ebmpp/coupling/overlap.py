@@ -9,7 +9,6 @@ end of a chain resembles its own start no more than it resembles the start of an
 
 from collections.abc import Mapping
 import math
-from typing import NamedTuple
 
 import numpy as np
 from scipy.spatial import distance
@@ -28,14 +27,6 @@ from ebmpp.moves.target import Target
 THRESHOLD = 5.0
 _MAX_CHAINS, _LEAST_CHAINS = 200, 7  # n chains have a z-score of at most n - 1
 _LEAST_SWEEPS = 20  # of which half measure the acceptance
-
-
-class LeadingChains(NamedTuple):
-    """Measurements of single chains, run for twice the longest meeting time."""
-
-    overlap: float = math.nan  # z-score of :func:`overlap`; nan if it was not measured
-    acceptance: float = math.nan
-    """Accepted proposals over all proposals of the second half; nan if it was not measured."""
 
 
 def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> float:
@@ -80,7 +71,7 @@ def run_leading_chains(
     longest: int,
     total_sweeps: float,
     compare: bool = True,
-) -> LeadingChains:
+) -> tuple[float, float]:
     """Run up to 200 leading chains for twice the longest meeting time, and compare their ends with ``x``.
 
     They make at most ten times ``total_sweeps``, the number of all pairs. Where that is too few (a few very
@@ -90,6 +81,8 @@ def run_leading_chains(
     :param x: starts of the pairs.
     :param key: of the run of the pairs: chain j draws from ``fold_in(key, j)``.
     :param compare: False to measure the acceptance only.
+    :return: z-score of :func:`overlap`, and accepted proposals over all proposals of the second half; nan
+        where it was not measured.
     """
     num_pairs, changed = len(jax.tree.leaves(x)[0]), {b for move in moves for b in move.blocks}
     chains, proposals = min(num_pairs, _MAX_CHAINS), sum(move.proposes for move in moves)
@@ -100,14 +93,14 @@ def run_leading_chains(
     if proposals:
         num_sweeps = max(_LEAST_SWEEPS, min(num_sweeps, limit))
     elif not compare:
-        return LeadingChains()
+        return math.nan, math.nan
     target = target.take(np.arange(chains)) if target.num_rows > 1 else target
     x = jax.tree.map(lambda a: a[:chains] if len(a) == num_pairs else a, x)
     keys = random.fold_in(key, np.arange(chains))
     *states, accepted = sharding.to_host(_run(target, moves, x, keys, jnp.uint32(num_sweeps)))
     first, last = ({b: state[b] for b in changed} for state in states)
     share = float(accepted) / (chains * (num_sweeps - num_sweeps // 2) * proposals) if proposals else math.nan
-    return LeadingChains(overlap(first, last) if compare else math.nan, share)
+    return overlap(first, last) if compare else math.nan, share
 
 
 @compiled(statics=(1,), key=lambda target, *_: target.graph, unbounded=True)

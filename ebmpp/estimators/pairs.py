@@ -152,8 +152,8 @@ class ChainUCD(Estimator):
         total = float(history["sweeps"].sum()) * count / 100
         starts = slots.Fresh(random.fold_in(key, 0, np.arange(count)), init, kind)
         target, words = Target(graph, params), random.fold_in(key, 1)
-        result = overlap.run_leading_chains(target, moves, starts, words, longest, total)
-        return overlap.warning_of("UCD", result.overlap) if result.overlap > overlap.THRESHOLD else None
+        z, _ = overlap.run_leading_chains(target, moves, starts, words, longest, total)
+        return overlap.warning_of("UCD", z) if z > overlap.THRESHOLD else None
 
     def window(self, length: Scalar) -> Window:
         """Return k, m, lag and the limit as arrays, for an adaptive length."""

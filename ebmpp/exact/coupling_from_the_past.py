@@ -106,7 +106,7 @@ def check_ferromagnetic(graph: FactorGraph, params: Any) -> None:
 def draw(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
     """Return perfect draws, and which rows are; see :func:`ebmpp.exact.perfect.draw_rows`."""
     graph, rows = target.graph, len(keys)
-    (gains, up, conditions), edges = _bonds(graph, target.params), _edges(graph)
+    edges, gains, up, conditions = _bonds(graph, target.params)
     size = sum(f.size for f in graph.families.values())
     neighbours = pairwise.table(size + 1, edges)
     is_monotone = jnp.stack(list(conditions.values())).all()
@@ -148,54 +148,43 @@ def _scale(family: Family) -> tuple[float, float]:
     return (low + high) / 2, (high - low) / 2
 
 
-def _has_fields(graph: FactorGraph) -> bool:
-    """Return False if no field is possible: spins without factors of single units."""
-    alone = any(len(f.blocks) == 1 and not f.lateral for f in graph.factors)
-    return alone or any(_scale(f)[0] != 0 for f in graph.families.values())
+def _bonds(
+    graph: FactorGraph, params: Any
+) -> tuple[Integer[np.ndarray, "bonds 2"], Float[Array, "bonds"], Scalar, dict[str, Array]]:
+    """Return bonds, their gains, the sign of the fields, and conditions on the params.
 
-
-def _edges(graph: FactorGraph) -> Integer[np.ndarray, "edges 2"]:
-    """Return pairs of units by number, inside blocks first; then fields, as pairs with the extra unit."""
-    start, pairs = graph.unit_offsets, []
-    for block, split in graph.splits.items():
-        pairs += [f.edges(graph.families)[block] + start[block] for f in split.inner_factors]
-    for a, b in sorted(graph.edges):
-        ends = np.indices((graph.families[a].size, graph.families[b].size)).reshape(2, -1)
-        pairs.append((ends + np.array([[start[a]], [start[b]]])).T)
-    size = sum(f.size for f in graph.families.values())
-    if _has_fields(graph):
-        pairs.append(np.stack([np.arange(size), np.full(size, size)], 1))
-    return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
-
-
-def _bonds(graph: FactorGraph, params: Any) -> tuple[Float[Array, "bonds"], Scalar, dict[str, Array]]:
-    """Return bonds, the sign of the fields, and conditions on the params, by the text of their violation.
-
-    The bonds are gains in log-density of pairs, then of fields, whose units agree.
+    Bonds are pairs of units by number, inside blocks first; then fields, as pairs with the extra unit. Gains
+    are in the log-density of units that agree. Conditions have the text of their violation as a key.
     """
-    gains, conditions = [], {}
+    start, pairs, gains = graph.unit_offsets, [np.zeros((0, 2), np.int64)], [jnp.zeros(0)]
+    up, conditions = jnp.ones(()), {"": jnp.bool_(True)}
     for block, split in graph.splits.items():
         for factor in split.inner_factors:
             assert isinstance(factor, Pairwise)  # check_graph has refused others
             weights = factor.weights(params[factor.name])
             conditions[f"factor {factor.name!r} has weights below 0"] = (weights >= 0).all()
+            pairs.append(factor.edges(graph.families)[block] + start[block])
             gains.append(2 * _scale(split.family)[1] ** 2 * weights)
     for (a, b), slope in slopes(graph, params, sorted(graph.edges)).items():
         conditions[f"blocks {a!r} and {b!r} have interactions below 0"] = (slope >= 0).all()
+        ends = np.indices((graph.families[a].size, graph.families[b].size)).reshape(2, -1)
+        pairs.append((ends + np.array([[start[a]], [start[b]]])).T)
         gains.append(2 * _scale(graph.families[a])[1] * _scale(graph.families[b])[1] * slope.reshape(-1))
-    up = jnp.ones(())
-    if _has_fields(graph):
+    # no field is possible for spins without factors of single units
+    is_alone = any(len(f.blocks) == 1 and not f.lateral for f in graph.factors)
+    if is_alone or any(_scale(f)[0] != 0 for f in graph.families.values()):
         middle = {b: jnp.full(f.shape, _scale(f)[0]) for b, f in graph.families.items()}
         eta = {b: energy.natural(graph, params, middle, [b])[b].reshape(-1) for b in middle}
         field = jnp.concatenate([_scale(f)[1] * eta[b] for b, f in graph.families.items()])
         up = jnp.where((field >= 0).all(), 1.0, -1.0)
         one_sign = (up * field >= 0).all()
         conditions["the fields have both signs (those of units in {0, 1} are taken at 1/2)"] = one_sign
+        pairs.append(np.stack([np.arange(len(field)), np.full(len(field), len(field))], 1))
         gains.append(2 * jnp.abs(field))
-    return jnp.concatenate([jnp.zeros(0), *gains]), up, conditions | {"": jnp.bool_(True)}
+    return np.concatenate(pairs), jnp.concatenate(gains), up, conditions
 
 
-_conditions = jax.jit(lambda graph, params: _bonds(graph, params)[2], static_argnums=0)
+_conditions = jax.jit(lambda graph, params: _bonds(graph, params)[3], static_argnums=0)
 
 
 def _to_blocks(graph: FactorGraph, spin: Float[Array, "rows units"]) -> Blocks:

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor
-from ebmpp.graph.factors.lateral import Local, Split
+from ebmpp.graph.factors.lateral import Local, Split, by_group
 
 _STRATEGIES = ("DSATUR", "smallest_last", "largest_first")
 _MAX_DSATUR = 20_000  # edges and nodes; DSATUR takes 9 s on a torus of 4096 nodes, 14 s on a clique of 784
@@ -86,14 +86,12 @@ def color_units(size: int, edges: np.ndarray) -> np.ndarray:
     if 2 * len(edges) == size * (size - 1):  # complete: 50 million pairs for 10,000 units
         return np.arange(size)
     label, colors = _two_colors(size, edges)
-    order = np.argsort(label, kind="stable")
-    left = np.unique(label[colors < 0])
-    place = np.zeros(size, np.int64)
-    by_edge = np.argsort(label[edges[:, 0]], kind="stable")
-    starts = np.searchsorted(label[order], [left, left + 1])
-    ends = np.searchsorted(label[edges[by_edge, 0]], [left, left + 1])
-    for unit_range, edge_range in zip(starts.T, ends.T, strict=True):
-        units, pairs = order[slice(*unit_range)], edges[by_edge[slice(*edge_range)]]
+    if (colors >= 0).all():
+        return colors
+    count, place = label.max() + 1, np.zeros(size, np.int64)
+    members, joined = by_group(label, count), by_group(label[edges[:, 0]], count)
+    for component in np.unique(label[colors < 0]):
+        units, pairs = members[component], edges[joined[component]]
         if 2 * len(pairs) == len(units) * (len(units) - 1):
             colors[units] = np.arange(len(units))
             continue
