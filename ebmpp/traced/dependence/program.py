@@ -82,6 +82,10 @@ class Program:
         """Return True if a slot depends on nothing but arguments and constants."""
         return all(source >= len(self.sites) + len(self.siblings) for source in self.sources[slot])
 
+    def is_key(self, slot: int) -> bool:
+        """Return True if a slot holds jax keys."""
+        return jnp.issubdtype(self.dtypes[slot], jax.dtypes.prng_key)
+
     def _slot(self, aval: Any, sources: frozenset[int]) -> int:
         self.shapes.append(tuple(aval.shape))
         self.dtypes.append(aval.dtype)
@@ -90,8 +94,7 @@ class Program:
 
     def _constant(self, value: Any, aval: Any) -> int:
         slot = self._slot(aval, frozenset())
-        is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
-        self.constants[slot] = value if is_key else np.asarray(value, aval.dtype)
+        self.constants[slot] = value if self.is_key(slot) else np.asarray(value, aval.dtype)
         return slot
 
     def _inline(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[int]) -> list[int]:
@@ -139,8 +142,7 @@ class Program:
         """Return the values of all input slots, converted to the traced dtypes; other names are ignored."""
         slots = {slot: values[name] for name, slot in (self.sites | self.siblings).items()}
         slots |= dict(zip(self.arguments, arguments, strict=True))
-        is_key = lambda slot: jnp.issubdtype(self.dtypes[slot], jax.dtypes.prng_key)
-        return {s: v if is_key(s) else jnp.asarray(v, self.dtypes[s]) for s, v in slots.items()}
+        return {s: v if self.is_key(s) else jnp.asarray(v, self.dtypes[s]) for s, v in slots.items()}
 
     def run(self, known: Slots, targets: Iterable[int], bind: Bind | None = None) -> dict[int, Any]:
         """Return the values of the ``targets`` slots, given the values of slots that precede them.

@@ -110,8 +110,7 @@ class Known:
         elif step.name in (*PRODUCTS, "conv_general_dilated"):
             slots = [f for slot in step.inputs if not program.depends(slot) for f in self._factors(slot)]
         elif step.name == "scan":
-            is_key = lambda slot: jnp.issubdtype(program.dtypes[slot], jax.dtypes.prng_key)
-            slots = [slot for slot in step.inputs if not is_key(slot)]
+            slots = [slot for slot in step.inputs if not program.is_key(slot)]
         slots = [s for s in slots if program.is_known(s) and math.prod(program.shapes[s]) <= _MOST_ELEMENTS]
         return [s for s in slots if step.name not in ("mul", "select_n") or not program.sources[s]]
 
