@@ -3,6 +3,6 @@
 """Coupled pairs of chains: the engine that runs them to their meeting, and unbiased expectations."""
 
 from ebmpp.coupling.expectation import UnbiasedEstimate, unbiased_expectation
-from ebmpp.coupling.pools import mixture_pool
+from ebmpp.moves.sweeps import mixture_pool
 
 __all__ = ["UnbiasedEstimate", "mixture_pool", "unbiased_expectation"]

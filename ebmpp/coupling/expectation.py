@@ -21,7 +21,6 @@ from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
-from ebmpp.coupling.pools import free_rows, with_pool
 from ebmpp.coupling.slots import Fresh, Window, check_window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
@@ -29,7 +28,7 @@ from ebmpp.graph.states import Observed
 from ebmpp.moves import Move, Pool, Target, Tempered
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.moves.search import STARTS
-from ebmpp.moves.sweeps import check_params, resolve_moves
+from ebmpp.moves.sweeps import check_params, free_rows, resolve_moves, with_pool
 
 Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None

@@ -16,7 +16,6 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
 from ebmpp.coupling import accumulators, expectation, overlap, slots
 from ebmpp.coupling.engine import Window, run_pairs
-from ebmpp.coupling.pools import mixture_of
 from ebmpp.errors import StateError
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, History
@@ -26,7 +25,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
 from ebmpp.moves import Target, search
 from ebmpp.moves.move import Move, refuse_interacting
-from ebmpp.moves.sweeps import as_coupling, resolve_moves
+from ebmpp.moves.sweeps import as_coupling, mixture_of, resolve_moves
 
 Start = str | Callable[[Array], Mapping[str, Array]]
 #: Adaptive length of a step's pairs, and the number of steps including this one.

@@ -19,13 +19,13 @@ from ebmpp.core import checks, random, sharding
 from ebmpp.core.precision import full_precision
 from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, Statistics
 from ebmpp.coupling.engine import Outcome, Window
-from ebmpp.coupling.pools import complete_rows
 from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Layer, Move, Target, gibbs, gibbs_sweep, mixture
 from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.sweeps import complete_rows
 
 
 @runtime_checkable

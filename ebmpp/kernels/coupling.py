@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.coupling.expectation import Coupling
-from ebmpp.coupling.pools import with_pool
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
 from ebmpp.kernels.tempering import Ensemble
@@ -118,7 +117,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
             checks.instance(f"{type(self).__name__}: pool", pool, Pool, "a pool of mixture_pool")
         if check and isinstance(self.coupling, Tempered):
             tempering.check_hot(target.graph, target.params, self.coupling.betas[0])
-        return with_pool(type(self).__name__, target, self._moves(target), pool, jnp.zeros(2, jnp.uint32))
+        moves, key = self._moves(target), jnp.zeros(2, jnp.uint32)
+        return sweeps.with_pool(type(self).__name__, target, moves, pool, key)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         if isinstance(self.coupling, Tempered):

@@ -18,9 +18,8 @@ from ebmpp.core import backend
 from ebmpp.coupling import engine, slots
 from ebmpp.coupling.accumulators import EnergyGradient, Function
 from ebmpp.coupling.engine import Window, run_pairs
-from ebmpp.coupling.pools import mixture_pool
 from ebmpp.moves.couplings import resolve
-from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.sweeps import mixture_pool, resolve_moves
 from ebmpp.moves.target import Target
 from helpers import assert_law, often
 
