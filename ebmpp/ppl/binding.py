@@ -112,13 +112,16 @@ class Binding:
         checks.require(clamped.batch in ((), batch), name, axes, clamped.batch, StateError)
         return {b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:])) for b, v in clamped.full.items()}
 
+    def split(self, values: Rows) -> dict[str, Array]:
+        """Return the blocks that the sites hold, with the sites' leading axes."""
+        parts = (layout.split(values[site]).items() for site, layout in self.layouts.items())
+        return dict(itertools.chain.from_iterable(parts))
+
     def to_rows(self, values: Rows, graph: Bound) -> dict[str, Array]:
         """Return every block as rows, from the sites and those latents that ``values`` has."""
-        x = {}
-        for site, layout in self.layouts.items():
-            for b, v in layout.split(values[site]).items():
-                family = self.graph.families[b]
-                x[b] = v.reshape(-1, *family.shape).astype(family.dtype)
+        families = self.graph.families
+        as_rows = lambda b, v: v.reshape(-1, *families[b].shape).astype(families[b].dtype)
+        x = {b: as_rows(b, v) for b, v in self.split(values).items()}
         return x | {b: values[b] for b in self.latents if b in values} | graph.clamped
 
     def to_sites(self, x: Rows, template: Rows, batch: tuple[int, ...]) -> dict[str, Array]:

@@ -310,9 +310,8 @@ class GibbsBlock(block.Block):
         return self._first(self.begin(values, Call.split(model_args, model_kwargs), rng_key), rng_key)
 
     def _check_values(self, values: Rows) -> None:
-        for site, layout in self.binding.layouts.items():
-            for b, v in layout.split(values[site]).items():
-                check_values(b, self.graph.families[b], v)
+        for b, v in self.binding.split(values).items():
+            check_values(b, self.graph.families[b], v)
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         text = super().get_diagnostics_str(state)
