@@ -27,7 +27,7 @@ from ebmpp.training.callbacks import BestParams, Callback, PathRecorder, Progres
 from ebmpp.training.checkpoint import Checkpoints, SharedCheckpoints, monitor_identity
 from ebmpp.training.diagnosis import PairWatch, diagnose_fall
 from ebmpp.training.history import Bar, Log, Watch
-from ebmpp.training.steps import Stages, State, run_chunk, stacked
+from ebmpp.training.steps import Method, Stages, State, run_chunk, stacked
 
 _CHECK_EVERY = 50  # steps between checks that the params are finite, for which the device is waited for
 
@@ -317,7 +317,7 @@ class Loop:
         offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
         args = (self.key, state, *steps, *stacked(batches, size), offsets)
         estimator, record = self._choice.estimator, dict(self._choice.record)
-        state, metrics, done = run_chunk(self.graph, estimator, self.optimizers[number], *args)
+        state, metrics, done = run_chunk(Method(self.graph, estimator, self.optimizers[number]), *args)
         sharding.settle(state)
         count = 1 if len(batches) == 1 else int(backend.wait(done))  # a single step is not waited for
         self.log.append(metrics, count, record | ({"stage": number} if self.stages.scheduled else {}))

@@ -116,6 +116,14 @@ class State(NamedTuple):
     ok: Array
 
 
+class Method(NamedTuple):
+    """What computes the steps of a program, compared by value."""
+
+    graph: FactorGraph
+    estimator: Estimator
+    optimizer: Comparable
+
+
 def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selection]:
     """Return the rows that all batches of a chunk share, and the rest, with a leading axis of ``size``."""
     padded = [*batches, *[batches[-1]] * (size - len(batches))]
@@ -129,11 +137,9 @@ def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selecti
     return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
-@compiled(statics=3, fast_compile=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
+@compiled(statics=1, fast_compile=lambda method, *_, **__: uses_fast_compile(method.graph, method.estimator))
 def run_chunk(
-    graph: FactorGraph,
-    estimator: Estimator,
-    optimizer: Comparable,
+    method: Method,
     key: Key,
     state: State,
     first: Array,
@@ -153,14 +159,14 @@ def run_chunk(
     :return: the state, one row of metrics per step, and the number of steps: fewer where they are expensive.
     """
     if offsets is None:
-        state, metrics, _ = _step(graph, estimator, optimizer, key, state, first, _merged(shared, parts))
+        state, metrics, _ = _step(method, key, state, first, _merged(shared, parts))
         return state, jax.tree.map(lambda row: row[None], metrics), jnp.ones((), jnp.int32)
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
     def step_at(i: Array, state: State) -> tuple[State, Metrics, Array]:
         batch = _merged(shared, jax.tree.map(lambda a: a[i], parts))
-        return _step(graph, estimator, optimizer, key, state, first + offsets[i], batch)
+        return _step(method, key, state, first + offsets[i], batch)
 
     def cond(carry: tuple) -> Array:
         i, work, *_ = carry
@@ -184,18 +190,13 @@ def _merged(shared: Selection, part: Selection) -> Selection:
 
 
 def _step(
-    graph: FactorGraph,
-    estimator: Estimator,
-    optimizer: Comparable,
-    key: Key,
-    state: State,
-    step: ArrayLike,
-    selection: Selection,
+    method: Method, key: Key, state: State, step: ArrayLike, selection: Selection
 ) -> tuple[State, Metrics, Array]:
     """Make one gradient and one update; return the state, metrics, and the cost in multiplications.
 
     After a failure the params stay as they were.
     """
+    graph, estimator, optimizer = method
     take = lambda x: x if selection.index is None else {b: v[selection.index] for b, v in x.items()}
     batch = Batch.uniform(take(selection.rows), take(selection.known))
     if selection.weights is not None:
