@@ -117,7 +117,7 @@ class State(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What computes the steps of a program, compared by value."""
+    """Static part of a program of steps, compared by value."""
 
     graph: FactorGraph
     estimator: Estimator
