@@ -157,7 +157,7 @@ def key(name: str, value: Any) -> Array:
     if is_typed or (is_array and value.dtype == np.uint32 and value.shape[-1:] in ((2,), (4,))):
         axes = value.shape if is_typed else value.shape[:-1]
         if not axes:
-            return jnp.asarray(value)
+            return value if isinstance(value, jax.Array) else jnp.asarray(value)
         hint = f" Give {name.split()[-1]}[0]." if 0 not in axes else ""
     elif isinstance(value, int | np.integer) and not isinstance(value, bool):
         hint = f" Give jax.random.key({value})."

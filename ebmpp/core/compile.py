@@ -41,7 +41,7 @@ def is_fast_compile() -> bool:
 
 def is_traced(inputs: Any) -> bool:
     """Return True if any leaf is a tracer, or if the call is made while a function is traced."""
-    return any(isinstance(leaf, Tracer) for leaf in (jnp.zeros(()), *jax.tree.leaves(inputs)))
+    return any(isinstance(leaf, Tracer) for leaf in (jnp.negative(0.0), *jax.tree.leaves(inputs)))
 
 
 class Compiled:
