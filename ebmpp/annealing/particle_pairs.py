@@ -45,7 +45,7 @@ from ebmpp.annealing.path import Path
 from ebmpp.core import checks, random, sharding, statistics
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Blocks, Keys, Params, Scalar
-from ebmpp.coupling.accumulators import check_function
+from ebmpp.coupling.accumulators import blocks_of, check_function, shapes_of
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph
 
@@ -150,18 +150,13 @@ def _select(condition: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
-def _shapes(graph: FactorGraph) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of one state."""
-    return {b: jax.ShapeDtypeStruct(f.shape, f.dtype) for b, f in graph.families.items()}
-
-
 @compiled(statics=4, key=lambda *args: args[4].graph, unbounded=True)
 def _run_pairs(
     fn: Callable[[Blocks], Any], num: int, window: Window, sweeps: int, path: Path, ladder: Ladder, keys: Keys
 ) -> PairOutcome:
     """Run one pair per key, sharded over the devices of a mesh; leading axis: pairs."""
     as_float = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
-    shapes = jax.tree.map(as_float, jax.eval_shape(fn, _shapes(path.graph)))
+    shapes = jax.tree.map(as_float, shapes_of(fn, blocks_of(path.graph)))
 
     def run(keys: Array, shared: tuple, *_: Any) -> tuple[PairOutcome, tuple]:
         path, ladder = shared
@@ -250,7 +245,7 @@ def particle_expectation(
     with sharding.over(f"{name}: mesh", mesh):
         params = sharding.place(params)
         run = prepare(name, graph, params, rng_key, num, options, centred=False)
-        check_function(f"{name}: fn", fn, _shapes(graph))
+        check_function(f"{name}: fn", fn, blocks_of(graph))
         statics = (fn, num, (k, m, max_systems), run.num_sweeps)
         keys = run_keys(run.key, pairs)
         hidden = not (progress_bar and sharding.is_first())

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
-from ebmpp.coupling.accumulators import Function, check_function
+from ebmpp.coupling.accumulators import Function, blocks_of, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.slots import Fresh, Window, check_window
@@ -218,14 +218,14 @@ def unbiased_expectation(
         if isinstance(coupling, Tempered):
             target, coupling, fn, init = coupling.replicate(target, fn, init)
         target = dataclasses.replace(target, params=sharding.place(target.params))
-        key, moves = random.key_pair(rng_key), resolve_moves(target.graph, coupling, target.clamped)
+        key = np.asarray(random.key_pair(rng_key))
+        moves = resolve_moves(target.graph, coupling, target.clamped)
         check_params(target, moves)
         target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(key, 2))
         init_key = lambda i: rng_key if i == 1 else jax.random.fold_in(rng_key, i)
         starts = lambda i: _starts(target, init, random.fold_in(key, 0, i), num_pairs, init_key(i))
-        shapes = tuple((b, f.shape, str(f.dtype)) for b, f in target.graph.families.items())
-        sums = Function(fn, shapes)
-        check_function("unbiased_expectation: fn", fn, sums.state())
+        sums = Function(fn, blocks_of(target.graph))
+        check_function("unbiased_expectation: fn", fn, sums.blocks)
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
 
         def inputs(i: int) -> tuple:
@@ -325,16 +325,15 @@ def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: floa
     :param others: divisor of the sum of squares.
     """
     rows = np.flatnonzero(pairs)
-    dtypes = jax.tree.map(lambda h: h.dtype, total)
-    values = jax.tree.map(lambda h: np.asarray(h, float)[rows] / width, sharding.to_host(total))
+    leaves, structure = jax.tree.flatten(sharding.to_host(total))
 
-    def error(h: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        size = pairs[rows].reshape(-1, *(1,) * (h.ndim - 1))
-        are_equal = np.ptp(h / size, axis=0) == 0
-        return np.where(are_equal, 0.0, np.sqrt(((h - size * mean) ** 2).sum(0) / count / others))
+    def moments(leaf: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        size = pairs[rows].astype(float).reshape(-1, *(1,) * (leaf.ndim - 1))
+        h = np.asarray(leaf, float)[rows] / width
+        mean, are_equal = h.sum(0) / count, np.ptp(h / size, axis=0) == 0
+        error = np.where(are_equal, 0.0, np.sqrt(((h - size * mean) ** 2).sum(0) / count / others))
+        return mean.astype(leaf.dtype), error.astype(leaf.dtype)
 
     with np.errstate(all="ignore"):  # values may be infinite
-        value = jax.tree.map(lambda h: h.sum(0) / count, values)
-        spread = jax.tree.map(error, values, value)
-    narrow = lambda tree: jax.tree.map(lambda a, dtype: jax.device_put(a.astype(dtype)), tree, dtypes)
-    return narrow(value), narrow(spread)
+        value, spread = jax.device_put([*zip(*map(moments, leaves), strict=True)])
+    return jax.tree.unflatten(structure, value), jax.tree.unflatten(structure, spread)

@@ -93,7 +93,7 @@ def composite_expectation(
     starts = lambda key: _starts(kernel, key, num_pairs, call, init_params)
     x, y = starts(rng_key), starts(jax.random.fold_in(rng_key, 2)) if independent_starts else None
     sums = Function(fn, tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items()))
-    check_function("composite_expectation: fn", fn, sums.state())
+    check_function("composite_expectation: fn", fn, sums.blocks)
     sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
     target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
