@@ -39,18 +39,34 @@ def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> 
     :return: near a standard normal if ends do not depend on starts; nan if all starts or all ends are equal.
     """
     chains = len(next(iter(first.values())))
-    total = np.sum([_similarity(np.asarray(first[b]), np.asarray(last[b])) for b in first], axis=0)
-    total = total - total.mean(0) - total.mean(1, keepdims=True) + total.mean()
-    spread = np.sqrt((total**2).sum() / max(chains - 1, 1))
-    return float(np.trace(total) / spread) if spread > 1e-9 * chains else math.nan
+    counts = [b for b, v in first.items() if not np.issubdtype(v.dtype, np.floating)]
+    real = lambda x: [np.zeros((chains, 0)), *(x[b].reshape(chains, -1) for b in first if b not in counts)]
+    x, y = (np.concatenate(real(state), axis=1) for state in (first, last))
+    x, y = ((v - v.mean(0)) / np.maximum(v.std(0), np.finfo(float).tiny) for v in (x, y))
+    if counts or x.shape[1] > chains:
+        total = _product(x.T, y.T) + sum(_equal(first[b], last[b]) for b in counts)
+        trace, square = np.trace(total), (total**2).sum()
+    else:  # the same numbers from smaller matrices
+        trace, square = (x * y).sum(), (_product(x, x) * _product(y, y)).sum()
+    spread = math.sqrt(max(square, 0.0) / max(chains - 1, 1))
+    return float(trace / spread) if spread > 1e-7 * chains else math.nan
 
 
-def _similarity(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return ``x.T @ y`` from parts that OpenBLAS multiplies in one thread.
+
+    On a busy machine its threads waited 16 ms for one another.
+    """
+    rows = max(1, 2**18 // (x.shape[1] * y.shape[1]))
+    parts = (x[i : i + rows].T @ y[i : i + rows] for i in range(0, len(x), rows))
+    return sum(parts, np.zeros((x.shape[1], y.shape[1])))
+
+
+def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the number of equal values for each pair of chains, doubly centred."""
     x, y = x.reshape(len(x), -1), y.reshape(len(y), -1)
-    if not np.issubdtype(x.dtype, np.floating):
-        return x.shape[1] * (1 - distance.cdist(x, y, "hamming"))
-    x, y = (v - v.mean(0, dtype=float) for v in (x, y))
-    return x / np.maximum(x.std(0) * y.std(0), np.finfo(float).tiny) @ y.T
+    total = -x.shape[1] * distance.cdist(x, y, "hamming")
+    return total - total.mean(0) - total.mean(1, keepdims=True) + total.mean()
 
 
 def warning_of(who: str, z: float) -> str:
@@ -94,11 +110,9 @@ def run_leading_chains(
         num_sweeps = max(_LEAST_SWEEPS, min(num_sweeps, limit))
     elif not compare:
         return math.nan, math.nan
-    target = target.take(np.arange(chains)) if target.num_rows > 1 else target
-    x = jax.tree.map(lambda a: a[:chains] if len(a) == num_pairs else a, x)
     keys = random.fold_in(key, np.arange(chains))
-    *states, accepted = sharding.to_host(_run(target, moves, x, keys, jnp.uint32(num_sweeps)))
-    first, last = ({b: state[b] for b in changed} for state in states)
+    *states, accepted = sharding.to_host(_run(target, moves, x, keys, np.uint32(num_sweeps)))
+    first, last = ({b: v for b, v in state.items() if b in changed} for state in states)
     share = float(accepted) / (chains * (num_sweeps - num_sweeps // 2) * proposals) if proposals else math.nan
     return overlap(first, last) if compare else math.nan, share
 
@@ -107,7 +121,9 @@ def run_leading_chains(
 def _run(
     target: Target, moves: tuple[Move, ...], x: Rows | Fresh, keys: Keys, num_sweeps: Array
 ) -> tuple[Blocks, Blocks, Array]:
-    """Return starts, ends and the number of proposals accepted in the second half."""
+    """Return starts, ends and the number of proposals accepted in the second half, of the first chains."""
+    target = target.take(np.arange(len(keys))) if target.num_rows > 1 else target
+    x = jax.tree.map(lambda a: a[: len(keys)], x)
     start = x.rows(target) if isinstance(x, Fresh) else dict(x)
 
     def sweep(t: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
