@@ -183,22 +183,22 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
 
 def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     """Return meeting times, and for :class:`MaximalCoupling` distances and energies of pairs by sweep."""
-    state, kernel = mcmc.last_state, mcmc.sampler
-    result = xr.Dataset(attrs=dict(attrs))
+    state, kernel, values, coords = mcmc.last_state, mcmc.sampler, {}, {}
     for name in ("meeting_time", "met"):
         value = np.asarray(getattr(state, name))
         value = value[None] if mcmc.num_chains == 1 else value
-        result[name] = (["chain", *naming.row_dims(value.ndim - 1)], value)
-    result["lag"] = kernel.lag
+        values[name] = (["chain", *naming.row_dims(value.ndim - 1)], value)
+        coords["chain"] = np.arange(len(value))
+    values["lag"] = kernel.lag
     if isinstance(kernel, MaximalCoupling):
         fields = mcmc.get_extra_fields(group_by_chain=True)
         distance, energies = (np.asarray(fields[name]) for name in _PAIR_FIELDS)
         dims = ["chain", "sweep", *naming.row_dims(distance.ndim - 2)]
+        values |= {"distance": (dims, distance), "energy": (dims, energies[:, :, 0])}
+        values["energy_following"] = (dims, energies[:, :, 1])
         # sweeps of the leading chain
-        sweep = int(np.max(state.t)) - mcmc.thinning * np.arange(distance.shape[1])[::-1]
-        result = result.assign(sweep=sweep, distance=(dims, distance))
-        result = result.assign(energy=(dims, energies[:, :, 0]), energy_following=(dims, energies[:, :, 1]))
-    return result.assign_coords(chain=np.arange(result.sizes["chain"]))
+        coords["sweep"] = int(np.max(state.t)) - mcmc.thinning * np.arange(distance.shape[1])[::-1]
+    return xr.Dataset(values, coords, dict(attrs))
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:

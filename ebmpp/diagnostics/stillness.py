@@ -54,8 +54,9 @@ def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
     """
     count = draws.shape[1]
     tail = draws[:, count // 2 if count >= _HALVED else 0 :]
-    still = np.array([bool((t[0] == t[-1]).all() and (t == t[-1]).all()) for t in tail])
-    states = np.unique(draws[still, -1], axis=0)
+    still = (tail[:, 0] == tail[:, -1]).all(-1)
+    still[still] = [(tail[i] == tail[i, -1]).all() for i in np.flatnonzero(still)]
+    states = np.unique(draws[still, -1], axis=0) if still.any() else []
     if still.all():
         is_constant = (draws == states[0]).all()
         kind = "apart" if len(states) > 1 else "agree" if is_constant else ""
