@@ -74,7 +74,8 @@ class Declaration:
         scopes = (sorted(f.blocks, key=order.__getitem__) for f in self.factors)
         put("edges", frozenset(edge for scope in scopes for edge in itertools.combinations(scope, 2)))
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
-        put("param_shapes", {f.name: _param_shapes(self, f) for f in self.factors})
+        floats = jnp.result_type(float)
+        put("param_shapes", {f.name: _param_shapes(self, f, floats) for f in self.factors})
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
         blocks = tuple(visible.items()), tuple(latent.items())
@@ -190,10 +191,10 @@ def _as_labels(graph: Declaration, block: str, names: Iterable[Hashable]) -> tup
     return names
 
 
-def _param_shapes(graph: Declaration, factor: Factor) -> Any:
+def _param_shapes(graph: Declaration, factor: Factor, floats: Any) -> Any:
     """Return the shapes of a factor's params after probing its energy."""
     scope = tuple((b, graph.families[b], graph.splits.get(b)) for b in factor.blocks)
-    arguments = (factor, scope, jnp.result_type(float))
+    arguments = (factor, scope, floats)
     try:
         hash(arguments)
     except TypeError:  # a custom family or energy that holds a list

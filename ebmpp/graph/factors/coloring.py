@@ -28,20 +28,23 @@ def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
     position: networkx takes nodes out of Python sets, whose order for strings changes with
     ``PYTHONHASHSEED``, and layers, draws and resumed runs would change with it.
     """
-    nodes = list(graph.nodes)
-    position = {node: i for i, node in enumerate(nodes)}
-    edges = sorted(tuple(sorted((position[a], position[b]))) for a, b in graph.edges)
-    _, colors = _two_colors(len(nodes), np.array(edges, np.int64).reshape(-1, 2))
-    if (colors < 0).any():
-        by_position = nx.empty_graph(len(nodes))
+    try:  # the first node of a component has side 1 where it has neighbours
+        colors = {node: bool(graph[node]) - side for node, side in nx.bipartite.color(graph).items()}
+    except nx.NetworkXError:
+        position = {node: i for i, node in enumerate(graph)}
+        edges = sorted(tuple(sorted((position[a], position[b]))) for a, b in graph.edges)
+        by_position = nx.empty_graph(len(position))
         by_position.add_edges_from(edges)
-        size = len(edges) + len(nodes)
+        size = len(edges) + len(position)
         strategies = _STRATEGIES[0 if size <= _MAX_DSATUR else 1 if size <= _MAX_SMALLEST_LAST else 2 :]
-        candidates = [nx.greedy_color(by_position, strategy) for strategy in strategies]
-        colors = min(candidates, key=lambda c: max(c.values()))
+        candidates = [nx.greedy_color(by_position, strategies[0])]
+        if max(candidates[0].values()) > 2:  # an odd cycle needs three sets
+            candidates += [nx.greedy_color(by_position, strategy) for strategy in strategies[1:]]
+        best = min(candidates, key=lambda c: max(c.values()))
+        colors = {node: best[i] for node, i in position.items()}
     classes: dict[int, list[Any]] = {}
-    for i, node in enumerate(nodes):
-        classes.setdefault(colors[i], []).append(node)
+    for node in graph:
+        classes.setdefault(colors[node], []).append(node)
     return tuple(map(tuple, classes.values()))
 
 
