@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from ebmpp import exact
 from ebmpp.core import Params, Rows, State, checks, random
 from ebmpp.distribution import batches
-from ebmpp.distribution.layout import Layout, is_index, is_own_statistic, support_of, values_of
+from ebmpp.distribution.layout import Layout, UnitwiseSupport, is_index, is_own_statistic, values_of
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states
@@ -165,7 +165,10 @@ class EnergyDistribution(dist.Distribution):
     @property
     def support(self) -> constraints.Constraint:
         """The values that the units can take."""
-        return support_of(self.graph, self.layout)
+        first, *others = (self.graph.families[b].support for b in self.layout.names)
+        if all(first == other for other in others):
+            return constraints.independent(first, len(self.layout.shape))
+        return UnitwiseSupport(self.graph, self.layout)
 
     def _map(self, fn: Callable[..., Any], batch: tuple[int, ...], *rows: Array) -> Any:
         """Apply ``fn(params, *rows)`` to each set of params, which broadcast to ``batch``.

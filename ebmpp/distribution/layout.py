@@ -117,14 +117,6 @@ class Layout:
         return {b: part.reshape(*batch, *shape) for (b, shape), part in parts}
 
 
-def support_of(graph: FactorGraph, layout: Layout) -> constraints.Constraint:
-    """Return the support of a value with the layout's units."""
-    first, *others = (graph.families[b].support for b in layout.names)
-    if all(first == other for other in others):
-        return constraints.independent(first, len(layout.shape))
-    return UnitwiseSupport(graph, layout)
-
-
 class UnitwiseSupport(constraints.Constraint):
     """The support of a value whose units are of several families."""
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of one sweep per step: blocked Gibbs and Swendsen-Wang."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
 
     def __init__(self, graph: FactorGraph, init: str = "uniform", moves: MovesLike = None) -> None:
         super().__init__(graph, init)
-        self.moves = sweeps.as_moves(f"{type(self).__name__}: moves", moves)
+        self.moves: Any = sweeps.as_moves(f"{type(self).__name__}: moves", moves)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return sweeps.resolve_moves(target.graph, self.moves, target.clamped, exact=False)
@@ -137,7 +137,5 @@ class SwendsenWang(BlockedGibbs):
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         super().__init__(graph, init)
-        cluster_sweep(graph)
-
-    def _moves(self, target: Target) -> tuple[Move, ...]:
-        return cluster_sweep(target.graph, target.clamped)
+        self.moves = cluster_sweep
+        cluster_sweep(graph)  # refuses graphs without clusters

@@ -136,7 +136,10 @@ class _LocalOfReplicas:
 
     def __init__(self, local: Local, split: Split, single: Split, num: int, separate: bool) -> None:
         self.single, self.num, self.size, self.separate = local, num, single.family.size, separate
-        self.places = replica_places(split, single, num)
+        # of each unit of a part of all replicas in the replicas' concatenated parts
+        width = lambda units: len(units) if single.unrolled else single.table.shape[1]
+        places = [(width(u) * np.arange(num)[:, None] + np.arange(len(u))).ravel() for u in single.units]
+        self.places = tuple(places) if split.unrolled else split.padded(places, 0)
 
     def prepare(self, params: Any) -> Any:
         """Return betas and prepared params."""
@@ -175,13 +178,6 @@ def of_one_replica(split: Split, num: int) -> Split:
     colors = split.colors.reshape(num, family.size)
     assert (colors == colors[0]).all()  # color_units colours equal components equally
     return Split(split.block, family, colors[0])
-
-
-def replica_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[np.ndarray, ...]:
-    """Return the position of each unit of a part of all replicas in the replicas' concatenated parts."""
-    width = lambda units: len(units) if single.unrolled else single.table.shape[1]
-    places = [(width(u) * np.arange(num)[:, None] + np.arange(len(u))).ravel() for u in single.units]
-    return tuple(places) if split.unrolled else split.padded(places, 0)
 
 
 def joined_places(split: Split, single: Split, num: int) -> np.ndarray | tuple[np.ndarray, ...]:
