@@ -216,11 +216,7 @@ def _check_init(target: Target, init_params: State | None, chains: tuple[int, ..
     """Return checked initial values; raise a StateError for a wrong name, shape or value."""
     if init_params is None:
         return None
-    is_dict = isinstance(init_params, Mapping)
-    is_free = is_dict and set(init_params) <= set(target.free)
-    names = list(init_params) if is_dict else init_params
-    expected = f"a dict of the free blocks {list(target.free)}"
-    checks.require(is_free, "init_params", expected, names, StateError)
+    sweeps.check_free("init_params", target, init_params)
     return {b: _check_initial_value(target, b, states.as_array(b, v), chains) for b, v in init_params.items()}
 
 

@@ -15,7 +15,7 @@ from ebmpp.core import Params, checks
 from ebmpp.core.compile import Compiled
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import Target, search
+from ebmpp.moves import Target, search, sweeps
 
 
 class LocalMode(NamedTuple):
@@ -65,20 +65,17 @@ def local_search(
     """
     rng_key = checks.key("local_search: rng_key", rng_key)
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
-    fixed = Target.checked("local_search", graph, params, clamped).fixed
-    init = {} if init is None else init
-    is_free = isinstance(init, Mapping) and not set(init) & set(fixed.full)
-    checks.require(is_free, "local_search: init", "a dict of free blocks", init, StateError)
-    start, axes = states.as_rows(graph.families, init)
+    target = Target.checked("local_search", graph, params, clamped)
+    start, axes = sweeps.free_rows("local_search: init", target, {} if init is None else init)
     try:
-        batch = np.broadcast_shapes(fixed.batch, axes, () if num_rows is None else (num_rows,))
+        batch = np.broadcast_shapes(target.batch, axes, () if num_rows is None else (num_rows,))
         is_valid = num_rows in (None, math.prod(batch))
     except ValueError:
         batch, is_valid = (), False
-    name, values = "num_rows and leading axes of init and of clamped blocks", (num_rows, axes, fixed.batch)
+    name, values = "num_rows and leading axes of init and of clamped blocks", (num_rows, axes, target.batch)
     checks.require(is_valid, f"local_search: {name}", "such that they broadcast", values, StateError)
-    fixed = dataclasses.replace(fixed.take(_spread(fixed.batch, batch)), batch=batch)
-    target = Target(graph, params, fixed)
+    fixed = dataclasses.replace(target.fixed.take(_spread(target.batch, batch)), batch=batch)
+    target = dataclasses.replace(target, fixed=fixed)
     init_rows = {b: v[_spread(axes, batch)] for b, v in start.items()}
     x = search.started(target, target.keys(rng_key, 0), init_rows)
     result = _search(target, x, target.keys(rng_key, 1))

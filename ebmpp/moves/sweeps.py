@@ -162,10 +162,15 @@ def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: K
     return dataclasses.replace(target, pool=pool)
 
 
-def free_rows(name: str, target: Target, values: Any) -> tuple[Blocks, tuple[int, ...]]:
-    """Return a dict of values of free blocks as rows, and their leading axes."""
+def check_free(name: str, target: Target, values: Any) -> None:
+    """Refuse anything but a dict of values of free blocks."""
     checks.require(isinstance(values, Mapping), name, "a dict of blocks", values, StateError)
     checks.names(f"free block of {name}", values, target.free, StateError)
+
+
+def free_rows(name: str, target: Target, values: Any) -> tuple[Blocks, tuple[int, ...]]:
+    """Return a dict of values of free blocks as rows, and their leading axes."""
+    check_free(name, target, values)
     return as_rows(target.graph.families, values)
 
 
