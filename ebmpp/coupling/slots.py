@@ -18,6 +18,7 @@ from ebmpp.core import backend, checks
 from ebmpp.core.types import Blocks, Chains, Counts, Keys, PerRow, Rows, Scalar, State, Which
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Target, search
+from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.move import Flags
 
 #: Pairs that run at once on a CPU; 64 to 256 are within 10 % of each other.
@@ -160,8 +161,7 @@ class Slots(NamedTuple):
             place = jobs.queue[jnp.where(take, position, 0)]
             z, same = {}, {}
             for b, start in jobs.starts.items():
-                mask = take.reshape(1, -1, *(1,) * (start.ndim - 2))
-                z[b] = jnp.where(mask, start[:, place], slots.z[b])
+                z[b] = where_rows(take[None], start[:, place], slots.z[b])
                 same[b] = jnp.where(take[:, None], jobs.same[b][place], slots.same[b])
             job, t = jnp.where(take, jobs.first + place, slots.job), jnp.where(take, lag, slots.t)
             move, trial = jnp.where(take, 0, slots.move), jnp.where(take, 0, slots.trial)

@@ -27,6 +27,7 @@ from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target, gibbs
+from ebmpp.moves.couplings import where_rows
 
 #: default number of sweeps into the past after which coupling gives up
 MAX_SWEEPS = 2**16
@@ -263,8 +264,7 @@ def perfect_sample(
     keys = random.fold_in(random.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32))
     x, perfect = _draw(Target(graph, params), keys, method, max_sweeps)
     if not is_known:
-        expand = lambda v: perfect.reshape(-1, *(1,) * (v.ndim - 1))
-        return {b: jnp.where(expand(v), v, jnp.nan) for b, v in x.items()}
+        return {b: where_rows(perfect, v, jnp.nan) for b, v in x.items()}
     if bool(backend.wait(perfect).all()):
         return x
     if method == "enumerate":

@@ -156,9 +156,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
         z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
         met, time, count = (a.reshape(-1) for a in (state.met, state.meeting_time, state.accepted))
         # broken rows get a value that no unit can have, rather than a wrong draw
-        rows = lambda v: broken.reshape(1, -1, *(1,) * (v.ndim - 2))
         invalid = lambda v: jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
-        z = {b: jnp.where(rows(v), invalid(v), v) for b, v in z.items()}
+        z = {b: couplings.where_rows(~broken[None], v, invalid(v)) for b, v in z.items()}
         t, now = state.t + 1, met | (together & ~broken)
         new = _state(target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted)
         return new._replace(start=state.start)

@@ -191,6 +191,6 @@ def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt
     return Attempt(x, y, accept_x, accept_y, ~jnp.isfinite(at_shared), dict.fromkeys(families, together))
 
 
-def where_rows(rows: Array, a: Array, b: Array) -> Array:
+def where_rows(rows: Array, a: Array, b: Array | float) -> Array:
     """Return ``a`` in the selected rows and ``b`` in the others."""
     return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - rows.ndim)), a, b)

@@ -153,8 +153,7 @@ def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, draw: A
 
 def copied(z: Chains, flags: Flags) -> Blocks:
     """Return both chains, with the leading one's values in both of the blocks on which they agree."""
-    expand = lambda v, same: same.reshape(1, -1, *(1,) * (v.ndim - 2))
-    return {b: jnp.where(expand(v, flags[b].all(-1)), v[:1], v) for b, v in z.items()}
+    return {b: where_rows(flags[b].all(-1)[None], v[:1], v) for b, v in z.items()}
 
 
 def _settled(z: Chains, flags: Flags) -> Blocks:
