@@ -14,6 +14,7 @@ in the terms of any one unit, the others fixed. Therefore:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 import math
 from typing import Any
 
@@ -65,7 +66,7 @@ class Terms:
         self.relied = frozenset(program.arguments.index(slot) for slot in known.relied)
         self._flows.clear()
 
-    @property
+    @cached_property
     def edges(self) -> np.ndarray | None:
         """Pairs of units that interact, ``(pairs, 2)``, each once; None where there are too many to list."""
         if self._count > _MOST_PAIRS:
@@ -73,6 +74,15 @@ class Terms:
         pairs = sparse.csr_array(sparse.triu(self._pairs + self._pairs.T, 1))
         pairs.sort_indices()
         return np.stack(pairs.nonzero(), 1).astype(np.int64)
+
+    @cached_property
+    def is_forest(self) -> bool:
+        """True if the units that interact form a forest."""
+        edges, size = self.edges, self.sets.size
+        if edges is None or len(edges) >= size:
+            return False
+        adjacency = sparse.coo_array((np.ones(len(edges)), tuple(edges.T)), (size, size))
+        return sparse.csgraph.connected_components(adjacency, directed=False)[0] == size - len(edges)
 
     @property
     def most_together(self) -> int:

@@ -17,8 +17,7 @@ class UnitSets:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        none, single = sparse.csr_array((1, size), dtype=bool), sparse.eye_array(size, dtype=bool)
-        self._rows = sparse.vstack([none, single], format="csr")
+        self._rows = sparse.eye_array(size + 1, size, k=-1, dtype=bool, format="csr")
         # a set's key sums 128 random bits per unit: two of a million sets collide with probability 1e-27
         self._bits = np.random.default_rng(0).integers(0, 2**64, (size, 2), np.uint64)
         self._numbers: dict[tuple[int, int], int] = {}
@@ -51,7 +50,9 @@ class UnitSets:
         shape = tuple(numbers.shape[d] for d in remaining)
         count, width = int(np.prod(shape)), int(np.prod([numbers.shape[d] for d in axes]))
         rows = numbers.transpose([*remaining, *axes]).reshape(count, width)
-        group = np.repeat(np.arange(count), rows.shape[1])
+        if width == 1:
+            return rows.reshape(shape)
+        group = np.repeat(np.arange(count), width)
         return self.of_groups(group, rows.ravel(), count).reshape(shape)
 
     def of_groups(self, group: np.ndarray, numbers: np.ndarray, count: int) -> np.ndarray:

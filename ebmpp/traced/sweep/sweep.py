@@ -7,7 +7,6 @@ import math
 from typing import Any, cast
 
 import numpy as np
-from scipy import sparse
 
 from jax import Array
 import jax.numpy as jnp
@@ -66,7 +65,7 @@ class Sweep:
         if isinstance(drawn, Forests) and drawn.posterior is self.posterior and drawn.num_layers == 1:
             return drawn
         terms = None if drawn is None else self.posterior.terms(products=False)
-        if drawn is None or terms is None or not _is_forest(terms):
+        if drawn is None or terms is None or not terms.is_forest:
             raise IntractableError(
                 f"from_model: the discrete units of sites {list(self.info.sites)} must form a forest to be "
                 "summed out. Leave sites that join them in cycles to another block"
@@ -141,13 +140,13 @@ def _conditionals(posterior: Posterior, sequential: bool, how: str) -> Condition
     """Return the draws of discrete units, jointly if ``how`` says so."""
     units = _by_units(posterior, sequential or how == "forest")
     terms = units.terms if isinstance(units, Layers) else None
-    if how == "units" or (how == "auto" and not (terms and _is_forest(terms))):
+    if how == "units" or (how == "auto" and not (terms and terms.is_forest)):
         return units
     if terms is None or terms.has_products:
         terms = units.posterior.terms(products=False)
     edges = terms.edges
     num_states = 0 if edges is None else len(edges) * units.num_values**2
-    is_default = num_states <= _MOST_STATES and _is_forest(terms)
+    is_default = num_states <= _MOST_STATES and terms.is_forest
     if (how == "auto" and not is_default) or (edges is not None and not len(edges)):
         return units
     colors = None if edges is None else forest_layers(edges, [0] * units.size)
@@ -157,15 +156,6 @@ def _conditionals(posterior: Posterior, sequential: bool, how: str) -> Condition
             f"{_FEW_LAYERS} forests, and too many of them interact. Leave joint='forest' away"
         )
     return Forests(units.posterior, terms, colors, units)
-
-
-def _is_forest(terms: Terms) -> bool:
-    """Return True if the units that interact form a forest."""
-    edges, size = terms.edges, terms.sets.size
-    if edges is None or len(edges) >= size:
-        return False
-    adjacency = sparse.coo_array((np.ones(len(edges)), tuple(edges.T)), (size, size))
-    return sparse.csgraph.connected_components(adjacency, directed=False)[0] == size - len(edges)
 
 
 def _by_units(posterior: Posterior, sequential: bool) -> Conditionals:
