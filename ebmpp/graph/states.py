@@ -39,7 +39,6 @@ def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
 
 def batch_shape(families: Families, x: Mapping[str, Numbers]) -> Batch:
     """Return the broadcast leading axes of the blocks of ``x``."""
-    check_names(x, families)
     leading = {}
     for name, value in x.items():
         shape = families[name].shape

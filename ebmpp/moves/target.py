@@ -56,11 +56,11 @@ class Target:
         :raises StateError: for blocks that do not fit the graph, or if no block is free.
         """
         checks.instance(f"{who}: graph", graph, FactorGraph, "a FactorGraph")
-        fixed = as_clamped(graph.families, blocks, values)
-        is_free, names = len(fixed.full) < len(graph.families), list(fixed.full)
-        checks.require(is_free, f"{who}: clamped", "such that a block is free", names, StateError)
+        target = cls(graph, params, as_clamped(graph.families, blocks, values))
+        expected = "such that a block is free"
+        checks.require(target.free, f"{who}: clamped", expected, [*target.clamped], StateError)
         graph.check(params, values)
-        return cls(graph, params, fixed)
+        return target
 
     @property
     def clamped(self) -> Blocks:

@@ -82,7 +82,6 @@ def composite_expectation(
     ((), 0)
     """
     checks.instance("composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite")
-    checks.function("composite_expectation: fn", fn, "a state", arguments=1)
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
     checks.on_host("composite_expectation", rng_key, model_args, model_kwargs)
     window = check_window("composite_expectation", k, m, kernel.lag, max_sweeps)
