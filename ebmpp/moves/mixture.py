@@ -185,6 +185,4 @@ def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
     hint, is_valid = "Use coupling=None or a kind for every layer.", not inside and len(layers) == 2
     checks.require(is_valid, "mixture: free blocks", expected, actual, IntractableError, hint)
     small, large = sorted(layers, key=lambda layer: sum(graph.families[b].size for b in layer))
-    move = Mixture(small, large)
-    move.check(graph)
-    return move, Layer(large, "maximal"), Layer(small, "maximal"), Layer(large, "maximal")
+    return Mixture(small, large), *(Layer(blocks, "maximal") for blocks in (large, small, large))
