@@ -31,6 +31,7 @@ from ebmpp.traced import ModelBlock
 
 _PAIR_FIELDS = ("distance", "energies")  # of coupled kernels, shown in the group "meeting"
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
+_NO_TREE = xr.DataTree()  # takes 50 us to make
 #: The statistics of a value of a long run; ``chain_means`` has one axis more.
 _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]
 
@@ -152,10 +153,9 @@ def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, st
     kinds = {}
     for name, x in samples.items():
         if name in free and x.shape[1] >= FEWEST:
-            kinds[name] = stillness(x.reshape(*x.shape[:2], -1)).kind
-            has_moved = start is None or not np.array_equal(x[:, -1].ravel(), np.ravel(start[name]))
-            if kinds[name] == "agree" and has_moved:
-                kinds[name] = ""
+            kind = stillness(x.reshape(*x.shape[:2], -1)).kind
+            has_moved = lambda: start is None or not np.array_equal(x[:, -1].ravel(), np.ravel(start[name]))
+            kinds[name] = "" if kind == "agree" and has_moved() else kind
     return kinds
 
 
@@ -165,7 +165,7 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
 
     kernel = mcmc.sampler
     if not isinstance(kernel, Gibbs | ModelBlock):
-        return xr.DataTree()
+        return _NO_TREE
     model = kernel.info.model if isinstance(kernel, ModelBlock) else kernel.model
     trace = prototype_trace(model, random.key(0), mcmc._args, mcmc._kwargs)
     if not isinstance(kernel, ModelBlock):
@@ -271,7 +271,7 @@ def _from_long_run(result: LongDraws, dims: dict[str, Any], coords: dict[str, An
     r_hats = columns[_STATISTICS.index("r_hat")]
     warn_still({name: "apart" * bool(np.isinf(r).any()) for name, r in r_hats.items()}, "values", 3)
     shapes = {name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()}  # as draws
-    names = naming.dims_of(kernel, shapes, dims, xr.DataTree())
+    names = naming.dims_of(kernel, shapes, dims, _NO_TREE)
     labels = naming.coords_of(kernel, shapes, names, coords)
     variables = {name: (["statistic", *names[name]], x) for name, x in values.items()}
     groups = {"/": xr.Dataset(), "moments": xr.Dataset(variables, {"statistic": _STATISTICS})}
