@@ -47,29 +47,20 @@ def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Measured:
 def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Measured:
     """Estimate |E a|^2, or |E a - E b|^2 for two groups of draws."""
     groups = [slice(low, high) for low, high in itertools.pairwise(np.cumsum((0, *sizes)))]
-    center, weights = np.eye(len(gram)), np.zeros(len(gram))
-    for sign, group, n in zip((1, -1), groups, sizes, strict=False):
-        center[group, group] -= 1 / n
-        weights[group] = sign / n
+    n, center, weights = np.array(sizes), np.eye(len(gram)), np.zeros(len(gram))
+    for sign, group, size in zip((1, -1), groups, sizes, strict=False):
+        center[group, group] -= 1 / size
+        weights[group] = sign / size
     centered, along = center @ gram @ center, center @ gram @ weights
-    noise = [np.trace(centered[g, g]) / (n - 1) for g, n in zip(groups, sizes, strict=True)]
-    value = weights @ gram @ weights - sum(t / n for t, n in zip(noise, sizes, strict=True))
-    traces = _traces(centered, groups, sizes)  # of the products of covariances
-    n = np.array(sizes)
-    variance = 2 * ((traces / np.outer(n, n)).sum() + (np.diagonal(traces) / n**2 / (n - 1)).sum())
+    spread = np.array([np.trace(centered[g, g]) for g in groups])
+    value = weights @ gram @ weights - (spread / (n - 1) / n).sum()
+    # of the products of the groups' covariances
+    traces = np.array([[(centered[g, h] ** 2).sum() for h in groups] for g in groups])
+    own = (traces.diagonal() - spread**2 / (n - 1)) * (n - 1) ** 2 / ((n - 2) * (n + 1))
+    np.fill_diagonal(traces, own)
+    traces = traces / np.outer(n - 1, n - 1)
+    variance = 2 * ((traces / np.outer(n, n)).sum() + (traces.diagonal() / n**2 / (n - 1)).sum())
     for i, group in enumerate(groups):
         linear = (along[group] ** 2).sum() / (n[i] - 1) - (traces[i] / n).sum()
         variance += 4 * max(0.0, linear) / n[i]
     return Measured(float(value), math.sqrt(variance))
-
-
-def _traces(
-    centered: Float[np.ndarray, "n n"], groups: list[slice], sizes: tuple[int, ...]
-) -> Float[np.ndarray, "groups groups"]:
-    """Estimate the traces of products of the groups' covariances."""
-    traces = np.array([[(centered[g, h] ** 2).sum() for h in groups] for g in groups])
-    for i, (group, n) in enumerate(zip(groups, sizes, strict=True)):
-        corrected = traces[i, i] - np.trace(centered[group, group]) ** 2 / (n - 1)
-        traces[i, i] = corrected * (n - 1) ** 2 / ((n - 2) * (n + 1))
-    degrees = np.array(sizes) - 1
-    return traces / np.outer(degrees, degrees)
