@@ -149,8 +149,7 @@ class Adjacency(NamedTuple):
 def table(size: int, edges: Edges) -> Adjacency:
     """Return the neighbours of all units of a block, whose position is their number."""
     empty = len(edges)
-    unit = np.concatenate([edges[:, 0], edges[:, 1]])
-    other = np.concatenate([edges[:, 1], edges[:, 0]])
+    unit, other = np.concatenate([edges, edges[:, ::-1]]).T
     pair = np.tile(np.arange(empty), 2)
     order = np.lexsort((other, unit))
     unit, other, pair = unit[order], other[order], pair[order]
