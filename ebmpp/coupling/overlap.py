@@ -9,6 +9,7 @@ end of a chain resembles its own start no more than it resembles the start of an
 
 from collections.abc import Mapping
 import math
+from typing import Any
 
 import numpy as np
 from scipy.spatial import distance
@@ -42,7 +43,8 @@ def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> 
     counts = [b for b, v in first.items() if not np.issubdtype(v.dtype, np.floating)]
     real = lambda x: [np.zeros((chains, 0)), *(x[b].reshape(chains, -1) for b in first if b not in counts)]
     x, y = (np.concatenate(real(state), axis=1) for state in (first, last))
-    x, y = ((v - v.mean(0)) / np.maximum(v.std(0), np.finfo(float).tiny) for v in (x, y))
+    # a unit that is constant becomes 0, without rounding
+    x, y = ((v - v.mean(0)) / np.maximum(v.std(0), np.finfo(float).tiny) for v in (x - x[0], y - y[0]))
     if counts or x.shape[1] > chains:
         total = _product(x.T, y.T) + sum(_equal(first[b], last[b]) for b in counts)
         trace, square = np.trace(total), (total**2).sum()
@@ -52,20 +54,18 @@ def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> 
     return float(trace / spread) if spread > 1e-7 * chains else math.nan
 
 
-def _product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _product(x: np.ndarray, y: np.ndarray) -> Any:
     """Return ``x.T @ y`` from parts that OpenBLAS multiplies in one thread.
 
     On a busy machine its threads waited 16 ms for one another.
     """
     rows = max(1, 2**18 // (x.shape[1] * y.shape[1]))
-    parts = (x[i : i + rows].T @ y[i : i + rows] for i in range(0, len(x), rows))
-    return sum(parts, np.zeros((x.shape[1], y.shape[1])))
+    return sum(x[i : i + rows].T @ y[i : i + rows] for i in range(0, len(x), rows))
 
 
 def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the number of equal values for each pair of chains, doubly centred."""
-    x, y = x.reshape(len(x), -1), y.reshape(len(y), -1)
-    total = -x.shape[1] * distance.cdist(x, y, "hamming")
+    total = -x[0].size * distance.cdist(*(v.reshape(len(v), -1) for v in (x, y)), "hamming")
     return total - total.mean(0) - total.mean(1, keepdims=True) + total.mean()
 
 
