@@ -142,7 +142,7 @@ class Terms:
     def _add_pairs(self, first: np.ndarray, second: np.ndarray, count: int) -> None:
         """Record that each unit of a set of ``first`` interacts with each of its partner in ``second``."""
         self._count += count
-        if self._count <= _MOST_PAIRS:
+        if count and self._count <= _MOST_PAIRS:  # a set of one unit has no pair
             self._pairs = self._pairs + self.sets.rows(first).T @ self.sets.rows(second)
 
     def evaluate(self, inputs: Slots, slots: Iterable[int], guarded: bool = False) -> dict[int, Array]:
