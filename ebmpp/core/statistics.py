@@ -56,8 +56,8 @@ def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Measured
     value = weights @ gram @ weights - (spread / (n - 1) / n).sum()
     # of the products of the groups' covariances
     traces = np.array([[(centered[g, h] ** 2).sum() for h in groups] for g in groups])
-    own = (traces.diagonal() - spread**2 / (n - 1)) * (n - 1) ** 2 / ((n - 2) * (n + 1))
-    np.fill_diagonal(traces, own)
+    diagonal = (traces.diagonal() - spread**2 / (n - 1)) * (n - 1) ** 2 / ((n - 2) * (n + 1))
+    np.fill_diagonal(traces, diagonal)
     traces = traces / np.outer(n - 1, n - 1)
     variance = 2 * ((traces / np.outer(n, n)).sum() + (traces.diagonal() / n**2 / (n - 1)).sum())
     for i, group in enumerate(groups):

@@ -291,7 +291,7 @@ def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
 
 
 def estimate_pairs(unmet: str, window: Window, *inputs: Any) -> UnbiasedEstimate:
-    """Run pairs; return the mean over those that met, its standard error, and what leading chains show.
+    """Run pairs; return the mean over met pairs, its standard error, and what leading chains show.
 
     :param inputs: arguments of :func:`~ebmpp.coupling.engine.run_pairs` before the window. The accumulator is
         a :class:`~ebmpp.coupling.accumulators.Function`.

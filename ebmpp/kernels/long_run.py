@@ -211,9 +211,9 @@ class LongRun:
         if file is not None:
             file.finish()
         moments = totals.moments(chunks.moments(), total % length).map(chunks.unravel)
-        of_fn, kept = moments.map(lambda tree: tree["fn"]), total // thinning if self.keep else 0
+        of_fn, num_kept = moments.map(lambda tree: tree["fn"]), total // thinning if self.keep else 0
         by_field = {name: moments.map(lambda tree, name=name: tree["fields"][name]) for name in fields}
-        return LongDraws(mcmc, of_fn, by_field, total, kept, self.directory, chunks.state)
+        return LongDraws(mcmc, of_fn, by_field, total, num_kept, self.directory, chunks.state)
 
     def _identity(self, fields: tuple[str, ...], inputs: Any) -> dict[str, Any]:
         """Return what all calls of one run have in common."""
