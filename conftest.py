@@ -14,7 +14,8 @@ import warnings
 
 # Set the variable yourself to run the tests on an accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Eight host devices, for sharding and chain_method="parallel"; one device stays the default.
+# Eight host devices, for sharding and chain_method="parallel"; one device stays the
+# default.
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -27,21 +28,24 @@ import pytest
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-# `make test-shapes` checks the shapes and dtypes in annotations; the hook must precede the import of ebmpp.
+# `make test-shapes` checks the shapes and dtypes in annotations; the hook must precede
+# the import of ebmpp.
 if os.environ.get("EBMPP_CHECK_SHAPES"):
     from jaxtyping import install_import_hook
 
-    # A check adds a frame to the stack, so modules that warn at a line of their caller stay out.
+    # A check adds a frame to the stack, so modules that warn at a line of their caller
+    # stay out.
     _RUNS = ("coupling.accumulators", "coupling.engine", "coupling.slots", "exact")
     _ROOMS = ("core.random", "families", "graph", "moves", "estimators", "training")
     install_import_hook([f"ebmpp.{name}" for name in (*_ROOMS, *_RUNS)], "shapes.check")
 
-# One loop to compile instead of two: 4.0 CPU-seconds instead of 6.6 per engine. The pairs do not depend on
-# the number of slots; tests/fast/coupling/test_engine.py uses more.
+# One loop to compile instead of two: 4.0 CPU-seconds instead of 6.6 per engine. The
+# pairs do not depend on the number of slots; tests/fast/coupling/test_engine.py uses
+# more.
 importlib.import_module("ebmpp.coupling.slots")._SLOTS = 8
 
-# ArviZ 0.23 announces ArviZ 1.0 once a day and records that in a file. Two workers that do so at the same
-# time fail, so the process that starts them imports it first.
+# ArviZ 0.23 announces ArviZ 1.0 once a day and records that in a file. Two workers that
+# do so at the same time fail, so the process that starts them imports it first.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     with warnings.catch_warnings(action="ignore"):
         importlib.import_module("arviz")
@@ -64,8 +68,8 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(200_000, 20, 100)
 
 
-# Memory and memory mappings above which a worker drops its programs between files. A program takes about 18
-# mappings, and a Linux process has 65,530.
+# Memory and memory mappings above which a worker drops its programs between files. A
+# program takes about 18 mappings, and a Linux process has 65,530.
 _MAX_BYTES, _MAX_MAPPINGS = 900 * 2**20, 20_000
 
 

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """ebmpp: energy-based models with latent variables, as a plug-in for NumPyro on JAX.
 
-The names that most programs use are here. The others are in their rooms: :mod:`ebmpp.families`,
-:mod:`ebmpp.graph`, :mod:`ebmpp.moves`, :mod:`ebmpp.exact`, :mod:`ebmpp.coupling`, :mod:`ebmpp.annealing`,
-:mod:`ebmpp.kernels`, :mod:`ebmpp.estimators`, :mod:`ebmpp.evaluate`, :mod:`ebmpp.training`, :mod:`ebmpp.ppl`,
-:mod:`ebmpp.diagnostics`, :mod:`ebmpp.reporting`, :mod:`ebmpp.data`, :mod:`ebmpp.sklearn` and
-:mod:`ebmpp.contrib`.
+The names that most programs use are here. The others are in their rooms:
+:mod:`ebmpp.families`, :mod:`ebmpp.graph`, :mod:`ebmpp.moves`, :mod:`ebmpp.exact`,
+:mod:`ebmpp.coupling`, :mod:`ebmpp.annealing`, :mod:`ebmpp.kernels`,
+:mod:`ebmpp.estimators`, :mod:`ebmpp.evaluate`, :mod:`ebmpp.training`, :mod:`ebmpp.ppl`,
+:mod:`ebmpp.diagnostics`, :mod:`ebmpp.reporting`, :mod:`ebmpp.data`,
+:mod:`ebmpp.sklearn` and :mod:`ebmpp.contrib`.
 """
 
 from importlib import import_module
@@ -20,7 +21,16 @@ from ebmpp.coupling import unbiased_expectation
 from ebmpp.estimators import CD, PCD, PTT, UCD, ParticleUCD, TemperedPCD, WeightedPCD
 from ebmpp.evaluate import complete, from_dataframe
 from ebmpp.exact import perfect_sample
-from ebmpp.families import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
+from ebmpp.families import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Exponential,
+    Family,
+    Gaussian,
+    Poisson,
+    Spin,
+)
 from ebmpp.graph import (
     Bias,
     Bilinear,
@@ -101,9 +111,13 @@ __all__ = [
     "__version__",
 ]
 
-#: Names imported at their first use, and their packages: xarray, pandas and scipy.stats, which these need,
-#: take two fifths of the time of importing everything.
-_LAZY = {"plots": "diagnostics", "to_datatree": "diagnostics", "tv_upper_bound": "diagnostics"}
+#: Names imported at their first use, and their packages: xarray, pandas and
+#: scipy.stats, which these need, take two fifths of the time of importing everything.
+_LAZY = {
+    "plots": "diagnostics",
+    "to_datatree": "diagnostics",
+    "tv_upper_bound": "diagnostics",
+}
 _LAZY |= {"report": "reporting"}
 
 if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
@@ -113,7 +127,9 @@ if not TYPE_CHECKING:  # to a type checker a name that is not there is an error
         if name in _LAZY.values():
             return import_module(f"ebmpp.{name}")
         if name in _LAZY:
-            value = globals()[name] = getattr(import_module(f"ebmpp.{_LAZY[name]}"), name)
+            value = globals()[name] = getattr(
+                import_module(f"ebmpp.{_LAZY[name]}"), name
+            )
             return value
         raise AttributeError(f"module 'ebmpp' has no attribute {name!r}")
 

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a Boltzmann machine on handwritten digits without bias, evaluate it exactly, and draw from it.
 
-``python -m ebmpp`` needs the package, its extra ``plots``, and no data except scikit-learn's digits. It
-trains the same machine by persistent contrastive divergence (PCD) for comparison, and writes four pictures,
-the model, and two ArviZ files to one folder. It uses public names only, as your own program would.
-``models/rbm.py`` in the repository has more options: other data, estimators and sizes.
+``python -m ebmpp`` needs the package, its extra ``plots``, and no data except
+scikit-learn's digits. It trains the same machine by persistent contrastive divergence
+(PCD) for comparison, and writes four pictures, the model, and two ArviZ files to one
+folder. It uses public names only, as your own program would. ``models/rbm.py`` in the
+repository has more options: other data, estimators and sizes.
 """
 
 import argparse
@@ -29,35 +30,65 @@ import ebmpp
 from ebmpp import Bernoulli, Fit
 from ebmpp.errors import ArgumentError
 
-_MAX_LATENT = 20  # an exact likelihood sums 2**20 states in 0.3 s; each further unit doubles that
+_MAX_LATENT = (
+    20  # an exact likelihood sums 2**20 states in 0.3 s; each further unit doubles that
+)
 _MIN_STEPS = 100  # with fewer the model stays close to independent pixels
 _NUM_HELD_OUT = 300  # of 1797 images
-_NUM_CHAINS = 100  # of PCD; UCD has half as many pairs, so that both move as many chains
+_NUM_CHAINS = (
+    100  # of PCD; UCD has half as many pairs, so that both move as many chains
+)
 _TEMPERATURES = 1000  # of annealing, in each direction
 _NUM_PAIRS = 100  # from noise: one compiled loop; with more there are two
 _LOOKS = ("o-", "#1a202c"), ("s--", "#cc79a7")  # of the two estimators
-_NUM_SAMPLES, _WARMUP, _DRAWS, _THINNING = 64, 1000, 100, 20
+_NUM_SAMPLES = 64
+_WARMUP = 1000
+_DRAWS = 100
+_THINNING = 20
 
 
-# -- options -------------------------------------------------------------------------------------
+# -- options -------------------------------------------------------------------------
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the checked options; exit with a message for a wrong one or a missing extra."""
-    parser = argparse.ArgumentParser("python -m ebmpp", description=str(__doc__).splitlines()[0])
+    parser = argparse.ArgumentParser(
+        "python -m ebmpp", description=str(__doc__).splitlines()[0]
+    )
     add = parser.add_argument
-    add("--out", type=Path, default=Path("ebmpp-digits"), help="folder for all files (default: %(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("ebmpp-digits"),
+        help="folder for all files (default: %(default)s)",
+    )
     steps = f"gradient steps, at least {_MIN_STEPS} (default: %(default)s)"
     add("--steps", type=int, default=1000, help=steps)
-    add("--latent", type=int, default=20, help=f"latent units, 1 to {_MAX_LATENT} (default: %(default)s)")
-    add("--seed", type=int, default=0, help="seed of the split, training and samples (default: %(default)s)")
+    add(
+        "--latent",
+        type=int,
+        default=20,
+        help=f"latent units, 1 to {_MAX_LATENT} (default: %(default)s)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the split, training and samples (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     if find_spec("matplotlib") is None:
-        parser.error("the pictures need matplotlib, from the extra plots: pip install 'ebmpp[plots]'")
+        parser.error(
+            "the pictures need matplotlib, from the extra plots: pip install 'ebmpp[plots]'"
+        )
     if args.steps < _MIN_STEPS:
-        parser.error(f"--steps must be at least {_MIN_STEPS}, got {args.steps}: fewer train next to nothing")
+        parser.error(
+            f"--steps must be at least {_MIN_STEPS}, got {args.steps}: fewer train next to nothing"
+        )
     if not 1 <= args.latent <= _MAX_LATENT:
-        parser.error(f"--latent must be from 1 to {_MAX_LATENT}, got {args.latent}: their states are summed")
+        parser.error(
+            f"--latent must be from 1 to {_MAX_LATENT}, got {args.latent}: their states are summed"
+        )
     if not 0 <= args.seed < 2**32:
         parser.error(f"--seed must be from 0 to {2**32 - 1}, got {args.seed}")
     try:  # before time is spent
@@ -67,7 +98,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-# -- what is printed -----------------------------------------------------------------------------
+# -- what is printed -----------------------------------------------------------------
 
 
 class Stages:
@@ -84,12 +115,17 @@ class Stages:
     @contextmanager
     def __call__(self, name: str, *, progress_bar: bool = False) -> Generator[None]:
         """Time a stage; a progress bar gets the next line for itself."""
-        begin, compiling = time.monotonic(), self._compiling
+        begin = time.monotonic()
+        compiling = self._compiling
         print(f"{name:<46}", end="\n" if progress_bar else "", flush=True)
         yield
-        seconds, compiling = time.monotonic() - begin, self._compiling - compiling
+        seconds = time.monotonic() - begin
+        compiling = self._compiling - compiling
         indent = " " * 46 if progress_bar else ""
-        print(f"{indent}{seconds:6.1f} s, {compiling:4.1f} s of them compiling", flush=True)
+        print(
+            f"{indent}{seconds:6.1f} s, {compiling:4.1f} s of them compiling",
+            flush=True,
+        )
 
 
 def show(name: str, value: str) -> None:
@@ -97,23 +133,32 @@ def show(name: str, value: str) -> None:
     print(f"{name:<31}{value}", flush=True)
 
 
-# -- data, training, samples ---------------------------------------------------------------------
+# -- data, training, samples ---------------------------------------------------------
 
 
 def digits(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return binary images of 8x8 pixels, one per row: those for training, and those held out."""
-    rows = np.random.default_rng(seed).permutation(ebmpp.data.binarize(ebmpp.data.digits()))
+    rows = np.random.default_rng(seed).permutation(
+        ebmpp.data.binarize(ebmpp.data.digits())
+    )
     return rows[_NUM_HELD_OUT:], rows[:_NUM_HELD_OUT]
 
 
 def independent_pixels(train: np.ndarray, held_out: np.ndarray) -> float:
     """Return the held-out mean log-likelihood of independent pixels: what a model must beat."""
     rate = (train.sum(0) + 1) / (len(train) + 2)
-    return float((held_out * np.log(rate) + (1 - held_out) * np.log1p(-rate)).sum(1).mean())
+    return float(
+        (held_out * np.log(rate) + (1 - held_out) * np.log1p(-rate)).sum(1).mean()
+    )
 
 
 def learn(
-    rbm: ebmpp.FactorGraph, estimator: Any, train: np.ndarray, held_out: np.ndarray, steps: int, seed: int
+    rbm: ebmpp.FactorGraph,
+    estimator: Any,
+    train: np.ndarray,
+    held_out: np.ndarray,
+    steps: int,
+    seed: int,
 ) -> Fit:
     """Train with large steps first, while chains mix fast; a shorter run starts with larger ones."""
     rate = 0.03 * (1000 / min(steps, 1000)) ** 0.5
@@ -125,7 +170,9 @@ def learn(
         num_steps=steps,
         batch_size=100,
         rng_key=jax.random.key(seed),
-        monitors={"log_likelihood_held_out": ebmpp.monitors.log_likelihood(rbm, held_out)},
+        monitors={
+            "log_likelihood_held_out": ebmpp.monitors.log_likelihood(rbm, held_out)
+        },
         monitor_every=max(1, steps // 10),
         progress_bar=sys.stderr.isatty(),
     )
@@ -151,7 +198,7 @@ def sample(rbm: ebmpp.FactorGraph, params: Any, seed: int) -> MCMC:
     return mcmc
 
 
-# -- what is written -----------------------------------------------------------------------------
+# -- what is written -----------------------------------------------------------------
 
 
 def learning_curve(fits: dict[str, Fit], baseline: float) -> Any:
@@ -163,21 +210,39 @@ def learning_curve(fits: dict[str, Fit], baseline: float) -> Any:
     )
     for (name, fit), (style, color) in zip(fits.items(), _LOOKS, strict=True):
         curve = fit.history.log_likelihood_held_out
-        left.plot(curve.monitor_step, curve, style, color=color, markersize=4, label=name)
+        left.plot(
+            curve.monitor_step, curve, style, color=color, markersize=4, label=name
+        )
     left.axhline(baseline, color="0.3", linestyle=":", label="independent pixels")
-    left.set(xlabel="step", ylabel="nats per image", title="exact log-likelihood of held-out images")
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 3, "frameon": False}
+    left.set(
+        xlabel="step",
+        ylabel="nats per image",
+        title="exact log-likelihood of held-out images",
+    )
+    below = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, -0.15),
+        "ncols": 3,
+        "frameon": False,
+    }
     left.legend(**below)
     left.spines[["top", "right"]].set_visible(False)
     history = next(iter(fits.values())).history
-    ebmpp.plots.plot_history(history[["meeting_time_mean", "meeting_time_max", "lag"]], axes=[right])
+    ebmpp.plots.plot_history(
+        history[["meeting_time_mean", "meeting_time_max", "lag"]], axes=[right]
+    )
     right.legend(**below, handlelength=3.2)
     right.set_title("meeting times of UCD's coupled chains")
     return figure
 
 
 def draw(
-    out: Path, fits: dict[str, Fit], means: np.ndarray, baseline: float, real: np.ndarray, met: Any
+    out: Path,
+    fits: dict[str, Fit],
+    means: np.ndarray,
+    baseline: float,
+    real: np.ndarray,
+    met: Any,
 ) -> None:
     """Write the four pictures as PNG files."""
     from matplotlib import pyplot as plt
@@ -189,23 +254,38 @@ def draw(
     axes = plots.plot_units(weights, (8, 8))
     axes.set_title(f"weights of {len(weights)} latent units to the pixels", fontsize=10)
     pictures["filters"] = axes.figure
-    pictures["samples"], axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")
+    pictures["samples"], axes = plt.subplots(
+        1, 2, figsize=(9, 4.9), layout="constrained"
+    )
     sweeps = _WARMUP + _DRAWS * _THINNING
-    titles = "real images, held out", f"samples: E[v | h] after {sweeps} sweeps from noise"
+    titles = (
+        "real images, held out",
+        f"samples: E[v | h] after {sweeps} sweeps from noise",
+    )
     for ax, title, images in zip(axes, titles, (real, means), strict=True):
         plots.plot_units(images, (8, 8), ax=ax).set_title(title, fontsize=10)
     axes = plots.plot_meeting_times(met)
-    axes.set_title(f"share of {len(met.met)} pairs from noise that have not met", fontsize=10)
+    axes.set_title(
+        f"share of {len(met.met)} pairs from noise that have not met", fontsize=10
+    )
     pictures["meeting_times"] = axes.figure
     for name, figure in pictures.items():
         figure.savefig(out / f"{name}.png", dpi=130, bbox_inches="tight")
         plt.close(figure)
 
 
-def save(out: Path, rbm: ebmpp.FactorGraph, fits: dict[str, Fit], mcmc: MCMC, held_out: np.ndarray) -> None:
+def save(
+    out: Path,
+    rbm: ebmpp.FactorGraph,
+    fits: dict[str, Fit],
+    mcmc: MCMC,
+    held_out: np.ndarray,
+) -> None:
     """Write the draws and the histories for ArviZ, and the model."""
     draws = ebmpp.to_datatree(mcmc)
-    draws["observed_data"] = xr.DataTree(xr.Dataset({"v": (("row", "v_dim_0"), held_out)}))
+    draws["observed_data"] = xr.DataTree(
+        xr.Dataset({"v": (("row", "v_dim_0"), held_out)})
+    )
     draws.to_netcdf(out / "draws.nc", engine="h5netcdf")
     unbiased, persistent = fits.values()
     history = ebmpp.to_datatree(unbiased)
@@ -233,12 +313,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         ebmpp.enable_compilation_cache()
     except ArgumentError as error:
         print(f"Compiled programs are not stored: {error}", file=sys.stderr)
-    stage, has_bar = Stages(), sys.stderr.isatty()
+    stage = Stages()
+    has_bar = sys.stderr.isatty()
     train, held_out = digits(args.seed)
     baseline = independent_pixels(train, held_out)
     rbm = ebmpp.layered(v=Bernoulli(64), h=Bernoulli(args.latent))
     print(rbm, flush=True)
-    estimators = {"UCD": ebmpp.UCD(num_pairs=_NUM_CHAINS // 2), "PCD": ebmpp.PCD(num_chains=_NUM_CHAINS)}
+    estimators = {
+        "UCD": ebmpp.UCD(num_pairs=_NUM_CHAINS // 2),
+        "PCD": ebmpp.PCD(num_chains=_NUM_CHAINS),
+    }
     fits: dict[str, Fit] = {}
     for name, estimator in estimators.items():
         with stage(f"training by {name}, {args.steps} steps", progress_bar=has_bar):
@@ -248,23 +332,31 @@ def main(argv: Sequence[str] | None = None) -> None:
         gap = float(ebmpp.monitors.free_energy_gap(rbm, train, held_out)(params))
         key = jax.random.key(args.seed + 2)
         log_z = ebmpp.bracket(rbm, params, rng_key=key, num_temperatures=_TEMPERATURES)
-        met = ebmpp.unbiased_expectation(rbm, params, ink, rng_key=key, num_pairs=_NUM_PAIRS, k=200, m=1000)
+        met = ebmpp.unbiased_expectation(
+            rbm, params, ink, rng_key=key, num_pairs=_NUM_PAIRS, k=200, m=1000
+        )
     with stage(f"sampling: {_NUM_SAMPLES} chains"):
         mcmc = sample(rbm, params, args.seed)
-        latent = mcmc.get_samples(group_by_chain=True)["h"][:, -1]  # one per chain, so independent
+        # one per chain, so independent
+        latent = mcmc.get_samples(group_by_chain=True)["h"][:, -1]
         means = np.asarray(rbm.mean(params, {"h": latent}, "v"))
     with stage("drawing and saving"):
         draw(args.out, fits, means, baseline, held_out[:_NUM_SAMPLES], met)
         save(args.out, rbm, fits, mcmc, held_out)
 
-    last = {name: float(fit.history.log_likelihood_held_out[-1]) for name, fit in fits.items()}
+    last = {
+        name: float(fit.history.log_likelihood_held_out[-1])
+        for name, fit in fits.items()
+    }
     show("log-likelihood, held out", f"{last['UCD']:.2f} nats per image, exact")
     between = f"{log_z.lower.log_partition:.2f} to {log_z.upper.log_partition:.2f} by annealing"
     show("log Z", f"{between} from both sides, {log_z.exact:.2f} exactly")
     show("log-likelihood, training", f"{last['UCD'] + gap:.2f}")
     show("PCD, held out", f"{last['PCD']:.2f}, same optimiser and number of steps")
     show("independent pixels, held out", f"{baseline:.2f}")
-    times = f"mean {met.meeting_time.mean():.0f}, max {met.meeting_time.max():.0f} sweeps"
+    times = (
+        f"mean {met.meeting_time.mean():.0f}, max {met.meeting_time.max():.0f} sweeps"
+    )
     show("meeting time", f"{times}, {_NUM_PAIRS} pairs from noise")
     unbiased = f"{met.value:.2f} +- {met.standard_error:.2f} by an unbiased estimate"
     show("white pixels per image", f"{unbiased}, {train.sum(1).mean():.2f} in the data")
@@ -272,6 +364,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    # jax 0.10.1 logs two errors for each program that it reads, about hints that no processor has
+    # jax 0.10.1 logs two errors for each program that it reads, about hints that no
+    # processor has
     jax.config.update("jax_logging_level", "CRITICAL")
     main()

@@ -52,13 +52,21 @@ class TrainingError(RuntimeError):
     :param step: number of the failed step, from 0.
     """
 
-    def __init__(self, message: str, params: object, history: object, step: int) -> None:
+    def __init__(
+        self, message: str, params: object, history: object, step: int
+    ) -> None:
         super().__init__(message)
-        self.params, self.history, self.step = params, history, step
+        self.params = params
+        self.history = history
+        self.step = step
 
     def __reduce__(self) -> tuple:
         """Return a call and attributes that pickle restores, such as in the parent of a worker process."""
-        return type(self), (str(self), self.params, self.history, self.step), self.__dict__
+        return (
+            type(self),
+            (str(self), self.params, self.history, self.step),
+            self.__dict__,
+        )
 
 
 class DivergenceError(TrainingError):
@@ -82,4 +90,8 @@ class CheckpointWriteError(TrainingError, CheckpointError):
 
 def clash(a: str, b: str) -> str:
     """Describe the interaction of two blocks, or of the units of one block if they are the same."""
-    return f"units of block {a!r} interact" if a == b else f"blocks {a!r} and {b!r} interact"
+    return (
+        f"units of block {a!r} interact"
+        if a == b
+        else f"blocks {a!r} and {b!r} interact"
+    )

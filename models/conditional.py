@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Boltzmann machine of digits and their labels, which classifies and samples digits of a class.
 
-The label is a visible categorical block of one unit beside the pixels, and one latent block is joined to
-both (Larochelle and Bengio, 2008). ``python models/conditional.py --out conditional`` trains on
-scikit-learn's digits by three losses (generative, discriminative, hybrid), compares their held-out accuracy
-with logistic regression's, samples digits by class, and predicts labels from upper halves of images.
+The label is a visible categorical block of one unit beside the pixels, and one latent
+block is joined to both (Larochelle and Bengio, 2008).
+``python models/conditional.py --out conditional`` trains on scikit-learn's digits by
+three losses (generative, discriminative, hybrid), compares their held-out accuracy with
+logistic regression's, samples digits by class, and predicts labels from upper halves of
+images.
 """
 
 import argparse
@@ -24,7 +26,8 @@ from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Observed
 from ebmpp.estimators import Discriminative
 from shared import common, digit_images
 
-_CLASSES, _SHOWN = 10, 10
+_CLASSES = 10
+_SHOWN = 10
 _SWEEPS = 1000  # of a sampled digit
 _LOSSES = ("generative", "discriminative", "hybrid")
 
@@ -37,7 +40,7 @@ class Digits(NamedTuple):
     shape: tuple[int, int]
 
 
-# -- options and data ----------------------------------------------------------------------------
+# -- options and data ----------------------------------------------------------------
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -48,8 +51,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--latent", type=int, default=100, help="latent units")
     add("--losses", nargs="+", choices=_LOSSES, default=_LOSSES)
-    add("--estimator", choices=("ucd", "pcd"), default="pcd", help="estimator of the generative gradient")
-    add("--weight", type=float, default=0.1, help="weight of the generative loss in the hybrid")
+    add(
+        "--estimator",
+        choices=("ucd", "pcd"),
+        default="pcd",
+        help="estimator of the generative gradient",
+    )
+    add(
+        "--weight",
+        type=float,
+        default=0.1,
+        help="weight of the generative loss in the hybrid",
+    )
     args = common.parse(parser, argv, latent=1)
     if not args.weight >= 0:
         parser.error(f"--weight must not be negative, got {args.weight}.")
@@ -61,19 +74,26 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def digits(name: str, seed: int) -> Digits:
     """Return labelled images, a part of them held out."""
     if name == "mnist":
-        train, test = (ebmpp.data.mnist(split=split, labels=True) for split in ("train", "test"))
+        train, test = (
+            ebmpp.data.mnist(split=split, labels=True) for split in ("train", "test")
+        )
         return Digits(_rows(*train), _rows(*test), (28, 28))
     images, labels = ebmpp.data.digits(labels=True)
     order = np.random.default_rng(seed).permutation(len(images))
-    held_out, train = order[: len(order) // 4], order[len(order) // 4 :]
-    return Digits(_rows(images[train], labels[train]), _rows(images[held_out], labels[held_out]), (8, 8))
+    held_out = order[: len(order) // 4]
+    train = order[len(order) // 4 :]
+    return Digits(
+        _rows(images[train], labels[train]),
+        _rows(images[held_out], labels[held_out]),
+        (8, 8),
+    )
 
 
 def _rows(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     return {"v": ebmpp.data.binarize(images), "y": labels[:, None]}
 
 
-# -- model, training and predictions -------------------------------------------------------------
+# -- model, training and predictions -------------------------------------------------
 
 
 def declare(pixels: int, latent: int) -> FactorGraph:
@@ -81,7 +101,13 @@ def declare(pixels: int, latent: int) -> FactorGraph:
     return FactorGraph(
         visible={"v": Bernoulli(pixels), "y": Categorical(1, _CLASSES)},
         latent={"h": Bernoulli(latent)},
-        factors=[Bias("v"), Bias("y"), Bias("h"), Bilinear("v", "h"), Bilinear("y", "h")],
+        factors=[
+            Bias("v"),
+            Bias("y"),
+            Bias("h"),
+            Bilinear("v", "h"),
+            Bilinear("y", "h"),
+        ],
     )
 
 
@@ -96,7 +122,10 @@ def estimator(loss: str, args: argparse.Namespace) -> Any:
 def train(graph: FactorGraph, loss: str, args: argparse.Namespace) -> ebmpp.Fit:
     """Train by Adam at a decaying rate; the last params are reported, not the best ones."""
     held_out = args.digits.held_out
-    accuracy = lambda p: scores(label_probabilities(graph, p, held_out["v"]), held_out["y"])[0]
+
+    def accuracy(p):
+        return scores(label_probabilities(graph, p, held_out["v"]), held_out["y"])[0]
+
     return common.train(
         graph,
         args.digits.train,
@@ -110,7 +139,9 @@ def train(graph: FactorGraph, loss: str, args: argparse.Namespace) -> ebmpp.Fit:
 def label_probabilities(graph: FactorGraph, params: Any, v: Any) -> jax.Array:
     """Return p(y | v) exactly, from free energies of each image with each label."""
     labels = jnp.arange(_CLASSES)[:, None]
-    return jax.nn.softmax(-graph.free_energy(params, {"v": jnp.asarray(v)[:, None], "y": labels}))
+    return jax.nn.softmax(
+        -graph.free_energy(params, {"v": jnp.asarray(v)[:, None], "y": labels})
+    )
 
 
 def scores(probabilities: Any, y: Any) -> tuple[jax.Array, jax.Array]:
@@ -121,8 +152,12 @@ def scores(probabilities: Any, y: Any) -> tuple[jax.Array, jax.Array]:
 
 def baseline(data: Digits) -> tuple[float, float]:
     """Return the scores of logistic regression on the same pixels."""
-    model = LogisticRegression(max_iter=2000).fit(data.train["v"], data.train["y"][:, 0])
-    return tuple(map(float, scores(model.predict_proba(data.held_out["v"]), data.held_out["y"])))
+    model = LogisticRegression(max_iter=2000).fit(
+        data.train["v"], data.train["y"][:, 0]
+    )
+    return tuple(
+        map(float, scores(model.predict_proba(data.held_out["v"]), data.held_out["y"]))
+    )
 
 
 def run(
@@ -130,7 +165,9 @@ def run(
 ) -> dict[str, Any]:
     """Return draws with clamped blocks or units, ``(draws, rows, *shape)``."""
     kernel = ebmpp.BlockedGibbs(graph)
-    return common.chains(kernel, params, seed + 1, warmup=warmup, samples=draws, **clamped).get_samples()
+    return common.chains(
+        kernel, params, seed + 1, warmup=warmup, samples=draws, **clamped
+    ).get_samples()
 
 
 def draw_classes(graph: FactorGraph, params: Any, seed: int) -> jax.Array:
@@ -140,7 +177,9 @@ def draw_classes(graph: FactorGraph, params: Any, seed: int) -> jax.Array:
     return graph.mean(params, {"h": samples["h"][0]}, "v")
 
 
-def labels_of_halves(graph: FactorGraph, params: Any, v: np.ndarray, seed: int) -> tuple[Any, Any]:
+def labels_of_halves(
+    graph: FactorGraph, params: Any, v: np.ndarray, seed: int
+) -> tuple[Any, Any]:
     """Return p(y | upper half) and the mean of the lower half, one row per image, by sampling both."""
     known = jnp.arange(v.shape[1]) < v.shape[1] // 2
     samples = run(graph, params, seed, 200, 800, v=Observed(jnp.asarray(v), known))
@@ -149,21 +188,39 @@ def labels_of_halves(graph: FactorGraph, params: Any, v: np.ndarray, seed: int) 
     return label.mean(0), jnp.where(known, v, samples["v"].mean(0))
 
 
-# -- report ------------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------
 
 
-def pictures(graph: FactorGraph, params: Any, args: argparse.Namespace, halves: tuple) -> dict[str, Any]:
+def pictures(
+    graph: FactorGraph, params: Any, args: argparse.Namespace, halves: tuple
+) -> dict[str, Any]:
     """Draw digits of each class, and predictions from upper halves."""
     first, ax = plt.subplots(figsize=(5, 5), layout="constrained")
-    ebmpp.plots.plot_units(draw_classes(graph, params, args.seed), args.digits.shape, ncols=_SHOWN, ax=ax)
-    ax.set_title(f"one row per label: mean of v given h, {_SWEEPS} sweeps from noise", fontsize=9)
+    ebmpp.plots.plot_units(
+        draw_classes(graph, params, args.seed), args.digits.shape, ncols=_SHOWN, ax=ax
+    )
+    ax.set_title(
+        f"one row per label: mean of v given h, {_SWEEPS} sweeps from noise", fontsize=9
+    )
     probabilities, completed = (np.asarray(a)[:_SHOWN] for a in halves)
-    second, axes = plt.subplots(3, 1, figsize=(8, 4.2), layout="constrained", height_ratios=(1, 1, 1.6))
-    images = {"held out": args.digits.held_out["v"][:_SHOWN], "lower half: mean of samples": completed}
+    second, axes = plt.subplots(
+        3, 1, figsize=(8, 4.2), layout="constrained", height_ratios=(1, 1, 1.6)
+    )
+    images = {
+        "held out": args.digits.held_out["v"][:_SHOWN],
+        "lower half: mean of samples": completed,
+    }
     common.panels(axes[:2], images, args.digits.shape, fontsize=9, ncols=_SHOWN)
     axes[2].imshow(probabilities.T, cmap="Greys", vmin=0, vmax=1, aspect="auto")
     truth = args.digits.held_out["y"][:_SHOWN, 0]
-    axes[2].scatter(np.arange(len(truth)), truth, marker="s", s=60, facecolors="none", edgecolors="tab:red")
+    axes[2].scatter(
+        np.arange(len(truth)),
+        truth,
+        marker="s",
+        s=60,
+        facecolors="none",
+        edgecolors="tab:red",
+    )
     axes[2].set(yticks=range(_CLASSES), xticks=[], ylabel="label")
     axes[2].set_title("p(label | upper half); the true label is framed", fontsize=9)
     return {"classes": first, "halves": second}
@@ -172,19 +229,27 @@ def pictures(graph: FactorGraph, params: Any, args: argparse.Namespace, halves: 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, compare, draw, save."""
     args = parse(argv)
-    data, graph = args.digits, declare(args.digits.train["v"].shape[1], args.latent)
+    data = args.digits
+    graph = declare(args.digits.train["v"].shape[1], args.latent)
     common.begin(args, graph)
-    rows, fits = {"logistic regression": baseline(data)}, {}
+    rows = {"logistic regression": baseline(data)}
+    fits = {}
     for loss in args.losses:
         fits[loss] = train(graph, loss, args)
         predicted = label_probabilities(graph, fits[loss].params, data.held_out["v"])
         rows[loss] = scores(predicted, data.held_out["y"])
-    generative = next(fits[loss] for loss in ("generative", "hybrid", "discriminative") if loss in fits)
+    generative = next(
+        fits[loss]
+        for loss in ("generative", "hybrid", "discriminative")
+        if loss in fits
+    )
     subset = {b: x[:500] for b, x in data.held_out.items()}
     halves = labels_of_halves(graph, generative.params, subset["v"], args.seed)
     rows["from upper halves, generative"] = scores(halves[0], subset["y"])
     cut = data.train["v"].shape[1] // 2
-    half = Digits(*({"v": p["v"][:, :cut], "y": p["y"]} for p in (data.train, subset)), data.shape)
+    half = Digits(
+        *({"v": p["v"][:, :cut], "y": p["y"]} for p in (data.train, subset)), data.shape
+    )
     rows["from upper halves, logistic regression"] = baseline(half)
     width = max(map(len, rows))
     print(f"{'held out':<{width}}  accuracy  log p(label)")

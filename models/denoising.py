@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bayesian denoising: an energy prior inside a NumPyro model that also infers the noise.
 
-``python models/denoising.py --out demo/denoising`` adds Gaussian noise to handwritten digits, and samples the
-posterior of the clean pixels and of the noise's scale, under an Ising prior on a 16x16 lattice and under a
-restricted Boltzmann machine trained on other digits. NUTS moves the scale and :class:`ebmpp.GibbsBlock` the
-pixels. It writes a picture and an ArviZ file for each prior.
+``python models/denoising.py --out demo/denoising`` adds Gaussian noise to handwritten
+digits, and samples the posterior of the clean pixels and of the noise's scale, under an
+Ising prior on a 16x16 lattice and under a restricted Boltzmann machine trained on other
+digits. NUTS moves the scale and :class:`ebmpp.GibbsBlock` the pixels. It writes a
+picture and an ArviZ file for each prior.
 """
 
 import argparse
@@ -56,9 +57,13 @@ class Prior:
         return GibbsBlock(self.graph, {"x": self.layout}, self.params | biases)
 
 
-def posterior_bias(prior: Prior, block: str, sites: dict[str, Array], y: Array) -> Array:
+def posterior_bias(
+    prior: Prior, block: str, sites: dict[str, Array], y: Array
+) -> Array:
     """Return the prior's bias plus log N(y; 1, scale) - log N(y; 0, scale) of the block's pixels, per row."""
-    return prior.params[block] + (prior.layout.split(y)[block] - 0.5) / sites["scale"] ** 2
+    return (
+        prior.params[block] + (prior.layout.split(y)[block] - 0.5) / sites["scale"] ** 2
+    )
 
 
 def model(prior: Prior, y: Array) -> None:
@@ -87,13 +92,20 @@ def ising(side: int = 16, coupling: float = _COUPLING) -> Prior:
         "odd": -2 * coupling * weights.sum(0),
         "even:odd": 4 * coupling * weights,
     }
-    return Prior("ising", graph, jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params), layout)
+    return Prior(
+        "ising",
+        graph,
+        jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params),
+        layout,
+    )
 
 
 def boltzmann(rows: np.ndarray, latent: int, steps: int, progress_bar: bool) -> Prior:
     """Return a restricted Boltzmann machine of 8x8 images, trained on ``rows``."""
     graph = FactorGraph(
-        {"x": Bernoulli((8, 8))}, {"h": Bernoulli(latent)}, [Bias("x"), Bias("h"), Bilinear("x", "h")]
+        {"x": Bernoulli((8, 8))},
+        {"h": Bernoulli(latent)},
+        [Bias("x"), Bias("h"), Bilinear("x", "h")],
     )
     fit = ebmpp.fit(
         graph,
@@ -110,12 +122,15 @@ def boltzmann(rows: np.ndarray, latent: int, steps: int, progress_bar: bool) -> 
 
 def noisy(images: np.ndarray, seed: int) -> np.ndarray:
     """Add Gaussian noise."""
-    return (images + np.random.default_rng(seed).normal(0, _NOISE, images.shape)).astype(np.float32)
+    return (
+        images + np.random.default_rng(seed).normal(0, _NOISE, images.shape)
+    ).astype(np.float32)
 
 
 def posterior(prior: Prior, y: np.ndarray, args: argparse.Namespace) -> MCMC:
     """Sample the pixels and the scale."""
-    block, bound_model = prior.block(), partial(model, prior)
+    block = prior.block()
+    bound_model = partial(model, prior)
     block.verify(bound_model, jnp.asarray(y))  # the block is the model's posterior
     mcmc = MCMC(
         Gibbs([(block, ["x"]), (NUTS(bound_model), None)]),
@@ -129,12 +144,14 @@ def posterior(prior: Prior, y: np.ndarray, args: argparse.Namespace) -> MCMC:
     return mcmc
 
 
-# -- report --------------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------
 
 
 def draws(mcmc: MCMC, truth: np.ndarray, y: np.ndarray) -> xr.DataTree:
     """Return the draws with the data and the true images, for ArviZ."""
-    samples = {name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()}
+    samples = {
+        name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()
+    }
     dims = {"x": ["image", "row", "column"]}
     tree = arviz_base.from_dict({"posterior": samples}, dims=dims)
     data = {"y": (dims["x"], y), "truth": (dims["x"], truth)}
@@ -153,7 +170,9 @@ def picture(tree: xr.DataTree) -> Any:
     }
     count = len(tree.observed_data.truth)
     size = (1.7 * len(columns), 1.75 * count + 0.3)
-    figure, axes = plt.subplots(count, len(columns), figsize=size, layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        count, len(columns), figsize=size, layout="constrained", squeeze=False
+    )
     for column, (title, (images, (low, high))) in enumerate(columns.items()):
         axes[0, column].set_title(title, fontsize=10)
         for row in range(count):
@@ -164,11 +183,18 @@ def picture(tree: xr.DataTree) -> Any:
 
 def report(tree: xr.DataTree) -> str:
     """Describe errors of the posterior and of thresholding, and the scale's summary."""
-    truth, y = tree.observed_data.truth.values, tree.observed_data.y.values
+    truth = tree.observed_data.truth.values
+    y = tree.observed_data.y.values
     mean = tree.posterior.x.astype(float).mean(("chain", "draw")).values
-    wrong = lambda guess: f"{100 * np.mean((guess > 0.5) != truth):.1f} %"
+
+    def wrong(guess):
+        return f"{100 * np.mean((guess > 0.5) != truth):.1f} %"
+
     table = ebmpp.diagnostics.summary(tree, var_names=["scale"]).to_string()
-    return f"pixels wrong: {wrong(y)} noisy, {wrong(mean)} by the posterior; true scale {_NOISE}\n{table}"
+    return (
+        f"pixels wrong: {wrong(y)} noisy, {wrong(mean)} by the posterior; true "
+        f"scale {_NOISE}\n{table}"
+    )
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -182,20 +208,27 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--chains", type=int, default=4)
     add("--latent", type=int, default=64, help="latent units of the Boltzmann machine")
     add("--steps", type=int, default=3000, help="steps of its training")
-    return common.parse(parser, argv, images=1, warmup=1, samples=1, chains=1, latent=1, steps=1)
+    return common.parse(
+        parser, argv, images=1, warmup=1, samples=1, chains=1, latent=1, steps=1
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Denoise under each prior."""
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    rows = ebmpp.data.binarize(digit_images.shuffled("digits", np.random.default_rng(args.seed)))
-    truth, training = rows[: args.images].reshape(-1, 8, 8), rows[args.images :]
+    rows = ebmpp.data.binarize(
+        digit_images.shuffled("digits", np.random.default_rng(args.seed))
+    )
+    truth = rows[: args.images].reshape(-1, 8, 8)
+    training = rows[args.images :]
     priors = []
     if args.prior != "rbm":
         priors.append((ising(), np.kron(truth, np.ones((2, 2)))))
     if args.prior != "ising":
-        priors.append((boltzmann(training, args.latent, args.steps, not args.no_progress), truth))
+        priors.append(
+            (boltzmann(training, args.latent, args.steps, not args.no_progress), truth)
+        )
     for prior, clean in priors:
         y = noisy(clean, args.seed)
         tree = draws(posterior(prior, y, args), clean, y)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exponential-family harmoniums on word counts, and retrieval of documents of the same label.
 
-``python models/harmonium.py --out harmonium`` reads the docstrings of numpy, scipy and scikit-learn, labelled
-by subpackage; ``--data newsgroups`` the 20 newsgroups if they are on disk. Three kinds (``--kind``):
+``python models/harmonium.py --out harmonium`` reads the docstrings of numpy, scipy and
+scikit-learn, labelled by subpackage; ``--data newsgroups`` the 20 newsgroups if they
+are on disk. Three kinds (``--kind``):
 
 ``replicated``  a document is a sequence of words, units of one categorical block that share their weights:
                 the replicated softmax of Salakhutdinov and Hinton (2009). The latents' biases count per word.
@@ -12,9 +13,9 @@ by subpackage; ``--data newsgroups`` the 20 newsgroups if they are on disk. Thre
 ``presence``    a document is the set of its words, Bernoulli given Gaussian latents: an undirected relative
                 of latent semantic indexing (Welling, Rosen-Zvi, Hinton 2005).
 
-Documents have different lengths. Training draws windows of ``--tokens`` words from a document at every step;
-the params of the replicated softmax have the same meaning for every length. A document's latent means are
-averages over its windows.
+Documents have different lengths. Training draws windows of ``--tokens`` words from a
+document at every step; the params of the replicated softmax have the same meaning for
+every length. A document's latent means are averages over its windows.
 """
 
 import argparse
@@ -53,20 +54,30 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-# -- the models ----------------------------------------------------------------------------------
+# -- the models ----------------------------------------------------------------------
 
 
 def energy(p: dict[str, Array], words: Array, h: Array) -> Array:
     """Return the energy of one-hot words ``(tokens, words)`` and latents; it depends on the counts only."""
     counts = words.sum(0)
-    return -counts @ p["words"] - (counts @ p["weight"]) @ h - counts.sum() * (p["latents"] @ h)
+    return (
+        -counts @ p["words"]
+        - (counts @ p["weight"]) @ h
+        - counts.sum() * (p["latents"] @ h)
+    )
 
 
 def replicated(tokens: int, words: int, latent: int) -> FactorGraph:
     """Declare the replicated softmax of documents of ``tokens`` words; the params serve every length."""
-    zero = {"words": np.zeros(words), "weight": np.zeros((words, latent)), "latents": np.zeros(latent)}
+    zero = {
+        "words": np.zeros(words),
+        "weight": np.zeros((words, latent)),
+        "latents": np.zeros(latent),
+    }
     factor = Factor("words", "topics", energy=energy, init=zero)
-    return FactorGraph({"words": Categorical(tokens, words)}, {"topics": Bernoulli(latent)}, [factor])
+    return FactorGraph(
+        {"words": Categorical(tokens, words)}, {"topics": Bernoulli(latent)}, [factor]
+    )
 
 
 def declare(kind: str, tokens: int, words: int, latent: int) -> FactorGraph:
@@ -78,7 +89,9 @@ def declare(kind: str, tokens: int, words: int, latent: int) -> FactorGraph:
     return ebmpp.layered(words=Bernoulli(words), topics=Gaussian(latent))
 
 
-def start(graph: FactorGraph, rates: np.ndarray, tokens: int, seed: int) -> dict[str, Any]:
+def start(
+    graph: FactorGraph, rates: np.ndarray, tokens: int, seed: int
+) -> dict[str, Any]:
     """Return initial params: words at their base rates, small weights.
 
     :param rates: frequency of each word, with sum 1.
@@ -93,10 +106,12 @@ def start(graph: FactorGraph, rates: np.ndarray, tokens: int, seed: int) -> dict
     return params | {"words": family.from_mean(jnp.asarray(mean, jnp.float32))}
 
 
-# -- documents as rows ---------------------------------------------------------------------------
+# -- documents as rows ---------------------------------------------------------------
 
 
-def windows(counts: np.ndarray, kind: str, tokens: int, rng: np.random.Generator) -> np.ndarray:
+def windows(
+    counts: np.ndarray, kind: str, tokens: int, rng: np.random.Generator
+) -> np.ndarray:
     """Draw words from each document, as rows of the visible block."""
     sums = np.cumsum(counts, 1)
     at = rng.uniform(size=(len(counts), tokens)) * sums[:, -1:]
@@ -112,28 +127,38 @@ def stream(counts: np.ndarray, args: argparse.Namespace) -> Iterator[np.ndarray]
     """Yield batches without end."""
     rng = np.random.default_rng(args.seed + 1)
     while True:
-        index = rng.choice(len(counts), size=min(args.batch_size, len(counts)), replace=False)
+        index = rng.choice(
+            len(counts), size=min(args.batch_size, len(counts)), replace=False
+        )
         yield windows(counts[index], args.kind, args.tokens, rng)
 
 
-def codes(graph: FactorGraph, params: Any, counts: np.ndarray, args: argparse.Namespace) -> np.ndarray:
+def codes(
+    graph: FactorGraph, params: Any, counts: np.ndarray, args: argparse.Namespace
+) -> np.ndarray:
     """Return the latents' means given the documents, averaged over their windows."""
     rng = np.random.default_rng(args.seed + 2)
     mean = jax.jit(lambda rows: graph.mean(params, {"words": rows}, "topics"))
-    return np.mean([mean(windows(counts, args.kind, args.tokens, rng)) for _ in range(_WINDOWS)], 0)
+    return np.mean(
+        [mean(windows(counts, args.kind, args.tokens, rng)) for _ in range(_WINDOWS)], 0
+    )
 
 
-# -- evaluation ----------------------------------------------------------------------------------
+# -- evaluation ----------------------------------------------------------------------
 
 
-def baselines(data: corpus.Corpus, latent: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def baselines(
+    data: corpus.Corpus, latent: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return training and held-out documents as vectors of other methods."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfTransformer
 
     transformer = TfidfTransformer(sublinear_tf=True).fit(data.train)
     tfidf = [transformer.transform(c) for c in (data.train, data.held_out)]
-    reduce = TruncatedSVD(min(latent, data.train.shape[1] - 1), random_state=0).fit(tfidf[0])
+    reduce = TruncatedSVD(min(latent, data.train.shape[1] - 1), random_state=0).fit(
+        tfidf[0]
+    )
     return {
         "counts": (data.train, data.held_out),
         "tf-idf": tuple(t.toarray() for t in tfidf),
@@ -141,29 +166,48 @@ def baselines(data: corpus.Corpus, latent: int) -> dict[str, tuple[np.ndarray, n
     }
 
 
-def retrieval(train: np.ndarray, queries: np.ndarray, data: corpus.Corpus) -> tuple[float, float, np.ndarray]:
+def retrieval(
+    train: np.ndarray, queries: np.ndarray, data: corpus.Corpus
+) -> tuple[float, float, np.ndarray]:
     """Rank training documents by cosine similarity to each query.
 
-    :return: mean average precision, mean precision of the first ten, and precision at 11 recalls.
+    :return: mean average precision, mean precision of the first ten, and precision at
+        11 recalls.
     """
-    unit = lambda a: a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-12)
+
+    def unit(a):
+        return a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-12)
+
     order = np.argsort(-unit(queries) @ unit(train).T, axis=1, kind="stable")
     hits = data.train_labels[order] == data.held_out_labels[:, None]
     hits = hits[hits.any(1)]
     precision = hits.cumsum(1) / np.arange(1, hits.shape[1] + 1)
     average = (precision * hits).sum(1) / hits.sum(1)
     recall = hits.cumsum(1) / hits.sum(1, keepdims=True)
-    best = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]  # at a recall, or any above
-    at = [best[np.arange(len(best)), (recall >= r - 1e-9).argmax(1)].mean() for r in np.linspace(0, 1, 11)]
+    # at a recall, or any above
+    best = np.maximum.accumulate(precision[:, ::-1], 1)[:, ::-1]
+    at = [
+        best[np.arange(len(best)), (recall >= r - 1e-9).argmax(1)].mean()
+        for r in np.linspace(0, 1, 11)
+    ]
     return float(average.mean()), float(hits[:, :10].mean()), np.array(at)
 
 
 def likelihood(fit: ebmpp.Fit, first: Any, args: argparse.Namespace) -> str:
     """Describe the held-out log-likelihood per window, with log Z by AIS, beside independent words."""
-    rows = windows(args.corpus.held_out, args.kind, args.tokens, np.random.default_rng(args.seed + 3))
+    rows = windows(
+        args.corpus.held_out,
+        args.kind,
+        args.tokens,
+        np.random.default_rng(args.seed + 3),
+    )
     independent = jax.tree.map(jnp.zeros_like, first) | _without_weights(first)
     scores = []
-    for params, temperatures in ((fit.params, 5000), (independent, 2)):  # without weights AIS is exact
+    # without weights AIS is exact
+    for params, temperatures in (
+        (fit.params, 5000),
+        (independent, 2),
+    ):
         estimate = ebmpp.ais(
             fit.graph,
             params,
@@ -178,13 +222,18 @@ def likelihood(fit: ebmpp.Fit, first: Any, args: argparse.Namespace) -> str:
     if args.kind != "replicated":
         return text
     perplexity = [np.exp(-score / args.tokens) for score in (value, other)]
-    return f"{text}; perplexity per word {perplexity[0]:.1f} against {perplexity[1]:.1f}"
+    return (
+        f"{text}; perplexity per word {perplexity[0]:.1f} against {perplexity[1]:.1f}"
+    )
 
 
 def _without_weights(first: Any) -> Any:
     """Return the initial params without weights: independent words at their base rates."""
     if isinstance(factor := first.get("words:topics"), dict):
-        return {"words:topics": jax.tree.map(jnp.zeros_like, factor) | {"words": factor["words"]}}
+        return {
+            "words:topics": jax.tree.map(jnp.zeros_like, factor)
+            | {"words": factor["words"]}
+        }
     return {"words": first["words"]}
 
 
@@ -201,9 +250,24 @@ def curves(scores: dict[str, tuple]) -> Any:
     """Draw precision against recall."""
     figure, ax = plt.subplots(figsize=(6.8, 3.6), layout="constrained")
     for index, (name, (score, _, precision)) in enumerate(scores.items()):
-        mark = {"marker": style.marker(index), "markersize": 4, "markerfacecolor": "none"}
-        ax.plot(np.linspace(0, 1, 11), precision, label=f"{name}: {score:.3f}", **style.look(index), **mark)
-    ax.set(xlabel="recall", ylabel="precision", ylim=(0, 1), title="documents of the same label")
+        mark = {
+            "marker": style.marker(index),
+            "markersize": 4,
+            "markerfacecolor": "none",
+        }
+        ax.plot(
+            np.linspace(0, 1, 11),
+            precision,
+            label=f"{name}: {score:.3f}",
+            **style.look(index),
+            **mark,
+        )
+    ax.set(
+        xlabel="recall",
+        ylabel="precision",
+        ylim=(0, 1),
+        title="documents of the same label",
+    )
     beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
     style.tidy(ax, legend=True, title="mean average precision", **beside)
     return figure
@@ -215,11 +279,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = args.corpus
     graph = declare(args.kind, args.tokens, len(data.words), args.latent)
     common.begin(args, graph)
-    common.print_row("documents", f"{len(data.train)} for training, {len(data.held_out)} held out")
+    common.print_row(
+        "documents", f"{len(data.train)} for training, {len(data.held_out)} held out"
+    )
     rates = (data.train.sum(0) + 1) / (data.train + 1 / len(data.train)).sum()
     first = start(graph, rates, args.tokens, args.seed)
     estimator = common.pcd_or_ucd(args, "persistent")
-    batches = lambda: stream(data.train, args)
+
+    def batches():
+        return stream(data.train, args)
+
     fit = common.train(graph, batches, args, estimator, params=first, batch_size=None)
     common.print_row("log-likelihood, held out", likelihood(fit, first, args))
     vectors = {
@@ -230,10 +299,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     vectors |= baselines(data, args.latent)
     scores = {name: retrieval(*pair, data) for name, pair in vectors.items()}
     for name, (average, ten, _) in scores.items():
-        common.print_row(name, f"mean average precision {average:.3f}, precision of the first ten {ten:.3f}")
+        common.print_row(
+            name,
+            f"mean average precision {average:.3f}, precision of the first ten {ten:.3f}",
+        )
     for i, words in enumerate(top_words(fit.params, data.words)[:10]):
         common.print_row(f"latent {i}", words)
-    common.save_figures(args.out, {"retrieval": curves(scores), "history": common.plot_training(fit)})
+    common.save_figures(
+        args.out, {"retrieval": curves(scores), "history": common.plot_training(fit)}
+    )
     common.save(args.out / "history.nc", fit)
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ising model on a square lattice: energy and magnetisation against Onsager, and meeting times.
 
-``python models/ising.py --out ising`` runs 100 chains on a 64x64 torus at couplings below and above the
-critical one, and pairs of coupled chains where they meet. It writes the curves, states of the chains, the
-survival of meeting times, and an ArviZ file.
+``python models/ising.py --out ising`` runs 100 chains on a 64x64 torus at couplings
+below and above the critical one, and pairs of coupled chains where they meet. It writes
+the curves, states of the chains, the survival of meeting times, and an ArviZ file.
 """
 
 import argparse
@@ -47,7 +47,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--side", type=int, default=64, help="side of the lattice")
     add("--num-chains", type=int, default=100)
-    add("--sweeps", type=int, default=1000, help="per coupling; the first half is warm-up")
+    add(
+        "--sweeps",
+        type=int,
+        default=1000,
+        help="per coupling; the first half is warm-up",
+    )
     add("--num-pairs", type=int, default=100, help="pairs of coupled chains")
     return common.parse(parser, argv, side=3, num_chains=2, sweeps=2, num_pairs=2)
 
@@ -58,7 +63,7 @@ def declare(side: int) -> FactorGraph:
     return FactorGraph.from_networkx(lattice, family=Spin, shared=True, bias=False)
 
 
-# -- exact results ---------------------------------------------------------------------------------
+# -- exact results -------------------------------------------------------------------
 
 
 def spontaneous_magnetization(coupling: Any) -> np.ndarray:
@@ -76,10 +81,12 @@ def energy_per_spin(coupling: Any) -> np.ndarray:
     return -(1 + rest) / np.tanh(twice)
 
 
-# -- chains ----------------------------------------------------------------------------------------
+# -- chains --------------------------------------------------------------------------
 
 
-def run(ising: FactorGraph, coupling: float, args: argparse.Namespace) -> tuple[Estimate, Any]:
+def run(
+    ising: FactorGraph, coupling: float, args: argparse.Namespace
+) -> tuple[Estimate, Any]:
     """Run chains from all spins up: below the critical temperature domains grow very slowly."""
     half = args.sweeps // 2
     params = {"x:x": jnp.asarray(coupling)}
@@ -99,18 +106,32 @@ def run(ising: FactorGraph, coupling: float, args: argparse.Namespace) -> tuple[
     # one number per chain: the numbers are independent
     magnetization = jnp.abs(x.mean(-1)).mean(1)
     energy = (
-        jax.lax.map(lambda chain: ising.energy({"x:x": jnp.ones(())}, {"x": chain}).mean(), x) / args.side**2
+        jax.lax.map(
+            lambda chain: ising.energy({"x:x": jnp.ones(())}, {"x": chain}).mean(), x
+        )
+        / args.side**2
     )
-    error = lambda a: float(a.std(ddof=1) / np.sqrt(len(a)))
+
+    def error(a):
+        return float(a.std(ddof=1) / np.sqrt(len(a)))
+
     estimate = Estimate(
-        float(magnetization.mean()), error(magnetization), float(energy.mean()), error(energy)
+        float(magnetization.mean()),
+        error(magnetization),
+        float(energy.mean()),
+        error(energy),
     )
     return estimate, np.asarray(x[:, -1])
 
 
-def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespace) -> Any:
+def meet(
+    ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespace
+) -> Any:
     """Run pairs of coupled chains from random spins."""
-    energy = lambda x: x["x"].mean()
+
+    def energy(x):
+        return x["x"].mean()
+
     return ebmpp.unbiased_expectation(
         ising,
         {"x:x": jnp.asarray(coupling)},
@@ -122,13 +143,15 @@ def meet(ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespac
     )
 
 
-# -- report --------------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------
 
 
 _LABELS = {"magnetization": "magnetisation", "energy": "energy, in couplings,"}
 
 
-def pictures(estimates: dict, states: dict, met: dict, args: argparse.Namespace) -> dict[str, Any]:
+def pictures(
+    estimates: dict, states: dict, met: dict, args: argparse.Namespace
+) -> dict[str, Any]:
     """Draw the curves, the states, and the meeting times."""
     figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.3), layout="constrained")
     fine = np.linspace(0.15, 0.75, 400)
@@ -136,30 +159,55 @@ def pictures(estimates: dict, states: dict, met: dict, args: argparse.Namespace)
         (axes[0], spontaneous_magnetization, "magnetization"),
         (axes[1], energy_per_spin, "energy"),
     ):
-        ax.plot(fine, curve(fine), color=style.INK, linewidth=1, label="infinite lattice, exact")
+        ax.plot(
+            fine,
+            curve(fine),
+            color=style.INK,
+            linewidth=1,
+            label="infinite lattice, exact",
+        )
         values = [getattr(m, name) for m in estimates.values()]
         errors = [3 * getattr(m, f"{name}_error") for m in estimates.values()]
         label = f"{args.side}x{args.side}, three standard errors"
         dots = {"fmt": "o", "markersize": 4, "capsize": 2, "color": style.COLORS[1]}
         ax.errorbar(list(estimates), values, errors, label=label, **dots)
-        ax.axvline(CRITICAL, color=style.FAINT, linewidth=0.9, linestyle=":", label="critical coupling")
+        ax.axvline(
+            CRITICAL,
+            color=style.FAINT,
+            linewidth=0.9,
+            linestyle=":",
+            label="critical coupling",
+        )
         ax.set_xlabel("coupling constant")
         ax.set_ylabel(f"{_LABELS[name]} per spin")
         style.tidy(ax)
     figures.legend_below(figure, axes, ncols=3)
-    below, at, above = (min(states, key=lambda c, to=to: abs(c - to)) for to in (0.3, CRITICAL, 0.6))
+    below, at, above = (
+        min(states, key=lambda c, to=to: abs(c - to)) for to in (0.3, CRITICAL, 0.6)
+    )
     snapshots, panels = plt.subplots(1, 3, figsize=(8.6, 3.1), layout="constrained")
     for ax, coupling in zip(panels, (below, at, above), strict=True):
-        ax.imshow(states[coupling][0].reshape(args.side, args.side), cmap="gray", vmin=-1, vmax=1)
+        ax.imshow(
+            states[coupling][0].reshape(args.side, args.side),
+            cmap="gray",
+            vmin=-1,
+            vmax=1,
+        )
         ax.set_title(f"one state, coupling constant {coupling:g}", fontsize=10)
         ax.axis("off")
     survival, ax = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
     couplings, kinds = (list(dict.fromkeys(names)) for names in zip(*met, strict=True))
-    for (coupling, kind), pairs in met.items():  # colours by coupling constant, dashes by coupling
+    # colours by coupling constant, dashes by coupling
+    for (
+        coupling,
+        kind,
+    ), pairs in met.items():
         look: dict[str, Any] = {"color": style.COLORS[couplings.index(coupling)]}
         look["linestyle"] = style.dashes(kinds.index(kind))
         label = f"{coupling:g}, {kind}"
-        ebmpp.plots.plot_meeting_times(pairs.meeting_time, pairs.lag, pairs.met, ax=ax, label=label, **look)
+        ebmpp.plots.plot_meeting_times(
+            pairs.meeting_time, pairs.lag, pairs.met, ax=ax, label=label, **look
+        )
     ax.set_xlim(1, None)
     ax.set_xscale("log")
     beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
@@ -172,12 +220,15 @@ def tree(estimates: dict, met: dict) -> xr.DataTree:
     """Return the estimates and the meeting times, for ArviZ."""
     couplings = list(estimates)
     columns = {
-        name: ("coupling", [getattr(m, name) for m in estimates.values()]) for name in Estimate._fields
+        name: ("coupling", [getattr(m, name) for m in estimates.values()])
+        for name in Estimate._fields
     }
     result = xr.DataTree(xr.Dataset(columns, {"coupling": couplings}))
     cases = [f"{c:g} {kind}" for c, kind in met]
     times = np.stack([np.asarray(pairs.meeting_time) for pairs in met.values()])
-    result["meeting"] = xr.DataTree(xr.Dataset({"meeting_time": (("case", "pair"), times)}, {"case": cases}))
+    result["meeting"] = xr.DataTree(
+        xr.Dataset({"meeting_time": (("case", "pair"), times)}, {"case": cases})
+    )
     return result
 
 
@@ -186,7 +237,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     ising = declare(args.side)
     common.begin(args, ising)
-    estimates, states = {}, {}
+    estimates = {}
+    states = {}
     print("coupling  magnetisation (infinite lattice)  energy (infinite lattice)")
     for coupling in _COUPLINGS:
         estimate, states[coupling] = run(ising, coupling, args)
@@ -197,11 +249,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{estimate.energy_error:.4f} "
             f"({energy_per_spin(coupling):.4f})"
         )
-    met = {(c, kind): meet(ising, c, kind, args) for c in _COUPLED for kind in ("maximal", "common")}
+    met = {
+        (c, kind): meet(ising, c, kind, args)
+        for c in _COUPLED
+        for kind in ("maximal", "common")
+    }
     for (coupling, kind), pairs in met.items():
         times = pairs.meeting_time[pairs.met]
-        mean = f"mean {times.mean():.1f}, max {times.max():.0f}" if len(times) else "none"
-        print(f"coupling {coupling:g}, {kind}: {int(pairs.met.sum())} of {args.num_pairs} pairs met, {mean}")
+        mean = (
+            f"mean {times.mean():.1f}, max {times.max():.0f}" if len(times) else "none"
+        )
+        print(
+            f"coupling {coupling:g}, {kind}: {int(pairs.met.sum())} of "
+            f"{args.num_pairs} pairs met, {mean}"
+        )
     common.save_figures(args.out, pictures(estimates, states, met, args))
     common.save(args.out / "ising.nc", tree(estimates, met))
 

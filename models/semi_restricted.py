@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lateral weights on images of digits: restricted, semi-restricted and fully visible Boltzmann machines.
 
-``python models/semi_restricted.py --out lateral`` trains three machines by the same options: a restricted
-one, a semi-restricted one with weights between neighbouring pixels (Osindero and Hinton 2008), and a fully
-visible one with weights between all pixels and no latent units. Pixels are drawn in as many parts as the
-colouring of their pairs has colours.
+``python models/semi_restricted.py --out lateral`` trains three machines by the same
+options: a restricted one, a semi-restricted one with weights between neighbouring
+pixels (Osindero and Hinton 2008), and a fully visible one with weights between all
+pixels and no latent units. Pixels are drawn in as many parts as the colouring of their
+pairs has colours.
 
-The program writes samples, weights, learning curves, meeting times of coupled chains, and ArviZ files. It
-prints the held-out log-likelihood by annealed importance sampling with its error, beside the exact one if the
-latent units can be summed.
+The program writes samples, weights, learning curves, meeting times of coupled chains,
+and ArviZ files. It prints the held-out log-likelihood by annealed importance sampling
+with its error, beside the exact one if the latent units can be summed.
 
-References: Osindero, Hinton (2008), *Modeling image patches with a directed hierarchy of Markov random
-fields*; Ackley, Hinton, Sejnowski (1985), *A learning algorithm for Boltzmann machines*.
+References: Osindero, Hinton (2008), *Modeling image patches with a directed hierarchy
+of Markov random fields*; Ackley, Hinton, Sejnowski (1985), *A learning algorithm for
+Boltzmann machines*.
 """
 
 import argparse
@@ -47,7 +49,7 @@ class Machine(NamedTuple):
     meeting: MCMC
 
 
-# -- declaration -----------------------------------------------------------------------------------
+# -- declaration ---------------------------------------------------------------------
 
 
 def lattice(side: int, neighbours: int) -> nx.Graph:
@@ -58,23 +60,28 @@ def lattice(side: int, neighbours: int) -> nx.Graph:
 
 def declare(kind: str, side: int, latent: int, neighbours: int) -> FactorGraph:
     """Declare one of :data:`KINDS`."""
-    blocks, factors = {"v": Bernoulli((side, side))}, [Bias("v")]
+    blocks = {"v": Bernoulli((side, side))}
+    factors = [Bias("v")]
     if kind == "fully visible":
-        return FactorGraph(blocks, factors=[*factors, Pairwise("v", nx.complete_graph(side * side))])
+        return FactorGraph(
+            blocks, factors=[*factors, Pairwise("v", nx.complete_graph(side * side))]
+        )
     factors += [Bias("h"), Bilinear("v", "h")]
     if kind == "semi-restricted":
         factors.append(Pairwise("v", lattice(side, neighbours)))
     return FactorGraph(blocks, {"h": Bernoulli(latent)}, factors)
 
 
-# -- training and evaluation -----------------------------------------------------------------------
+# -- training and evaluation ---------------------------------------------------------
 
 
 def build(kind: str, args: argparse.Namespace) -> Machine:
     """Declare, train, sample and couple a machine."""
     side = args.images.train.shape[1]
     graph = declare(kind, side, args.latent, args.neighbours)
-    count = sum(np.prod(s.shape, dtype=int) for s in jax.tree.leaves(graph.param_shapes))
+    count = sum(
+        np.prod(s.shape, dtype=int) for s in jax.tree.leaves(graph.param_shapes)
+    )
     print(f"-- {kind}: {count} params, a sweep in {len(graph.layers)} parts")
     estimator = common.pcd_or_ucd(args, "persistent", k=args.k)
     parts = {"train": args.images.train, "held_out": args.images.held_out}
@@ -88,12 +95,16 @@ def build(kind: str, args: argparse.Namespace) -> Machine:
     fit = common.train(graph, args.images.train, args, estimator, monitors=monitors)
     evaluate(graph, fit.params, args)
     kernel = ebmpp.BlockedGibbs(graph)
-    samples = common.chains(kernel, fit.params, args.seed + 1, warmup=args.sweeps - 1, count=_SHOWN)
+    samples = common.chains(
+        kernel, fit.params, args.seed + 1, warmup=args.sweeps - 1, count=_SHOWN
+    )
     pairs = meet(graph, fit.params, args)
-    met, tau = np.asarray(pairs.last_state.met), np.asarray(pairs.last_state.meeting_time)
+    met = np.asarray(pairs.last_state.met)
+    tau = np.asarray(pairs.last_state.meeting_time)
     mean = f", after {tau[met].mean():.0f} on average" if met.any() else ""
     common.print_row(
-        "coupled chains", f"{met.sum()} of {len(met)} pairs met within {args.sweeps} sweeps{mean}"
+        "coupled chains",
+        f"{met.sum()} of {len(met)} pairs met within {args.sweeps} sweeps{mean}",
     )
     return Machine(graph, fit, np.asarray(samples.get_samples()["v"]), pairs)
 
@@ -111,21 +122,26 @@ def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> None:
     value = ais.average_log_likelihood(args.images.held_out)
     common.print_row(
         "log-likelihood, held out",
-        f"{value.value:.2f} per image, +- {value.row_error:.2f} of the images, {common.describe_ais(ais)}",
+        f"{value.value:.2f} per image, +- {value.row_error:.2f} of the images, "
+        f"{common.describe_ais(ais)}",
     )
     latent = graph.families.get("h")
     if latent is not None and latent.size <= _EXACT_UNITS and not graph.splits:
-        exact_value = float(exact.log_likelihood(graph, params, args.images.held_out).mean())
+        exact_value = float(
+            exact.log_likelihood(graph, params, args.images.held_out).mean()
+        )
         common.print_row("the same, exactly", f"{exact_value:.2f}")
 
 
 def meet(graph: FactorGraph, params: Any, args: argparse.Namespace) -> MCMC:
     """Run pairs of coupled chains from noise for as many sweeps as the samples took."""
     kernel = ebmpp.MaximalCoupling(graph)
-    return common.chains(kernel, params, args.seed + 3, warmup=args.sweeps - 2, count=args.num_pairs)
+    return common.chains(
+        kernel, params, args.seed + 3, warmup=args.sweeps - 2, count=args.num_pairs
+    )
 
 
-# -- pictures --------------------------------------------------------------------------------------
+# -- pictures ------------------------------------------------------------------------
 
 
 def lateral_fields(machine: Machine) -> np.ndarray:
@@ -134,7 +150,9 @@ def lateral_fields(machine: Machine) -> np.ndarray:
     (factor,) = (f for f in machine.graph.factors if isinstance(f, Pairwise))
     edges = factor.edges(machine.graph.families)["v"]
     fields = np.zeros((family.size, family.size))
-    fields[edges[:, 0], edges[:, 1]] = fields[edges[:, 1], edges[:, 0]] = machine.fit.params["v:v"]
+    fields[edges[:, 0], edges[:, 1]] = fields[edges[:, 1], edges[:, 0]] = (
+        machine.fit.params["v:v"]
+    )
     return fields.reshape(-1, *family.shape)
 
 
@@ -147,11 +165,18 @@ def weights(machine: Machine) -> Any:
     if machine.graph.splits:
         fields = lateral_fields(machine)
         if len(fields) > 64:  # a part of the pixels
-            side, step = fields.shape[1], fields.shape[1] // 7
-            fields = fields.reshape(side, side, side, side)[1::step, 1::step].reshape(-1, side, side)
+            side = fields.shape[1]
+            step = fields.shape[1] // 7
+            fields = fields.reshape(side, side, side, side)[1::step, 1::step].reshape(
+                -1, side, side
+            )
         images["weights of each pixel to the others"] = fields
     figure, axes = plt.subplots(
-        1, len(images), figsize=(5 * len(images), 4.8), layout="constrained", squeeze=False
+        1,
+        len(images),
+        figsize=(5 * len(images), 4.8),
+        layout="constrained",
+        squeeze=False,
     )
     for ax, (title, rows) in zip(axes[0], images.items(), strict=True):
         ebmpp.plots.plot_units(rows, ncols=5 if len(rows) <= 25 else 8, ax=ax)
@@ -163,11 +188,18 @@ def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str,
     """Draw samples, learning curves and meeting times of all machines."""
     samples, axes = plt.subplots(2, 2, figsize=(8, 5.6), layout="constrained")
     images = {"real images, held out": args.images.held_out[:_SHOWN]}
-    images |= {f"{kind}: states, {args.sweeps} sweeps from noise": m.samples for kind, m in machines.items()}
+    images |= {
+        f"{kind}: states, {args.sweeps} sweeps from noise": m.samples
+        for kind, m in machines.items()
+    }
     common.panels(axes.flat, images, fontsize=9, ncols=8)
-    curves, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained", sharey=True)
+    curves, axes = plt.subplots(
+        1, 3, figsize=(11, 3.3), layout="constrained", sharey=True
+    )
     for ax, (kind, m) in zip(axes, machines.items(), strict=True):
-        for index, (part, label) in enumerate((("train", "training"), ("held_out", "held out"))):
+        for index, (part, label) in enumerate(
+            (("train", "training"), ("held_out", "held out"))
+        ):
             curve = m.fit.history[f"pseudo_log_likelihood_{part}"]
             ax.plot(m.fit.history.monitor_step, curve, label=label, **style.look(index))
         ax.set_title(kind, fontsize=10)
@@ -178,7 +210,9 @@ def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str,
     meeting, ax = plt.subplots(figsize=(6.6, 3.6), layout="constrained")
     for kind, m in machines.items():
         state = m.meeting.last_state
-        ebmpp.plots.plot_meeting_times(state.meeting_time, 1, state.met, ax=ax, label=kind)
+        ebmpp.plots.plot_meeting_times(
+            state.meeting_time, 1, state.met, ax=ax, label=kind
+        )
     ax.set_title("share of coupled pairs that have not met", fontsize=10)
     return {"samples": samples, "learning_curves": curves, "meeting_times": meeting}
 
@@ -189,7 +223,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     common.training_options(parser, steps=2500, rate=0.015)
     digit_images.option(parser)
     add = parser.add_argument
-    add("--latent", type=int, default=20, help=f"latent units; up to {_EXACT_UNITS} evaluate exactly too")
+    add(
+        "--latent",
+        type=int,
+        default=20,
+        help=f"latent units; up to {_EXACT_UNITS} evaluate exactly too",
+    )
     add(
         "--neighbours",
         type=int,
@@ -200,7 +239,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--estimator", choices=("pcd", "ucd"), default="pcd")
     add("--k", type=int, default=1, help="sweeps per step of pcd")
     add("--sweeps", type=int, default=1000, help="sweeps of a sample")
-    add("--temperatures", type=int, default=1000, help="of annealed importance sampling")
+    add(
+        "--temperatures", type=int, default=1000, help="of annealed importance sampling"
+    )
     least = {"latent": 1, "k": 1, "sweeps": 3, "temperatures": 3, "num_pairs": 3}
     return common.parse(parser, argv, digit_images.images, **least)
 

@@ -2,23 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bars and stripes 4x4: bias and variance of gradients in the exact log-likelihood.
 
-Sixteen latent units, all 32 rows per step, plain gradient steps. The total log-likelihood of the rows is
-exact; the best that any model can reach is ``BEST``. A run ends with its steps, with a gradient that is not
-finite, or after ``--seconds`` of the processor: an unbiased gradient costs what the chains take to meet,
-which is long near the optimum. The variance of a gradient is the trace of its covariance over repeats at
-the same params.
+Sixteen latent units, all 32 rows per step, plain gradient steps. The total
+log-likelihood of the rows is exact; the best that any model can reach is ``BEST``. A
+run ends with its steps, with a gradient that is not finite, or after ``--seconds`` of
+the processor: an unbiased gradient costs what the chains take to meet, which is long
+near the optimum. The variance of a gradient is the trace of its covariance over repeats
+at the same params.
 
-``--falling`` lets the rate fall linearly to a fiftieth. ``--bound`` projects every param onto [-bound,
-bound] after each step, and ``--average`` evaluates the mean of the second half of the iterates: Algorithm
-2.
+``--falling`` lets the rate fall linearly to a fiftieth. ``--bound`` projects every
+param onto [-bound, bound] after each step, and ``--average`` evaluates the mean of the
+second half of the iterates: Algorithm 2.
 
-``python benchmarks/papers/bars_and_stripes.py --only pcd --seeds 1`` stores one run; ``--draw`` draws all
-runs that are stored.
+``python benchmarks/papers/bars_and_stripes.py --only pcd --seeds 1`` stores one run;
+``--draw`` draws all runs that are stored.
 
 **References**
 
-1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 6.1, figures 2 and 6, table 1,
-   Algorithm 2.
+1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 6.1, figures 2
+   and 6, table 1, Algorithm 2.
 """
 
 import argparse
@@ -52,16 +53,24 @@ ROWS = ebmpp.data.bars_and_stripes(4)
 BEST = 28 * math.log(1 / 32) + 4 * math.log(2 / 32)
 GRAPH = ebmpp.layered(v=Bernoulli(16), h=Bernoulli(16))
 
-_PERSISTENT = UCD(num_pairs=200, start="persistent", marginalize="layers", length=Quantile(0.9))
+_PERSISTENT = UCD(
+    num_pairs=200, start="persistent", marginalize="layers", length=Quantile(0.9)
+)
 _PARTICLES = ParticleUCD(num_particles=500, path="training", cess_threshold=0.9)
 #: label, estimator
 METHODS: dict[str, tuple[str, Estimator]] = {
     "ucd": ("UCD, adaptive, 1000 pairs", UCD(num_pairs=1000)),
     "choice": ("UCD, its own choice, 250 pairs", UCD(num_pairs=250)),
     "ucd_few": ("UCD, adaptive, 100 pairs", UCD(num_pairs=100)),
-    "persistent": ("UCD, adaptive, persistent, layers summed out, 200 pairs", _PERSISTENT),
+    "persistent": (
+        "UCD, adaptive, persistent, layers summed out, 200 pairs",
+        _PERSISTENT,
+    ),
     "ucd1": ("UCD, k = lag = 1", UCD(num_pairs=1000, k=1, lag=1)),
-    "ucd1_few": ("UCD, k = m = lag = 1, 100 pairs", UCD(num_pairs=100, k=1, m=1, lag=1)),
+    "ucd1_few": (
+        "UCD, k = m = lag = 1, 100 pairs",
+        UCD(num_pairs=100, k=1, m=1, lag=1),
+    ),
     "truncated": (
         "UCD, k = lag = 1, stopped at 100 sweeps (biased)",
         UCD(num_pairs=1000, k=1, lag=1, max_sweeps=100, allow_unmet=True),
@@ -71,7 +80,10 @@ METHODS: dict[str, tuple[str, Estimator]] = {
     "pcd_ucd": ("PCD for 2000 steps, then UCD from its chains", _PERSISTENT),
     "particles": ("ParticleUCD, 500 particles", _PARTICLES),
     # corrections of pairs that meet late have a smaller weight
-    "window": ("ParticleUCD, 500 particles, k = 1, m = 3", dataclasses.replace(_PARTICLES, k=1, m=3)),
+    "window": (
+        "ParticleUCD, 500 particles, k = 1, m = 3",
+        dataclasses.replace(_PARTICLES, k=1, m=3),
+    ),
     "weighted": ("WeightedPCD, 1000 chains", WeightedPCD(num_watchers=0)),
 }
 _FIRST = 2000  # steps of PCD before UCD
@@ -87,13 +99,46 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--steps", type=int, default=5000)
     add("--rate", type=float, default=0.1)
-    add("--falling", action="store_true", help="let the rate fall linearly to a fiftieth")
-    add("--bound", type=float, default=math.inf, help="of the params; inf for no projection")
-    add("--average", action="store_true", help="evaluate the mean of the second half of the iterates, too")
-    add("--chains", type=int, default=len(ROWS), help="of CD: rows are repeated; 1000 in the paper")
-    add("--every", type=int, default=20, help="steps between values of the exact log-likelihood")
-    add("--variance-every", type=int, default=0, help="steps between values of the gradient's variance")
-    add("--seconds", type=float, default=math.inf, help="of the processor, after which a run ends")
+    add(
+        "--falling",
+        action="store_true",
+        help="let the rate fall linearly to a fiftieth",
+    )
+    add(
+        "--bound",
+        type=float,
+        default=math.inf,
+        help="of the params; inf for no projection",
+    )
+    add(
+        "--average",
+        action="store_true",
+        help="evaluate the mean of the second half of the iterates, too",
+    )
+    add(
+        "--chains",
+        type=int,
+        default=len(ROWS),
+        help="of CD: rows are repeated; 1000 in the paper",
+    )
+    add(
+        "--every",
+        type=int,
+        default=20,
+        help="steps between values of the exact log-likelihood",
+    )
+    add(
+        "--variance-every",
+        type=int,
+        default=0,
+        help="steps between values of the gradient's variance",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="of the processor, after which a run ends",
+    )
     args = records.parse(parser, argv, "steps", "rate", "bound", "chains", "every")
     args.records = Records(args.out, "bars_and_stripes", args.name)
     return args
@@ -106,10 +151,17 @@ def total(params: Any) -> Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def gradient_variance(estimator: Estimator, params: Any, state: Any, key: Array) -> Array:
+def gradient_variance(
+    estimator: Estimator, params: Any, state: Any, key: Array
+) -> Array:
     """Return the trace of the gradient's covariance over 20 repeats at these params."""
     batch = Batch.uniform({"v": jnp.asarray(ROWS)})
-    at = lambda i: estimator.estimate(GRAPH, params, state, batch, random.fold_in(key, i)).gradient
+
+    def at(i):
+        return estimator.estimate(
+            GRAPH, params, state, batch, random.fold_in(key, i)
+        ).gradient
+
     repeats = lax.map(at, jnp.arange(20, dtype=jnp.uint32))
     return sum(g.reshape(20, -1).var(0, ddof=1).sum() for g in jax.tree.leaves(repeats))
 
@@ -118,19 +170,27 @@ class Curve:
     """Callback of ``fit``: exact log-likelihoods, seconds and variances; stops the run after a time."""
 
     def __init__(self, estimator: Estimator, args: argparse.Namespace) -> None:
-        self.estimator, self.args = estimator, args
+        self.estimator = estimator
+        self.args = args
         self.points: list[tuple[int, float, float]] = []
         self.variance: list[tuple[int, float]] = []
-        self.start, self.used, self.excluded = time.monotonic(), time.process_time(), 0.0
+        self.start = time.monotonic()
+        self.used = time.process_time()
+        self.excluded = 0.0
 
     def __call__(self, progress: ebmpp.training.Progress) -> bool:
         """Add a point."""
         jax.block_until_ready(progress.params)
-        now, step = time.monotonic(), progress.step
-        self.points.append((step, float(total(progress.params)), now - self.start - self.excluded))
+        now = time.monotonic()
+        step = progress.step
+        self.points.append(
+            (step, float(total(progress.params)), now - self.start - self.excluded)
+        )
         if self.args.variance_every and step and step % self.args.variance_every == 0:
             key = random.key_pair(jax.random.key(step))
-            value = gradient_variance(self.estimator, progress.params, progress.estimator_state, key)
+            value = gradient_variance(
+                self.estimator, progress.params, progress.estimator_state, key
+            )
             self.variance.append((step, float(value)))
         self.excluded += time.monotonic() - now
         return time.process_time() - self.used > self.args.seconds
@@ -140,23 +200,32 @@ class Curve:
         """Milliseconds per step from the second point on, before which everything is compiled."""
         if len(self.points) < 3:
             return math.nan
-        (first, _, start), (last, _, end) = self.points[1], self.points[-1]
+        first, _, start = self.points[1]
+        last, _, end = self.points[-1]
         return 1e3 * (end - start) / (last - first)
 
 
 def stages(method: str, args: argparse.Namespace) -> list[Stage]:
     """Return the stages of a run."""
-    rate = optax.linear_schedule(args.rate, args.rate / 50, args.steps) if args.falling else args.rate
+    rate = (
+        optax.linear_schedule(args.rate, args.rate / 50, args.steps)
+        if args.falling
+        else args.rate
+    )
     optimizer = optax.sgd(rate)
     if math.isfinite(args.bound):
-        optimizer = ebmpp.optimizers.projected(optimizer, ebmpp.optimizers.box(-args.bound, args.bound))
+        optimizer = ebmpp.optimizers.projected(
+            optimizer, ebmpp.optimizers.box(-args.bound, args.bound)
+        )
     if args.average:
         optimizer = ebmpp.optimizers.averaged(optimizer, start=args.steps // 2)
     estimator = METHODS[method][1]
     if method != "pcd_ucd" or args.steps <= _FIRST:
         return [Stage(num_steps=args.steps, estimator=estimator, optimizer=optimizer)]
     return [
-        Stage(num_steps=_FIRST, estimator=PCD(k=1, num_chains=200), optimizer=optimizer),
+        Stage(
+            num_steps=_FIRST, estimator=PCD(k=1, num_chains=200), optimizer=optimizer
+        ),
         Stage(num_steps=args.steps - _FIRST, estimator=estimator, optimizer=optimizer),
     ]
 
@@ -164,8 +233,14 @@ def stages(method: str, args: argparse.Namespace) -> list[Stage]:
 def run(method: str, seed: int, args: argparse.Namespace) -> None:
     """Train once and store the run."""
     label, estimator = METHODS[method]
-    rows = np.tile(ROWS, (-(-args.chains // len(ROWS)), 1)) if isinstance(estimator, CD) else ROWS
-    curve, ended, mean = Curve(estimator, args), "all steps", None
+    rows = (
+        np.tile(ROWS, (-(-args.chains // len(ROWS)), 1))
+        if isinstance(estimator, CD)
+        else ROWS
+    )
+    curve = Curve(estimator, args)
+    ended = "all steps"
+    mean = None
     try:
         fit = ebmpp.fit(
             GRAPH,
@@ -183,8 +258,11 @@ def run(method: str, seed: int, args: argparse.Namespace) -> None:
         if args.average:
             mean = float(total(ebmpp.optimizers.averaged_params(fit.optimizer_state)))
     except DivergenceError as error:
-        history, ended = error.history, f"stopped: {error}"
-    steps, values, seconds = (np.array(column) for column in zip(*curve.points, strict=True))
+        history = error.history
+        ended = f"stopped: {error}"
+    steps, values, seconds = (
+        np.array(column) for column in zip(*curve.points, strict=True)
+    )
     best = int(values.argmax())
     row: Row = {
         "method": label,
@@ -209,25 +287,37 @@ def run(method: str, seed: int, args: argparse.Namespace) -> None:
         row["meeting_time_mean"] = rounded(history["meeting_time_mean"].mean())
         row["meeting_time_max"] = int(history["meeting_time_max"].max())
         row["acceptance"] = rounded(history["acceptance"].mean())
-        row["sweeps_to_meet"] = averages(history["meeting_time_mean"].values.astype(float))
+        row["sweeps_to_meet"] = averages(
+            history["meeting_time_mean"].values.astype(float)
+        )
     args.records.save(method, seed, row)
     print(
-        f"{label}, seed {seed}: {values[-1]:.2f} at step {steps[-1]} after {seconds[-1]:.0f} s ({ended})",
+        f"{label}, seed {seed}: {values[-1]:.2f} at step {steps[-1]} after "
+        f"{seconds[-1]:.0f} s ({ended})",
         flush=True,
     )
 
 
-# -- the report ------------------------------------------------------------------------------------
+# -- the report ----------------------------------------------------------------------
 
 
 def draw(rows: list[Row], args: argparse.Namespace) -> None:
     """Draw log-likelihoods, meeting times, discarded draws and variances against the step."""
-    names = [n for n in ("sweeps_to_meet", "discarded", "variance") if any(row.get(n) for row in rows)]
+    names = [
+        n
+        for n in ("sweeps_to_meet", "discarded", "variance")
+        if any(row.get(n) for row in rows)
+    ]
     figure, axes = style.grid(1 + len(names), (5.4, 3.9), ncols=2)
     for index, (label, runs) in enumerate(by_method(rows).items()):
-        look = style.look(index) | {"linewidth": 1.3, "label": f"{label}, {len(runs)} seeds"}
+        look = style.look(index) | {
+            "linewidth": 1.3,
+            "label": f"{label}, {len(runs)} seeds",
+        }
         steps = max(([s for s, _ in row["curve"]] for row in runs), key=len)
-        pictures.band(axes[0], steps, [[v for _, v in row["curve"]] for row in runs], **look)
+        pictures.band(
+            axes[0], steps, [[v for _, v in row["curve"]] for row in runs], **look
+        )
         for row in runs:
             if row["mean_of_iterates"] is not None:
                 mark = {"marker": style.marker(index), "color": look["color"]}
@@ -235,10 +325,16 @@ def draw(rows: list[Row], args: argparse.Namespace) -> None:
         for ax, name in zip(axes[1:], names, strict=True):
             if name == "variance" and runs[0]["variance"]:
                 at = max(([s for s, _ in row["variance"]] for row in runs), key=len)
-                pictures.band(ax, at, [[v for _, v in row["variance"]] for row in runs], **look)
-            elif subset := [row for row in runs if name != "variance" and row.get(name)]:
+                pictures.band(
+                    ax, at, [[v for _, v in row["variance"]] for row in runs], **look
+                )
+            elif subset := [
+                row for row in runs if name != "variance" and row.get(name)
+            ]:
                 size = max(len(row[name]) for row in subset)
-                at = max(row["steps"] for row in subset) * (np.arange(size) + 0.5) / size
+                at = (
+                    max(row["steps"] for row in subset) * (np.arange(size) + 0.5) / size
+                )
                 pictures.band(ax, at, [row[name] for row in subset], **look)
     low = min(v for row in rows for _, v in row["curve"])
     pictures.likelihoods(axes[0], BEST, low, _TICKS, f"best possible, {BEST:.2f}")
@@ -252,7 +348,13 @@ def draw(rows: list[Row], args: argparse.Namespace) -> None:
         ax.set(ylabel=texts[name], yscale="linear" if name == "discarded" else "log")
     for ax in axes:
         ax.set_xlabel("step")
-    pictures.save(figure, axes, args.records.summary.with_suffix(".png"), "medians, and ranges over seeds", 2)
+    pictures.save(
+        figure,
+        axes,
+        args.records.summary.with_suffix(".png"),
+        "medians, and ranges over seeds",
+        2,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,7 +25,8 @@ def _grey(directory: Any = None, labels: bool = False, **options: Any) -> Any:
     return (rows, result[1]) if labels else rows
 
 
-#: Readers of rows in [0, 1] by name; each takes a folder, or None for the environment's.
+#: Readers of rows in [0, 1] by name; each takes a folder, or None for the
+#: environment's.
 READERS: dict[str, Callable[..., Any]] = {
     "digits": lambda directory=None, **options: ebmpp.data.digits(**options),
     "mnist": ebmpp.data.mnist,
@@ -42,12 +43,16 @@ def option(parser: argparse.ArgumentParser, default: str) -> None:
     """Add ``--data`` and ``--rows``."""
     text = f"{', '.join(READERS)}, or a folder with the files of one of them; default {default}"
     parser.add_argument("--data", type=_known, default=default, help=text)
-    parser.add_argument("--rows", type=int, help="rows at most, held-out ones included; default: all")
+    parser.add_argument(
+        "--rows", type=int, help="rows at most, held-out ones included; default: all"
+    )
 
 
 def _known(data: str) -> str:
     if data not in READERS and not Path(data).is_dir():
-        raise argparse.ArgumentTypeError(f"{data!r} is neither a folder nor one of {', '.join(READERS)}")
+        raise argparse.ArgumentTypeError(
+            f"{data!r} is neither a folder nor one of {', '.join(READERS)}"
+        )
     return data
 
 
@@ -64,7 +69,11 @@ def read(data: str, labels: bool = False) -> Any:
             return READERS[name](directory, **options)
         except FileNotFoundError as error:
             errors.append(str(error))
-    text = errors[0] if len(errors) == 1 else f"{data} holds the files of no reader: {'; '.join(errors)}"
+    text = (
+        errors[0]
+        if len(errors) == 1
+        else f"{data} holds the files of no reader: {'; '.join(errors)}"
+    )
     raise SystemExit(f"{text} Or take --data digits, which needs no file.")
 
 
@@ -82,6 +91,8 @@ def shuffled(data: str, seed: int, most: int | None = None) -> np.ndarray:
 def binary_split(args: argparse.Namespace, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return training rows and held-out ones, one in six, binarised once at random."""
     grey = shuffled(args.data, seed, args.rows)
-    rows = (np.random.default_rng([seed, 1]).random(grey.shape, np.float32) < grey).astype(np.float32)
+    rows = (
+        np.random.default_rng([seed, 1]).random(grey.shape, np.float32) < grey
+    ).astype(np.float32)
     cut = len(rows) // 6
     return rows[cut:], rows[:cut]

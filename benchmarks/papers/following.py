@@ -38,7 +38,10 @@ class Watch:
         seed: int = 0,
         seconds: float = math.inf,
     ) -> None:
-        self.graph, self.rows, self.seed, self.limit = graph, rows, seed, seconds
+        self.graph = graph
+        self.rows = rows
+        self.seed = seed
+        self.limit = seconds
         self.annealing = {
             "num_particles": particles,
             "num_temperatures": temperatures,
@@ -46,7 +49,8 @@ class Watch:
             "data": base,
         }
         self.points: list[dict[str, float]] = []
-        self.start, self.excluded = time.monotonic(), 0.0
+        self.start = time.monotonic()
+        self.excluded = 0.0
 
     def __call__(self, progress: Progress) -> bool:
         """Evaluate; return True when the time is over."""
@@ -58,8 +62,14 @@ class Watch:
             key = jax.random.fold_in(jax.random.key(self.seed), progress.step)
             ais = ebmpp.ais(self.graph, progress.params, rng_key=key, **self.annealing)
         point = {"step": progress.step, "seconds": seconds}
-        point |= {name: ais.average_log_likelihood(rows).value for name, rows in self.rows.items()}
-        point |= {"standard_error": ais.standard_error, "effective": ais.effective_sample_size}
+        point |= {
+            name: ais.average_log_likelihood(rows).value
+            for name, rows in self.rows.items()
+        }
+        point |= {
+            "standard_error": ais.standard_error,
+            "effective": ais.effective_sample_size,
+        }
         self.points.append(point)
         self.excluded += time.monotonic() - now
         return seconds > self.limit
@@ -71,7 +81,9 @@ class Watch:
         """
         self.start = time.monotonic()
         try:
-            history = ebmpp.fit(self.graph, data, callbacks=[self], progress_bar=False, **options).history
+            history = ebmpp.fit(
+                self.graph, data, callbacks=[self], progress_bar=False, **options
+            ).history
         except DivergenceError as error:
             return error.history, f"stopped: {error}"
         stopped = history.sizes["step"] < total
@@ -82,7 +94,8 @@ class Watch:
         """Seconds from the first monitored step on, before which everything is compiled."""
         if len(self.points) < 2:
             return math.nan
-        first, last = self.points[min(1, len(self.points) - 2)], self.points[-1]
+        first = self.points[min(1, len(self.points) - 2)]
+        last = self.points[-1]
         return (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
 
     def column(self, name: str) -> np.ndarray:
@@ -95,7 +108,8 @@ def coupling_numbers(history: xr.Dataset, most: int = 60) -> Row:
     if "meeting_time_mean" not in history or not history.sizes["step"]:
         return {}
     tau, lag, sweeps, trials = (
-        history[n].values.astype(float) for n in ("meeting_time_mean", "lag", "sweeps", "trials")
+        history[n].values.astype(float)
+        for n in ("meeting_time_mean", "lag", "sweeps", "trials")
     )
     discarded = 2 * (trials - 1)  # over the two draws of a sweep
     return {
@@ -112,7 +126,9 @@ def coupling_numbers(history: xr.Dataset, most: int = 60) -> Row:
 
 def averages(values: np.ndarray, most: int = 60) -> list[float | None]:
     """Return means over consecutive parts; None where nothing is finite."""
-    means = [float(part.mean()) for part in np.array_split(values, min(most, len(values)))]
+    means = [
+        float(part.mean()) for part in np.array_split(values, min(most, len(values)))
+    ]
     return [round(mean, 3) if np.isfinite(mean) else None for mean in means]
 
 
@@ -124,15 +140,22 @@ def costs(rows: Sequence[Row], printed: Mapping[str, float]) -> str:
     :param rows: runs with "method", "ms_a_batch" and "sweeps_a_batch".
     :param printed: times of methods in the paper, in any unit.
     """
-    lines = [f"{'method':<52}{'runs':>5}{'ms a batch':>12}{'sweeps':>9}{'over CD-1':>11}{'printed':>9}"]
-    least = lambda runs: float(np.nanmin([row["ms_a_batch"] or np.nan for row in runs]))
+    lines = [
+        f"{'method':<52}{'runs':>5}{'ms a batch':>12}{'sweeps':>9}{'over CD-1':>11}{'printed':>9}"
+    ]
+
+    def least(runs):
+        return float(np.nanmin([row["ms_a_batch"] or np.nan for row in runs]))
+
     first = [row for row in rows if row["method"] == "CD-1"]
     for label, runs in by_method(rows).items():
         sweeps = float(np.median([row["sweeps_a_batch"] or np.nan for row in runs]))
         line = f"{label:<52}{len(runs):>5}{least(runs):>12.2f}{sweeps:>9.1f}"
         if first:
             line += f"{least(runs) / least(first):>11.1f}"
-            line += f"{printed[label] / printed['CD-1']:>9.1f}" if label in printed else ""
+            line += (
+                f"{printed[label] / printed['CD-1']:>9.1f}" if label in printed else ""
+            )
         lines.append(line)
     return "\n".join(lines)
 

@@ -2,29 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frechet distances of images drawn by Boltzmann machines, by training method (Taniguchi et al. 2023).
 
-Deep Boltzmann machines by UCD-LMI, by PCD with a mean-field posterior, and by the same with centered
-gradients; Gaussian-Bernoulli machines by PCD whose chains make Gibbs sweeps or Gibbs-Langevin sweeps. Each
-draws images from noise, which are compared with held-out ones by the Frechet distance of a classifier's
-hidden units.
+Deep Boltzmann machines by UCD-LMI, by PCD with a mean-field posterior, and by the same
+with centered gradients; Gaussian-Bernoulli machines by PCD whose chains make Gibbs
+sweeps or Gibbs-Langevin sweeps. Each draws images from noise, which are compared with
+held-out ones by the Frechet distance of a classifier's hidden units.
 
-**The distance is not the paper's FID**, which uses features of the Inception network; ours come from
-a small classifier that is trained here. The order of the methods can be compared with the paper's, but no
-figure. Machines and training are also far smaller than the paper's (6272 binary units per layer, 100,000
-steps).
+**The distance is not the paper's FID**, which uses features of the Inception network;
+ours come from a small classifier that is trained here. The order of the methods can be
+compared with the paper's, but no figure. Machines and training are also far smaller
+than the paper's (6272 binary units per layer, 100,000 steps).
 
-Classifier, samples and held-out images all have two levels, grey ones being thresholded at 1/2 (the paper
-has eight bits per pixel). A distance is computed of the pixels as drawn, and of the same states with every
-pixel at its mode given the latents, which removes the noise of single pixels that local modes do not have.
-Training rows and independent pixels are the references.
+Classifier, samples and held-out images all have two levels, grey ones being thresholded
+at 1/2 (the paper has eight bits per pixel). A distance is computed of the pixels as
+drawn, and of the same states with every pixel at its mode given the latents, which
+removes the noise of single pixels that local modes do not have. Training rows and
+independent pixels are the references.
 
-``--only lmi lmi_biased lmi_binary lmi_whole lmi_gaussian`` removes one part of UCD-LMI at a time, as the
-paper's table 2 does. ``python benchmarks/papers/image_quality.py`` reads MNIST from ``EBMPP_DATA_DIR``;
-``--data digits`` needs no file.
+``--only lmi lmi_biased lmi_binary lmi_whole lmi_gaussian`` removes one part of UCD-LMI
+at a time, as the paper's table 2 does. ``python benchmarks/papers/image_quality.py``
+reads MNIST from ``EBMPP_DATA_DIR``; ``--data digits`` needs no file.
 
 **References**
 
-1. Taniguchi et al. (2023), *End-to-end training of deep Boltzmann machines by unbiased contrastive
-   divergence with local mode initialization*, tables 1 and 2.
+1. Taniguchi et al. (2023), *End-to-end training of deep Boltzmann machines by unbiased
+   contrastive divergence with local mode initialization*, tables 1 and 2.
 2. Montavon, Mueller (2012), *Deep Boltzmann machines and the centering trick*.
 3. Liao et al. (2022), *Gaussian-Bernoulli RBMs without tears*.
 """
@@ -75,23 +76,61 @@ class Method(NamedTuple):
     estimator: Estimator | None = None
 
 
-_BOTH, _MODES = ("Gibbs", "local modes"), ("local modes",)
-#: A unit of 0 and 1 is (1 + spin) / 2: its weights are four times as large and take up to 16 times the rate.
+_BOTH = ("Gibbs", "local modes")
+_MODES = ("local modes",)
+#: A unit of 0 and 1 is (1 + spin) / 2: its weights are four times as large and take up
+#: to 16 times the rate.
 METHODS = {
-    "lmi": Method("UCD-LMI", 10.33, _BOTH[::-1], "spin", 0.01, "orthogonal", LocalModeUCD()),
+    "lmi": Method(
+        "UCD-LMI", 10.33, _BOTH[::-1], "spin", 0.01, "orthogonal", LocalModeUCD()
+    ),
     "pcd": Method("PCD, mean field", None, _BOTH, "spin", 0.004),
     "centered": Method("centered PCD, mean field", 89.10, _BOTH, "binary", 0.05),
     "gibbs": Method("Gaussian-Bernoulli", 47.53, ("Gibbs",), "grey", 0.0005),
-    "langevin": Method("Gaussian-Bernoulli, Langevin", 17.49, ("Gibbs-Langevin",), "grey", 0.0005),
+    "langevin": Method(
+        "Gaussian-Bernoulli, Langevin", 17.49, ("Gibbs-Langevin",), "grey", 0.0005
+    ),
 }
 _TABLE_1 = tuple(METHODS)
 METHODS |= {
     name: Method(f"UCD-LMI, {text}", fid, _MODES, pixels, rate, scheme, estimator)
     for name, text, fid, pixels, rate, scheme, estimator in (
-        ("lmi_biased", "no correction", 112.1, "spin", 0.01, "orthogonal", local_modes.Uncorrected()),
-        ("lmi_binary", "units of 0 and 1", 30.27, "binary", 0.16, "orthogonal", LocalModeUCD()),
-        ("lmi_whole", "nothing summed out", 13.70, "spin", 0.01, "orthogonal", LocalModeUCD(marginalize=())),
-        ("lmi_gaussian", "no orthogonal weights", 18.20, "spin", 0.01, "gaussian", LocalModeUCD()),
+        (
+            "lmi_biased",
+            "no correction",
+            112.1,
+            "spin",
+            0.01,
+            "orthogonal",
+            local_modes.Uncorrected(),
+        ),
+        (
+            "lmi_binary",
+            "units of 0 and 1",
+            30.27,
+            "binary",
+            0.16,
+            "orthogonal",
+            LocalModeUCD(),
+        ),
+        (
+            "lmi_whole",
+            "nothing summed out",
+            13.70,
+            "spin",
+            0.01,
+            "orthogonal",
+            LocalModeUCD(marginalize=()),
+        ),
+        (
+            "lmi_gaussian",
+            "no orthogonal weights",
+            18.20,
+            "spin",
+            0.01,
+            "gaussian",
+            LocalModeUCD(),
+        ),
     )
 }
 
@@ -111,20 +150,43 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options."""
     parser = records.parser(__doc__)
     add = parser.add_argument
-    add("--only", nargs="+", choices=tuple(METHODS), default=list(_TABLE_1), help="methods to run")
+    add(
+        "--only",
+        nargs="+",
+        choices=tuple(METHODS),
+        default=list(_TABLE_1),
+        help="methods to run",
+    )
     datasets.option(parser, "mnist")
-    add("--sides", type=int, nargs=2, default=(200, 200), help="latent units of the layers; their sum in one")
+    add(
+        "--sides",
+        type=int,
+        nargs=2,
+        default=(200, 200),
+        help="latent units of the layers; their sum in one",
+    )
     add("--steps", type=int, default=10_000)
     add("--batch-size", type=int, default=100)
     add("--chains", type=int, default=100, help="persistent chains, or pairs")
     add("--samples", type=int, default=2000)
-    add("--sweeps", type=int, default=300, help="of each chain, from noise to its sample")
+    add(
+        "--sweeps",
+        type=int,
+        default=300,
+        help="of each chain, from noise to its sample",
+    )
     add("--epochs", type=int, default=20, help="of the classifier")
-    args = records.parse(parser, argv, "steps", "batch_size", "chains", "sweeps", "epochs")
+    args = records.parse(
+        parser, argv, "steps", "batch_size", "chains", "sweeps", "epochs"
+    )
     if args.samples < 40:
-        parser.error(f"--samples must be at least 40 for a standard error, got {args.samples}.")
+        parser.error(
+            f"--samples must be at least 40 for a standard error, got {args.samples}."
+        )
     tag = datasets.tag(args.data)
-    args.records = Records(args.out, "image_quality", args.name, "" if tag == "mnist" else tag)
+    args.records = Records(
+        args.out, "image_quality", args.name, "" if tag == "mnist" else tag
+    )
     return args
 
 
@@ -134,25 +196,32 @@ def load(args: argparse.Namespace) -> Data:
     rng = np.random.default_rng(0)
     order = rng.permutation(len(rows))[: args.rows]
     levels = 17 if args.data == "digits" else 256
-    binary, cut = ebmpp.data.binarize(rows)[order], len(order) // 6
+    binary = ebmpp.data.binarize(rows)[order]
+    cut = len(order) // 6
     grey = gaussian_bernoulli.spread(rows[order], levels, rng)
-    # every pixel gets variance 1, so that Adam's steps, all of one size, are small for each of them
+    # every pixel gets variance 1, so that Adam's steps, all of one size, are small for
+    # each of them
     deviation = grey.train.std(0)
     grey = grey._replace(
-        train=grey.train / deviation, held_out=grey.held_out / deviation, scale=grey.scale * deviation
+        train=grey.train / deviation,
+        held_out=grey.held_out / deviation,
+        scale=grey.scale * deviation,
     )
     edge = (1 + (levels - 1) // 2) / levels  # binarize's threshold in whole levels
-    features = ClassifierFeatures.fit(binary[cut:], labels[order[cut:]], num_epochs=args.epochs)
+    features = ClassifierFeatures.fit(
+        binary[cut:], labels[order[cut:]], num_epochs=args.epochs
+    )
     print(f"classifier: accuracy {features.accuracy:.1%}", flush=True)
     return Data(binary[cut:], binary[:cut], grey, edge, features)
 
 
-# -- models ----------------------------------------------------------------------------------------
+# -- models --------------------------------------------------------------------------
 
 
 def declare(name: str, data: Data, args: argparse.Namespace) -> FactorGraph:
     """Return the machine: two latent layers, or one with as many units for grey pixels."""
-    pixels, sides = data.train.shape[1], args.sides
+    pixels = data.train.shape[1]
+    sides = args.sides
     if METHODS[name].pixels == "grey":
         return gaussian_bernoulli.declare(pixels, sum(sides))
     family = Spin if METHODS[name].pixels == "spin" else Bernoulli
@@ -170,11 +239,14 @@ def estimator(name: str, graph: FactorGraph, chains: int) -> Estimator:
     return Centered(pcd) if name == "centered" else pcd
 
 
-def train(name: str, graph: FactorGraph, data: Data, seed: int, args: argparse.Namespace) -> ebmpp.Fit:
+def train(
+    name: str, graph: FactorGraph, data: Data, seed: int, args: argparse.Namespace
+) -> ebmpp.Fit:
     """Train by plain steps, or by Adam's for grey pixels, at a rate that decays along a cosine."""
     method = METHODS[name]
     schedule = optax.cosine_decay_schedule(method.rate, args.steps, alpha=0.04)
-    rows, options = data.train, {"init": method.scheme, "optimizer": optax.sgd(schedule)}
+    rows = data.train
+    options = {"init": method.scheme, "optimizer": optax.sgd(schedule)}
     if method.pixels == "spin":
         rows = 2 * rows - 1
     if method.pixels == "grey":
@@ -193,13 +265,21 @@ def train(name: str, graph: FactorGraph, data: Data, seed: int, args: argparse.N
     )
 
 
-def draw_states(sampler: str, graph: FactorGraph, params: Any, seed: int, args: argparse.Namespace) -> Any:
+def draw_states(
+    sampler: str, graph: FactorGraph, params: Any, seed: int, args: argparse.Namespace
+) -> Any:
     """Return states, each from its own start in noise."""
     if sampler == "local modes":
         key = jax.random.key(1000 + seed)
-        return ebmpp.local_search(graph, params, rng_key=key, num_rows=args.samples).state
-    kernel = GibbsLangevin(graph) if sampler == "Gibbs-Langevin" else BlockedGibbs(graph)
-    run = common.chains(kernel, params, 1000 + seed, warmup=args.sweeps - 1, count=args.samples)
+        return ebmpp.local_search(
+            graph, params, rng_key=key, num_rows=args.samples
+        ).state
+    kernel = (
+        GibbsLangevin(graph) if sampler == "Gibbs-Langevin" else BlockedGibbs(graph)
+    )
+    run = common.chains(
+        kernel, params, 1000 + seed, warmup=args.sweeps - 1, count=args.samples
+    )
     return run.get_samples()
 
 
@@ -207,22 +287,32 @@ def two_levels(name: str, data: Data, v: Any) -> np.ndarray:
     """Return values of a method's visible units as images of two levels."""
     if METHODS[name].pixels == "grey":
         return (data.grey.grey(v) >= data.edge).astype(np.float32)
-    return (np.asarray(v) > (0.0 if METHODS[name].pixels == "spin" else 0.5)).astype(np.float32)
+    return (np.asarray(v) > (0.0 if METHODS[name].pixels == "spin" else 0.5)).astype(
+        np.float32
+    )
 
 
-# -- measures ----------------------------------------------------------------------------------------
+# -- measures ------------------------------------------------------------------------
 
 
 def measure(images: np.ndarray, data: Data) -> dict[str, float]:
     """Return the distance from held-out images, also extrapolated to infinitely many samples."""
-    result = frechet_distance(images, data.held_out, features=data.features, extrapolate=True)
-    values = {"distance": result.value, "extrapolated": result.extrapolated, "error": result.standard_error}
+    result = frechet_distance(
+        images, data.held_out, features=data.features, extrapolate=True
+    )
+    values = {
+        "distance": result.value,
+        "extrapolated": result.extrapolated,
+        "error": result.standard_error,
+    }
     return {name: rounded(value, 4) for name, value in values.items()}
 
 
 def run(name: str, seed: int, data: Data, args: argparse.Namespace) -> None:
     """Train once, and store the distances by sampler."""
-    graph, start, method = declare(name, data, args), time.monotonic(), METHODS[name]
+    graph = declare(name, data, args)
+    start = time.monotonic()
+    method = METHODS[name]
     fit = train(name, graph, data, seed, args)
     jax.block_until_ready(fit.params)
     known: Row = {"seed": seed, "train_seconds": round(time.monotonic() - start, 1)}
@@ -234,9 +324,14 @@ def run(name: str, seed: int, data: Data, args: argparse.Namespace) -> None:
         eta = graph.natural_parameters(fit.params, state, "v")
         samples = two_levels(name, data, state["v"])
         modes = two_levels(name, data, graph.families["v"].mode(eta))
-        row = known | {"method": f"{method.label}: {sampler}", "fid": None if number else method.fid}
+        row = known | {
+            "method": f"{method.label}: {sampler}",
+            "fid": None if number else method.fid,
+        }
         row |= {"drawn": measure(samples, data), "modes": measure(modes, data)}
-        row["shown"] = np.concatenate([samples[:_SHOWN], modes[:_SHOWN]]).astype(int).tolist()
+        row["shown"] = (
+            np.concatenate([samples[:_SHOWN], modes[:_SHOWN]]).astype(int).tolist()
+        )
         args.records.save(f"{name}-{number}", seed, row)
         print(line(row), flush=True)
 
@@ -247,15 +342,23 @@ def references(data: Data, args: argparse.Namespace) -> None:
     rate = data.train.mean(0)
     rows = {
         "training rows": data.train[rng.permutation(len(data.train))[: args.samples]],
-        "independent pixels": (rng.uniform(size=(args.samples, len(rate))) < rate).astype(np.float32),
+        "independent pixels": (
+            rng.uniform(size=(args.samples, len(rate))) < rate
+        ).astype(np.float32),
     }
     for number, (label, images) in enumerate(rows.items()):
         examples = images[: 2 * _SHOWN].astype(int).tolist()
-        row = {"method": label, "seed": 0, "fid": None, "drawn": measure(images, data), "shown": examples}
+        row = {
+            "method": label,
+            "seed": 0,
+            "fid": None,
+            "drawn": measure(images, data),
+            "shown": examples,
+        }
         args.records.save(f"references-{number}", 0, row)
 
 
-# -- the report ------------------------------------------------------------------------------------
+# -- the report ----------------------------------------------------------------------
 
 
 def line(row: Row) -> str:
@@ -272,20 +375,41 @@ def draw_distances(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw each run's distance with two standard errors, and against the seconds of training."""
     figure, (left, right) = style.grid(2, (5.6, 1.4 + 0.36 * len(rows)))
     for place, row in enumerate(rows):
-        for index, (part, name) in enumerate({"drawn": "as drawn", "modes": "pixels at modes"}.items()):
+        for index, (part, name) in enumerate(
+            {"drawn": "as drawn", "modes": "pixels at modes"}.items()
+        ):
             if part in row:
-                look = {"color": style.COLORS[index], "marker": style.marker(index), "linestyle": "none"}
-                look |= {"markersize": 6, "markerfacecolor": "white", "label": name, "capsize": 2}
-                value, error = row[part]["distance"], 2 * row[part]["error"]
+                look = {
+                    "color": style.COLORS[index],
+                    "marker": style.marker(index),
+                    "linestyle": "none",
+                }
+                look |= {
+                    "markersize": 6,
+                    "markerfacecolor": "white",
+                    "label": name,
+                    "capsize": 2,
+                }
+                value = row[part]["distance"]
+                error = 2 * row[part]["error"]
                 left.errorbar(value, place + 0.16 * (2 * index - 1), xerr=error, **look)
                 if "train_seconds" in row:
                     right.errorbar(row["train_seconds"], value, yerr=error, **look)
         if "train_seconds" in row:
-            right.annotate(f"{place + 1}", (row["train_seconds"], row["drawn"]["distance"]), fontsize=8)
-    names = [textwrap.fill(f"{place + 1}  {row['method']}", 40) for place, row in enumerate(rows)]
+            right.annotate(
+                f"{place + 1}",
+                (row["train_seconds"], row["drawn"]["distance"]),
+                fontsize=8,
+            )
+    names = [
+        textwrap.fill(f"{place + 1}  {row['method']}", 40)
+        for place, row in enumerate(rows)
+    ]
     left.set_yticks(range(len(rows)), names, fontsize=8)
     left.invert_yaxis()
-    left.set_xlabel("Frechet distance from held-out images,\nin a small classifier's features (not the FID)")
+    left.set_xlabel(
+        "Frechet distance from held-out images,\nin a small classifier's features (not the FID)"
+    )
     right.set(xlabel="seconds of training", xscale="log", yscale="log")
     pictures.save(figure, np.array([left, right]), path, title, 2)
 
@@ -298,8 +422,15 @@ def draw_images(rows: Sequence[Row], title: str, path: Path) -> None:
         side = round(images.shape[1] ** 0.5)
         ebmpp.plots.plot_units(images, (side, side), ncols=10, ax=ax)
         ax.axis("off")
-        ax.set_title(f"{row['method']}\ndistance {row['drawn']['distance']:.1f}", fontsize=9, loc="left")
-    figure.suptitle(f"{title}\nupper two lines as drawn, lower two with pixels at their modes", fontsize=9)
+        ax.set_title(
+            f"{row['method']}\ndistance {row['drawn']['distance']:.1f}",
+            fontsize=9,
+            loc="left",
+        )
+    figure.suptitle(
+        f"{title}\nupper two lines as drawn, lower two with pixels at their modes",
+        fontsize=9,
+    )
     figure.savefig(path, dpi=110)
 
 
@@ -315,16 +446,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [f"{name}-{n}" for name in ("references", *METHODS) for n in (0, 1)]
     rows = args.records.load(names)
     size = "-".join(map(str, args.sides))
-    title = f"{datasets.tag(args.data)} in two levels, latent {size}, {args.steps:,} steps"
+    title = (
+        f"{datasets.tag(args.data)} in two levels, latent {size}, {args.steps:,} steps"
+    )
     if rows:
         args.records.write(
-            {"title": title, "runs": [{k: row[k] for k in row if k != "shown"} for row in rows]}
+            {
+                "title": title,
+                "runs": [{k: row[k] for k in row if k != "shown"} for row in rows],
+            }
         )
         draw_images(rows, title, args.records.summary.with_suffix(".png"))
     else:
         rows = args.records.summarize(())["runs"]
-    head = f"{'':<46}{'seed':>5}{'as drawn':>9} {'extrapolated':>16}{'modes':>9} {'extrapolated':>16}"
-    print(f"{head}{'FID *':>8}", *map(line, rows), "* as printed: another measure", sep="\n")
+    head = (
+        f"{'':<46}{'seed':>5}{'as drawn':>9} {'extrapolated':>16}{'modes':>9} "
+        f"{'extrapolated':>16}"
+    )
+    print(
+        f"{head}{'FID *':>8}",
+        *map(line, rows),
+        "* as printed: another measure",
+        sep="\n",
+    )
     draw_distances(rows, title, args.out / f"{args.records.stem}_distances.png")
 
 

@@ -2,23 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indirect sampling likelihood by the number of samples, for five samplers of one model.
 
-One restricted Boltzmann machine, trained by PCD; from it one chain each of Gibbs, rates-FPCD,
-rates-herding, sample penalisation and parallel tempering, from uniform starts. The curves show how likely
-held-out rows are under a kernel density of the first samples. Step sizes (and the decay of the
-penalisation) are chosen by the measure on validation rows at ``--tune`` samples, as in the paper.
-rates-FPCD, herding and penalisation are therefore shown at their best, and do not sample the model. The
-measure prefers samples at modes, where all of herding's are. "training rows" are what good samples can
-reach.
+One restricted Boltzmann machine, trained by PCD; from it one chain each of Gibbs,
+rates-FPCD, rates-herding, sample penalisation and parallel tempering, from uniform
+starts. The curves show how likely held-out rows are under a kernel density of the first
+samples. Step sizes (and the decay of the penalisation) are chosen by the measure on
+validation rows at ``--tune`` samples, as in the paper. rates-FPCD, herding and
+penalisation are therefore shown at their best, and do not sample the model. The measure
+prefers samples at modes, where all of herding's are. "training rows" are what good
+samples can reach.
 
-A sample costs one sweep, for parallel tempering 2 sweeps of each temperature, for herding a search.
+A sample costs one sweep, for parallel tempering 2 sweeps of each temperature, for
+herding a search.
 
-``python benchmarks/papers/mixing.py`` takes minutes on scikit-learn's digits; ``--data mnist --hidden 500
---samples 200000`` is the paper's setting. The trained params are stored in ``raw/`` of the output folder.
+``python benchmarks/papers/mixing.py`` takes minutes on scikit-learn's digits;
+``--data mnist --hidden 500 --samples 200000`` is the paper's setting. The trained
+params are stored in ``raw/`` of the output folder.
 
 **References**
 
-1. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from an RBM-derived
-   process*, section 5, figure 2.
+1. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from an
+   RBM-derived process*, section 5, figure 2.
 """
 
 import argparse
@@ -65,7 +68,9 @@ SAMPLERS = {
     "fpcd": Sampler("rates-FPCD", RatesFPCD, _BY_RATE, rated=True),
     "herding": Sampler("rates-herding", RatesHerding, _BY_RATE, rated=True),
     "penalization": Sampler("sample penalisation", SamplePenalization, _BY_DECAY),
-    "tempering": Sampler("parallel tempering", ParallelTempering, ({"num_temperatures": 10},), share=0.1),
+    "tempering": Sampler(
+        "parallel tempering", ParallelTempering, ({"num_temperatures": 10},), share=0.1
+    ),
 }
 
 
@@ -76,7 +81,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--samples", type=int, default=10_000)
     add("--tune", type=int, default=1000, help="samples by which step sizes are chosen")
-    args = records.parse(parser, argv, "hidden", "steps", "rate", "samples", "tune", "most_rows")
+    args = records.parse(
+        parser, argv, "hidden", "steps", "rate", "samples", "tune", "most_rows"
+    )
     args.tune = min(args.tune, args.samples)
     args.records = Records(args.out, "mixing", datasets.tag(args.data), args.name)
     return args
@@ -88,14 +95,25 @@ def options(parser: argparse.ArgumentParser) -> None:
     datasets.option(parser, "digits")
     add("--hidden", type=int, default=100, help="latent units")
     add("--steps", type=int, default=5000, help="of training")
-    add("--rate", type=float, default=0.05, help="first rate of training; it decays along a cosine")
-    add("--most-rows", type=int, default=2000, help="held-out and validation rows at most")
+    add(
+        "--rate",
+        type=float,
+        default=0.05,
+        help="first rate of training; it decays along a cosine",
+    )
+    add(
+        "--most-rows",
+        type=int,
+        default=2000,
+        help="held-out and validation rows at most",
+    )
 
 
 def load(args: argparse.Namespace) -> dict[str, np.ndarray]:
     """Return binary rows: for training, for validation, and held out."""
     if args.data == "mnist":  # of the 60,000 training images the last are held out
-        rows, cuts = ebmpp.data.binarize(ebmpp.data.mnist())[::-1], (5_000, 10_000)
+        rows = ebmpp.data.binarize(ebmpp.data.mnist())[::-1]
+        cuts = (5_000, 10_000)
     else:
         rows = ebmpp.data.binarize(datasets.shuffled(args.data, 0, args.rows))
         part = round(len(rows) / 6)
@@ -108,15 +126,23 @@ def load(args: argparse.Namespace) -> dict[str, np.ndarray]:
     }
 
 
-def cosine_sgd(args: argparse.Namespace, factor: float = 1.0) -> optax.GradientTransformation:
+def cosine_sgd(
+    args: argparse.Namespace, factor: float = 1.0
+) -> optax.GradientTransformation:
     """Return gradient descent at the falling rate."""
-    return optax.sgd(optax.cosine_decay_schedule(factor * args.rate, args.steps, alpha=0.02))
+    return optax.sgd(
+        optax.cosine_decay_schedule(factor * args.rate, args.steps, alpha=0.02)
+    )
 
 
-def trained(args: argparse.Namespace, rows: np.ndarray) -> tuple[FactorGraph, dict[str, Array]]:
+def trained(
+    args: argparse.Namespace, rows: np.ndarray
+) -> tuple[FactorGraph, dict[str, Array]]:
     """Return the model, trained once."""
     rbm = ebmpp.layered(v=Bernoulli(rows.shape[1]), h=Bernoulli(args.hidden))
-    path = args.out / "raw" / f"{args.records.stem}-model-{args.hidden}-{args.steps}.npz"
+    path = (
+        args.out / "raw" / f"{args.records.stem}-model-{args.hidden}-{args.steps}.npz"
+    )
     if path.exists():
         return rbm, {name: jax.numpy.asarray(a) for name, a in np.load(path).items()}
     fit = ebmpp.fit(
@@ -134,23 +160,31 @@ def trained(args: argparse.Namespace, rows: np.ndarray) -> tuple[FactorGraph, di
 
 
 @partial(jax.jit, static_argnums=(0, 3, 4))
-def draw_samples(kernel: Any, state: Any, model_args: tuple, count: int, thin: int = 1) -> tuple[Any, Array]:
+def draw_samples(
+    kernel: Any, state: Any, model_args: tuple, count: int, thin: int = 1
+) -> tuple[Any, Array]:
     """Return the last state and visible units after every ``thin`` calls of the kernel."""
 
     def step(state: Any, _: None) -> tuple[Any, Array]:
-        state = lax.fori_loop(0, thin, lambda _, s: kernel.sample(s, model_args, {}), state)
+        state = lax.fori_loop(
+            0, thin, lambda _, s: kernel.sample(s, model_args, {}), state
+        )
         return state, state.z["v"].astype(bool)
 
     return lax.scan(step, state, length=count)
 
 
-def chain(kernel: Any, model_args: tuple, count: int, seed: int) -> tuple[np.ndarray, float]:
+def chain(
+    kernel: Any, model_args: tuple, count: int, seed: int
+) -> tuple[np.ndarray, float]:
     """Return samples of one chain, and seconds per sample after the first part, which compiles."""
     warmup = 127 if isinstance(kernel, ParallelTempering) else 0
     state = kernel.init(jax.random.key(seed), warmup, None, model_args, {})
     if warmup:
         state, _ = draw_samples(kernel, state, model_args, warmup)
-    size, parts, start = min(_PART, -(-count // 2)), [], 0.0
+    size = min(_PART, -(-count // 2))
+    parts = []
+    start = 0.0
     for index in range(-(-count // size)):
         if index == 1:
             start = time.monotonic()
@@ -163,7 +197,9 @@ def chain(kernel: Any, model_args: tuple, count: int, seed: int) -> tuple[np.nda
 def score(samples: np.ndarray, rows: np.ndarray) -> float:
     """Return the measure on one half of validation rows, with the bandwidth chosen by the other."""
     half = len(rows) // 2
-    result = indirect_likelihood(samples, rows[:half], validation=rows[half:], num_samples=[len(samples)])
+    result = indirect_likelihood(
+        samples, rows[:half], validation=rows[half:], num_samples=[len(samples)]
+    )
     return float(result.value[-1])
 
 
@@ -171,7 +207,9 @@ def measure(samples: np.ndarray, rows: dict[str, np.ndarray]) -> Row:
     """Return the measure on held-out rows by the number of samples: 10, 20, 50, 100 and so on."""
     counts = [m * 10**p for p in range(1, 7) for m in (1, 2, 5)]
     counts = [n for n in counts if n < len(samples)] + [len(samples)]
-    result = indirect_likelihood(samples, rows["held_out"], validation=rows["validation"], num_samples=counts)
+    result = indirect_likelihood(
+        samples, rows["held_out"], validation=rows["validation"], num_samples=counts
+    )
     return {
         "samples": result.num_samples.tolist(),
         "value": np.round(result.value, 3).tolist(),
@@ -179,20 +217,40 @@ def measure(samples: np.ndarray, rows: dict[str, np.ndarray]) -> Row:
     }
 
 
-def run(name: str, graph: FactorGraph, params: dict, rows: dict, args: argparse.Namespace) -> None:
+def run(
+    name: str, graph: FactorGraph, params: dict, rows: dict, args: argparse.Namespace
+) -> None:
     """Choose a sampler's options, then store its curves."""
     sampler = SAMPLERS[name]
-    model_args = (params, data_statistics(graph, params, rows["train"])) if sampler.rated else (params,)
-    best, most = sampler.options[0], max(100, int(sampler.share * args.samples))
+    model_args = (
+        (params, data_statistics(graph, params, rows["train"]))
+        if sampler.rated
+        else (params,)
+    )
+    best = sampler.options[0]
+    most = max(100, int(sampler.share * args.samples))
     if len(sampler.options) > 1:
-        tuned = (chain(sampler.kernel(graph, **o), model_args, args.tune, 1000)[0] for o in sampler.options)
-        best = sampler.options[int(np.argmax([score(samples, rows["validation"]) for samples in tuned]))]
+        tuned = (
+            chain(sampler.kernel(graph, **o), model_args, args.tune, 1000)[0]
+            for o in sampler.options
+        )
+        best = sampler.options[
+            int(np.argmax([score(samples, rows["validation"]) for samples in tuned]))
+        ]
     for seed in args.seeds:
         samples, seconds = chain(sampler.kernel(graph, **best), model_args, most, seed)
-        row = {"method": sampler.label, "seed": seed, "options": best, "seconds_a_sample": rounded(seconds)}
+        row = {
+            "method": sampler.label,
+            "seed": seed,
+            "options": best,
+            "seconds_a_sample": rounded(seconds),
+        }
         row |= measure(samples, rows)
         args.records.save(name, seed, row)
-        print(f"{sampler.label} {best}: {row['value'][-1]:.2f} from {most}, {seconds:.3g} s each", flush=True)
+        print(
+            f"{sampler.label} {best}: {row['value'][-1]:.2f} from {most}, {seconds:.3g} s each",
+            flush=True,
+        )
 
 
 def draw(result: Row, args: argparse.Namespace) -> None:
@@ -209,8 +267,17 @@ def draw(result: Row, args: argparse.Namespace) -> None:
     for ax, text in zip(axes, ("samples", "seconds of sampling"), strict=True):
         label = "training rows as samples"
         ax.axhline(result["training_rows"], color=style.INK, linewidth=0.8, label=label)
-        ax.set(xscale="log", xlabel=text, ylabel="indirect sampling likelihood\nper held-out row (nats)")
-    pictures.save(figure, axes, args.records.summary.with_suffix(".png"), pictures.over(len(args.seeds)))
+        ax.set(
+            xscale="log",
+            xlabel=text,
+            ylabel="indirect sampling likelihood\nper held-out row (nats)",
+        )
+    pictures.save(
+        figure,
+        axes,
+        args.records.summary.with_suffix(".png"),
+        pictures.over(len(args.seeds)),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -222,7 +289,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         graph, params = trained(args, rows["train"])
         for name in args.only:
             run(name, graph, params, rows, args)
-        known = {"hidden": args.hidden, "training_rows": measure(rows["train"], rows)["value"][-1]}
+        known = {
+            "hidden": args.hidden,
+            "training_rows": measure(rows["train"], rows)["value"][-1],
+        }
     draw(args.records.summarize(SAMPLERS, **known), args)
 
 

@@ -84,7 +84,9 @@ def _spectral(graph: FactorGraph, rate: float) -> optax.GradientTransformation:
 
 def spectral(graph: FactorGraph, batches: int, rate: float) -> list[Stage]:
     """Return spectral descent, whose step is as long as the sum of all singular values: rates are small."""
-    return [Stage(num_steps=batches, estimator=CD(k=24), optimizer=_spectral(graph, rate))]
+    return [
+        Stage(num_steps=batches, estimator=CD(k=24), optimizer=_spectral(graph, rate))
+    ]
 
 
 def warmed(_: FactorGraph, batches: int, rate: float) -> list[Stage]:
@@ -92,8 +94,14 @@ def warmed(_: FactorGraph, batches: int, rate: float) -> list[Stage]:
     first = max(1, batches * 5 // 6)
     after = UCD(num_pairs=1000, start="persistent")
     return [
-        Stage(num_steps=first, estimator=PCD(k=1, num_chains=1000), optimizer=_sgd(rate)),
-        Stage(num_steps=max(1, batches - first), estimator=after, optimizer=_sgd(rate / 10)),
+        Stage(
+            num_steps=first, estimator=PCD(k=1, num_chains=1000), optimizer=_sgd(rate)
+        ),
+        Stage(
+            num_steps=max(1, batches - first),
+            estimator=after,
+            optimizer=_sgd(rate / 10),
+        ),
     ]
 
 
@@ -101,17 +109,27 @@ def dcp(centered: bool, d: int = 6, name: str = "", **changed: object) -> Method
     """Return S-DCP or CS-DCP with d inner steps, 24 sweeps in all."""
     estimator = (CSDCP if centered else SDCP)(d=d, k=24 // d)
     label = name or ("CS-DCP" if centered else "S-DCP") + f", d = {d}, K' = {24 // d}"
-    return Method(label, plain(estimator, d), d, 24, panel=int(centered))._replace(**changed)
+    return Method(label, plain(estimator, d), d, 24, panel=int(centered))._replace(
+        **changed
+    )
 
 
 def both(prefix: str, **options: object) -> dict[str, Method]:
     """Return S-DCP and CS-DCP with the same options, one panel each."""
-    return {f"{kind}_{prefix}": dcp(kind == "csdcp", **options) for kind in ("sdcp", "csdcp")}
+    return {
+        f"{kind}_{prefix}": dcp(kind == "csdcp", **options)
+        for kind in ("sdcp", "csdcp")
+    }
 
 
 _DC = {
     "cd": Method("CD-24", plain(CD(k=24)), sweeps=24),
-    "cd4": Method("CD-4, six steps a batch (the control)", plain(SameBatch(k=4, steps=6), 6), 6, sweeps=24),
+    "cd4": Method(
+        "CD-4, six steps a batch (the control)",
+        plain(SameBatch(k=4, steps=6), 6),
+        6,
+        sweeps=24,
+    ),
     "pcd": Method("PCD-24", plain(PCD(k=24, num_chains=200)), sweeps=24),
     "cg": Method("centered gradient, CD-24", plain(Centered(CD(k=24))), sweeps=24),
     "sdcp": dcp(False),
@@ -131,9 +149,13 @@ def _rates() -> dict[str, Method]:
 
 
 def _inner() -> dict[str, Method]:
-    text = lambda d: f"d = {d}, K' = {24 // d}"
+    def text(d):
+        return f"d = {d}, K' = {24 // d}"
+
     return {
-        name: method for d in (2, 4, 6, 12, 24) for name, method in both(str(d), d=d, name=text(d)).items()
+        name: method
+        for d in (2, 4, 6, 12, 24)
+        for name, method in both(str(d), d=d, name=text(d)).items()
     }
 
 
@@ -146,7 +168,10 @@ def _batches() -> dict[str, Method]:
 
 def _starts() -> dict[str, Method]:
     table = [(0.001, "zero"), (0.01, "zero"), (0.001, "base_rate"), (0.01, "base_rate")]
-    text = lambda n, s, b: f"Init {n}: sigma {s:g}, b {'0' if b == 'zero' else 'base rate'}"
+
+    def text(n, s, b):
+        return f"Init {n}: sigma {s:g}, b {'0' if b == 'zero' else 'base rate'}"
+
     return {
         name: method
         for n, start in enumerate(table, 1)
@@ -161,7 +186,8 @@ EXPERIMENTS = {
         200,
         0.01,
         _DC,
-        "CS-DCP ahead at rate 0.01, 90 % of the maximum some 100 epochs before the centered gradient; "
+        "CS-DCP ahead at rate 0.01, 90 % of the maximum some 100 epochs before the "
+        "centered gradient; "
         "all nearly alike after 200 epochs",
     ),
     "spectral": Experiment(
@@ -171,16 +197,25 @@ EXPERIMENTS = {
         0.01,
         {
             **{
-                f"ssd_{rate:g}": Method(f"spectral descent, rate {rate:g}", spectral, sweeps=24, rate=rate)
+                f"ssd_{rate:g}": Method(
+                    f"spectral descent, rate {rate:g}", spectral, sweeps=24, rate=rate
+                )
                 for rate in _SPECTRAL
             },
             **{name: _DC[name] for name in ("cd", "sdcp", "csdcp")},
         },
-        "CS-DCP and spectral descent alike and ahead of all others; spectral descent a little sooner, and "
+        "CS-DCP and spectral descent alike and ahead of all others; spectral descent "
+        "a little sooner, and "
         "falling at the end of 250 epochs",
     ),
     "rates": Experiment(
-        "784x500", 500, 200, 0.01, _rates(), "at rate 0.01 the likelihood rises at most epochs", _PANELS
+        "784x500",
+        500,
+        200,
+        0.01,
+        _rates(),
+        "at rate 0.01 the likelihood rises at most epochs",
+        _PANELS,
     ),
     "inner": Experiment(
         "784x500, rate 0.01",
@@ -192,10 +227,21 @@ EXPERIMENTS = {
         _PANELS,
     ),
     "batches": Experiment(
-        "784x500, rate 0.01", 500, 200, 0.01, _batches(), "nearly the same after 200 epochs"
+        "784x500, rate 0.01",
+        500,
+        200,
+        0.01,
+        _batches(),
+        "nearly the same after 200 epochs",
     ),
     "starts": Experiment(
-        "784x500, rate 0.01", 500, 200, 0.01, _starts(), "little difference between starts", _PANELS
+        "784x500, rate 0.01",
+        500,
+        200,
+        0.01,
+        _starts(),
+        "little difference between starts",
+        _PANELS,
     ),
     "ucd": Experiment(
         "784x1000, batches of 1000",
@@ -207,12 +253,22 @@ EXPERIMENTS = {
             "cd10": Method("CD-10", plain(CD(k=10)), sweeps=10, minutes=114.85),
             "cd20": Method("CD-20", plain(CD(k=20)), sweeps=20, minutes=212.22),
             "cd30": Method("CD-30", plain(CD(k=30)), sweeps=30, minutes=311.89),
-            "pcd": Method("PCD-1, 1000 chains", plain(PCD(k=1, num_chains=1000)), sweeps=1, minutes=25.53),
-            "published": Method("UCD, k = lag = 1, stopped at 100 sweeps", plain(_PUBLISHED), minutes=494.01),
+            "pcd": Method(
+                "PCD-1, 1000 chains",
+                plain(PCD(k=1, num_chains=1000)),
+                sweeps=1,
+                minutes=25.53,
+            ),
+            "published": Method(
+                "UCD, k = lag = 1, stopped at 100 sweeps",
+                plain(_PUBLISHED),
+                minutes=494.01,
+            ),
             "ucd": Method("UCD, adaptive, 1000 pairs", plain(UCD(num_pairs=1000))),
             "pcd_ucd": Method("PCD, then UCD at a tenth of the rate", warmed),
         },
-        "CD falls, PCD swings, UCD rises to the end; mean meeting time about 27; UCD takes 19 times the "
+        "CD falls, PCD swings, UCD rises to the end; mean meeting time about 27; UCD "
+        "takes 19 times the "
         "time of PCD",
     ),
 }

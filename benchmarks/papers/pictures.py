@@ -21,10 +21,12 @@ def band(ax: Any, x: Sequence, runs: Sequence[Sequence[float]], **look: Any) -> 
     for row, values in zip(table, runs, strict=True):
         row[: len(values)] = np.array(values, float)
     valid = np.isfinite(table).any(0)
-    at, table = np.asarray(x)[: table.shape[1]][valid], table[:, valid]
+    at = np.asarray(x)[: table.shape[1]][valid]
+    table = table[:, valid]
     ax.plot(at, np.nanmedian(table, axis=0), **look)
     if len(runs) > 1:
-        low, high = np.nanmin(table, axis=0), np.nanmax(table, axis=0)
+        low = np.nanmin(table, axis=0)
+        high = np.nanmax(table, axis=0)
         ax.fill_between(at, low, high, color=look["color"], alpha=0.16, linewidth=0)
 
 
@@ -33,7 +35,9 @@ def over(seeds: int) -> str:
     return f"medians, and the range over {seeds} seeds" if seeds > 1 else "one seed"
 
 
-def likelihoods(ax: Any, best: float, low: float, ticks: Sequence[float], label: str) -> None:
+def likelihoods(
+    ax: Any, best: float, low: float, ticks: Sequence[float], label: str
+) -> None:
     """Set a y axis that is logarithmic below ``best``, with a line there, and shows all down to ``low``."""
     top = best + 0.02 * (best - low) + 0.1
     figures.below(ax, top, [t for t in ticks if low < t < top])

@@ -12,7 +12,10 @@ Row = dict[str, Any]
 
 
 def parser(
-    description: str, methods: Iterable[str] = (), seeds: Iterable[int] = (0,), draws: bool = True
+    description: str,
+    methods: Iterable[str] = (),
+    seeds: Iterable[int] = (0,),
+    draws: bool = True,
 ) -> argparse.ArgumentParser:
     """Return a parser with ``--only``, ``--seeds``, ``--name``, ``--out`` and ``--draw``.
 
@@ -21,23 +24,41 @@ def parser(
     :param draws: False for an experiment without ``--draw``.
     """
     result = argparse.ArgumentParser(description=description.splitlines()[0])
-    add, methods = result.add_argument, list(methods)
+    add = result.add_argument
+    methods = list(methods)
     if methods:
-        add("--only", nargs="+", choices=methods, default=methods, help="methods to run")
-    add("--seeds", type=int, nargs="+", default=list(seeds), help="one run per method and seed")
+        add(
+            "--only", nargs="+", choices=methods, default=methods, help="methods to run"
+        )
+    add(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=list(seeds),
+        help="one run per method and seed",
+    )
     add("--name", default="", help="suffix of this version's files")
-    add("--out", type=Path, default=Path("benchmarks/report"), help="folder for tables and pictures")
+    add(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/report"),
+        help="folder for tables and pictures",
+    )
     if draws:
         add("--draw", action="store_true", help="run nothing; draw the stored runs")
     return result
 
 
-def parse(result: argparse.ArgumentParser, argv: Any, *positive: str) -> argparse.Namespace:
+def parse(
+    result: argparse.ArgumentParser, argv: Any, *positive: str
+) -> argparse.Namespace:
     """Return the options; a value of ``positive`` that is not ends the program."""
     args = result.parse_args(argv)
     for name in positive:
         if not getattr(args, name) > 0:
-            result.error(f"--{name.replace('_', '-')} must be positive, got {getattr(args, name)}.")
+            result.error(
+                f"--{name.replace('_', '-')} must be positive, got {getattr(args, name)}."
+            )
     return args
 
 
@@ -49,7 +70,8 @@ class Records:
     """
 
     def __init__(self, out: Path, *stem: str) -> None:
-        self.out, self.stem = out, "_".join(filter(None, stem))
+        self.out = out
+        self.stem = "_".join(filter(None, stem))
 
     @property
     def summary(self) -> Path:
@@ -67,8 +89,15 @@ class Records:
         rows: list[Row] = []
         for name in names:
             files = (self.out / "raw").glob(f"{self.stem}-{name}-*.json")
-            files = [f for f in files if f.stem.removeprefix(f"{self.stem}-{name}-").isdigit()]
-            rows += [json.loads(f.read_text(encoding="utf-8")) for f in sorted(files, key=_seed)]
+            files = [
+                f
+                for f in files
+                if f.stem.removeprefix(f"{self.stem}-{name}-").isdigit()
+            ]
+            rows += [
+                json.loads(f.read_text(encoding="utf-8"))
+                for f in sorted(files, key=_seed)
+            ]
         return rows
 
     def summarize(self, names: Iterable[str], **known: Any) -> Row:
@@ -81,7 +110,9 @@ class Records:
         if rows := self.load(names):
             self.write(known | {"runs": rows})
         elif not self.summary.exists():
-            raise SystemExit(f"There are no runs in {self.out / 'raw'}. Run some first, without --draw.")
+            raise SystemExit(
+                f"There are no runs in {self.out / 'raw'}. Run some first, without --draw."
+            )
         return json.loads(self.summary.read_text(encoding="utf-8"))
 
     def write(self, summary: Row) -> None:

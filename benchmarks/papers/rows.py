@@ -36,7 +36,9 @@ class Row:
 
     def options(self, settings: str) -> list[list[str]]:
         """Return the arguments of each run for quick, small or paper settings."""
-        selected = {"quick": self.minimal, "small": self.small, "paper": self.full}[settings]
+        selected = {"quick": self.minimal, "small": self.small, "paper": self.full}[
+            settings
+        ]
         return [options.split() for options in selected]
 
     @property
@@ -49,14 +51,25 @@ class Row:
         """Time of the default settings, as text."""
         if self.minutes is None:
             return "no time without its files"
-        return f"{self.minutes:g} min" + (", estimated from a part" if self.estimated else "")
+        return f"{self.minutes:g} min" + (
+            ", estimated from a part" if self.estimated else ""
+        )
 
 
 def _read() -> dict[str, Row]:
     """Return the rows of rows.toml, by name."""
-    papers = tomllib.loads(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))
-    fields = {name: (paper, values) for paper, rows in papers.items() for name, values in rows.items()}
-    return {name: Row(name=name, paper=paper, **values) for name, (paper, values) in fields.items()}
+    papers = tomllib.loads(
+        Path(__file__).with_name("rows.toml").read_text(encoding="utf-8")
+    )
+    fields = {
+        name: (paper, values)
+        for paper, rows in papers.items()
+        for name, values in rows.items()
+    }
+    return {
+        name: Row(name=name, paper=paper, **values)
+        for name, (paper, values) in fields.items()
+    }
 
 
 ROWS = _read()

@@ -2,19 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows simulated from a known 200x20 Boltzmann machine, fitted with 100 latent units.
 
-The true model has weights and biases N(0, 1); its 1000 rows are exact draws by enumeration of its 2**20
-latent states. Every method takes plain gradient steps at rate 0.2 from all rows and the same start. The
-fitted model is too large to sum, so log p(v) comes from annealed importance sampling, with its standard
-error. A forward estimate of log Z is too small on average, so the log-likelihood is **too large** where
-chains miss a mode. The true model's own log-likelihood is exact. No model has a larger expected one, so a
-held-out value above it by more than its errors means a wrong log Z.
+The true model has weights and biases N(0, 1); its 1000 rows are exact draws by
+enumeration of its 2**20 latent states. Every method takes plain gradient steps at rate
+0.2 from all rows and the same start. The fitted model is too large to sum, so log p(v)
+comes from annealed importance sampling, with its standard error. A forward estimate of
+log Z is too small on average, so the log-likelihood is **too large** where chains miss
+a mode. The true model's own log-likelihood is exact. No model has a larger expected
+one, so a held-out value above it by more than its errors means a wrong log Z.
 
-``python benchmarks/papers/simulated_rbm.py`` runs every method in some minutes. A run ends with its steps,
-with a gradient that is not finite, or at the first value after ``--seconds``.
+``python benchmarks/papers/simulated_rbm.py`` runs every method in some minutes. A run
+ends with its steps, with a gradient that is not finite, or at the first value after
+``--seconds``.
 
 **References**
 
-1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 6.2, figures 3, 7, 8 and 9, table 2.
+1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, section 6.2, figures 3,
+   7, 8 and 9, table 2.
 """
 
 import argparse
@@ -48,7 +51,13 @@ METHODS = {
     "pcd_ucd": ("PCD, then UCD at a tenth of the rate", UCD(num_pairs=1000)),
 }
 #: seconds of table 2; UCD is the published one
-PRINTED = {"CD-1": 16.52, "CD-2": 24.44, "CD-5": 48.54, "CD-10": 89.09, METHODS["pcd"][0]: 16.18}
+PRINTED = {
+    "CD-1": 16.52,
+    "CD-2": 24.44,
+    "CD-5": 48.54,
+    "CD-10": 89.09,
+    METHODS["pcd"][0]: 16.18,
+}
 PRINTED |= {METHODS["published"][0]: 28.47}
 _FIRST = 500  # steps of PCD before UCD, as in figure 9; half of all at most
 _TICKS = (-48, -50, -52, -54, -56, -58, -60, -65, -70, -80, -100, -150, -300)
@@ -59,12 +68,22 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = records.parser(__doc__, METHODS)
     add = parser.add_argument
     add("--steps", type=int, default=300)
-    add("--points", type=int, default=10, help="values of the log-likelihood along a run, after the first")
+    add(
+        "--points",
+        type=int,
+        default=10,
+        help="values of the log-likelihood along a run, after the first",
+    )
     add("--rate", type=float, default=0.2)
     add("--rows", type=int, default=1000)
     add("--visible", type=int, default=200)
     add("--latent", type=int, default=100, help="of the fitted model")
-    add("--truth", type=int, default=20, help="latent units of the true model, whose states are enumerated")
+    add(
+        "--truth",
+        type=int,
+        default=20,
+        help="latent units of the true model, whose states are enumerated",
+    )
     add("--particles", type=int, default=100)
     add("--temperatures", type=int, default=3000)
     add("--seconds", type=float, default=math.inf, help="for one run")
@@ -81,7 +100,8 @@ def sgd(rate: float) -> optax.GradientTransformation:
 
 def stages(method: str, steps: int, rate: float) -> list[Stage]:
     """Return the stages of a run."""
-    estimator, optimizer = METHODS[method][1], sgd(rate)
+    estimator = METHODS[method][1]
+    optimizer = sgd(rate)
     if method != "pcd_ucd" or steps == 1:
         return [Stage(num_steps=steps, estimator=estimator, optimizer=optimizer)]
     first = min(_FIRST, steps // 2)
@@ -91,21 +111,33 @@ def stages(method: str, steps: int, rate: float) -> list[Stage]:
     ]
 
 
-def simulate(args: argparse.Namespace, seed: int = 0) -> tuple[dict[str, jax.Array], dict[str, float]]:
+def simulate(
+    args: argparse.Namespace, seed: int = 0
+) -> tuple[dict[str, jax.Array], dict[str, float]]:
     """Return training and held-out rows of the true model, and its exact log-likelihood per row of both."""
     truth = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.truth))
     weights, draws = jax.random.split(jax.random.key(seed))
     generator = np.random.default_rng(seed)
-    normal = lambda a: jnp.asarray(generator.normal(size=a.shape), jnp.float32)
+
+    def normal(a):
+        return jnp.asarray(generator.normal(size=a.shape), jnp.float32)
+
     params = jax.tree.map(normal, truth.init(weights))
-    sample = ebmpp.perfect_sample(truth, params, draws, 2 * args.rows, method="enumerate")["v"]
+    sample = ebmpp.perfect_sample(
+        truth, params, draws, 2 * args.rows, method="enumerate"
+    )["v"]
     rows = {"log_likelihood": sample[: args.rows], "held_out": sample[args.rows :]}
     log_z = ebmpp.exact.log_partition(truth, params)
-    mean = lambda v: float((-truth.free_energy(params, {"v": v}) - log_z).mean())
+
+    def mean(v):
+        return float((-truth.free_energy(params, {"v": v}) - log_z).mean())
+
     return rows, {name: round(mean(v), 2) for name, v in rows.items()}
 
 
-def run(method: str, seed: int, rows: dict[str, jax.Array], args: argparse.Namespace) -> None:
+def run(
+    method: str, seed: int, rows: dict[str, jax.Array], args: argparse.Namespace
+) -> None:
     """Train once and store the run."""
     label, estimator = METHODS[method]
     watch = Watch(
@@ -125,7 +157,8 @@ def run(method: str, seed: int, rows: dict[str, jax.Array], args: argparse.Names
         batch_size=args.rows,
         monitor_every=max(1, args.steps // args.points),
     )
-    curve, last = watch.column("log_likelihood"), watch.points[-1]
+    curve = watch.column("log_likelihood")
+    last = watch.points[-1]
     row: Row = {
         "method": label,
         "seed": seed,
@@ -147,21 +180,24 @@ def run(method: str, seed: int, rows: dict[str, jax.Array], args: argparse.Names
     }
     args.records.save(method, seed, row | coupling_numbers(history))
     print(
-        f"{label}, seed {seed}: {last['log_likelihood']:.2f} +- {last['standard_error']:.2g} per row at step "
+        f"{label}, seed {seed}: {last['log_likelihood']:.2f} +- "
+        f"{last['standard_error']:.2g} per row at step "
         f"{last['step']}, {last['effective']:.0f} of {args.particles} particles effective, "
         f"{last['seconds']:.0f} s ({ended})",
         flush=True,
     )
 
 
-# -- the report ------------------------------------------------------------------------------------
+# -- the report ----------------------------------------------------------------------
 
 
 def draw(rows: list[Row], truth: dict[str, float], args: argparse.Namespace) -> None:
     """Draw log-likelihoods per row by step and by time, meeting times and discarded draws by step."""
     coupled = {"sweeps_to_meet": "sweeps to meet, after the lag, mean"}
     coupled |= {"discarded": "discarded draws per coupled sweep"}
-    coupled = {name: text for name, text in coupled.items() if any(name in row for row in rows)}
+    coupled = {
+        name: text for name, text in coupled.items() if any(name in row for row in rows)
+    }
     panels = [("log_likelihood", "step"), ("held_out", "step"), ("held_out", "seconds")]
     figure, axes = style.grid(3 + len(coupled), (5.0, 3.6), ncols=3)
     for index, (label, runs) in enumerate(by_method(rows).items()):
@@ -172,14 +208,18 @@ def draw(rows: list[Row], truth: dict[str, float], args: argparse.Namespace) -> 
         for ax, name in zip(axes[3:], coupled, strict=True):
             if subset := [row for row in runs if name in row]:
                 size = max(len(row[name]) for row in subset)
-                steps = max(row["steps"] for row in subset) * (np.arange(size) + 0.5) / size
+                steps = (
+                    max(row["steps"] for row in subset) * (np.arange(size) + 0.5) / size
+                )
                 pictures.band(ax, steps, [row[name] for row in subset], **look)
     for ax, (name, x) in zip(axes, panels, strict=False):
         values = np.concatenate([row["curve"][name] for row in rows])
         best = max(np.nanmax(values), truth[name])
         pictures.likelihoods(ax, best, np.nanmin(values), _TICKS, "")
         ax.axhline(truth[name], color=style.INK, linewidth=0.8, label="the true model")
-        ax.set_ylabel(f"log-likelihood per {'held-out' if name == 'held_out' else 'training'} row (nats)")
+        ax.set_ylabel(
+            f"log-likelihood per {'held-out' if name == 'held_out' else 'training'} row (nats)"
+        )
         ax.set_xlabel("step" if x == "step" else "seconds of training")
     for ax, text in zip(axes[3:], coupled.values(), strict=True):
         ax.set(xlabel="step", ylabel=text, ylim=(0, None))

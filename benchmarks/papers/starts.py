@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meeting times from common and from independent starts, and what the start-end test says of each run.
 
-Machines trained by PCD; the Ising torus of 32x32 spins below its critical temperature; and six bits under a
-penalty on their sum, where pairs from one state meet in a mode that they do not leave. Pairs that have not
-met after ``LIMIT`` sweeps are dropped, and counted. Each row is printed as JSON.
+Machines trained by PCD; the Ising torus of 32x32 spins below its critical temperature;
+and six bits under a penalty on their sum, where pairs from one state meet in a mode
+that they do not leave. Pairs that have not met after ``LIMIT`` sweeps are dropped, and
+counted. Each row is printed as JSON.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ import optax
 import ebmpp
 from ebmpp import Bernoulli, FactorGraph, Spin
 
-LIMIT, PAIRS = 5_000, 100
+LIMIT = 5_000
+PAIRS = 100
 Model = tuple[FactorGraph, Any, str]
 
 
@@ -39,9 +41,20 @@ def trained(name: str) -> Model:
 def mnist() -> Model:
     """Return a machine of 784x500 units after 3,000 steps of PCD."""
     graph = ebmpp.layered(v=Bernoulli(784), h=Bernoulli(500))
-    run = {"estimator": ebmpp.PCD(num_chains=1000), "optimizer": optax.sgd(0.05), "batch_size": 500}
+    run = {
+        "estimator": ebmpp.PCD(num_chains=1000),
+        "optimizer": optax.sgd(0.05),
+        "batch_size": 500,
+    }
     rows = np.asarray(ebmpp.data.mnist()) > 0.5
-    fit = ebmpp.fit(graph, rows, num_steps=3000, rng_key=jax.random.key(0), progress_bar=False, **run)
+    fit = ebmpp.fit(
+        graph,
+        rows,
+        num_steps=3000,
+        rng_key=jax.random.key(0),
+        progress_bar=False,
+        **run,
+    )
     return graph, fit.params, "maximal"
 
 
@@ -49,12 +62,20 @@ def ising(coupling: float) -> Model:
     """Return a torus of spins with one coupling for all edges."""
     torus = nx.grid_2d_graph(32, 32, periodic=True)
     graph = FactorGraph.from_networkx(torus, family=Spin, shared=True, bias=False)
-    return graph, jax.tree.map(lambda a: jnp.full_like(a, coupling), graph.init(jax.random.key(0))), "common"
+    return (
+        graph,
+        jax.tree.map(
+            lambda a: jnp.full_like(a, coupling), graph.init(jax.random.key(0))
+        ),
+        "common",
+    )
 
 
 def penalty() -> Model:
     """Return six bits with small fields and energy 50 (sum - 3)^2."""
-    graph = FactorGraph.from_networkx(nx.complete_graph(6), family=Bernoulli, shared=True)
+    graph = FactorGraph.from_networkx(
+        nx.complete_graph(6), family=Bernoulli, shared=True
+    )
     fields = jnp.asarray([-1, -0.5, 0, 0.5, 1, 1.5])
     return graph, {"x": fields + 250, "x:x": jnp.asarray(-100.0)}, "maximal"
 
@@ -73,7 +94,8 @@ def measured(model: Model, seed: int, independent: bool) -> Row:
     first = next(iter(graph.visible))
     begin = time.monotonic()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # unmet pairs and the test's own warning: both are shown
+        # unmet pairs and the test's own warning: both are shown
+        warnings.simplefilter("ignore", UserWarning)
         try:
             run = ebmpp.unbiased_expectation(
                 graph,
@@ -90,7 +112,12 @@ def measured(model: Model, seed: int, independent: bool) -> Row:
         except ebmpp.errors.UnmetError:
             return {"met": 0}
     tau = run.meeting_time[run.met]
-    row = {"met": len(tau), "mean": float(tau.mean()), "max": int(tau.max()), "overlap": float(run.overlap)}
+    row = {
+        "met": len(tau),
+        "mean": float(tau.mean()),
+        "max": int(tau.max()),
+        "overlap": float(run.overlap),
+    }
     return row | {"seconds": time.monotonic() - begin}
 
 

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """All estimators on one machine and one data set.
 
-A restricted Boltzmann machine on MNIST (784x100 by default), batches of 100 rows binarised once, 100
-chains or pairs, and one rate that falls linearly to 0. Expensive methods take fewer steps (``share``).
-With ``--seconds`` all train for that wall time, compilation included, at a constant rate. The mean log-
-likelihood per held-out row has its log Z from a particle system (:func:`ebmpp.smc`), which is too small
-on average. The likelihood is therefore **too large** on average, and clearly so where few particles are
+A restricted Boltzmann machine on MNIST (784x100 by default), batches of 100 rows
+binarised once, 100 chains or pairs, and one rate that falls linearly to 0. Expensive
+methods take fewer steps (``share``). With ``--seconds`` all train for that wall time,
+compilation included, at a constant rate. The mean log- likelihood per held-out row has
+its log Z from a particle system (:func:`ebmpp.smc`), which is too small on average. The
+likelihood is therefore **too large** on average, and clearly so where few particles are
 effective. Seconds are of training, without compilation.
 
-``python benchmarks/papers/trainers.py`` reads MNIST from ``EBMPP_DATA_DIR``; ``--data digits`` needs no
-file.
+``python benchmarks/papers/trainers.py`` reads MNIST from ``EBMPP_DATA_DIR``;
+``--data digits`` needs no file.
 """
 
 import argparse
@@ -32,7 +33,17 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import CD, PCD, PTT, UCD, Bernoulli, ParticleUCD, Spin, TemperedPCD, WeightedPCD
+from ebmpp import (
+    CD,
+    PCD,
+    PTT,
+    UCD,
+    Bernoulli,
+    ParticleUCD,
+    Spin,
+    TemperedPCD,
+    WeightedPCD,
+)
 from ebmpp.contrib import CSDCP, FPCD, SDCP, LocalModeUCD
 from ebmpp.estimators import Centered, Estimator
 
@@ -53,16 +64,28 @@ TRAINERS = {
     "cd": Trainer("CD-1", CD(k=1)),
     "pcd": Trainer("PCD-1", PCD(num_chains=100)),
     "fpcd": Trainer("FPCD-1", FPCD(num_chains=100, rate=0.01)),
-    "tempered": Trainer("TemperedPCD, 5 temperatures", TemperedPCD(num_chains=100, num_temperatures=5), 0.3),
+    "tempered": Trainer(
+        "TemperedPCD, 5 temperatures",
+        TemperedPCD(num_chains=100, num_temperatures=5),
+        0.3,
+    ),
     "centered": Trainer("centered PCD-1", Centered(PCD(num_chains=100))),
     "sdcp": Trainer("S-DCP, d = 3, K' = 4", SDCP(d=3, k=4)),
     "csdcp": Trainer("CS-DCP, d = 3, K' = 4", CSDCP(d=3, k=4)),
-    "weighted": Trainer("WeightedPCD, 1000 chains", WeightedPCD(num_chains=1000, num_watchers=0), 0.5),
+    "weighted": Trainer(
+        "WeightedPCD, 1000 chains", WeightedPCD(num_chains=1000, num_watchers=0), 0.5
+    ),
     "ptt": Trainer("PTT, 100 chains", PTT(num_chains=100)),
     "choice": Trainer("UCD, its own choice", UCD(), 0.1),
-    "ucd": Trainer("UCD, pairs of Gibbs chains", UCD(num_pairs=100, pairs="gibbs"), 0.1),
-    "particles": Trainer("ParticleUCD, 200 particles", ParticleUCD(num_particles=200), 0.05),
-    "lmi": Trainer("UCD-LMI, 100 pairs", LocalModeUCD(num_pairs=100), 0.3, 0.25, spins=True),
+    "ucd": Trainer(
+        "UCD, pairs of Gibbs chains", UCD(num_pairs=100, pairs="gibbs"), 0.1
+    ),
+    "particles": Trainer(
+        "ParticleUCD, 200 particles", ParticleUCD(num_particles=200), 0.05
+    ),
+    "lmi": Trainer(
+        "UCD-LMI, 100 pairs", LocalModeUCD(num_pairs=100), 0.3, 0.25, spins=True
+    ),
 }
 
 
@@ -75,12 +98,22 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=4000)
     add("--batch-size", type=int, default=100)
     add("--rate", type=float, default=0.05)
-    add("--seconds", type=float, help="of training, at a constant rate, in place of --steps")
-    add("--particles", type=int, default=500, help="of the evaluation, a multiple of 10")
+    add(
+        "--seconds",
+        type=float,
+        help="of training, at a constant rate, in place of --steps",
+    )
+    add(
+        "--particles", type=int, default=500, help="of the evaluation, a multiple of 10"
+    )
     add("--sweeps", type=int, default=4, help="of the evaluation, per temperature")
-    args = records.parse(parser, argv, "latent", "steps", "batch_size", "sweeps", "rate")
+    args = records.parse(
+        parser, argv, "latent", "steps", "batch_size", "sweeps", "rate"
+    )
     tag = datasets.tag(args.data)
-    args.records = Records(args.out, "trainers", "" if tag == "mnist" else tag, args.name)
+    args.records = Records(
+        args.out, "trainers", "" if tag == "mnist" else tag, args.name
+    )
     return args
 
 
@@ -99,23 +132,33 @@ class Clock:
     @property
     def seconds_per_step(self) -> float:
         """Mean over the run."""
-        (first, start), (last, end) = self.times[0], self.times[-1]
+        first, start = self.times[0]
+        last, end = self.times[-1]
         return (end - start) / (last - first)
 
 
-def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argparse.Namespace) -> None:
+def run(
+    name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argparse.Namespace
+) -> None:
     """Train once and store the run."""
-    trainer, (train, held_out) = TRAINERS[name], data
-    family, steps = Spin if trainer.spins else Bernoulli, max(10, round(trainer.share * args.steps))
-    rate, interval = optax.linear_schedule(trainer.rate * args.rate, 0.0, steps), max(1, steps // 10)
+    trainer = TRAINERS[name]
+    train, held_out = data
+    family = Spin if trainer.spins else Bernoulli
+    steps = max(10, round(trainer.share * args.steps))
+    rate = optax.linear_schedule(trainer.rate * args.rate, 0.0, steps)
+    interval = max(1, steps // 10)
     if args.seconds:
-        steps, rate, interval = None, trainer.rate * args.rate, 5
+        steps = None
+        rate = trainer.rate * args.rate
+        interval = 5
     if trainer.spins:
-        train, held_out = 2 * train - 1, 2 * held_out - 1
+        train = 2 * train - 1
+        held_out = 2 * held_out - 1
     rbm = ebmpp.layered(v=family(train.shape[1]), h=family(args.latent))
     clock = Clock()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # weights that resample too often: the row has the share
+        # weights that resample too often: the row has the share
+        warnings.simplefilter("ignore", UserWarning)
         fit = ebmpp.fit(
             rbm,
             train,
@@ -131,10 +174,18 @@ def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argpars
         )
         key = jax.random.fold_in(jax.random.key(seed), 1)
         system = ebmpp.smc(
-            rbm, fit.params, rng_key=key, num_particles=args.particles, num_sweeps=args.sweeps, data=train
+            rbm,
+            fit.params,
+            rng_key=key,
+            num_particles=args.particles,
+            num_sweeps=args.sweeps,
+            data=train,
         )
     steps = fit.history.sizes["step"]
-    value = lambda rows: round(system.average_log_likelihood(rows).value, 3)
+
+    def value(rows):
+        return round(system.average_log_likelihood(rows).value, 3)
+
     row: Row = {
         "method": trainer.label,
         "seed": seed,
@@ -154,14 +205,19 @@ def run(name: str, seed: int, data: tuple[np.ndarray, np.ndarray], args: argpars
     args.records.save(name, seed, row)
 
 
-# -- the report ------------------------------------------------------------------------------------
+# -- the report ----------------------------------------------------------------------
 
 
 def table(rows: list[Row]) -> str:
     """Return medians over seeds, and the range of the likelihoods, by method."""
-    lines = [f"{'method':<30}{'seeds':>6}{'steps':>7}{'seconds':>9}{'held out':>10}{'range':>20}{'error':>8}"]
+    lines = [
+        f"{'method':<30}{'seeds':>6}{'steps':>7}{'seconds':>9}{'held out':>10}{'range':>20}{'error':>8}"
+    ]
     for method, runs in by_method(rows).items():
-        median = lambda name, runs=runs: float(np.median([row[name] for row in runs]))
+
+        def median(name, runs=runs):
+            return float(np.median([row[name] for row in runs]))
+
         values = [row["held_out"] for row in runs]
         lines.append(
             f"{method:<30}{len(runs):>6}{runs[0]['steps']:>7}{median('seconds'):>9.1f}"
@@ -176,15 +232,27 @@ def draw(result: dict[str, Any], args: argparse.Namespace) -> None:
     rows = result["runs"]
     figure, axes = style.grid(1, (8.6, 4.6))
     for index, (method, runs) in enumerate(by_method(rows).items()):
-        look = {"color": style.look(index)["color"], "marker": style.marker(index), "linestyle": "none"}
-        look["markerfacecolor"] = "white" if index < len(style.COLORS) else look["color"]
-        seconds, value, error = (
-            np.array([row[n] for row in runs], float) for n in ("seconds", "held_out", "standard_error")
+        look = {
+            "color": style.look(index)["color"],
+            "marker": style.marker(index),
+            "linestyle": "none",
+        }
+        look["markerfacecolor"] = (
+            "white" if index < len(style.COLORS) else look["color"]
         )
-        axes[0].errorbar(seconds, value, 2 * error, capsize=2, markersize=7, label=method, **look)
+        seconds, value, error = (
+            np.array([row[n] for row in runs], float)
+            for n in ("seconds", "held_out", "standard_error")
+        )
+        axes[0].errorbar(
+            seconds, value, 2 * error, capsize=2, markersize=7, label=method, **look
+        )
     axes[0].set(xscale="log", xlabel="seconds of training")
     axes[0].set_ylabel("log-likelihood per held-out row, by smc (nats)")
-    title = f"{result['data']}, {args.latent} latent units: one mark per seed, bars: two standard errors"
+    title = (
+        f"{result['data']}, {args.latent} latent units: one mark per seed, bars: "
+        "two standard errors"
+    )
     pictures.save(figure, axes, args.records.summary.with_suffix(".png"), title)
 
 
@@ -195,7 +263,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for seed in args.seeds if data is not None else []:
         for name in args.only:
             run(name, seed, data, args)
-    result = args.records.summarize(TRAINERS, data=datasets.tag(args.data), latent=args.latent)
+    result = args.records.summarize(
+        TRAINERS, data=datasets.tag(args.data), latent=args.latent
+    )
     print(table(result["runs"]))
     draw(result, args)
 

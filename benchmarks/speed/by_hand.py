@@ -15,15 +15,21 @@ Params = dict[str, Array]
 WINDOW = 7  # side of a convolution filter
 
 
-def gibbs(params: Params, v: Array, h: Array, key: Array, sweeps: int) -> tuple[Array, Array]:
+def gibbs(
+    params: Params, v: Array, h: Array, key: Array, sweeps: int
+) -> tuple[Array, Array]:
     """Gibbs sweeps of a restricted Boltzmann machine: two products, two sigmoids, two uniforms."""
-    w, b, c = params["v:h"], params["v"], params["h"]
+    w = params["v:h"]
+    b = params["v"]
+    c = params["h"]
     return _sweeps(lambda h: h @ w.T + b, lambda v: v @ w + c, v, h, key, sweeps)
 
 
 def cd_gradient(params: Params, data: Array, key: Array) -> Params:
     """CD-1 gradient with the latents' means in both phases."""
-    w, b, c = params["v:h"], params["v"], params["h"]
+    w = params["v:h"]
+    b = params["v"]
+    c = params["h"]
     first, second = jax.random.split(key)
     positive = jax.nn.sigmoid(data @ w + c)
     h = jax.random.bernoulli(first, positive).astype(jnp.float32)
@@ -36,9 +42,13 @@ def cd_gradient(params: Params, data: Array, key: Array) -> Params:
     }
 
 
-def convolution_gibbs(params: Params, v: Array, h: Array, key: Array, sweeps: int) -> tuple[Array, Array]:
+def convolution_gibbs(
+    params: Params, v: Array, h: Array, key: Array, sweeps: int
+) -> tuple[Array, Array]:
     """Gibbs sweeps of a convolutional machine: a convolution and its transpose per sweep."""
-    return _sweeps(lambda h: _down(params, h), lambda v: _up(params, v), v, h, key, sweeps)
+    return _sweeps(
+        lambda h: _down(params, h), lambda v: _up(params, v), v, h, key, sweeps
+    )
 
 
 def convolution_cd_gradient(params: Params, data: Array, key: Array) -> Params:
@@ -46,13 +56,19 @@ def convolution_cd_gradient(params: Params, data: Array, key: Array) -> Params:
     first, second = jax.random.split(key)
     positive = jax.nn.sigmoid(_up(params, data))
     h = jax.random.bernoulli(first, positive).astype(jnp.float32)
-    v = jax.random.bernoulli(second, jax.nn.sigmoid(_down(params, h))).astype(jnp.float32)
+    v = jax.random.bernoulli(second, jax.nn.sigmoid(_down(params, h))).astype(
+        jnp.float32
+    )
     negative = jax.nn.sigmoid(_up(params, v))
-    filters = lambda v, h: lax.conv(v[None], h.transpose(1, 0, 2, 3), (1, 1), "VALID")
+
+    def filters(v, h):
+        return lax.conv(v[None], h.transpose(1, 0, 2, 3), (1, 1), "VALID")
+
     return {
         "v": (v - data).mean(0),
         "h": (negative - positive).mean(0).sum((1, 2), keepdims=True),
-        "v:h": (filters(v, negative) - filters(data, positive)).transpose(1, 0, 2, 3) / len(data),
+        "v:h": (filters(v, negative) - filters(data, positive)).transpose(1, 0, 2, 3)
+        / len(data),
     }
 
 

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speed comparisons: our call and other calls of the same task, in groups.
 
-``test_speed.py`` times every call by pytest-benchmark, to compare commits; ``ratios.py`` interleaves the
-calls of a group and prints ratios. Every call blocks until its result is ready. 784x500 units and 1,000 rows
-or chains, if a group does not say otherwise.
+``test_speed.py`` times every call by pytest-benchmark, to compare commits;
+``ratios.py`` interleaves the calls of a group and prints ratios. Every call blocks
+until its result is ready. 784x500 units and 1,000 rows or chains, if a group does not
+say otherwise.
 """
 
 from collections.abc import Callable
@@ -28,9 +29,16 @@ from ebmpp import Bernoulli, FactorGraph
 from ebmpp.core import random
 from ebmpp.estimators import Batch, Estimator
 
-ROWS, SWEEPS, RATE = 1000, 10, 0.01
-_FEW_ROWS, _FILTERS = 100, 32  # of the convolutional machine
-_SIDE, _CHAINS, _COUPLING = 64, 100, 0.4  # of the Ising torus
+ROWS = 1000
+SWEEPS = 10
+RATE = 0.01
+# of the convolutional machine
+_FEW_ROWS = 100
+_FILTERS = 32
+# of the Ising torus
+_SIDE = 64
+_CHAINS = 100
+_COUPLING = 0.4
 
 Params = dict[str, Array]
 Call = Callable[[], Any]
@@ -62,8 +70,12 @@ def convolution() -> tuple[FactorGraph, Params]:
         ebmpp.Bias("h", shared=(1, 2)),
         ebmpp.Convolution("v", "h", window=(by_hand.WINDOW, by_hand.WINDOW)),
     ]
-    graph = FactorGraph({"v": Bernoulli((28, 28))}, {"h": Bernoulli((_FILTERS, side, side))}, factors)
-    filters = 0.05 * jax.random.normal(jax.random.key(1), (_FILTERS, 1, by_hand.WINDOW, by_hand.WINDOW))
+    graph = FactorGraph(
+        {"v": Bernoulli((28, 28))}, {"h": Bernoulli((_FILTERS, side, side))}, factors
+    )
+    filters = 0.05 * jax.random.normal(
+        jax.random.key(1), (_FILTERS, 1, by_hand.WINDOW, by_hand.WINDOW)
+    )
     return graph, graph.init(jax.random.key(0)) | {"v:h": filters}
 
 
@@ -77,77 +89,108 @@ def _random_bits(*shape: int) -> Array:
 
 def _sweeps(graph: FactorGraph, params: Params, state: dict[str, Array]) -> Call:
     """Return ten Gibbs sweeps of chains that start at ``state``, by the kernel's public methods."""
-    kernel, chains = ebmpp.BlockedGibbs(graph), len(next(iter(state.values())))
+    kernel = ebmpp.BlockedGibbs(graph)
+    chains = len(next(iter(state.values())))
     keys = jax.random.split(jax.random.key(4), chains)
     first = kernel.init(keys, 0, state, (params,), {})
-    body = lambda _, s, params: kernel.sample(s, (params,), {})
-    loop = jax.jit(lambda s, p: jax.lax.fori_loop(0, SWEEPS, partial(body, params=p), s).z)
+
+    def body(_, s, params):
+        return kernel.sample(s, (params,), {})
+
+    loop = jax.jit(
+        lambda s, p: jax.lax.fori_loop(0, SWEEPS, partial(body, params=p), s).z
+    )
     return _ready(loop, first, params)
 
 
 def _gradient(graph: FactorGraph, params: Params, data: Array) -> Call:
     """Return the CD-1 gradient from ``data``."""
-    estimator, key = ebmpp.CD(k=1), random.key_pair(jax.random.key(4))
-    run = jax.jit(lambda p, v, key: estimator.estimate(graph, p, (), Batch.uniform({"v": v}), key).gradient)
+    estimator = ebmpp.CD(k=1)
+    key = random.key_pair(jax.random.key(4))
+    run = jax.jit(
+        lambda p, v, key: (
+            estimator.estimate(graph, p, (), Batch.uniform({"v": v}), key).gradient
+        )
+    )
     return _ready(run, params, data, key)
 
 
-# -- hand-written JAX ------------------------------------------------------------------------------
+# -- hand-written JAX ----------------------------------------------------------------
 
 
 def gibbs() -> Group:
     """Ten Gibbs sweeps."""
-    (graph, params), v, key = rbm(), _random_bits(ROWS, 784), jax.random.key(4)
+    graph, params = rbm()
+    v = _random_bits(ROWS, 784)
+    key = jax.random.key(4)
     h = _random_bits(ROWS, 500)
     hand = _ready(jax.jit(by_hand.gibbs, static_argnums=4), params, v, h, key, SWEEPS)
-    return Group(_sweeps(graph, params, {"v": v, "h": h}), {"by hand": hand}, {"by hand": 1.1})
+    return Group(
+        _sweeps(graph, params, {"v": v, "h": h}), {"by hand": hand}, {"by hand": 1.1}
+    )
 
 
 def cd_gradient() -> Group:
     """CD-1 gradient."""
-    (graph, params), v = rbm(), _random_bits(ROWS, 784)
+    graph, params = rbm()
+    v = _random_bits(ROWS, 784)
     hand = _ready(jax.jit(by_hand.cd_gradient), params, v, jax.random.key(4))
     return Group(_gradient(graph, params, v), {"by hand": hand}, {"by hand": 1.1})
 
 
 def gibbs_convolution() -> Group:
     """Ten Gibbs sweeps of the convolutional machine, 100 chains."""
-    (graph, params), v, key = convolution(), _random_bits(_FEW_ROWS, 28, 28), jax.random.key(4)
+    graph, params = convolution()
+    v = _random_bits(_FEW_ROWS, 28, 28)
+    key = jax.random.key(4)
     h = jnp.zeros((_FEW_ROWS, *graph.families["h"].shape))
-    hand = _ready(jax.jit(by_hand.convolution_gibbs, static_argnums=4), params, v, h, key, SWEEPS)
-    return Group(_sweeps(graph, params, {"v": v, "h": h}), {"by hand": hand}, {"by hand": 1.1})
+    hand = _ready(
+        jax.jit(by_hand.convolution_gibbs, static_argnums=4), params, v, h, key, SWEEPS
+    )
+    return Group(
+        _sweeps(graph, params, {"v": v, "h": h}), {"by hand": hand}, {"by hand": 1.1}
+    )
 
 
 def cd_convolution() -> Group:
     """CD-1 gradient of the convolutional machine, 100 rows."""
-    (graph, params), v = convolution(), _random_bits(_FEW_ROWS, 28, 28)
-    hand = _ready(jax.jit(by_hand.convolution_cd_gradient), params, v, jax.random.key(4))
+    graph, params = convolution()
+    v = _random_bits(_FEW_ROWS, 28, 28)
+    hand = _ready(
+        jax.jit(by_hand.convolution_cd_gradient), params, v, jax.random.key(4)
+    )
     return Group(_gradient(graph, params, v), {"by hand": hand}, {"by hand": 1.1})
 
 
-# -- peers -----------------------------------------------------------------------------------------
+# -- peers ---------------------------------------------------------------------------
 
 
 class Step:
     """A training step as in ``fit``: an estimator's gradient and an optimiser's update, one program."""
 
-    def __init__(self, estimator: Estimator, data: np.ndarray, weights: np.ndarray) -> None:
+    def __init__(
+        self, estimator: Estimator, data: np.ndarray, weights: np.ndarray
+    ) -> None:
         graph, params = rbm()
-        optimizer, key, batch = (
-            optax.sgd(RATE),
-            random.key_pair(jax.random.key(1)),
-            Batch.uniform({"v": data}),
-        )
+        optimizer = optax.sgd(RATE)
+        key = random.key_pair(jax.random.key(1))
+        batch = Batch.uniform({"v": data})
         params = params | {"v:h": jnp.asarray(weights)}
 
         @jax.jit
-        def step(params: Params, state: Any, slow: Any, batch: Batch, number: Array) -> tuple:
-            result = estimator.estimate(graph, params, state, batch, random.fold_in(key, number))
+        def step(
+            params: Params, state: Any, slow: Any, batch: Batch, number: Array
+        ) -> tuple:
+            result = estimator.estimate(
+                graph, params, state, batch, random.fold_in(key, number)
+            )
             updates, slow = optimizer.update(result.gradient, slow, params)
             return optax.apply_updates(params, updates), result.state, slow
 
         state = estimator.init(graph, params, batch.rows, len(data), key)
-        self.batch, self.number, self._step = batch, 0, step
+        self.batch = batch
+        self.number = 0
+        self._step = step
         self.carry = params, state, optimizer.init(params)
 
     def __call__(self) -> Params:
@@ -159,10 +202,14 @@ class Step:
 
 def _data() -> tuple[np.ndarray, np.ndarray]:
     """Return rows, binarised digits where there are files of MNIST, and first weights."""
-    weights = (0.05 * np.random.default_rng(1).normal(size=(784, 500))).astype(np.float32)
+    weights = (0.05 * np.random.default_rng(1).normal(size=(784, 500))).astype(
+        np.float32
+    )
     if os.environ.get("EBMPP_DATA_DIR"):
         return ebmpp.data.binarize(ebmpp.data.mnist()[:ROWS]), weights
-    return np.random.default_rng(0).integers(0, 2, (ROWS, 784)).astype(np.float32), weights
+    return np.random.default_rng(0).integers(0, 2, (ROWS, 784)).astype(
+        np.float32
+    ), weights
 
 
 def cd_step() -> Group:
@@ -195,22 +242,27 @@ def torus(side: int = _SIDE) -> nx.Graph:
 def ising() -> Group:
     """Ten sweeps of an Ising torus of 64x64, 100 chains."""
     lattice = torus()
-    graph = FactorGraph.from_networkx(lattice, family=ebmpp.Spin, shared=True, bias=False)
-    x, params = 2 * _random_bits(_CHAINS, _SIDE**2) - 1, {"x:x": jnp.asarray(_COUPLING)}
+    graph = FactorGraph.from_networkx(
+        lattice, family=ebmpp.Spin, shared=True, bias=False
+    )
+    x = 2 * _random_bits(_CHAINS, _SIDE**2) - 1
+    params = {"x:x": jnp.asarray(_COUPLING)}
     hand = jax.jit(by_hand.ising(lattice, SWEEPS))
     others = {"by hand": _ready(hand, params["x:x"], x, jax.random.key(1))}
     if peers.thrml is not None:
-        run, keys = (
-            peers.thrml_ising(lattice, _COUPLING, SWEEPS),
-            jax.random.split(jax.random.key(1), _CHAINS),
-        )
+        run = peers.thrml_ising(lattice, _COUPLING, SWEEPS)
+        keys = jax.random.split(jax.random.key(1), _CHAINS)
         others["THRML"] = _ready(run, x > 0, keys)
-    return Group(_sweeps(graph, params, {"x": x}), others, {"by hand": 1.0, "THRML": 1.0})
+    return Group(
+        _sweeps(graph, params, {"x": x}), others, {"by hand": 1.0, "THRML": 1.0}
+    )
 
 
 def mcmc() -> Group:
     """100 draws of an Ising torus of 64x64 inside NumPyro's ``MCMC``, which keeps them; 100 chains."""
-    graph = FactorGraph.from_networkx(torus(), family=ebmpp.Spin, shared=True, bias=False)
+    graph = FactorGraph.from_networkx(
+        torus(), family=ebmpp.Spin, shared=True, bias=False
+    )
     run = MCMC(
         ebmpp.BlockedGibbs(graph),
         num_warmup=0,
@@ -227,20 +279,21 @@ def mcmc() -> Group:
     return Group(call, {})
 
 
-# -- coupled pairs -----------------------------------------------------------------------------------
+# -- coupled pairs -------------------------------------------------------------------
 
 
 def pairs(name: str, **targets: float) -> Group:
     """Gradient from 1,000 coupled pairs of a machine of ``engine.py``.
 
-    :param targets: largest accepted ratios to masked ``lockstep`` and to the ``bound`` of the products alone.
+    :param targets: largest accepted ratios to masked ``lockstep`` and to the ``bound``
+        of the products alone.
     """
     run = Pairs(name)
     others = {"lockstep": _ready(run.lockstep), "bound": _ready(run.bound)}
     return Group(_ready(run.engine), others, targets)
 
 
-# -- NumPyro -----------------------------------------------------------------------------------------
+# -- NumPyro -------------------------------------------------------------------------
 
 
 def denoising(steps: int = 100) -> Group:
@@ -256,8 +309,13 @@ def denoising(steps: int = 100) -> Group:
     for name, kernel in kernels.items():
         warm = MCMC(kernel, num_warmup=300, num_samples=1, progress_bar=False)
         warm.run(jax.random.key(0), y)
-        body = lambda _, state, kernel=kernel: kernel.sample(state, (y,), {})
-        loop = jax.jit(lambda state, body=body: jax.lax.fori_loop(0, steps, body, state))
+
+        def body(_, state, kernel=kernel):
+            return kernel.sample(state, (y,), {})
+
+        loop = jax.jit(
+            lambda state, body=body: jax.lax.fori_loop(0, steps, body, state)
+        )
         calls[name] = _ready(loop, warm.last_state)
     return Group(calls.pop("ours"), calls, {"DiscreteHMCGibbs": 0.5})
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coupled pairs on trained machines: the engine, masked lockstep of the same pairs, and a lower bound.
 
-Each machine is trained until its pairs take some ten to thirty sweeps to meet; "16x16 heavy" until single
-pairs take more than a thousand. Larger ones learn scikit-learn's digits, enlarged.
+Each machine is trained until its pairs take some ten to thirty sweeps to meet; "16x16
+heavy" until single pairs take more than a thousand. Larger ones learn scikit-learn's
+digits, enlarged.
 """
 
 from functools import cached_property, partial
@@ -51,9 +52,13 @@ MODELS = {
 
 def images(side: int) -> np.ndarray:
     """Return scikit-learn's digits, enlarged to ``side`` x ``side`` binary pixels."""
-    pixels = np.kron(ebmpp.data.digits().reshape(-1, 8, 8), np.ones((4, 4)))[:, 2:30, 2:30]
+    pixels = np.kron(ebmpp.data.digits().reshape(-1, 8, 8), np.ones((4, 4)))[
+        :, 2:30, 2:30
+    ]
     grid = (np.arange(side) * 28 / side).astype(int)
-    return (pixels[:, grid][:, :, grid] > 0.5).astype(np.float32).reshape(-1, side * side)
+    return (
+        (pixels[:, grid][:, :, grid] > 0.5).astype(np.float32).reshape(-1, side * side)
+    )
 
 
 class Pairs:
@@ -65,7 +70,9 @@ class Pairs:
 
     def __init__(self, name: str, num: int = PAIRS) -> None:
         visible, latent, estimator, rate, steps = MODELS[name]
-        self.graph = ebmpp.layered(v=ebmpp.Bernoulli(visible), h=ebmpp.Bernoulli(latent))
+        self.graph = ebmpp.layered(
+            v=ebmpp.Bernoulli(visible), h=ebmpp.Bernoulli(latent)
+        )
         if visible == 16:
             rows = ebmpp.data.bars_and_stripes(4)
         else:
@@ -80,16 +87,25 @@ class Pairs:
             batch_size=min(100, len(rows)),
             progress_bar=False,
         )
-        self.params, v = fit.params, jnp.asarray(np.resize(rows, (num, visible)), jnp.float32)
+        self.params = fit.params
+        v = jnp.asarray(np.resize(rows, (num, visible)), jnp.float32)
         h = self.graph.conditional(self.params, {"v": v}, "h").sample(jax.random.key(1))
         self.start = {"v": v, "h": h.astype(jnp.float32)}
-        self.key, self.moves = random.key_pair(jax.random.key(2)), resolve_moves(self.graph, None)
+        self.key = random.key_pair(jax.random.key(2))
+        self.moves = resolve_moves(self.graph, None)
 
     def engine(self) -> tuple[dict[str, Array], Array]:
         """Return the gradient's sum and meeting times."""
         target = Target(self.graph, self.params)
         outcome = run_pairs(
-            target, self.moves, EnergyGradient(), None, self.start, self.start, self.key, _WINDOW
+            target,
+            self.moves,
+            EnergyGradient(),
+            None,
+            self.start,
+            self.start,
+            self.key,
+            _WINDOW,
         )
         return outcome.total, outcome.meeting_time
 
@@ -110,10 +126,15 @@ class Pairs:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def lockstep(
-    graph: ebmpp.FactorGraph, moves: tuple[Move, ...], params: dict, start: dict, key: Array
+    graph: ebmpp.FactorGraph,
+    moves: tuple[Move, ...],
+    params: dict,
+    start: dict,
+    key: Array,
 ) -> tuple[dict[str, Array], Array]:
     """Run all pairs together until the last has met; met pairs are masked."""
-    num, target = len(start["v"]), Target(graph, params)
+    num = len(start["v"])
+    target = Target(graph, params)
     keys = random.fold_in(key, jnp.arange(num))
     x, _ = draw_sweep(target, start, moves, random.fold_in(keys, 1))
     z = {b: jnp.stack([x[b], start[b]]) for b in x}
@@ -130,7 +151,9 @@ def lockstep(
         tau = jnp.where((tau < 0) & met, t + 1, tau)
         weight = (tau < 0).astype(jnp.float32)
         both = {b: v.reshape(2 * num, *v.shape[2:]) for b, v in z.items()}
-        step = weighted_gradient(graph, params, both, jnp.concatenate([weight, -weight]))
+        step = weighted_gradient(
+            graph, params, both, jnp.concatenate([weight, -weight])
+        )
         return z, t + 1, tau, jax.tree.map(jnp.add, total, step)
 
     _, _, tau, total = lax.while_loop(cond, body, (z, jnp.int32(1), tau, total))
@@ -139,5 +162,7 @@ def lockstep(
 
 @partial(jax.jit, static_argnums=2)
 def _products(w: Array, rows: Array, count: int) -> Array:
-    body = lambda _, v: lax.optimization_barrier(lax.optimization_barrier(v @ w) @ w.T)
+    def body(_, v):
+        return lax.optimization_barrier(lax.optimization_barrier(v @ w) @ w.T)
+
     return lax.fori_loop(0, count, body, rows)

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """First calls in a fresh process with an empty compile cache.
 
-``python benchmarks/speed/first_call.py`` prints the time to import the package, to declare a machine of a new
-size, and for each machine the first step of ``fit`` by coupled pairs, its compilation included, beside the
-median of later steps. Each machine has a process of its own, ``--cores 1`` pins it to one core.
+``python benchmarks/speed/first_call.py`` prints the time to import the package, to
+declare a machine of a new size, and for each machine the first step of ``fit`` by
+coupled pairs, its compilation included, beside the median of later steps. Each machine
+has a process of its own, ``--cores 1`` pins it to one core.
 """
 
 import argparse
@@ -33,7 +34,9 @@ MODELS: dict[str, Callable[[], ebmpp.FactorGraph]] = {
         v=Bernoulli(784), a=Bernoulli(500), b=Bernoulli(500), c=Bernoulli(200)
     ),
     "spins 784-500": lambda: ebmpp.layered(v=Spin(784), h=Spin(500)),
-    "categories 196x4-100": lambda: ebmpp.layered(v=Categorical(196, 4), h=Bernoulli(100)),
+    "categories 196x4-100": lambda: ebmpp.layered(
+        v=Categorical(196, 4), h=Bernoulli(100)
+    ),
     "binomials 196-100": lambda: ebmpp.layered(v=Binomial(196, 5), h=Bernoulli(100)),
     "counts 196-50": lambda: ebmpp.layered(v=Poisson(196), h=Bernoulli(50)),
     "Gaussians 784-200": lambda: ebmpp.layered(v=Gaussian(784), h=Bernoulli(200)),
@@ -54,8 +57,10 @@ def rows_for(family: ebmpp.Family) -> np.ndarray:
 
 def measure(name: str, steps: int) -> None:
     """Print the first step's time and the median of later ones, in milliseconds."""
-    graph, times = MODELS[name](), {}
-    rows, start = rows_for(graph.families["v"]), time.perf_counter()
+    graph = MODELS[name]()
+    times = {}
+    rows = rows_for(graph.families["v"])
+    start = time.perf_counter()
 
     def record(progress: ebmpp.training.Progress) -> None:
         jax.block_until_ready(progress.params)
@@ -79,10 +84,22 @@ def measure(name: str, steps: int) -> None:
 
 def subprocess_times(name: str, steps: int, cores: int | None) -> tuple[float, float]:
     """Run :func:`measure` in a process that neither reads nor writes a compile cache."""
-    prefix = [] if cores is None else ["taskset", "-c", ",".join(map(str, range(cores)))]
+    prefix = (
+        [] if cores is None else ["taskset", "-c", ",".join(map(str, range(cores)))]
+    )
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    command = [*prefix, sys.executable, __file__, "--measure", name, "--steps", str(steps)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    command = [
+        *prefix,
+        sys.executable,
+        __file__,
+        "--measure",
+        name,
+        "--steps",
+        str(steps),
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    )
     first, later = map(float, done.stdout.split()[-2:])
     return first, later
 
@@ -105,13 +122,17 @@ def print_declarations() -> None:
         start = time.perf_counter()
         ebmpp.layered(v=Bernoulli(width + 284), h=Bernoulli(width))
         times.append(time.perf_counter() - start)
-    print(f"declare: the first in {times[0]:.2f} s, later ones in {1e3 * np.median(times[1:]):.1f} ms")
+    print(
+        f"declare: the first in {times[0]:.2f} s, later ones in {1e3 * np.median(times[1:]):.1f} ms"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument(
+        "--models", nargs="+", default=list(MODELS), choices=list(MODELS)
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--cores", type=int, help="cores of each process; default: all")
@@ -124,7 +145,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_declarations()
     print(f"{'UCD, 100 pairs':22} {'first step, s':>14} {'later step, ms':>15}")
     for name in args.models:
-        runs = [subprocess_times(name, args.steps, args.cores) for _ in range(args.repeats)]
+        runs = [
+            subprocess_times(name, args.steps, args.cores) for _ in range(args.repeats)
+        ]
         first, later = np.min(runs, axis=0)
         print(f"{name:22} {first / 1e3:14.1f} {later:15.2f}", flush=True)
 

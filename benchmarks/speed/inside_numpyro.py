@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gibbs blocks inside NumPyro models beside NumPyro's own kernels: speed and agreement.
 
-``python benchmarks/speed/inside_numpyro.py`` derives the block of a mixture, of a hidden Markov chain and of
-spike-and-slab indicators by ``GibbsBlock.from_model``. It prints how long the declaration and a draw of all
-units take, effective draws per second, and the agreement with the exact smoother, with enumeration and with
-``DiscreteHMCGibbs``. ``switching`` draws a hidden Markov chain with its means and transitions. ``denoising``
-compares the posterior of a declared block with that of ``DiscreteHMCGibbs``; the time of its step is in
-``ratios.py``.
+``python benchmarks/speed/inside_numpyro.py`` derives the block of a mixture, of a
+hidden Markov chain and of spike-and-slab indicators by ``GibbsBlock.from_model``. It
+prints how long the declaration and a draw of all units take, effective draws per
+second, and the agreement with the exact smoother, with enumeration and with
+``DiscreteHMCGibbs``. ``switching`` draws a hidden Markov chain with its means and
+transitions. ``denoising`` compares the posterior of a declared block with that of
+``DiscreteHMCGibbs``; the time of its step is in ``ratios.py``.
 """
 
 import argparse
@@ -39,16 +40,19 @@ sys.path[:0] = [str(_ROOT), str(_ROOT / "models")]
 import ebmpp  # noqa: E402
 from models.denoising import Prior, ising, noisy  # noqa: E402
 
-COMPONENTS, STATES = 5, 5
+COMPONENTS = 5
+STATES = 5
 
 
-# -- models ------------------------------------------------------------------------------------------
+# -- models --------------------------------------------------------------------------
 
 
 def mixture(y: Array, summed: bool = False) -> None:
     """Gaussians in the plane; the assignments are one layer, or summed out."""
     weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(COMPONENTS)))
-    means = numpyro.sample("means", dist.Normal(0, 5).expand([COMPONENTS, 2]).to_event(2))
+    means = numpyro.sample(
+        "means", dist.Normal(0, 5).expand([COMPONENTS, 2]).to_event(2)
+    )
     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
     with numpyro.plate("points", len(y)):
         if summed:
@@ -62,14 +66,18 @@ def mixture(y: Array, summed: bool = False) -> None:
 
 def chain(y: Array, log_rows: Array) -> None:
     """Hidden Markov chain with known transitions; two layers."""
-    z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(STATES)).expand([len(y)]).to_event(1))
+    z = numpyro.sample(
+        "z", dist.Categorical(logits=jnp.zeros(STATES)).expand([len(y)]).to_event(1)
+    )
     numpyro.factor("transitions", log_rows[z[:-1], z[1:]].sum())
     numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y)
 
 
 def switching(y: Array, enumerated: bool = False) -> None:
     """Hidden Markov chain with unknown means and transitions."""
-    rows = numpyro.sample("rows", dist.Dirichlet(jnp.ones(STATES)).expand([STATES]).to_event(1))
+    rows = numpyro.sample(
+        "rows", dist.Dirichlet(jnp.ones(STATES)).expand([STATES]).to_event(1)
+    )
     means = numpyro.sample("means", dist.Normal(0, 10).expand([STATES]).to_event(1))
 
     def step(last: Array, y: Array) -> tuple[Array, None]:
@@ -83,7 +91,9 @@ def switching(y: Array, enumerated: bool = False) -> None:
 
 def switching_by_unit(y: Array) -> None:
     """Return the same chain as a plate, whose units DiscreteHMCGibbs can draw."""
-    rows = numpyro.sample("rows", dist.Dirichlet(jnp.ones(STATES)).expand([STATES]).to_event(1))
+    rows = numpyro.sample(
+        "rows", dist.Dirichlet(jnp.ones(STATES)).expand([STATES]).to_event(1)
+    )
     means = numpyro.sample("means", dist.Normal(0, 10).expand([STATES]).to_event(1))
     with numpyro.plate("steps", len(y)):
         z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(STATES)))
@@ -108,23 +118,31 @@ def denoising_problem() -> tuple[Prior, Callable[[Array], None], Array]:
     def model(y: Array) -> None:
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
         height, width = prior.layout.shape
-        with numpyro.plate("rows", height, dim=-2), numpyro.plate("columns", width, dim=-1):
-            x = numpyro.sample("x", dist.Bernoulli(0.5))  # an event of two axes has no enumeration
-        numpyro.factor("prior", -prior.graph.energy(prior.params, prior.layout.split(1.0 * x)))
+        with (
+            numpyro.plate("rows", height, dim=-2),
+            numpyro.plate("columns", width, dim=-1),
+        ):
+            # an event of two axes has no enumeration
+            x = numpyro.sample("x", dist.Bernoulli(0.5))
+        numpyro.factor(
+            "prior", -prior.graph.energy(prior.params, prior.layout.split(1.0 * x))
+        )
         numpyro.sample("y", dist.Normal(1.0 * x, scale).to_event(2), obs=y)
 
     image = ebmpp.data.binarize(ebmpp.data.digits()[:1]).reshape(8, 8)
     return prior, model, jnp.asarray(noisy(np.kron(image, np.ones((2, 2))), 0))
 
 
-# -- data and exact answers --------------------------------------------------------------------------
+# -- data and exact answers ----------------------------------------------------------
 
 
 def points(count: int) -> tuple[Array, np.ndarray]:
     """Return points around five centres, and the centres."""
     rng = np.random.default_rng(0)
     centres = rng.normal(0, 5, (COMPONENTS, 2))
-    return jnp.asarray(centres[rng.integers(COMPONENTS, size=count)] + rng.normal(size=(count, 2))), centres
+    return jnp.asarray(
+        centres[rng.integers(COMPONENTS, size=count)] + rng.normal(size=(count, 2))
+    ), centres
 
 
 def chain_data(count: int, gap: float = 1.0) -> tuple[Array, Array]:
@@ -139,8 +157,10 @@ def chain_data(count: int, gap: float = 1.0) -> tuple[Array, Array]:
 
 def smoother(y: np.ndarray, log_rows: np.ndarray) -> np.ndarray:
     """Return P(z_t | y) for all t by the forward-backward recursion."""
-    rows, likelihood = np.exp(log_rows), np.exp(-0.5 * (y[:, None] - np.arange(STATES)) ** 2)
-    forward, backward = np.ones_like(likelihood), np.ones_like(likelihood)
+    rows = np.exp(log_rows)
+    likelihood = np.exp(-0.5 * (y[:, None] - np.arange(STATES)) ** 2)
+    forward = np.ones_like(likelihood)
+    backward = np.ones_like(likelihood)
     for t in range(len(y)):
         forward[t] = likelihood[t] * (forward[t - 1] @ rows if t else 1 / STATES)
         forward[t] /= forward[t].sum()
@@ -154,12 +174,14 @@ def exact_indicators(y: np.ndarray) -> np.ndarray:
     """Return P(z = 1 | y) of spike and slab by enumeration, with the effects integrated out."""
     states = (np.arange(2 ** len(y))[:, None] >> np.arange(len(y))) & 1
     variance = 0.25 + 4.0 * states
-    log = 0.6 * (states[:, 1:] == states[:, :-1]).sum(1) - 0.5 * (y**2 / variance + np.log(variance)).sum(1)
+    log = 0.6 * (states[:, 1:] == states[:, :-1]).sum(1) - 0.5 * (
+        y**2 / variance + np.log(variance)
+    ).sum(1)
     weight = np.exp(log - log.max())
     return weight @ states / weight.sum()
 
 
-# -- measurements ------------------------------------------------------------------------------------
+# -- measurements --------------------------------------------------------------------
 
 
 def declare(model: Callable, *args: Any) -> ebmpp.GibbsBlock:
@@ -168,7 +190,10 @@ def declare(model: Callable, *args: Any) -> ebmpp.GibbsBlock:
     block = ebmpp.GibbsBlock.from_model(model, ["z"], *args)
     layers = block.layers["z"]
     seconds = time.perf_counter() - start
-    print(f"  declared in {seconds:.2f} s: {layers.size} units in {layers.max() + 1} layers", flush=True)
+    print(
+        f"  declared in {seconds:.2f} s: {layers.size} units in {layers.max() + 1} layers",
+        flush=True,
+    )
     return block
 
 
@@ -176,17 +201,25 @@ def print_draw_time(block: Any, model: Callable, args: tuple, repeats: int) -> N
     """Print the time of a draw of all units; separate calls, as a loop would hoist the conditionals."""
     trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args)
     sites = {
-        n: jnp.asarray(s["value"]) for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]
+        n: jnp.asarray(s["value"])
+        for n, s in trace.items()
+        if s["type"] == "sample" and not s["is_observed"]
     }
     z = sites.pop("z")
     state = block.init(jax.random.key(0), 0, {"z": z}, args, {"_gibbs_sites": sites})
-    step = jax.jit(lambda state, sites: block.sample(state, args, {"_gibbs_sites": sites}))
-    state, times = jax.block_until_ready(step(state, sites)), []
+    step = jax.jit(
+        lambda state, sites: block.sample(state, args, {"_gibbs_sites": sites})
+    )
+    state = jax.block_until_ready(step(state, sites))
+    times = []
     for _ in range(20 * repeats):
         start = time.perf_counter()
         state = jax.block_until_ready(step(state, sites))
         times.append(time.perf_counter() - start)
-    print(f"  draw of all units: {1e3 * min(times):.3f} ms (median {1e3 * np.median(times):.3f})", flush=True)
+    print(
+        f"  draw of all units: {1e3 * min(times):.3f} ms (median {1e3 * np.median(times):.3f})",
+        flush=True,
+    )
 
 
 def run(
@@ -204,10 +237,19 @@ def run(
 
     :param seconds: stop after this time, with the draws so far.
     """
-    length, start = math.gcd(warmup, samples, 20), time.perf_counter()
-    is_key = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
-    strong = lambda a: a if is_key(a) else jnp.asarray(a, a.dtype)  # as the loop returns it
-    state = jax.tree.map(strong, kernel.init(jax.random.key(seed), warmup, init, args, {}))
+    length = math.gcd(warmup, samples, 20)
+    start = time.perf_counter()
+
+    def is_key(a):
+        return jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+
+    # as the loop returns it
+    def strong(a):
+        return a if is_key(a) else jnp.asarray(a, a.dtype)
+
+    state = jax.tree.map(
+        strong, kernel.init(jax.random.key(seed), warmup, init, args, {})
+    )
 
     def body(state: Any, _: None) -> tuple[Any, tuple[dict, Array]]:
         state = kernel.sample(state, args, {})
@@ -215,24 +257,50 @@ def run(
         return state, ({site: state.z[site] for site in sites}, jnp.asarray(gradients))
 
     loop = jax.jit(lambda s: jax.lax.scan(body, s, None, length)).lower(state).compile()
-    clocks = lambda: np.array([time.perf_counter(), time.process_time()])
-    compiled, used, parts = time.perf_counter() - start, np.zeros((2, 2)), []
+
+    def clocks():
+        return np.array([time.perf_counter(), time.process_time()])
+
+    compiled = time.perf_counter() - start
+    used = np.zeros((2, 2))
+    parts = []
     while len(parts) * length < warmup + samples and used[:, 0].sum() < seconds:
-        is_warm, started = int(len(parts) * length >= warmup), clocks()
+        is_warm = int(len(parts) * length >= warmup)
+        started = clocks()
         state, part = jax.block_until_ready(loop(state))
         used[is_warm] += clocks() - started
         parts.append(jax.tree.map(np.asarray, part))
     draws, gradients = jax.tree.map(lambda *a: np.concatenate(a), *parts)
     draws = {site: v[warmup:].astype(float) for site, v in draws.items()}
-    print(f"  {name:22} compiled in {compiled:.0f} s, {used[0, 1]:.1f} s of warm-up", end="")
-    print(f", {len(gradients)} of {warmup}+{samples} steps, {gradients.mean():.1f} gradients a step", end="")
+    print(
+        f"  {name:22} compiled in {compiled:.0f} s, {used[0, 1]:.1f} s of warm-up",
+        end="",
+    )
+    print(
+        f", {len(gradients)} of {warmup}+{samples} steps, {gradients.mean():.1f} gradients a step",
+        end="",
+    )
     if len(gradients) >= warmup + 20:
         components = ("means", "weights")  # whose order may change
-        ordered = {site: np.sort(v, 1) if site in components else v for site, v in draws.items()}
-        ess = arviz_stats.ess(arviz_base.from_dict({"posterior": {s: v[None] for s, v in ordered.items()}}))
+        ordered = {
+            site: np.sort(v, 1) if site in components else v
+            for site, v in draws.items()
+        }
+        ess = arviz_stats.ess(
+            arviz_base.from_dict(
+                {"posterior": {s: v[None] for s, v in ordered.items()}}
+            )
+        )
         times = 1e3 * used[1] / (len(gradients) - warmup)
         print("; {:.2f} ms a step, CPU {:.2f}, ESS a CPU second".format(*times), end="")
-        print(*(f" {s} {float(v.min()) / used[1, 1]:.1f}" for s, v in ess.data_vars.items()), sep=",", end="")
+        print(
+            *(
+                f" {s} {float(v.min()) / used[1, 1]:.1f}"
+                for s, v in ess.data_vars.items()
+            ),
+            sep=",",
+            end="",
+        )
     print(flush=True)
     return draws
 
@@ -240,15 +308,21 @@ def run(
 def z_scores(draws: np.ndarray, reference: np.ndarray) -> str:
     """Describe how far means are from exact values or from another run, in standard errors.
 
-    :param reference: draws of the same shape but for their number, or exact means of one axis.
+    :param reference: draws of the same shape but for their number, or exact means of
+        one axis.
     """
     batches = draws.reshape(50, -1, draws.shape[-1]).mean(1)
-    mean, variance = batches.mean(0), batches.var(0, ddof=1) / 50
+    mean = batches.mean(0)
+    variance = batches.var(0, ddof=1) / 50
     if reference.ndim > 1:
         other = reference.reshape(50, -1, reference.shape[-1]).mean(1)
-        reference, variance = other.mean(0), variance + other.var(0, ddof=1) / 50
-    z = (mean - reference) / (np.sqrt(variance) + 1e-6)  # a unit that never changes has no variance
-    return f"z rms {np.sqrt((z**2).mean()):.2f}, largest {np.abs(z).max():.1f} of {len(z)}"
+        reference = other.mean(0)
+        variance = variance + other.var(0, ddof=1) / 50
+    # a unit that never changes has no variance
+    z = (mean - reference) / (np.sqrt(variance) + 1e-6)
+    return (
+        f"z rms {np.sqrt((z**2).mean()):.2f}, largest {np.abs(z).max():.1f} of {len(z)}"
+    )
 
 
 def mixtures(args: argparse.Namespace) -> None:
@@ -258,7 +332,10 @@ def mixtures(args: argparse.Namespace) -> None:
         y, _ = points(20_000)
         print_draw_time(declare(mixture, y), mixture, (y,), args.repeats)
     for size in args.points:
-        print(f"mixture, {size} points: the smallest ESS of the sorted means and weights, and the scale")
+        print(
+            f"mixture, {size} points: the smallest ESS of the sorted means and "
+            "weights, and the scale"
+        )
         y, centres = points(size)
         block = ebmpp.GibbsBlock.from_model(mixture, ["z"], y)
         along = ebmpp.GibbsBlock.from_model(mixture, ["z", "weights", "means"], y)
@@ -266,13 +343,16 @@ def mixtures(args: argparse.Namespace) -> None:
         nuts = nuts_from(args, values)
         kernels = {
             "from_model and NUTS": Gibbs([(block, ["z"]), (nuts(mixture), None)]),
-            "weights, means along": Gibbs([(along, list(along.sites)), (nuts(mixture), None)]),
+            "weights, means along": Gibbs(
+                [(along, list(along.sites)), (nuts(mixture), None)]
+            ),
             "NUTS, summed by hand": nuts(partial(mixture, summed=True)),
         }
         if importlib.util.find_spec("funsor") is not None:
             funsor = importlib.import_module("numpyro.contrib.funsor")
             kernels["NUTS, enumerated"] = nuts(funsor.config_enumerate(mixture))
-        if size == 100 or args.only:  # point by point: at 1,000 points a step takes a hundred times as long
+        # point by point: at 1,000 points a step takes a hundred times as long
+        if size == 100 or args.only:
             kernels["DiscreteHMCGibbs"] = DiscreteHMCGibbs(nuts(mixture))
         for name, kernel in kernels.items():
             if args.only in name:
@@ -298,16 +378,21 @@ def chains(args: argparse.Namespace) -> None:
         state, _ = jax.lax.fori_loop(0, 500, step, (state, zero))
         return jax.lax.fori_loop(0, args.samples, step, (state, zero))[1] / args.samples
 
-    means = np.asarray(jax.jit(jax.vmap(mean))(jax.random.split(jax.random.key(0), 8)), float)
+    means = np.asarray(
+        jax.jit(jax.vmap(mean))(jax.random.split(jax.random.key(0), 8)), float
+    )
     gap = means.mean(0) - smoother(np.asarray(y, float), np.asarray(log_rows, float))
     print(
-        f"  P(z_t = k | y), 8 chains: largest error {np.abs(gap).max():.4f}, rms {(gap**2).mean() ** 0.5:.4f}"
+        f"  P(z_t = k | y), 8 chains: largest error {np.abs(gap).max():.4f}, rms "
+        f"{(gap**2).mean() ** 0.5:.4f}"
     )
 
 
 def switchings(args: argparse.Namespace) -> None:
     """Means and transitions of a hidden Markov chain of 2,000 steps, drawn with the chain or by NUTS."""
-    print("hidden Markov chain, 2,000 steps of 5 states: the smallest ESS of means and transitions")
+    print(
+        "hidden Markov chain, 2,000 steps of 5 states: the smallest ESS of means and transitions"
+    )
     y, log_rows = chain_data(2000, 3.0)
     block = ebmpp.GibbsBlock.from_model(switching, ["z", "rows", "means"], y)
     summed = ebmpp.GibbsBlock.from_model(switching, ["z"], y).marginal()
@@ -338,13 +423,21 @@ def indicators(args: argparse.Namespace) -> None:
         block = declare(spike_and_slab, y)
         print_draw_time(block, spike_and_slab, (y,), args.repeats)
         kernels = {
-            "from_model and NUTS": Gibbs([(block, ["z"]), (NUTS(spike_and_slab), None)]),
-            "from_model of z and b": ebmpp.GibbsBlock.from_model(spike_and_slab, ["z", "b"], y),
+            "from_model and NUTS": Gibbs(
+                [(block, ["z"]), (NUTS(spike_and_slab), None)]
+            ),
+            "from_model of z and b": ebmpp.GibbsBlock.from_model(
+                spike_and_slab, ["z", "b"], y
+            ),
             "DiscreteHMCGibbs": DiscreteHMCGibbs(NUTS(spike_and_slab)),
         }
         count = 50 * (args.samples if size == 10 else max(1, args.samples // 250))
         draws = {n: run(n, k, (y,), count, ["z"])["z"] for n, k in kernels.items()}
-        exact = exact_indicators(np.asarray(y, float)) if size == 10 else draws["DiscreteHMCGibbs"]
+        exact = (
+            exact_indicators(np.asarray(y, float))
+            if size == 10
+            else draws["DiscreteHMCGibbs"]
+        )
         for name, z in draws.items():
             if z is not exact:
                 print(f"  P(z = 1) by {name}: {z_scores(z, exact)}")
@@ -361,11 +454,19 @@ def denoising(args: argparse.Namespace) -> None:
     }
     draws = []
     for name, kernel in kernels.items():
-        result = run(name, kernel, (y,), 50 * max(2, args.samples // 50), ["scale", "x"])
-        draws.append(np.concatenate([result["x"].reshape(len(result["x"]), -1), result["scale"][:, None]], 1))
+        result = run(
+            name, kernel, (y,), 50 * max(2, args.samples // 50), ["scale", "x"]
+        )
+        draws.append(
+            np.concatenate(
+                [result["x"].reshape(len(result["x"]), -1), result["scale"][:, None]], 1
+            )
+        )
     mean = np.concatenate(draws).mean(0)
     uncertain = (mean > 0.02) & (mean < 0.98)
-    print(f"  uncertain pixels and the scale: {z_scores(*(d[:, uncertain] for d in draws))}")
+    print(
+        f"  uncertain pixels and the scale: {z_scores(*(d[:, uncertain] for d in draws))}"
+    )
 
 
 PARTS = {
@@ -380,15 +481,28 @@ PARTS = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Print all parts, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}"
+    )
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--warmup", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--points", type=int, nargs="+", default=[100, 1000], help="of mixture")
-    parser.add_argument("--only", default="", help="part of the name of kernels, of mixture and switching")
+    parser.add_argument(
+        "--points", type=int, nargs="+", default=[100, 1000], help="of mixture"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="part of the name of kernels, of mixture and switching",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--depth", type=int, default=10, help="max_tree_depth of NUTS")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="of a kernel without compilation")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="of a kernel without compilation",
+    )
     args = parser.parse_args(argv)
     for part in args.parts:
         PARTS[part](args)

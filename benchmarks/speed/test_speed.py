@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of every call of ``cases.py`` by pytest-benchmark.
 
-``make bench`` runs them without the tests' ``conftest.py`` and saves them under ``.benchmarks``;
-``pytest-benchmark compare`` sets commits side by side. Calls of one group share a table. Ratios to other
-libraries are read off ``ratios.py``, which interleaves the calls.
+``make bench`` runs them without the tests' ``conftest.py`` and saves them under
+``.benchmarks``; ``pytest-benchmark compare`` sets commits side by side. Calls of one
+group share a table. Ratios to other libraries are read off ``ratios.py``, which
+interleaves the calls.
 """
 
 from functools import cache
@@ -35,10 +36,22 @@ def test_ours(group: str, benchmark: Any) -> None:
 @pytest.mark.parametrize(
     ("group", "other"),
     [
-        *(("gibbs", "by hand"), ("cd_gradient", "by hand"), ("gibbs_convolution", "by hand")),
-        *(("cd_convolution", "by hand"), ("cd_step", "PyTorch"), ("pcd_step", "PyTorch")),
+        *(
+            ("gibbs", "by hand"),
+            ("cd_gradient", "by hand"),
+            ("gibbs_convolution", "by hand"),
+        ),
+        *(
+            ("cd_convolution", "by hand"),
+            ("cd_step", "PyTorch"),
+            ("pcd_step", "PyTorch"),
+        ),
         *(("pcd_step", "scikit-learn"), ("ising", "by hand"), ("ising", "THRML")),
-        *(("pairs_16x16", "lockstep"), ("pairs_200x100", "lockstep"), ("pairs_200x100", "bound")),
+        *(
+            ("pairs_16x16", "lockstep"),
+            ("pairs_200x100", "lockstep"),
+            ("pairs_200x100", "bound"),
+        ),
         *(("pairs_784x500", "bound"), ("denoising", "DiscreteHMCGibbs")),
     ],
 )

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Annealed importance sampling: log Z of models that are too large to sum, from both sides.
 
-Forward, weights are unbiased for Z, so the log of their mean is too small on average: a lower bound of log Z.
-In reverse, from draws of the model, they are unbiased for 1/Z, which gives an upper bound. Particles do not
-interact, as they do in :mod:`ebmpp.annealing.systems`.
+Forward, weights are unbiased for Z, so the log of their mean is too small on average: a
+lower bound of log Z. In reverse, from draws of the model, they are unbiased for 1/Z,
+which gives an upper bound. Particles do not interact, as they do in
+:mod:`ebmpp.annealing.systems`.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,11 @@ from ebmpp import exact
 from ebmpp.annealing import ladder as ladders
 from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn
 from ebmpp.annealing.path import Path, draw_reference
-from ebmpp.annealing.reference import check_model, log_partition, reference as find_reference
+from ebmpp.annealing.reference import (
+    check_model,
+    log_partition,
+    reference as find_reference,
+)
 from ebmpp.core import Blocks, Keys, Params, checks, random, sharding
 from ebmpp.core.compile import Compiled
 from ebmpp.errors import IntractableError, StateError, UnmetError
@@ -33,13 +38,19 @@ from ebmpp.moves import Layer, Target
 
 _STEPS = 100  # per call of the device, after which a progress bar is updated
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
-_ADVICE = "Raise num_temperatures, or give a reference that is nearer to the model (data=..., reference=...)."
+_ADVICE = (
+    "Raise num_temperatures, or give a reference that is nearer to the model "
+    "(data=..., reference=...)."
+)
 _DRAWS = (
-    "Give samples=..., the last states of long chains of BlockedGibbs or ParallelTempering, or call bracket, "
+    "Give samples=..., the last states of long chains of BlockedGibbs or "
+    "ParallelTempering, or call bracket, "
     "which makes draws. Either bounds log Z only as far as they are distributed as the model."
 )
 _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as well
-_SETTLING = 100  # sweeps of the model after which annealed draws start the reverse direction
+_SETTLING = (
+    100  # sweeps of the model after which annealed draws start the reverse direction
+)
 
 
 @dataclasses.dataclass
@@ -59,12 +70,14 @@ class _Annealing:
 
     def __post_init__(self) -> None:
         key = check_model(self.name, self.graph, self.params, self.rng_key)
-        checks.count(f"{self.name}: num_particles", self.num_particles, 2)  # one has no standard error
+        # one has no standard error
+        checks.count(f"{self.name}: num_particles", self.num_particles, 2)
         ladders.temperatures(self.ladder, self.num_temperatures)
         checks.flag(f"{self.name}: progress_bar", self.progress_bar)
         self.model = centring.centre(self.graph, self.params)
         eta0 = find_reference(self.graph, self.model, key, self.data, self.reference)
-        self.path = Path.line(self.graph, eta0, self.model.params)  # which both directions share
+        # which both directions share
+        self.path = Path.line(self.graph, eta0, self.model.params)
 
     def forward(self, rng_key: Array) -> LogPartition:
         """Anneal from the reference to the model."""
@@ -72,41 +85,72 @@ class _Annealing:
         return self._run(random.fold_in(key, 0, 1), self._betas(key), None)
 
     def backward(
-        self, rng_key: Array, samples: Blocks | None, unbiased: bool, approximate: bool = False
+        self,
+        rng_key: Array,
+        samples: Blocks | None,
+        unbiased: bool,
+        approximate: bool = False,
     ) -> LogPartition:
         """Anneal from draws of the model, approximate ones if there are no others, to the reference."""
         unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
-        key, log_share = random.key_pair(rng_key), 0.0
+        key = random.key_pair(rng_key)
+        log_share = 0.0
         betas = self._betas(key)
         if samples is not None:
             missing = tuple(b for b in self.graph.families if b not in samples)
             states.check_summable(self.graph, missing)
-            rows = random.fold_in(random.fold_in(key, 2, 1), np.arange(self.num_particles, dtype=np.uint32))
-            target, samples = Target(self.graph, self.model.params), self.model.shift(samples)
-            x = samples | (Layer(missing).draw(target, samples, rows)[0] if missing else {})
+            rows = random.fold_in(
+                random.fold_in(key, 2, 1),
+                np.arange(self.num_particles, dtype=np.uint32),
+            )
+            target = Target(self.graph, self.model.params)
+            samples = self.model.shift(samples)
+            x = samples | (
+                Layer(missing).draw(target, samples, rows)[0] if missing else {}
+            )
         else:
             try:
-                x = perfect_sample(self.graph, self.model.params, rng_key, self.num_particles)
+                x = perfect_sample(
+                    self.graph, self.model.params, rng_key, self.num_particles
+                )
             except (IntractableError, UnmetError) as error:
                 if not approximate:
                     raise type(error)(
                         f"{self.name}: there are no perfect draws of the model: {error} {_DRAWS}"
                     ) from None
-                # annealed to the model, then moved by sweeps of it, with weights of mean 1
-                ladder, run_key = np.append(betas, np.ones(_SETTLING, betas.dtype)), random.fold_in(key, 5, 1)
-                log_w, _, x = anneal(self.path, ladder, run_key, self.num_particles, None, self.progress_bar)
-                log_share, unbiased = log_w - summarize(self.name, log_w[:, None]).log_mean, False
+                # annealed to the model, then moved by sweeps of it, with weights of
+                # mean 1
+                ladder = np.append(betas, np.ones(_SETTLING, betas.dtype))
+                run_key = random.fold_in(key, 5, 1)
+                log_w, _, x = anneal(
+                    self.path,
+                    ladder,
+                    run_key,
+                    self.num_particles,
+                    None,
+                    self.progress_bar,
+                )
+                log_share = log_w - summarize(self.name, log_w[:, None]).log_mean
+                unbiased = False
         return self._run(random.fold_in(key, 3, 1), betas[::-1], x, unbiased, log_share)
 
     def _run(
-        self, key: Array, betas: np.ndarray, x: Blocks | None, unbiased: bool = True, log_share: Any = 0.0
+        self,
+        key: Array,
+        betas: np.ndarray,
+        x: Blocks | None,
+        unbiased: bool = True,
+        log_share: Any = 0.0,
     ) -> LogPartition:
         """Anneal from the reference, or in reverse from draws ``x``, where weights estimate 1/Z."""
         sign = 1 if x is None else -1
-        log_w, *_ = anneal(self.path, betas, key, self.num_particles, x, self.progress_bar)
+        log_w, *_ = anneal(
+            self.path, betas, key, self.num_particles, x, self.progress_bar
+        )
         log_z0 = log_partition(self.graph, self.path.eta0) + self.model.log_factor
         log_weights = log_w + sign * log_z0 + log_share
-        summary = summarize(self.name, log_weights[:, None])  # each particle is an island
+        # each particle is an island
+        summary = summarize(self.name, log_weights[:, None])
         return LogPartition(
             log_partition=sign * summary.log_mean,
             standard_error=summary.standard_error,
@@ -124,8 +168,11 @@ class _Annealing:
         if not (isinstance(self.ladder, str) and self.ladder == "adaptive"):
             return ladders.temperatures(self.ladder, count)
         pilot = ladders.temperatures("linear", max(count // _PILOT, min(count, _PILOT)))
-        # a run of its own: a ladder made from the particles' own weights would bias them
-        _, spread, _ = anneal(self.path, pilot, random.fold_in(key, 1, 1), self.num_particles)
+        # a run of its own: a ladder made from the particles' own weights would bias
+        # them
+        _, spread, _ = anneal(
+            self.path, pilot, random.fold_in(key, 1, 1), self.num_particles
+        )
         return ladders.constant_speed(pilot, spread, count)
 
 
@@ -144,32 +191,38 @@ def ais(
 ) -> LogPartition:
     """Estimate log Z of any graph by annealed importance sampling.
 
-    Particles start from independent units near the model and take a blocked Gibbs sweep at each inverse
-    temperature. The mean of their weights is an **unbiased** estimate of Z for any reference and number of
-    temperatures. Its log is too small on average, and can be much too small, with a small standard error,
-    where particles miss a mode: compare :func:`ebmpp.annealing.reverse_ais`. The weights sum out an
-    independent set of blocks with as many units as possible in closed form.
+    Particles start from independent units near the model and take a blocked Gibbs sweep
+    at each inverse temperature. The mean of their weights is an **unbiased** estimate
+    of Z for any reference and number of temperatures. Its log is too small on average,
+    and can be much too small, with a small standard error, where particles miss a mode:
+    compare :func:`ebmpp.annealing.reverse_ais`. The weights sum out an independent set
+    of blocks with as many units as possible in closed form.
 
-    :param rng_key: a jax key; a particle's draws depend on it and on the particle's number.
+    :param rng_key: a jax key; a particle's draws depend on it and on the particle's
+        number.
     :param num_particles: at least 2.
     :param num_temperatures: at least 2, including both ends.
-    :param ladder: "linear", "sigmoid" (denser at both ends), "adaptive" (weights of equal spread at each
-        step, from a separate run with a tenth of the temperatures), or increasing values from 0 to 1.
-    :param data: rows of the visible blocks, at whose base rates the particles start; by default at the means
-        of a pilot of 200 chains.
+    :param ladder: "linear", "sigmoid" (denser at both ends), "adaptive" (weights of
+        equal spread at each step, from a separate run with a tenth of the
+        temperatures), or increasing values from 0 to 1.
+    :param data: rows of the visible blocks, at whose base rates the particles start; by
+        default at the means of a pilot of 200 chains.
     :param reference: natural parameters at which some or all blocks start
-        (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where that exists).
+        (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where
+        that exists).
     :param mesh: devices over whose first axis the particles are sharded.
-    :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to 1, or under ``jit``.
+    :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to
+        1, or under ``jit``.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
     :raises StateError: data of a wrong name, shape or value.
-    :warns UserWarning: where less than a quarter of the particles is effective, or the standard error exceeds
-        0.3.
+    :warns UserWarning: where less than a quarter of the particles is effective, or the
+        standard error exceeds 0.3.
 
     **References**
 
     1. Neal (2001), *Annealed importance sampling*.
-    2. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 4.
+    2. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief
+       networks*, section 4.
 
     **Example**
 
@@ -182,7 +235,9 @@ def ais(
     """
     options = num_particles, num_temperatures, ladder, data, reference, progress_bar
     with sharding.over("ais: mesh", mesh):
-        result = _Annealing("ais", graph, sharding.place(params), rng_key, *options).forward(rng_key)
+        result = _Annealing(
+            "ais", graph, sharding.place(params), rng_key, *options
+        ).forward(rng_key)
     warn(_ADVICE, result.doubt)
     return result
 
@@ -203,24 +258,26 @@ def reverse_ais(
 ) -> LogPartition:
     """Estimate log Z from above, by annealing from draws of the model to independent units.
 
-    From **exact** draws the mean weight is unbiased for 1/Z, so the result is an upper bound in expectation.
-    Without ``samples`` they come from :func:`ebmpp.perfect_sample`, for models that are small or attractive.
-    Samples of a long chain bound nothing for certain: if they miss a mode, the value is too small. Other
-    arguments are as for :func:`ebmpp.ais`; the ladder is used from 1 to 0.
+    From **exact** draws the mean weight is unbiased for 1/Z, so the result is an upper
+    bound in expectation. Without ``samples`` they come from
+    :func:`ebmpp.perfect_sample`, for models that are small or attractive. Samples of a
+    long chain bound nothing for certain: if they miss a mode, the value is too small.
+    Other arguments are as for :func:`ebmpp.ais`; the ladder is used from 1 to 0.
 
-    :param samples: draws of the model, one per particle, ``(num_particles, *shape)``; missing blocks are
-        drawn given these, which is exact where they do not interact with one another.
+    :param samples: draws of the model, one per particle, ``(num_particles, *shape)``;
+        missing blocks are drawn given these, which is exact where they do not interact
+        with one another.
     :param unbiased: True if the samples are independent draws of exactly the model.
     :param num_particles: at least 2; the default is the number of samples, or 100.
-    :raises IntractableError: without samples, when the model is neither small nor attractive; with samples,
-        when missing blocks interact.
+    :raises IntractableError: without samples, when the model is neither small nor
+        attractive; with samples, when missing blocks interact.
     :raises StateError: for samples that do not fit.
     :raises ArgumentError: as :func:`ebmpp.ais` does.
 
     **References**
 
-    1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte
-       Carlo*.
+    1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using
+       bidirectional Monte Carlo*.
 
     **Example**
 
@@ -232,22 +289,33 @@ def reverse_ais(
     """
     x, num = _as_samples("reverse_ais", graph, samples, num_particles)
     options = num, num_temperatures, ladder, data, reference, progress_bar
-    result = _Annealing("reverse_ais", graph, params, rng_key, *options).backward(rng_key, x, unbiased)
+    result = _Annealing("reverse_ais", graph, params, rng_key, *options).backward(
+        rng_key, x, unbiased
+    )
     warn(_ADVICE, result.doubt)
     return result
 
 
 def _as_samples(
-    name: str, graph: FactorGraph, samples: Mapping[str, Array] | None, num_particles: int | None
+    name: str,
+    graph: FactorGraph,
+    samples: Mapping[str, Array] | None,
+    num_particles: int | None,
 ) -> tuple[Blocks | None, int]:
     """Return samples as rows, and the number of particles."""
     if samples is None:
         return None, 100 if num_particles is None else num_particles
-    blocks = samples if isinstance(samples, Mapping) else states.as_visible(graph, samples)
+    blocks = (
+        samples if isinstance(samples, Mapping) else states.as_visible(graph, samples)
+    )
     x, batch = states.as_rows(graph.families, blocks)
-    is_valid = len(batch) == 1 and num_particles in (None, batch[0])
-    expected = f"({num_particles or 'num_particles'},), one per particle"
-    checks.require(is_valid, f"{name}: leading axes of samples", expected, batch, StateError)
+    if len(batch) != 1 or num_particles not in (None, batch[0]):
+        raise checks.error(
+            f"{name}: leading axes of samples",
+            f"({num_particles or 'num_particles'},), one per particle",
+            batch,
+            StateError,
+        )
     return {b: v.astype(graph.families[b].dtype) for b, v in x.items()}, batch[0]
 
 
@@ -267,23 +335,24 @@ def bracket(
 ) -> Bracket:
     """Estimate log Z from below and above by bidirectional Monte Carlo; exactly where states can be summed.
 
-    Without ``samples`` the reverse direction starts from perfect draws where those can be had. Otherwise a
-    separate run is annealed to the model and moved by 100 of its sweeps. Its weights multiply the weights of
-    the reverse direction, so that the stated error of the upper side includes that of the draws. They may
-    miss a mode, so that side is then marked as not guaranteed (``result.guaranteed``,
+    Without ``samples`` the reverse direction starts from perfect draws where those can
+    be had. Otherwise a separate run is annealed to the model and moved by 100 of its
+    sweeps. Its weights multiply the weights of the reverse direction, so that the
+    stated error of the upper side includes that of the draws. They may miss a mode, so
+    that side is then marked as not guaranteed (``result.guaranteed``,
     ``result.upper.unbiased``).
 
-    Arguments are as for :func:`ebmpp.annealing.reverse_ais`. Both runs share one reference; an "adaptive"
-    ladder is found for each.
+    Arguments are as for :func:`ebmpp.annealing.reverse_ais`. Both runs share one
+    reference; an "adaptive" ladder is found for each.
 
     :raises IntractableError: for samples whose missing blocks interact.
-    :warns UserWarning: where few particles are effective, a standard error exceeds 0.3, or the upper side is
-        below the lower one by more than four standard errors.
+    :warns UserWarning: where few particles are effective, a standard error exceeds 0.3,
+        or the upper side is below the lower one by more than four standard errors.
 
     **References**
 
-    1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte
-       Carlo*.
+    1. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using
+       bidirectional Monte Carlo*.
 
     **Example**
 
@@ -297,7 +366,8 @@ def bracket(
     options = num, num_temperatures, ladder, data, reference, progress_bar
     run = _Annealing("bracket", graph, params, rng_key, *options)
     forward, backward = jax.random.split(rng_key)
-    upper, lower = run.backward(backward, x, unbiased, approximate=True), run.forward(forward)
+    upper = run.backward(backward, x, unbiased, approximate=True)
+    lower = run.forward(forward)
     result = Bracket(lower, upper, exact_log_partition(graph, params))
     warn(_ADVICE, result.doubt)
     return result
@@ -311,23 +381,32 @@ def exact_log_partition(graph: FactorGraph, params: Params) -> float | None:
         return None
     can_sum = enumeration.num_states(graph, plan.enumerated) <= _MOST_SUMMED
     model = centring.centre(graph, params)
-    return float(exact.log_partition(graph, model.params)) + model.log_factor if can_sum else None
+    return (
+        float(exact.log_partition(graph, model.params)) + model.log_factor
+        if can_sum
+        else None
+    )
 
 
 @Compiled
-def _take_steps(path: Path, betas: Array, count: Array, x: Blocks, keys: Keys) -> tuple[Blocks, Array, Array]:
+def _take_steps(
+    path: Path, betas: Array, count: Array, x: Blocks, keys: Keys
+) -> tuple[Blocks, Array, Array]:
     """Take ``count`` steps from one beta to the next; one evaluation of the model at a state serves each.
 
     :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
-    :return: the kept blocks; the increment of the log-weights; its standard deviation at each step.
+    :return: the kept blocks; the increment of the log-weights; its standard deviation
+        at each step.
     """
 
     def run(jobs: tuple[Blocks, Array], shared: tuple, *_: Any) -> tuple[tuple, tuple]:
-        (x, keys), (path, betas, count) = jobs, shared
+        x, keys = jobs
+        path, betas, count = shared
 
         def step(i: Array, carry: tuple) -> tuple:
             x, log_weight, gains = carry
-            low, high = path.at(betas[i]), path.at(betas[i + 1])
+            low = path.at(betas[i])
+            high = path.at(betas[i + 1])
             here = path.slope(low.params, x)
             gain = path.gain(low, high, here, here)
             x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
@@ -337,31 +416,45 @@ def _take_steps(path: Path, betas: Array, count: Array, x: Blocks, keys: Keys) -
         x, log_weight, gains = jax.lax.fori_loop(0, count, step, start)
         return (x, log_weight, gains.T), ()
 
-    (x, log_weight, gains), _ = sharding.shard_jobs(run, (x, keys), (path, betas, count), len(keys))
+    (x, log_weight, gains), _ = sharding.shard_jobs(
+        run, (x, keys), (path, betas, count), len(keys)
+    )
     return x, *sharding.everywhere((log_weight, gains.std(0)))
 
 
 def anneal(
-    path: Path, betas: np.ndarray, key: Array, num: int, x: Blocks | None = None, progress_bar: bool = False
+    path: Path,
+    betas: np.ndarray,
+    key: Array,
+    num: int,
+    x: Blocks | None = None,
+    progress_bar: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, Blocks]:
     """Carry ``num`` particles along a line, in the direction of ``betas``.
 
     :param x: their state at ``betas[0]``; None for draws of the reference.
-    :return: the log-weights, float64, ``(num,)``; their standard deviation by step; and the kept blocks.
+    :return: the log-weights, float64, ``(num,)``; their standard deviation by step; and
+        the kept blocks.
     """
     keys = random.fold_in(key, np.arange(num))
     if x is None:
         x = draw_reference(path.graph, path.sampled, path.eta0, random.fold_in(keys, 0))
     x = {b: x[b] for b in path.sampled}
-    # summed on the host in float64: ten thousand small gains would lose digits in float32
-    total, spreads = np.zeros(num), []
+    # summed on the host in float64: ten thousand small gains would lose digits in
+    # float32
+    total = np.zeros(num)
+    spreads = []
     hidden = not (progress_bar and sharding.is_first())
-    with tqdm(total=len(betas) - 1, disable=hidden, desc="annealing", unit="step") as bar:
+    with tqdm(
+        total=len(betas) - 1, disable=hidden, desc="annealing", unit="step"
+    ) as bar:
         for first in range(0, len(betas) - 1, _STEPS):
             chunk = betas[first : first + _STEPS + 1]
             count = len(chunk) - 1
             padded = np.pad(chunk, (0, _STEPS - count), mode="edge")
-            x, gain, spread = _take_steps(path, padded, np.int32(count), x, random.fold_in(keys, 1, first))
+            x, gain, spread = _take_steps(
+                path, padded, np.int32(count), x, random.fold_in(keys, 1, first)
+            )
             total += np.asarray(gain, float)
             spreads.append(np.asarray(spread, float)[:count])
             bar.update(count)

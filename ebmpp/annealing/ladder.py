@@ -20,28 +20,40 @@ from ebmpp.core.compile import Compiled
 
 _SIGMOID_SLOPE = 4.0  # of the logistic function at either end
 _CAPACITY = 256  # initial room for the places of a pilot
-_GROW, _SHRINK = 1.3, 0.75  # factors of the steps that a pilot tries
+# factors of the steps that a pilot tries
+_GROW = 1.3
+_SHRINK = 0.75
 _SHORTEST = 1e-6  # of these steps
 _SMOOTHING = 0.2  # share of the latest rung in the smoothed correlation
 
 
-def temperatures(kind: str | Any, num_temperatures: int) -> Float32[np.ndarray, "temperatures"]:
+def temperatures(
+    kind: str | Any, num_temperatures: int
+) -> Float32[np.ndarray, "temperatures"]:
     """Return increasing inverse temperatures from 0 to 1.
 
-    :param kind: "linear"; "sigmoid", which is denser at both ends (Wu, Burda, Salakhutdinov, Grosse 2017, *On
-        the quantitative analysis of decoder-based generative models*, section 4); or values from 0 to 1.
-    :param num_temperatures: number of values, 0 and 1 included; ignored where ``kind`` gives the values.
+    :param kind: "linear"; "sigmoid", which is denser at both ends (Wu, Burda,
+        Salakhutdinov, Grosse 2017, *On the quantitative analysis of decoder-based
+        generative models*, section 4); or values from 0 to 1.
+    :param num_temperatures: number of values, 0 and 1 included; ignored where ``kind``
+        gives the values.
 
     >>> temperatures("sigmoid", 5).round(2).tolist()
     [0.0, 0.1, 0.5, 0.9, 1.0]
     """
     if not isinstance(kind, str):
         return given_places("ladder", kind, 1)
-    linear = np.linspace(0.0, 1.0, checks.count("num_temperatures", num_temperatures, 2))
+    linear = np.linspace(
+        0.0, 1.0, checks.count("num_temperatures", num_temperatures, 2)
+    )
     kinds = "linear", "sigmoid", "adaptive"
-    if checks.choice("ladder", kind, kinds, "increasing values from 0 to 1") == "linear":
+    if (
+        checks.choice("ladder", kind, kinds, "increasing values from 0 to 1")
+        == "linear"
+    ):
         return linear.astype(np.float32)
-    rising = np.tanh(_SIGMOID_SLOPE * (linear - 0.5))  # a logistic function up to scale and location
+    # a logistic function up to scale and location
+    rising = np.tanh(_SIGMOID_SLOPE * (linear - 0.5))
     return (0.5 + 0.5 * rising / rising[-1]).astype(np.float32)
 
 
@@ -49,28 +61,37 @@ def given_places(name: str, values: Any, end: int) -> Float32[np.ndarray, "place
     """Return a user's places as an array; they must increase from 0 to ``end``, the place of the model."""
     places = np.asarray(checks.numbers(name, values), np.float32)
     ends = places.ndim == 1 and len(places) > 1 and (places[0], places[-1]) == (0, end)
-    is_valid = ends and (np.diff(places) > 0).all()
-    checks.require(is_valid, name, f"numbers that increase from 0 to {end}, the model", values)
+    if not ends or not (np.diff(places) > 0).all():
+        raise checks.error(
+            name, f"numbers that increase from 0 to {end}, the model", values
+        )
     return places
 
 
 def constant_speed(
-    betas: Float[np.ndarray, "pilot"], spread: Float[np.ndarray, "steps"], num_temperatures: int
+    betas: Float[np.ndarray, "pilot"],
+    spread: Float[np.ndarray, "steps"],
+    num_temperatures: int,
 ) -> Float32[np.ndarray, "temperatures"]:
     """Return increasing inverse temperatures whose log-weights have about the same spread at each step.
 
-    Gelman, Meng (1998), *Simulating normalizing constants*, section 4.2: constant speed along a path.
+    Gelman, Meng (1998), *Simulating normalizing constants*, section 4.2: constant speed
+    along a path.
 
-    :param spread: standard deviation of a pilot's log-weights at each step between its ``betas``.
+    :param spread: standard deviation of a pilot's log-weights at each step between its
+        ``betas``.
 
     >>> constant_speed(np.array([0, 0.5, 1]), np.array([0.3, 0.1]), 5).round(2).tolist()
     [0.0, 0.17, 0.33, 0.5, 1.0]
     """
     # the small terms keep steps without any spread apart
-    cumulated = np.concatenate([[0.0], np.cumsum(spread + 1e-3 * spread.mean() + 1e-12)])
+    cumulated = np.concatenate(
+        [[0.0], np.cumsum(spread + 1e-3 * spread.mean() + 1e-12)]
+    )
     levels = np.linspace(0.0, cumulated[-1], num_temperatures)
     places = np.interp(levels, cumulated, betas).astype(np.float32)
-    places[0], places[-1] = 0.0, 1.0
+    places[0] = 0.0
+    places[-1] = 1.0
     return np.unique(places)
 
 
@@ -102,11 +123,12 @@ def find_ladder(
 ) -> Ladder:
     """Find places by a pilot system of ``num`` particles, whose draws are used for nothing else.
 
-    Zhou, Johansen, Aston (2016), *Toward automatic model comparison: an adaptive sequential Monte Carlo
-    approach*, section 3.4.
+    Zhou, Johansen, Aston (2016), *Toward automatic model comparison: an adaptive
+    sequential Monte Carlo approach*, section 3.4.
 
-    :param cess_threshold: lowest conditional effective sample size of a step, as a share of the particles,
-        below 1. The last step may miss it where the ``capacity``, the largest number of places, is reached.
+    :param cess_threshold: lowest conditional effective sample size of a step, as a
+        share of the particles, below 1. The last step may miss it where the
+        ``capacity``, the largest number of places, is reached.
     :param measure: measure the correlation and the ancestry too.
     """
     keys = key[None]
@@ -116,7 +138,9 @@ def find_ladder(
         s = places[count - 1]
         low = path.at(s)
         here = path.slope(low.params, system.x)
-        rung_after = lambda step: path.at(jnp.minimum(s + step, path.end))
+
+        def rung_after(step):
+            return path.at(jnp.minimum(s + step, path.end))
 
         def is_too_long(step: Array) -> Array:
             high = rung_after(step)
@@ -133,17 +157,32 @@ def find_ladder(
         system = systems.move(path, high, slope, system, rung_keys, sweeps)
         if measure:
             after = path.slope(high.params, system.x)
-            values = [path.gain(path.at(jnp.zeros(())), high, at, at) for at in (slope, after)]
+            values = [
+                path.gain(path.at(jnp.zeros(())), high, at, at) for at in (slope, after)
+            ]
             a, b = (v - v.mean() for v in values)
             # 0 where particles are all equal
-            correlation = (a * b).sum() / jnp.maximum(jnp.sqrt((a**2).sum() * (b**2).sum()), 1e-30)
+            correlation = (a * b).sum() / jnp.maximum(
+                jnp.sqrt((a**2).sum() * (b**2).sum()), 1e-30
+            )
             smooth += _SMOOTHING * (correlation - smooth)
         places = places.at[count].set(jnp.minimum(s + step, path.end))
         return places, count + 1, step, system, smooth, jnp.maximum(largest, smooth)
 
-    zero, step = jnp.zeros(()), jnp.full((), 0.1)
-    start = jnp.zeros(capacity), jnp.ones((), jnp.int32), step, systems.begin(path, keys, num), zero, zero
-    is_open = lambda carry: carry[0][carry[1] - 1] < path.end
+    zero = jnp.zeros(())
+    step = jnp.full((), 0.1)
+    start = (
+        jnp.zeros(capacity),
+        jnp.ones((), jnp.int32),
+        step,
+        systems.begin(path, keys, num),
+        zero,
+        zero,
+    )
+
+    def is_open(carry):
+        return carry[0][carry[1] - 1] < path.end
+
     places, count, _, system, _, correlation = lax.while_loop(is_open, body, start)
     ancestry = systems.relative_ancestry(system)[0] if measure else jnp.ones(())
     return Ladder(places, count, correlation, ancestry)
@@ -164,24 +203,32 @@ def adaptive_ladder(
 ) -> Ladder:
     """Find a ladder with room for all its places, or for at ``most`` so many; see :func:`find_ladder`.
 
-    :raises DomainError: where no step meets the threshold, however short, unless ``most`` is given.
+    :raises DomainError: where no step meets the threshold, however short, unless
+        ``most`` is given.
     """
     capacity = _CAPACITY if most is None else min(most, _CAPACITY)
     while True:
         ladder = _find(path, key, num, cess_threshold, capacity, sweeps, measure)
         if int(ladder.count) < capacity or capacity == most:
             return ladder
-        # the last step, to the end, is a long one; a pilot is stuck if the step before is the shortest
+        # the last step, to the end, is a long one; a pilot is stuck if the step before
+        # is the shortest
         if bool(ladder.places[-2] - ladder.places[-3] <= 2 * _SHORTEST):
             if most is not None:
                 return ladder
-            raise not_finite(f"weights at place {float(ladder.places[-2]):g} are uneven, or")
+            raise not_finite(
+                f"weights at place {float(ladder.places[-2]):g} are uneven, or"
+            )
         capacity = 2 * capacity if most is None else min(most, 2 * capacity)
 
 
-def thinned(path: Path, key: Array, num: int, cess_threshold: float, most: int) -> Path | None:
+def thinned(
+    path: Path, key: Array, num: int, cess_threshold: float, most: int
+) -> Path | None:
     """Return a path whose knots are the places of an adaptive ladder, at most ``most``, or else None."""
     ladder = adaptive_ladder(path, key, num, cess_threshold, most=most)
     if not ladder.is_complete():
         return None
-    return jax.block_until_ready(path.cut(ladder.places[: int(ladder.count)], ladder.count))
+    return jax.block_until_ready(
+        path.cut(ladder.places[: int(ladder.count)], ladder.count)
+    )

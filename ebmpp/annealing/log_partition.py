@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates of log Z with their errors, and the likelihoods that follow from them.
 
-An estimate is doubtful if few particles are effective, if its independent parts (particles or islands) differ
-so much that the error of a log by the delta method fails, if sweeps leave particles near their old states, or
-if forward and reverse runs contradict each other.
+An estimate is doubtful if few particles are effective, if its independent parts
+(particles or islands) differ so much that the error of a log by the delta method fails,
+if sweeps leave particles near their old states, or if forward and reverse runs
+contradict each other.
 """
 
 from collections.abc import Mapping
@@ -35,12 +36,14 @@ MIN_SHARE = 0.25
 """Share of effective particles below which a weighted mean is doubtful."""
 MAX_CORRELATION = 0.5
 """Correlation of log-densities before and after the sweeps of a rung above which modes are found late.
-It is at most 0.38 on 16x16 and 64x16 machines (12 seeds each), where intervals hold; 0.40 to 0.72 at 784x500,
-where 81 of 100 intervals of 20 sweeps held, as one island in 60 has more than 4 times the mean Z."""
+It is at most 0.38 on 16x16 and 64x16 machines (12 seeds each), where intervals hold;
+0.40 to 0.72 at 784x500, where 81 of 100 intervals of 20 sweeps held, as one island in
+60 has more than 4 times the mean Z."""
 MIN_ANCESTRY = 0.9
 """Relative share of distinct ancestors below which particles are heirs of the modes found first: islands that
-all miss the others agree. At 784x500 it is 0.71 to 0.88 with one sweep per rung, which missed log Z by up to
-1.5; 0.93 to 1.16 on the small machines and on Ising models of up to 4,096 spins."""
+all miss the others agree. At 784x500 it is 0.71 to 0.88 with one sweep per rung, which
+missed log Z by up to 1.5; 0.93 to 1.16 on the small machines and on Ising models of up
+to 4,096 spins."""
 _MAX_Z = 4.0  # standard errors by which an upper estimate may be below a lower one
 
 
@@ -79,13 +82,18 @@ class LogPartition(Shown):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.log_partition:.6g} +- {self.standard_error:.2g}, {self._side}, "
+            f"{type(self).__name__}({self.log_partition:.6g} +- "
+            f"{self.standard_error:.2g}, {self._side}, "
             f"{self._effective} particles effective, {len(self.betas)} temperatures)"
         )
 
     @property
     def _side(self) -> str:
-        return f"{self.bound} bound on average" if self.unbiased else "no bound: approximate samples"
+        return (
+            f"{self.bound} bound on average"
+            if self.unbiased
+            else "no bound: approximate samples"
+        )
 
     @property
     def _independent(self) -> int:
@@ -107,11 +115,15 @@ class LogPartition(Shown):
         error = self.standard_error
         if self.effective_sample_size < max(2.0, MIN_SHARE * len(self.log_weights)):
             return (
-                f"the effective sample size is {self._effective} particles (standard error {error:.2g}): too "
+                f"the effective sample size is {self._effective} particles (standard "
+                f"error {error:.2g}): too "
                 "small for the standard error to be trusted."
             )
         if error > MAX_ERROR:
-            return f"the standard error of log Z is {error:.2g}, above {MAX_ERROR}: not to be trusted."
+            return (
+                f"the standard error of log Z is {error:.2g}, above {MAX_ERROR}: "
+                "not to be trusted."
+            )
         return None
 
     @property
@@ -123,18 +135,23 @@ class LogPartition(Shown):
         return value, self._effective, len(self.betas), self._side
 
     def _card(self) -> Card:
-        return Card("An estimate of log Z", [Grid(_HEAD, [("log Z", *self._row()), _interval_row(self)])])
+        return Card(
+            "An estimate of log Z",
+            [Grid(_HEAD, [("log Z", *self._row()), _interval_row(self)])],
+        )
 
     def log_likelihood(self, data: Data) -> Float[Array, "*batch"]:
         """Return log p(v) of each row at this value of log Z, which all rows share.
 
-        On average it is too large with a lower bound of log Z, and too small with an upper bound.
+        On average it is too large with a lower bound of log Z, and too small with an
+        upper bound.
 
-        :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array stands for the
-            only visible block.
+        :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare
+            array stands for the only visible block.
         :return: shape ``(*batch,)``.
-        :raises IntractableError: where the latents given the visibles are not one layer, so that log Z alone
-            does not give the likelihood; :func:`ebmpp.exact.log_likelihood` sums over them in small models.
+        :raises IntractableError: where the latents given the visibles are not one
+            layer, so that log Z alone does not give the likelihood;
+            :func:`ebmpp.exact.log_likelihood` sums over them in small models.
         :raises StateError: data of a wrong name, shape or value.
         """
         rows = tables.as_table(self.graph, data).observed()
@@ -145,14 +162,17 @@ class LogPartition(Shown):
     def average_log_likelihood(self, data: Data) -> AverageLogLikelihood:
         """Return the mean of :meth:`log_likelihood` over rows, with its errors; see there for ``data``."""
         values = np.asarray(self.log_likelihood(data), float).ravel()
-        return AverageLogLikelihood(float(values.mean()), self.standard_error, float(standard_error(values)))
+        return AverageLogLikelihood(
+            float(values.mean()), self.standard_error, float(standard_error(values))
+        )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ParticleSystem(LogPartition):
     """Weighted particles of a model, and an estimate of its log Z; see :func:`ebmpp.smc`.
 
-    ``betas`` are the places of the rungs on the path; on a line they are inverse temperatures.
+    ``betas`` are the places of the rungs on the path; on a line they are inverse
+    temperatures.
     """
 
     particles: Blocks
@@ -175,13 +195,18 @@ class ParticleSystem(LogPartition):
 
     @property
     def doubt(self) -> str | None:
-        is_late = self.relative_ancestry < MIN_ANCESTRY or self.correlation > MAX_CORRELATION
+        is_late = (
+            self.relative_ancestry < MIN_ANCESTRY or self.correlation > MAX_CORRELATION
+        )
         if (reason := super().doubt) is not None or not is_late:
             return reason
         return (
-            f"{self.num_sweeps} sweeps per rung leave log-densities correlated by {self.correlation:.2f} "
-            f"(doubtful above {MAX_CORRELATION}), and {self.relative_ancestry:.0%} of the ancestors that "
-            f"resampling alone would leave (doubtful below {MIN_ANCESTRY:.0%}): modes are found late; log Z "
+            f"{self.num_sweeps} sweeps per rung leave log-densities correlated by "
+            f"{self.correlation:.2f} "
+            f"(doubtful above {MAX_CORRELATION}), and {self.relative_ancestry:.0%} of "
+            "the ancestors that "
+            f"resampling alone would leave (doubtful below {MIN_ANCESTRY:.0%}): modes "
+            "are found late; log Z "
             "and its stated error may be too small. More sweeps help, more particles do not."
         )
 
@@ -190,13 +215,26 @@ class ParticleSystem(LogPartition):
         return len(self.log_z)
 
     def _card(self) -> Card:
-        rows = [("islands", len(self.log_z)), ("share of distinct ancestors", self.distinct_ancestors)]
+        rows = [
+            ("islands", len(self.log_z)),
+            ("share of distinct ancestors", self.distinct_ancestors),
+        ]
         rows += [("rungs", self.num_rungs), ("sweeps per rung", self.num_sweeps)]
-        return Card("Weighted particles", [*super()._card().grids, Grid(("", ""), rows)])
+        return Card(
+            "Weighted particles", [*super()._card().grids, Grid(("", ""), rows)]
+        )
 
 
-def _interval_row(estimate: "LogPartition | Bracket", note: str = "") -> tuple[Cell, ...]:
-    return "95 % interval", "{:.6g} to {:.6g}".format(*estimate.interval()), "", "", note
+def _interval_row(
+    estimate: "LogPartition | Bracket", note: str = ""
+) -> tuple[Cell, ...]:
+    return (
+        "95 % interval",
+        "{:.6g} to {:.6g}".format(*estimate.interval()),
+        "",
+        "",
+        note,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,19 +272,36 @@ class Bracket(Shown):
     @property
     def doubt(self) -> str | None:
         """Reasons for not trusting the two estimates, or None."""
-        doubts = self.lower.doubt, self.upper.doubt, contradiction(self.gap, self.standard_error)
+        doubts = (
+            self.lower.doubt,
+            self.upper.doubt,
+            contradiction(self.gap, self.standard_error),
+        )
         return " ".join(dict.fromkeys(filter(None, doubts))) or None
 
     def __repr__(self) -> str:
         exact = "" if self.exact is None else f", exact {self.exact:.6g}"
-        ends = (f"{m.log_partition:.6g} +- {m.standard_error:.2g}" for m in (self.lower, self.upper))
+        ends = (
+            f"{m.log_partition:.6g} +- {m.standard_error:.2g}"
+            for m in (self.lower, self.upper)
+        )
         return f"Bracket({' to '.join(ends)}{exact}{'' if self.guaranteed else ', upper end not guaranteed'})"
 
     def _card(self) -> Card:
         side = "" if self.guaranteed else "upper end not guaranteed"
-        rows = [("lower", *self.lower._row()), ("upper", *self.upper._row()), _interval_row(self, side)]
-        rows += [("gap", Measured(self.gap, self.standard_error), "", "", "upper less lower")]
-        rows += [] if self.exact is None else [("exact", f"{self.exact:.9g}", "", "", "all states summed")]
+        rows = [
+            ("lower", *self.lower._row()),
+            ("upper", *self.upper._row()),
+            _interval_row(self, side),
+        ]
+        rows += [
+            ("gap", Measured(self.gap, self.standard_error), "", "", "upper less lower")
+        ]
+        rows += (
+            []
+            if self.exact is None
+            else [("exact", f"{self.exact:.9g}", "", "", "all states summed")]
+        )
         return Card("log Z from both sides", [Grid(_HEAD, rows)])
 
 
@@ -262,7 +317,9 @@ class WeightSummary(NamedTuple):
     """Weights that sum to 1."""
 
 
-def summarize(name: str, log_weights: Float[np.ndarray, "islands particles"]) -> WeightSummary:
+def summarize(
+    name: str, log_weights: Float[np.ndarray, "islands particles"]
+) -> WeightSummary:
     """Return the mean of weights, its error and the effective sample size; refuse infinite weights."""
     top = log_weights.max()  # NaN if some weight is
     if not np.isfinite(top):
@@ -272,14 +329,22 @@ def summarize(name: str, log_weights: Float[np.ndarray, "islands particles"]) ->
     mean = islands.mean()
     ess = w.sum() ** 2 / (w**2).sum()
     error = float(standard_error(islands) / mean)
-    return WeightSummary(float(math.log(mean) + top), error, float(ess), np.log(islands) + top, w / w.sum())
+    return WeightSummary(
+        float(math.log(mean) + top),
+        error,
+        float(ess),
+        np.log(islands) + top,
+        w / w.sum(),
+    )
 
 
 def not_finite(what: str) -> DomainError:
     """Return the error for weights along a path that are not finite."""
     return DomainError(
-        f"{what} are not finite: a model on the path may not normalise, or natural parameters overflow. "
-        "Check the params, and those of the path. A reference nearer to the model (data=...) may help."
+        f"{what} are not finite: a model on the path may not normalise, or natural "
+        "parameters overflow. "
+        "Check the params, and those of the path. A reference nearer to the model "
+        "(data=...) may help."
     )
 
 

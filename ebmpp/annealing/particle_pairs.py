@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Coupled particle independent Metropolis-Hastings: unbiased means from particle systems.
 
-A chain of systems proposes a new system and accepts it with probability ``min(1, Z'/Z)``, where Z is a
-system's estimate of the partition function. Two such chains, the second one step behind, get the same
-proposals and the same uniforms, so they meet as soon as both accept the same system.
+A chain of systems proposes a new system and accepts it with probability
+``min(1, Z'/Z)``, where Z is a system's estimate of the partition function. Two such
+chains, the second one step behind, get the same proposals and the same uniforms, so
+they meet as soon as both accept the same system.
 
-With independent systems S_0, S_1, ... the chains start at X_0 = S_0 and Y_0 = S_1. X_1 is S_1 or X_0. At
-t >= 2 the transitions from X_{t-1} to X_t and from Y_{t-2} to Y_{t-1} use S_t and one uniform. With
-:math:`\tau` the first t >= 1 at which X_t = Y_{t-1}, the estimate is
+With independent systems S_0, S_1, ... the chains start at X_0 = S_0 and Y_0 = S_1. X_1
+is S_1 or X_0. At t >= 2 the transitions from X_{t-1} to X_t and from Y_{t-2} to Y_{t-1}
+use S_t and one uniform. With :math:`\tau` the first t >= 1 at which X_t = Y_{t-1}, the
+estimate is
 
 .. math::
 
@@ -19,9 +21,10 @@ where f of a system is its weighted mean of f. Memory does not grow with :math:`
 
 **References**
 
-1. Andrieu, Doucet, Holenstein (2010), *Particle Markov chain Monte Carlo methods*, section 2.4.2.
-2. Middleton, Deligiannidis, Doucet, Jacob (2019), *Unbiased smoothing using particle independent
-   Metropolis-Hastings*, Algorithm 2 and eq. 5.
+1. Andrieu, Doucet, Holenstein (2010), *Particle Markov chain Monte Carlo methods*,
+   section 2.4.2.
+2. Middleton, Deligiannidis, Doucet, Jacob (2019), *Unbiased smoothing using particle
+   independent Metropolis-Hastings*, Algorithm 2 and eq. 5.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,8 +56,11 @@ from ebmpp.graph import FactorGraph
 LONG_STAY = 20
 _BATCH = 2  # systems that run side by side: every pair needs the first two
 
-#: From keys of systems to log Z, values (a pytree) and lowest conditional effective sample size of each.
-Propose = Callable[[systems.IslandKeys], tuple[systems.PerIsland, Any, systems.PerIsland]]
+#: From keys of systems to log Z, values (a pytree) and lowest conditional effective
+#: sample size of each.
+Propose = Callable[
+    [systems.IslandKeys], tuple[systems.PerIsland, Any, systems.PerIsland]
+]
 #: First and last time that count, and the largest number of systems.
 Window = tuple[int, int, int | None]
 
@@ -95,47 +101,78 @@ class _State(NamedTuple):
 
 
 def run_pair(
-    propose: Propose, shapes: Any, key: UInt32[Array, "2"], k: int, m: int, max_systems: int | None = None
+    propose: Propose,
+    shapes: Any,
+    key: UInt32[Array, "2"],
+    k: int,
+    m: int,
+    max_systems: int | None = None,
 ) -> PairOutcome:
     """Run one pair of chains until they meet, and at least to time m; the times from k on count.
 
-    :param key: of the pair; system t draws from ``fold_in(key, t)``, its acceptance from
-        ``fold_in(key, t, 1)``.
-    :param max_systems: number of systems after which an unmet pair stops; None for no limit.
+    :param key: of the pair; system t draws from ``fold_in(key, t)``, its acceptance
+        from ``fold_in(key, t, 1)``.
+    :param max_systems: number of systems after which an unmet pair stops; None for no
+        limit.
     """
-    window, dtype = m - k + 1, jnp.result_type(float)
+    window = m - k + 1
+    dtype = jnp.result_type(float)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    none, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
+    none = jnp.zeros((), dtype)
+    count = jnp.zeros((), jnp.int32)
     empty = Chain(none, zero)
-    result = PairOutcome(zero, count - 1, count, none, count, jnp.zeros(2), none + 1, count > 0)
+    result = PairOutcome(
+        zero, count - 1, count, none, count, jnp.zeros(2), none + 1, count > 0
+    )
 
     def is_running(s: _State) -> Array:
         r = s.result
-        is_over = jnp.array(False) if max_systems is None else r.num_systems >= max_systems
+        is_over = (
+            jnp.array(False) if max_systems is None else r.num_systems >= max_systems
+        )
         return ((r.meeting_time < 0) | (r.num_systems <= m)) & ~r.broken & ~is_over
 
     def transition(s: _State, new: Chain, cess: Array) -> _State:
-        r, t, unmet = s.result, s.result.num_systems, s.result.meeting_time < 0
+        r = s.result
+        t = s.result.num_systems
+        unmet = s.result.meeting_time < 0
         log_u = jnp.log(random.uniform(random.words(random.fold_in(key, t, 1), 1))[0])
-        accepts = lambda chain: log_u < new.log_z - chain.log_z
+
+        def accepts(chain):
+            return log_u < new.log_z - chain.log_z
+
         accept_x = (t == 0) | accepts(s.x)
         accept_y = unmet & ((t == 1) | ((t > 1) & accepts(s.y)))
-        x, y = _select(accept_x, new, s.x), _select(accept_y, new, s.y)
+        x = _select(accept_x, new, s.x)
+        y = _select(accept_y, new, s.y)
         tau = jnp.where(unmet & (t > 0) & accept_x & accept_y, t, r.meeting_time)
         inside = jnp.where((t >= k) & (t <= m), 1 / window, 0)
         late = jnp.where((tau < 0) & (t > k), jnp.minimum(1, (t - k) / window), 0)
-        add = lambda total, a, b: total + (inside + late).astype(a.dtype) * a - late.astype(a.dtype) * b
-        probability = jnp.where(t > 0, jnp.exp(jnp.minimum(0, new.log_z - s.x.log_z)), 0)
+
+        def add(total, a, b):
+            return (
+                total + (inside + late).astype(a.dtype) * a - late.astype(a.dtype) * b
+            )
+
+        probability = jnp.where(
+            t > 0, jnp.exp(jnp.minimum(0, new.log_z - s.x.log_z)), 0
+        )
         rejections = jnp.where(accept_x, 0, s.rejections + 1)
         total = jax.tree.map(add, r.total, x.value, y.value)
-        acceptance, longest = r.acceptance + probability, jnp.maximum(r.longest, rejections)
-        log_z, min_cess = jnp.where(jnp.arange(2) == t, new.log_z, r.log_z), jnp.minimum(r.min_cess, cess)
+        acceptance = r.acceptance + probability
+        longest = jnp.maximum(r.longest, rejections)
+        log_z = jnp.where(jnp.arange(2) == t, new.log_z, r.log_z)
+        min_cess = jnp.minimum(r.min_cess, cess)
         broken = r.broken | jnp.isnan(new.log_z) | (new.log_z == jnp.inf)
-        result = PairOutcome(total, tau, t + 1, acceptance, longest, log_z, min_cess, broken)
+        result = PairOutcome(
+            total, tau, t + 1, acceptance, longest, log_z, min_cess, broken
+        )
         return _State(x, y, rejections, result)
 
     def body(s: _State) -> _State:
-        log_z, values, cess = propose(random.fold_in(key, s.result.num_systems + jnp.arange(_BATCH)))
+        log_z, values, cess = propose(
+            random.fold_in(key, s.result.num_systems + jnp.arange(_BATCH))
+        )
         for i in range(_BATCH):
             new = Chain(log_z[i], jax.tree.map(lambda v, i=i: v[i], values))
             after = transition(s, new, cess[i])
@@ -143,7 +180,9 @@ def run_pair(
         return s
 
     r = lax.while_loop(is_running, body, _State(empty, empty, count, result)).result
-    return r._replace(acceptance=r.acceptance / jnp.maximum(r.num_systems - 1, 1).astype(dtype))
+    return r._replace(
+        acceptance=r.acceptance / jnp.maximum(r.num_systems - 1, 1).astype(dtype)
+    )
 
 
 def _select(condition: Array, new: Any, old: Any) -> Any:
@@ -152,10 +191,19 @@ def _select(condition: Array, new: Any, old: Any) -> Any:
 
 @compiled(statics=4, key=lambda *args: args[4].graph, unbounded=True)
 def _run_pairs(
-    fn: Callable[[Blocks], Any], num: int, window: Window, sweeps: int, path: Path, ladder: Ladder, keys: Keys
+    fn: Callable[[Blocks], Any],
+    num: int,
+    window: Window,
+    sweeps: int,
+    path: Path,
+    ladder: Ladder,
+    keys: Keys,
 ) -> PairOutcome:
     """Run one pair per key, sharded over the devices of a mesh; leading axis: pairs."""
-    as_float = lambda s: jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
+
+    def as_float(s):
+        return jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
+
     shapes = jax.tree.map(as_float, shapes_of(fn, blocks_of(path.graph)))
 
     def run(keys: Array, shared: tuple, *_: Any) -> tuple[PairOutcome, tuple]:
@@ -163,13 +211,21 @@ def _run_pairs(
 
         def propose(keys: Array) -> tuple[Array, Any, Array]:
             system = systems.begin(path, keys, num)
-            system = systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps)
+            system = systems.climb(
+                path, ladder.places, 1, ladder.count, system, keys, sweeps
+            )
             x = systems.all_blocks(path, system, keys)
-            return systems.total_log_z(system), systems.weighted_mean(fn, x, system), system.min_cess
+            return (
+                systems.total_log_z(system),
+                systems.weighted_mean(fn, x, system),
+                system.min_cess,
+            )
 
         return lax.map(lambda key: run_pair(propose, shapes, key, *window), keys), ()
 
-    return sharding.everywhere(sharding.shard_jobs(run, keys, (path, ladder), len(keys))[0])
+    return sharding.everywhere(
+        sharding.shard_jobs(run, keys, (path, ladder), len(keys))[0]
+    )
 
 
 def particle_expectation(
@@ -194,33 +250,41 @@ def particle_expectation(
 ) -> UnbiasedEstimate:
     """Estimate E[fn(state)] under the model without bias, by coupled chains of particle systems.
 
-    A chain holds a system of :func:`ebmpp.smc` and accepts a new one with probability ``min(1, Z'/Z)``. Both
-    chains of a pair get the same proposals and meet when both accept one; the estimate is :math:`H_{k:m}`.
-    Meeting takes longer the wider the spread of log Z, and does not depend on how fast a Gibbs chain mixes.
+    A chain holds a system of :func:`ebmpp.smc` and accepts a new one with probability
+    ``min(1, Z'/Z)``. Both chains of a pair get the same proposals and meet when both
+    accept one; the estimate is :math:`H_{k:m}`. Meeting takes longer the wider the
+    spread of log Z, and does not depend on how fast a Gibbs chain mixes.
 
-    :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
+    :param fn: from one state (a dict of blocks, without batch axes) to a pytree of
+        numbers.
     :param rng_key: a jax key; a pair's draws depend on it and on the pair's number.
     :param num_particles: particles per system, at least 2.
-    :param num_pairs: independent pairs, at least 1. The standard error of few is noisy: 1.96 of it held the
-        truth in 0.75 to 0.94 of the runs with ten pairs, and in 0.94 with 100.
+    :param num_pairs: independent pairs, at least 1. The standard error of few is noisy:
+        1.96 of it held the truth in 0.75 to 0.94 of the runs with ten pairs, and in
+        0.94 with 100.
     :param k: first time that counts, at least 0.
     :param m: last time that counts, at least k. Each unit beyond 1 costs one system.
-    :param path: None or "line", ``fit.path``, or a list of params: as for :func:`ebmpp.smc`, like data,
-        ladder ("adaptive", or places), cess_threshold, and num_sweeps.
-    :param max_systems: number of systems after which an unmet pair stops, more than m; None: no limit.
-    :param unmet: treatment of stopped pairs: "raise", or "drop" them from the mean with a warning, because
-        **that is biased**.
-    :param mesh: devices over whose first axis the pairs are sharded, best a divisor of their number.
-    :return: an :class:`~ebmpp.coupling.UnbiasedEstimate` of lag 1, with times in systems and ``cost`` in
-        sweeps of one chain.
+    :param path: None or "line", ``fit.path``, or a list of params: as for
+        :func:`ebmpp.smc`, like data, ladder ("adaptive", or places), cess_threshold,
+        and num_sweeps.
+    :param max_systems: number of systems after which an unmet pair stops, more than m;
+        None: no limit.
+    :param unmet: treatment of stopped pairs: "raise", or "drop" them from the mean with
+        a warning, because **that is biased**.
+    :param mesh: devices over whose first axis the pairs are sharded, best a divisor of
+        their number.
+    :return: an :class:`~ebmpp.coupling.UnbiasedEstimate` of lag 1, with times in
+        systems and ``cost`` in sweeps of one chain.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: as :func:`ebmpp.smc` does, and for a function that cannot be traced.
-    :warns UserWarning: where a chain rejected 20 systems in a row or more: the tail of Z is heavy.
+    :raises ArgumentError: as :func:`ebmpp.smc` does, and for a function that cannot be
+        traced.
+    :warns UserWarning: where a chain rejected 20 systems in a row or more: the tail of
+        Z is heavy.
 
     **References**
 
-    1. Middleton, Deligiannidis, Doucet, Jacob (2019), *Unbiased smoothing using particle independent
-       Metropolis-Hastings*.
+    1. Middleton, Deligiannidis, Doucet, Jacob (2019), *Unbiased smoothing using
+       particle independent Metropolis-Hastings*.
 
     **Example**
 
@@ -250,11 +314,17 @@ def particle_expectation(
         keys = run_keys(run.key, pairs)
         hidden = not (progress_bar and sharding.is_first())
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
-            for batch in np.split(keys, range(sharding.width(), pairs, sharding.width())):
-                outcomes.append(jax.device_get(_run_pairs(*statics, run.path, run.ladder, batch)))
+            for batch in np.split(
+                keys, range(sharding.width(), pairs, sharding.width())
+            ):
+                outcomes.append(
+                    jax.device_get(_run_pairs(*statics, run.path, run.ladder, batch))
+                )
                 bar.update(len(batch))
     outcome = jax.tree.map(lambda *values: np.concatenate(values), *outcomes)
-    return _estimate(outcome, num * (len(run.places) - 1) * run.num_sweeps, k, m, max_systems, unmet)
+    return _estimate(
+        outcome, num * (len(run.places) - 1) * run.num_sweeps, k, m, max_systems, unmet
+    )
 
 
 def _estimate(
@@ -269,15 +339,21 @@ def _estimate(
     num_unmet = check_unmet(met, cause, remedy, unmet)
     if (longest := int(outcome.longest.max())) >= LONG_STAY:
         warnings.warn(
-            f"a chain kept one system while it rejected {longest} others: the tail of Z is heavy, and a mean "
-            "over few pairs may miss it. Raise num_particles, num_sweeps or cess_threshold, or give another "
+            f"a chain kept one system while it rejected {longest} others: the tail of "
+            "Z is heavy, and a mean "
+            "over few pairs may miss it. Raise num_particles, num_sweeps or "
+            "cess_threshold, or give another "
             "path.",
             stacklevel=3,
         )
     totals = jax.tree.map(lambda h: h[met].astype(float), outcome.total)
     value = jax.tree.map(lambda h: h.mean(0), totals)
-    error = jax.tree.map(lambda h: statistics.standard_error(np.moveaxis(h, 0, -1)), totals)
+    error = jax.tree.map(
+        lambda h: statistics.standard_error(np.moveaxis(h, 0, -1)), totals
+    )
     time = np.where(met, outcome.meeting_time, np.inf)
     cost = np.where(met, outcome.num_systems * float(sweeps), np.inf)
     acceptance = float(outcome.acceptance.mean())
-    return UnbiasedEstimate(value, error, time, met, cost, k, m, 1, limit, num_unmet, 1.0, acceptance)
+    return UnbiasedEstimate(
+        value, error, time, met, cost, k, m, 1, limit, num_unmet, 1.0, acceptance
+    )

@@ -27,9 +27,15 @@ from ebmpp.graph import FactorGraph
 Paths = str | Path | Sequence[Params] | None
 
 _MIN_ISLANDS = 10  # fewer make the standard error too noisy
-_START_CESS, _MOST_PLACES = 0.9, 1024  # of systems that start or restart during training
-_CORRELATED = 0.3  # correlation of the pilot's log-densities above which a rung takes more sweeps
-_MIN_MEASURED = 20  # particles of a pilot, of whose log-densities a correlation is measured
+# of systems that start or restart during training
+_START_CESS = 0.9
+_MOST_PLACES = 1024
+_CORRELATED = (
+    0.3  # correlation of the pilot's log-densities above which a rung takes more sweeps
+)
+_MIN_MEASURED = (
+    20  # particles of a pilot, of whose log-densities a correlation is measured
+)
 _MOST_SWEEPS = 20  # per rung, of a number that is not given
 _RUNGS = 25  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another path."
@@ -63,18 +69,29 @@ class Run(NamedTuple):
 
 
 def prepare(
-    name: str, graph: FactorGraph, params: Params, rng_key: Array, num: int, options: Options, centred: bool
+    name: str,
+    graph: FactorGraph,
+    params: Params,
+    rng_key: Array,
+    num: int,
+    options: Options,
+    centred: bool,
 ) -> Run:
     """Check arguments of particle systems of ``num`` particles, and find their path, ladder and sweeps.
 
-    :param centred: True if a line may be centred: see :class:`~ebmpp.exact.centring.Centred`.
+    :param centred: True if a line may be centred: see
+        :class:`~ebmpp.exact.centring.Centred`.
     """
     path, data, ladder, cess_threshold, num_sweeps = options
     key = check_model(name, graph, params, rng_key)
     checks.number(f"{name}: cess_threshold", cess_threshold, above=0, below=1)
     sweeps = checks.optional_count(f"{name}: num_sweeps", num_sweeps) or 1
     training = isinstance(path, Path) and isinstance(ladder, str) and not path.is_line
-    model = centre(graph, params) if centred and path in (None, "line") else Centred(params, {})
+    model = (
+        centre(graph, params)
+        if centred and path in (None, "line")
+        else Centred(params, {})
+    )
     eta0 = path.eta0 if isinstance(path, Path) else reference(graph, model, key, data)
     path = _as_path(name, graph, eta0, model.params, path)
     if not isinstance(ladder, str):
@@ -82,36 +99,54 @@ def prepare(
         count = jnp.full((), len(places), jnp.int32)
         result = Ladder(jnp.asarray(places), count, jnp.zeros(()), jnp.ones(()))
         return Run(key, path, result, log_partition(graph, eta0), sweeps, model)
-    checks.choice(f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end")
-    pilot_key, measure = random.fold_in(key, 1, 1), num >= _MIN_MEASURED
-    pilot = lambda p, n: adaptive_ladder(p, pilot_key, num, cess_threshold, n, measure=measure)
+    checks.choice(
+        f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end"
+    )
+    pilot_key = random.fold_in(key, 1, 1)
+    measure = num >= _MIN_MEASURED
+
+    def pilot(p, n):
+        return adaptive_ladder(p, pilot_key, num, cess_threshold, n, measure=measure)
+
     result = pilot(path, sweeps)
     if training:
         line = Path.line(graph, reference(graph, model, key, data), params)
         runs = [(result, path), (pilot(line, sweeps), line)]
         # variance of log Z up to a factor, by the correlated rungs of a ladder
         correlations = [min(float(ladder.correlation), 0.999) for ladder, _ in runs]
-        noise = [(int(r.count) - 1) * (1 + c) / (1 - c) for (r, _), c in zip(runs, correlations, strict=True)]
+        noise = [
+            (int(r.count) - 1) * (1 + c) / (1 - c)
+            for (r, _), c in zip(runs, correlations, strict=True)
+        ]
         result, path = runs[int(np.argmin(noise))]
     correlation = float(result.correlation)
     if num_sweeps is None and correlation > _CORRELATED:
         most = _MOST_SWEEPS
-        sweeps = min(math.ceil(math.log(_CORRELATED) / math.log(min(correlation, 0.999))), most)
+        sweeps = min(
+            math.ceil(math.log(_CORRELATED) / math.log(min(correlation, 0.999))), most
+        )
         result = pilot(path, sweeps)
-        sweeps = sweeps if float(result.correlation) <= estimates.MAX_CORRELATION else most
+        sweeps = (
+            sweeps if float(result.correlation) <= estimates.MAX_CORRELATION else most
+        )
     return Run(key, path, result, log_partition(graph, path.eta0), sweeps, model)
 
 
-def _as_path(name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths) -> Path:
+def _as_path(
+    name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths
+) -> Path:
     """Return a path that ends at ``params``."""
     if isinstance(path, Path):
-        checks.require(path.graph == graph, f"{name}: graph of path", f"{graph!r}", path.graph)
+        if path.graph != graph:
+            raise checks.error(f"{name}: graph of path", f"{graph!r}", path.graph)
         return path.to(params)
     if path is None or isinstance(path, str):
         kind = "line" if path is None else path
         checks.choice(f"{name}: path", kind, ("line",), "fit.path, or a list of params")
         return Path.line(graph, eta0, params)
-    check_models(name, graph, checks.sequence(f"{name}: path", path, 'params, or "line"'))
+    check_models(
+        name, graph, checks.sequence(f"{name}: path", path, 'params, or "line"')
+    )
     return Path.through(graph, eta0, [*path, params])
 
 
@@ -122,21 +157,30 @@ def run_keys(key: Array, num: int) -> Array:
 
 @compiled(statics=1, key=lambda num, path, keys: path.graph)
 def _begin(num: int, path: Path, keys: Array) -> Systems:
-    run = lambda keys, path, *_: (systems.split_islands(systems.begin(path, keys, num)), ())
+    def run(keys, path, *_):
+        return (systems.split_islands(systems.begin(path, keys, num)), ())
+
     return systems.merge_islands(sharding.shard_jobs(run, keys, path, len(keys))[0])
 
 
 @compiled(statics=1, key=lambda sweeps, path, *_: path.graph, unbounded=True)
-def _climb(sweeps: int, path: Path, ladder: Ladder, first: Array, system: Systems, keys: Array) -> Systems:
-    def run(jobs: tuple[Systems, Array], shared: tuple, *_: Any) -> tuple[Systems, tuple]:
+def _climb(
+    sweeps: int, path: Path, ladder: Ladder, first: Array, system: Systems, keys: Array
+) -> Systems:
+    def run(
+        jobs: tuple[Systems, Array], shared: tuple, *_: Any
+    ) -> tuple[Systems, tuple]:
         path, ladder, first = shared
-        last, (system, keys) = jnp.minimum(first + _RUNGS, ladder.count), jobs
+        last = jnp.minimum(first + _RUNGS, ladder.count)
+        system, keys = jobs
         system = systems.merge_islands(system)
         system = systems.climb(path, ladder.places, first, last, system, keys, sweeps)
         return systems.split_islands(system), ()
 
     jobs = systems.split_islands(system), keys
-    return systems.merge_islands(sharding.shard_jobs(run, jobs, (path, ladder, first), len(keys))[0])
+    return systems.merge_islands(
+        sharding.shard_jobs(run, jobs, (path, ladder, first), len(keys))[0]
+    )
 
 
 @compiled(statics=0, key=lambda path, *_: path.graph)
@@ -146,9 +190,12 @@ def _finish(path: Path, system: Systems, keys: Array) -> tuple:
     return x, *sharding.everywhere((system.log_z, system.log_weights, *shares))
 
 
-def _run(path: Path, ladder: Ladder, sweeps: int, keys: Array, num: int, progress_bar: bool) -> Systems:
+def _run(
+    path: Path, ladder: Ladder, sweeps: int, keys: Array, num: int, progress_bar: bool
+) -> Systems:
     """Run systems of ``num`` particles from the reference to the model."""
-    system, count = _begin(num, path, keys), int(ladder.count)
+    system = _begin(num, path, keys)
+    count = int(ladder.count)
     hidden = not (progress_bar and sharding.is_first())
     with tqdm(total=count - 1, disable=hidden, desc="particles", unit="rung") as bar:
         for first in range(1, count, _RUNGS):
@@ -163,15 +210,22 @@ def start_systems(path: Path, key: Array, islands: int, num: int) -> Systems:
     return _run(path, ladder, 1, run_keys(key, islands), num, progress_bar=False)
 
 
-def fresh_systems(path: Path, key: Array, islands: int, num: int, sweeps: int) -> tuple[Systems, Array]:
+def fresh_systems(
+    path: Path, key: Array, islands: int, num: int, sweeps: int
+) -> tuple[Systems, Array]:
     """Run systems along a path inside a compiled program; return them, and the number of rungs.
 
-    A path that needs more than 1,024 rungs ends with a long one, which the systems' errors show.
+    A path that needs more than 1,024 rungs ends with a long one, which the systems'
+    errors show.
     """
-    ladder = find_ladder(path, random.fold_in(key, 1, 1), num, _START_CESS, _MOST_PLACES, sweeps)
+    ladder = find_ladder(
+        path, random.fold_in(key, 1, 1), num, _START_CESS, _MOST_PLACES, sweeps
+    )
     keys = run_keys(key, islands)
     system = systems.begin(path, keys, num)
-    return systems.climb(path, ladder.places, 1, ladder.count, system, keys, sweeps), ladder.count - 1
+    return systems.climb(
+        path, ladder.places, 1, ladder.count, system, keys, sweeps
+    ), ladder.count - 1
 
 
 def smc(
@@ -191,43 +245,50 @@ def smc(
 ) -> ParticleSystem:
     """Estimate log Z and draw weighted samples of any graph by sequential Monte Carlo.
 
-    Particles follow a path of models from independent units, as in :func:`ebmpp.ais`, and are resampled at
-    rungs where fewer than half of an island's particles are effective. Each island's estimate of Z is
-    **unbiased** for any path and rungs, and so is their mean; its log is too small on average. The standard
-    error is that of independent islands. No forward estimate shows a mode that no particle has found.
+    Particles follow a path of models from independent units, as in :func:`ebmpp.ais`,
+    and are resampled at rungs where fewer than half of an island's particles are
+    effective. Each island's estimate of Z is **unbiased** for any path and rungs, and
+    so is their mean; its log is too small on average. The standard error is that of
+    independent islands. No forward estimate shows a mode that no particle has found.
 
-    :param rng_key: a jax key; a particle's draws depend on it and on the particle's number.
+    :param rng_key: a jax key; a particle's draws depend on it and on the particle's
+        number.
     :param num_particles: of all islands, a multiple of their number.
     :param num_islands: independent systems, at least 10.
-    :param path: None or "line": straight from independent units. ``fit.path``: along a training run, or
-        straight (``betas`` then end at 1) where pilots of both find less noise there. A list of params:
-        straight to the first, and through the others to the model.
-    :param data: rows of the visible blocks, at whose base rates the particles start; by default at the means
-        of a pilot.
-    :param ladder: "adaptive", by a pilot system whose draws are used for nothing else, or places from 0 to
-        the path's end (1 for the line, otherwise the number of params, including this model's).
-    :param cess_threshold: conditional effective sample size of each rung of an adaptive ladder, as a share
-        of the particles, between 0 and 1.
-    :param num_sweeps: of blocked Gibbs per rung. None: 1, or up to 20 where the pilot's particles need them
-        to forget their old log-densities to a correlation of 0.3, and 20 where they do not forget their
-        ancestors (``relative_ancestry`` below 0.9). Where islands differ much (``log_z`` has a long upper
-        tail), modes are found late and the stated error is too small: fewer particles with more sweeps find
-        them at the same cost. On a 784x500 machine log Z by 20 sweeps, which warned, had a root mean square
-        error of 0.43, and by 100 sweeps of 0.08.
-    :param mesh: devices over whose first axis the islands are sharded, best a divisor of their number.
-    :raises ArgumentError: for numbers out of range, a path or places that do not fit, or under ``jit``.
+    :param path: None or "line": straight from independent units. ``fit.path``: along a
+        training run, or straight (``betas`` then end at 1) where pilots of both find
+        less noise there. A list of params: straight to the first, and through the
+        others to the model.
+    :param data: rows of the visible blocks, at whose base rates the particles start; by
+        default at the means of a pilot.
+    :param ladder: "adaptive", by a pilot system whose draws are used for nothing else,
+        or places from 0 to the path's end (1 for the line, otherwise the number of
+        params, including this model's).
+    :param cess_threshold: conditional effective sample size of each rung of an adaptive
+        ladder, as a share of the particles, between 0 and 1.
+    :param num_sweeps: of blocked Gibbs per rung. None: 1, or up to 20 where the pilot's
+        particles need them to forget their old log-densities to a correlation of 0.3,
+        and 20 where they do not forget their ancestors (``relative_ancestry`` below
+        0.9). Where islands differ much (``log_z`` has a long upper tail), modes are
+        found late and the stated error is too small: fewer particles with more sweeps
+        find them at the same cost. On a 784x500 machine log Z by 20 sweeps, which
+        warned, had a root mean square error of 0.43, and by 100 sweeps of 0.08.
+    :param mesh: devices over whose first axis the islands are sharded, best a divisor
+        of their number.
+    :raises ArgumentError: for numbers out of range, a path or places that do not fit,
+        or under ``jit``.
     :raises ParameterError: for params that do not fit.
     :raises StateError: data of a wrong name, shape or value.
     :raises DomainError: where a model on the path does not normalise.
-    :warns UserWarning: where less than a quarter of the particles is effective, the standard error exceeds
-        0.3, sweeps leave the pilot's log-densities correlated by more than 0.5, or the particles'
-        ``relative_ancestry`` is below 0.9.
+    :warns UserWarning: where less than a quarter of the particles is effective, the
+        standard error exceeds 0.3, sweeps leave the pilot's log-densities correlated by
+        more than 0.5, or the particles' ``relative_ancestry`` is below 0.9.
 
     **References**
 
     1. Del Moral, Doucet, Jasra (2006), *Sequential Monte Carlo samplers*.
-    2. Zhou, Johansen, Aston (2016), *Toward automatic model comparison: an adaptive sequential Monte Carlo
-       approach*: the rungs.
+    2. Zhou, Johansen, Aston (2016), *Toward automatic model comparison: an adaptive
+       sequential Monte Carlo approach*: the rungs.
 
     **Example**
 
@@ -240,15 +301,20 @@ def smc(
     """
     islands = checks.count("smc: num_islands", num_islands, _MIN_ISLANDS)
     total = checks.count("smc: num_particles", num_particles, 2 * islands)
-    expected = f"a multiple of num_islands, {islands}"
-    checks.require(total % islands == 0, "smc: num_particles", expected, total)
+    if total % islands != 0:
+        raise checks.error(
+            "smc: num_particles", f"a multiple of num_islands, {islands}", total
+        )
     checks.flag("smc: progress_bar", progress_bar)
     num = total // islands
     options = Options(path, data, ladder, cess_threshold, num_sweeps)
     with sharding.over("smc: mesh", mesh):
         params = sharding.place(params)
         run = prepare("smc", graph, params, rng_key, num, options, centred=True)
-        if num_sweeps is None and float(run.ladder.relative_ancestry) < estimates.MIN_ANCESTRY:
+        if (
+            num_sweeps is None
+            and float(run.ladder.relative_ancestry) < estimates.MIN_ANCESTRY
+        ):
             run = run._replace(num_sweeps=_MOST_SWEEPS)
         keys = run_keys(run.key, islands)
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
@@ -257,7 +323,9 @@ def smc(
     return result
 
 
-def _as_result(run: Run, params: Params, system: Systems, keys: Array) -> ParticleSystem:
+def _as_result(
+    run: Run, params: Params, system: Systems, keys: Array
+) -> ParticleSystem:
     x, log_z, log_weights, shares, ancestry = _finish(run.path, system, keys)
     log_weights = np.asarray(log_weights, float) + np.asarray(log_z, float)[:, None]
     log_weights += run.log_z0 + run.model.log_factor

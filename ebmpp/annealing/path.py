@@ -2,20 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Paths of models from independent units to a model, through knots of params and inverse temperatures.
 
-At a knot with inverse temperature :math:`\beta` and the knot's params in E the energy is
+At a knot with inverse temperature :math:`\beta` and the knot's params in E the energy
+is
 
 .. math::
 
     E_\beta = (1 - \beta) E_0 + \beta E,
 
-where E_0 is the energy of the reference: independent units, whose log Z is known. Wherever both ends
-normalise, so does everything between them (Hoelder's inequality). The first knot has :math:`\beta = 0`; the
-last has :math:`\beta = 1` and is the model. A place on the path is a number s from 0 to the number of the
-last knot; between two knots :math:`\beta` and the params are interpolated linearly. A line, the path of
-annealing, has two knots with the same params, so that its places are inverse temperatures.
+where E_0 is the energy of the reference: independent units, whose log Z is known.
+Wherever both ends normalise, so does everything between them (Hoelder's inequality).
+The first knot has :math:`\beta = 0`; the last has :math:`\beta = 1` and is the model. A
+place on the path is a number s from 0 to the number of the last knot; between two knots
+:math:`\beta` and the params are interpolated linearly. A line, the path of annealing,
+has two knots with the same params, so that its places are inverse temperatures.
 
-An independent set of blocks with as many units as possible is summed out of the weights in closed form, and
-only the other blocks are kept. Natural parameters are affine in
+An independent set of blocks with as many units as possible is summed out of the weights
+in closed form, and only the other blocks are kept. Natural parameters are affine in
 :math:`\beta` as well, so one evaluation of a line's model serves all temperatures.
 """
 
@@ -64,12 +66,14 @@ class Slope(NamedTuple):
 class Path:
     """Path of models from independent units to a model; a pytree whose graph is static.
 
-    ``len(path)`` is the number of knots, including the reference, and ``path.params_at(i)`` gives the params
-    of one; -1 is the model. ``fit(..., keep_path=True)`` makes the path of a training run.
+    ``len(path)`` is the number of knots, including the reference, and
+    ``path.params_at(i)`` gives the params of one; -1 is the model.
+    ``fit(..., keep_path=True)`` makes the path of a training run.
 
     :param eta0: natural parameters of the reference, ``statistic_shape`` each.
     :param betas: inverse temperatures of the knots, from 0 to 1.
-    :param knots: their params, with a leading axis of knots, or of length 1 where all share their params.
+    :param knots: their params, with a leading axis of knots, or of length 1 where all
+        share their params.
     :param num: number of knots that are used, from the first.
     """
 
@@ -83,12 +87,16 @@ class Path:
     def line(graph: FactorGraph, eta0: Eta, params: Params) -> "Path":
         """Return the line from the reference to a model."""
         same = jax.tree.map(lambda a: jnp.asarray(a)[None], params)
-        return Path(graph, eta0, jnp.array([0.0, 1.0]), same, jnp.full((), 2, jnp.int32))
+        return Path(
+            graph, eta0, jnp.array([0.0, 1.0]), same, jnp.full((), 2, jnp.int32)
+        )
 
     @staticmethod
     def through(graph: FactorGraph, eta0: Eta, models: Sequence[Params]) -> "Path":
         """Return the line to the first of these models, continued to the others in turn."""
-        knots = jax.tree.map(lambda *a: jnp.stack([jnp.asarray(v) for v in a]), models[0], *models)
+        knots = jax.tree.map(
+            lambda *a: jnp.stack([jnp.asarray(v) for v in a]), models[0], *models
+        )
         betas = jnp.ones(len(models) + 1).at[0].set(0.0)
         return Path(graph, eta0, betas, knots, jnp.full((), len(models) + 1, jnp.int32))
 
@@ -109,20 +117,29 @@ class Path:
 
     def along(self) -> Params:
         """Return the params of all knots, ``(len(path), ...)`` each."""
-        repeat = lambda a: jnp.broadcast_to(a, (len(self.betas), *a.shape[1:]))[: len(self)]
+
+        def repeat(a):
+            return jnp.broadcast_to(a, (len(self.betas), *a.shape[1:]))[: len(self)]
+
         return jax.tree.map(repeat, self.knots)
 
     def ends_at(self, params: Params) -> bool:
         """Return True if these are the params of its model."""
         with sharding.at_once():  # known arrays may be compared under a transformation
-            same = jax.tree.map(lambda a, b: jnp.array_equal(a, jnp.asarray(b)), self.params, params)
+            same = jax.tree.map(
+                lambda a, b: jnp.array_equal(a, jnp.asarray(b)), self.params, params
+            )
             return all(map(bool, jax.tree.leaves(same)))
 
     def to(self, params: Params) -> "Path":
         """Return the path continued to this model; on the host."""
         if self.ends_at(params):
             return self
-        knots = jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.asarray(b)[None]]), self.along(), params)
+        knots = jax.tree.map(
+            lambda a, b: jnp.concatenate([a, jnp.asarray(b)[None]]),
+            self.along(),
+            params,
+        )
         betas = jnp.concatenate([self.betas[: len(self)], jnp.ones(1)])
         return Path(self.graph, self.eta0, betas, knots, self.num + 1)
 
@@ -159,7 +176,10 @@ class Path:
         low = jnp.clip(jnp.floor(s).astype(jnp.int32), 0, self.num - 1)
         high = jnp.minimum(low + 1, self.num - 1)
         share = s - low.astype(s.dtype)
-        mix = lambda a, b: jnp.where(share > 0, (1 - share) * a + share * b, a).astype(a.dtype)
+
+        def mix(a, b):
+            return jnp.where(share > 0, (1 - share) * a + share * b, a).astype(a.dtype)
+
         beta = mix(self.betas[low], self.betas[high])
         if self.is_line:
             return Rung(beta, self._knot(low))
@@ -168,13 +188,25 @@ class Path:
     def cut(self, places: Float[Array, "places"], count: Array) -> "Path":
         """Return the path whose knots are at the first ``count`` of these places."""
         rungs = lax.map(self.at, places)
-        return Path(self.graph, self.eta0, rungs.beta, rungs.params, jnp.asarray(count, jnp.int32))
+        return Path(
+            self.graph,
+            self.eta0,
+            rungs.beta,
+            rungs.params,
+            jnp.asarray(count, jnp.int32),
+        )
 
     @full_precision
     def slope(self, params: Params, x: Rows) -> Slope:
         """Evaluate a model at rows of the kept blocks."""
-        t, units = self.graph.statistics(dict(x)), lambda a: a.reshape(len(a), -1)
-        model, eta = jax.vmap(lambda t: energy.affine(self.graph, params, t, self.summed))(t)
+        t = self.graph.statistics(dict(x))
+
+        def units(a):
+            return a.reshape(len(a), -1)
+
+        model, eta = jax.vmap(
+            lambda t: energy.affine(self.graph, params, t, self.summed)
+        )(t)
         return Slope(sum(units(t[b]) @ self.eta0[b].ravel() for b in t), model, eta)
 
     def slope_at(self, rung: Rung, slope: Slope, x: Rows) -> Slope:
@@ -187,28 +219,43 @@ class Path:
             gain = (high.beta - low.beta) * (here.model - here.reference)
         else:
             before = here.reference + low.beta * (here.model - here.reference)
-            gain = there.reference + high.beta * (there.model - there.reference) - before
+            gain = (
+                there.reference + high.beta * (there.model - there.reference) - before
+            )
         for b in self.summed:
-            ends = (between(self.eta0[b], e.eta[b], r.beta) for e, r in ((here, low), (there, high)))
-            gain += self.graph.families[b].log_normalizer_difference(*ends).reshape(len(gain), -1).sum(-1)
+            ends = (
+                between(self.eta0[b], e.eta[b], r.beta)
+                for e, r in ((here, low), (there, high))
+            )
+            gain += (
+                self.graph.families[b]
+                .log_normalizer_difference(*ends)
+                .reshape(len(gain), -1)
+                .sum(-1)
+            )
         return gain
 
     def draw(self, blocks: Iterable[str], eta: Eta, beta: Scalar, keys: Keys) -> Blocks:
         """Draw blocks at ``beta``, given their natural parameters ``eta`` under the model."""
         families = {b: self.graph.families[b] for b in blocks}
-        return gibbs.draw(families, {b: between(self.eta0[b], eta[b], beta) for b in families}, keys)
+        return gibbs.draw(
+            families, {b: between(self.eta0[b], eta[b], beta) for b in families}, keys
+        )
 
     def sweep(self, rung: Rung, x: Rows, eta: Eta | None, keys: Keys) -> Blocks:
         """Take a Gibbs sweep at a rung: the summed blocks, then the kept ones, which are returned.
 
-        :param eta: natural parameters of the summed blocks at ``x``; None to evaluate them.
+        :param eta: natural parameters of the summed blocks at ``x``; None to evaluate
+            them.
         """
         target = Target(self.graph, rung.params)
         if eta is None:
             eta = energy.natural_rows(self.graph, rung.params, x, self.summed)
         x = dict(x) | self.draw(self.summed, eta, rung.beta, random.fold_in(keys, 0))
         for index, blocks in enumerate(schedule(self.graph, clamped=self.summed), 1):
-            x = x | _visit(target, self.eta0, x, blocks, rung.beta, random.fold_in(keys, index))
+            x = x | _visit(
+                target, self.eta0, x, blocks, rung.beta, random.fold_in(keys, index)
+            )
         return {b: x[b] for b in self.sampled}
 
 
@@ -236,14 +283,23 @@ def between(eta0: Array, eta1: Array, beta: Array) -> Array:
     return (1 - beta) * eta0 + beta * eta1  # exact at both ends
 
 
-def _visit(target: Target, eta0: Eta, x: Blocks, blocks: Iterable[str], beta: Array, keys: Array) -> Blocks:
+def _visit(
+    target: Target,
+    eta0: Eta,
+    x: Blocks,
+    blocks: Iterable[str],
+    beta: Array,
+    keys: Array,
+) -> Blocks:
     """Draw the ``blocks`` of a layer at ``beta``, one row per key."""
 
     def start(b: str, part: Any) -> Array:
         if part is None:
             return eta0[b]
         split = target.graph.splits[b]
-        return split.take(eta0[b].reshape(split.family.size, *split.family.stat_shape), part)
+        return split.take(
+            eta0[b].reshape(split.family.size, *split.family.stat_shape), part
+        )
 
     def new(eta: Eta, families: gibbs.Families, part: Any) -> Blocks:
         row_keys = keys if part is None else random.fold_in(keys, 0, part)
@@ -254,7 +310,9 @@ def _visit(target: Target, eta0: Eta, x: Blocks, blocks: Iterable[str], beta: Ar
 
 
 @partial(jax.jit, static_argnames=("graph", "blocks"))
-def draw_reference(graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, keys: Array) -> Blocks:
+def draw_reference(
+    graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, keys: Array
+) -> Blocks:
     """Draw some blocks of the reference, one row per key."""
     eta = {b: jnp.broadcast_to(eta0[b], (len(keys), *eta0[b].shape)) for b in blocks}
     return gibbs.draw({b: graph.families[b] for b in blocks}, eta, keys)

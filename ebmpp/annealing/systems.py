@@ -2,16 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Particle systems: particles that are reweighted, resampled and moved along a path of models.
 
-A system, called an island where there are several, gives weighted particles and an estimate of Z that is
-unbiased for any path, number of particles and number of sweeps. At each rung of the ladder the particles are
-reweighted from the previous model to this one, resampled if fewer than half of them are effective, and moved
-by Gibbs sweeps of this model. A particle's draws depend only on its island's key, its number and the number
-of the rung.
+A system, called an island where there are several, gives weighted particles and an
+estimate of Z that is unbiased for any path, number of particles and number of sweeps.
+At each rung of the ladder the particles are reweighted from the previous model to this
+one, resampled if fewer than half of them are effective, and moved by Gibbs sweeps of
+this model. A particle's draws depend only on its island's key, its number and the
+number of the rung.
 
 **References**
 
 1. Del Moral, Doucet, Jasra (2006), *Sequential Monte Carlo samplers*, section 3.
-2. Dai, Heng, Jacob, Whiteley (2022), *An invitation to sequential Monte Carlo samplers*.
+2. Dai, Heng, Jacob, Whiteley (2022), *An invitation to sequential Monte Carlo
+   samplers*.
 """
 
 from collections.abc import Callable
@@ -62,19 +64,31 @@ class Systems(NamedTuple):
 
 def split_islands(system: Systems) -> Systems:
     """Give every array a leading axis of islands."""
-    split = lambda a: a.reshape(*system.log_weights.shape, *a.shape[1:])
-    return system._replace(x=jax.tree.map(split, system.x), ancestors=split(system.ancestors))
+
+    def split(a):
+        return a.reshape(*system.log_weights.shape, *a.shape[1:])
+
+    return system._replace(
+        x=jax.tree.map(split, system.x), ancestors=split(system.ancestors)
+    )
 
 
 def merge_islands(system: Systems) -> Systems:
     """Undo :func:`split_islands`."""
-    merge = lambda a: a.reshape(-1, *a.shape[2:])
-    return system._replace(x=jax.tree.map(merge, system.x), ancestors=merge(system.ancestors))
+
+    def merge(a):
+        return a.reshape(-1, *a.shape[2:])
+
+    return system._replace(
+        x=jax.tree.map(merge, system.x), ancestors=merge(system.ancestors)
+    )
 
 
 def effective_sample_size(log_weights: Weights) -> PerIsland:
     """Return (sum w)**2 / sum w**2."""
-    return jnp.exp(2 * jax.nn.logsumexp(log_weights, -1) - jax.nn.logsumexp(2 * log_weights, -1))
+    return jnp.exp(
+        2 * jax.nn.logsumexp(log_weights, -1) - jax.nn.logsumexp(2 * log_weights, -1)
+    )
 
 
 def conditional_ess(log_weights: Weights, gain: Weights) -> PerIsland:
@@ -93,9 +107,9 @@ def distinct_ancestors(system: Systems) -> PerIsland:
 def relative_ancestry(system: Systems) -> PerIsland:
     """Return the share of distinct ancestors, over that of particles that forget their ancestors.
 
-    Of these, resamplings leave a share of about :math:`1 / (1 + v / 2)` where numbers of children have
-    variances that sum to v (Kingman 1982, *The coalescent*). Less is left where lineages that found a mode
-    grow.
+    Of these, resamplings leave a share of about :math:`1 / (1 + v / 2)` where numbers
+    of children have variances that sum to v (Kingman 1982, *The coalescent*). Less is
+    left where lineages that found a mode grow.
     """
     return distinct_ancestors(system) * (1 + system.offspring_variance / 2)
 
@@ -111,7 +125,8 @@ def total_log_z(system: Systems) -> PerIsland:
 
 def pooled(log_z: PerIsland) -> tuple[Scalar, Scalar]:
     """Return the log of the mean of independent estimates of Z, and its standard error (delta method)."""
-    count, top = len(log_z), log_z.max()
+    count = len(log_z)
+    top = log_z.max()
     z = jnp.exp(log_z - top)
     mean = z.mean()
     return jnp.log(mean) + top, z.std() / mean / jnp.sqrt(max(count - 1, 1))
@@ -126,9 +141,13 @@ def begin(path: Path, keys: IslandKeys, num: int) -> Systems:
     """Draw systems of ``num`` particles from the reference."""
     islands = len(keys)
     numbers = jnp.tile(jnp.arange(num, dtype=jnp.int32), islands)
-    x = draw_reference(path.graph, path.sampled, path.eta0, random.fold_in(particle_keys(keys, num), 0))
+    x = draw_reference(
+        path.graph, path.sampled, path.eta0, random.fold_in(particle_keys(keys, num), 0)
+    )
     zero = jnp.zeros(islands)
-    return Systems(x, jnp.zeros((islands, num)), zero, numbers, zero, zero + num, zero + 1)
+    return Systems(
+        x, jnp.zeros((islands, num)), zero, numbers, zero, zero + num, zero + 1
+    )
 
 
 def _resample(system: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems, Slope]:
@@ -142,16 +161,28 @@ def _resample(system: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems,
         cumulated = jnp.cumsum(system.weights, axis=-1)
         u = random.uniform(random.words(keys, 1))
         levels = (jnp.arange(num, dtype=u.dtype)[None] + u) / num * cumulated[:, -1:]
-        parents = jax.vmap(lambda c, w: jnp.searchsorted(c, w, side="right"))(cumulated, levels)
-        parents = jnp.where(is_low[:, None], jnp.minimum(parents, num - 1), jnp.arange(num)[None])
+        parents = jax.vmap(lambda c, w: jnp.searchsorted(c, w, side="right"))(
+            cumulated, levels
+        )
+        parents = jnp.where(
+            is_low[:, None], jnp.minimum(parents, num - 1), jnp.arange(num)[None]
+        )
         rows = (parents + num * jnp.arange(islands)[:, None]).reshape(-1)
-        x, ancestors, slope = jax.tree.map(lambda a: a[rows], (system.x, system.ancestors, slope))
-        log_z = system.log_z + jnp.where(is_low, _log_mean_weight(system.log_weights), 0)
+        x, ancestors, slope = jax.tree.map(
+            lambda a: a[rows], (system.x, system.ancestors, slope)
+        )
+        log_z = system.log_z + jnp.where(
+            is_low, _log_mean_weight(system.log_weights), 0
+        )
         log_weights = jnp.where(is_low[:, None], 0, system.log_weights)
-        return system._replace(x=x, ancestors=ancestors, log_z=log_z, log_weights=log_weights), slope
+        return system._replace(
+            x=x, ancestors=ancestors, log_z=log_z, log_weights=log_weights
+        ), slope
 
     variance = system.offspring_variance + jnp.where(is_low, num / ess - 1, 0)
-    system = system._replace(offspring_variance=variance, min_ess=jnp.minimum(system.min_ess, ess))
+    system = system._replace(
+        offspring_variance=variance, min_ess=jnp.minimum(system.min_ess, ess)
+    )
     return lax.cond(is_low.any(), draw, lambda state: state, (system, slope))
 
 
@@ -171,12 +202,17 @@ def reweight(
     return _resample(system, there, random.fold_in(keys, 0, 1))
 
 
-def move(path: Path, rung: Rung, slope: Slope, system: Systems, keys: IslandKeys, sweeps: int) -> Systems:
+def move(
+    path: Path, rung: Rung, slope: Slope, system: Systems, keys: IslandKeys, sweeps: int
+) -> Systems:
     """Move systems by Gibbs sweeps of a rung; see :func:`reweight` for ``slope`` and ``keys``."""
     row_keys = particle_keys(keys, system.log_weights.shape[1])
     x = path.sweep(rung, system.x, slope.eta, row_keys)
     if sweeps > 1:
-        sweep_again = lambda i, x: path.sweep(rung, x, None, random.fold_in(row_keys, i, 1))
+
+        def sweep_again(i, x):
+            return path.sweep(rung, x, None, random.fold_in(row_keys, i, 1))
+
         x = lax.fori_loop(1, sweeps, sweep_again, x)
     return system._replace(x=x)
 
@@ -196,8 +232,10 @@ def climb(
     """
 
     def body(index: Array, system: Systems) -> Systems:
-        low, high = path.at(places[index - 1]), path.at(places[index])
-        here, rung_keys = path.slope(low.params, system.x), random.fold_in(keys, index)
+        low = path.at(places[index - 1])
+        high = path.at(places[index])
+        here = path.slope(low.params, system.x)
+        rung_keys = random.fold_in(keys, index)
         system, slope = reweight(path, low, high, here, system, rung_keys)
         return move(path, high, slope, system, rung_keys, sweeps)
 
@@ -207,10 +245,15 @@ def climb(
 @full_precision
 def energy_gradient(path: Path, params: Params, system: Systems) -> Params:
     """Return each system's mean of dE/dparams, the other blocks summed out: a leading axis of systems."""
-    x = {b: v.reshape(*system.log_weights.shape, *v.shape[1:]) for b, v in system.x.items()}
+    x = {
+        b: v.reshape(*system.log_weights.shape, *v.shape[1:])
+        for b, v in system.x.items()
+    }
 
     def mean_gradient(weights: Array, x: Blocks) -> Params:
-        marginal = lambda p: -(weights @ energy.summed_out(path.graph, p, x, path.summed))
+        def marginal(p):
+            return -(weights @ energy.summed_out(path.graph, p, x, path.summed))
+
         return jax.grad(marginal)(params)
 
     return jax.vmap(mean_gradient)(system.weights, x)

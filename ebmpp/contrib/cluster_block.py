@@ -2,23 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""A block derived from a NumPyro model whose sweeps begin with a move of clusters of units.
 
-Two values a and b are picked at random. Each unit at one of them may move to the other, all others stay.
-Given these choices the log density is that of an Ising model with s_i = 1 where a unit stays, and -1 where it
-moves. A function w of two units contributes the coupling and the fields
+Two values a and b are picked at random. Each unit at one of them may move to the other,
+all others stay. Given these choices the log density is that of an Ising model with s_i
+= 1 where a unit stays, and -1 where it moves. A function w of two units contributes the
+coupling and the fields
 
 .. math:: K = (w_{00} + w_{11} - w_{01} - w_{10}) / 4, \quad h_i = (w_{00} + w_{01} - w_{10} - w_{11}) / 4,
     \quad h_j = (w_{00} + w_{10} - w_{01} - w_{11}) / 4
 
-with 0 for the present value and 1 for the other one. The algorithm of Swendsen and Wang then joins a pair
-with K > 0 by a bond with probability 1 - exp(-2 K), and moves each cluster of joined units with probability 1
-/ (1 + exp(2 sum h)). Fields, and pairs that frustrate one another, are allowed. The move leaves the
-conditional of the units invariant and is its own reversal, because the choices are the same from where it
-ends.
+with 0 for the present value and 1 for the other one. The algorithm of Swendsen and Wang
+then joins a pair with K > 0 by a bond with probability 1 - exp(-2 K), and moves each
+cluster of joined units with probability 1 / (1 + exp(2 sum h)). Fields, and pairs that
+frustrate one another, are allowed. The move leaves the conditional of the units
+invariant and is its own reversal, because the choices are the same from where it ends.
 
 **References**
 
 1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo simulations*.
-2. Wolff (1989), *Collective Monte Carlo updating for spin systems*: the Ising model within another one.
+2. Wolff (1989), *Collective Monte Carlo updating for spin systems*: the Ising model
+   within another one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,20 +49,23 @@ _CLUSTERS = 1 << 17  # folded into the keys
 class ClusterBlock(ModelBlock):
     """A block like that of :meth:`ebmpp.GibbsBlock.from_model` whose sweeps begin with a move of clusters.
 
-    The move of Swendsen and Wang changes whole regions of discrete units that attract one another, which
-    draws of single units hardly do above a critical strength. Units must interact in pairs.
+    The move of Swendsen and Wang changes whole regions of discrete units that attract
+    one another, which draws of single units hardly do above a critical strength. Units
+    must interact in pairs.
 
     :param model: a NumPyro model, conditioned on the data.
     :param sites: names of its latent sites that the block draws.
     :param args: the model's arguments.
     :param kwargs: its keyword arguments.
-    :param options: ``num_sweeps``, ``sequential``, ``tempering`` and ``joint`` (here "units" by default) of
-        :meth:`ebmpp.GibbsBlock.from_model`.
-    :raises IntractableError: where no units interact, or three or more in one term of the log density.
+    :param options: ``num_sweeps``, ``sequential``, ``tempering`` and ``joint`` (here
+        "units" by default) of :meth:`ebmpp.GibbsBlock.from_model`.
+    :raises IntractableError: where no units interact, or three or more in one term of
+        the log density.
 
     **References**
 
-    1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo simulations*.
+    1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo
+       simulations*.
 
     **Example**
 
@@ -108,15 +113,18 @@ class Clusters:
     """
 
     def __init__(self, posterior: Posterior) -> None:
-        self.posterior, self.terms = posterior, posterior.terms(products=False)
-        self.size, edges = self.terms.sets.size, self.terms.edges
+        self.posterior = posterior
+        self.terms = posterior.terms(products=False)
+        self.size = self.terms.sets.size
+        edges = self.terms.edges
         most = self.terms.most_together
         if most != 2 or edges is None:
             raise IntractableError(
                 f"ClusterBlock: units must interact in pairs, and a term of the log density "
                 f"of sites {list(posterior.sites)} reads up to {most}. Use GibbsBlock.from_model"
             )
-        self.edges, self.colors = edges, color_units(self.size, edges)
+        self.edges = edges
+        self.colors = color_units(self.size, edges)
         self.neighbours = pairwise.table(self.size, edges)
         self.reads = {slot: self._reads(slot) for slot in self.terms.live}
         self.num_values = max(len(v.table) for v in posterior.values.values())
@@ -126,8 +134,12 @@ class Clusters:
         counts = np.bincount(element, minlength=self.terms.live[slot].size)[element]
         first, second = unit[counts == 2].reshape(-1, 2).T
         codes = self.edges[:, 0] * self.size + self.edges[:, 1]
-        edge = np.searchsorted(codes, np.minimum(first, second) * self.size + np.maximum(first, second))
-        return _Reads(element[counts == 1], unit[counts == 1], element[counts == 2][::2], edge)
+        edge = np.searchsorted(
+            codes, np.minimum(first, second) * self.size + np.maximum(first, second)
+        )
+        return _Reads(
+            element[counts == 1], unit[counts == 1], element[counts == 2][::2], edge
+        )
 
     def move(
         self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
@@ -135,7 +147,8 @@ class Clusters:
         """Move the clusters; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
         del backward
         sites = {name: inputs[0][name] for name in self.posterior.sites}
-        slots, keys = self.posterior.inputs(*inputs), random.fold_in(keys, 0, _CLUSTERS)
+        slots = self.posterior.inputs(*inputs)
+        keys = random.fold_in(keys, 0, _CLUSTERS)
         beta = 1.0 if beta is None else beta
         uniforms = random.uniform(random.words(keys, 2 + self.size + len(self.edges)))
         a = jnp.floor(uniforms[0] * self.num_values).astype(jnp.int32)
@@ -144,55 +157,92 @@ class Clusters:
         coupling, field, may_move = self._ising(sites, other, slots, may_move)
         head, tail = self.edges.T
         bonds = (
-            (uniforms[2 + self.size :] < -jnp.expm1(-2 * beta * coupling)) & may_move[head] & may_move[tail]
+            (uniforms[2 + self.size :] < -jnp.expm1(-2 * beta * coupling))
+            & may_move[head]
+            & may_move[tail]
         )
         label = components(self.neighbours, bonds[:, None])[:, 0]
         total = jnp.zeros(self.size).at[label].add(field)
-        moves = (uniforms[2 : 2 + self.size] < jax.nn.sigmoid(-2 * beta * total))[label] & may_move
+        moves = (uniforms[2 : 2 + self.size] < jax.nn.sigmoid(-2 * beta * total))[
+            label
+        ] & may_move
         return self._mixed(sites, other, moves), jnp.zeros((), jnp.int32)
 
-    def _others(self, sites: Sites, a: Array, b: Array) -> tuple[dict[str, Array], Array]:
+    def _others(
+        self, sites: Sites, a: Array, b: Array
+    ) -> tuple[dict[str, Array], Array]:
         """Return the value, a or b, that each unit may move to; and which units may move."""
-        other, may_move = {}, []
+        other = {}
+        may_move = []
         for name in sorted(sites):
             table, valid = (jnp.asarray(v) for v in self.posterior.values[name])
-            at = lambda k, table=table, value=sites[name]: jnp.broadcast_to(
-                table[jnp.minimum(k, len(table) - 1)].astype(value.dtype), value.shape
+
+            def at(k, table=table, value=sites[name]):
+                return jnp.broadcast_to(
+                    table[jnp.minimum(k, len(table) - 1)].astype(value.dtype),
+                    value.shape,
+                )
+
+            both = (
+                valid[jnp.minimum(a, len(valid) - 1)]
+                & valid[jnp.minimum(b, len(valid) - 1)]
             )
-            both = valid[jnp.minimum(a, len(valid) - 1)] & valid[jnp.minimum(b, len(valid) - 1)]
             both = both & (jnp.maximum(a, b) < len(valid))
-            is_a, is_b = (sites[name] == at(a)) & both, (sites[name] == at(b)) & both
+            is_a = (sites[name] == at(a)) & both
+            is_b = (sites[name] == at(b)) & both
             other[name] = jnp.where(is_a, at(b), jnp.where(is_b, at(a), sites[name]))
             may_move.append((is_a ^ is_b).ravel())
         return other, jnp.concatenate(may_move)
 
     def _mixed(self, sites: Sites, other: Sites, mask: Array) -> dict[str, Array]:
         """Return ``other`` at the units of a mask."""
-        result, start = {}, 0
+        result = {}
+        start = 0
         for name in sorted(sites):
             stop = start + sites[name].size
             here = jnp.reshape(mask[start:stop], sites[name].shape)
-            result[name], start = jnp.where(here, other[name], sites[name]), stop
+            result[name] = jnp.where(here, other[name], sites[name])
+            start = stop
         return result
 
     def _ising(
         self, sites: Sites, other: Sites, inputs: Mapping[int, Any], may_move: Array
     ) -> tuple[Array, Array, Array]:
         """Return the positive couplings of pairs, the fields of units, and which units may move."""
-        coefficients = self.terms.coefficients({**inputs, **self.posterior.site_inputs(sites)})
-        sums = lambda sites: self._sums(sites, inputs, coefficients)
+        coefficients = self.terms.coefficients(
+            {**inputs, **self.posterior.site_inputs(sites)}
+        )
+
+        def sums(sites):
+            return self._sums(sites, inputs, coefficients)
+
         single, (stay, move) = zip(sums(sites), sums(other), strict=True)
         head, tail = self.edges.T
-        colors, layers = jnp.asarray(self.colors), int(self.colors.max()) + 1
-        by_color = jnp.stack([sums(self._mixed(sites, other, colors == c))[1] for c in range(layers)])
+        colors = jnp.asarray(self.colors)
+        layers = int(self.colors.max()) + 1
+        by_color = jnp.stack(
+            [sums(self._mixed(sites, other, colors == c))[1] for c in range(layers)]
+        )
         pairs = jnp.arange(len(self.edges))
         # only the first unit moves, and only the second
-        first, second = by_color[colors[head], pairs], by_color[colors[tail], pairs]
-        finite = jnp.isfinite(stay) & jnp.isfinite(move) & jnp.isfinite(first) & jnp.isfinite(second)
-        # the four are the same wherever the move ends, and so are the units that are fixed because of them
-        fixed = jnp.zeros(self.size, bool).at[head].max(~finite).at[tail].max(~finite) | ~may_move
+        first = by_color[colors[head], pairs]
+        second = by_color[colors[tail], pairs]
+        finite = (
+            jnp.isfinite(stay)
+            & jnp.isfinite(move)
+            & jnp.isfinite(first)
+            & jnp.isfinite(second)
+        )
+        # the four are the same wherever the move ends, and so are the units that are
+        # fixed because of them
+        fixed = (
+            jnp.zeros(self.size, bool).at[head].max(~finite).at[tail].max(~finite)
+            | ~may_move
+        )
         both = ~fixed[head] & ~fixed[tail]
-        stay, move, first, second = (jnp.where(finite, a, 0.0) for a in (stay, move, first, second))
+        stay, move, first, second = (
+            jnp.where(finite, a, 0.0) for a in (stay, move, first, second)
+        )
         coupling = jnp.where(both, (stay + move - first - second) / 4, 0.0)
         alone = jnp.where(fixed[tail], (stay - first) / 2, 0.0)
         field_head = jnp.where(both, (stay + second - first - move) / 4, alone)
@@ -208,8 +258,11 @@ class Clusters:
     ) -> tuple[Array, Array]:
         """Return the sums of the elements that read each unit alone, and each pair."""
         values = {**inputs, **self.posterior.site_inputs(sites)}
-        terms = self.terms.multiply(coefficients, self.terms.evaluate(values, self.terms.live))
-        single, double = jnp.zeros(self.size), jnp.zeros(len(self.edges))
+        terms = self.terms.multiply(
+            coefficients, self.terms.evaluate(values, self.terms.live)
+        )
+        single = jnp.zeros(self.size)
+        double = jnp.zeros(len(self.edges))
         for slot, reads in self.reads.items():
             term = terms[slot].ravel()
             single = single.at[reads.unit].add(term[reads.single])

@@ -26,8 +26,8 @@ def langevin_sweep(
 ) -> tuple[Move, ...]:
     """Return Langevin moves of the real-valued blocks of each layer, and draws of the others.
 
-    With ``marginalize``, the steps follow the density with those blocks summed out, which are drawn
-    afterwards.
+    With ``marginalize``, the steps follow the density with those blocks summed out,
+    which are drawn afterwards.
 
     :param graph: the declaration.
     :param clamped: names of clamped blocks.
@@ -39,17 +39,26 @@ def langevin_sweep(
     checks.instance("langevin_sweep: graph", graph, FactorGraph, "a FactorGraph")
     marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
     unknown = [b for b in marginalize if b not in graph.families]
-    real = tuple(b for b, f in graph.families.items() if is_real(f) and b not in marginalize)
+    real = tuple(
+        b for b, f in graph.families.items() if is_real(f) and b not in marginalize
+    )
     if unknown:
-        raise ArgumentError(f"marginalize must name some of {list(graph.families)}, got {unknown}.")
+        raise ArgumentError(
+            f"marginalize must name some of {list(graph.families)}, got {unknown}."
+        )
     if not real:
         raise DeclarationError(
-            f"langevin_sweep: some block outside marginalize must be real-valued, got {dict(graph.families)}."
+            "langevin_sweep: some block outside marginalize must be real-valued, got "
+            f"{dict(graph.families)}."
         )
     layers = schedule(graph, clamped)
     free = [b for layer in layers for b in layer]
-    real, summed = tuple(b for b in real if b in free), tuple(b for b in marginalize if b in free)
-    move = lambda blocks, summed=(): Langevin(blocks, step_size, num_steps, summed, adjust)
+    real = tuple(b for b in real if b in free)
+    summed = tuple(b for b in marginalize if b in free)
+
+    def move(blocks, summed=()):
+        return Langevin(blocks, step_size, num_steps, summed, adjust)
+
     moves: list[Move] = []
     for layer in layers:
         steps = tuple(b for b in layer if b in real)
@@ -68,17 +77,19 @@ def langevin_sweep(
 class GibbsLangevin(BlockedGibbs):
     """Sweeps with Langevin steps of real-valued blocks, a kernel for :class:`numpyro.infer.MCMC`.
 
-    For real-valued blocks that mix better with others summed out (``marginalize``): without, Langevin steps
-    reach more slowly what :class:`~ebmpp.BlockedGibbs` draws at once. The other blocks are drawn from their
-    conditionals. Params and clamped blocks are passed as to :class:`~ebmpp.BlockedGibbs`. Coupled, the sweep
-    is ``MaximalCoupling(graph, coupling=langevin_sweep(graph))``.
+    For real-valued blocks that mix better with others summed out (``marginalize``):
+    without, Langevin steps reach more slowly what :class:`~ebmpp.BlockedGibbs` draws at
+    once. The other blocks are drawn from their conditionals. Params and clamped blocks
+    are passed as to :class:`~ebmpp.BlockedGibbs`. Coupled, the sweep is
+    ``MaximalCoupling(graph, coupling=langevin_sweep(graph))``.
 
     :param graph: the declaration.
-    :param step_size: see :class:`Langevin`, as for ``num_steps``. With d units, most adjusted steps are
-        accepted up to about ``1.7 * d ** (-1 / 6)``.
+    :param step_size: see :class:`Langevin`, as for ``num_steps``. With d units, most
+        adjusted steps are accepted up to about ``1.7 * d ** (-1 / 6)``.
     :param num_steps: Langevin steps per sweep.
     :param adjust: False **samples another distribution**; see :class:`Langevin`.
-    :param marginalize: blocks that are summed out while real-valued ones move, and drawn afterwards.
+    :param marginalize: blocks that are summed out while real-valued ones move, and
+        drawn afterwards.
     :param init: "uniform", or "local_mode": one Gibbs sweep from a local mode.
     :raises ArgumentError: for numbers out of range, or an unknown block or start.
     :raises DeclarationError: for a graph without real-valued blocks.
@@ -107,13 +118,22 @@ class GibbsLangevin(BlockedGibbs):
         init: str = "uniform",
     ) -> None:
         super().__init__(graph, init)
-        self.step_size, self.num_steps, self.adjust = step_size, num_steps, adjust
-        self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+        self.step_size = step_size
+        self.num_steps = num_steps
+        self.adjust = adjust
+        self.marginalize = (
+            (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+        )
         self._sweep(())
 
     def _sweep(self, clamped: Iterable[str]) -> tuple[Move, ...]:
         return langevin_sweep(
-            self.graph, clamped, self.step_size, self.num_steps, self.marginalize, self.adjust
+            self.graph,
+            clamped,
+            self.step_size,
+            self.num_steps,
+            self.marginalize,
+            self.adjust,
         )
 
     def _moves(self, target: Target) -> tuple[Move, ...]:

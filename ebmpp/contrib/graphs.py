@@ -22,23 +22,33 @@ from ebmpp.graph import states
 from ebmpp.graph.factors import Bias, Bilinear, Factor, Pairwise
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
-from ebmpp.graph.transforms.rewire import Part, WithParams, rewire, unchanged, with_blocks
+from ebmpp.graph.transforms.rewire import (
+    Part,
+    WithParams,
+    rewire,
+    unchanged,
+    with_blocks,
+)
 
 __all__ = ["merge", "rename", "split", "stack"]
 
-# -- several graphs ------------------------------------------------------------------------------
+# -- several graphs -------------------------------------------------------------------
 
 
-def merge(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> FactorGraph | WithParams:
+def merge(
+    *graphs: FactorGraph, params: Sequence[Params] | None = None
+) -> FactorGraph | WithParams:
     """Return all blocks and factors of the graphs: energies are added, densities multiplied.
 
-    Blocks of one name are one block, whose base measure counts once. It is visible if it is in every graph
-    that has it, and its units get the labels of a graph that has some.
+    Blocks of one name are one block, whose base measure counts once. It is visible if
+    it is in every graph that has it, and its units get the labels of a graph that has
+    some.
 
     :param graphs: at least one.
     :param params: of each graph.
     :return: the new graph, and its params if ``params`` is given.
-    :raises DeclarationError: for a block of two families or labels, or two factors of one name.
+    :raises DeclarationError: for a block of two families or labels, or two factors of
+        one name.
 
     **Example**
 
@@ -54,23 +64,28 @@ def merge(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> Facto
     if params is None:
         return merged
     pairs = zip(graphs, params, strict=True)
-    return merged, {n: v for graph, p in pairs for n, v in states.ordered_params(graph, p).items()}
+    return merged, {
+        n: v for graph, p in pairs for n, v in states.ordered_params(graph, p).items()
+    }
 
 
-def stack(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> FactorGraph | WithParams:
+def stack(
+    *graphs: FactorGraph, params: Sequence[Params] | None = None
+) -> FactorGraph | WithParams:
     """Return a deep model of models trained one on top of the other.
 
-    The visible blocks of each graph must be latent blocks of the one below, by name (see :func:`rename`).
-    Factors of shared blocks only, their biases, are taken once, with the mean of their params.
+    The visible blocks of each graph must be latent blocks of the one below, by name
+    (see :func:`rename`). Factors of shared blocks only, their biases, are taken once,
+    with the mean of their params.
 
-    Inner blocks then get input from both sides, about twice that in either model; :func:`pretrain` trains
-    models that fit together.
+    Inner blocks then get input from both sides, about twice that in either model;
+    :func:`pretrain` trains models that fit together.
 
     :param graphs: from the bottom up.
     :param params: of each graph.
     :return: the deep graph, and its params if ``params`` is given.
-    :raises DeclarationError: if a graph does not continue the one below, for a block of two families or
-        labels, or two different factors of one name.
+    :raises DeclarationError: if a graph does not continue the one below, for a block of
+        two families or labels, or two different factors of one name.
 
     **References**
 
@@ -87,10 +102,17 @@ def stack(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> Facto
     """
     _check_graphs("stack", graphs, params)
     for below, above in itertools.pairwise(graphs):
-        checks.names("latent block of the graph below", above.visible, below.latent, DeclarationError)
+        checks.names(
+            "latent block of the graph below",
+            above.visible,
+            below.latent,
+            DeclarationError,
+        )
     factors: list[Factor] = []
     for factor in (f for graph in graphs for f in graph.factors):
-        is_shared = sum(set(factor.blocks) <= set(graph.families) for graph in graphs) > 1
+        is_shared = (
+            sum(set(factor.blocks) <= set(graph.families) for graph in graphs) > 1
+        )
         if not (is_shared and factor in factors):
             factors.append(factor)
     stacked = _union("stack", graphs, factors)
@@ -105,24 +127,39 @@ def stack(*graphs: FactorGraph, params: Sequence[Params] | None = None) -> Facto
 
 def mean_params(params: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Return the mean of several params of each factor."""
-    mean = lambda *values: sum(values) / len(values)
-    return {name: jax.tree.map(mean, *v) if len(v) > 1 else v[0] for name, v in params.items()}
+
+    def mean(*values):
+        return sum(values) / len(values)
+
+    return {
+        name: jax.tree.map(mean, *v) if len(v) > 1 else v[0]
+        for name, v in params.items()
+    }
 
 
-def _check_graphs(what: str, graphs: Sequence[FactorGraph], params: Sequence[Params] | None) -> None:
+def _check_graphs(
+    what: str, graphs: Sequence[FactorGraph], params: Sequence[Params] | None
+) -> None:
     for graph in graphs:
-        checks.instance(f"{what}: each of the graphs", graph, FactorGraph, "a FactorGraph")
+        checks.instance(
+            f"{what}: each of the graphs", graph, FactorGraph, "a FactorGraph"
+        )
     if params is not None and len(params) != len(graphs):
         raise ArgumentError(
             f"{what}: params must be those of each of {len(graphs)} graphs, got {len(params)}"
         )
 
 
-def _union(what: str, graphs: Sequence[FactorGraph], factors: Sequence[Factor]) -> FactorGraph:
+def _union(
+    what: str, graphs: Sequence[FactorGraph], factors: Sequence[Factor]
+) -> FactorGraph:
     families: dict[str, Family] = {}
     labels: dict[str, tuple[Hashable, ...]] = {}
     for graph in graphs:
-        pairs: Any = (("family", families, graph.families), ("labels", labels, graph.labels))
+        pairs: Any = (
+            ("family", families, graph.families),
+            ("labels", labels, graph.labels),
+        )
         for kind, merged, declared in pairs:
             for b, value in declared.items():
                 if merged.setdefault(b, value) != value:
@@ -135,27 +172,34 @@ def _union(what: str, graphs: Sequence[FactorGraph], factors: Sequence[Factor]) 
     return FactorGraph(visible, latent, factors, labels=labels)
 
 
-# -- blocks --------------------------------------------------------------------------------------
+# -- blocks --------------------------------------------------------------------------
 
 
 def split(
-    graph: FactorGraph, block: str, into: Mapping[str, Any] | None = None, *, params: Params | None = None
+    graph: FactorGraph,
+    block: str,
+    into: Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
 ) -> FactorGraph | WithParams:
     """Return the same distribution with the units of a block in several blocks.
 
-    Biases and bilinear factors are split with the block, and so are their params. Any other factor, and a
-    bias that units share, keeps its name and params and is over all pieces; ``graph.init`` has no scheme for
-    it.
+    Biases and bilinear factors are split with the block, and so are their params. Any
+    other factor, and a bias that units share, keeps its name and params and is over all
+    pieces; ``graph.init`` has no scheme for it.
 
     :param graph: the declaration.
     :param block: name of the block.
-    :param into: units of each new block by name: a mask of the block's shape, or numbers in the flattened
-        block. By default each unit is a block, ``"v_0"``, ``"v_1"`` and so on.
+    :param into: units of each new block by name: a mask of the block's shape, or
+        numbers in the flattened block. By default each unit is a block, ``"v_0"``,
+        ``"v_1"`` and so on.
     :param params: of ``graph``.
-    :return: the new graph, and its params if ``params`` is given. Each piece has one axis.
+    :return: the new graph, and its params if ``params`` is given. Each piece has one
+        axis.
     :raises StateError: for an unknown block.
     :raises ParameterError: for params of other names or shapes.
-    :raises DeclarationError: for pieces that are not a partition, or names that are taken.
+    :raises DeclarationError: for pieces that are not a partition, or names that are
+        taken.
 
     **Example**
 
@@ -171,12 +215,19 @@ def split(
     if params is not None:
         graph.check(params, values=False)
     part = Part(family, tuple((name, Constant.copy(p)) for name, p in pieces.items()))
-    parts = {b: part if b == block else unchanged(b, f) for b, f in graph.families.items()}
-    small = {name: dataclasses.replace(family, shape=(len(p),)) for name, p in pieces.items()}
-    remaining = {
-        n: f for b, g in graph.families.items() for n, f in (small if b == block else {b: g}).items()
+    parts = {
+        b: part if b == block else unchanged(b, f) for b, f in graph.families.items()
     }
-    factors, split_params = [], {}
+    small = {
+        name: dataclasses.replace(family, shape=(len(p),)) for name, p in pieces.items()
+    }
+    remaining = {
+        n: f
+        for b, g in graph.families.items()
+        for n, f in (small if b == block else {b: g}).items()
+    }
+    factors = []
+    split_params = {}
     for factor in graph.factors:
         values = current.get(factor.name)
         if not _is_divisible(graph, factor, block):
@@ -186,27 +237,36 @@ def split(
         for name, p in pieces.items():
             cut = _Cut(factor, tuple(graph.families.items()), block, Constant.copy(p))
             factors.append(_piece(cut, name))
-            split_params[factors[-1].name] = None if values is None else cut.take(values)
+            split_params[factors[-1].name] = (
+                None if values is None else cut.take(values)
+            )
     result = with_blocks(graph, remaining, factors, parts)
     return result if params is None else (result, split_params)
 
 
-def _pieces(graph: FactorGraph, block: str, into: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+def _pieces(
+    graph: FactorGraph, block: str, into: Mapping[str, Any] | None
+) -> dict[str, np.ndarray]:
     """Return the unit numbers of each new block."""
     family = graph.families[block]
     if into is None:
         indices = np.ndindex(family.shape)
-        into = {"_".join([block, *map(str, index)]): [i] for i, index in enumerate(indices)}
+        into = {
+            "_".join([block, *map(str, index)]): [i] for i, index in enumerate(indices)
+        }
     pieces = {}
     for name, units in into.items():
         units = np.asarray(units)
         is_mask = units.dtype == bool and units.shape == family.shape
         pieces[name] = np.flatnonzero(units) if is_mask else np.ravel(units)
     numbers = np.sort(np.concatenate([*pieces.values(), np.empty(0, int)]))
-    is_partition = np.array_equal(numbers, np.arange(family.size)) and all(map(len, pieces.values()))
+    is_partition = np.array_equal(numbers, np.arange(family.size)) and all(
+        map(len, pieces.values())
+    )
     if not is_partition or not (graph.families.keys() - {block}).isdisjoint(pieces):
         raise DeclarationError(
-            f"split: into must put each of the {family.size} units of block {block!r} into one new block "
+            f"split: into must put each of the {family.size} units of block {block!r} "
+            "into one new block "
             f"that has units and a new name, got { ({n: p.tolist() for n, p in pieces.items()}) }"
         )
     return pieces
@@ -214,7 +274,11 @@ def _pieces(graph: FactorGraph, block: str, into: Mapping[str, Any] | None) -> d
 
 def _shapes(factor: Factor, families: Mapping[str, Family]) -> list[tuple[int, ...]]:
     """Return the axes of each block's units in params with one number per unit, or per pair of units."""
-    shape = (lambda f: f.statistic_shape) if len(factor.blocks) == 1 else (lambda f: f.interaction_shape)
+    shape = (
+        (lambda f: f.statistic_shape)
+        if len(factor.blocks) == 1
+        else (lambda f: f.interaction_shape)
+    )
     return [shape(families[b]) for b in factor.blocks]
 
 
@@ -222,7 +286,9 @@ def _is_divisible(graph: FactorGraph, factor: Factor, block: str) -> bool:
     """Return True if the params can be split with the units."""
     if block not in factor.blocks or type(factor) not in (Bias, Bilinear):
         return False
-    return graph.param_shapes[factor.name].shape == sum(_shapes(factor, graph.families), ())
+    return graph.param_shapes[factor.name].shape == sum(
+        _shapes(factor, graph.families), ()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +302,8 @@ class _Cut:
 
     def take(self, params: Any) -> Any:
         """Return their part of the params, as a numpy array if the params are one."""
-        families, blocks = dict(self.families), self.factor.blocks
+        families = dict(self.families)
+        blocks = self.factor.blocks
         before = _shapes(self.factor, families)[0] if blocks[0] != self.block else ()
         after = np.shape(params)[len(before) + len(families[self.block].shape) :]
         params = params if isinstance(params, Array) else np.asarray(params)
@@ -256,11 +323,13 @@ def _piece(cut: _Cut, piece: str) -> Factor:
         return _renamed(factor, blocks, name)
     init = factor.init
     # an array stays one: a graph whose init is a function cannot be saved
-    start = init if init is None else cut if callable(init) else cut.take(init.unflatten())
+    start = (
+        init if init is None else cut if callable(init) else cut.take(init.unflatten())
+    )
     return Bias(piece, init=start, name=name)
 
 
-# -- names ---------------------------------------------------------------------------------------
+# -- names ---------------------------------------------------------------------------
 
 
 def rename(
@@ -293,7 +362,8 @@ def rename(
     new_names = dict(factors or {})
     checks.names("factor", new_names, graph.param_shapes, DeclarationError)
     new = {b: blocks.get(b, b) for b in graph.families}
-    renamed, names = [], {}
+    renamed = []
+    names = {}
     for factor in graph.factors:
         scope = tuple(new[b] for b in factor.blocks)
         has_default_name = factor.name == _default_name(factor, factor.blocks)
@@ -302,12 +372,18 @@ def rename(
         renamed.append(_renamed(factor, scope, names[factor.name]))
     for kind, mapping in (("blocks", new), ("factors", names)):
         if len(set(mapping.values())) < len(mapping):
-            raise DeclarationError(f"rename: {kind} must have different names, got {mapping}")
+            raise DeclarationError(
+                f"rename: {kind} must have different names, got {mapping}"
+            )
     parts = {b: Part(f, ((new[b], None),)) for b, f in graph.families.items()}
-    result = with_blocks(graph, {new[b]: f for b, f in graph.families.items()}, renamed, parts)
+    result = with_blocks(
+        graph, {new[b]: f for b, f in graph.families.items()}, renamed, parts
+    )
     if params is None:
         return result
-    return result, {names[n]: v for n, v in states.ordered_params(graph, params).items()}
+    return result, {
+        names[n]: v for n, v in states.ordered_params(graph, params).items()
+    }
 
 
 def _default_name(factor: Factor, blocks: tuple[str, ...]) -> str:
@@ -316,8 +392,14 @@ def _default_name(factor: Factor, blocks: tuple[str, ...]) -> str:
 
 def _renamed(factor: Factor, blocks: tuple[str, ...], name: str) -> Factor:
     """Return a factor of the same class under other names."""
-    copy, new = object.__new__(type(factor)), dict(zip(factor.blocks, blocks, strict=True))
+    copy = object.__new__(type(factor))
+    new = dict(zip(factor.blocks, blocks, strict=True))
     lateral = tuple((new[b], pairs) for b, pairs in factor.lateral)
-    for field, value in {**vars(factor), "blocks": blocks, "name": name, "lateral": lateral}.items():
+    for field, value in {
+        **vars(factor),
+        "blocks": blocks,
+        "name": name,
+        "lateral": lateral,
+    }.items():
         object.__setattr__(copy, field, value)
     return copy

@@ -29,25 +29,27 @@ def data_statistics(
 ) -> Params:
     """Return the mean statistics of every factor given data rows.
 
-    This is minus the gradient of the energy in the params, averaged over the rows and over the model's
-    posterior of the latents given each row: for a bias the mean of the units, for a bilinear factor the mean
-    of the products. :class:`~ebmpp.contrib.RatesFPCD` and :class:`~ebmpp.contrib.RatesHerding` take it.
+    This is minus the gradient of the energy in the params, averaged over the rows and
+    over the model's posterior of the latents given each row: for a bias the mean of the
+    units, for a bilinear factor the mean of the products.
+    :class:`~ebmpp.contrib.RatesFPCD` and :class:`~ebmpp.contrib.RatesHerding` take it.
 
     :param graph: the model.
     :param params: a dict keyed by factor name.
     :param data: rows of the visible blocks; the full training data, in the paper.
     :param weights: one per row; equal by default.
-    :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`, needed where the latents
-        given the visibles are not one layer.
+    :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`,
+        needed where the latents given the visibles are not one layer.
     :return: a pytree shaped like the params.
-    :raises IntractableError: where the latents given the visibles are not one layer, without ``posterior``.
+    :raises IntractableError: where the latents given the visibles are not one layer,
+        without ``posterior``.
     :raises ParameterError: for params of a wrong name, shape or value.
     :raises StateError: for data or weights of a wrong name, shape or value.
 
     **References**
 
-    1. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from an RBM-derived
-       process*, section 4.
+    1. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from
+       an RBM-derived process*, section 4.
 
     **Example**
 
@@ -64,8 +66,11 @@ def data_statistics(
     shares = (np.ones(size) if weights is None else check_weights(weights, size)) / size
     total = jax.tree.map(jnp.zeros_like, params)
     for first in range(0, size, _CHUNK):
-        index = first + np.arange(min(_CHUNK, size))  # padded to one shape; rows past the end have weight 0
-        w = jnp.asarray(np.where(index < size, shares[index % size], 0), jnp.result_type(float))
+        # padded to one shape; rows past the end have weight 0
+        index = first + np.arange(min(_CHUNK, size))
+        w = jnp.asarray(
+            np.where(index < size, shares[index % size], 0), jnp.result_type(float)
+        )
         batch = Batch({b: v[jnp.asarray(index % size)] for b, v in rows.items()}, w)
         total = _subtract_gradient(graph, posterior, params, total, batch)
     return total
@@ -73,6 +78,12 @@ def data_statistics(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _subtract_gradient(
-    graph: FactorGraph, posterior: Posterior | None, params: Params, total: Params, batch: Batch
+    graph: FactorGraph,
+    posterior: Posterior | None,
+    params: Params,
+    total: Params,
+    batch: Batch,
 ) -> Params:
-    return jax.tree.map(jnp.subtract, total, positive_gradient(graph, params, batch, posterior))
+    return jax.tree.map(
+        jnp.subtract, total, positive_gradient(graph, params, batch, posterior)
+    )

@@ -25,7 +25,8 @@ from ebmpp.moves.gibbs import hold, num_words, split_words
 from ebmpp.moves.mixture import accept_proposals, read_blocks
 from ebmpp.moves.move import Drawn, Move, flat, refuse_interacting, refuse_observed
 
-#: Distributions to propose from: uniform, or each family's distribution of initial values.
+#: Distributions to propose from: uniform, or each family's distribution of initial
+#: values.
 PROPOSALS = ("uniform", "initial")
 
 
@@ -33,17 +34,21 @@ PROPOSALS = ("uniform", "initial")
 class Metropolis(Move):
     """Joint proposal of ``blocks`` from a fixed distribution, accepted by the energy.
 
-    For models of some ten units. The target is the joint distribution given the other blocks or, with
-    ``marginalize``, its marginal with those blocks summed out in closed form.
+    For models of some ten units. The target is the joint distribution given the other
+    blocks or, with ``marginalize``, its marginal with those blocks summed out in closed
+    form.
 
     :param blocks: blocks that are proposed.
-    :param proposal: "uniform", or "initial": each family's distribution of initial values.
+    :param proposal: "uniform", or "initial": each family's distribution of initial
+        values.
     :param marginalize: blocks that are summed out; no two of them interact.
 
     **References**
 
-    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), Algorithms 3 and 4; eqs. 20 to 26 for the marginals.
-    2. Wang, O'Leary, Jacob (2021), *Maximal couplings of the Metropolis-Hastings algorithm*.
+    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), Algorithms 3 and 4; eqs. 20 to 26 for
+       the marginals.
+    2. Wang, O'Leary, Jacob (2021), *Maximal couplings of the Metropolis-Hastings
+       algorithm*.
     """
 
     blocks: tuple[str, ...]
@@ -77,13 +82,16 @@ class Metropolis(Move):
         proposed = hold(target.keep, x, proposal)
         ratio = self._score(target, {**x, **proposed}) - self._score(target, x)
         accept = log_u < ratio
-        return {b: where_rows(accept, v, x[b]) for b, v in proposed.items()}, accept.astype(jnp.int32)
+        return {
+            b: where_rows(accept, v, x[b]) for b, v in proposed.items()
+        }, accept.astype(jnp.int32)
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
         rows = len(trial.keys)
         proposal, log_u = self._propose(target, trial.keys)
-        # other blocks and observed units may differ, so each chain has its own score of a proposal
+        # other blocks and observed units may differ, so each chain has its own score of
+        # a proposal
         now = flat(z)
         both = hold(target.keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()})
         then = flat(both)
@@ -103,10 +111,13 @@ class Metropolis(Move):
 
     def _score(self, target: Target, x: Rows) -> Array:
         """Return the log of target over proposal, row by row, up to a constant; base measures cancel."""
-        graph, params = target.graph, target.params
+        graph = target.graph
+        params = target.params
 
         def score(t: Mapping[str, Array]) -> Array:
-            reference = sum((graph.families[b].default_eta() * t[b]).sum() for b in self.blocks)
+            reference = sum(
+                (graph.families[b].default_eta() * t[b]).sum() for b in self.blocks
+            )
             return energy.log_marginal(graph, params, t, self.marginalize) - reference
 
         rest = {b: v for b, v in x.items() if b not in self.marginalize}
@@ -122,8 +133,15 @@ def _is_uniform(family: Family) -> bool:
     unit = dataclasses.replace(family, shape=(1,))
     with sharding.at_once():
         values = jnp.asarray(states)[:, None]
-        inner = (unit.default_eta()[None] * unit.statistics(values)).reshape(len(states), -1).sum(-1)
-        return float(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0]))) < 1e-6
+        inner = (
+            (unit.default_eta()[None] * unit.statistics(values))
+            .reshape(len(states), -1)
+            .sum(-1)
+        )
+        return (
+            float(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0])))
+            < 1e-6
+        )
 
 
 def metropolis_sweep(
@@ -138,7 +156,8 @@ def metropolis_sweep(
     :param clamped: names of clamped blocks.
     :param proposal: "uniform" or "initial", see :class:`Metropolis`.
     :param marginalize: blocks that are summed out of the acceptance ratio.
-    :raises ArgumentError: for an unknown proposal or block, or if no block is left to propose.
+    :raises ArgumentError: for an unknown proposal or block, or if no block is left to
+        propose.
     :raises DeclarationError: for a block without a uniform distribution.
     :raises IntractableError: for blocks that cannot be summed out together.
     """
@@ -149,7 +168,8 @@ def metropolis_sweep(
     blocks = tuple(b for b in free if b not in marginalize)
     if unknown or not blocks:
         raise ArgumentError(
-            f"marginalize must name some of the free blocks {free} and leave at least one, got {marginalize}."
+            f"marginalize must name some of the free blocks {free} and leave at least "
+            f"one, got {marginalize}."
         )
     move = Metropolis(blocks, proposal, marginalize)
     move.check(graph)
@@ -161,26 +181,31 @@ class MetropolisCoupling(MaximalCoupling):
 
     For models of some ten units, and for comparison with published results.
 
-    All free blocks are proposed at once, from a distribution that does not depend on the chain, so in larger
-    models nearly every proposal is rejected. From one start the two chains of a pair are equal as soon as the
-    first proposal is rejected, after one sweep: **estimates from such pairs are unbiased in name only**. The
-    correction is carried by pairs so rare that a run never sees one. The diagnostics report the acceptance.
+    All free blocks are proposed at once, from a distribution that does not depend on
+    the chain, so in larger models nearly every proposal is rejected. From one start the
+    two chains of a pair are equal as soon as the first proposal is rejected, after one
+    sweep: **estimates from such pairs are unbiased in name only**. The correction is
+    carried by pairs so rare that a run never sees one. The diagnostics report the
+    acceptance.
 
     :param graph: the declaration.
-    :param proposal: "uniform", which Bernoulli, Spin and Categorical blocks have; or "initial", the
-        distribution of initial values, which every family has.
+    :param proposal: "uniform", which Bernoulli, Spin and Categorical blocks have; or
+        "initial", the distribution of initial values, which every family has.
     :param lag: sweeps by which the leading chain is ahead, at least 1.
-    :param marginalize: blocks that are summed out of the acceptance ratio and drawn from their conditionals
-        afterwards; no two of them interact.
+    :param marginalize: blocks that are summed out of the acceptance ratio and drawn
+        from their conditionals afterwards; no two of them interact.
     :param init: "uniform", or "local_mode": one sweep from a local mode.
-    :raises ArgumentError: for a lag below 1, an unknown proposal, start or block, or if no block is left.
-    :raises DeclarationError: for a uniform proposal of a block without a uniform distribution.
+    :raises ArgumentError: for a lag below 1, an unknown proposal, start or block, or if
+        no block is left.
+    :raises DeclarationError: for a uniform proposal of a block without a uniform
+        distribution.
     :raises IntractableError: for blocks to sum out that interact.
 
     **References**
 
-    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), *End-to-end training of deep Boltzmann machines by
-       unbiased contrastive divergence with local mode initialization*, Algorithms 3 and 4.
+    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), *End-to-end training of deep Boltzmann
+       machines by unbiased contrastive divergence with local mode initialization*,
+       Algorithms 3 and 4.
 
     **Example**
 
@@ -205,7 +230,9 @@ class MetropolisCoupling(MaximalCoupling):
     ) -> None:
         super().__init__(graph, lag, init=init)
         self.proposal = proposal
-        self.marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+        self.marginalize = (
+            (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
+        )
         metropolis_sweep(graph, (), proposal, self.marginalize)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
@@ -217,6 +244,7 @@ class MetropolisCoupling(MaximalCoupling):
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
         """Return the number of pairs that have met, their mean meeting time, and the acceptance."""
-        proposals = 2 * state.t - self.lag  # the following chain made none in the first `lag` sweeps
+        # the following chain made none in the first `lag` sweeps
+        proposals = 2 * state.t - self.lag
         rate = np.asarray(state.accepted).mean() / np.asarray(proposals).mean()
         return f"{super().get_diagnostics_str(state)}, acceptance {rate:.2g}"

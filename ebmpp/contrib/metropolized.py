@@ -32,21 +32,25 @@ _Probabilities = Float[Array, "*units states"]
 class Metropolized(Layer):
     """Move of the blocks of one layer, in which each unit proposes a value other than its own.
 
-    :class:`~ebmpp.moves.Layer` draws a value of each unit from its conditional p, which often gives its
-    present value x. This move proposes another value i with probability ``p_i / (1 - p_x)`` and accepts it
-    with probability ``min(1, (1 - p_x) / (1 - p_i))``: a binary unit flips with probability ``min(1, p_other
-    / p_x)``. The model's distribution is invariant. For a single unit, averages have at most the variance of
-    those by its conditional (Peskun 1973); for sweeps, in which the units of a layer move at once, this need
-    not hold. A unit with nearly equally probable values flips every time, so in weakly coupled models
+    :class:`~ebmpp.moves.Layer` draws a value of each unit from its conditional p, which
+    often gives its present value x. This move proposes another value i with probability
+    ``p_i / (1 - p_x)`` and accepts it with probability
+    ``min(1, (1 - p_x) / (1 - p_i))``: a binary unit flips with probability
+    ``min(1, p_other / p_x)``. The model's distribution is invariant. For a single unit,
+    averages have at most the variance of those by its conditional (Peskun 1973); for
+    sweeps, in which the units of a layer move at once, this need not hold. A unit with
+    nearly equally probable values flips every time, so in weakly coupled models
     alternate with plain draws, which also let the two chains of a pair meet.
 
     :param blocks: blocks that do not interact, of units of finitely many values.
-    :param kind: "common": each unit's values are equal in both chains with the largest probability.
+    :param kind: "common": each unit's values are equal in both chains with the largest
+        probability.
 
     **References**
 
     1. Liu (1996), *Peskun's theorem and a modified discrete-state Gibbs sampler*.
-    2. Breuleux, Bengio, Vincent (2011), section 3: fewer transitions of a state to itself.
+    2. Breuleux, Bengio, Vincent (2011), section 3: fewer transitions of a state to
+       itself.
     3. Peskun (1973), *Optimum Monte-Carlo sampling using Markov chains*.
 
     **Example**
@@ -61,12 +65,14 @@ class Metropolized(Layer):
         """Check blocks and kind.
 
         :raises ArgumentError: if the kind is not "common".
-        :raises IntractableError: for blocks that interact, or whose units have infinitely many values.
+        :raises IntractableError: for blocks that interact, or whose units have
+            infinitely many values.
         """
         super().check(graph)
         if self.kind != "common":
             raise ArgumentError(
-                f'Metropolized: kind must be "common", got {self.kind!r}. Layer has the other couplings.'
+                f'Metropolized: kind must be "common", got {self.kind!r}. Layer has '
+                "the other couplings."
             )
         for b in self.blocks:
             if not _is_finite(graph.families[b]):
@@ -84,31 +90,52 @@ class Metropolized(Layer):
 
         def new(eta: Eta, families: gibbs.Families, part: Any) -> Blocks:
             now = self._present(target.graph, x, part)
-            words = self._words(families, keys if part is None else random.fold_in(keys, 0, part))
+            words = self._words(
+                families, keys if part is None else random.fold_in(keys, 0, part)
+            )
             return {b: _draw(families[b], words[b], e, now[b]) for b, e in eta.items()}
 
         return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
-        graph, rows = target.graph, len(trial.keys)
-        families, present = self.families(graph, trial.part), self._present(graph, flat(z), trial.part)
+        graph = target.graph
+        rows = len(trial.keys)
+        families = self.families(graph, trial.part)
+        present = self._present(graph, flat(z), trial.part)
         now = {b: v.reshape(2, rows, *v.shape[1:]) for b, v in present.items()}
-        words, accepted = self._words(families, trial.keys), jnp.ones(rows, bool)
-        drawn = {b: _couple(families[b], words[b], e, now[b]) for b, e in focused.items()}
+        words = self._words(families, trial.keys)
+        accepted = jnp.ones(rows, bool)
+        drawn = {
+            b: _couple(families[b], words[b], e, now[b]) for b, e in focused.items()
+        }
         drawn = {b: (x, where_rows(trial.same, x, y)) for b, (x, y) in drawn.items()}
-        of_chain = lambda both, i: {b: both[b][i] for b in self.blocks}
-        new = lambda i: gibbs.hold(
-            target.keep, of_chain(z, i), self.put(graph, of_chain(z, i), trial.part, of_chain(drawn, i))
-        )
-        inside = [families[b].in_domain(e).reshape(2, rows, -1).all((0, 2)) for b, e in focused.items()]
+
+        def of_chain(both, i):
+            return {b: both[b][i] for b in self.blocks}
+
+        def new(i):
+            return gibbs.hold(
+                target.keep,
+                of_chain(z, i),
+                self.put(graph, of_chain(z, i), trial.part, of_chain(drawn, i)),
+            )
+
+        inside = [
+            families[b].in_domain(e).reshape(2, rows, -1).all((0, 2))
+            for b, e in focused.items()
+        ]
         together = dict.fromkeys(self.blocks, trial.same)
-        return Attempt(new(0), new(1), accepted, accepted, ~jnp.stack(inside).all(0), together)
+        return Attempt(
+            new(0), new(1), accepted, accepted, ~jnp.stack(inside).all(0), together
+        )
 
     def _words(self, families: gibbs.Families, keys: Keys) -> dict[str, Words]:
         per_unit = Categorical.num_couple_words
         counts = {b: families[b].size * per_unit for b in self.blocks}
-        words, result, start = random.words(keys, sum(counts.values())), {}, 0
+        words = random.words(keys, sum(counts.values()))
+        result = {}
+        start = 0
         for b, count in counts.items():
             shape = len(keys), *families[b].shape, per_unit
             result[b] = words[:, start : start + count].reshape(shape)
@@ -125,17 +152,21 @@ class Metropolized(Layer):
 
 
 def metropolized_sweep(
-    graph: FactorGraph, clamped: Iterable[str] = (), blocks: str | Sequence[str] | None = None
+    graph: FactorGraph,
+    clamped: Iterable[str] = (),
+    blocks: str | Sequence[str] | None = None,
 ) -> tuple[Move, ...]:
     """Return moves of all free layers: some by :class:`Metropolized`, the others by :class:`Layer`.
 
-    Do not move all blocks so: where flipping every unit leaves the energy unchanged, as for spins without
-    biases, the chain would alternate between two halves of the states forever. A pair of chains also needs
-    plain draws of the same blocks: ``coupling=(*metropolized_sweep(graph), *gibbs_sweep(graph))``.
+    Do not move all blocks so: where flipping every unit leaves the energy unchanged, as
+    for spins without biases, the chain would alternate between two halves of the states
+    forever. A pair of chains also needs plain draws of the same blocks:
+    ``coupling=(*metropolized_sweep(graph), *gibbs_sweep(graph))``.
 
     :param graph: the declaration.
     :param clamped: names of clamped blocks.
-    :param blocks: blocks moved by :class:`Metropolized`; default: visible ones with finitely many values.
+    :param blocks: blocks moved by :class:`Metropolized`; default: visible ones with
+        finitely many values.
     :raises ArgumentError: for unknown blocks.
     :raises IntractableError: for blocks with infinitely many values.
 
@@ -155,7 +186,11 @@ def metropolized_sweep(
     def split(layer: tuple[str, ...]) -> list[Move]:
         inside = tuple(b for b in layer if b in proposing)
         outside = tuple(b for b in layer if b not in proposing)
-        return [kind(names) for kind, names in ((Metropolized, inside), (Layer, outside)) if names]
+        return [
+            kind(names)
+            for kind, names in ((Metropolized, inside), (Layer, outside))
+            if names
+        ]
 
     moves = tuple(move for layer in schedule(graph, clamped) for move in split(layer))
     for move in moves:
@@ -170,10 +205,14 @@ def _is_finite(family: Family) -> bool:
 
 def _draw(family: Family, words: Words, eta: Natural, now: Draws) -> Draws:
     probabilities = _probabilities(family, eta, now)
-    return _values(family, random.inverse_cdf(random.uniform(words[..., 0]), probabilities))
+    return _values(
+        family, random.inverse_cdf(random.uniform(words[..., 0]), probabilities)
+    )
 
 
-def _couple(family: Family, words: Words, eta: Natural, now: Real[Array, "2 *units"]) -> tuple[Draws, Draws]:
+def _couple(
+    family: Family, words: Words, eta: Natural, now: Real[Array, "2 *units"]
+) -> tuple[Draws, Draws]:
     """Return the next values of both chains, from natural parameters ``(2, rows, ...)``."""
     log = jnp.log(_probabilities(family, eta, now))
     x, y = Categorical(family.shape, log.shape[-1]).couple(words, log[0], log[1])
@@ -185,7 +224,9 @@ def _probabilities(family: Family, eta: Natural, now: Draws) -> _Probabilities:
     """Return min(p_i / (1 - p_x), p_i / (1 - p_i)) for each other state, and the rest for the present one."""
     states = _states(family)
     statistics = family.statistics(states).reshape(len(states), -1)
-    logits = eta.reshape(*now.shape, -1) @ statistics.T + family.log_base_measure(states)
+    logits = eta.reshape(*now.shape, -1) @ statistics.T + family.log_base_measure(
+        states
+    )
     weights = jnp.exp(logits - lax.stop_gradient(logits.max(-1, keepdims=True)))
     # the sum of the others, by additions: 1 - p would lose digits where p is near 1
     others = _before(weights) + jnp.flip(_before(jnp.flip(weights, -1)), -1)

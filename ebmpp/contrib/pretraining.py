@@ -39,27 +39,32 @@ def pretrain(
 ) -> Params:
     """Return initial params for ``fit(params=...)``, learned two levels at a time.
 
-    The levels are the blocks by their distance from the visible ones in the block graph. Each level and the
-    next are trained as a separate model, on one draw per row of the level below given the row. Inner levels
-    are in two such models, and in the complete one they have input from both sides, so in each of the two
-    their input counts twice: the first model has two copies of its lower level, the last one two of its upper
-    level, all with the same params, and in the models between the energy across is doubled. Factors of inner
-    levels alone (biases) are learned twice and averaged.
+    The levels are the blocks by their distance from the visible ones in the block
+    graph. Each level and the next are trained as a separate model, on one draw per row
+    of the level below given the row. Inner levels are in two such models, and in the
+    complete one they have input from both sides, so in each of the two their input
+    counts twice: the first model has two copies of its lower level, the last one two of
+    its upper level, all with the same params, and in the models between the energy
+    across is doubled. Factors of inner levels alone (biases) are learned twice and
+    averaged.
 
-    The result is a start, not the maximum of a likelihood. A model of two levels is trained as it is.
+    The result is a start, not the maximum of a likelihood. A model of two levels is
+    trained as it is.
 
-    :param graph: a graph of levels such as :func:`~ebmpp.layered` makes; a level may have several blocks.
+    :param graph: a graph of levels such as :func:`~ebmpp.layered` makes; a level may
+        have several blocks.
     :param data: rows of the visible blocks, as for :func:`~ebmpp.fit`.
     :param rng_key: a jax key.
     :param estimator: estimator of each model; default ``CD(k=1)``.
     :param optimizer: optimiser of each model; default ``optax.sgd(0.05)``.
     :param num_steps: gradient steps of each model.
     :param batch_size: rows per step.
-    :param init: initial params, "gaussian", "orthogonal", or a dict: see :meth:`FactorGraph.init`.
+    :param init: initial params, "gaussian", "orthogonal", or a dict: see
+        :meth:`FactorGraph.init`.
     :param progress_bar: show a progress bar for each model.
     :return: params of ``graph``.
-    :raises DeclarationError: for latent blocks of one level that interact, or that no path of factors
-        connects with a visible block.
+    :raises DeclarationError: for latent blocks of one level that interact, or that no
+        path of factors connects with a visible block.
     :raises StateError: for data of a wrong name, shape or value.
     :raises ArgumentError: for numbers out of range, or under ``jit``.
 
@@ -103,28 +108,44 @@ def pretrain(
         for name, value in result.params.items():
             learned[name].append(value)
         if i + 2 < len(levels):
-            rows = _draw(model.graph, levels[i + 1], result.params, model.rows(rows), keys[2 * i + 1])
+            rows = _draw(
+                model.graph,
+                levels[i + 1],
+                result.params,
+                model.rows(rows),
+                keys[2 * i + 1],
+            )
     return mean_params(learned)
 
 
 def _levels(graph: FactorGraph) -> list[tuple[str, ...]]:
     """Return blocks by distance from the visible ones; raise DeclarationError for a graph without levels."""
-    distance = nx.multi_source_dijkstra_path_length(graph.to_networkx(), set(graph.visible))
+    distance = nx.multi_source_dijkstra_path_length(
+        graph.to_networkx(), set(graph.visible)
+    )
     far = [b for b in graph.families if b not in distance]
     if far:
         raise DeclarationError(
-            f"pretrain: no path of factors connects {far[0]!r} with a visible block. Declare a factor "
+            f"pretrain: no path of factors connects {far[0]!r} with a visible block. "
+            "Declare a factor "
             f"between it and one of {list(distance)}."
         )
-    levels = [tuple(b for b in graph.families if distance[b] == i) for i in range(1 + max(distance.values()))]
+    levels = [
+        tuple(b for b in graph.families if distance[b] == i)
+        for i in range(1 + max(distance.values()))
+    ]
     if len(levels) < 2:
-        raise DeclarationError("pretrain: the graph has no latent block. Train it by fit alone.")
+        raise DeclarationError(
+            "pretrain: the graph has no latent block. Train it by fit alone."
+        )
     for i, level in enumerate(levels[1:], 1):
         for a, b in graph.interacting(level):
             names = [f.name for f in graph.factors if {a, b} <= set(f.blocks)]
             raise DeclarationError(
-                f"pretrain: factor {names[0]!r} couples {a!r} and {b!r}, both at distance {i} from the "
-                "visible blocks, so the graph is no chain of levels. Start from graph.init(...), or "
+                f"pretrain: factor {names[0]!r} couples {a!r} and {b!r}, both at "
+                f"distance {i} from the "
+                "visible blocks, so the graph is no chain of levels. Start from "
+                "graph.init(...), or "
                 "pretrain the graph without that factor."
             )
     return levels
@@ -138,35 +159,60 @@ class _Pair:
     copied: frozenset[str]
 
     @classmethod
-    def make(cls, complete: FactorGraph, levels: list[tuple[str, ...]], index: int) -> "_Pair":
+    def make(
+        cls, complete: FactorGraph, levels: list[tuple[str, ...]], index: int
+    ) -> "_Pair":
         """Make the model of levels ``index`` and ``index + 1``."""
         lower, upper = levels[index : index + 2]
         factors = [f for f in complete.factors if set(f.blocks) <= {*lower, *upper}]
-        first, last = index == 0, index + 2 == len(levels)
+        first = index == 0
+        last = index + 2 == len(levels)
         copied = frozenset(() if first == last else lower if first else upper)
-        across = lambda f: not (set(f.blocks).isdisjoint(lower) or set(f.blocks).isdisjoint(upper))
-        double = lambda f: not first and not last and across(f)
+
+        def across(f):
+            return not (
+                set(f.blocks).isdisjoint(lower) or set(f.blocks).isdisjoint(upper)
+            )
+
+        def double(f):
+            return not first and not last and across(f)
+
         tied = [_tied(f, complete, copied, 2.0 if double(f) else 1.0) for f in factors]
-        used = {b for f in tied for b in f.blocks}  # an inner block without a bias may not occur
-        twice = lambda f: dataclasses.replace(f, shape=(2, *f.shape))
-        family = lambda b: twice(complete.families[b]) if b in copied else complete.families[b]
-        visible, latent = ({b: family(b) for b in level if b in used} for level in (lower, upper))
+        # an inner block without a bias may not occur
+        used = {b for f in tied for b in f.blocks}
+
+        def twice(f):
+            return dataclasses.replace(f, shape=(2, *f.shape))
+
+        def family(b):
+            return twice(complete.families[b]) if b in copied else complete.families[b]
+
+        visible, latent = (
+            {b: family(b) for b in level if b in used} for level in (lower, upper)
+        )
         return cls(FactorGraph(visible, latent, tied), copied)
 
     def rows(self, x: Rows) -> Blocks:
         """Return rows of the visible blocks, duplicated where the model has two copies."""
         rows = {b: x[b] for b in self.graph.visible}
-        return {b: jnp.stack([v, v], axis=1) if b in self.copied else v for b, v in rows.items()}
+        return {
+            b: jnp.stack([v, v], axis=1) if b in self.copied else v
+            for b, v in rows.items()
+        }
 
 
-def _tied(factor: Factor, complete: FactorGraph, copied: frozenset[str], scale: float) -> Factor:
+def _tied(
+    factor: Factor, complete: FactorGraph, copied: frozenset[str], scale: float
+) -> Factor:
     """Return a factor for copied blocks: its energy summed over the copies, times ``scale``."""
     flags = tuple(b in copied for b in factor.blocks)
     if scale == 1 and not any(flags):
         return factor
     families = tuple((b, complete.families[b]) for b in factor.blocks)
     tied = _Tied(factor, families, flags, scale)
-    return Factor(*factor.blocks, energy=tied, init=Initial(factor, families), name=factor.name)
+    return Factor(
+        *factor.blocks, energy=tied, init=Initial(factor, families), name=factor.name
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,13 +228,22 @@ class _Tied:
         families = tuple(family for _, family in self.families)
         total = jnp.zeros(())
         for copy in range(2 if any(self.copied) else 1):
-            t = [t[copy] if twice else t for t, twice in zip(statistics, self.copied, strict=True)]
+            t = [
+                t[copy] if twice else t
+                for t, twice in zip(statistics, self.copied, strict=True)
+            ]
             total = total + self.factor.evaluate(params, *t, families=families)
         return self.scale * total
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _draw(graph: FactorGraph, level: tuple[str, ...], params: Params, rows: Rows, rng_key: Array) -> Blocks:
+def _draw(
+    graph: FactorGraph,
+    level: tuple[str, ...],
+    params: Params,
+    rows: Rows,
+    rng_key: Array,
+) -> Blocks:
     """Draw the upper level once for each row of the lower."""
     count = len(next(iter(rows.values())))
     keys = random.fold_in(random.key_pair(rng_key), jnp.arange(count))

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels whose params move away from visited states: rates-FPCD, rates-herding, sample penalisation.
 
-None of them samples the given model, nor any other fixed model. They say so wherever they are printed.
+None of them samples the given model, nor any other fixed model. They say so wherever
+they are printed.
 """
 
 import dataclasses
@@ -27,11 +28,15 @@ from ebmpp.moves.move import draw_sweep
 class RatesState(NamedTuple):
     """State of :class:`RatesFPCD`, :class:`RatesHerding` and :class:`SamplePenalization`.
 
-    - **z** - the free blocks, each of shape ``(*batch, *shape)``: **not a draw of the model**.
-    - **fast** - fast weights, added to the params in the next step; shaped like the params after ``batch``.
-    - **drift** - norm of the fast weights over that of the params in the last step, ``(*batch,)``.
+    - **z** - the free blocks, each of shape ``(*batch, *shape)``: **not a draw of the
+      model**.
+    - **fast** - fast weights, added to the params in the next step; shaped like the
+      params after ``batch``.
+    - **drift** - norm of the fast weights over that of the params in the last step,
+      ``(*batch,)``.
     - **i** - steps since the initial state.
-    - **rng_key** - the run's key; step ``i`` draws from the key and ``i``, so it does not change.
+    - **rng_key** - the run's key; step ``i`` draws from the key and ``i``, so it does
+      not change.
     """
 
     z: dict[str, Array]
@@ -46,17 +51,22 @@ class _FastWeights(RowKernel[RatesState]):
 
     .. math:: f' = \alpha f + \epsilon \, (\bar t - t(x'))
 
-    Here t are minus the gradients of the energy in the params, at the model's params. Each chain, and each
-    row of a chain with clamped blocks, has its own fast weights: the papers run one chain.
+    Here t are minus the gradients of the energy in the params, at the model's params.
+    Each chain, and each row of a chain with clamped blocks, has its own fast weights:
+    the papers run one chain.
     """
 
     caveat = "draws of a process whose params move, not of the model"
 
-    def __init__(self, graph: FactorGraph, rate: float, decay: float, init: str) -> None:
+    def __init__(
+        self, graph: FactorGraph, rate: float, decay: float, init: str
+    ) -> None:
         super().__init__(graph, init)
         name = type(self).__name__
         self.rate = checks.number(f"{name}: rate", rate, least=0)
-        self.decay = checks.number(f"{name}: decay, what is left after a step,", decay, least=0, most=1)
+        self.decay = checks.number(
+            f"{name}: decay, what is left after a step,", decay, least=0, most=1
+        )
 
     def __repr__(self) -> str:
         return f"<{super().__repr__()}: {self.caveat}>"
@@ -65,29 +75,48 @@ class _FastWeights(RowKernel[RatesState]):
         """Return the target of ``mcmc.run(key, params, rates)``."""
         if len(model_args) != 2:
             raise ParameterError(
-                f"{type(self).__name__}: params and rates must follow the key, got {len(model_args)}. "
+                f"{type(self).__name__}: params and rates must follow the key, got "
+                f"{len(model_args)}. "
                 "Call mcmc.run(key, params, data_statistics(graph, params, data))."
             )
         target = super().target(model_args[:1], model_kwargs, check)
         return _with_rates(target, _check_rates(self.graph, model_args[1], check))
 
-    def _init_one(self, rng_key: Array, target: "_RatedTarget", init_params: dict | None) -> RatesState:
+    def _init_one(
+        self, rng_key: Array, target: "_RatedTarget", init_params: dict | None
+    ) -> RatesState:
         z = target.from_rows(self._start(target, rng_key, init_params))
-        zero = jax.tree.map(lambda p: jnp.zeros((*target.batch, *p.shape), p.dtype), target.params)
-        return RatesState(z, zero, jnp.zeros(target.batch), jnp.zeros((), jnp.int32), rng_key)
+        zero = jax.tree.map(
+            lambda p: jnp.zeros((*target.batch, *p.shape), p.dtype), target.params
+        )
+        return RatesState(
+            z, zero, jnp.zeros(target.batch), jnp.zeros((), jnp.int32), rng_key
+        )
 
     def _sample_one(self, state: RatesState, target: "_RatedTarget") -> RatesState:
         axes = len(target.batch)
-        fast = jax.tree.map(lambda f: f.reshape(target.num_rows, *f.shape[axes:]), state.fast)
+        fast = jax.tree.map(
+            lambda f: f.reshape(target.num_rows, *f.shape[axes:]), state.fast
+        )
 
         def step_row(x: Rows, fast: Params, keep: Keep, keys: Array) -> tuple:
             x, keep = ({b: v[None] for b, v in rows.items()} for rows in (x, keep))
             params = jax.tree.map(jnp.add, target.params, fast)
-            x = self._move(Target(target.graph, params, states.Clamped(target.clamped, keep=keep)), x, keys)
-            return {b: v[0] for b, v in x.items()}, self._learn(target, fast, x), _norm(fast)
+            x = self._move(
+                Target(target.graph, params, states.Clamped(target.clamped, keep=keep)),
+                x,
+                keys,
+            )
+            return (
+                {b: v[0] for b, v in x.items()},
+                self._learn(target, fast, x),
+                _norm(fast),
+            )
 
         keys = self._keys(state, target)
-        x, fast, size = jax.vmap(step_row)(target.to_rows(state.z), fast, target.keep, keys)
+        x, fast, size = jax.vmap(step_row)(
+            target.to_rows(state.z), fast, target.keep, keys
+        )
         fast = jax.tree.map(lambda f: f.reshape(*target.batch, *f.shape[1:]), fast)
         drift = size.reshape(target.batch) / jnp.maximum(_norm(target.params), 1e-30)
         drift = drift.astype(state.drift.dtype)
@@ -101,15 +130,23 @@ class _FastWeights(RowKernel[RatesState]):
         """Return the next state of a row."""
         raise NotImplementedError
 
-    def _learn(self, target: "_RatedTarget", fast: Params, x: dict[str, Array]) -> Params:
+    def _learn(
+        self, target: "_RatedTarget", fast: Params, x: dict[str, Array]
+    ) -> Params:
         gradient = energy.weighted_gradient(target.graph, target.params, x, jnp.ones(1))
-        step = lambda f, r, g: self.decay * f + self.rate * (r + g)
+
+        def step(f, r, g):
+            return self.decay * f + self.rate * (r + g)
+
         return jax.tree.map(step, fast, target.rates, gradient)
 
     def get_diagnostics_str(self, state: RatesState) -> str:
         """Return the number of steps, and the distance of the params from the model's."""
         drift = np.max(np.asarray(state.drift))
-        return f"{int(np.max(state.i))} steps, not of the model: params off by {drift:.2g} of their norm"
+        return (
+            f"{int(np.max(state.i))} steps, not of the model: params off by "
+            f"{drift:.2g} of their norm"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,33 +166,38 @@ class RatesFPCD(_FastWeights):
     For samples that soon cover the data's modes.
 
     **It does not sample the model.** Fast weights are added to the params. They move by
-    ``rate * (rates - statistics of the state)`` per step and decay by ``decay``. Visiting a state makes it
-    less likely, so the chain leaves modes in which :class:`~ebmpp.BlockedGibbs` stays. The rates, mean
-    statistics of training data under the model (:func:`ebmpp.contrib.data_statistics`), keep the visited
-    states close to the data. For expectations under the model use :class:`~ebmpp.ParallelTempering`.
-    ``extra_fields=("drift",)`` reports the distance of the params from the model's.
+    ``rate * (rates - statistics of the state)`` per step and decay by ``decay``.
+    Visiting a state makes it less likely, so the chain leaves modes in which
+    :class:`~ebmpp.BlockedGibbs` stays. The rates, mean statistics of training data
+    under the model (:func:`ebmpp.contrib.data_statistics`), keep the visited states
+    close to the data. For expectations under the model use
+    :class:`~ebmpp.ParallelTempering`. ``extra_fields=("drift",)`` reports the distance
+    of the params from the model's.
 
-    Params and rates are the arguments of ``mcmc.run``, clamped blocks its keyword arguments. With a clamped
-    block, pass the rates of rows with its values (of one label, say): otherwise the fast weights never
-    balance.
+    Params and rates are the arguments of ``mcmc.run``, clamped blocks its keyword
+    arguments. With a clamped block, pass the rates of rows with its values (of one
+    label, say): otherwise the fast weights never balance.
 
-    Each chain has its own fast weights, so its draws do not depend on the number of chains. A chain takes the
-    memory of the params once more, and about twice the time of plain Gibbs. Families with restricted natural
-    parameters (exponential, Gaussian of learned variance) can leave their domain; draws are then nan.
+    Each chain has its own fast weights, so its draws do not depend on the number of
+    chains. A chain takes the memory of the params once more, and about twice the time
+    of plain Gibbs. Families with restricted natural parameters (exponential, Gaussian
+    of learned variance) can leave their domain; draws are then nan.
 
     :param graph: the declaration.
-    :param rate: step size of the fast weights, eps_F in the paper; 0 is :class:`~ebmpp.BlockedGibbs`.
-    :param decay: factor of the fast weights per step, alpha in the paper, in [0, 1]. 1 was best there for
-        trained models; smaller values stay nearer to the model.
+    :param rate: step size of the fast weights, eps_F in the paper; 0 is
+        :class:`~ebmpp.BlockedGibbs`.
+    :param decay: factor of the fast weights per step, alpha in the paper, in [0, 1]. 1
+        was best there for trained models; smaller values stay nearer to the model.
     :param k: sweeps per draw; the fast weights move once per draw.
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :raises ArgumentError: for numbers out of range.
 
     **References**
 
-    1. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from an RBM-derived
-       process*, section 4 and algorithm 1.
-    2. Tieleman, Hinton (2009), *Using fast weights to improve persistent contrastive divergence*.
+    1. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from
+       an RBM-derived process*, section 4 and algorithm 1.
+    2. Tieleman, Hinton (2009), *Using fast weights to improve persistent contrastive
+       divergence*.
 
     **Example**
 
@@ -172,35 +214,46 @@ class RatesFPCD(_FastWeights):
     """
 
     def __init__(
-        self, graph: FactorGraph, rate: float = 0.01, decay: float = 1.0, k: int = 1, init: str = "uniform"
+        self,
+        graph: FactorGraph,
+        rate: float = 0.01,
+        decay: float = 1.0,
+        k: int = 1,
+        init: str = "uniform",
     ) -> None:
         super().__init__(graph, rate, decay, init)
         self.k = checks.count(f"{type(self).__name__}: k", k)
 
     def _keys(self, state: RatesState, target: "_RatedTarget") -> Array:
         first = self.k * state.i.astype(jnp.uint32) + 1
-        steps = [target.keys(state.rng_key, first + jnp.uint32(j)) for j in range(self.k)]
+        steps = [
+            target.keys(state.rng_key, first + jnp.uint32(j)) for j in range(self.k)
+        ]
         return jnp.stack(steps, axis=1)
 
     def _move(self, target: Target, x: Blocks, keys: Array) -> Blocks:
         moves = gibbs_sweep(target.graph, target.clamped)
         if self.k == 1:
             return draw_sweep(target, x, moves, keys)[0]
-        return lax.scan(lambda x, key: (draw_sweep(target, x, moves, key[None])[0], None), x, keys)[0]
+        return lax.scan(
+            lambda x, key: (draw_sweep(target, x, moves, key[None])[0], None), x, keys
+        )[0]
 
 
 class SamplePenalization(RatesFPCD):
     """Sample penalisation: :class:`RatesFPCD` with rates of 0, so that visited states are only penalised.
 
-    For samples that spread where no data are available; otherwise use :class:`RatesFPCD`.
+    For samples that spread where no data are available; otherwise use
+    :class:`RatesFPCD`.
 
-    **It does not sample the model**, and nothing keeps it close to the data: only the decay keeps the params
-    near the model's, and draws are skewed (in the paper digits come out larger and bolder). The params are
-    the argument of ``mcmc.run``.
+    **It does not sample the model**, and nothing keeps it close to the data: only the
+    decay keeps the params near the model's, and draws are skewed (in the paper digits
+    come out larger and bolder). The params are the argument of ``mcmc.run``.
 
     :param graph: the declaration.
     :param rate: step size of the fast weights; 0 is :class:`~ebmpp.BlockedGibbs`.
-    :param decay: factor of the fast weights per step, in [0, 1); with 1 the draws would become uniform.
+    :param decay: factor of the fast weights per step, in [0, 1); with 1 the draws would
+        become uniform.
     :param k: sweeps per draw.
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :raises ArgumentError: for numbers out of range.
@@ -222,12 +275,18 @@ class SamplePenalization(RatesFPCD):
     """
 
     def __init__(
-        self, graph: FactorGraph, rate: float = 0.01, decay: float = 0.95, k: int = 1, init: str = "uniform"
+        self,
+        graph: FactorGraph,
+        rate: float = 0.01,
+        decay: float = 0.95,
+        k: int = 1,
+        init: str = "uniform",
     ) -> None:
         super().__init__(graph, rate, decay, k, init)
         if self.decay == 1:
             raise ArgumentError(
-                "SamplePenalization: decay must be below 1, got 1. The draws would become uniform; RatesFPCD "
+                "SamplePenalization: decay must be below 1, got 1. The draws would "
+                "become uniform; RatesFPCD "
                 "takes 1, since its rates keep it close to the data."
             )
 
@@ -242,17 +301,19 @@ class RatesHerding(_FastWeights):
 
     For pseudo-samples with the data's moments.
 
-    **It does not sample the model, and draws no random number** after its start. A step sets each layer in
-    turn to its conditional mode until the density stops rising, then moves the fast weights as
-    :class:`RatesFPCD` does. With ``decay=1`` the sum of ``rates - statistics`` over T draws is the fast
-    weights divided by ``rate``: while these stay bounded, the draws' mean statistics approach the rates as
-    1/T, not as 1/sqrt(T). ``extra_fields=("drift",)`` reports their size.
+    **It does not sample the model, and draws no random number** after its start. A step
+    sets each layer in turn to its conditional mode until the density stops rising, then
+    moves the fast weights as :class:`RatesFPCD` does. With ``decay=1`` the sum of
+    ``rates - statistics`` over T draws is the fast weights divided by ``rate``: while
+    these stay bounded, the draws' mean statistics approach the rates as 1/T, not as
+    1/sqrt(T). ``extra_fields=("drift",)`` reports their size.
 
-    Params and rates are the arguments of ``mcmc.run``; chains and clamped blocks are as with
-    :class:`RatesFPCD`. Families need a mode.
+    Params and rates are the arguments of ``mcmc.run``; chains and clamped blocks are as
+    with :class:`RatesFPCD`. Families need a mode.
 
     :param graph: the declaration.
-    :param rate: step size of the fast weights; the paper uses larger ones than for rates-FPCD.
+    :param rate: step size of the fast weights; the paper uses larger ones than for
+        rates-FPCD.
     :param decay: factor of the fast weights per step, in [0, 1].
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :raises ArgumentError: for numbers out of range.
@@ -260,7 +321,8 @@ class RatesHerding(_FastWeights):
     **References**
 
     1. Breuleux, Bengio, Vincent (2011), section 4 and algorithm 2.
-    2. Welling (2009), *Herding dynamic weights for partially observed random field models*.
+    2. Welling (2009), *Herding dynamic weights for partially observed random field
+       models*.
 
     **Example**
 
@@ -276,7 +338,11 @@ class RatesHerding(_FastWeights):
     """
 
     def __init__(
-        self, graph: FactorGraph, rate: float = 0.1, decay: float = 1.0, init: str = "uniform"
+        self,
+        graph: FactorGraph,
+        rate: float = 0.1,
+        decay: float = 1.0,
+        init: str = "uniform",
     ) -> None:
         super().__init__(graph, rate, decay, init)
 
@@ -292,7 +358,8 @@ def _check_rates(graph: FactorGraph, rates: Params, values: bool) -> Params:
             states.check_finite(rates)
     except ParameterError as error:
         raise ParameterError(
-            f"rates must be shaped like params: {error}. Make them with ebmpp.contrib.data_statistics."
+            f"rates must be shaped like params: {error}. Make them with "
+            "ebmpp.contrib.data_statistics."
         ) from None
     return rates
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of public data sets: OMNIGLOT, Caltech-101 silhouettes, USPS, CIFAR-10 and bags of words.
 
-They read files as their authors publish them, packed or not, and return one row per observation. Nothing is
-downloaded. ``directory`` is the folder of the files, or the one above their usual folder; by default it is
-the environment variable ``EBMPP_DATA_DIR``.
+They read files as their authors publish them, packed or not, and return one row per
+observation. Nothing is downloaded. ``directory`` is the folder of the files, or the one
+above their usual folder; by default it is the environment variable ``EBMPP_DATA_DIR``.
 """
 
 from collections.abc import Iterator
@@ -28,28 +28,37 @@ _CALTECH_FILE = "caltech101_silhouettes_28_split1.mat"
 _USPS = {"train": "usps", "test": "usps.t"}
 _USPS_PIXELS = 256
 _USPS_LABELS = range(1, 11)
-_CIFAR = {"train": tuple(f"data_batch_{n}.bin" for n in range(1, 6)), "test": ("test_batch.bin",)}
+_CIFAR = {
+    "train": tuple(f"data_batch_{n}.bin" for n in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
 _CIFAR_BYTES = 1 + 3 * 32 * 32
 _CIFAR_LABELS = 10
 _CIFAR_BATCH = 10_000
 _MOST_ENTRIES = 28**2 * 2**16  # of a matrix; the largest has 24,345 images
 _ALPHABETS = 50
 _CLASSES = 101
-_LONGEST = 1 << 14  # bytes of a line or a word; memory stays bounded where the content is something else
+# bytes of a line or a word; memory stays bounded where the content is something else
+_LONGEST = 1 << 14
 
-# -- MATLAB files --------------------------------------------------------------------------------
+# -- MATLAB files ---------------------------------------------------------------------
 
 
-def omniglot(directory: Folder = None, split: str = "train", labels: bool = False) -> Array | Labelled:
+def omniglot(
+    directory: Folder = None, split: str = "train", labels: bool = False
+) -> Array | Labelled:
     """Read OMNIGLOT, handwritten characters of fifty alphabets as cut and scaled by Burda et al. (2016).
 
-    :param directory: folder of ``chardata.mat``, or the one above its ``omniglot`` folder.
+    :param directory: folder of ``chardata.mat``, or the one above its ``omniglot``
+        folder.
     :param split: "train" or "test".
     :param labels: return the alphabet of each image too.
-    :return: float32 array of shape ``(N, 784)`` in [0, 1] in row-major order (N is 24345 or 8070); with
-        ``labels``, also an int32 array of shape ``(N,)`` with values 0 to 49.
+    :return: float32 array of shape ``(N, 784)`` in [0, 1] in row-major order (N is
+        24345 or 8070); with ``labels``, also an int32 array of shape ``(N,)`` with
+        values 0 to 49.
     :raises FileNotFoundError: if the file is missing.
-    :raises ArgumentError: for an unknown ``split``, or a file that is damaged or holds something else.
+    :raises ArgumentError: for an unknown ``split``, or a file that is damaged or holds
+        something else.
 
     **Example** (the file here holds two blank images)
 
@@ -68,10 +77,13 @@ def omniglot(directory: Folder = None, split: str = "train", labels: bool = Fals
     if not labels:
         return pixels
     member = variables[target]  # alphabets by images: 1 in each column
-    is_one_hot = member.shape[1] == len(pixels) and ((member == 0) | (member == 1)).all()
+    is_one_hot = (
+        member.shape[1] == len(pixels) and ((member == 0) | (member == 1)).all()
+    )
     if not is_one_hot or len(member) > _ALPHABETS or not (member.sum(0) == 1).all():
         raise ArgumentError(
-            f"{path}: {target} must have one 1 in each of {len(pixels)} columns, and at most {_ALPHABETS} "
+            f"{path}: {target} must have one 1 in each of {len(pixels)} columns, and "
+            f"at most {_ALPHABETS} "
             f"rows, got {checks.tell(member)}"
         )
     return pixels, member.argmax(0).astype(np.int32)
@@ -84,14 +96,16 @@ def caltech101_silhouettes(
 
     Pixels are as in the file; ``1 - images`` is the negative.
 
-    :param directory: folder of ``caltech101_silhouettes_28_split1.mat``, or the one above its ``caltech101``
-        folder.
+    :param directory: folder of ``caltech101_silhouettes_28_split1.mat``, or the one
+        above its ``caltech101`` folder.
     :param split: "train", "validation" or "test".
     :param labels: return the class of each image too.
-    :return: float32 array of shape ``(N, 784)`` of zeros and ones in row-major order (N is 4100, 2264 or
-        2307); with ``labels``, also an int32 array of shape ``(N,)`` with values 0 to 100.
+    :return: float32 array of shape ``(N, 784)`` of zeros and ones in row-major order (N
+        is 4100, 2264 or 2307); with ``labels``, also an int32 array of shape ``(N,)``
+        with values 0 to 100.
     :raises FileNotFoundError: if the file is missing.
-    :raises ArgumentError: for an unknown ``split``, or a file that is damaged or holds something else.
+    :raises ArgumentError: for an unknown ``split``, or a file that is damaged or holds
+        something else.
 
     **Example** (the file here holds two blank images)
 
@@ -105,16 +119,22 @@ def caltech101_silhouettes(
     checks.choice("caltech101_silhouettes: split", split, _CALTECH)
     source = f"from https://people.cs.umass.edu/~marlin/data/{_CALTECH_FILE}"
     folders = (".", "caltech101")
-    path = files.find("caltech101_silhouettes", directory, _CALTECH_FILE, folders, source)
+    path = files.find(
+        "caltech101_silhouettes", directory, _CALTECH_FILE, folders, source
+    )
     data, target = (f"{_CALTECH[split]}_{kind}" for kind in ("data", "labels"))
     variables = _variables(path, [data, target] if labels else [data])
     pixels = _upright(path, data, variables[data])
     if not labels:
         return pixels
     classes = variables[target].reshape(-1)
-    if len(classes) != len(pixels) or not np.isin(classes, np.arange(1, _CLASSES + 1)).all():
+    if (
+        len(classes) != len(pixels)
+        or not np.isin(classes, np.arange(1, _CLASSES + 1)).all()
+    ):
         raise ArgumentError(
-            f"{path}: {target} must have a class from 1 to {_CLASSES} for each of {len(pixels)} images, got "
+            f"{path}: {target} must have a class from 1 to {_CLASSES} for each of "
+            f"{len(pixels)} images, got "
             f"{checks.tell(variables[target])}"
         )
     return pixels, classes.astype(np.int32) - 1
@@ -129,13 +149,23 @@ def _variables(path: Path, names: list[str]) -> dict[str, Array]:
         is_small = max(sizes, default=0) <= _MOST_ENTRIES
         variables = loadmat(path, variable_names=names) if is_small else {}
     except Exception as error:  # scipy reports damage in a dozen ways
-        raise ArgumentError(f"{path}: damaged, or not a MATLAB file ({error})") from error
+        raise ArgumentError(
+            f"{path}: damaged, or not a MATLAB file ({error})"
+        ) from error
     if not is_small:
-        raise ArgumentError(f"{path}: {names} must have at most {_MOST_ENTRIES} entries, got {max(sizes)}")
+        raise ArgumentError(
+            f"{path}: {names} must have at most {_MOST_ENTRIES} entries, got {max(sizes)}"
+        )
     for name in names:
         value = variables.get(name)
-        if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind not in "buif":
-            raise ArgumentError(f"{path}: {name!r} must be a matrix of numbers, got {checks.tell(value)}")
+        if (
+            not isinstance(value, np.ndarray)
+            or value.ndim != 2
+            or value.dtype.kind not in "buif"
+        ):
+            raise ArgumentError(
+                f"{path}: {name!r} must be a matrix of numbers, got {checks.tell(value)}"
+            )
     return variables
 
 
@@ -149,21 +179,24 @@ def _upright(path: Path, name: str, rows: Array) -> Array:
     return images.reshape(len(rows), -1).astype(np.float32)
 
 
-# -- binary and text files -----------------------------------------------------------------------
+# -- binary and text files -----------------------------------------------------------
 
 
-def cifar10(directory: Folder = None, split: str = "train", labels: bool = False) -> Array | Labelled:
+def cifar10(
+    directory: Folder = None, split: str = "train", labels: bool = False
+) -> Array | Labelled:
     """Read CIFAR-10, colour photographs of ten classes, from its binary version.
 
-    :param directory: folder of ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``, or the
-        one above their ``cifar-10-batches-bin`` folder.
+    :param directory: folder of ``data_batch_1.bin`` to ``data_batch_5.bin`` and
+        ``test_batch.bin``, or the one above their ``cifar-10-batches-bin`` folder.
     :param split: "train" or "test".
     :param labels: return the class of each image too.
-    :return: float32 array of shape ``(N, 3072)`` in [0, 1] (N is 50000 or 10000): ``reshape(-1, 3, 32, 32)``
-        has the planes red, green and blue; with ``labels``, also an int32 array of shape ``(N,)`` with values
-        0 to 9.
+    :return: float32 array of shape ``(N, 3072)`` in [0, 1] (N is 50000 or 10000):
+        ``reshape(-1, 3, 32, 32)`` has the planes red, green and blue; with ``labels``,
+        also an int32 array of shape ``(N,)`` with values 0 to 9.
     :raises FileNotFoundError: if a file is missing.
-    :raises ArgumentError: for an unknown ``split``, or a file that is damaged or holds something else.
+    :raises ArgumentError: for an unknown ``split``, or a file that is damaged or holds
+        something else.
 
     **Example** (the folder here holds one black image)
 
@@ -177,7 +210,10 @@ def cifar10(directory: Folder = None, split: str = "train", labels: bool = False
     source = "from https://www.cs.toronto.edu/~kriz/cifar.html, the binary version"
     checks.choice("cifar10: split", split, _CIFAR)
     folders = (".", "cifar-10-batches-bin")
-    paths = [files.find("cifar10", directory, name, folders, source, ".gz") for name in _CIFAR[split]]
+    paths = [
+        files.find("cifar10", directory, name, folders, source, ".gz")
+        for name in _CIFAR[split]
+    ]
     records = np.concatenate([_cifar_batch(path) for path in paths])
     pixels = records[:, 1:].astype(np.float32)
     pixels /= 255  # in place: the training images take 600 MB
@@ -191,7 +227,9 @@ def _cifar_batch(path: Path) -> Array:
         data = np.frombuffer(files.read_up_to(file, most + 1), np.uint8)
     if not len(data) or len(data) % _CIFAR_BYTES:
         size = f"more than {most}" if len(data) > most else len(data)
-        raise ArgumentError(f"{path}: must hold images of {_CIFAR_BYTES} bytes each, got {size} bytes")
+        raise ArgumentError(
+            f"{path}: must hold images of {_CIFAR_BYTES} bytes each, got {size} bytes"
+        )
     records = data.reshape(-1, _CIFAR_BYTES)
     if records[:, 0].max() >= _CIFAR_LABELS:
         raise ArgumentError(
@@ -200,18 +238,22 @@ def _cifar_batch(path: Path) -> Array:
     return records
 
 
-def usps(directory: Folder = None, split: str = "train", labels: bool = False) -> Array | Labelled:
+def usps(
+    directory: Folder = None, split: str = "train", labels: bool = False
+) -> Array | Labelled:
     """Read USPS, digits of 16x16 pixels from envelopes, from the text files of LIBSVM.
 
     A line holds a label from 1 to 10 and pixels ``1:-0.3 ... 256:1`` from -1 to 1.
 
-    :param directory: folder of ``usps`` and ``usps.t`` (or ``.bz2``), or the one above their ``usps`` folder.
+    :param directory: folder of ``usps`` and ``usps.t`` (or ``.bz2``), or the one above
+        their ``usps`` folder.
     :param split: "train" or "test".
     :param labels: return the digit of each image too.
-    :return: float32 array of shape ``(N, 256)`` in [0, 1] (N is 7291 or 2007); with ``labels``, also an int32
-        array of shape ``(N,)`` with values 0 to 9.
+    :return: float32 array of shape ``(N, 256)`` in [0, 1] (N is 7291 or 2007); with
+        ``labels``, also an int32 array of shape ``(N,)`` with values 0 to 9.
     :raises FileNotFoundError: if a file is missing.
-    :raises ArgumentError: for an unknown ``split``, or a file that is damaged or of another format.
+    :raises ArgumentError: for an unknown ``split``, or a file that is damaged or of
+        another format.
 
     **Example** (the file here holds one image of full ink)
 
@@ -227,9 +269,14 @@ def usps(directory: Folder = None, split: str = "train", labels: bool = False) -
     source = "from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
     path = files.find("usps", directory, _USPS[split], (".", "usps"), source, ".bz2")
     with files.unpacked(path) as file:
-        listed = [_usps_line(path, number, line) for number, line in enumerate(_lines(file), 1)]
+        listed = [
+            _usps_line(path, number, line)
+            for number, line in enumerate(_lines(file), 1)
+        ]
     if not listed:
-        raise ArgumentError(f"{path}: must hold lines of pixels, got a file that is truncated to nothing")
+        raise ArgumentError(
+            f"{path}: must hold lines of pixels, got a file that is truncated to nothing"
+        )
     rows = np.stack(listed)
     pixels = ((rows[:, 1:] + 1) / 2).astype(np.float32)
     return (pixels, rows[:, 0].astype(np.int32) - 1) if labels else pixels
@@ -245,38 +292,54 @@ def _usps_line(path: Path, number: int, line: bytes) -> Array:
     try:
         label, *fields = line.split()
         places, pixels = zip(*(field.split(b":") for field in fields), strict=True)
-        is_complete = line.endswith(b"\n") and [int(p) for p in places] == list(range(1, _USPS_PIXELS + 1))
+        is_complete = line.endswith(b"\n") and [int(p) for p in places] == list(
+            range(1, _USPS_PIXELS + 1)
+        )
         row = np.array([label, *pixels]).astype(float)
     except ValueError:
-        is_complete, row = False, np.zeros(1)
-    if not is_complete or row[0] not in _USPS_LABELS or not (np.abs(row[1:]) <= 1).all():
+        is_complete = False
+        row = np.zeros(1)
+    if (
+        not is_complete
+        or row[0] not in _USPS_LABELS
+        or not (np.abs(row[1:]) <= 1).all()
+    ):
         raise ArgumentError(
-            f"{path}: line {number} must hold a label from 1 to 10 and {_USPS_PIXELS} numbered pixels from "
+            f"{path}: line {number} must hold a label from 1 to 10 and {_USPS_PIXELS} "
+            "numbered pixels from "
             f"-1 to 1, got {line[:40]!r}..."
         )
     return row
 
 
-# -- bags of words -------------------------------------------------------------------------------
+# -- bags of words -------------------------------------------------------------------
 
 
 def bag_of_words(
-    directory: Folder = None, name: str = "kos", num_words: int | None = None, words: bool = False
+    directory: Folder = None,
+    name: str = "kos",
+    num_words: int | None = None,
+    words: bool = False,
 ) -> Any:
     """Read counts of words in documents, in the format of UCI's bags of words.
 
-    ``docword.<name>.txt`` (or ``.gz``) starts with three lines, the numbers of documents, words and nonzero
-    counts; each further line holds a document, a word (both counted from 1) and a count.
+    ``docword.<name>.txt`` (or ``.gz``) starts with three lines, the numbers of
+    documents, words and nonzero counts; each further line holds a document, a word
+    (both counted from 1) and a count.
 
-    :param directory: folder of the files, or the one above their ``bag-of-words`` folder.
-    :param name: name of the collection: "kos", "nips", "enron", "nytimes", "pubmed", or a custom one.
-    :param num_words: keep this many of the most frequent words, in the file's order; all by default.
+    :param directory: folder of the files, or the one above their ``bag-of-words``
+        folder.
+    :param name: name of the collection: "kos", "nips", "enron", "nytimes", "pubmed", or
+        a custom one.
+    :param num_words: keep this many of the most frequent words, in the file's order;
+        all by default.
     :param words: return the words too, from ``vocab.<name>.txt``.
-    :return: float32 array of counts, ``(documents, words)``, including documents without words; with
-        ``words``, also the list of words. ``counts > 0`` is presence.
+    :return: float32 array of counts, ``(documents, words)``, including documents
+        without words; with ``words``, also the list of words. ``counts > 0`` is
+        presence.
     :raises FileNotFoundError: if a file is missing.
-    :raises ArgumentError: for a file that is damaged or of another format, too large a ``num_words``, or an
-        array that does not fit into memory.
+    :raises ArgumentError: for a file that is damaged or of another format, too large a
+        ``num_words``, or an array that does not fit into memory.
 
     **Example**
 
@@ -290,7 +353,9 @@ def bag_of_words(
     """
     source = "from https://archive.ics.uci.edu/dataset/164/bag+of+words"
     folders = (".", "bag-of-words")
-    path = files.find("bag_of_words", directory, f"docword.{name}.txt", folders, source, ".gz")
+    path = files.find(
+        "bag_of_words", directory, f"docword.{name}.txt", folders, source, ".gz"
+    )
     with files.unpacked(path) as file:
         (documents, size), entries = _word_counts(path, file)
     columns = np.arange(size)
@@ -301,11 +366,17 @@ def bag_of_words(
     counts = _table(path, documents, columns, entries)
     if not words:
         return counts
-    path = files.find("bag_of_words", directory, f"vocab.{name}.txt", folders, source, ".gz")
+    path = files.find(
+        "bag_of_words", directory, f"vocab.{name}.txt", folders, source, ".gz"
+    )
     with files.unpacked(path) as file:
-        vocabulary = files.read_up_to(file, _LONGEST * size).decode("utf-8", "replace").split()
+        vocabulary = (
+            files.read_up_to(file, _LONGEST * size).decode("utf-8", "replace").split()
+        )
     if len(vocabulary) != size:
-        raise ArgumentError(f"{path}: must hold the {size} words of the counts, got {len(vocabulary)}")
+        raise ArgumentError(
+            f"{path}: must hold the {size} words of the counts, got {len(vocabulary)}"
+        )
     return counts, [vocabulary[i] for i in columns]
 
 
@@ -321,16 +392,25 @@ def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of an empty file
         try:
-            entries = np.loadtxt(_lines(file), np.int64, comments=None, ndmin=2).reshape(-1, 3)
+            entries = np.loadtxt(
+                _lines(file), np.int64, comments=None, ndmin=2
+            ).reshape(-1, 3)
         except ValueError as error:
             raise ArgumentError(
                 f"{path}: lines must hold a document, a word and a count ({error})"
             ) from error
-    outside = (entries < 1).any(1) | (entries[:, 0] > documents) | (entries[:, 1] > size)
+    outside = (
+        (entries < 1).any(1) | (entries[:, 0] > documents) | (entries[:, 1] > size)
+    )
     if len(entries) != total or outside.any():
-        first = f", of which line {int(outside.argmax()) + 4} is out of range" if outside.any() else ""
+        first = (
+            f", of which line {int(outside.argmax()) + 4} is out of range"
+            if outside.any()
+            else ""
+        )
         raise ArgumentError(
-            f"{path}: must hold {total} counts of documents 1 to {documents} and words 1 to {size}, got "
+            f"{path}: must hold {total} counts of documents 1 to {documents} and "
+            f"words 1 to {size}, got "
             f"{len(entries)} counts{first}"
         )
     return (documents, size), entries
@@ -342,10 +422,15 @@ def _table(path: Path, documents: int, columns: Array, entries: Array) -> Array:
         counts = np.zeros((documents, len(columns)), np.float32)
     except (MemoryError, ValueError) as error:
         raise ArgumentError(
-            f"{path}: {documents} documents of {len(columns)} words must fit into memory; keep fewer by "
+            f"{path}: {documents} documents of {len(columns)} words must fit into "
+            "memory; keep fewer by "
             "num_words=..."
         ) from error
     column = np.searchsorted(columns, entries[:, 1] - 1)
     is_selected = columns[np.minimum(column, len(columns) - 1)] == entries[:, 1] - 1
-    np.add.at(counts, (entries[is_selected, 0] - 1, column[is_selected]), entries[is_selected, 2])
+    np.add.at(
+        counts,
+        (entries[is_selected, 0] - 1, column[is_selected]),
+        entries[is_selected, 2],
+    )
     return counts

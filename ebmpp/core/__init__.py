@@ -4,9 +4,31 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from ebmpp.core.types import Blocks, Eta, Key, Keys, Natural, Numbers, Params, PerUnit, Rows, State
+from ebmpp.core.types import (
+    Blocks,
+    Eta,
+    Key,
+    Keys,
+    Natural,
+    Numbers,
+    Params,
+    PerUnit,
+    Rows,
+    State,
+)
 
-__all__ = ["Blocks", "Eta", "Key", "Keys", "Natural", "Numbers", "Params", "PerUnit", "Rows", "State"]
+__all__ = [
+    "Blocks",
+    "Eta",
+    "Key",
+    "Keys",
+    "Natural",
+    "Numbers",
+    "Params",
+    "PerUnit",
+    "Rows",
+    "State",
+]
 
 try:
     VERSION = version("ebmpp")

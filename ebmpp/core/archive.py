@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays and JSON values in one .npz file, written atomically and verified on reading.
 
-The member ``header`` holds the JSON values as bytes. Nothing is pickled, and nothing is executed on reading.
+The member ``header`` holds the JSON values as bytes. Nothing is pickled, and nothing is
+executed on reading.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,14 +46,17 @@ def digest(arrays: Mapping[str, Any]) -> str:
     return sha.hexdigest()
 
 
-def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
+def write(
+    path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.ndarray]
+) -> None:
     """Write an archive atomically: to a temporary file, synchronised to disk, then renamed.
 
-    A process killed on the way leaves ``.<name>.<letters>.tmp`` and nothing else. An OSError leaves an
-    existing file unchanged.
+    A process killed on the way leaves ``.<name>.<letters>.tmp`` and nothing else. An
+    OSError leaves an existing file unchanged.
     """
     header = {"format": kind.format, "version": kind.version, "body": body}
-    header["dtypes"] = [str(a.dtype) for a in arrays]  # numpy's format loses the dtypes of ml_dtypes
+    # numpy's format loses the dtypes of ml_dtypes
+    header["dtypes"] = [str(a.dtype) for a in arrays]
     members: dict[str, Any] = {f"array_{i}": a for i, a in enumerate(arrays)}
     encoded = np.frombuffer(json.dumps(header).encode(), np.uint8)
     path = path.resolve()  # a symbolic link stays, and its target is replaced
@@ -64,7 +68,8 @@ def write(path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.n
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # a failing disk must not hide the first error
+        # a failing disk must not hide the first error
+        with contextlib.suppress(OSError):
             partial.unlink()
         raise
 
@@ -80,9 +85,16 @@ def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.nd
             if (header["format"], header["version"]) == (kind.format, kind.version):
                 dtypes = [jnp.dtype(name) for name in header["dtypes"]]
                 arrays = [members[f"array_{i}"] for i in range(len(dtypes))]
-                viewed = [a if a.dtype == d else a.view(d) for a, d in zip(arrays, dtypes, strict=True)]
+                viewed = [
+                    a if a.dtype == d else a.view(d)
+                    for a, d in zip(arrays, dtypes, strict=True)
+                ]
                 return header["body"], viewed
             actual = f"{header['format']!r}, version {header['version']!r}"
     except Exception as error:  # zipfile, json and numpy report damage in many ways
-        raise ArchiveError(f"{name} is damaged, or not a file of {kind.writer} ({error})") from error
-    raise ArchiveError(f"{name} is a {actual}; {kind.writer} reads {kind.format!r}, version {kind.version}")
+        raise ArchiveError(
+            f"{name} is damaged, or not a file of {kind.writer} ({error})"
+        ) from error
+    raise ArchiveError(
+        f"{name} is a {actual}; {kind.writer} reads {kind.format!r}, version {kind.version}"
+    )

@@ -33,8 +33,13 @@ def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
 
     @jax.custom_jvp
     def call(*args: Any) -> _Tree:
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *args))
-        body = lambda _: (jnp.array(False), fn(*args))
+        zeros = jax.tree.map(
+            lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *args)
+        )
+
+        def body(_):
+            return (jnp.array(False), fn(*args))
+
         return lax.while_loop(lambda carry: carry[0], body, (jnp.array(True), zeros))[1]
 
     call.defjvp(lambda primals, tangents: jax.jvp(fn, primals, tangents))
@@ -43,7 +48,9 @@ def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
 
 def is_ready(tree: Any) -> bool:
     """Return True if the arrays of a tree are computed."""
-    return all(leaf.is_ready() for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array))
+    return all(
+        leaf.is_ready() for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array)
+    )
 
 
 def wait(tree: _Tree) -> _Tree:
@@ -67,15 +74,17 @@ def _leave() -> None:
 def asynchronous(fn: Callable[..., _Tree]) -> Callable[..., _Tree]:
     """Return ``fn`` as a program that a CPU runs in the background, where :func:`wait` can be interrupted.
 
-    XLA runs a program of few operations (by its estimate, in which a loop has one turn) inside the call,
-    which ignores signals. A sum of 4096 zeros exceeds its limit of about 1000.
+    XLA runs a program of few operations (by its estimate, in which a loop has one turn)
+    inside the call, which ignores signals. A sum of 4096 zeros exceeds its limit of
+    about 1000.
     """
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> _Tree:
         leaves, structure = jax.tree.flatten(fn(*args, **kwargs))
         bit = (leaves[-1].ravel()[0] > 0).astype(jnp.int32)
-        total = (jnp.arange(4096, dtype=jnp.int32) & bit).sum()  # not negative, which XLA does not know
+        # not negative, which XLA does not know
+        total = (jnp.arange(4096, dtype=jnp.int32) & bit).sum()
         leaves[-1] = jnp.where(total < 0, jnp.zeros_like(leaves[-1]), leaves[-1])
         return jax.tree.unflatten(structure, leaves)
 

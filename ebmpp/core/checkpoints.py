@@ -40,17 +40,19 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """Checkpoints of one run in a directory: ``checkpoint-000500.zip`` after 500 steps.
 
-    A lock on ``ebmpp-checkpoints.lock``, which ends with the process that holds it, keeps a second run out.
-    Files of other names are never read, written or removed. A file is written atomically, so a killed process
-    leaves no partial checkpoint; every byte is validated before it is used.
+    A lock on ``ebmpp-checkpoints.lock``, which ends with the process that holds it,
+    keeps a second run out. Files of other names are never read, written or removed. A
+    file is written atomically, so a killed process leaves no partial checkpoint; every
+    byte is validated before it is used.
 
-    A subclass names the function that writes the files, its argument for the directory, and the one for the
-    number of steps.
+    A subclass names the function that writes the files, its argument for the directory,
+    and the one for the number of steps.
 
-    :param run: identity of the run, JSON values by name; checkpoints of another run are refused.
+    :param run: identity of the run, JSON values by name; checkpoints of another run are
+        refused.
     :param resume: continue the run whose checkpoints are there.
-    :raises CheckpointError: for a directory in use, one with checkpoints without ``resume``, or one that
-        cannot be read or written.
+    :raises CheckpointError: for a directory in use, one with checkpoints without
+        ``resume``, or one that cannot be read or written.
     """
 
     kind: ClassVar[archive.Kind]
@@ -58,10 +60,19 @@ class Checkpoints:
     argument: ClassVar[str]
     total: ClassVar[str]
 
-    def __init__(self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool) -> None:
-        name = f"{self.function}: {self.argument}"
-        is_path = isinstance(directory, str | os.PathLike) and str(directory) and "\0" not in str(directory)
-        checks.require(is_path, name, "the path of a directory", directory)
+    def __init__(
+        self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool
+    ) -> None:
+        if (
+            not isinstance(directory, str | os.PathLike)
+            or not str(directory)
+            or "\0" in str(directory)
+        ):
+            raise checks.error(
+                f"{self.function}: {self.argument}",
+                "the path of a directory",
+                directory,
+            )
         self.directory = Path(directory).absolute()
         self.run = json.loads(json.dumps(run))  # as it is read from a file
         self._lock: int | None = None
@@ -72,7 +83,8 @@ class Checkpoints:
                 self._lock = self._locked()
                 if (steps := self.steps()) and not resume:
                     raise CheckpointError(
-                        f"{self.directory} has checkpoints of steps {steps}. Pass resume=True to continue "
+                        f"{self.directory} has checkpoints of steps {steps}. Pass "
+                        "resume=True to continue "
                         "from the last one, or give another directory."
                     )
                 for path in self.directory.iterdir():
@@ -87,30 +99,40 @@ class Checkpoints:
         return differences(saved, self.run)
 
     @classmethod
-    def check_length(cls, directory: str | os.PathLike[str], step: int, total: int) -> None:
+    def check_length(
+        cls, directory: str | os.PathLike[str], step: int, total: int
+    ) -> None:
         """Raise CheckpointError for a checkpoint of more steps than the run has."""
         if step > total:
             raise CheckpointError(
-                f"{directory} has {step} steps, and this run {total}. Give {cls.total} of at least as many, "
+                f"{directory} has {step} steps, and this run {total}. Give "
+                f"{cls.total} of at least as many, "
                 "or another directory."
             )
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints in the directory."""
-        return sorted(int(name[1]) for name in map(_NAME.fullmatch, os.listdir(self.directory)) if name)
+        return sorted(
+            int(name[1])
+            for name in map(_NAME.fullmatch, os.listdir(self.directory))
+            if name
+        )
 
     def close(self) -> None:
         """Release the directory."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked process may still hold the file open
+                # a forked process may still hold the file open
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
                 os.close(self._lock)
             self._lock = None
 
     def write(self, step: int, body: Mapping[str, Any], arrays: Sequence[Any]) -> None:
         """Write the state after ``step`` steps, and remove all but the newest three valid checkpoints."""
         body = {"run": self.run, "step": step, **body}
-        archive.write(self._file(step), self.kind, body, [np.asarray(a) for a in arrays])
+        archive.write(
+            self._file(step), self.kind, body, [np.asarray(a) for a in arrays]
+        )
         self._damaged.discard(step)
         before = [n for n in self.steps() if n <= step]
         valid = [n for n in before if n not in self._damaged]
@@ -123,20 +145,27 @@ class Checkpoints:
         A damaged one causes a warning, and stays until a later one is written.
 
         :param depth: stack level of the user's call, for the warning.
-        :raises CheckpointError: if all are damaged, the newest valid one is of another run, or a disk fails.
+        :raises CheckpointError: if all are damaged, the newest valid one is of another
+            run, or a disk fails.
         """
         steps = self.steps()[::-1]
         for step in steps:
-            with self.disk_errors(f"cannot be read at checkpoint {step}, and was not changed"):
+            with self.disk_errors(
+                f"cannot be read at checkpoint {step}, and was not changed"
+            ):
                 data = self._file(step).read_bytes()
             try:
                 return self._read(step, data)
             except archive.ArchiveError as error:
-                warnings.warn(f"checkpoint {step} in {self.directory} is damaged: {error}", stacklevel=depth)
+                warnings.warn(
+                    f"checkpoint {step} in {self.directory} is damaged: {error}",
+                    stacklevel=depth,
+                )
                 self._damaged.add(step)
         if steps:
             raise CheckpointError(
-                f"all checkpoints in {self.directory} (steps {steps}) are damaged. Give another directory."
+                f"all checkpoints in {self.directory} (steps {steps}) are damaged. "
+                "Give another directory."
             )
         return None
 
@@ -144,10 +173,13 @@ class Checkpoints:
         name = self._file(step).name
         body, arrays = archive.read(data, self.kind, name)
         if body["step"] != step:
-            raise archive.ArchiveError(f"{name} is of step {body['step']}: the file was renamed")
+            raise archive.ArchiveError(
+                f"{name} is of step {body['step']}: the file was renamed"
+            )
         if changed := self.differences(body["run"]):
             raise CheckpointError(
-                f"checkpoint {step} in {self.directory} is of another run: {'; '.join(changed)}. Call "
+                f"checkpoint {step} in {self.directory} is of another run: "
+                f"{'; '.join(changed)}. Call "
                 f"{self.function} as that run was called, or give another directory."
             )
         return Checkpoint(step, body, arrays)
@@ -161,21 +193,29 @@ class Checkpoints:
 
     def _locked(self) -> int:
         """Return the open file of the lock; raise CheckpointError if another run holds it."""
-        handle = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(
+            self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 holder = os.read(handle, 200).decode(errors="replace")
                 raise CheckpointError(
-                    f"{self.directory} is in use by another run ({holder or 'unknown'}). Wait until it "
+                    f"{self.directory} is in use by another run "
+                    f"({holder or 'unknown'}). Wait until it "
                     "ends, or give another directory."
                 ) from None
             except OSError as error:
-                message = f"{self.directory} is on a disk without locks ({error}): do not use it for two runs"
+                message = (
+                    f"{self.directory} is on a disk without locks ({error}): do "
+                    "not use it for two runs"
+                )
                 warnings.warn(message, stacklevel=5)
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            os.pwrite(
+                handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
+            )
         except BaseException:
             os.close(handle)
             raise
@@ -188,14 +228,20 @@ class Checkpoints:
             yield
         except OSError as error:
             raise CheckpointError(
-                f"{self.directory} {what}: {error}. Free disk space or fix the permissions, or give another "
+                f"{self.directory} {what}: {error}. Free disk space or fix the "
+                "permissions, or give another "
                 "directory."
             ) from error
 
 
 def differences(saved: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """Return in words how two identities differ; digests last, shortened."""
-    is_digest = lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64,}", value) is not None
+
+    def is_digest(value):
+        return (
+            isinstance(value, str) and re.fullmatch("[0-9a-f]{64,}", value) is not None
+        )
+
     changed = [name for name in {**saved, **run} if saved.get(name) != run.get(name)]
 
     def short(value: Any) -> str:
@@ -203,12 +249,19 @@ def differences(saved: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
         return text if len(text) <= 400 else f"{text[:400]}..."
 
     def difference(name: str) -> str:
-        there, here = saved.get(name), run.get(name)
-        if isinstance(there, dict) and isinstance(here, dict) and there.keys() == here.keys():
+        there = saved.get(name)
+        here = run.get(name)
+        if (
+            isinstance(there, dict)
+            and isinstance(here, dict)
+            and there.keys() == here.keys()
+        ):
             return f"{name}: {next(key for key in here if there[key] != here[key])!r} differs"
         return f"{name}: {short(there)} there, {short(here)} here"
 
-    return list(map(difference, sorted(changed, key=lambda name: is_digest(run.get(name)))))
+    return list(
+        map(difference, sorted(changed, key=lambda name: is_digest(run.get(name))))
+    )
 
 
 def _is_key(leaf: Any) -> bool:
@@ -224,7 +277,9 @@ def from_numbers(numbers: Any, template: Any) -> Any:
     """Invert :func:`as_numbers` for a leaf like ``template``."""
     if not _is_key(template):
         return numbers
-    return jax.random.wrap_key_data(jnp.asarray(numbers), impl=jax.random.key_impl(template))
+    return jax.random.wrap_key_data(
+        jnp.asarray(numbers), impl=jax.random.key_impl(template)
+    )
 
 
 def without_addresses(text: str) -> str:

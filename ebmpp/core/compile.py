@@ -27,14 +27,17 @@ from ebmpp.core import backend
 from ebmpp.errors import ArgumentError
 
 _Options = tuple[tuple[str, Any], ...]
-# XLA asks LLVM for vectors of 256 bits. Where a processor has 512, those took 0.86 (16x16, 200x100) and
-# 0.92 (784x500) of the time for 1000 coupled pairs, 0.62 for an Ising torus, and as long to compile.
+# XLA asks LLVM for vectors of 256 bits. Where a processor has 512, those took 0.86
+# (16x16, 200x100) and 0.92 (784x500) of the time for 1000 coupled pairs, 0.62 for an
+# Ising torus, and as long to compile.
 _WIDE = "xla_cpu_prefer_vector_width", "512"
-# XLA's older emitters compile hundreds of kernels in 0.6 to 0.75 of the time. They do not vectorise a kernel
-# that writes where it reads. The XLA of jax 0.12 does not know the option.
+# XLA's older emitters compile hundreds of kernels in 0.6 to 0.75 of the time. They do
+# not vectorise a kernel that writes where it reads. The XLA of jax 0.12 does not know
+# the option.
 _FAST = "xla_cpu_use_fusion_emitters", False
-# Other programs compile in 0.85 to 0.9 of the time at LLVM's first level, and run as fast: PCD, smc and ais
-# at 64x16 and 200x100. Those of the older emitters ran 1.1 to 1.3 times as long at the first two levels.
+# Other programs compile in 0.85 to 0.9 of the time at LLVM's first level, and run as
+# fast: PCD, smc and ais at 64x16 and 200x100. Those of the older emitters ran 1.1 to
+# 1.3 times as long at the first two levels.
 _FIRST_LEVEL = "xla_backend_optimization_level", 1
 _fast: ContextVar[bool] = ContextVar("fast", default=False)
 
@@ -46,25 +49,31 @@ def is_fast_compile() -> bool:
 
 def is_traced(inputs: Any) -> bool:
     """Return True if any leaf is a tracer, or if the call is made while a function is traced."""
-    # an operation on a constant is traced, too; `jnp.negative` takes 5 us, `jnp.zeros` 24
-    return any(isinstance(leaf, Tracer) for leaf in (jnp.negative(0.0), *jax.tree.leaves(inputs)))
+    # an operation on a constant is traced, too; `jnp.negative` takes 5 us, `jnp.zeros`
+    # 24
+    return any(
+        isinstance(leaf, Tracer)
+        for leaf in (jnp.negative(0.0), *jax.tree.leaves(inputs))
+    )
 
 
 class Compiled:
     """A function compiled for each value of its static arguments; the most recently used are kept.
 
-    ``jax.jit(..., static_argnums=...)`` keeps every program until ``jax.clear_caches()``: a small one takes
-    a megabyte and some five memory mappings, of which Linux grants a process 65530. jax takes compiler
-    options for a whole program, so none are set inside a caller's ``jax.jit``. Options that ``XLA_FLAGS``
+    ``jax.jit(..., static_argnums=...)`` keeps every program until
+    ``jax.clear_caches()``: a small one takes a megabyte and some five memory mappings,
+    of which Linux grants a process 65530. jax takes compiler options for a whole
+    program, so none are set inside a caller's ``jax.jit``. Options that ``XLA_FLAGS``
     names keep their values.
 
-    :param statics: number of leading arguments that are hashable values, not arrays, or their positions.
+    :param statics: number of leading arguments that are hashable values, not arrays, or
+        their positions.
     :param size: number of values of the static arguments whose programs are kept.
-    :param fast_compile: called once per program with the arguments; True to compile by XLA's older emitters.
-        Measure before you ask for it.
+    :param fast_compile: called once per program with the arguments; True to compile by
+        XLA's older emitters. Measure before you ask for it.
     :param key: called with the arguments; a further part of the cache key, hashable.
-    :param unbounded: True for a run that may not end soon: a call waits for its result, and Ctrl-C ends the
-        wait.
+    :param unbounded: True for a run that may not end soon: a call waits for its result,
+        and Ctrl-C ends the wait.
     """
 
     def __init__(
@@ -76,10 +85,14 @@ class Compiled:
         key: Callable[..., Hashable] | None = None,
         unbounded: bool = False,
     ) -> None:
-        self._fn, self._size, self._fast_compile, self._key = fn, size, fast_compile, key
+        self._fn = fn
+        self._size = size
+        self._fast_compile = fast_compile
+        self._key = key
         self._unbounded = unbounded
         self._statics = tuple(range(statics)) if isinstance(statics, int) else statics
-        self._programs: dict[Hashable, dict[_Options | None, Any]] = {}  # the newest is the last
+        # the newest is the last
+        self._programs: dict[Hashable, dict[_Options | None, Any]] = {}
         self._lock = threading.Lock()
         update_wrapper(self, fn)
 
@@ -92,7 +105,9 @@ class Compiled:
         if is_traced((arrays, kwargs)):
             return jits[()](*arrays, **kwargs)
         if (options := jits.get(None)) is None:  # once per program
-            fast = self._fast_compile is not None and self._fast_compile(*args, **kwargs)
+            fast = self._fast_compile is not None and self._fast_compile(
+                *args, **kwargs
+            )
             options = jits[None] = _options(fast)
         is_new = options not in jits
         if is_new:
@@ -113,7 +128,11 @@ class Compiled:
         return jits[()].lower(*arrays, **kwargs)
 
     def _cache_size(self) -> int:
-        return sum(jitted._cache_size() for jits in self._programs.values() for jitted in _jits(jits))
+        return sum(
+            jitted._cache_size()
+            for jits in self._programs.values()
+            for jitted in _jits(jits)
+        )
 
     def _lookup(self, args: tuple) -> tuple[dict, list]:
         """Return the jitted functions of the static arguments, one per set of options, and the arrays."""
@@ -141,7 +160,9 @@ class Compiled:
         return bound
 
 
-def compiled(statics: int | tuple[int, ...], **options: Any) -> Callable[[FunctionType], Compiled]:
+def compiled(
+    statics: int | tuple[int, ...], **options: Any
+) -> Callable[[FunctionType], Compiled]:
     """:class:`Compiled` as a decorator.
 
     >>> @compiled(statics=1)
@@ -163,7 +184,9 @@ def _options(fast: bool) -> _Options:
         return ()
     flags = os.environ.get("XLA_FLAGS", "")
     requested = _WIDE, _FAST if fast else _FIRST_LEVEL
-    return tuple(option for option in requested if option[0] not in flags and _is_known(*option))
+    return tuple(
+        option for option in requested if option[0] not in flags and _is_known(*option)
+    )
 
 
 @contextlib.contextmanager
@@ -201,8 +224,10 @@ def _warn_of_new_functions(static: Any) -> None:
         _compilations[fn.__code__] += 1
         if _compilations[fn.__code__] == 3:
             warnings.warn(
-                f"{fn.__name__} of {fn.__code__.co_filename}, line {fn.__code__.co_firstlineno}, has been "
-                "compiled three times, because each call passed a new function object. Define the function "
+                f"{fn.__name__} of {fn.__code__.co_filename}, line "
+                f"{fn.__code__.co_firstlineno}, has been "
+                "compiled three times, because each call passed a new function "
+                "object. Define the function "
                 "once, outside the loop that makes these calls.",
                 stacklevel=4,
             )
@@ -214,7 +239,11 @@ def _functions(value: Any) -> Iterator[FunctionType]:
         yield value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         # another value of a field that is not compared is no reason to compile again
-        value = [getattr(value, field.name) for field in dataclasses.fields(value) if field.compare]
+        value = [
+            getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if field.compare
+        ]
     elif isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, tuple | list):
@@ -222,19 +251,24 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             yield from _functions(item)
 
 
-def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) -> pathlib.Path:
+def enable_compilation_cache(
+    directory: str | os.PathLike[str] | None = None,
+) -> pathlib.Path:
     """Keep compiled programs on disk, so that the next process reads them instead of compiling again.
 
     This turns on `JAX's persistent compilation cache
-    <https://docs.jax.dev/en/latest/persistent_compilation_cache.html>`_. By default JAX does not store
-    programs that compile within a second; most programs of a small model are of that size, so all are stored.
-    Programs that were compiled before the call stay in memory and are not stored, so call it first.
+    <https://docs.jax.dev/en/latest/persistent_compilation_cache.html>`_. By default JAX
+    does not store programs that compile within a second; most programs of a small model
+    are of that size, so all are stored. Programs that were compiled before the call
+    stay in memory and are not stored, so call it first.
 
-    JAX runs what it finds in the directory: do not share one with users whom you do not trust.
+    JAX runs what it finds in the directory: do not share one with users whom you do not
+    trust.
 
-    :param directory: a local directory, created if it does not exist. None: the directory that JAX is
-        configured with (the environment variable ``JAX_COMPILATION_CACHE_DIR``), else
-        ``$XDG_CACHE_HOME/ebmpp/jax``, else ``~/.cache/ebmpp/jax``.
+    :param directory: a local directory, created if it does not exist. None: the
+        directory that JAX is configured with (the environment variable
+        ``JAX_COMPILATION_CACHE_DIR``), else ``$XDG_CACHE_HOME/ebmpp/jax``, else
+        ``~/.cache/ebmpp/jax``.
     :return: the directory.
     :raises ArgumentError: for a directory that cannot be created or written.
 
@@ -255,13 +289,15 @@ def enable_compilation_cache(directory: str | os.PathLike[str] | None = None) ->
             pass
     except (OSError, TypeError) as error:
         raise ArgumentError(
-            f"enable_compilation_cache: directory must be a writable path, got {directory!r} ({error}). Give "
+            "enable_compilation_cache: directory must be a writable path, got "
+            f"{directory!r} ({error}). Give "
             "another one, or set JAX_COMPILATION_CACHE_DIR."
         ) from error
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # JAX opens its cache at the first program that it compiles, and would ignore a later directory.
+    # JAX opens its cache at the first program that it compiles, and would ignore a
+    # later directory.
     compilation_cache.reset_cache()
     return path

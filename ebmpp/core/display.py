@@ -27,14 +27,20 @@ class Measured(NamedTuple):
 
     def __str__(self) -> str:
         """Show two digits of the error, and the value to the same precision."""
-        value, error = float(self.value), float(self.error)
-        if not (math.isfinite(value) and math.isfinite(error)) or error <= 1e-9 * abs(value):
+        value = float(self.value)
+        error = float(self.error)
+        if not (math.isfinite(value) and math.isfinite(error)) or error <= 1e-9 * abs(
+            value
+        ):
             return f"{value:.7g} +- {error:.2g}"
         power = math.floor(math.log10(max(abs(value), error)))
         power = power if not -6 < power < 9 else 0
-        value, error = value / 10.0**power, error / 10.0**power
+        value = value / 10.0**power
+        error = error / 10.0**power
         places = 1 - int(f"{error:.1e}".partition("e")[2])
-        text = " +- ".join(f"{round(a, places):.{max(places, 0)}f}" for a in (value, error))
+        text = " +- ".join(
+            f"{round(a, places):.{max(places, 0)}f}" for a in (value, error)
+        )
         return f"({text})e{power}" if power else text
 
 
@@ -54,13 +60,21 @@ class Grid(NamedTuple):
         return pd.DataFrame(self.rows, columns=list(self.head))
 
     def __str__(self) -> str:
-        word = lambda cell: f"{cell:.4g}" if isinstance(cell, float | np.floating) else str(cell)
+        def word(cell):
+            return f"{cell:.4g}" if isinstance(cell, float | np.floating) else str(cell)
+
         lines = [list(self.head)] if any(self.head) else []
         lines += [list(map(word, row)) for row in self.rows[:_MAX_ROWS]]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        is_text = [i == 0 or any(isinstance(row[i], str) for row in self.rows) for i in range(len(self.head))]
+        is_text = [
+            i == 0 or any(isinstance(row[i], str) for row in self.rows)
+            for i in range(len(self.head))
+        ]
         align = [str.ljust if left else str.rjust for left in is_text]
-        columns = lambda line: (f(w, n) for f, w, n in zip(align, line, widths, strict=True))
+
+        def columns(line):
+            return (f(w, n) for f, w, n in zip(align, line, widths, strict=True))
+
         text = ["  ".join(columns(line)).rstrip() for line in lines]
         more = len(self.rows) - _MAX_ROWS
         return "\n".join([*text, f"... and {more} more rows"] if more > 0 else text)

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products in full float32.
 
-Recent GPUs multiply float32 matrices in TF32 by default, with 10 bits of mantissa, and so would sample
-another model than the one whose params are reported. Every product derived from an energy is therefore traced
-at precision "highest", which also holds under autodiff, a user's ``jit`` and NumPyro's loops. A user can
-choose less by ``jax.default_matmul_precision("tensorfloat32")`` around a call, or by the option of that name.
+Recent GPUs multiply float32 matrices in TF32 by default, with 10 bits of mantissa, and
+so would sample another model than the one whose params are reported. Every product
+derived from an energy is therefore traced at precision "highest", which also holds
+under autodiff, a user's ``jit`` and NumPyro's loops. A user can choose less by
+``jax.default_matmul_precision("tensorfloat32")`` around a call, or by the option of
+that name.
 """
 
 from collections.abc import Callable

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random words: Threefry-2x32 written so that XLA fuses it.
 
-Why not :mod:`jax.random`: inside a coupled sweep its uniforms made the whole step 1.4 to 1.5 times
-slower, because the default generator hashes once a word and keeps half of what it computes. The
-function below is the same hash (the tests compare its words with jax's own) and keeps both halves.
+Why not :mod:`jax.random`: inside a coupled sweep its uniforms made the whole step 1.4
+to 1.5 times slower, because the default generator hashes once a word and keeps half of
+what it computes. The function below is the same hash (the tests compare its words with
+jax's own) and keeps both halves.
 
-A *key pair* is a ``uint32`` array whose last axis holds the two words of a Threefry key; any leading
-axes are rows, and a row's words depend on its own key pair and on nothing else. That is what makes
-results independent of batching, slots and devices.
+A *key pair* is a ``uint32`` array whose last axis holds the two words of a Threefry
+key; any leading axes are rows, and a row's words depend on its own key pair and on
+nothing else. That is what makes results independent of batching, slots and devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,34 +41,64 @@ Counter = Integer[ArrayLike, "*#rows"]
 
 
 def threefry(
-    key_pair: UInt32[Numbers, "*#words 2"], x0: UInt32[Array, "*#words"], x1: UInt32[Array, "*#words"]
+    key_pair: UInt32[Numbers, "*#words 2"],
+    x0: UInt32[Array, "*#words"],
+    x1: UInt32[Array, "*#words"],
 ) -> tuple[Word, Word]:
     """Hash the counter ``(x0, x1)`` with twenty rounds of Threefry-2x32.
 
     Salmon, Moraes, Dror, Shaw (2011), *Parallel random numbers: as easy as 1, 2, 3*.
     """
-    first, second = key_pair[..., 0], key_pair[..., 1]
+    first = key_pair[..., 0]
+    second = key_pair[..., 1]
     schedule = (first, second, first ^ second ^ jnp.uint32(_PARITY))
-    # In lax's own operations, of one shape: jax.numpy's take 2.4 times as long to trace, and there are 120.
+    # In lax's own operations, of one shape: jax.numpy's take 2.4 times as long to
+    # trace, and there are 120.
     shape = jnp.broadcast_shapes(first.shape, jnp.shape(x0), jnp.shape(x1))
     x0, x1, *schedule = (jnp.broadcast_to(a, shape) for a in (x0, x1, *schedule))
     return _rounds(_TRACED, x0, x1, schedule)
 
 
-# Operations and constants of the hash: traced, of arrays on the host, and of Python's integers, which take a
-# tenth of the time for one key.
-_TRACED = lax.add, lax.shift_left, lax.shift_right_logical, lax.bitwise_or, lax.bitwise_xor, np.uint32
-_OF_ARRAYS = np.add, np.left_shift, np.right_shift, np.bitwise_or, np.bitwise_xor, np.uint32
-_OF_INTEGERS = (lambda x, y: x + y & 2**32 - 1), (lambda x, n: x << n & 2**32 - 1), rshift, or_, xor, int
+# Operations and constants of the hash: traced, of arrays on the host, and of Python's
+# integers, which take a tenth of the time for one key.
+_TRACED = (
+    lax.add,
+    lax.shift_left,
+    lax.shift_right_logical,
+    lax.bitwise_or,
+    lax.bitwise_xor,
+    np.uint32,
+)
+_OF_ARRAYS = (
+    np.add,
+    np.left_shift,
+    np.right_shift,
+    np.bitwise_or,
+    np.bitwise_xor,
+    np.uint32,
+)
+_OF_INTEGERS = (
+    (lambda x, y: x + y & 2**32 - 1),
+    (lambda x, n: x << n & 2**32 - 1),
+    rshift,
+    or_,
+    xor,
+    int,
+)
 
 
-def _rounds(operations: Sequence[Callable], x0: Any, x1: Any, schedule: Sequence[Any]) -> tuple[Any, Any]:
+def _rounds(
+    operations: Sequence[Callable], x0: Any, x1: Any, schedule: Sequence[Any]
+) -> tuple[Any, Any]:
     add, shift_left, shift_right, either, differ, word = operations
-    x0, x1 = add(x0, schedule[0]), add(x1, schedule[1])
+    x0 = add(x0, schedule[0])
+    x1 = add(x1, schedule[1])
     for group in range(5):
         for n in _ROTATIONS[group % 2]:
             x0 = add(x0, x1)
-            x1 = differ(either(shift_left(x1, word(n)), shift_right(x1, word(32 - n))), x0)
+            x1 = differ(
+                either(shift_left(x1, word(n)), shift_right(x1, word(32 - n))), x0
+            )
         x0 = add(x0, schedule[(group + 1) % 3])
         x1 = add(add(x1, schedule[(group + 2) % 3]), word(group + 1))
     return x0, x1
@@ -78,13 +109,17 @@ def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         rng_key = jax.random.key_data(rng_key)
     key = rng_key[..., :2] if rng_key.shape[-1] > 2 else rng_key
-    for start in range(2, rng_key.shape[-1], 2):  # longer keys (rbg has four words) are hashed
+    # longer keys (rbg has four words) are hashed
+    for start in range(2, rng_key.shape[-1], 2):
         key = fold_in(key, rng_key[..., start], rng_key[..., start + 1])
-    # jax.random.split never uses this counter, so keys that a caller splits from the same key differ.
+    # jax.random.split never uses this counter, so keys that a caller splits from the
+    # same key differ.
     return fold_in(key, *_OURS)
 
 
-def fold_in(key: UInt32[Numbers, "*#rows 2"], first: Counter, second: Counter = 0) -> KeyPair:
+def fold_in(
+    key: UInt32[Numbers, "*#rows 2"], first: Counter, second: Counter = 0
+) -> KeyPair:
     """Return new key pairs for the counter ``(first, second)``, row by row; of known keys on the host.
 
     Keys in a numpy array give a numpy array.
@@ -95,27 +130,38 @@ def fold_in(key: UInt32[Numbers, "*#rows 2"], first: Counter, second: Counter = 
 
 
 def _is_small(a: Any) -> bool:
-    is_concrete = not isinstance(a, Tracer) and (not isinstance(a, Array) or a.is_fully_addressable)
+    is_concrete = not isinstance(a, Tracer) and (
+        not isinstance(a, Array) or a.is_fully_addressable
+    )
     return is_concrete and np.size(a) <= _MAX_ON_HOST
 
 
 def _folded_on_host(key: Any, first: Any, second: Any) -> Any:
     words = np.asarray(key)
-    key0, key1, *x = words[..., 0], words[..., 1], *(np.asarray(a).astype(np.uint32) for a in (first, second))
+    key0, key1, *x = (
+        words[..., 0],
+        words[..., 1],
+        *(np.asarray(a).astype(np.uint32) for a in (first, second)),
+    )
     operations = _OF_ARRAYS
     if not any(map(np.ndim, (key0, *x))):
         key0, key1, *x, operations = *map(int, (key0, key1, *x)), _OF_INTEGERS
-    pair = np.stack(_rounds(operations, *x, (key0, key1, key0 ^ key1 ^ _PARITY)), -1).astype(np.uint32)
-    return pair if isinstance(key, np.ndarray) else jax.device_put(pair)  # which takes as long as the hash
+    pair = np.stack(
+        _rounds(operations, *x, (key0, key1, key0 ^ key1 ^ _PARITY)), -1
+    ).astype(np.uint32)
+    # which takes as long as the hash
+    return pair if isinstance(key, np.ndarray) else jax.device_put(pair)
 
 
-# One program for calls from the host, in place of a hundred small ones; inlined in other programs.
+# One program for calls from the host, in place of a hundred small ones; inlined in
+# other programs.
 @partial(jax.jit, inline=True)
 def _folded(key: Array, first: Array, second: Array) -> Array:
     x0, x1 = threefry(key, first, second)
     if backend.accelerated():
         return jnp.stack([x0, x1], -1)  # one launch less per key
-    # A selection: with concatenation a chain of hashes took XLA's older emitters 20 s to compile.
+    # A selection: with concatenation a chain of hashes took XLA's older emitters 20 s
+    # to compile.
     return jnp.where(jnp.arange(2) == 0, x0[..., None], x1[..., None])
 
 
@@ -126,38 +172,47 @@ def materialize(key: UInt32[Array, "*rows 2"]) -> KeyPair:
     """
     if backend.accelerated():
         return key
-    # As in `uniform`: XLA does not repeat a division. It takes some nanoseconds per row.
-    return lax.div(key, jnp.broadcast_to(lax.optimization_barrier(np.uint32(1)), key.shape))
+    # As in `uniform`: XLA does not repeat a division. It takes some nanoseconds per
+    # row.
+    return lax.div(
+        key, jnp.broadcast_to(lax.optimization_barrier(np.uint32(1)), key.shape)
+    )
 
 
 @partial(jax.jit, static_argnums=1, inline=True)
-def words(key: UInt32[Numbers, "*rows 2"], count: int) -> UInt32[Array, "*rows {count}"]:
+def words(
+    key: UInt32[Numbers, "*rows 2"], count: int
+) -> UInt32[Array, "*rows {count}"]:
     """Return ``count`` random words per row."""
     half = jnp.uint32((count + 1) // 2)
     index = jnp.arange(count, dtype=jnp.uint32)
     second = index >= half
     counter = jnp.where(second, index - half, index)
-    # Each word computes a hash and keeps one half: concatenating halves prevented XLA on CPU from vectorising
-    # the loop (a sweep of 1000 chains took 520 us in place of 92 at 16x16, 14.2 ms in place of 12.4 at
-    # 784x500).
+    # Each word computes a hash and keeps one half: concatenating halves prevented XLA
+    # on CPU from vectorising the loop (a sweep of 1000 chains took 520 us in place of
+    # 92 at 16x16, 14.2 ms in place of 12.4 at 784x500).
     halves = threefry(key[..., None, :], counter, counter + half)
     return jnp.where(second, halves[1], halves[0])
 
 
 def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     """Return uniforms on [0, 1) in steps of 2**-24 (``jax.random.uniform`` has steps of 2**-23)."""
-    # A signed 24-bit integer converts to float in one instruction; an unsigned word does not.
-    u = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(jnp.result_type(float)) * _TO_UNIT
-    # XLA copies cheap operations into every fusion that reads them, a hash included but not a square root.
-    # On a CPU the root of a square is exact. Without it a coupled layer hashed five times in place of three.
-    # The square is behind the barrier: with a factor there, jaxlib 0.12 does not finish some compilations.
+    # A signed 24-bit integer converts to float in one instruction; an unsigned word
+    # does not.
+    u = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(
+        jnp.result_type(float)
+    ) * _TO_UNIT
+    # XLA copies cheap operations into every fusion that reads them, a hash included but
+    # not a square root. On a CPU the root of a square is exact. Without it a coupled
+    # layer hashed five times in place of three. The square is behind the barrier: with
+    # a factor there, jaxlib 0.12 does not finish some compilations.
     return u if backend.accelerated() else lax.sqrt(lax.optimization_barrier(u * u))
 
 
 def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     """Return uniforms on the open interval (0, 1): midpoints of steps of 2**-23."""
-    # One bit less than `uniform`: the last midpoint of steps of 2**-24 would round to 1, which maps to an
-    # infinite Gaussian draw.
+    # One bit less than `uniform`: the last midpoint of steps of 2**-24 would round to
+    # 1, which maps to an infinite Gaussian draw.
     odd = 2 * (jnp.asarray(words) >> jnp.uint32(9)).astype(jnp.int32) + 1
     return odd.astype(jnp.result_type(float)) * _TO_UNIT
 
@@ -167,6 +222,12 @@ def inverse_cdf(
 ) -> Int32[Array, "*units"]:
     """Draw categories by the weights of the last axis, which need not sum to 1, by inversion at uniforms."""
     cumulated = jnp.cumsum(weights, axis=-1)
-    # u < 1, so the threshold is below the total, and a category of weight 0 is never drawn.
+    # u < 1, so the threshold is below the total, and a category of weight 0 is never
+    # drawn.
     threshold = u[..., None] * cumulated[..., -1:]
-    return (cumulated <= threshold).sum(-1).clip(0, weights.shape[-1] - 1).astype(jnp.int32)
+    return (
+        (cumulated <= threshold)
+        .sum(-1)
+        .clip(0, weights.shape[-1] - 1)
+        .astype(jnp.int32)
+    )

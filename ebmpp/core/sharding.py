@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding of rows and jobs over the first axis of a mesh; everything else is replicated.
 
-The mesh is passed by jax's context (``jax.set_mesh``), which is part of the key of compiled programs. Jobs
-with keys of their own run on each device separately (:func:`shard_jobs`), with results that do not depend on
-the devices. XLA partitions products over rows (:func:`rows`). Under ``jax.distributed`` the same program runs
-on the devices of all processes.
+The mesh is passed by jax's context (``jax.set_mesh``), which is part of the key of
+compiled programs. Jobs with keys of their own run on each device separately
+(:func:`shard_jobs`), with results that do not depend on the devices. XLA partitions
+products over rows (:func:`rows`). Under ``jax.distributed`` the same program runs on
+the devices of all processes.
 """
 
 from collections.abc import Callable, Generator
@@ -26,8 +27,9 @@ from ebmpp.errors import ArgumentError, CheckpointError
 _FORWARDED = (ArgumentError, CheckpointError, OSError)
 T = TypeVar("T")
 
-#: Takes jobs (a pytree with a leading axis), shared values, the number of the first job and a mask of valid
-#: jobs (None for all). Returns values per job and sums over jobs, both pytrees.
+#: Takes jobs (a pytree with a leading axis), shared values, the number of the first job
+#: and a mask of valid jobs (None for all). Returns values per job and sums over jobs,
+#: both pytrees.
 Work = Callable[[Any, Any, Array, Array | None], tuple[Any, Any]]
 
 
@@ -40,10 +42,19 @@ def over(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
     """
     if mesh is None:
         return contextlib.nullcontext()
-    checks.instance(name, mesh, Mesh, 'a jax.sharding.Mesh, such as jax.make_mesh((8,), ("rows",)), or None')
-    is_here = any(device.process_index == jax.process_index() for device in mesh.devices.flat)
-    expected = "a mesh with an axis and a device of this process"
-    checks.require(mesh.axis_names and is_here, name, expected, mesh)
+    checks.instance(
+        name,
+        mesh,
+        Mesh,
+        'a jax.sharding.Mesh, such as jax.make_mesh((8,), ("rows",)), or None',
+    )
+    is_here = any(
+        device.process_index == jax.process_index() for device in mesh.devices.flat
+    )
+    if not mesh.axis_names or not is_here:
+        raise checks.error(
+            name, "a mesh with an axis and a device of this process", mesh
+        )
     # An explicit axis would require shardings in the types of all operations.
     types = (AxisType.Auto,) * len(mesh.axis_names)
     return jax.set_mesh(Mesh(mesh.devices, mesh.axis_names, axis_types=types))
@@ -73,7 +84,10 @@ def at_once() -> Generator[None]:
 
     Inside ``shard_map`` jax would otherwise treat them as arrays of the traced program.
     """
-    with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with (
+        jax.ensure_compile_time_eval(),
+        jax.sharding.use_abstract_mesh(AbstractMesh((), ())),
+    ):
         yield
 
 
@@ -92,8 +106,8 @@ def shard_jobs(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any
     """Run shares of the jobs on each device separately, and add up the sums at the end.
 
     :param work: traced. The values of a job depend on the job and its number only.
-    :param jobs: arrays ``(count, ...)``, or with one row for all jobs. The last job is repeated and masked if
-        devices do not divide ``count``.
+    :param jobs: arrays ``(count, ...)``, or with one row for all jobs. The last job is
+        repeated and masked if devices do not divide ``count``.
     :param shared: replicated on every device.
     :return: values of the jobs, sharded, and sums, replicated.
     """
@@ -114,8 +128,11 @@ def shard_jobs(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any
         values, sums = work(jobs, shared, first, valid)
         return values, lax.psum(sums, name)
 
-    # check_vma: loops carry zeros that are equal on all devices at first and differ later.
-    sharded = jax.shard_map(local, in_specs=(spec, P()), out_specs=(P(name), P()), check_vma=False)
+    # check_vma: loops carry zeros that are equal on all devices at first and differ
+    # later.
+    sharded = jax.shard_map(
+        local, in_specs=(spec, P()), out_specs=(P(name), P()), check_vma=False
+    )
     values, sums = sharded(arrays, shared)
     return jax.tree.map(lambda a: a[:count], values), sums
 
@@ -132,7 +149,8 @@ def place(tree: Any) -> Any:
         axes = {axis for entry in entries for axis in entry}
         if missing := sorted(axes - set(mesh.axis_names)):
             raise ArgumentError(
-                f"mesh must have the axis {missing[0]!r}, over which the array {jax.tree_util.keystr(path)} "
+                f"mesh must have the axis {missing[0]!r}, over which the array "
+                f"{jax.tree_util.keystr(path)} "
                 f"is sharded, got {mesh.axis_names}. Pass the mesh of the array, or replicate it."
             )
         return jax.device_put(a, NamedSharding(mesh, spec))
@@ -144,7 +162,9 @@ def concatenate_processes(tree: Any) -> Any:
     """Concatenate the rows of all processes, of equal size in each, to arrays sharded over the devices."""
     mesh = jax.sharding.get_mesh()
     sharding = NamedSharding(mesh, P(mesh.axis_names[0]))
-    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a)), tree)
+    return jax.tree.map(
+        lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a)), tree
+    )
 
 
 def _concrete() -> Mesh | None:
@@ -155,7 +175,9 @@ def to_host(tree: Any) -> Any:
     """Return numpy arrays; all processes must call it for arrays sharded over processes."""
 
     def to_numpy(a: Any) -> np.ndarray:
-        if isinstance(a, Array) and not (a.is_fully_addressable or a.is_fully_replicated):
+        if isinstance(a, Array) and not (
+            a.is_fully_addressable or a.is_fully_replicated
+        ):
             return np.asarray(multihost_utils.process_allgather(a, tiled=True))
         return np.asarray(a)
 
@@ -165,9 +187,14 @@ def to_host(tree: Any) -> Any:
 def settle(tree: Any) -> None:
     """Wait for the computation of arrays sharded over CPU devices, to avoid a deadlock.
 
-    XLA has one thread per core for these, and two steps in flight can block them in collective operations.
+    XLA has one thread per core for these, and two steps in flight can block them in
+    collective operations.
     """
-    if (mesh := _concrete()) is not None and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
+    if (
+        (mesh := _concrete()) is not None
+        and mesh.size > 1
+        and mesh.devices.flat[0].platform == "cpu"
+    ):
         jax.block_until_ready(tree)
 
 
@@ -203,13 +230,17 @@ def gather(tree: Any) -> Any:
 def by_first(call: Callable[[], T]) -> T | None:
     """Call a function in the first process only; return its result there, and None in the others.
 
-    An error is raised in all processes, in the others as CheckpointError unless one of :data:`_FORWARDED`.
+    An error is raised in all processes, in the others as CheckpointError unless one of
+    :data:`_FORWARDED`.
     """
-    result, error = None, None
+    result = None
+    error = None
     if is_first():
         try:
             result = call()
-        except BaseException as raised:  # SystemExit too: the others would wait for ever
+        except (
+            BaseException
+        ) as raised:  # SystemExit too: the others would wait for ever
             error = raised
     message = "" if error is None else f"{type(error).__name__}\n{error}"
     message = broadcast_bytes(message.encode()).decode()
@@ -229,5 +260,11 @@ def broadcast_bytes(data: bytes) -> bytes:
     size = multihost_utils.broadcast_one_to_all(np.int64(len(data)))
     if not size:  # an empty array cannot be sent
         return b""
-    local = np.frombuffer(data, np.uint8) if is_first() else np.zeros(int(size), np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(local)).astype(np.uint8).tobytes()
+    local = (
+        np.frombuffer(data, np.uint8) if is_first() else np.zeros(int(size), np.uint8)
+    )
+    return (
+        np.asarray(multihost_utils.broadcast_one_to_all(local))
+        .astype(np.uint8)
+        .tobytes()
+    )

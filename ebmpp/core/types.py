@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-# -- of one block; ``*units`` are any leading axes and the block's shape -----------------------------
+# -- of one block; ``*units`` are any leading axes and the block's shape --------------
 
 #: Random words of each unit.
 Words = UInt32[Array, "*units words"]
@@ -26,11 +26,12 @@ Natural = Float[Array, "*natural"]
 #: Numbers on the host or on the device.
 Numbers = np.ndarray | Array
 
-# -- of a graph --------------------------------------------------------------------------------------
+# -- of a graph -----------------------------------------------------------------------
 
 #: Params of a graph: a pytree of arrays for each factor name.
 Params = dict[str, Any]
-#: A state or data from a user: arrays, lists, data frames or Observed; without a dict for a single block.
+#: A state or data from a user: arrays, lists, data frames or Observed; without a dict
+#: for a single block.
 StateLike = Mapping[str, Any] | ArrayLike
 #: A state: an array ``(*batch, *shape)`` for each block.
 State = Mapping[str, Array]
@@ -40,7 +41,8 @@ Rows = Mapping[str, Shaped[Array, "rows ..."]]
 Chains = Mapping[str, Shaped[Array, "chains rows ..."]]
 #: Rows or one state in a dict that may be changed.
 Blocks = dict[str, Array]
-#: Sufficient statistics or their means: an array ``(*batch, *shape, *stat_shape)`` for each block.
+#: Sufficient statistics or their means: an array ``(*batch, *shape, *stat_shape)`` for
+#: each block.
 Statistics = Mapping[str, Float[Array, "..."]]
 #: Natural parameters, with the shapes of the statistics.
 Eta = dict[str, Float[Array, "..."]]

@@ -32,20 +32,31 @@ class Accumulator(Protocol):
     def init(self, target: Target, num_jobs: int) -> Any:
         """Return the empty sum."""
 
-    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
+    def add(
+        self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts
+    ) -> Any:
         """Return ``total`` plus the weighted values of states ``x``, one row per entry of ``jobs``."""
 
 
-def uses_fast_compile(graph: FactorGraph | None, moves: Iterable[Move], accumulator: Accumulator) -> bool:
+def uses_fast_compile(
+    graph: FactorGraph | None, moves: Iterable[Move], accumulator: Accumulator
+) -> bool:
     """Return True if a run is compiled by XLA's older emitters.
 
-    For layers of Bernoulli, Spin and Categorical units the first step of ``UCD`` then takes 0.6 to 0.8 of the
-    time, and later steps differ by at most 4 %. Gaussian and Poisson units ran 1.3 and 1.1 times as long, and
-    other moves were not measured. Moves of sites have no graph.
+    For layers of Bernoulli, Spin and Categorical units the first step of ``UCD`` then
+    takes 0.6 to 0.8 of the time, and later steps differ by at most 4 %. Gaussian and
+    Poisson units ran 1.3 and 1.1 times as long, and other moves were not measured.
+    Moves of sites have no graph.
     """
-    if graph is None or not accumulator.fast_compile or not all(type(move) is Layer for move in moves):
+    if (
+        graph is None
+        or not accumulator.fast_compile
+        or not all(type(move) is Layer for move in moves)
+    ):
         return False
-    return all(f.num_words == 1 and f.states() is not None for f in graph.families.values())
+    return all(
+        f.num_words == 1 and f.states() is not None for f in graph.families.values()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +70,39 @@ class EnergyGradient:
         """Return zeros like the params."""
         return jax.tree.map(jnp.zeros_like, target.params)
 
-    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
+    def add(
+        self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts
+    ) -> Any:
         """Add the gradient of sum_i w_i E(params, x_i)."""
-        return jax.tree.map(jnp.add, total, energy.weighted_gradient(target.graph, target.params, x, weights))
+        return jax.tree.map(
+            jnp.add,
+            total,
+            energy.weighted_gradient(target.graph, target.params, x, weights),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class MarginalGradient(EnergyGradient):
     """Rao-Blackwellised energy gradient: the mean over ``groups`` of blocks, each summed out in turn.
 
-    Taniguchi et al. (2023), eq. 27, where the groups are the odd and the even layers. The expectation equals
-    that of :class:`EnergyGradient`. Blocks of one group do not interact.
+    Taniguchi et al. (2023), eq. 27, where the groups are the odd and the even layers.
+    The expectation equals that of :class:`EnergyGradient`. Blocks of one group do not
+    interact.
     """
 
     groups: tuple[tuple[str, ...], ...]
     fast_compile: ClassVar[bool] = False  # a run took 1.3 times as long at 200x100
 
     @full_precision
-    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
+    def add(
+        self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts
+    ) -> Any:
         """Add the gradient of the weighted sum of energies with each group summed out."""
 
         def marginal(p: Any) -> Array:
-            terms = [energy.summed_out(target.graph, p, x, group) for group in self.groups]
+            terms = [
+                energy.summed_out(target.graph, p, x, group) for group in self.groups
+            ]
             return -(weights @ sum(terms)) / len(self.groups)
 
         return jax.tree.map(jnp.add, total, jax.grad(marginal)(target.params))
@@ -88,7 +110,8 @@ class MarginalGradient(EnergyGradient):
 
 #: Values of all pairs together above which blocks of pairs share a sum.
 _MAX_VALUES = 2**22
-BLOCKS = 128  # the standard error then has a relative error of 6 %, and a 95 % interval covers 94.8 %
+# the standard error then has a relative error of 6 %, and a 95 % interval covers 94.8 %
+BLOCKS = 128
 _WIDE = 4096  # values per state above which states are evaluated sequentially
 
 
@@ -97,7 +120,8 @@ class Function:
     """Weighted sum of ``fn(state)`` for each pair, or for each of ``rows`` blocks of pairs.
 
     :param blocks: name, shape and dtype of each block of a state.
-    :param rows: number of blocks of pairs: pair ``i`` is in row ``i % rows``. None for one row per pair.
+    :param rows: number of blocks of pairs: pair ``i`` is in row ``i % rows``. None for
+        one row per pair.
     """
 
     fn: Callable[[dict[str, Array]], Any]
@@ -116,7 +140,9 @@ class Function:
 
     def size(self) -> int:
         """Return the number of values that ``fn`` returns."""
-        return sum(math.prod(s.shape) for s in jax.tree.leaves(shapes_of(self.fn, self.blocks)))
+        return sum(
+            math.prod(s.shape) for s in jax.tree.leaves(shapes_of(self.fn, self.blocks))
+        )
 
     def in_blocks(self, num_pairs: int) -> Self:
         """Return an accumulator by blocks of pairs if one row per pair would take too much memory."""
@@ -125,32 +151,50 @@ class Function:
 
     def init(self, target: Target, num_jobs: int) -> Any:
         """Return zeros with a leading axis of pairs or of blocks of pairs."""
-        shapes, rows = shapes_of(self.fn, self.blocks), num_jobs if self.rows is None else self.rows
-        return jax.tree.map(lambda s: jnp.zeros((rows, *s.shape), jnp.result_type(float)), shapes)
+        shapes = shapes_of(self.fn, self.blocks)
+        rows = num_jobs if self.rows is None else self.rows
+        return jax.tree.map(
+            lambda s: jnp.zeros((rows, *s.shape), jnp.result_type(float)), shapes
+        )
 
-    def add(self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts) -> Any:
+    def add(
+        self, target: Target, total: Any, x: Rows, weights: PerRow, jobs: Counts
+    ) -> Any:
         """Add each weighted value to the sum of its pair or block."""
-        where, size, rows = jobs if self.rows is None else jobs % self.rows, self.size(), len(weights)
-        put = lambda total, value, w, at: total.at[at].add(_weighted(w, value))
+        where = jobs if self.rows is None else jobs % self.rows
+        size = self.size()
+        rows = len(weights)
+
+        def put(total, value, w, at):
+            return total.at[at].add(_weighted(w, value))
+
         if size >= _WIDE and not backend.accelerated():
-            # Sequentially, and for nonzero weights only: XLA fuses evaluation and addition, which takes a
-            # fifth of the time of evaluating all states and scattering them.
+            # Sequentially, and for nonzero weights only: XLA fuses evaluation and
+            # addition, which takes a fifth of the time of evaluating all states and
+            # scattering them.
             order = jnp.argsort(weights == 0, stable=True)
 
             def add_one(i: Array, total: Any) -> Any:
                 at = order[i]
                 value = self.fn({b: v[at] for b, v in x.items()})
-                return jax.tree.map(lambda t, v: put(t, v, weights[at], where[at]), total, value)
+                return jax.tree.map(
+                    lambda t, v: put(t, v, weights[at], where[at]), total, value
+                )
 
             return lax.fori_loop(0, (weights != 0).sum(), add_one, total)
         chunk = min(rows, max(1, _MAX_VALUES // max(1, size)))
 
         def add_rows(total: Any, x: Rows, weights: Array, where: Array) -> Any:
-            return jax.tree.map(lambda t, v: put(t, v, weights, where), total, jax.vmap(self.fn)(dict(x)))
+            return jax.tree.map(
+                lambda t, v: put(t, v, weights, where),
+                total,
+                jax.vmap(self.fn)(dict(x)),
+            )
 
         def add_chunk(i: Array, total: Any) -> Any:
             at = i * chunk + jnp.arange(chunk)
-            w, at = jnp.where(at < rows, weights[at], 0.0), jnp.minimum(at, rows - 1)
+            w = jnp.where(at < rows, weights[at], 0.0)
+            at = jnp.minimum(at, rows - 1)
             return add_rows(total, {b: v[at] for b, v in x.items()}, w, where[at])
 
         if chunk == rows:
@@ -162,7 +206,9 @@ class Function:
         if self.rows is None:
             return met.astype(int)
         per_device = sharding.share(len(met)) // sharding.width()
-        return np.bincount(np.arange(len(met)) % per_device % self.rows, minlength=self.rows)
+        return np.bincount(
+            np.arange(len(met)) % per_device % self.rows, minlength=self.rows
+        )
 
 
 def _weighted(weights: Array, value: Array) -> Array:
@@ -173,25 +219,37 @@ def _weighted(weights: Array, value: Array) -> Array:
 
 def blocks_of(graph: FactorGraph) -> tuple:
     """Return name, shape and dtype of each block of a state."""
-    return tuple((b, family.shape, str(family.dtype)) for b, family in graph.families.items())
+    return tuple(
+        (b, family.shape, str(family.dtype)) for b, family in graph.families.items()
+    )
 
 
 @lru_cache(maxsize=64)  # tracing took a tenth of a millisecond of each call
 def shapes_of(fn: Callable[[dict[str, Array]], Any], blocks: tuple) -> Any:
     """Return the shapes of the value of a function of a state."""
-    return jax.eval_shape(fn, {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in blocks})
+    return jax.eval_shape(
+        fn, {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in blocks}
+    )
 
 
-def check_function(name: str, fn: Callable[[dict[str, Array]], Any], blocks: tuple) -> None:
+def check_function(
+    name: str, fn: Callable[[dict[str, Array]], Any], blocks: tuple
+) -> None:
     """Check that a function of a state of these blocks can be averaged."""
     checks.function(name, fn, "a state", arguments=1)
     try:
         leaves = jax.tree.leaves(shapes_of(fn, blocks))
     except Exception as error:
-        cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else repr(error)
+        cause = (
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            if str(error)
+            else repr(error)
+        )
         raise ArgumentError(
-            f"{name} could not be traced at a state of blocks {', '.join(repr(b[0]) for b in blocks)}: "
+            f"{name} could not be traced at a state of blocks "
+            f"{', '.join(repr(b[0]) for b in blocks)}: "
             f"{cause}. "
             "It must take one state, without batch axes, and compute numbers by jax.numpy."
         ) from error
-    checks.require(leaves, f"the value of {name}", "a pytree of numbers", leaves)
+    if not leaves:
+        raise checks.error(f"the value of {name}", "a pytree of numbers", leaves)

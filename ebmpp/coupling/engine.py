@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine: many coupled pairs run to their meeting, in slots.
 
-A pair (a *job*) is a leading chain X, ahead by ``lag`` sweeps, and its follower Y. Meeting times have heavy
-tails, so a fixed number of slots is kept busy: a slot whose pair is done takes the next job inside the same
-loop, and once no jobs wait the active pairs are compacted into fewer and fewer slots. The draws of a job
-depend on its own key, time, move and trial only, so results do not depend on slots or order. A pair that
-``max_sweeps`` or a failed draw stops is flagged. The engine sums weighted values of states with integer
-weights, for the estimator :math:`H_{k:m}` (Jacob, O'Leary, Atchade 2020; Biswas, Jacob, Vanetti 2019).
+A pair (a *job*) is a leading chain X, ahead by ``lag`` sweeps, and its follower Y.
+Meeting times have heavy tails, so a fixed number of slots is kept busy: a slot whose
+pair is done takes the next job inside the same loop, and once no jobs wait the active
+pairs are compacted into fewer and fewer slots. The draws of a job depend on its own
+key, time, move and trial only, so results do not depend on slots or order. A pair that
+``max_sweeps`` or a failed draw stops is flagged. The engine sums weighted values of
+states with integer weights, for the estimator :math:`H_{k:m}` (Jacob, O'Leary, Atchade
+2020; Biswas, Jacob, Vanetti 2019).
 """
 
 import dataclasses
@@ -24,14 +26,36 @@ from ebmpp.core import backend, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.coupling.accumulators import Accumulator, uses_fast_compile
-from ebmpp.coupling.slots import Fresh, Job, Jobs, Outcome, Packed, Slots, Stage, Window, slots_for, stages
+from ebmpp.coupling.slots import (
+    Fresh,
+    Job,
+    Jobs,
+    Outcome,
+    Packed,
+    Slots,
+    Stage,
+    Window,
+    slots_for,
+    stages,
+)
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.couplings import MOST_TRIALS, Trial, where_rows
-from ebmpp.moves.move import Flags, Move, agree, compare, copied, draw_sweep, flat, note, offsets
+from ebmpp.moves.move import (
+    Flags,
+    Move,
+    agree,
+    compare,
+    copied,
+    draw_sweep,
+    flat,
+    note,
+    offsets,
+)
 from ebmpp.moves.target import Target
 
-#: Trials per sweep of ``max_sweeps`` that a draw may take, so that it stops a stalled pair as well.
+#: Trials per sweep of ``max_sweeps`` that a draw may take, so that it stops a stalled
+#: pair as well.
 _TRIALS_PER_SWEEP = 1024
 _READY = 16384  # pairs whose starts are in memory at once
 _NEVER = 2**31 - 1  # meeting time of an unmet pair
@@ -52,16 +76,21 @@ class _Count(NamedTuple):
 
     attempts: Array
     moves: Array
-    proposals: Array  # of leading chains before the lag: pairs that meet stop, so a count of theirs flatters
+    # of leading chains before the lag: pairs that meet stop, so a count of theirs
+    # flatters
+    proposals: Array
     accepted: Array
     broken: Array  # pairs
 
 
-# An accumulator of a user's function differs for each function object, hence the larger cache.
+# An accumulator of a user's function differs for each function object, hence the larger
+# cache.
 @compiled(
     statics=(1, 2, 3),
     size=64,
-    fast_compile=lambda target, moves, sums, *_, **__: uses_fast_compile(target.graph, moves, sums),
+    fast_compile=lambda target, moves, sums, *_, **__: uses_fast_compile(
+        target.graph, moves, sums
+    ),
     key=lambda target, *_, **__: target.graph,
     unbounded=True,
 )
@@ -80,7 +109,8 @@ def run_pairs(
 
     :param target: clamped values have one row for all jobs, or one row per job.
     :param num_slots: slots per device; None for the default of the device.
-    :param x: starts of the leading chains, ``(jobs, *shape)`` for each block; other blocks do not change.
+    :param x: starts of the leading chains, ``(jobs, *shape)`` for each block; other
+        blocks do not change.
     :param y: starts of the following chains; None for ``x``.
     :param key: ``(2,)``; job j draws from ``fold_in(key, j)``.
     :param job_weights: weights of the jobs in the sum, ``(jobs,)``; None for 1.
@@ -90,7 +120,9 @@ def run_pairs(
     shared = target if per_job is None else dataclasses.replace(target, fixed=Clamped())
     size = slots_for(num_jobs) if num_slots is None else num_slots
 
-    def run_share(jobs: Job, common: tuple, first: Array, valid: Which | None) -> tuple[Any, Any]:
+    def run_share(
+        jobs: Job, common: tuple, first: Array, valid: Which | None
+    ) -> tuple[Any, Any]:
         target, key, window = common
         valid = jnp.ones(len(jobs.number), bool) if valid is None else valid
         run = _Engine(target, moves, accumulator, window, jobs, valid, key).run(size)
@@ -99,10 +131,16 @@ def run_pairs(
         return (time, job_totals), (run.count, total)
 
     jobs = Job(jnp.arange(num_jobs), x, y, per_job, job_weights)
-    (time, job_totals), (sums, total) = sharding.shard_jobs(run_share, jobs, (shared, key, window), num_jobs)
+    (time, job_totals), (sums, total) = sharding.shard_jobs(
+        run_share, jobs, (shared, key, window), num_jobs
+    )
     count = _Count(*sums)
     trials = count.attempts / jnp.maximum(count.moves, 1)
-    acceptance = count.accepted / count.proposals if any(move.proposes for move in moves) else None
+    acceptance = (
+        count.accepted / count.proposals
+        if any(move.proposes for move in moves)
+        else None
+    )
     total = job_totals if accumulator.per_job else total
     return Outcome(total, sharding.everywhere(time), trials, acceptance, count.broken)
 
@@ -127,7 +165,10 @@ class _Engine:
         self.free = tuple({b: None for move in self.moves for b in move.blocks})
         self.offsets = offsets(self.target.graph, self.moves)
         self.proposes = sum(move.proposes for move in self.moves)
-        limit = jnp.minimum(self.window.max_sweeps, MOST_TRIALS // _TRIALS_PER_SWEEP) * _TRIALS_PER_SWEEP
+        limit = (
+            jnp.minimum(self.window.max_sweeps, MOST_TRIALS // _TRIALS_PER_SWEEP)
+            * _TRIALS_PER_SWEEP
+        )
         self.max_trials = jnp.where(self.window.max_sweeps > 0, limit, MOST_TRIALS)
 
     def run(self, num_slots: int) -> _Run:
@@ -138,23 +179,34 @@ class _Engine:
         size = min(num_jobs, _READY)
         parts = -(-num_jobs // size)
         shapes = jax.eval_shape(lambda: self._starts(self.jobs.slice(0, size))[0])
-        empty = Packed.empty(shapes, {b: self.target.num_parts(b) for b in shapes}, first.size)
+        empty = Packed.empty(
+            shapes, {b: self.target.num_parts(b) for b in shapes}, first.size
+        )
         zero = jnp.zeros((), jnp.int32)
         total = self.accumulator.init(self.target, num_jobs)
-        start = _Run(empty, total, jnp.full(num_jobs, _NEVER, jnp.int32), zero, jnp.zeros(5))
+        start = _Run(
+            empty, total, jnp.full(num_jobs, _NEVER, jnp.int32), zero, jnp.zeros(5)
+        )
 
         def run_part(number: Array | int, run: _Run) -> _Run:
             run, jobs = self._prepare(run, number, size)
             filled, started = run.slots.unpack().fill(jobs, zero, self.window.lag)
             run = run._replace(slots=filled.pack(), started=started)
-            return self._stage(run, first, jobs, is_last=True if parts == 1 else number == parts - 1)
+            return self._stage(
+                run, first, jobs, is_last=True if parts == 1 else number == parts - 1
+            )
 
-        run = run_part(0, start) if parts == 1 else lax.fori_loop(0, parts, run_part, start)
+        run = (
+            run_part(0, start)
+            if parts == 1
+            else lax.fori_loop(0, parts, run_part, start)
+        )
         return reduce(self._stage, rest, run)
 
     def _prepare(self, run: _Run, number: Array | int, size: int) -> tuple[_Run, Jobs]:
         """Advance the leading chains of part ``number`` of the jobs, ``size`` of them, by the lag."""
-        num_jobs, valid = len(self.keys), self.valid
+        num_jobs = len(self.keys)
+        valid = self.valid
         # The last part overlaps the part before, and jobs of both run once.
         first = 0 if size == num_jobs else jnp.minimum(number * size, num_jobs - size)
         numbers = first + jnp.arange(size)
@@ -165,46 +217,77 @@ class _Engine:
         starts = {b: jnp.stack([x[b], y[b]]) for b in x}
         same = compare(self.target, starts)
         run, met = self._load(run, starts, same, numbers, valid)
-        leaves = jax.tree.leaves(self.target.params)  # draws may agree where params are not finite
+        # draws may agree where params are not finite
+        leaves = jax.tree.leaves(self.target.params)
         met &= jnp.isfinite(sum((0 * leaf).sum() for leaf in leaves))
         done = met & (self.window.lag >= self.window.m)
-        met, done = met & valid, done | ~valid
-        queue = jnp.argsort(done, stable=True).astype(jnp.int32)  # int64 under jax_enable_x64
+        met = met & valid
+        done = done | ~valid
+        # int64 under jax_enable_x64
+        queue = jnp.argsort(done, stable=True).astype(jnp.int32)
         time = run.meeting_time.at[numbers].min(jnp.where(met, self.window.lag, _NEVER))
         jobs = Jobs(starts, same, queue, (~done).sum(dtype=jnp.int32), first)
         return run._replace(meeting_time=time), jobs
 
     def _starts(self, jobs: Job) -> tuple[Blocks, Blocks]:
         """Return the starts of both chains."""
-        target = self.target if jobs.clamped is None else dataclasses.replace(self.target, fixed=jobs.clamped)
-        draw = lambda start: start.rows(target) if isinstance(start, Fresh) else dict(start)
+        target = (
+            self.target
+            if jobs.clamped is None
+            else dataclasses.replace(self.target, fixed=jobs.clamped)
+        )
+
+        def draw(start):
+            return start.rows(target) if isinstance(start, Fresh) else dict(start)
+
         x = draw(jobs.x)
         return x, x if jobs.y is None else draw(jobs.y)
 
-    def _advance(self, run: _Run, x: Rows, numbers: Counts, valid: Which) -> tuple[Rows, _Run]:
+    def _advance(
+        self, run: _Run, x: Rows, numbers: Counts, valid: Which
+    ) -> tuple[Rows, _Run]:
         """Make ``lag`` sweeps of the leading chains, and add the states at times k to m."""
-        keys, target = self.keys[numbers], self.target.take(numbers)
+        keys = self.keys[numbers]
+        target = self.target.take(numbers)
 
         def sweep(t: Array, carry: tuple) -> tuple:
             x, total, accepted = carry
             inside = self.window.inside(t)
             weights = jnp.where(valid, inside, 0)
-            add = lambda total: self._add(total, x, weights, numbers)
+
+            def add(total):
+                return self._add(total, x, weights, numbers)
+
             total = lax.cond(inside > 0, add, lambda total: total, total)
             x, count = draw_sweep(target, x, self.moves, random.fold_in(keys, t + 1))
-            return x, total, accepted + jnp.where(valid, count, 0).sum().astype(accepted.dtype)
+            return (
+                x,
+                total,
+                accepted + jnp.where(valid, count, 0).sum().astype(accepted.dtype),
+            )
 
         zero = jnp.zeros((), jnp.float32)
-        x, total, accepted = lax.fori_loop(0, self.window.lag, sweep, (x, run.total, zero))
+        x, total, accepted = lax.fori_loop(
+            0, self.window.lag, sweep, (x, run.total, zero)
+        )
         proposals = (self.window.lag * self.proposes * valid.sum()).astype(jnp.float32)
         count = jnp.stack(_Count(zero, zero, proposals, accepted, zero))
         return x, run._replace(total=total, count=run.count + count)
 
-    def _load(self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: Which) -> tuple:
+    def _load(
+        self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: Which
+    ) -> tuple:
         """Add the states (X_lag, Y_0), and return which pairs have met there."""
         met = agree(same, self.free, len(same[self.free[0]]))
-        weights = jnp.where(valid, self._weights(jnp.broadcast_to(self.window.lag, met.shape), met), 0)
-        add = lambda total: self._add(total, flat(starts), weights.reshape(-1), jnp.tile(numbers, 2))
+        weights = jnp.where(
+            valid, self._weights(jnp.broadcast_to(self.window.lag, met.shape), met), 0
+        )
+
+        def add(total):
+            return self._add(
+                total, flat(starts), weights.reshape(-1), jnp.tile(numbers, 2)
+            )
+
         lag = self.window.lag
         is_counted = (self.window.inside(lag) != 0) | (self.window.correction(lag) != 0)
         total = lax.cond(is_counted, add, lambda total: total, run.total)
@@ -221,7 +304,13 @@ class _Engine:
             weights = weights * self.jobs.weights[numbers]
         return self.accumulator.add(self.target, total, x, weights, numbers)
 
-    def _stage(self, run: _Run, stage: Stage, jobs: Jobs | None = None, is_last: Array | bool = True) -> _Run:
+    def _stage(
+        self,
+        run: _Run,
+        stage: Stage,
+        jobs: Jobs | None = None,
+        is_last: Array | bool = True,
+    ) -> _Run:
         """Run one loop over slots.
 
         :param jobs: the jobs that idle slots take; None if all have been started.
@@ -230,7 +319,11 @@ class _Engine:
 
         def cond(run: _Run) -> Array:
             is_busy = run.slots.live() > stage.until
-            return is_busy if jobs is None else (run.started < jobs.waiting) | (is_last & is_busy)
+            return (
+                is_busy
+                if jobs is None
+                else (run.started < jobs.waiting) | (is_last & is_busy)
+            )
 
         def sweep_chunks(run: _Run) -> _Run:
             run = run._replace(slots=run.slots.compact(stage.size))
@@ -238,7 +331,8 @@ class _Engine:
             return lax.fori_loop(0, count, sweep_chunk, run)
 
         def sweep_chunk(number: Array, run: _Run) -> _Run:
-            slots, start = run.slots, number * stage.chunk
+            slots = run.slots
+            start = number * stage.chunk
             part = self._block(run._replace(slots=slots.part(start, stage.chunk)), None)
             return part._replace(slots=slots.put(start, part.slots))
 
@@ -261,22 +355,41 @@ class _Engine:
             slots, tally = self._sweep(run.slots.unpack())
             slots, met, weights, moves = self._finish(slots)
             met = jnp.where(tally.broken > 0, -1, met)  # also if it has met
-            record = slots.z, weights, jnp.stack([slots.job, slots.job]), met  # before the next job starts
+            # before the next job starts
+            record = (
+                slots.z,
+                weights,
+                jnp.stack([slots.job, slots.job]),
+                met,
+            )
             started = run.started
             if jobs is not None:
                 slots, started = slots.fill(jobs, started, self.window.lag)
-            counts = jnp.stack([n.astype(jnp.float32) for n in tally._replace(moves=moves)])
-            return run._replace(slots=slots.pack(), started=started, count=run.count + counts.sum(-1)), record
+            counts = jnp.stack(
+                [n.astype(jnp.float32) for n in tally._replace(moves=moves)]
+            )
+            return run._replace(
+                slots=slots.pack(), started=started, count=run.count + counts.sum(-1)
+            ), record
 
         if repeats == 1:
             run, (states, weights, owners, met) = sweep_once(run)
             time = run.meeting_time.at[owners[0]].min(met)
-            return run._replace(meeting_time=time), flat(states), weights.reshape(-1), owners.reshape(-1)
+            return (
+                run._replace(meeting_time=time),
+                flat(states),
+                weights.reshape(-1),
+                owners.reshape(-1),
+            )
         numbers = jnp.zeros((repeats, 2, len(run.slots.numbers[0])), jnp.int32)
-        states = {b: jnp.zeros((repeats, *v.shape), v.dtype) for b, v in run.slots.z.items()}
+        states = {
+            b: jnp.zeros((repeats, *v.shape), v.dtype) for b, v in run.slots.z.items()
+        }
         records = states, numbers, numbers, jnp.full_like(numbers[:, 0], _NEVER)
         # On an accelerator a branch on the state would synchronise with the host.
-        skip_check = backend.accelerated() or (jobs is not None and repeats <= _FEW_REPEATS)
+        skip_check = backend.accelerated() or (
+            jobs is not None and repeats <= _FEW_REPEATS
+        )
 
         def cond(carry: tuple) -> Array:
             number, run, _ = carry
@@ -286,10 +399,15 @@ class _Engine:
         def body(carry: tuple) -> tuple:
             number, run, records = carry
             run, record = sweep_once(run)
-            put = lambda rows, row: lax.dynamic_update_index_in_dim(rows, row, number, 0)
+
+            def put(rows, row):
+                return lax.dynamic_update_index_in_dim(rows, row, number, 0)
+
             return number + 1, run, jax.tree.map(put, records, record)
 
-        _, run, (states, weights, owners, met) = lax.while_loop(cond, body, (jnp.int32(0), run, records))
+        _, run, (states, weights, owners, met) = lax.while_loop(
+            cond, body, (jnp.int32(0), run, records)
+        )
         rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
         run = run._replace(meeting_time=run.meeting_time.at[owners[:, 0]].min(met))
         return run, rows, weights.reshape(-1), owners.reshape(-1)
@@ -299,37 +417,69 @@ class _Engine:
         keys = random.materialize(random.fold_in(self.keys[slots.job], slots.t + 1))
         # A copy of what the loop carries has the same bits wherever it is read.
         slots = slots._replace(z=copied(slots.z, slots.same))
-        target, tally = self.target.take(slots.job), _Count(*(jnp.zeros_like(slots.job),) * 5)
+        target = self.target.take(slots.job)
+        tally = _Count(*(jnp.zeros_like(slots.job),) * 5)
         for start, move in zip(self.offsets, self.moves, strict=False):
             prepared = move.prepare(target, slots.z)
-            step = partial(self._step, target=target, move=move, prepared=prepared, start=start, keys=keys)
+            step = partial(
+                self._step,
+                target=target,
+                move=move,
+                prepared=prepared,
+                start=start,
+                keys=keys,
+            )
             slots, tally = each_part(move.num_parts(target.graph), step, (slots, tally))
         return slots, tally
 
     def _step(
-        self, part: Any, carry: tuple, target: Target, move: Move, prepared: Any, start: int, keys: Keys
+        self,
+        part: Any,
+        carry: tuple,
+        target: Target,
+        move: Move,
+        prepared: Any,
+        start: int,
+        keys: Keys,
     ) -> tuple[Slots, _Count]:
-        (slots, tally), index = carry, start + part
+        slots, tally = carry
+        index = start + part
         at = slots.active & (slots.move == index)
         trial_keys = random.materialize(random.fold_in(keys, index, slots.trial))
         same = agree(slots.same, move.reads(target.graph), len(at))
-        trial = Trial(trial_keys, slots.trial == 0, same, part, slots.same, self.max_trials)
-        attempt = move.attempt(target, move.focus(target, prepared, slots.z, part), slots.z, trial)
-        take = at[None] & ~slots.accepted & jnp.stack([attempt.accept_x, attempt.accept_y])
+        trial = Trial(
+            trial_keys, slots.trial == 0, same, part, slots.same, self.max_trials
+        )
+        attempt = move.attempt(
+            target, move.focus(target, prepared, slots.z, part), slots.z, trial
+        )
+        take = (
+            at[None] & ~slots.accepted & jnp.stack([attempt.accept_x, attempt.accept_y])
+        )
         accepted = slots.accepted | take
         ready = at & accepted[0] & accepted[1]
         has_stalled = at & ~ready & (slots.trial + 1 >= self.max_trials)
         broken = at & (attempt.broken | has_stalled)
-        new = lambda b: where_rows(take, jnp.stack([attempt.x[b], attempt.y[b]]), slots.z[b])
+
+        def new(b):
+            return where_rows(take, jnp.stack([attempt.x[b], attempt.y[b]]), slots.z[b])
+
         z = dict(slots.z) | {b: new(b) for b in move.blocks}
         attempt = attempt._replace(accept_x=take[0], accept_y=take[1])
         same = note(target, move, slots.same, z, part, attempt, ready)
         trials = jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial))
         index = jnp.where(ready, index + 1, slots.move)
-        slots = slots._replace(z=z, same=same, move=index, trial=trials, active=slots.active & ~broken)
+        slots = slots._replace(
+            z=z, same=same, move=index, trial=trials, active=slots.active & ~broken
+        )
         slots = slots._replace(accepted=jnp.where(ready, False, accepted))
-        add = lambda count, mask: count + mask.astype(count.dtype)
-        tally = tally._replace(attempts=add(tally.attempts, at), broken=add(tally.broken, broken))
+
+        def add(count, mask):
+            return count + mask.astype(count.dtype)
+
+        tally = tally._replace(
+            attempts=add(tally.attempts, at), broken=add(tally.broken, broken)
+        )
         return slots, tally
 
     def _finish(self, slots: Slots) -> tuple[Slots, Array, Array, Array]:
@@ -341,5 +491,12 @@ class _Engine:
         is_late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
         # A pair that has met continues to m, since the window counts these states.
         done = moved & jnp.where(met, t >= self.window.m, is_late)
-        slots = slots._replace(t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done)
-        return slots, jnp.where(moved & met, t, _NEVER), weights, jnp.where(moved, self.offsets[-1], 0)
+        slots = slots._replace(
+            t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done
+        )
+        return (
+            slots,
+            jnp.where(moved & met, t, _NEVER),
+            weights,
+            jnp.where(moved, self.offsets[-1], 0),
+        )

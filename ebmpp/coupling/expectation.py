@@ -32,7 +32,15 @@ from ebmpp.moves.sweeps import check_params, free_rows, resolve_moves, with_pool
 
 Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
-Coupling = str | Sequence[str] | Move | Sequence[Move] | Callable[..., Sequence[Move]] | Tempered | None
+Coupling = (
+    str
+    | Sequence[str]
+    | Move
+    | Sequence[Move]
+    | Callable[..., Sequence[Move]]
+    | Tempered
+    | None
+)
 
 _MAX_SHOWN = 10  # values that are printed; of more values the range
 _NEVER = 2**30  # first sweep that counts in a pilot, which sums nothing
@@ -41,18 +49,33 @@ _NEVER = 2**30  # first sweep that counts in a pilot, which sums nothing
 def _describe(value: Any, error: Any) -> str:
     """Return a value and its standard error as text, or the range of many values."""
     errors = [np.asarray(e) for e in jax.tree.leaves(error)]
-    values = {jax.tree_util.keystr(p): np.asarray(v) for p, v in jax.tree_util.tree_leaves_with_path(value)}
+    values = {
+        jax.tree_util.keystr(p): np.asarray(v)
+        for p, v in jax.tree_util.tree_leaves_with_path(value)
+    }
     if not values:
         return "no value"
     if (count := sum(v.size for v in values.values())) > _MAX_SHOWN:
-        low, high = min(v.min() for v in values.values()), max(v.max() for v in values.values())
+        low = min(v.min() for v in values.values())
+        high = max(v.max() for v in values.values())
         known = np.concatenate([e[e > 0] for e in errors])
         largest = f"at most {known.max():.2g}" if len(known) else "not known"
-        return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors {largest}"
-    show = lambda a, digits: np.array2string(a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format})
-    spread = lambda e: show(e, 2) if (e > 0).any() else "not known"
+        return (
+            f"{count} numbers from {low:.4g} to {high:.4g}, standard errors {largest}"
+        )
+
+    def show(a, digits):
+        return np.array2string(
+            a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format}
+        )
+
+    def spread(e):
+        return show(e, 2) if (e > 0).any() else "not known"
+
     items = zip(values.items(), errors, strict=True)
-    return ", ".join(f"{n}{': ' * bool(n)}{show(v, 4)} +- {spread(e)}" for (n, v), e in items)
+    return ", ".join(
+        f"{n}{': ' * bool(n)}{show(v, 4)} +- {spread(e)}" for (n, v), e in items
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +86,8 @@ class UnbiasedEstimate(Shown):
     """Mean over the pairs, a pytree like the value of the function."""
     standard_error: Any
     """Standard error of ``value`` over independent pairs; nan if only one pair met. It is 0 where all pairs
-    agree: exact for values that clamped or observed units determine, otherwise not known, and printed so."""
+    agree: exact for values that clamped or observed units determine, otherwise not
+    known, and printed so."""
     meeting_time: Float[np.ndarray, "pairs"]
     """First t at which X at t equals Y at t - lag; inf if unmet."""
     met: Bool[np.ndarray, "pairs"]
@@ -81,8 +105,9 @@ class UnbiasedEstimate(Shown):
     longest meeting time; nan without Metropolis moves."""
     overlap: float = math.nan
     """z-score of the resemblance of starts and ends of chains: above 5 the pairs met without mixing. It is
-    nan where it was not tested: with independent starts, unmet pairs, fewer than 7 pairs, pairs with clamped
-    values of their own, equal starts, or a few pairs that are very late."""
+    nan where it was not tested: with independent starts, unmet pairs, fewer than 7
+    pairs, pairs with clamped values of their own, equal starts, or a few pairs that are
+    very late."""
 
     @property
     def late(self) -> float:
@@ -92,29 +117,56 @@ class UnbiasedEstimate(Shown):
     @property
     def late_upper(self) -> float:
         """Upper end of the one-sided 95 % Clopper-Pearson interval for P(tau > lag)."""
-        count, pairs = int((self.meeting_time > self.lag).sum()), len(self.met)
-        return 1.0 if count == pairs else float(special.betaincinv(count + 1, pairs - count, 0.95))
+        count = int((self.meeting_time > self.lag).sum())
+        pairs = len(self.met)
+        return (
+            1.0
+            if count == pairs
+            else float(special.betaincinv(count + 1, pairs - count, 0.95))
+        )
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
-        text = f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; {len(self.met)} pairs, "
+        text = (
+            f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; "
+            f"{len(self.met)} pairs, "
+        )
         text += f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, "
         overlap = "" if np.isnan(self.overlap) else f", overlap z {self.overlap:.1f}"
         return f"{text}mean meeting time {mean:.4g}{overlap})"
 
     def _card(self) -> Card:
-        times, pairs = np.sort(self.meeting_time[self.met]), len(self.met)
+        times = np.sort(self.meeting_time[self.met])
+        pairs = len(self.met)
         rows = [("value", _describe(self.value, self.standard_error)), ("pairs", pairs)]
-        rows += [("unmet", self.num_unmet), ("k, m, lag", f"{self.k}, {self.m}, {self.lag}")]
+        rows += [
+            ("unmet", self.num_unmet),
+            ("k, m, lag", f"{self.k}, {self.m}, {self.lag}"),
+        ]
         if len(times):
             summary = f"{times.mean():.4g}, {np.median(times):.4g}, {times[-1]:.4g}"
             rows += [("meeting time in sweeps: mean, median, longest", summary)]
-            rows += [("mean sweeps of both chains of a met pair", f"{self.cost[self.met].mean():.4g}")]
+            rows += [
+                (
+                    "mean sweeps of both chains of a met pair",
+                    f"{self.cost[self.met].mean():.4g}",
+                )
+            ]
         if not np.isnan(self.overlap):
-            rows += [(f"overlap of starts and ends (z, at most {THRESHOLD:g})", f"{self.overlap:.1f}")]
+            rows += [
+                (
+                    f"overlap of starts and ends (z, at most {THRESHOLD:g})",
+                    f"{self.overlap:.1f}",
+                )
+            ]
         if not np.isnan(self.acceptance):
             rows += [("acceptance of Metropolis proposals", f"{self.acceptance:.3g}")]
-            rows += [(f"P(tau > {self.lag})", f"{self.late:.3g} (at most {self.late_upper:.2g})")]
+            rows += [
+                (
+                    f"P(tau > {self.lag})",
+                    f"{self.late:.3g} (at most {self.late_upper:.2g})",
+                )
+            ]
         title = f"Unbiased estimate from {pairs} coupled pairs of chains"
         title += f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
         return Card(title, [Grid(("", ""), rows)])
@@ -142,59 +194,76 @@ def unbiased_expectation(
 ) -> UnbiasedEstimate:
     r"""Return an unbiased estimate of E[fn(state)] under the model, from coupled chains.
 
-    Each pair estimates, with :math:`w_t` the correction of lag ``lag`` until the pair meets,
+    Each pair estimates, with :math:`w_t` the correction of lag ``lag`` until the pair
+    meets,
 
     .. math::
 
         H_{k:m} = \frac{1}{m - k + 1}
             \left[\sum_{t=k}^m f(X_t) + \sum_t w_t (f(X_t) - f(Y_{t - \mathrm{lag}}))\right].
 
-    :param fn: from one state (a dict of blocks, without batch axes) to a pytree of numbers.
-    :param rng_key: a jax key. The draws of a pair depend on it and on the number of the pair only.
+    :param fn: from one state (a dict of blocks, without batch axes) to a pytree of
+        numbers.
+    :param rng_key: a jax key. The draws of a pair depend on it and on the number of the
+        pair only.
     :param num_pairs: number of independent pairs, at least 1.
-    :param k: first sweep of the average, at least 0. If k, m and lag are all None, a pilot of as many other
-        pairs chooses k = lag = the 0.95 quantile of its meeting times and m = 2 lag. Otherwise None is 1.
+    :param k: first sweep of the average, at least 0. If k, m and lag are all None, a
+        pilot of as many other pairs chooses k = lag = the 0.95 quantile of its meeting
+        times and m = 2 lag. Otherwise None is 1.
     :param m: last sweep of the average, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1 (the default).
-    :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
-        for every layer, or a sequence with one of these per layer; "mixture",
-        :func:`~ebmpp.moves.tempered`, moves, or a function that returns moves: see
-        :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis moves a warning is given if all pairs met at
-        the first coupled sweep, since then no correction was observed. "mixture" adds proposals from a
-        ``pool`` (:func:`ebmpp.moves.mixture_sweep`): pairs that accept them meet within a few sweeps,
-        however slowly the layers mix. A warning reports an acceptance below 0.01.
-    :param pool: states from which "mixture" proposes, which should resemble draws of the model: rows of data,
-        or of earlier chains, ``(rows, *shape)`` for each block. Other blocks are drawn given these, once. The
-        estimate is unbiased for any pool.
-    :param init: starting states: values of some or all blocks, ``(*shape,)`` or ``(num_pairs, *shape)``; a
-        function of a jax key that returns the dict for one pair; "local_mode" for one Gibbs sweep from a
-        local mode; or None for uniform draws. Blocks without a value are drawn given those with one.
-    :param independent_starts: draw the start of the following chain independently. Otherwise a pair may meet
-        in a mode that it does not leave: up to 200 chains are then run for twice the longest meeting time,
-        and a warning is given if they resemble their starts (``overlap`` above 5). Independent starts show
-        such modes in meeting times, and cost more.
-    :param max_sweeps: stop an unmet pair after this number of sweeps of its leading chain, more than ``lag``,
-        or when one draw takes 1024 times as many trials. None: no limit.
-    :param unmet: "raise" an error for pairs that ``max_sweeps`` or a failed draw stopped, or "drop" them with
-        a warning, because **that is biased**: pairs that meet early differ from the others. With "raise" and
-        more than 2^22 values of all pairs together, sums over 128 blocks of pairs replace the rows of single
-        pairs, and their spread gives the standard error.
-    :param num_slots: pairs that run at once on each device; affects speed and rounding only. By default 8 (up
-        to 100 pairs) or 64 on a CPU, and 4096 on an accelerator.
-    :param mesh: devices to shard the pairs over, by its first axis; params may be sharded over other axes.
-    :param clamped: values of clamped blocks, without a batch axis or one per pair, for expectations under the
-        posterior. An :class:`~ebmpp.Observed` block (without a batch axis) is clamped at its known units. A
-        block with the name of an argument is passed in a dict: ``clamped={"k": ...}``.
+    :param coupling: "maximal" (the default), "maximal_independent", "common",
+        "reflection" or "independent" for every layer, or a sequence with one of these
+        per layer; "mixture", :func:`~ebmpp.moves.tempered`, moves, or a function that
+        returns moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis
+        moves a warning is given if all pairs met at the first coupled sweep, since then
+        no correction was observed. "mixture" adds proposals from a ``pool``
+        (:func:`ebmpp.moves.mixture_sweep`): pairs that accept them meet within a few
+        sweeps, however slowly the layers mix. A warning reports an acceptance below
+        0.01.
+    :param pool: states from which "mixture" proposes, which should resemble draws of
+        the model: rows of data, or of earlier chains, ``(rows, *shape)`` for each
+        block. Other blocks are drawn given these, once. The estimate is unbiased for
+        any pool.
+    :param init: starting states: values of some or all blocks, ``(*shape,)`` or
+        ``(num_pairs, *shape)``; a function of a jax key that returns the dict for one
+        pair; "local_mode" for one Gibbs sweep from a local mode; or None for uniform
+        draws. Blocks without a value are drawn given those with one.
+    :param independent_starts: draw the start of the following chain independently.
+        Otherwise a pair may meet in a mode that it does not leave: up to 200 chains are
+        then run for twice the longest meeting time, and a warning is given if they
+        resemble their starts (``overlap`` above 5). Independent starts show such modes
+        in meeting times, and cost more.
+    :param max_sweeps: stop an unmet pair after this number of sweeps of its leading
+        chain, more than ``lag``, or when one draw takes 1024 times as many trials.
+        None: no limit.
+    :param unmet: "raise" an error for pairs that ``max_sweeps`` or a failed draw
+        stopped, or "drop" them with a warning, because **that is biased**: pairs that
+        meet early differ from the others. With "raise" and more than 2^22 values of all
+        pairs together, sums over 128 blocks of pairs replace the rows of single pairs,
+        and their spread gives the standard error.
+    :param num_slots: pairs that run at once on each device; affects speed and rounding
+        only. By default 8 (up to 100 pairs) or 64 on a CPU, and 4096 on an accelerator.
+    :param mesh: devices to shard the pairs over, by its first axis; params may be
+        sharded over other axes.
+    :param clamped: values of clamped blocks, without a batch axis or one per pair, for
+        expectations under the posterior. An :class:`~ebmpp.Observed` block (without a
+        batch axis) is clamped at its known units. A block with the name of an argument
+        is passed in a dict: ``clamped={"k": ...}``.
     :raises UnmetError: if pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for numbers out of range, a pool without a mixture move or the reverse; in ``jit``.
-    :raises IntractableError: for "mixture" and a graph whose free blocks are not two layers.
+    :raises ArgumentError: for numbers out of range, a pool without a mixture move or
+        the reverse; in ``jit``.
+    :raises IntractableError: for "mixture" and a graph whose free blocks are not two
+        layers.
     :raises StateError: for states, a pool or clamped values that do not fit the graph.
     :raises ParameterError: for params that do not fit the graph or a move.
 
     **References**
 
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*.
-    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with
+       couplings*.
+    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with
+       L-lag couplings*.
 
     **Example**
 
@@ -221,9 +290,18 @@ def unbiased_expectation(
         key = np.asarray(random.key_pair(rng_key))
         moves = resolve_moves(target.graph, coupling, target.clamped)
         check_params(target, moves)
-        target = with_pool("unbiased_expectation", target, moves, pool, random.fold_in(key, 2))
-        init_key = lambda i: rng_key if i == 1 else jax.random.fold_in(rng_key, i)
-        starts = lambda i: _starts(target, init, random.fold_in(key, 0, i), num_pairs, init_key(i))
+        target = with_pool(
+            "unbiased_expectation", target, moves, pool, random.fold_in(key, 2)
+        )
+
+        def init_key(i):
+            return rng_key if i == 1 else jax.random.fold_in(rng_key, i)
+
+        def starts(i):
+            return _starts(
+                target, init, random.fold_in(key, 0, i), num_pairs, init_key(i)
+            )
+
         sums = Function(fn, blocks_of(target.graph))
         check_function("unbiased_expectation: fn", fn, sums.blocks)
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
@@ -233,20 +311,31 @@ def unbiased_expectation(
             return target, moves, sums, num_slots, *chains, random.fold_in(key, 1, i)
 
         if k is None and m is None and lag is None:
-            pilot = run_pairs(*inputs(3), window._replace(k=_NEVER))  # of the same shapes and program
+            # of the same shapes and program
+            pilot = run_pairs(*inputs(3), window._replace(k=_NEVER))
             window = window.after(np.asarray(pilot.meeting_time))
         estimate = estimate_pairs(unmet, window, *inputs(1))
     if target.pool is not None and estimate.acceptance < MIN_ACCEPTANCE:
-        warnings.warn(low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2)
-    if target.pool is None and estimate.acceptance < 1 and not (estimate.meeting_time > estimate.lag).any():
+        warnings.warn(
+            low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2
+        )
+    if (
+        target.pool is None
+        and estimate.acceptance < 1
+        and not (estimate.meeting_time > estimate.lag).any()
+    ):
         warnings.warn(
             f"all {num_pairs} pairs met at the first coupled sweep, at an acceptance of "
-            f"{estimate.acceptance:.2g}, so no correction was observed (P(tau > {estimate.lag}) is at most "
-            f"{estimate.late_upper:.2g}): the estimate may reflect the starts. Increase num_pairs or lag.",
+            f"{estimate.acceptance:.2g}, so no correction was observed (P(tau > "
+            f"{estimate.lag}) is at most "
+            f"{estimate.late_upper:.2g}): the estimate may reflect the starts. "
+            "Increase num_pairs or lag.",
             stacklevel=2,
         )
     elif estimate.overlap > THRESHOLD:
-        warnings.warn(warning_of("unbiased_expectation", estimate.overlap), stacklevel=2)
+        warnings.warn(
+            warning_of("unbiased_expectation", estimate.overlap), stacklevel=2
+        )
     return estimate
 
 
@@ -257,25 +346,44 @@ MIN_ACCEPTANCE = 0.01
 def low_acceptance(who: str, acceptance: float) -> str:
     """Return the warning for an acceptance below :data:`MIN_ACCEPTANCE`."""
     return (
-        f"{who}: only {acceptance:.2g} of the proposals from the pool were accepted, so the pool costs "
-        "time and hardly helps pairs to meet; the estimate is unbiased. Pass a pool of more states, of "
+        f"{who}: only {acceptance:.2g} of the proposals from the pool were accepted, "
+        "so the pool costs "
+        "time and hardly helps pairs to meet; the estimate is unbiased. Pass a pool "
+        "of more states, of "
         "states closer to draws of the model, or coupling=None."
     )
 
 
-def _starts(target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array) -> Fresh:
+def _starts(
+    target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array
+) -> Fresh:
     """Check the starts of all pairs, to be drawn when a pair starts."""
-    values, clamped, kind = init, target.fixed, "uniform"
+    values = init
+    clamped = target.fixed
+    kind = "uniform"
     if isinstance(init, str):
-        kind = checks.choice("init", init, STARTS, also="states, a function of a key or None")
+        kind = checks.choice(
+            "init", init, STARTS, also="states, a function of a key or None"
+        )
     if callable(init):
         checks.function("init", init, "a jax key", arguments=1)
-        values = jax.vmap(init)(jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs))
-    rows, batch = free_rows("init", target, {} if init is None or isinstance(init, str) else values)
+        values = jax.vmap(init)(
+            jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs)
+        )
+    rows, batch = free_rows(
+        "init", target, {} if init is None or isinstance(init, str) else values
+    )
     per_pair = (), (num_pairs,)
-    axes_of_clamped = ((),) if clamped.keep else per_pair  # all pairs share the observed units
-    for name, axes, valid in (("init", batch, per_pair), ("clamped blocks", clamped.batch, axes_of_clamped)):
-        checks.require(axes in valid, f"leading axes of {name}", f"one of {valid}", axes, StateError)
+    # all pairs share the observed units
+    axes_of_clamped = ((),) if clamped.keep else per_pair
+    for name, axes, valid in (
+        ("init", batch, per_pair),
+        ("clamped blocks", clamped.batch, axes_of_clamped),
+    ):
+        if axes not in valid:
+            raise checks.error(
+                f"leading axes of {name}", f"one of {valid}", axes, StateError
+            )
     return Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
 
 
@@ -285,7 +393,9 @@ def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
         return 0
     message = f"{missing} of {len(met)} pairs {cause}"
     if unmet == "raise" or not met.any():
-        raise UnmetError(f'{message}. {remedy}, or pass unmet="drop" to drop them, which is biased.')
+        raise UnmetError(
+            f'{message}. {remedy}, or pass unmet="drop" to drop them, which is biased.'
+        )
     warnings.warn(f"{message} and were dropped: the estimate is biased.", stacklevel=4)
     return missing
 
@@ -293,35 +403,52 @@ def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
 def estimate_pairs(unmet: str, window: Window, *inputs: Any) -> UnbiasedEstimate:
     """Run pairs; return the mean over met pairs, its standard error, and what leading chains show.
 
-    :param inputs: arguments of :func:`~ebmpp.coupling.engine.run_pairs` before the window. The accumulator is
-        a :class:`~ebmpp.coupling.accumulators.Function`.
+    :param inputs: arguments of :func:`~ebmpp.coupling.engine.run_pairs` before the
+        window. The accumulator is a :class:`~ebmpp.coupling.accumulators.Function`.
     """
-    (target, moves, sums, _, x, y, key), outcome = inputs, run_pairs(*inputs, window)
-    tau, broken = np.asarray(outcome.meeting_time), int(outcome.broken)
+    target, moves, sums, _, x, y, key = inputs
+    outcome = run_pairs(*inputs, window)
+    tau = np.asarray(outcome.meeting_time)
+    broken = int(outcome.broken)
     failed = (
-        f" ({broken} because a draw failed: params are outside a family's domain or not finite, or two "
-        f"conditionals are equal to float32 precision, so that a draw took {MOST_TRIALS} trials or 1024 "
+        f" ({broken} because a draw failed: params are outside a family's domain or "
+        "not finite, or two "
+        "conditionals are equal to float32 precision, so that a draw took "
+        f"{MOST_TRIALS} trials or 1024 "
         "times max_sweeps)"
     )
-    met, cause = tau >= 0, "did not meet" + failed * (broken > 0)
+    met = tau >= 0
+    cause = "did not meet" + failed * (broken > 0)
     remedy = "Increase max_sweeps (None is no limit) or lag, use another coupling"
     missing = check_unmet(met, cause, remedy, unmet)
-    pairs, count = sums.pairs(met), int(met.sum())
+    pairs = sums.pairs(met)
+    count = int(met.sum())
     used = int((pairs > 0).sum())
-    others = count * (used - 1) / used if used > 1 else math.nan  # one row has no spread
-    value, spread = _average(outcome.total, pairs, window.m - window.k + 1, count, others)
+    # one row has no spread
+    others = count * (used - 1) / used if used > 1 else math.nan
+    value, spread = _average(
+        outcome.total, pairs, window.m - window.k + 1, count, others
+    )
     time = np.where(met, tau, np.inf)
     cost = np.maximum(window.m, time) + time - window.lag
-    compare, longest = y is None and not missing, int(tau.max())
-    overlap, acceptance = run_leading_chains(target, moves, x, key, longest, cost[met].sum(), compare)
+    compare = y is None and not missing
+    longest = int(tau.max())
+    overlap, acceptance = run_leading_chains(
+        target, moves, x, key, longest, cost[met].sum(), compare
+    )
     numbers = *window[:3], window.max_sweeps or None, missing, float(outcome.trials)
-    return UnbiasedEstimate(value, spread, time, met, cost, *numbers, acceptance, overlap)
+    return UnbiasedEstimate(
+        value, spread, time, met, cost, *numbers, acceptance, overlap
+    )
 
 
-def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: float) -> tuple[Any, Any]:
+def _average(
+    total: Any, pairs: np.ndarray, width: int, count: int, others: float
+) -> tuple[Any, Any]:
     """Return the mean and its standard error, computed on the host in float64.
 
-    :param total: sums over ``width`` states of ``pairs`` pairs in each row, ``count`` in all.
+    :param total: sums over ``width`` states of ``pairs`` pairs in each row, ``count``
+        in all.
     :param others: divisor of the sum of squares.
     """
     rows = np.flatnonzero(pairs)
@@ -330,8 +457,11 @@ def _average(total: Any, pairs: np.ndarray, width: int, count: int, others: floa
     def moments(leaf: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         size = pairs[rows].astype(float).reshape(-1, *(1,) * (leaf.ndim - 1))
         h = np.asarray(leaf, float)[rows] / width
-        mean, are_equal = h.sum(0) / count, np.ptp(h / size, axis=0) == 0
-        error = np.where(are_equal, 0.0, np.sqrt(((h - size * mean) ** 2).sum(0) / count / others))
+        mean = h.sum(0) / count
+        are_equal = np.ptp(h / size, axis=0) == 0
+        error = np.where(
+            are_equal, 0.0, np.sqrt(((h - size * mean) ** 2).sum(0) / count / others)
+        )
         return mean.astype(leaf.dtype), error.astype(leaf.dtype)
 
     with np.errstate(all="ignore"):  # values may be infinite

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start-end test of pairs: resemblance of the leading chains' ends to their starts.
 
-Two chains that start together may meet in the same one of many modes at once, so that short meeting times
-hide a sampler that does not mix. A pair that has met by T claims that X_T does not depend on X_0. If so, the
-end of a chain resembles its own start no more than it resembles the start of another chain.
+Two chains that start together may meet in the same one of many modes at once, so that
+short meeting times hide a sampler that does not mix. A pair that has met by T claims
+that X_T does not depend on X_0. If so, the end of a chain resembles its own start no
+more than it resembles the start of another chain.
 """
 
 from collections.abc import Mapping
@@ -24,32 +25,48 @@ from ebmpp.coupling.slots import Fresh
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.target import Target
 
-#: z-score above which pairs are reported. Sound runs gave -1.7 to 3.4, frozen chains 16 and more.
+#: z-score above which pairs are reported. Sound runs gave -1.7 to 3.4, frozen chains 16
+#: and more.
 THRESHOLD = 5.0
-_MAX_CHAINS, _LEAST_CHAINS = 200, 7  # n chains have a z-score of at most n - 1
+# n chains have a z-score of at most n - 1
+_MAX_CHAINS = 200
+_LEAST_CHAINS = 7
 _LEAST_SWEEPS = 20  # of which half measure the acceptance
 
 
 def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> float:
     """Return the z-score of the overlap of starts and ends, against ends that are permuted between chains.
 
-    The overlap of two states is the number of equal values of integer blocks, plus the inner product of
-    real blocks with each unit scaled to variance 1. Permutations of the chains turn its total into the sum of
-    a doubly centred matrix along a random permutation, whose mean and variance are known (Hoeffding 1951).
+    The overlap of two states is the number of equal values of integer blocks, plus the
+    inner product of real blocks with each unit scaled to variance 1. Permutations of
+    the chains turn its total into the sum of a doubly centred matrix along a random
+    permutation, whose mean and variance are known (Hoeffding 1951).
 
-    :return: near a standard normal if ends do not depend on starts; nan if all starts or all ends are equal.
+    :return: near a standard normal if ends do not depend on starts; nan if all starts
+        or all ends are equal.
     """
     chains = len(next(iter(first.values())))
     counts = [b for b, v in first.items() if not np.issubdtype(v.dtype, np.floating)]
-    real = lambda x: [np.zeros((chains, 0)), *(x[b].reshape(chains, -1) for b in first if b not in counts)]
+
+    def real(x):
+        return [
+            np.zeros((chains, 0)),
+            *(x[b].reshape(chains, -1) for b in first if b not in counts),
+        ]
+
     x, y = (np.concatenate(real(state), axis=1) for state in (first, last))
     # a unit that is constant becomes 0, without rounding
-    x, y = ((v - v.mean(0)) / np.maximum(v.std(0), np.finfo(float).tiny) for v in (x - x[0], y - y[0]))
+    x, y = (
+        (v - v.mean(0)) / np.maximum(v.std(0), np.finfo(float).tiny)
+        for v in (x - x[0], y - y[0])
+    )
     if counts or x.shape[1] > chains:
         total = _product(x.T, y.T) + sum(_equal(first[b], last[b]) for b in counts)
-        trace, square = np.trace(total), (total**2).sum()
+        trace = np.trace(total)
+        square = (total**2).sum()
     else:  # the same numbers from smaller matrices
-        trace, square = (x * y).sum(), (_product(x, x) * _product(y, y)).sum()
+        trace = (x * y).sum()
+        square = (_product(x, x) * _product(y, y)).sum()
     spread = math.sqrt(max(square, 0.0) / max(chains - 1, 1))
     return float(trace / spread) if spread > 1e-7 * chains else math.nan
 
@@ -65,17 +82,23 @@ def _product(x: np.ndarray, y: np.ndarray) -> Any:
 
 def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the number of equal values for each pair of chains, doubly centred."""
-    total = -x[0].size * distance.cdist(*(v.reshape(len(v), -1) for v in (x, y)), "hamming")
+    total = -x[0].size * distance.cdist(
+        *(v.reshape(len(v), -1) for v in (x, y)), "hamming"
+    )
     return total - total.mean(0) - total.mean(1, keepdims=True) + total.mean()
 
 
 def warning_of(who: str, z: float) -> str:
     """Return the warning for an overlap above :data:`THRESHOLD`."""
     return (
-        f"{who}: chains still resemble their starts after twice the longest meeting time (overlap z = "
-        f"{z:.1f}, limit {THRESHOLD:g}). Pairs that start together met in one of several modes, so meeting "
-        "times are too short and means may be wrong. Pass independent_starts=True, which shows such modes, "
-        'and a sampler that leaves them: coupling=ebmpp.moves.tempered(...) or "mixture", or a joint move.'
+        f"{who}: chains still resemble their starts after twice the longest meeting "
+        "time (overlap z = "
+        f"{z:.1f}, limit {THRESHOLD:g}). Pairs that start together met in one of "
+        "several modes, so meeting "
+        "times are too short and means may be wrong. Pass independent_starts=True, "
+        "which shows such modes, "
+        "and a sampler that leaves them: coupling=ebmpp.moves.tempered(...) or "
+        '"mixture", or a joint move.'
     )
 
 
@@ -90,36 +113,54 @@ def run_leading_chains(
 ) -> tuple[float, float]:
     """Run up to 200 leading chains for twice the longest meeting time, and compare their ends with ``x``.
 
-    They make at most ten times ``total_sweeps``, the number of all pairs. Where that is too few (a few very
-    late pairs), or pairs have clamped values of their own, nothing is compared. Chains whose moves read none
-    of the blocks that they change are independent draws, and do not run.
+    They make at most ten times ``total_sweeps``, the number of all pairs. Where that is
+    too few (a few very late pairs), or pairs have clamped values of their own, nothing
+    is compared. Chains whose moves read none of the blocks that they change are
+    independent draws, and do not run.
 
     :param x: starts of the pairs.
     :param key: of the run of the pairs: chain j draws from ``fold_in(key, j)``.
     :param compare: False to measure the acceptance only.
-    :return: z-score of :func:`overlap`, and accepted proposals over all proposals of the second half; nan
-        where it was not measured.
+    :return: z-score of :func:`overlap`, and accepted proposals over all proposals of
+        the second half; nan where it was not measured.
     """
-    num_pairs, changed = len(jax.tree.leaves(x)[0]), {b for move in moves for b in move.blocks}
-    chains, proposals = min(num_pairs, _MAX_CHAINS), sum(move.proposes for move in moves)
-    limit, num_sweeps = int(10 * total_sweeps / chains), 2 * longest
+    num_pairs = len(jax.tree.leaves(x)[0])
+    changed = {b for move in moves for b in move.blocks}
+    chains = min(num_pairs, _MAX_CHAINS)
+    proposals = sum(move.proposes for move in moves)
+    limit = int(10 * total_sweeps / chains)
+    num_sweeps = 2 * longest
     reads = {b for move in moves for b in move.reads(target.graph)}
-    compare &= chains >= _LEAST_CHAINS and target.num_rows == 1 and not reads.isdisjoint(changed)
+    compare &= (
+        chains >= _LEAST_CHAINS
+        and target.num_rows == 1
+        and not reads.isdisjoint(changed)
+    )
     compare &= num_sweeps <= limit
     if proposals:
         num_sweeps = max(_LEAST_SWEEPS, min(num_sweeps, limit))
     elif not compare:
         return math.nan, math.nan
     keys = random.fold_in(key, np.arange(chains))
-    *states, accepted = sharding.to_host(_run(target, moves, x, keys, np.uint32(num_sweeps)))
+    *states, accepted = sharding.to_host(
+        _run(target, moves, x, keys, np.uint32(num_sweeps))
+    )
     first, last = ({b: v for b, v in state.items() if b in changed} for state in states)
-    share = float(accepted) / (chains * (num_sweeps - num_sweeps // 2) * proposals) if proposals else math.nan
+    share = (
+        float(accepted) / (chains * (num_sweeps - num_sweeps // 2) * proposals)
+        if proposals
+        else math.nan
+    )
     return overlap(first, last) if compare else math.nan, share
 
 
 @compiled(statics=(1,), key=lambda target, *_: target.graph, unbounded=True)
 def _run(
-    target: Target, moves: tuple[Move, ...], x: Rows | Fresh, keys: Keys, num_sweeps: Array
+    target: Target,
+    moves: tuple[Move, ...],
+    x: Rows | Fresh,
+    keys: Keys,
+    num_sweeps: Array,
 ) -> tuple[Blocks, Blocks, Array]:
     """Return starts, ends and the number of proposals accepted in the second half, of the first chains."""
     target = target.take(np.arange(len(keys))) if target.num_rows > 1 else target
@@ -129,6 +170,10 @@ def _run(
     def sweep(t: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
         x, accepted = draw_sweep(target, carry[0], moves, random.fold_in(keys, t + 1))
         is_late = t >= num_sweeps // 2
-        return x, carry[1] + jnp.where(is_late, accepted.sum(), 0).astype(carry[1].dtype)
+        return x, carry[1] + jnp.where(is_late, accepted.sum(), 0).astype(
+            carry[1].dtype
+        )
 
-    return start, *lax.fori_loop(jnp.uint32(0), num_sweeps, sweep, (start, jnp.zeros((), jnp.float32)))
+    return start, *lax.fori_loop(
+        jnp.uint32(0), num_sweeps, sweep, (start, jnp.zeros((), jnp.float32))
+    )

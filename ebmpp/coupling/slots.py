@@ -15,7 +15,17 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import backend, checks
-from ebmpp.core.types import Blocks, Chains, Counts, Keys, PerRow, Rows, Scalar, State, Which
+from ebmpp.core.types import (
+    Blocks,
+    Chains,
+    Counts,
+    Keys,
+    PerRow,
+    Rows,
+    Scalar,
+    State,
+    Which,
+)
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Target, search
 from ebmpp.moves.couplings import where_rows
@@ -24,13 +34,15 @@ from ebmpp.moves.move import Flags
 #: Pairs that run at once on a CPU; 64 to 256 are within 10 % of each other.
 _SLOTS = 64
 _QUANTILE = 0.95  # of a pilot's meeting times
-#: Up to this number of pairs one chunk of slots runs, in one loop, which compiles in 0.65 of the time of two,
-#: and gives gradients by 100 pairs in 0.67 to 1.15 of the time with 64 slots.
+#: Up to this number of pairs one chunk of slots runs, in one loop, which compiles in
+#: 0.65 of the time of two, and gives gradients by 100 pairs in 0.67 to 1.15 of the time
+#: with 64 slots.
 _FEW_JOBS = 100
 #: Slots that the tail sweeps together on a CPU: see :func:`stages`.
 _CHUNK = 8
 # On an accelerator a sweep of fewer than about 500 rows is bound by kernel launches.
-_ACCELERATED_SLOTS, _ACCELERATED_STOP = 4096, 256
+_ACCELERATED_SLOTS = 4096
+_ACCELERATED_STOP = 256
 
 
 class Window(NamedTuple):
@@ -41,7 +53,8 @@ class Window(NamedTuple):
     lag: Any
     max_sweeps: Any
     """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. A draw may take at most
-    :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at most 1024 times this limit."""
+    :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at most 1024 times this
+    limit."""
 
     def after(self, tau: Integer[np.ndarray, "pairs"]) -> "Window":
         """Return k = lag = the 0.95 quantile of a pilot's meeting times (-1 if unmet), and m = 2 lag.
@@ -50,7 +63,9 @@ class Window(NamedTuple):
         """
         times = np.where(tau < 0, self.max_sweeps or tau.max(), tau) - self.lag
         lag = int(np.quantile(times, _QUANTILE, method="inverted_cdf"))
-        lag = min(lag, self.max_sweeps - int(times.max()) - 1) if self.max_sweeps else lag
+        lag = (
+            min(lag, self.max_sweeps - int(times.max()) - 1) if self.max_sweeps else lag
+        )
         lag = max(1, lag)
         return self._replace(k=lag, m=2 * lag, lag=lag)
 
@@ -61,17 +76,24 @@ class Window(NamedTuple):
     def correction(self, t: Array) -> Array:
         """Return the weight of f(X_t) - f(Y_{t - lag}) while the pair is unmet."""
         first = jnp.maximum(self.lag, t - self.m)
-        # Not negative where they count, so truncation equals floor division, which takes ten kernels.
-        count = lax.div(t - self.k, self.lag) - lax.div(first + self.lag - 1, self.lag) + 1
+        # Not negative where they count, so truncation equals floor division, which
+        # takes ten kernels.
+        count = (
+            lax.div(t - self.k, self.lag) - lax.div(first + self.lag - 1, self.lag) + 1
+        )
         return jnp.where(t >= self.k + self.lag, count, 0)
 
 
-def check_window(who: str, k: int | None, m: int | None, lag: int | None, max_sweeps: int | None) -> Window:
+def check_window(
+    who: str, k: int | None, m: int | None, lag: int | None, max_sweeps: int | None
+) -> Window:
     """Return a checked window; see :func:`~ebmpp.unbiased_expectation`. None is 1 for k and for lag."""
     k = 1 if k is None else checks.count(f"{who}: k", k, least=0)
     m = k if m is None else checks.count(f"{who}: m", m, least=k)
     lag = 1 if lag is None else checks.count(f"{who}: lag", lag)
-    return Window(k, m, lag, checks.optional_count(f"{who}: max_sweeps", max_sweeps, lag + 1) or 0)
+    return Window(
+        k, m, lag, checks.optional_count(f"{who}: max_sweeps", max_sweeps, lag + 1) or 0
+    )
 
 
 class Outcome(NamedTuple):
@@ -80,13 +102,18 @@ class Outcome(NamedTuple):
     total: Any  # sum of the accumulator, to be divided by `m - k + 1`
     meeting_time: Integer[Array, "jobs"]
     """First t with X_t = Y_{t - lag}; -1 if unmet, or if a draw before m failed."""
-    trials: Scalar  # mean number of coupled trials per move, trials of residuals included
-    acceptance: Scalar | None  # of the leading chains' first `lag` sweeps; None without Metropolis moves
+    trials: (
+        Scalar  # mean number of coupled trials per move, trials of residuals included
+    )
+    # of the leading chains' first `lag` sweeps; None without Metropolis moves
+    acceptance: Scalar | None
     broken: Scalar | int = 0
     """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.couplings.Attempt`."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["keys", "init"], meta_fields=["kind"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["keys", "init"], meta_fields=["kind"]
+)
 @dataclasses.dataclass(frozen=True)
 class Fresh:
     """Starting states to be drawn by :func:`ebmpp.moves.search.start` when needed, to save memory.
@@ -119,7 +146,10 @@ class Job(NamedTuple):
     def slice(self, first: Array | int, size: int) -> "Job":
         """Return ``size`` jobs from ``first`` on; arrays of one row are shared by all jobs."""
         num_jobs = len(self.number)
-        cut = lambda a: lax.dynamic_slice_in_dim(a, first, size) if len(a) == num_jobs else a
+
+        def cut(a):
+            return lax.dynamic_slice_in_dim(a, first, size) if len(a) == num_jobs else a
+
         return self if size == num_jobs else jax.tree.map(cut, self)
 
 
@@ -148,7 +178,9 @@ class Slots(NamedTuple):
     def pack(self) -> "Packed":
         """Return the same in fewer arrays, for a loop to carry."""
         numbers = (self.job, self.t, self.move, self.trial, *self.accepted, self.active)
-        return Packed(self.z, self.same, jnp.stack([n.astype(jnp.int32) for n in numbers]))
+        return Packed(
+            self.z, self.same, jnp.stack([n.astype(jnp.int32) for n in numbers])
+        )
 
     def fill(self, jobs: Jobs, started: Array, lag: Array) -> tuple["Slots", Array]:
         """Start the next jobs in idle slots at time ``lag``; return slots and number started so far."""
@@ -159,13 +191,25 @@ class Slots(NamedTuple):
 
         def load(slots: Slots) -> Slots:
             place = jobs.queue[jnp.where(take, position, 0)]
-            z, same = {}, {}
+            z = {}
+            same = {}
             for b, start in jobs.starts.items():
                 z[b] = where_rows(take[None], start[:, place], slots.z[b])
                 same[b] = jnp.where(take[:, None], jobs.same[b][place], slots.same[b])
-            job, t = jnp.where(take, jobs.first + place, slots.job), jnp.where(take, lag, slots.t)
-            move, trial = jnp.where(take, 0, slots.move), jnp.where(take, 0, slots.trial)
-            return Slots(z, same, job, t, move, trial, slots.accepted & ~take[None], slots.active | take)
+            job = jnp.where(take, jobs.first + place, slots.job)
+            t = jnp.where(take, lag, slots.t)
+            move = jnp.where(take, 0, slots.move)
+            trial = jnp.where(take, 0, slots.trial)
+            return Slots(
+                z,
+                same,
+                job,
+                t,
+                move,
+                trial,
+                slots.accepted & ~take[None],
+                slots.active | take,
+            )
 
         if backend.accelerated():
             return load(self), begun  # where a branch synchronises with the host
@@ -180,16 +224,34 @@ class Packed(NamedTuple):
     numbers: Int32[Array, "7 rows"]
 
     @classmethod
-    def empty(cls, rows: Mapping[str, jax.ShapeDtypeStruct], parts: Mapping[str, int], size: int) -> "Packed":
+    def empty(
+        cls,
+        rows: Mapping[str, jax.ShapeDtypeStruct],
+        parts: Mapping[str, int],
+        size: int,
+    ) -> "Packed":
         """Return ``size`` idle slots for states like ``rows`` and ``parts`` flags per block."""
         z = {b: jnp.zeros((2, size, *v.shape[1:]), v.dtype) for b, v in rows.items()}
-        return cls(z, {b: jnp.zeros((size, parts[b]), bool) for b in rows}, jnp.zeros((7, size), jnp.int32))
+        return cls(
+            z,
+            {b: jnp.zeros((size, parts[b]), bool) for b in rows},
+            jnp.zeros((7, size), jnp.int32),
+        )
 
     def unpack(self) -> Slots:
         """Return the slots."""
         job, t, move, trial, *flags = self.numbers
         accepted_x, accepted_y, active = (n > 0 for n in flags)
-        return Slots(self.z, self.same, job, t, move, trial, jnp.stack([accepted_x, accepted_y]), active)
+        return Slots(
+            self.z,
+            self.same,
+            job,
+            t,
+            move,
+            trial,
+            jnp.stack([accepted_x, accepted_y]),
+            active,
+        )
 
     def live(self) -> Array:
         """Return the number of active slots."""
@@ -206,12 +268,16 @@ class Packed(NamedTuple):
 
     def put(self, start: Array, part: "Packed") -> "Packed":
         """Replace the slots from ``start`` on."""
-        return self._map(lambda axis, a, b: lax.dynamic_update_slice_in_dim(a, b, start, axis), part)
+        return self._map(
+            lambda axis, a, b: lax.dynamic_update_slice_in_dim(a, b, start, axis), part
+        )
 
     def _map(self, change: Callable[..., Array], *others: "Packed") -> "Packed":
         """Return ``change(axis of the slots, array, ...)`` of all arrays."""
         trees = zip((1, 0, 1), self, *others, strict=True)
-        return Packed(*(jax.tree.map(partial(change, axis), *arrays) for axis, *arrays in trees))
+        return Packed(
+            *(jax.tree.map(partial(change, axis), *arrays) for axis, *arrays in trees)
+        )
 
 
 def slots_for(num_jobs: int) -> int:
@@ -225,22 +291,27 @@ class Stage(NamedTuple):
     """A loop over slots that runs while more than ``until`` of them are active."""
 
     size: int
-    chunk: int  # slots swept together; if fewer than `size`, chunks without active slots are skipped
+    # slots swept together; if fewer than `size`, chunks without active slots are
+    # skipped
+    chunk: int
     until: int
 
 
 def stages(size: int) -> list[Stage]:
     """Return the consecutive loops over ever fewer slots; only the first starts new pairs.
 
-    On a CPU each loop takes more than a second to compile, so there are two: all slots together, and, once
-    half of them are idle, the active ones in chunks. On an accelerator a nested loop would synchronise with
-    the host, so each loop has a quarter of the slots of the one before.
+    On a CPU each loop takes more than a second to compile, so there are two: all slots
+    together, and, once half of them are idle, the active ones in chunks. On an
+    accelerator a nested loop would synchronise with the host, so each loop has a
+    quarter of the slots of the one before.
     """
     if backend.accelerated():
         sizes = [size]
         while sizes[-1] >= 4 * _ACCELERATED_STOP:
             sizes.append(sizes[-1] // 4)
-        return [Stage(n, n, until) for n, until in zip(sizes, (*sizes[1:], 0), strict=True)]
+        return [
+            Stage(n, n, until) for n, until in zip(sizes, (*sizes[1:], 0), strict=True)
+        ]
     if size <= _CHUNK:
         return [Stage(size, size, 0)]
     half = -(-size // (2 * _CHUNK)) * _CHUNK

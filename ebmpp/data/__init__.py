@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data for examples: exact patterns, real digits, and encodings by bits.
 
-Functions return NumPy arrays with one row per observation. Readers of other public data sets are in
-:mod:`ebmpp.contrib.readers`.
+Functions return NumPy arrays with one row per observation. Readers of other public data
+sets are in :mod:`ebmpp.contrib.readers`.
 """
 
 from ebmpp.data.binarization import binarize, decode_bits, encode_bits

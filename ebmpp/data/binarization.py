@@ -16,17 +16,21 @@ _MAX_BITS = 16
 
 
 def binarize(
-    x: ArrayLike, method: str = "threshold", threshold: float = 0.5, rng_key: jax.Array | None = None
+    x: ArrayLike,
+    method: str = "threshold",
+    threshold: float = 0.5,
+    rng_key: jax.Array | None = None,
 ) -> Array:
     """Turn intensities into {0, 1}.
 
     :param x: finite numbers of any shape; probabilities in [0, 1] for "bernoulli".
-    :param method: "threshold", 1 where ``x`` exceeds ``threshold``; or "bernoulli", 1 with probability ``x``,
-        independently.
+    :param method: "threshold", 1 where ``x`` exceeds ``threshold``; or "bernoulli", 1
+        with probability ``x``, independently.
     :param threshold: for "threshold", on the scale of ``x``.
     :param rng_key: a jax key, for "bernoulli".
     :return: float32 array of the shape of ``x``.
-    :raises ArgumentError: for an unknown method, a missing key, or an invalid number, with its first index.
+    :raises ArgumentError: for an unknown method, a missing key, or an invalid number,
+        with its first index.
 
     **Example**
 
@@ -37,7 +41,10 @@ def binarize(
     array([0., 1.], dtype=float32)
     """
     x = np.asarray(checks.numbers("binarize: x", x))
-    if checks.choice("binarize: method", method, ("threshold", "bernoulli")) == "threshold":
+    if (
+        checks.choice("binarize: method", method, ("threshold", "bernoulli"))
+        == "threshold"
+    ):
         threshold = checks.number("binarize: threshold", threshold)
         _check_all("binarize: x", x, np.isfinite(x), "finite")
         return (x > threshold).astype(np.float32)
@@ -49,13 +56,15 @@ def binarize(
 def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
     """Return the binary digits of ``round((2^num_bits - 1) x)``, the highest first.
 
-    8 bits encode grey images of one byte per pixel without loss (Taniguchi et al. 2023, section 3.4).
+    8 bits encode grey images of one byte per pixel without loss (Taniguchi et al. 2023,
+    section 3.4).
 
     :param x: intensities of any shape in [0, 1]; divide byte images by 255.
     :param num_bits: from 1 to 16.
     :param spin: digits -1 and 1 instead of 0 and 1.
     :return: float32 of shape ``(*x.shape, num_bits)``.
-    :raises ArgumentError: for another number of bits, or a number outside [0, 1], with its first index.
+    :raises ArgumentError: for another number of bits, or a number outside [0, 1], with
+        its first index.
 
     **Example**
 
@@ -74,7 +83,8 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
 def decode_bits(bits: ArrayLike, spin: bool = False) -> Array:
     """Invert :func:`encode_bits`.
 
-    :param bits: shape ``(..., num_bits)``. Means of digits are accepted, and give the mean intensity.
+    :param bits: shape ``(..., num_bits)``. Means of digits are accepted, and give the
+        mean intensity.
     :param spin: digits are -1 and 1 instead of 0 and 1.
     :return: float32 of shape ``(...)``, in [0, 1].
     :raises ArgumentError: for digits out of range, or too many of them.
@@ -87,7 +97,12 @@ def decode_bits(bits: ArrayLike, spin: bool = False) -> Array:
     bits = np.atleast_1d(np.asarray(checks.numbers("decode_bits: bits", bits), float))
     checks.count("decode_bits: last axis of bits", bits.shape[-1], most=_MAX_BITS)
     low = -1 if spin else 0
-    _check_all("decode_bits: bits", bits, (bits >= low) & (bits <= 1), f"in [{low}, 1] with spin={spin}")
+    _check_all(
+        "decode_bits: bits",
+        bits,
+        (bits >= low) & (bits <= 1),
+        f"in [{low}, 1] with spin={spin}",
+    )
     places = 2.0 ** np.arange(bits.shape[-1] - 1, -1, -1)
     return ((bits - low) / (1 - low) @ places / places.sum()).astype(np.float32)
 
@@ -96,5 +111,6 @@ def _check_all(name: str, x: Array, is_valid: Array, expected: str) -> None:
     if not is_valid.all():
         where = tuple(int(i) for i in np.argwhere(~is_valid)[0])
         raise ArgumentError(
-            f"{name} must be {expected}, got {x[where]} at index {where} and {(~is_valid).sum()} such numbers"
+            f"{name} must be {expected}, got {x[where]} at index {where} and "
+            f"{(~is_valid).sum()} such numbers"
         )

@@ -25,7 +25,8 @@ Folder = str | os.PathLike[str] | None
 
 DATA_DIR_VARIABLE = "EBMPP_DATA_DIR"
 
-#: by a file's first bytes: its format, the function that opens it, and the errors of damaged data
+#: by a file's first bytes: its format, the function that opens it, and the errors of
+#: damaged data
 _PACKED = {
     b"\x1f\x8b": ("gzip", gzip.open, (EOFError, gzip.BadGzipFile, zlib.error)),
     b"BZh": ("bzip2", bz2.open, (EOFError, OSError)),
@@ -33,12 +34,19 @@ _PACKED = {
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MAX_DIMS = 64  # of a NumPy array
 _CHUNK = 1 << 20
-# Bytes per packed byte, beyond the first ones: photographs, text and digits take 1 to 10.
-_MOST_PER_BYTE, _ALWAYS = 100, 1 << 26
+# Bytes per packed byte, beyond the first ones: photographs, text and digits take 1 to
+# 10.
+_MOST_PER_BYTE = 100
+_ALWAYS = 1 << 26
 
 
 def find(
-    reader: str, directory: Folder, name: str, folders: Sequence[str], source: str, packed: str = ""
+    reader: str,
+    directory: Folder,
+    name: str,
+    folders: Sequence[str],
+    source: str,
+    packed: str = "",
 ) -> Path:
     """Return the path of a file of a data set, packed or not.
 
@@ -57,7 +65,8 @@ def find(
                 return path
     searched = " or ".join(map(str, places)) or "no directory"
     raise FileNotFoundError(
-        f"{reader}: {name}{f'[{packed}]' if packed else ''} must be in the folder given by directory=... or "
+        f"{reader}: {name}{f'[{packed}]' if packed else ''} must be in the folder "
+        "given by directory=... or "
         f"by the environment variable {DATA_DIR_VARIABLE}, got {searched}. ({source})"
     )
 
@@ -66,7 +75,8 @@ def find(
 def unpacked(path: Path) -> Generator[BinaryIO]:
     """Open a file, decompressing gzip and bzip2 recognised by its first bytes.
 
-    :raises ArgumentError: from inside, for damaged compressed data, or far more than such data sets hold.
+    :raises ArgumentError: from inside, for damaged compressed data, or far more than
+        such data sets hold.
     """
     with open(path, "rb") as raw:
         first = raw.read(max(map(len, _PACKED)))
@@ -80,14 +90,18 @@ def unpacked(path: Path) -> Generator[BinaryIO]:
             with open_packed(raw) as file:
                 yield io.BufferedReader(_Limited(cast(BinaryIO, file), path))
         except damaged as error:
-            raise ArgumentError(f"{path}: damaged {kind} ({error}); fetch the file again") from error
+            raise ArgumentError(
+                f"{path}: damaged {kind} ({error}); fetch the file again"
+            ) from error
 
 
 class _Limited(io.RawIOBase):
     """Unpacked bytes, as many as a packed file of this size may plausibly hold."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.file, self.path, self.most = file, path, max(_ALWAYS, _MOST_PER_BYTE * path.stat().st_size)
+        self.file = file
+        self.path = path
+        self.most = max(_ALWAYS, _MOST_PER_BYTE * path.stat().st_size)
 
     def readable(self) -> bool:
         return True
@@ -95,8 +109,14 @@ class _Limited(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self.file.read(len(buffer))
         buffer[: len(data)] = data
-        hint, size = "Unpack it to a file.", self.file.tell()
-        checks.require(size <= self.most, f"{self.path}", f"at most {self.most} bytes", size, hint=hint)
+        size = self.file.tell()
+        if not size <= self.most:
+            raise checks.error(
+                f"{self.path}",
+                f"at most {self.most} bytes",
+                size,
+                hint="Unpack it to a file.",
+            )
         return len(data)
 
 
@@ -114,8 +134,8 @@ def idx(path: str | os.PathLike[str]) -> Array:
     Memory grows with the content of the file, not with the size that its header claims.
 
     :param path: the file.
-    :return: array in native byte order, with the file's shape and dtype: uint8, int8, int16, int32, float32
-        or float64.
+    :return: array in native byte order, with the file's shape and dtype: uint8, int8,
+        int16, int32, float32 or float64.
     :raises FileNotFoundError: if there is no such file.
     :raises ArgumentError: if the file is not IDX, truncated, too long, or damaged gzip.
 
@@ -135,20 +155,40 @@ def idx(path: str | os.PathLike[str]) -> Array:
 
 def _parse(path: Path, file: BinaryIO) -> Array:
     magic = read_up_to(file, 4)
-    is_idx = len(magic) == 4 and magic[:2] == b"\0\0" and magic[3] > 0 and magic[2] in _DTYPES
-    codes, value = [f"{c:02x}" for c in _DTYPES], magic.hex(" ") or "nothing"
-    expected = f"00 00, a type code of {codes} and a number of dimensions > 0"
-    checks.require(is_idx, f"{path}: first bytes of an IDX file", expected, value)
-    dtype, ndim = np.dtype(_DTYPES[magic[2]]), magic[3]
+    codes = [f"{c:02x}" for c in _DTYPES]
+    if not (
+        len(magic) == 4
+        and magic[:2] == b"\0\0"
+        and magic[3] > 0
+        and magic[2] in _DTYPES
+    ):
+        raise checks.error(
+            f"{path}: first bytes of an IDX file",
+            f"00 00, a type code of {codes} and a number of dimensions > 0",
+            magic.hex(" ") or "nothing",
+        )
+    dtype = np.dtype(_DTYPES[magic[2]])
+    ndim = magic[3]
     header = read_up_to(file, 4 * ndim)
     shape = tuple(np.frombuffer(header[: len(header) // 4 * 4], ">u4").tolist())
     # NumPy refuses too large a shape even where one of its dimensions is 0.
-    fits = ndim <= _MAX_DIMS and math.prod(d or 1 for d in shape) * dtype.itemsize <= sys.maxsize
+    fits = (
+        ndim <= _MAX_DIMS
+        and math.prod(d or 1 for d in shape) * dtype.itemsize <= sys.maxsize
+    )
     expected = math.prod(shape) * dtype.itemsize
-    # One byte more than expected shows trailing bytes, and makes gzip verify its checksum.
+    # One byte more than expected shows trailing bytes, and makes gzip verify its
+    # checksum.
     data = read_up_to(file, expected + 1)
-    is_valid = fits and len(header) == 4 * ndim and len(data) == expected
-    size = f"more than {expected}" if len(data) > expected else len(data)
-    text = f"{expected} bytes of {ndim} dimensions {shape[:6]} of {dtype.name}"
-    checks.require(is_valid, str(path), text, size, hint="The file is truncated or damaged.")
-    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    if not fits or len(header) != 4 * ndim or len(data) != expected:
+        raise checks.error(
+            str(path),
+            f"{expected} bytes of {ndim} dimensions {shape[:6]} of {dtype.name}",
+            f"more than {expected}" if len(data) > expected else len(data),
+            hint="The file is truncated or damaged.",
+        )
+    return (
+        np.frombuffer(data, dtype)
+        .reshape(shape)
+        .astype(dtype.newbyteorder("="), copy=False)
+    )

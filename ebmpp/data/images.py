@@ -23,8 +23,8 @@ def digits(labels: bool = False) -> Array | Labelled:
     """Return the 1797 handwritten digits of 8x8 pixels that come with scikit-learn.
 
     :param labels: return the digit of each image too.
-    :return: float32 array of shape ``(1797, 64)`` in [0, 1]; with ``labels``, also an int32 array of shape
-        ``(1797,)`` with values 0 to 9.
+    :return: float32 array of shape ``(1797, 64)`` in [0, 1]; with ``labels``, also an
+        int32 array of shape ``(1797,)`` with values 0 to 9.
 
     **Example**
 
@@ -41,21 +41,27 @@ def digits(labels: bool = False) -> Array | Labelled:
 
 
 @overload
-def mnist(directory: Folder = None, split: str = "train", labels: Literal[False] = ...) -> Array: ...
+def mnist(
+    directory: Folder = None, split: str = "train", labels: Literal[False] = ...
+) -> Array: ...
 @overload
-def mnist(directory: Folder = None, split: str = "train", *, labels: Literal[True]) -> Labelled: ...
-def mnist(directory: Folder = None, split: str = "train", labels: bool = False) -> Array | Labelled:
+def mnist(
+    directory: Folder = None, split: str = "train", *, labels: Literal[True]
+) -> Labelled: ...
+def mnist(
+    directory: Folder = None, split: str = "train", labels: bool = False
+) -> Array | Labelled:
     """Read MNIST, or a data set of the same format; nothing is downloaded.
 
-    The files are ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and their ``t10k`` pair, gzipped
-    (``.gz``) or not.
+    The files are ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and their
+    ``t10k`` pair, gzipped (``.gz``) or not.
 
-    :param directory: folder of the files, or the one above their ``mnist`` folder; by default the environment
-        variable ``EBMPP_DATA_DIR``.
+    :param directory: folder of the files, or the one above their ``mnist`` folder; by
+        default the environment variable ``EBMPP_DATA_DIR``.
     :param split: "train" or "test".
     :param labels: return the digit of each image too.
-    :return: float32 array of shape ``(N, 784)`` in [0, 1] (N is 60000 or 10000); with ``labels``, also an
-        int32 array of shape ``(N,)``.
+    :return: float32 array of shape ``(N, 784)`` in [0, 1] (N is 60000 or 10000); with
+        ``labels``, also an int32 array of shape ``(N,)``.
     :raises FileNotFoundError: if a file is missing.
     :raises ArgumentError: for an unknown ``split``, or a file of other content.
 
@@ -74,14 +80,21 @@ def mnist(directory: Folder = None, split: str = "train", labels: bool = False) 
 
 
 @overload
-def fashion_mnist(directory: Folder = None, split: str = "train", labels: Literal[False] = ...) -> Array: ...
+def fashion_mnist(
+    directory: Folder = None, split: str = "train", labels: Literal[False] = ...
+) -> Array: ...
 @overload
-def fashion_mnist(directory: Folder = None, split: str = "train", *, labels: Literal[True]) -> Labelled: ...
-def fashion_mnist(directory: Folder = None, split: str = "train", labels: bool = False) -> Array | Labelled:
+def fashion_mnist(
+    directory: Folder = None, split: str = "train", *, labels: Literal[True]
+) -> Labelled: ...
+def fashion_mnist(
+    directory: Folder = None, split: str = "train", labels: bool = False
+) -> Array | Labelled:
     """Read Fashion-MNIST, ten classes of clothes, in files named as for :func:`mnist`.
 
-    :param directory: the folder above their ``fashion-mnist`` folder, or the folder of the files. By default
-        ``$EBMPP_DATA_DIR/fashion-mnist``: files in ``EBMPP_DATA_DIR`` itself are MNIST's.
+    :param directory: the folder above their ``fashion-mnist`` folder, or the folder of
+        the files. By default ``$EBMPP_DATA_DIR/fashion-mnist``: files in
+        ``EBMPP_DATA_DIR`` itself are MNIST's.
     :param split: "train" or "test".
     :param labels: return the class of each image too.
     :return: see :func:`mnist`.
@@ -94,27 +107,48 @@ def fashion_mnist(directory: Folder = None, split: str = "train", labels: bool =
 
 
 def _images(
-    reader: str, directory: Folder, folders: tuple[str, ...], source: str, split: str, labels: bool
+    reader: str,
+    directory: Folder,
+    folders: tuple[str, ...],
+    source: str,
+    split: str,
+    labels: bool,
 ) -> Array | Labelled:
     """Return images of 28x28 bytes as floats, and a label per image."""
     prefix = _PREFIX[checks.choice(f"{reader}: split", split, _PREFIX)]
-    path = files.find(reader, directory, f"{prefix}-images-idx3-ubyte", folders, source, ".gz")
+    path = files.find(
+        reader, directory, f"{prefix}-images-idx3-ubyte", folders, source, ".gz"
+    )
     images = _bytes(path, (None, _SIDE, _SIDE))
     pixels = images.reshape(len(images), _SIDE**2).astype(np.float32) / 255
     if not labels:
         return pixels
-    path = files.find(reader, directory, f"{prefix}-labels-idx1-ubyte", folders, source, ".gz")
+    path = files.find(
+        reader, directory, f"{prefix}-labels-idx1-ubyte", folders, source, ".gz"
+    )
     classes = _bytes(path, (len(images),)).astype(np.int32)
-    is_valid, expected = bool((classes < _CLASSES).all()), f"labels from 0 to {_CLASSES - 1}"
-    checks.require(is_valid, str(path), expected, classes, hint="ebmpp.data.idx reads other files.")
+    if not bool((classes < _CLASSES).all()):
+        raise checks.error(
+            str(path),
+            f"labels from 0 to {_CLASSES - 1}",
+            classes,
+            hint="ebmpp.data.idx reads other files.",
+        )
     return pixels, classes
 
 
 def _bytes(path: files.Path, shape: tuple[int | None, ...]) -> Array:
     """Return an IDX array of bytes whose shape is known but for None."""
     array = idx(path)
-    fits = array.ndim == len(shape) and all(e in (None, n) for n, e in zip(array.shape, shape, strict=True))
-    expected, hint = str(shape).replace("None", "N"), "ebmpp.data.idx reads other files."
-    is_valid = fits and array.dtype == np.uint8
-    checks.require(is_valid, str(path), f"uint8 of shape {expected}", array, hint=hint)
+    fits = array.ndim == len(shape) and all(
+        e in (None, n) for n, e in zip(array.shape, shape, strict=True)
+    )
+    expected = str(shape).replace("None", "N")
+    if not fits or array.dtype != np.uint8:
+        raise checks.error(
+            str(path),
+            f"uint8 of shape {expected}",
+            array,
+            hint="ebmpp.data.idx reads other files.",
+        )
     return array

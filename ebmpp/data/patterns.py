@@ -13,11 +13,12 @@ _MAX_SIDE = 20  # two million images of 400 pixels
 def bars_and_stripes(n: int) -> Array:
     """Return all images of ``n`` by ``n`` pixels made of whole columns (bars) or of whole rows (stripes).
 
-    The blank and the full image are both bars and stripes, and are kept twice, as in the literature.
+    The blank and the full image are both bars and stripes, and are kept twice, as in
+    the literature.
 
     :param n: side of the image in pixels, from 1 to 20.
-    :return: float32 array of shape ``(2 ** (n + 1), n * n)`` with values in {0, 1}: bars, then stripes, each
-        in binary order of the pattern.
+    :return: float32 array of shape ``(2 ** (n + 1), n * n)`` with values in {0, 1}:
+        bars, then stripes, each in binary order of the pattern.
     :raises ArgumentError: for another ``n``.
 
     **Example**
@@ -35,7 +36,8 @@ def bars_and_stripes(n: int) -> Array:
     """
     n = checks.count("bars_and_stripes: n", n, most=_MAX_SIDE)
     patterns = (np.arange(2**n)[:, None] >> np.arange(n)[::-1]) & 1
-    bars, stripes = np.tile(patterns, n), np.repeat(patterns, n, axis=1)
+    bars = np.tile(patterns, n)
+    stripes = np.repeat(patterns, n, axis=1)
     return np.concatenate([bars, stripes]).astype(np.float32)
 
 
@@ -44,7 +46,8 @@ def shifting_bar(n: int, b: int) -> Array:
 
     :param n: number of pixels, at least 1.
     :param b: length of the bar, from 1 to ``n``.
-    :return: float32 array of shape ``(n, n)`` with values in {0, 1}; the bar of row i starts at pixel i.
+    :return: float32 array of shape ``(n, n)`` with values in {0, 1}; the bar of row i
+        starts at pixel i.
     :raises ArgumentError: if ``b`` is not between 1 and ``n``.
 
     **Example**
@@ -58,5 +61,6 @@ def shifting_bar(n: int, b: int) -> Array:
     """
     n = checks.count("shifting_bar: n", n)
     b = checks.count("shifting_bar: b", b, most=n)
-    first, pixel = np.arange(n)[:, None], np.arange(n)[None, :]
+    first = np.arange(n)[:, None]
+    pixel = np.arange(n)[None, :]
     return ((pixel - first) % n < b).astype(np.float32)

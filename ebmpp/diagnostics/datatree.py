@@ -29,40 +29,52 @@ from ebmpp.kernels.streaming import leaves_by_name
 from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
 from ebmpp.traced import ModelBlock
 
-_PAIR_FIELDS = ("distance", "energies")  # of coupled kernels, shown in the group "meeting"
+# of coupled kernels, shown in the group "meeting"
+_PAIR_FIELDS = (
+    "distance",
+    "energies",
+)
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 _NO_TREE = xr.DataTree()  # takes 50 us to make
 #: The statistics of a value of a long run; ``chain_means`` has one axis more.
 _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]
 
 
-def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None = None) -> xr.DataTree:
+def to_datatree(
+    result: Any, *, dims: Dims | None = None, coords: Coords | None = None
+) -> xr.DataTree:
     """Return an ArviZ DataTree of a sampling run, an unbiased estimate or a fit.
 
-    A run has the group ``posterior`` with dimensions ``chain``, ``draw``, ``row`` (if clamped values have
-    leading axes), then ``<block>_dim_0`` and so on; ``sample_stats`` if extra fields were collected; and for
-    coupled kernels ``meeting`` with ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs'
-    distances and energies (except for composites). A run of ``numpyro.infer.Gibbs``, or of a block from
-    :meth:`~ebmpp.GibbsBlock.from_model` alone, has the groups of ``arviz_base.from_numpyro``, with plates and
-    ``observed_data``. An estimate has the group ``meeting`` without paths (one ``chain`` per pair), a fit the
-    group ``history``. A long run (:class:`ebmpp.kernels.LongRun`) has ``moments`` over ``statistic``, and, if
-    draws were kept, ``posterior`` and ``sample_stats``, which are read from their file on demand.
+    A run has the group ``posterior`` with dimensions ``chain``, ``draw``, ``row`` (if
+    clamped values have leading axes), then ``<block>_dim_0`` and so on;
+    ``sample_stats`` if extra fields were collected; and for coupled kernels ``meeting``
+    with ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs' distances
+    and energies (except for composites). A run of ``numpyro.infer.Gibbs``, or of a
+    block from :meth:`~ebmpp.GibbsBlock.from_model` alone, has the groups of
+    ``arviz_base.from_numpyro``, with plates and ``observed_data``. An estimate has the
+    group ``meeting`` without paths (one ``chain`` per pair), a fit the group
+    ``history``. A long run (:class:`ebmpp.kernels.LongRun`) has ``moments`` over
+    ``statistic``, and, if draws were kept, ``posterior`` and ``sample_stats``, which
+    are read from their file on demand.
 
-    Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``accept_prob``, or of the running mean
-    ``acceptance``), ``n_steps``, ``step_size``, ``lp``. Others keep their names, without the prefix
-    ``block_states.0.`` of blocks of Gibbs. A warning names the free blocks (or sites) of an MCMC whose chains
-    stand still as wholes, see :func:`~ebmpp.diagnostics.summary`.
+    Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``accept_prob``, or of
+    the running mean ``acceptance``), ``n_steps``, ``step_size``, ``lp``. Others keep
+    their names, without the prefix ``block_states.0.`` of blocks of Gibbs. A warning
+    names the free blocks (or sites) of an MCMC whose chains stand still as wholes, see
+    :func:`~ebmpp.diagnostics.summary`.
 
-    Save the tree with ``tree.to_netcdf(path, engine="h5netcdf")``. ArviZ 1 accepts it; for ArviZ 0.x, the
-    last on Python 3.11, convert it with :func:`to_arviz`.
+    Save the tree with ``tree.to_netcdf(path, engine="h5netcdf")``. ArviZ 1 accepts it;
+    for ArviZ 0.x, the last on Python 3.11, convert it with :func:`to_arviz`.
 
-    :param result: an :class:`numpyro.infer.MCMC` of an ebmpp kernel or of ``numpyro.infer.Gibbs``, after
-        ``run``; the result of a long run; an estimate; or a fit (any object with an xarray ``history``).
-    :param dims: for a run, by block or site, names of its own axes or of all axes after ``chain`` and
-        ``draw``.
-    :param coords: names along dimensions. By default the names of units, if there are any (in
-        ``graph.labels``, the nodes of a networkx graph).
-    :raises ArgumentError: another type, an MCMC that has not run, or dims and coords that do not fit.
+    :param result: an :class:`numpyro.infer.MCMC` of an ebmpp kernel or of
+        ``numpyro.infer.Gibbs``, after ``run``; the result of a long run; an estimate;
+        or a fit (any object with an xarray ``history``).
+    :param dims: for a run, by block or site, names of its own axes or of all axes after
+        ``chain`` and ``draw``.
+    :param coords: names along dimensions. By default the names of units, if there are
+        any (in ``graph.labels``, the nodes of a networkx graph).
+    :raises ArgumentError: another type, an MCMC that has not run, or dims and coords
+        that do not fit.
 
     **Example**
 
@@ -79,32 +91,50 @@ def to_datatree(result: Any, *, dims: Dims | None = None, coords: Coords | None 
     """
     if isinstance(result, MCMC):
         with warnings.catch_warnings():
-            # many short coupled chains are intended: meeting times are estimated from them
-            warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
+            # many short coupled chains are intended: meeting times are estimated from
+            # them
+            warnings.filterwarnings(
+                "ignore", "Found chain dimension to be longer", UserWarning
+            )
             return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
     if isinstance(result, LongDraws):
         return _from_long_run(result, dict(dims or {}), dict(coords or {}))
-    groups, graph = {}, None
+    groups = {}
+    graph = None
     if isinstance(result, UnbiasedEstimate):
         times, met, lag = meeting_data(result)
         columns = {"meeting_time": times, "met": met, "cost": result.cost}
-        values = {"lag": lag, "overlap": result.overlap} | {n: ("chain", v) for n, v in columns.items()}
-        groups["meeting"] = xr.Dataset(values, {"chain": np.arange(len(met))}, naming.attributes(None))
+        values = {"lag": lag, "overlap": result.overlap} | {
+            n: ("chain", v) for n, v in columns.items()
+        }
+        groups["meeting"] = xr.Dataset(
+            values, {"chain": np.arange(len(met))}, naming.attributes(None)
+        )
     elif isinstance(getattr(result, "history", None), xr.Dataset):
-        groups["history"], graph = result.history, getattr(result, "graph", None)
-    expected = "an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit"
-    checks.require(groups and not dims and not coords, "result", expected, type(result))
-    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=naming.attributes(graph)), **groups})
+        groups["history"] = result.history
+        graph = getattr(result, "graph", None)
+    if not groups or dims or coords:
+        raise checks.error(
+            "result",
+            "an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit",
+            type(result),
+        )
+    return xr.DataTree.from_dict(
+        {"/": xr.Dataset(attrs=naming.attributes(graph)), **groups}
+    )
 
 
 def to_arviz(result: Any, **options: Any) -> Any:
     """Return the type that the installed ArviZ expects, for ``az.summary(to_arviz(mcmc))`` and plots.
 
-    This is the DataTree of :func:`to_datatree` for ArviZ 1, and an ``InferenceData`` of it for ArviZ 0.x,
-    whose functions fail on a DataTree. Groups without draws (``meeting``, ``history``) are included.
+    This is the DataTree of :func:`to_datatree` for ArviZ 1, and an ``InferenceData`` of
+    it for ArviZ 0.x, whose functions fail on a DataTree. Groups without draws
+    (``meeting``, ``history``) are included.
 
-    :param result: a DataTree, or an argument of :func:`to_datatree`, which takes the ``options``.
-    :raises ImportError: if ArviZ is not installed (``arviz_stats`` alone accepts DataTrees).
+    :param result: a DataTree, or an argument of :func:`to_datatree`, which takes the
+        ``options``.
+    :raises ImportError: if ArviZ is not installed (``arviz_stats`` alone accepts
+        DataTrees).
     :raises ArgumentError: as :func:`to_datatree`.
 
     **Example**
@@ -116,30 +146,52 @@ def to_arviz(result: Any, **options: Any) -> Any:
     """
     tree = result if isinstance(result, xr.DataTree) else to_datatree(result, **options)
     arviz = importlib.import_module("arviz")
-    return arviz.InferenceData.from_datatree(tree) if arviz.__version__.startswith("0.") else tree
+    return (
+        arviz.InferenceData.from_datatree(tree)
+        if arviz.__version__.startswith("0.")
+        else tree
+    )
 
 
 def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
     kernel = mcmc.sampler
-    is_valid = isinstance(kernel, naming.Kernel) and mcmc.last_state is not None
-    expected = "of an ebmpp kernel or of numpyro.infer.Gibbs, after mcmc.run(key, params)"
-    checks.require(is_valid, "result, an MCMC,", expected, type(kernel), hint="For others use arviz_base.")
+    if not isinstance(kernel, naming.Kernel) or mcmc.last_state is None:
+        raise checks.error(
+            "result, an MCMC,",
+            "of an ebmpp kernel or of numpyro.infer.Gibbs, after mcmc.run(key, params)",
+            type(kernel),
+            hint="For others use arviz_base.",
+        )
     import arviz_base  # imports matplotlib, if installed
 
-    samples = {name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()}
-    graph = kernel.graph if isinstance(kernel, RowKernel | Exchange | GibbsBlock) else None
+    samples = {
+        name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()
+    }
+    graph = (
+        kernel.graph if isinstance(kernel, RowKernel | Exchange | GibbsBlock) else None
+    )
     arviz_tree = _arviz_tree(mcmc)
-    attrs, names = naming.attributes(graph, kernel), naming.dims_of(kernel, samples, dims, arviz_tree)
+    attrs = naming.attributes(graph, kernel)
+    names = naming.dims_of(kernel, samples, dims, arviz_tree)
     coords = naming.coords_of(kernel, samples, names, coords)
     groups = {"posterior": samples}
-    extra, others = mcmc.get_extra_fields(group_by_chain=True), ("z", *_PAIR_FIELDS)
-    fields = {n: np.asarray(v) for n, v in extra.items() if n not in others and hasattr(v, "dtype")}
+    extra = mcmc.get_extra_fields(group_by_chain=True)
+    others = ("z", *_PAIR_FIELDS)
+    fields = {
+        n: np.asarray(v)
+        for n, v in extra.items()
+        if n not in others and hasattr(v, "dtype")
+    }
     if fields:
         groups["sample_stats"] = naming.statistics(fields)
-    tree = arviz_base.from_dict(groups, dims=names, coords=coords, attrs=dict.fromkeys(["/", *groups], attrs))
+    tree = arviz_base.from_dict(
+        groups, dims=names, coords=coords, attrs=dict.fromkeys(["/", *groups], attrs)
+    )
     for name in (name for name in arviz_tree.children if name not in groups):
         data = arviz_tree[name].to_dataset()
-        tree[name] = xr.DataTree(data.assign_coords({d: v for d, v in coords.items() if d in data.dims}))
+        tree[name] = xr.DataTree(
+            data.assign_coords({d: v for d, v in coords.items() if d in data.dims})
+        )
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_run_meetings(mcmc, attrs))
     warn_still(_still_blocks(mcmc, samples), "free blocks", stacklevel=3)
@@ -149,12 +201,18 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
 def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Return the kind of stillness of each free block; chains that moved and agree are sound."""
     state: Any = mcmc.last_state
-    free, start = getattr(state, mcmc.sampler.sample_field), getattr(state, "start", None)
+    free = getattr(state, mcmc.sampler.sample_field)
+    start = getattr(state, "start", None)
     kinds = {}
     for name, x in samples.items():
         if name in free and x.shape[1] >= FEWEST:
             kind = stillness(x.reshape(*x.shape[:2], -1)).kind
-            has_moved = lambda: start is None or not np.array_equal(x[:, -1].ravel(), np.ravel(start[name]))
+
+            def has_moved():
+                return start is None or not np.array_equal(
+                    x[:, -1].ravel(), np.ravel(start[name])
+                )
+
             kinds[name] = "" if kind == "agree" and has_moved() else kind
     return kinds
 
@@ -171,19 +229,31 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
     if not isinstance(kernel, ModelBlock):
         return arviz_base.from_numpyro(mcmc, dims=naming.plate_dims(trace))
     mcmc = copy.copy(mcmc)
-    mcmc.sampler = SimpleNamespace(model=model)  # its attribute `model` must stay unset for NumPyro's Gibbs
-    observed = {name: s for name, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
+    # its attribute `model` must stay unset for NumPyro's Gibbs
+    mcmc.sampler = SimpleNamespace(model=model)
+    observed = {
+        name: s
+        for name, s in trace.items()
+        if s["type"] == "sample" and s["is_observed"]
+    }
     factors = [name for name, site in observed.items() if not np.size(site["value"])]
     has_likelihood = len(observed) > len(factors)
-    tree = arviz_base.from_numpyro(mcmc, dims=naming.plate_dims(trace), log_likelihood=has_likelihood)
+    tree = arviz_base.from_numpyro(
+        mcmc, dims=naming.plate_dims(trace), log_likelihood=has_likelihood
+    )
     if "log_likelihood" in tree.children and factors:
-        tree["log_likelihood"] = xr.DataTree(tree["log_likelihood"].to_dataset().drop_vars(factors))
+        tree["log_likelihood"] = xr.DataTree(
+            tree["log_likelihood"].to_dataset().drop_vars(factors)
+        )
     return tree
 
 
 def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     """Return meeting times, and for :class:`MaximalCoupling` distances and energies of pairs by sweep."""
-    state, kernel, values, coords = mcmc.last_state, mcmc.sampler, {}, {}
+    state = mcmc.last_state
+    kernel = mcmc.sampler
+    values = {}
+    coords = {}
     for name in ("meeting_time", "met"):
         value = np.asarray(getattr(state, name))
         value = value[None] if mcmc.num_chains == 1 else value
@@ -197,33 +267,39 @@ def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         values |= {"distance": (dims, distance), "energy": (dims, energies[:, :, 0])}
         values["energy_following"] = (dims, energies[:, :, 1])
         # sweeps of the leading chain
-        coords["sweep"] = int(np.max(state.t)) - mcmc.thinning * np.arange(distance.shape[1])[::-1]
+        coords["sweep"] = (
+            int(np.max(state.t)) - mcmc.thinning * np.arange(distance.shape[1])[::-1]
+        )
     return xr.Dataset(values, coords, dict(attrs))
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     """Return :func:`arviz_stats.summary`, with values whose chains stand still marked as frozen.
 
-    A chain stands still if it is constant, or from 50 draws on if the second half of its draws is. The column
-    ``frozen_chains`` counts such chains. The column ``frozen`` is True for a value whose draws have no
-    effective sample size; it is then nan, and so is the Monte Carlo error. There are three cases:
+    A chain stands still if it is constant, or from 50 draws on if the second half of
+    its draws is. The column ``frozen_chains`` counts such chains. The column ``frozen``
+    is True for a value whose draws have no effective sample size; it is then nan, and
+    so is the Monte Carlo error. There are three cases:
 
-    - All chains stand still, at different values: they are stuck, and R-hat is infinite.
-    - Some stand still, and this is not chance (at different values, or with probability below 1e-5 at the
-      rate at which the other chains leave that value): they are stuck. R-hat is ArviZ's.
-    - All are constant at one value: the unit is nearly certain, or all chains are stuck at one place, which
-      the draws cannot distinguish. R-hat is nan.
+    - All chains stand still, at different values: they are stuck, and R-hat is
+      infinite.
+    - Some stand still, and this is not chance (at different values, or with probability
+      below 1e-5 at the rate at which the other chains leave that value): they are
+      stuck. R-hat is ArviZ's.
+    - All are constant at one value: the unit is nearly certain, or all chains are stuck
+      at one place, which the draws cannot distinguish. R-hat is nan.
 
     A warning names the values of each case.
 
-    :param tree: result of :func:`to_datatree`, or any tree or dataset with ``chain`` and ``draw``.
+    :param tree: result of :func:`to_datatree`, or any tree or dataset with ``chain``
+        and ``draw``.
     :param kwargs: options of :func:`arviz_stats.summary` except ``fmt``.
     :return: one row per scalar.
 
     **References**
 
-    1. Vehtari, Gelman, Simpson, Carpenter, Buerkner (2021), *Rank-normalization, folding, and
-       localization: an improved R-hat for assessing convergence of MCMC*.
+    1. Vehtari, Gelman, Simpson, Carpenter, Buerkner (2021), *Rank-normalization,
+       folding, and localization: an improved R-hat for assessing convergence of MCMC*.
 
     **Example**
 
@@ -238,52 +314,93 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     import arviz_stats
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        # estimators divide by the variance within chains, which is zero for constant values
+        # estimators divide by the variance within chains, which is zero for constant
+        # values
         warnings.simplefilter("ignore", RuntimeWarning)
         table = arviz_stats.summary(tree, fmt="wide", **kwargs)
-    selection = {k: v for k, v in kwargs.items() if k in ("var_names", "filter_vars", "group", "sample_dims")}
-    draws = cast(xr.Dataset, arviz_base.extract(tree, combined=False, keep_dataset=True, **selection))
+    selection = {
+        k: v
+        for k, v in kwargs.items()
+        if k in ("var_names", "filter_vars", "group", "sample_dims")
+    }
+    draws = cast(
+        xr.Dataset,
+        arviz_base.extract(tree, combined=False, keep_dataset=True, **selection),
+    )
     if kwargs.get("coords") is not None:
         draws = draws.sel(kwargs["coords"])
     draws = draws if "chain" in draws.dims else draws.expand_dims(chain=1)
-    frame = arviz_base.dataset_to_dataframe(draws, sample_dims=["chain", "draw"])  # with ArviZ's labels
+    # with ArviZ's labels
+    frame = arviz_base.dataset_to_dataframe(draws, sample_dims=["chain", "draw"])
     values = frame.to_numpy().reshape(draws.sizes["chain"], draws.sizes["draw"], -1)
     rows = [stillness(values[..., j : j + 1]) for j in range(values.shape[-1])]
-    still = pd.DataFrame(rows, index=frame.columns, columns=Stillness._fields).loc[table.index]
+    still = pd.DataFrame(rows, index=frame.columns, columns=Stillness._fields).loc[
+        table.index
+    ]
     frozen = still["kind"] != ""
     affected = [c for c in table.columns if c.startswith(_NEEDS_MOVEMENT)]
     table[affected] = table[affected].astype(float)
     table.loc[frozen, [c for c in affected if c != "r_hat"]] = np.nan
     if "r_hat" in affected:
-        table["r_hat"] = table["r_hat"].mask(still["kind"] == "agree").mask(still["kind"] == "apart", np.inf)
-    table["frozen"], table["frozen_chains"] = frozen, still["chains"]
+        table["r_hat"] = (
+            table["r_hat"]
+            .mask(still["kind"] == "agree")
+            .mask(still["kind"] == "apart", np.inf)
+        )
+    table["frozen"] = frozen
+    table["frozen_chains"] = still["chains"]
     warn_still(still["kind"].to_dict(), "values", stacklevel=2)
     return table
 
 
-def _from_long_run(result: LongDraws, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
+def _from_long_run(
+    result: LongDraws, dims: dict[str, Any], coords: dict[str, Any]
+) -> xr.DataTree:
     """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept."""
     kernel = result.mcmc.sampler
     graph = kernel.graph if isinstance(kernel, RowKernel) else None
-    attrs = naming.attributes(graph, kernel if isinstance(kernel, naming.Kernel) else None)
-    columns = [leaves_by_name(getattr(result.moments, name), "value") for name in _STATISTICS]
-    values = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
+    attrs = naming.attributes(
+        graph, kernel if isinstance(kernel, naming.Kernel) else None
+    )
+    columns = [
+        leaves_by_name(getattr(result.moments, name), "value") for name in _STATISTICS
+    ]
+    values = {
+        name: np.stack([column[name] for column in columns]) for name in columns[0]
+    }
     r_hats = columns[_STATISTICS.index("r_hat")]
-    warn_still({name: "apart" * bool(np.isinf(r).any()) for name, r in r_hats.items()}, "values", 3)
-    shapes = {name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()}  # as draws
+    warn_still(
+        {name: "apart" * bool(np.isinf(r).any()) for name, r in r_hats.items()},
+        "values",
+        3,
+    )
+    # as draws
+    shapes = {
+        name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()
+    }
     names = naming.dims_of(kernel, shapes, dims, _NO_TREE)
     labels = naming.coords_of(kernel, shapes, names, coords)
     variables = {name: (["statistic", *names[name]], x) for name, x in values.items()}
-    groups = {"/": xr.Dataset(), "moments": xr.Dataset(variables, {"statistic": _STATISTICS})}
+    groups = {
+        "/": xr.Dataset(),
+        "moments": xr.Dataset(variables, {"statistic": _STATISTICS}),
+    }
     for group, data in (result.draws().children if result.num_kept else {}).items():
         dataset = data.to_dataset()
         if group == "sample_stats":
-            groups[group] = xr.Dataset(naming.statistics({str(n): x for n, x in dataset.data_vars.items()}))
+            groups[group] = xr.Dataset(
+                naming.statistics({str(n): x for n, x in dataset.data_vars.items()})
+            )
             continue
         renamed = {}
         for name, x in dataset.data_vars.items():
             if len(names.get(str(name), ())) == x.ndim - 2:
                 renamed |= dict(zip(x.dims[2:], names[str(name)], strict=True))
         groups[group] = dataset.rename(renamed)
-    label = lambda data: data.assign_coords({d: v for d, v in labels.items() if d in data.dims})
-    return xr.DataTree.from_dict({g: label(data).assign_attrs(attrs) for g, data in groups.items()})
+
+    def label(data):
+        return data.assign_coords({d: v for d, v in labels.items() if d in data.dims})
+
+    return xr.DataTree.from_dict(
+        {g: label(data).assign_attrs(attrs) for g, data in groups.items()}
+    )

@@ -44,14 +44,24 @@ def meeting_data(source: Source) -> Meetings:
     is_tree = isinstance(source, xr.DataTree)
     group = source.children.get("meeting") if is_tree else None
     if group is None or not group["met"].size:
-        text = f"a DataTree with {sorted(source.children)}" if is_tree else checks.tell(source)
-        expected = "an estimate, or a DataTree of a coupled kernel's run with pairs in the group 'meeting'"
+        text = (
+            f"a DataTree with {sorted(source.children)}"
+            if is_tree
+            else checks.tell(source)
+        )
+        expected = (
+            "an estimate, or a DataTree of a coupled kernel's run with pairs "
+            "in the group 'meeting'"
+        )
         raise ArgumentError(f"source must be {expected}, got {text}.")
-    times, met = np.asarray(group["meeting_time"], float), np.asarray(group["met"], bool)
+    times = np.asarray(group["meeting_time"], float)
+    met = np.asarray(group["met"], bool)
     return Meetings(times.ravel(), met.ravel(), int(np.asarray(group["lag"])))
 
 
-def survival(times: Times, met: Met, at: Real[np.ndarray, "at"]) -> Float[np.ndarray, "at"]:
+def survival(
+    times: Times, met: Met, at: Real[np.ndarray, "at"]
+) -> Float[np.ndarray, "at"]:
     """Return the Kaplan-Meier estimate of P(tau > t); nan after the last observation if that is censored."""
     times = np.asarray(times, float)
     value = ecdf(CensoredData(uncensored=times[met], right=times[~met])).sf.evaluate(at)
@@ -69,22 +79,36 @@ def _warn_of_overlap(who: str, source: Source, data: Meetings) -> None:
         score = float(np.asarray(source["meeting"]["overlap"]))
     elif "posterior" in source.children and data.met.all():
         draws = source["posterior"].to_dataset()
-        is_long = draws.sizes["draw"] > 2 * data.times.max() and draws.sizes["chain"] == len(data.met)
-        at = lambda i: {str(b): np.asarray(v.isel(draw=i)[:_MAX_CHAINS]) for b, v in draws.data_vars.items()}
+        is_long = draws.sizes["draw"] > 2 * data.times.max() and draws.sizes[
+            "chain"
+        ] == len(data.met)
+
+        def at(i):
+            return {
+                str(b): np.asarray(v.isel(draw=i)[:_MAX_CHAINS])
+                for b, v in draws.data_vars.items()
+            }
+
         score = overlap(at(0), at(-1)) if is_long else np.nan
     if score > THRESHOLD:
         warnings.warn(warning_of(who, score), stacklevel=3)
 
 
 def tv_upper_bound(
-    source: Source, t: Any = None, *, num_bootstrap: int = 500, probability: float = 0.95, seed: int = 0
+    source: Source,
+    t: Any = None,
+    *,
+    num_bootstrap: int = 500,
+    probability: float = 0.95,
+    seed: int = 0,
 ) -> xr.Dataset:
     r"""Return upper bounds on the total variation distance to stationarity after t sweeps.
 
     .. math:: d_{TV}(t) \le \min\bigl(1, E[\max(0, \lceil (\tau - L - t) / L \rceil)]\bigr)
 
-    for meeting times :math:`\tau` at lag :math:`L`. A larger lag gives a sharper bound. Unmet pairs are
-    right-censored; where the tail is unknown the bound is 1, which is always valid.
+    for meeting times :math:`\tau` at lag :math:`L`. A larger lag gives a sharper bound.
+    Unmet pairs are right-censored; where the tail is unknown the bound is 1, which is
+    always valid.
 
     :param source: a tree with a group ``meeting``, or an estimate.
     :param t: sweeps to evaluate at; by default every sweep until the bound is 0.
@@ -92,36 +116,58 @@ def tv_upper_bound(
     :param probability: pointwise coverage of the band.
     :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
     :raises ArgumentError: a source without meeting times.
-    :warns UserWarning: if chains still resemble their starts after twice the longest meeting time, which the
-        bound then does not see: see ``independent_starts`` of :func:`~ebmpp.unbiased_expectation`.
+    :warns UserWarning: if chains still resemble their starts after twice the longest
+        meeting time, which the bound then does not see: see ``independent_starts`` of
+        :func:`~ebmpp.unbiased_expectation`.
 
     **References**
 
-    1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*,
-       Theorem 2.5.
+    1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with
+       L-lag couplings*, Theorem 2.5.
     """
     data = meeting_data(source)
     _warn_of_overlap("tv_upper_bound", source, data)
-    t = np.arange(int(data.times.max()) - data.lag + 1) if t is None else np.atleast_1d(np.asarray(t))
-    bound = lambda index: _tv_bound(data.times[index], data.met[index], data.lag, t)
+    t = (
+        np.arange(int(data.times.max()) - data.lag + 1)
+        if t is None
+        else np.atleast_1d(np.asarray(t))
+    )
+
+    def bound(index):
+        return _tv_bound(data.times[index], data.met[index], data.lag, t)
+
     return _with_band(bound, data, t, num_bootstrap, probability, seed)
 
 
 def _with_band(
-    bound: Callable, data: Meetings, t: np.ndarray, num_bootstrap: int, probability: float, seed: int
+    bound: Callable,
+    data: Meetings,
+    t: np.ndarray,
+    num_bootstrap: int,
+    probability: float,
+    seed: int,
 ) -> xr.Dataset:
     """Return the bound of all pairs, with a band from bootstrap resamples of them."""
-    pairs, generator = len(data.times), np.random.default_rng(checks.count("seed", seed, least=0))
+    pairs = len(data.times)
+    generator = np.random.default_rng(checks.count("seed", seed, least=0))
     num_bootstrap = checks.count("num_bootstrap", num_bootstrap)
     tail = (1 - checks.number("probability", probability, above=0, below=1)) / 2
-    resampled = [bound(generator.integers(pairs, size=pairs)) for _ in range(num_bootstrap)]
-    lower, upper = np.quantile(np.array(resampled), [tail, 1 - tail], axis=0, method="nearest")
+    resampled = [
+        bound(generator.integers(pairs, size=pairs)) for _ in range(num_bootstrap)
+    ]
+    lower, upper = np.quantile(
+        np.array(resampled), [tail, 1 - tail], axis=0, method="nearest"
+    )
     attrs = {"lag": data.lag, "pairs": pairs, "unmet": int((~data.met).sum())}
     columns = {"bound": bound(np.arange(pairs)), "lower": lower, "upper": upper}
-    return xr.Dataset({name: ("t", v) for name, v in columns.items()}, coords={"t": t}, attrs=attrs)
+    return xr.Dataset(
+        {name: ("t", v) for name, v in columns.items()}, coords={"t": t}, attrs=attrs
+    )
 
 
-def _tv_bound(times: Times, met: Met, lag: int, t: Real[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+def _tv_bound(
+    times: Times, met: Met, lag: int, t: Real[np.ndarray, "t"]
+) -> Float[np.ndarray, "t"]:
     """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
     if met.all():  # the sum is a mean over pairs
         gap = np.ceil((times[None, :] - lag - t[:, None]) / lag)
@@ -133,53 +179,81 @@ def _tv_bound(times: Times, met: Met, lag: int, t: Real[np.ndarray, "t"]) -> Flo
 
 
 def wasserstein_upper_bound(
-    source: xr.DataTree, t: Any = None, *, num_bootstrap: int = 500, probability: float = 0.95, seed: int = 0
+    source: xr.DataTree,
+    t: Any = None,
+    *,
+    num_bootstrap: int = 500,
+    probability: float = 0.95,
+    seed: int = 0,
 ) -> xr.Dataset:
     r"""Return upper bounds on the 1-Wasserstein distance to stationarity after t sweeps.
 
     .. math:: W_1(t) \le E\Bigl[\sum_{j \ge 1} d(X_{t + jL}, Y_{t + (j - 1)L})\Bigr]
 
-    with lag :math:`L` and the L1 distance over all free units (for categories, the number that differ).
-    Unlike the total variation bound, it measures how far the units still move. One unmet pair makes it
-    infinite, as the rest of the pair's path is unknown. The other arguments and the result are as in
-    :func:`tv_upper_bound`.
+    with lag :math:`L` and the L1 distance over all free units (for categories, the
+    number that differ). Unlike the total variation bound, it measures how far the units
+    still move. One unmet pair makes it infinite, as the rest of the pair's path is
+    unknown. The other arguments and the result are as in :func:`tv_upper_bound`.
 
     :param source: :func:`~ebmpp.to_datatree` of a coupled kernel's run.
-    :param t: sweeps to evaluate at, at least ``sweep[0] - lag`` (1 without warm-up); by default every sweep
-        from there until the bound is 0.
-    :raises ArgumentError: a source without paths, or a t before the first recorded sweep.
+    :param t: sweeps to evaluate at, at least ``sweep[0] - lag`` (1 without warm-up); by
+        default every sweep from there until the bound is 0.
+    :raises ArgumentError: a source without paths, or a t before the first recorded
+        sweep.
 
     **References**
 
-    1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*,
-       section 2.3.
+    1. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with
+       L-lag couplings*, section 2.3.
     """
     data = meeting_data(source)
     _warn_of_overlap("wasserstein_upper_bound", source, data)
     lag = data.lag
     sweeps, (distance,) = _paths(source, ["distance"])
-    first, last = int(sweeps[0]), int(sweeps[-1])
+    first = int(sweeps[0])
+    last = int(sweeps[-1])
     if t is None:
         t = np.arange(first - lag, max(first, int(data.times.max())) - lag + 1)
     t = np.atleast_1d(t)
-    expected = f"at least {first - lag}, as the record begins at sweep {first}"
-    checks.require((t >= first - lag).all(), "t", expected, t)
-    # sums of the distances at s, s + lag, s + 2 lag, ..., from the end of the path backwards
-    laps = np.pad(distance, ((0, 0), (0, -distance.shape[1] % lag))).reshape(len(distance), -1, lag)
+    if not (t >= first - lag).all():
+        raise checks.error(
+            "t", f"at least {first - lag}, as the record begins at sweep {first}", t
+        )
+    # sums of the distances at s, s + lag, s + 2 lag, ..., from the end of the path
+    # backwards
+    laps = np.pad(distance, ((0, 0), (0, -distance.shape[1] % lag))).reshape(
+        len(distance), -1, lag
+    )
     total = laps[:, ::-1].cumsum(1)[:, ::-1].reshape(len(distance), -1)
     sums = np.where(t + lag <= last, total[:, np.minimum(t + lag, last) - first], 0.0)
     sums[~data.met] = np.inf
-    return _with_band(lambda index: sums[index].mean(0), data, t, num_bootstrap, probability, seed)
+    return _with_band(
+        lambda index: sums[index].mean(0), data, t, num_bootstrap, probability, seed
+    )
 
 
-def _paths(source: Source, names: Iterable[str]) -> tuple[Integer[np.ndarray, "sweeps"], Paths]:
+def _paths(
+    source: Source, names: Iterable[str]
+) -> tuple[Integer[np.ndarray, "sweeps"], Paths]:
     """Return the successive sweeps of a run's pairs, and variables of the group ``meeting`` over them."""
     group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
-    sweeps = np.asarray(group["sweep"]) if set(names) <= set(group.data_vars) else np.zeros(2)
-    hint = "Pass to_datatree of an MCMC with a coupled kernel that is not thinned; an estimate has no paths."
-    is_valid = (np.diff(sweeps) == 1).all()
-    checks.require(is_valid, "source", "a tree with pairs at every sweep", source, hint=hint)
-    arrays = (np.asarray(group[name].transpose("chain", ..., "sweep"), float) for name in names)
+    sweeps = (
+        np.asarray(group["sweep"])
+        if set(names) <= set(group.data_vars)
+        else np.zeros(2)
+    )
+    if not (np.diff(sweeps) == 1).all():
+        raise checks.error(
+            "source",
+            "a tree with pairs at every sweep",
+            source,
+            hint="Pass to_datatree of an MCMC with a coupled kernel that is not "
+            "thinned; an estimate has no paths.",
+        )
+    arrays = (
+        np.asarray(group[name].transpose("chain", ..., "sweep"), float)
+        for name in names
+    )
     return sweeps, [array.reshape(-1, len(sweeps)) for array in arrays]
 
 
@@ -193,15 +267,17 @@ class Suggestion(NamedTuple):
 def suggest_k_m(source: Source) -> Suggestion:
     """Return cheap k and m of :func:`~ebmpp.unbiased_expectation` with nearly minimal cost times variance.
 
-    Cost times variance is the number of sweeps for a given standard error. The result is the cheapest window
-    within 10 % of the minimum; :func:`inefficiency` returns the table.
+    Cost times variance is the number of sweeps for a given standard error. The result
+    is the cheapest window within 10 % of the minimum; :func:`inefficiency` returns the
+    table.
 
     :param source: :func:`~ebmpp.to_datatree` of a coupled kernel's run, or an estimate.
     :raises ArgumentError: a source with unmet pairs, or without pairs.
 
     **References**
 
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*, section 3.1.
+    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with
+       couplings*, section 3.1.
 
     **Example**
 
@@ -216,35 +292,50 @@ def suggest_k_m(source: Source) -> Suggestion:
     table = inefficiency(source)
     good = table["inefficiency"] <= 1.1 * table["inefficiency"].min()
     best = table["cost"].where(good, np.inf).argmin(dim=["k", "extra"])
-    k, extra = int(table["k"][best["k"]]), int(table["extra"][best["extra"]])
+    k = int(table["k"][best["k"]])
+    extra = int(table["extra"][best["extra"]])
     return Suggestion(k, k + extra)
 
 
 def inefficiency(source: Source) -> xr.Dataset:
     r"""Return cost and variance of the estimate :math:`H_{k:m}` over a grid of k and m - k.
 
-    For a coupled kernel's run the variance is measured on the energy, usually among the slowest functions of
-    a model, for k above the lag and m up to the length of the run. An estimate has no paths: its variance is
-    modelled for a function of variance 1 with the autocorrelation of the meeting times' tail, and chains that
-    are independent until they meet. Rows of clamped values count as pairs.
+    For a coupled kernel's run the variance is measured on the energy, usually among the
+    slowest functions of a model, for k above the lag and m up to the length of the run.
+    An estimate has no paths: its variance is modelled for a function of variance 1 with
+    the autocorrelation of the meeting times' tail, and chains that are independent
+    until they meet. Rows of clamped values count as pairs.
 
     :param source: as for :func:`suggest_k_m`.
-    :return: a Dataset over ``k`` and ``extra`` (m - k) with ``cost`` (sweeps per pair), ``variance`` (of one
-        pair) and their product ``inefficiency``; inf where the run is too short. The attribute ``variance``
-        is "measured" or "modelled".
+    :return: a Dataset over ``k`` and ``extra`` (m - k) with ``cost`` (sweeps per pair),
+        ``variance`` (of one pair) and their product ``inefficiency``; inf where the run
+        is too short. The attribute ``variance`` is "measured" or "modelled".
     :raises ArgumentError: as for :func:`suggest_k_m`.
 
     **References**
 
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*, section 3.1.
+    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with
+       couplings*, section 3.1.
     """
     times, met, lag = meeting_data(source)
-    unmet = f"{int((~met).sum())} of {len(met)} unmet"
-    checks.require(met.all(), "pairs of source", "met in all", unmet, hint="Run more sweeps.")
+    if not met.all():
+        raise checks.error(
+            "pairs of source",
+            "met in all",
+            f"{int((~met).sum())} of {len(met)} unmet",
+            hint="Run more sweeps.",
+        )
     times = times.astype(int)
-    is_measured = isinstance(source, xr.DataTree) and "energy" in source["meeting"].data_vars
-    ks = np.unique(np.quantile(times, [0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0]).astype(int))
-    extras = np.unique(np.round(np.geomspace(1, 20 * max(2, times.max()), 25)).astype(int)) - 1
+    is_measured = (
+        isinstance(source, xr.DataTree) and "energy" in source["meeting"].data_vars
+    )
+    ks = np.unique(
+        np.quantile(times, [0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0]).astype(int)
+    )
+    extras = (
+        np.unique(np.round(np.geomspace(1, 20 * max(2, times.max()), 25)).astype(int))
+        - 1
+    )
     if is_measured:
         sweeps, paths = _paths(source, ["energy", "energy_following"])
         ks = np.unique(np.maximum(ks, sweeps[0]))
@@ -256,14 +347,18 @@ def inefficiency(source: Source) -> xr.Dataset:
             if not is_measured:
                 variance[i, j] = _modelled_variance(times, lag, k, m)
             elif max(m, times.max() - 1) <= sweeps[-1]:
-                variance[i, j] = _estimates(paths, times, lag, (k, m), sweeps[0]).var(ddof=1)
+                variance[i, j] = _estimates(paths, times, lag, (k, m), sweeps[0]).var(
+                    ddof=1
+                )
     columns = {"cost": cost, "variance": variance, "inefficiency": cost * variance}
     attrs = {"lag": lag, "variance": "measured" if is_measured else "modelled"}
     data = {name: (["k", "extra"], v) for name, v in columns.items()}
     return xr.Dataset(data, coords={"k": ks, "extra": extras}, attrs=attrs)
 
 
-def _weights(t: Integer[np.ndarray, "t"], lag: int, k: int, m: int) -> Integer[np.ndarray, "t"]:
+def _weights(
+    t: Integer[np.ndarray, "t"], lag: int, k: int, m: int
+) -> Integer[np.ndarray, "t"]:
     """Return how often f(X_t) - f(Y_{t - lag}) occurs in H_{k:m} of an unmet pair."""
     count = (t - k) // lag - -(-np.maximum(lag, t - m) // lag) + 1
     return np.where(t >= k + lag, count, 0)
@@ -277,7 +372,9 @@ def _estimates(
     leading, following = paths
     t = first + np.arange(leading.shape[1])
     unmet = t[None, :] < times[:, None]
-    correction = np.where(unmet, _weights(t, lag, k, m) * (leading - following), 0).sum(1)
+    correction = np.where(unmet, _weights(t, lag, k, m) * (leading - following), 0).sum(
+        1
+    )
     return (leading[:, (t >= k) & (t <= m)].sum(1) + correction) / (m - k + 1)
 
 
@@ -286,5 +383,6 @@ def _modelled_variance(times: Times, lag: int, k: int, m: int) -> float:
     rho = np.exp(-1 / max((times - lag).mean(), 1e-3))
     # n times the variance of the mean of n values of an autoregression of variance 1
     average = (1 + rho) / (1 - rho) - 2 * rho * (1 - rho**n) / (n * (1 - rho) ** 2)
-    weights = np.r_[0, np.cumsum(_weights(np.arange(times.max()), lag, k, m))][times]  # before tau
+    # before tau
+    weights = np.r_[0, np.cumsum(_weights(np.arange(times.max()), lag, k, m))][times]
     return average / n + 2 * float(((weights / n) ** 2).mean())

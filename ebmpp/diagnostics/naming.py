@@ -28,7 +28,10 @@ Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
 def attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
     """Return a tree's attributes: library, version, graph and kernel."""
-    attrs: dict[str, str] = {"inference_library": "ebmpp", "inference_library_version": VERSION}
+    attrs: dict[str, str] = {
+        "inference_library": "ebmpp",
+        "inference_library_version": VERSION,
+    }
     if graph is not None:
         attrs["graph"] = repr(graph)
     if kernel is not None:
@@ -45,21 +48,26 @@ def statistics(fields: Mapping[str, Any]) -> dict[str, Any]:
         prefix, _, last = field.rpartition(".")
         name = _STATISTICS.get(last, last)
         if last == "potential_energy":
-            name, value = "lp", -value
+            name = "lp"
+            value = -value
         if name in result:
             name = f"{name}_{prefix.removeprefix('block_states.').partition('.')[0]}"
         result[name] = value
     return result
 
 
-def dims_of(kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.DataTree) -> Names:
+def dims_of(
+    kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.DataTree
+) -> Names:
     """Return names of the dimensions after chain and draw: axes of rows, then axes of the block or value.
 
     :param dims: the user's names, by block, of its own axes or of all of them.
     :param arviz_tree: ArviZ's tree of a model's run, which has the names of plates.
     """
     checks.names("name in dims", dims, samples)
-    blocks: Mapping[str, Any] = kernel.graph.families if isinstance(kernel, RowKernel) else {}
+    blocks: Mapping[str, Any] = (
+        kernel.graph.families if isinstance(kernel, RowKernel) else {}
+    )
     blocks = kernel.binding.layouts if isinstance(kernel, GibbsBlock) else blocks
     result = {}
     for name, x in samples.items():
@@ -70,8 +78,12 @@ def dims_of(kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.
         rows = row_dims(count - block_axes)
         if name in dims:
             result[name] = [*([] if len(dims[name]) == count else rows), *dims[name]]
-            expected = f"names of its {block_axes} axes{f' after {rows}' if rows else ''}"
-            checks.require(len(result[name]) == count, f"dims of {name!r}", expected, list(dims[name]))
+            if len(result[name]) != count:
+                raise checks.error(
+                    f"dims of {name!r}",
+                    f"names of its {block_axes} axes{f' after {rows}' if rows else ''}",
+                    list(dims[name]),
+                )
         elif arviz_tree.children:
             names = arviz_tree["posterior"].to_dataset()[name].dims
             result[name] = [str(d) for d in names[len(_SAMPLE_DIMS) :]]
@@ -83,12 +95,18 @@ def dims_of(kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.
 def plate_dims(trace: Mapping[str, Any]) -> Names:
     """Return names of the plates' axes in a model's trace, by site, after the time axis of a scan.
 
-    ArviZ takes a site's first axes for its plates, also where the first one is the time.
+    ArviZ takes a site's first axes for its plates, also where the first one is the
+    time.
     """
     result = {}
     for name, site in trace.items():
         if site["type"] in ("sample", "deterministic"):
-            plates = [frame.name for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)]
+            plates = [
+                frame.name
+                for frame in sorted(
+                    site["cond_indep_stack"], key=lambda frame: frame.dim
+                )
+            ]
             events = list(site.get("infer", {}).get("event_dims", []))
             times = [f"{name}_dim_0"] if site.get("_control_flow_done") else []
             if plates or events:
@@ -101,28 +119,51 @@ def row_dims(count: int) -> list[str]:
     return ["row"] if count == 1 else [f"row_{i}" for i in range(count)]
 
 
-def coords_of(kernel: Any, samples: Samples, dims: Dims, coords: Coords) -> dict[str, Sequence[Any]]:
+def coords_of(
+    kernel: Any, samples: Samples, dims: Dims, coords: Coords
+) -> dict[str, Sequence[Any]]:
     """Return the user's coordinates, and by default the names of units; refuse an unknown dimension."""
-    sizes = {d: n for b, x in samples.items() for d, n in zip(dims[b], x.shape[2:], strict=True)}
+    sizes = {
+        d: n
+        for b, x in samples.items()
+        for d, n in zip(dims[b], x.shape[2:], strict=True)
+    }
     checks.names("dimension in coords", coords, sizes)
+
     # numbers or strings, which files and ArviZ accept
-    is_plain = lambda x: all(isinstance(n, str) for n in x) or all(isinstance(n, int | float) for n in x)
-    labels = {dims[b][-1]: names for b, names in _labels(kernel).items() if b in samples}
-    return {d: list(x) if is_plain(x) else list(map(str, x)) for d, x in labels.items()} | dict(coords)
+    def is_plain(x):
+        return all(isinstance(n, str) for n in x) or all(
+            isinstance(n, int | float) for n in x
+        )
+
+    labels = {
+        dims[b][-1]: names for b, names in _labels(kernel).items() if b in samples
+    }
+    return {
+        d: list(x) if is_plain(x) else list(map(str, x)) for d, x in labels.items()
+    } | dict(coords)
 
 
 def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
     """Return names of the units of blocks with one axis, or of the sites that are such blocks."""
     if isinstance(kernel, RowKernel):
         families = kernel.graph.families
-        return {b: names for b, names in kernel.graph.labels.items() if len(families[b].shape) == 1}
+        return {
+            b: names
+            for b, names in kernel.graph.labels.items()
+            if len(families[b].shape) == 1
+        }
     steps = kernel.steps if isinstance(kernel, CoupledComposite) else (kernel,)
-    steps = [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
+    steps = (
+        [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
+    )
     labels = {}
     for step in (s for s in steps if isinstance(s, GibbsBlock)):
         for site, layout in step.binding.layouts.items():
             block = layout.names[0]
-            is_block = layout.flat(step.graph, [block]) == layout and len(layout.shape) == 1
+            is_block = (
+                layout.flat(step.graph, [block]) == layout and len(layout.shape) == 1
+            )
             if is_block and block in step.graph.labels:
                 labels[site] = step.graph.labels[block]
     return labels

@@ -19,7 +19,17 @@ from ebmpp.diagnostics.style import grid, look, new_axes, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_DETAILS = ("sweeps", "posterior_sweeps", "trials", "corrected", "k", "m", "cost", "way", "chosen_way")
+_DETAILS = (
+    "sweeps",
+    "posterior_sweeps",
+    "trials",
+    "corrected",
+    "k",
+    "m",
+    "cost",
+    "way",
+    "chosen_way",
+)
 _MEETING = ("meeting_time_mean", "meeting_time_max", "lag")
 _TITLES = {"gradient_norm": "gradient norm", "num_unmet": "unmet pairs"}
 
@@ -34,11 +44,12 @@ def plot_units(
 ) -> "Axes":
     """Draw a grid of images: filters (weights), samples or means.
 
-    Values within [0, 1] are drawn from white to black. Other values are drawn from red to blue on a scale
-    symmetric about 0 and common to all images, so that filters can be compared.
+    Values within [0, 1] are drawn from white to black. Other values are drawn from red
+    to blue on a scale symmetric about 0 and common to all images, so that filters can
+    be compared.
 
-    :param images: shape ``(count, height, width)``, or ``(count, height * width)`` with ``shape``; for the
-        weights of a factor "v:h", ``params["v:h"].T``.
+    :param images: shape ``(count, height, width)``, or ``(count, height * width)`` with
+        ``shape``; for the weights of a factor "v:h", ``params["v:h"].T``.
     :param shape: ``(height, width)``; None for square images.
     :param ncols: images per line; None for an approximately square grid.
     :param ax: axes to draw into; None for a new figure.
@@ -56,21 +67,40 @@ def plot_units(
     if shape is None and tiles.ndim in (2, 3):
         side = math.isqrt(tiles.shape[1])
         shape = (side, side) if tiles.ndim == 2 else (tiles.shape[1], tiles.shape[2])
-    is_valid = shape is not None and tiles.ndim > 1 and tiles.size and tiles[0].size == math.prod(shape)
-    expected = f"of shape (count, height, width), or (count, pixels) with shape=(height, width), not {shape}"
-    checks.require(is_valid, "images", expected, tiles.shape, hint="Weights may need a transpose.")
+    if not (
+        shape is not None
+        and tiles.ndim > 1
+        and tiles.size
+        and tiles[0].size == math.prod(shape)
+    ):
+        raise checks.error(
+            "images",
+            "of shape (count, height, width), or (count, pixels) with shape=(height, "
+            f"width), not {shape}",
+            tiles.shape,
+            hint="Weights may need a transpose.",
+        )
     height, width = shape or (0, 0)
     tiles = tiles.reshape(-1, height, width)
     count = len(tiles)
-    ncols = math.ceil(math.sqrt(count * height / width)) if ncols is None else min(ncols, count)
+    ncols = (
+        math.ceil(math.sqrt(count * height / width))
+        if ncols is None
+        else min(ncols, count)
+    )
     nrows = math.ceil(count / ncols)
     # one line of nan, drawn in grey, around each image
-    padded = np.pad(tiles, ((0, nrows * ncols - count), (1, 0), (1, 0)), constant_values=np.nan)
+    padded = np.pad(
+        tiles, ((0, nrows * ncols - count), (1, 0), (1, 0)), constant_values=np.nan
+    )
     mosaic = padded.reshape(nrows, ncols, height + 1, width + 1).swapaxes(1, 2)
     mosaic = mosaic.reshape(nrows * (height + 1), ncols * (width + 1))
     mosaic = np.pad(mosaic, ((0, 1), (0, 1)), constant_values=np.nan)
     if ax is None:
-        size = (min(10, 0.25 + 0.7 * ncols), min(10, 0.25 + 0.7 * nrows * height / width))
+        size = (
+            min(10, 0.25 + 0.7 * ncols),
+            min(10, 0.25 + 0.7 * nrows * height / width),
+        )
         ax = new_axes((max(2.0, size[0]), max(2.0, size[1])))
     finite = tiles[np.isfinite(tiles)]
     is_unit = bool(finite.size) and finite.min() >= 0 and finite.max() <= 1
@@ -87,9 +117,11 @@ def plot_units(
 def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.ndarray:
     """Draw learning curves: one panel per monitor, one for the gradient norm, one for meeting times.
 
-    Costs and settings of the estimator, such as ``sweeps`` and ``k``, are in the history only.
+    Costs and settings of the estimator, such as ``sweeps`` and ``k``, are in the
+    history only.
 
-    :param history: a fit, or its ``history``: an xarray Dataset over ``step`` (and ``monitor_step``).
+    :param history: a fit, or its ``history``: an xarray Dataset over ``step`` (and
+        ``monitor_step``).
     :param axes: one per panel; None for a new figure.
     :return: the axes, one-dimensional.
     :raises ArgumentError: another type, a history without curves, or too few axes.
@@ -102,12 +134,16 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
     """
     history = getattr(history, "history", history)
     variables = panels(history) if isinstance(history, xr.Dataset) else {}
-    checks.require(variables, "history", "a fit or its history, with variables over steps", type(history))
+    if not variables:
+        raise checks.error(
+            "history", "a fit or its history, with variables over steps", type(history)
+        )
     count = len(variables)
     if axes is None:
         axes = grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, pyplot=True)[1]
     axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
-    checks.require(len(axes) >= count, "number of axes", f"{count}, one per panel", len(axes))
+    if not len(axes) >= count:
+        raise checks.error("number of axes", f"{count}, one per panel", len(axes))
     for ax, (label, names) in zip(axes, variables.items(), strict=False):
         _plot_curves(ax, history, label, names)
     return axes[:count]
@@ -116,8 +152,8 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
 def panels(history: xr.Dataset) -> dict[str, list[str]]:
     """Return the variables in each panel of :func:`plot_history`, by the panel's label.
 
-    Monitors come first, then the gradient norm and other metrics, then meeting times. Costs and settings of
-    an estimator are left out.
+    Monitors come first, then the gradient norm and other metrics, then meeting times.
+    Costs and settings of an estimator are left out.
     """
     numeric = []
     for name, values in history.data_vars.items():
@@ -126,7 +162,9 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
         if over_time and values.dtype.kind in "fiub" and not is_empty:
             numeric.append(str(name))
     monitors = [n for n in numeric if "monitor_step" in history[n].dims]
-    metrics = [n for n in numeric if n not in monitors and n not in (*_MEETING, *_DETAILS)]
+    metrics = [
+        n for n in numeric if n not in monitors and n not in (*_MEETING, *_DETAILS)
+    ]
     meeting = [n for n in _MEETING if n in numeric]
     result = {_TITLES.get(n, n.replace("_", " ")): [n] for n in monitors + metrics}
     return result | ({"meeting time (sweeps)": meeting} if meeting else {})
@@ -138,11 +176,17 @@ def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) 
         dim = curve.dims[0]
         steps = history[dim].values if dim in history.coords else np.arange(curve.size)
         legend = name.removeprefix("meeting_time_") if len(names) > 1 else None
-        style, y, window = look(index), curve.values.astype(float), curve.size // 50
+        style = look(index)
+        y = curve.values.astype(float)
+        window = curve.size // 50
         if name == "lag":
-            ax.plot(steps, y, linewidth=1.4, label=legend, drawstyle="steps-post", **style)
+            ax.plot(
+                steps, y, linewidth=1.4, label=legend, drawstyle="steps-post", **style
+            )
         elif window < 2:
-            markers: dict[str, Any] = {"marker": "o", "markersize": 3} if len(y) <= 30 else {}
+            markers: dict[str, Any] = (
+                {"marker": "o", "markersize": 3} if len(y) <= 30 else {}
+            )
             ax.plot(steps, y, linewidth=1.4, label=legend, **markers, **style)
         else:  # noisy steps are drawn pale, with their running mean on top
             ax.plot(steps, y, color=style["color"], linewidth=0.6, alpha=0.3)
@@ -165,19 +209,20 @@ def plot_meeting_times(
 ) -> "Axes":
     """Draw the survival curve P(tau > t) of meeting times on a logarithmic axis.
 
-    The estimate is that of Kaplan and Meier (1958), with unmet pairs as right-censored. If there are unmet
-    pairs, the curve ends at the last sweep, and a tick marks the last sweep of each. A straight line is a
-    geometric tail.
+    The estimate is that of Kaplan and Meier (1958), with unmet pairs as right-censored.
+    If there are unmet pairs, the curve ends at the last sweep, and a tick marks the
+    last sweep of each. A straight line is a geometric tail.
 
-    :param times: meeting times of any shape (the last sweep of an unmet pair), a DataTree with the group
-        ``meeting``, or an estimate.
+    :param times: meeting times of any shape (the last sweep of an unmet pair), a
+        DataTree with the group ``meeting``, or an estimate.
     :param lag: lag of the pairs for the axis label; a DataTree or estimate has its own.
     :param met: False for unmet pairs, in the shape of ``times``; None if all pairs met.
     :param ax: axes to draw into; None for a new figure.
     :param label: legend entry, shown beside the axes.
-    :param line: matplotlib's ``color``, ``linestyle`` and so on. By default up to eight curves in the same
-        axes differ in both.
-    :raises ArgumentError: no times, times that are not finite, or ``met`` of another shape.
+    :param line: matplotlib's ``color``, ``linestyle`` and so on. By default up to eight
+        curves in the same axes differ in both.
+    :raises ArgumentError: no times, times that are not finite, or ``met`` of another
+        shape.
 
     **Example**
 
@@ -190,24 +235,39 @@ def plot_meeting_times(
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
     bad = int((~np.isfinite(times)).sum())
-    is_valid, hint = times.size and met.shape == times.shape and not bad, "Pass met=False for unmet pairs."
-    expected = f"at least one, finite, and of the shape of met {met.shape}"
-    value = f"shape {times.shape}, {bad} of {times.size} not finite"
-    checks.require(is_valid, "times", expected, value, hint=hint)
-    times, met = times.ravel(), met.ravel()
+    if not times.size or met.shape != times.shape or bad:
+        raise checks.error(
+            "times",
+            f"at least one, finite, and of the shape of met {met.shape}",
+            f"shape {times.shape}, {bad} of {times.size} not finite",
+            hint="Pass met=False for unmet pairs.",
+        )
+    times = times.ravel()
+    met = met.ravel()
     t = np.union1d([0.0], times)
     alive = survival(times, met, t)
     ax = new_axes() if ax is None else ax
     floor = 0.5 / len(times)  # a logarithmic axis has no zero
     style: dict[str, Any] = _next_look(ax) | {"linewidth": 1.6} | line
-    (curve,) = ax.step(t, np.where(alive > 0, alive, floor), where="post", label=label, **style)
+    (curve,) = ax.step(
+        t, np.where(alive > 0, alive, floor), where="post", label=label, **style
+    )
     if not met.all():
         censored = np.unique(times[~met])
         height = alive[np.searchsorted(t, censored, side="right") - 1]
-        ax.plot(censored, height, "|", color=curve.get_color(), markersize=9, markeredgewidth=1.4)
+        ax.plot(
+            censored,
+            height,
+            "|",
+            color=curve.get_color(),
+            markersize=9,
+            markeredgewidth=1.4,
+        )
     _annotate_unmet(ax, label, int((~met).sum()), len(met))
     ax.set_yscale("log")
-    ax.set_ylim(min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3)
+    ax.set_ylim(
+        min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3
+    )
     ax.set_xlim(left=0, auto=True)  # the right end adapts to later, longer curves
     ax.set(xlabel=f"t (sweeps, lag {lag})", ylabel=r"$P(\tau > t)$")
     tidy(ax, legend=label is not None)
@@ -219,20 +279,27 @@ def _annotate_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> No
     if unmet:
         text = f"{label + ': ' if label else ''}{unmet} of {pairs} pairs unmet"
         is_high = 4 * unmet <= pairs
-        place = (0.97, 0.95 - 0.07 * len(ax.texts) if is_high else 0.05 + 0.07 * len(ax.texts))
+        place = (
+            0.97,
+            0.95 - 0.07 * len(ax.texts) if is_high else 0.05 + 0.07 * len(ax.texts),
+        )
         align = "top" if is_high else "bottom"
-        ax.annotate(text, place, xycoords="axes fraction", ha="right", va=align, fontsize=8)
+        ax.annotate(
+            text, place, xycoords="axes fraction", ha="right", va=align, fontsize=8
+        )
 
 
 def _next_look(ax: "Axes") -> dict[str, Any]:
     return look(sum(line.get_drawstyle() == "steps-post" for line in ax.lines))
 
 
-def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = None) -> "Axes":
+def plot_tv_bound(
+    source: Any, *, ax: "Axes | None" = None, label: str | None = None
+) -> "Axes":
     """Draw an upper bound on the distance to stationarity against sweeps, with its band.
 
-    :param source: a DataTree with the group ``meeting`` or an estimate (for the total variation bound), or
-        the result of :func:`~ebmpp.tv_upper_bound` or
+    :param source: a DataTree with the group ``meeting`` or an estimate (for the total
+        variation bound), or the result of :func:`~ebmpp.tv_upper_bound` or
         :func:`~ebmpp.diagnostics.wasserstein_upper_bound`.
     :param ax: axes to draw into; None for a new figure.
     :param label: legend entry.
@@ -247,11 +314,15 @@ def plot_tv_bound(source: Any, *, ax: "Axes | None" = None, label: str | None = 
     is_bound = isinstance(source, xr.Dataset)
     bound = source if is_bound else tv_upper_bound(source)
     ax = new_axes() if ax is None else ax
-    t, height = bound["t"].values, bound["bound"].values
+    t = bound["t"].values
+    height = bound["bound"].values
     (line,) = ax.plot(t, height, linewidth=1.6, label=label, **_next_look(ax))
     line.set_drawstyle("steps-post")
-    low, high = bound["lower"].values, bound["upper"].values
-    ax.fill_between(t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post")
+    low = bound["lower"].values
+    high = bound["upper"].values
+    ax.fill_between(
+        t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post"
+    )
     _annotate_unmet(ax, label, bound.attrs.get("unmet", 0), bound.attrs.get("pairs", 0))
     lag = f", lag {bound.attrs['lag']}" if "lag" in bound.attrs else ""
     distance = "distance to stationarity" if is_bound else "total variation distance"

@@ -20,32 +20,33 @@ def relabel(
 ) -> dict[str, np.ndarray]:
     r"""Return samples in which each component of a mixture has one label.
 
-    The posterior is the same for any order of the components, so chains order them differently and may
-    exchange them. Here the components of each draw d are permuted until the units' probabilities p overlap
-    most with their mean over all draws:
+    The posterior is the same for any order of the components, so chains order them
+    differently and may exchange them. Here the components of each draw d are permuted
+    until the units' probabilities p overlap most with their mean over all draws:
 
     .. math:: \max_\pi \sum_{i, k} q_{ik} \, p^{(d)}_{i, \pi(k)}, \qquad
         q_{ik} = \frac{1}{D} \sum_d p^{(d)}_{i, \pi_d(k)}
 
-    The first mean is the draw whose probabilities are the most certain. Functions of the samples that do not
-    depend on labels stay as they are.
+    The first mean is the draw whose probabilities are the most certain. Functions of
+    the samples that do not depend on labels stay as they are.
 
     :param samples: by site, ``(draws, *shape)``, such as ``mcmc.get_samples()``.
     :param log_conditionals: by discrete site whose values are the components 0, ..., K - 1, the log
         probabilities ``(draws, *shape, K)`` of these, such as ``jax.vmap(block.log_conditionals)(samples)``
         of a block of :meth:`~ebmpp.GibbsBlock.from_model`.
-    :param sites: names of the sites whose first axis is that of the components; or by name the axis, or axes,
-        of the site's shape, such as ``{"means": 0, "rows": (0, 1)}`` with transition probabilities.
-    :return: all samples as numpy arrays, the components of ``sites`` and the values of the discrete sites
-        permuted.
-    :raises ArgumentError: for a site that is not among the samples, an axis or probabilities of another
-        length, and values that are no labels.
+    :param sites: names of the sites whose first axis is that of the components; or by
+        name the axis, or axes, of the site's shape, such as
+        ``{"means": 0, "rows": (0, 1)}`` with transition probabilities.
+    :return: all samples as numpy arrays, the components of ``sites`` and the values of
+        the discrete sites permuted.
+    :raises ArgumentError: for a site that is not among the samples, an axis or
+        probabilities of another length, and values that are no labels.
 
     **References**
 
     1. Stephens (2000), *Dealing with label switching in mixture models*.
-    2. Papastamoulis, Iliopoulos (2010), *An artificial allocations based solution to the label switching
-       problem in Bayesian analysis of mixtures of distributions*.
+    2. Papastamoulis, Iliopoulos (2010), *An artificial allocations based solution to
+       the label switching problem in Bayesian analysis of mixtures of distributions*.
 
     **Example**
 
@@ -58,7 +59,10 @@ def relabel(
     ([[-2.0, 2.0], [-1.9, 2.1]], [[0, 1, 1], [0, 1, 1]])
     """
     axes = dict(sites) if isinstance(sites, Mapping) else dict.fromkeys(sites, 0)
-    checks.require(log_conditionals, "relabel: log_conditionals", "of one site or more", log_conditionals)
+    if not log_conditionals:
+        raise checks.error(
+            "relabel: log_conditionals", "of one site or more", log_conditionals
+        )
     checks.names("site of samples", [*axes, *log_conditionals], samples)
     result = {name: np.asarray(a) for name, a in samples.items()}
     permutations = _permutations(_probabilities(log_conditionals, result))
@@ -73,37 +77,61 @@ def relabel(
     return result
 
 
-def _probabilities(log_conditionals: Mapping[str, Any], samples: Mapping[str, np.ndarray]) -> np.ndarray:
+def _probabilities(
+    log_conditionals: Mapping[str, Any], samples: Mapping[str, np.ndarray]
+) -> np.ndarray:
     """Return the probabilities of all units' components, ``(draws, units, K)``."""
-    (size, *others), parts = {np.shape(a)[-1] for a in log_conditionals.values()}, []
-    checks.require(not others, "relabel: log_conditionals", f"of {size} components each", log_conditionals)
+    (size, *others) = {np.shape(a)[-1] for a in log_conditionals.values()}
+    parts = []
+    if others:
+        raise checks.error(
+            "relabel: log_conditionals", f"of {size} components each", log_conditionals
+        )
     for name, values in log_conditionals.items():
-        z, probs = samples[name], np.exp(np.asarray(values))
-        expected = f"one for each of {size} components of the {z.size} values of site {name!r}"
-        checks.require(probs.size == z.size * size, f"relabel: log_conditionals[{name!r}]", expected, values)
-        are_labels = (z >= 0).all() and (z < size).all()
-        checks.require(are_labels, f"relabel: samples[{name!r}]", f"labels from 0 to {size - 1}", z)
+        z = samples[name]
+        probs = np.exp(np.asarray(values))
+        if probs.size != z.size * size:
+            raise checks.error(
+                f"relabel: log_conditionals[{name!r}]",
+                f"one for each of {size} components of the {z.size} values of site {name!r}",
+                values,
+            )
+        if not (z >= 0).all() or not (z < size).all():
+            raise checks.error(
+                f"relabel: samples[{name!r}]", f"labels from 0 to {size - 1}", z
+            )
         parts.append(probs.reshape(len(z), -1, size))
     return np.concatenate(parts, 1)
 
 
 def _permutations(probs: np.ndarray) -> np.ndarray:
     """Return, by draw, the components in their new order, ``(draws, K)``."""
-    mean, permutations = probs[(probs**2).sum((1, 2)).argmax()], np.zeros(0)
+    mean = probs[(probs**2).sum((1, 2)).argmax()]
+    permutations = np.zeros(0)
     for _ in range(_MOST_ROUNDS):
-        overlaps, before = mean.T @ probs, permutations
-        permutations = np.stack([linear_sum_assignment(o, maximize=True)[1] for o in overlaps])
+        overlaps = mean.T @ probs
+        before = permutations
+        permutations = np.stack(
+            [linear_sum_assignment(o, maximize=True)[1] for o in overlaps]
+        )
         if np.array_equal(before, permutations):
             break
         mean = np.take_along_axis(probs, permutations[:, None], 2).mean(0)
     return permutations
 
 
-def _permuted(name: str, values: np.ndarray, permutations: np.ndarray, axis: int) -> np.ndarray:
+def _permuted(
+    name: str, values: np.ndarray, permutations: np.ndarray, axis: int
+) -> np.ndarray:
     """Return the samples of a site with the components on one of its axes permuted."""
-    (draws, size), places = permutations.shape, range(1, values.ndim)
+    draws, size = permutations.shape
+    places = range(1, values.ndim)
     is_axis = -len(places) <= axis < len(places) and values.shape[places[axis]] == size
-    expected = f"{draws} draws with {size} components on axis {axis}"
-    checks.require(is_axis and len(values) == draws, f"relabel: samples[{name!r}]", expected, values)
+    if not is_axis or len(values) != draws:
+        raise checks.error(
+            f"relabel: samples[{name!r}]",
+            f"{draws} draws with {size} components on axis {axis}",
+            values,
+        )
     shape = [size if place == places[axis] else 1 for place in places]
     return np.take_along_axis(values, permutations.reshape(draws, *shape), places[axis])

@@ -9,20 +9,27 @@ import warnings
 from jaxtyping import Shaped
 import numpy as np
 
-#: Draws of a run from which on its blocks are looked at: a coin shows one side with probability 2e-6.
+#: Draws of a run from which on its blocks are looked at: a coin shows one side with
+#: probability 2e-6.
 FEWEST = 20
-_CHANCE = 1e-5  # of a chain that stands still although it samples what the others sample
-_HALVED = 50  # draws from which on a chain that moved only in their first half stands still
+_CHANCE = (
+    1e-5  # of a chain that stands still although it samples what the others sample
+)
+_HALVED = (
+    50  # draws from which on a chain that moved only in their first half stands still
+)
 _MOST = 10  # states at which chains stand still that are compared with the other chains
 
 _ADVICE = (
-    "Try tempering (ParallelTempering, or tempering= of a GibbsBlock), a joint draw of the units that hold "
+    "Try tempering (ParallelTempering, or tempering= of a GibbsBlock), a joint draw "
+    "of the units that hold "
     "each other, or another block"
 )
 _WORDS = {
     "apart": f"chains are stuck at different values. {_ADVICE}",
     "beside": f"some chains stand still while others move, so they are stuck. {_ADVICE}",
-    "agree": "all chains agree: the unit is nearly certain, or all chains are stuck at one place. Start "
+    "agree": "all chains agree: the unit is nearly certain, or all chains are stuck "
+    "at one place. Start "
     "several chains from overdispersed states to distinguish these",
 }
 
@@ -30,8 +37,9 @@ _WORDS = {
 class Stillness(NamedTuple):
     """Chains of one value, or of one block, that stand still.
 
-    :param kind: "apart": all stand still, at different values; "beside": some do, and the others show that
-        this is not chance; "agree": all are constant at one value; "": otherwise.
+    :param kind: "apart": all stand still, at different values; "beside": some do, and
+        the others show that this is not chance; "agree": all are constant at one value;
+        "": otherwise.
     :param chains: number of chains that stand still.
     """
 
@@ -42,9 +50,10 @@ class Stillness(NamedTuple):
 def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
     """Return how many chains stand still, and whether this can be chance.
 
-    A chain stands still if it is constant, or from 50 draws on if the second half of its draws is. Let r be
-    the share of their draws at its state after which the other chains leave it: a sound chain of n such draws
-    stays there with probability :math:`(1 - r)^{n-1}`, and ``beside`` takes less than 1e-5.
+    A chain stands still if it is constant, or from 50 draws on if the second half of
+    its draws is. Let r be the share of their draws at its state after which the other
+    chains leave it: a sound chain of n such draws stays there with probability
+    :math:`(1 - r)^{n-1}`, and ``beside`` takes less than 1e-5.
 
     **Example**
 
@@ -64,7 +73,9 @@ def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
         # to stay at a state, from the rate at which moving chains leave it
         there = ((draws[~still] == state).all(-1) for state in states[:_MOST])
         visits = ((at[:, :-1].sum(), (at[:, :-1] & at[:, 1:]).sum()) for at in there)
-        chances = ((stays / n if n else 0.0) ** (tail.shape[1] - 1) for n, stays in visits)
+        chances = (
+            (stays / n if n else 0.0) ** (tail.shape[1] - 1) for n, stays in visits
+        )
         differ = len(states) > 1 and tail.shape[1] >= FEWEST
         kind = "beside" if differ or any(chance < _CHANCE for chance in chances) else ""
     return Stillness(kind, int(still.sum()))
@@ -76,5 +87,8 @@ def warn_still(kinds: Mapping[Any, str], noun: str, stacklevel: int) -> None:
         names = [str(name) for name, k in kinds.items() if k == kind]
         if names:
             listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            text = f"{len(names)} of {len(kinds)} {noun} have no effective sample size ({listed}): {words}"
+            text = (
+                f"{len(names)} of {len(kinds)} {noun} have no effective sample "
+                f"size ({listed}): {words}"
+            )
             warnings.warn(text, stacklevel=stacklevel + 1)

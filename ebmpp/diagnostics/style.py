@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Colours, lines, markers and legends of all figures.
 
-The colours are the palette of Okabe and Ito for colour-blind readers, with brown in place of yellow. The
-first eight lines also differ in dashes and markers, for print.
+The colours are the palette of Okabe and Ito for colour-blind readers, with brown in
+place of yellow. The first eight lines also differ in dashes and markers, for print.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Blue, vermillion, green, black, purple, sky blue, orange and brown.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#1A202C", "#CC79A7", "#56B4E9", "#E69F00", "#6B4C1E")
+COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#1A202C",
+    "#CC79A7",
+    "#56B4E9",
+    "#E69F00",
+    "#6B4C1E",
+)
 #: Lengths of dashes and gaps in line widths; None is a solid line.
-DASHES = (None, (5, 1.5), (1, 1), (7, 1.5, 1.5, 1.5), (3, 1), (9, 2), (3, 1, 1, 1, 1, 1), (2, 2.5))
+DASHES = (
+    None,
+    (5, 1.5),
+    (1, 1),
+    (7, 1.5, 1.5, 1.5),
+    (3, 1),
+    (9, 2),
+    (3, 1, 1, 1, 1, 1),
+    (2, 2.5),
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 #: Colours of reference lines.
-INK, FAINT = "#1A202C", "#9AA5B1"
+INK = "#1A202C"
+FAINT = "#9AA5B1"
 
 
 def look(index: int) -> dict[str, Any]:
@@ -31,7 +50,10 @@ def look(index: int) -> dict[str, Any]:
     >>> look(1)["linestyle"]
     (0, (5, 1.5))
     """
-    return {"color": COLORS[index % len(COLORS)], "linestyle": dashes(index + index // len(COLORS))}
+    return {
+        "color": COLORS[index % len(COLORS)],
+        "linestyle": dashes(index + index // len(COLORS)),
+    }
 
 
 def dashes(index: int) -> Any:
@@ -46,7 +68,10 @@ def marker(index: int) -> str:
 
 
 def grid(
-    count: int, size: tuple[float, float] = (4.2, 3.1), ncols: int | None = None, pyplot: bool = False
+    count: int,
+    size: tuple[float, float] = (4.2, 3.1),
+    ncols: int | None = None,
+    pyplot: bool = False,
 ) -> "tuple[Figure, np.ndarray]":
     """Return a figure with ``count`` axes of one size, in a row or in ``ncols`` columns."""
     from matplotlib import figure as figures, pyplot as plt
@@ -55,7 +80,9 @@ def grid(
     nrows = -(-count // ncols)
     make = plt.figure if pyplot else figures.Figure
     figure = make(figsize=(size[0] * ncols, size[1] * nrows), layout="constrained")
-    return figure, np.array([figure.add_subplot(nrows, ncols, i + 1) for i in range(count)], dtype=object)
+    return figure, np.array(
+        [figure.add_subplot(nrows, ncols, i + 1) for i in range(count)], dtype=object
+    )
 
 
 def new_axes(size: tuple[float, float] = (4.4, 3.2)) -> "Axes":
@@ -69,5 +96,8 @@ def tidy(ax: "Axes", legend: bool = False, **place: Any) -> None:
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.set_axisbelow(True)
     if legend:
-        options: dict[str, Any] = place or {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        options: dict[str, Any] = place or {
+            "loc": "upper left",
+            "bbox_to_anchor": (1.0, 1.0),
+        }
         ax.legend(frameon=False, fontsize=8, handlelength=3.2, **options)

@@ -21,11 +21,19 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
         if jax.tree.structure(tree) != jax.tree.structure(params.get(name)):
             return ()
         expected = jax.tree_util.tree_leaves_with_path(tree)
-        for (path, struct), leaf in zip(expected, jax.tree.leaves(params[name]), strict=True):
-            shape, place = jnp.shape(leaf), name + jax.tree_util.keystr(path)
+        for (path, struct), leaf in zip(
+            expected, jax.tree.leaves(params[name]), strict=True
+        ):
+            shape = jnp.shape(leaf)
+            place = name + jax.tree_util.keystr(path)
             axes[place] = shape[: max(0, len(shape) - struct.ndim)]
-            fits, expected_shape = axes[place] + struct.shape == shape, f"of shape (..., *{struct.shape})"
-            checks.require(fits, f"factor {name!r}: params", expected_shape, shape, ParameterError)
+            if axes[place] + struct.shape != shape:
+                raise checks.error(
+                    f"factor {name!r}: params",
+                    f"of shape (..., *{struct.shape})",
+                    shape,
+                    ParameterError,
+                )
     try:
         return jnp.broadcast_shapes(*axes.values())
     except ValueError:
@@ -34,24 +42,44 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
         ) from None
 
 
-def flat(graph: FactorGraph, params: Params, batch: tuple[int, ...]) -> tuple[Params, Params]:
+def flat(
+    graph: FactorGraph, params: Params, batch: tuple[int, ...]
+) -> tuple[Params, Params]:
     """Return params with one leading axis, if they have any; and 0 for each leaf that has it, else None."""
-    shapes, params = dict(graph.param_shapes), {name: params[name] for name in graph.param_shapes}
-    axes = jax.tree.map(lambda s, p: 0 if jnp.ndim(p) > s.ndim else None, shapes, params)
-    extend = lambda s, p: jnp.broadcast_to(p, batch + s.shape).reshape(-1, *s.shape)
-    return jax.tree.map(lambda s, p: extend(s, p) if jnp.ndim(p) > s.ndim else p, shapes, params), axes
+    shapes = dict(graph.param_shapes)
+    params = {name: params[name] for name in graph.param_shapes}
+    axes = jax.tree.map(
+        lambda s, p: 0 if jnp.ndim(p) > s.ndim else None, shapes, params
+    )
+
+    def extend(s, p):
+        return jnp.broadcast_to(p, batch + s.shape).reshape(-1, *s.shape)
+
+    return jax.tree.map(
+        lambda s, p: extend(s, p) if jnp.ndim(p) > s.ndim else p, shapes, params
+    ), axes
 
 
-def check_params(graph: FactorGraph, params: Params, batch: tuple[int, ...], values: bool) -> None:
+def check_params(
+    graph: FactorGraph, params: Params, batch: tuple[int, ...], values: bool
+) -> None:
     """Check the params of a batch; sequentially only where their values decide whether they normalise."""
     if not batch:
         graph.check(params, values)
         return
-    shapes, (rows, _) = dict(graph.param_shapes), flat(graph, params, batch)
-    at = lambda i: jax.tree.map(lambda s, p: p[i] if jnp.ndim(p) > s.ndim else p, shapes, rows)
+    shapes = dict(graph.param_shapes)
+    rows, _ = flat(graph, params, batch)
+
+    def at(i):
+        return jax.tree.map(
+            lambda s, p: p[i] if jnp.ndim(p) > s.ndim else p, shapes, rows
+        )
+
     graph.check(at(0), values=False)
     if values:
         states.check_finite(rows)
-        always = all(np.isfinite(family.bounds).all() for family in graph.families.values())
+        always = all(
+            np.isfinite(family.bounds).all() for family in graph.families.values()
+        )
         for i in range(0 if always else math.prod(batch)):
             graph.check(at(i))

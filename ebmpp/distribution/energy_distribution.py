@@ -21,7 +21,13 @@ from jax.typing import ArrayLike
 from ebmpp import exact
 from ebmpp.core import Params, Rows, State, checks, random
 from ebmpp.distribution import batches
-from ebmpp.distribution.layout import Layout, UnitwiseSupport, is_index, is_own_statistic, values_of
+from ebmpp.distribution.layout import (
+    Layout,
+    UnitwiseSupport,
+    is_index,
+    is_own_statistic,
+    values_of,
+)
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states
@@ -29,14 +35,21 @@ from ebmpp.moves import Target
 from ebmpp.moves.move import draw_chains
 
 LogPartition = Callable[[Params], Array]
-#: While a model is inspected: from params and ``log_prob`` without log Z to the value of ``log_prob``.
-HOOK: ContextVar[Callable[[Params, Array], Array] | None] = ContextVar("HOOK", default=None)
+#: While a model is inspected: from params and ``log_prob`` without log Z to the value
+#: of ``log_prob``.
+HOOK: ContextVar[Callable[[Params, Array], Array] | None] = ContextVar(
+    "HOOK", default=None
+)
 
 ADVICE = (
-    "log_prob lacks log Z, which depends on the params: the posterior of anything they depend on is doubly "
-    "intractable, and without log Z it would be silently wrong. Either give EnergyDistribution(..., "
-    "log_partition=lambda params: ebmpp.exact.log_partition(graph, params)), exact for small models; or "
-    "update the sites that the params depend on by the exchange algorithm, ebmpp.ppl.Exchange, alone or as a "
+    "log_prob lacks log Z, which depends on the params: the posterior of anything "
+    "they depend on is doubly "
+    "intractable, and without log Z it would be silently wrong. Either give "
+    "EnergyDistribution(..., "
+    "log_partition=lambda params: ebmpp.exact.log_partition(graph, params)), exact "
+    "for small models; or "
+    "update the sites that the params depend on by the exchange algorithm, "
+    "ebmpp.ppl.Exchange, alone or as a "
     "block of numpyro.infer.Gibbs."
 )
 
@@ -49,9 +62,11 @@ def _without_gradient(params: Params) -> Params:
 
 @_without_gradient.defjvp
 def _refuse_gradient(primals: tuple, tangents: tuple) -> NoReturn:
-    # JAX calls this rule only where a tangent reaches the params, so gradients in the value, and in sites
-    # that the params do not depend on, are unaffected
-    raise IntractableError(f"an EnergyDistribution was differentiated in its params. Its {ADVICE}")
+    # JAX calls this rule only where a tangent reaches the params, so gradients in the
+    # value, and in sites that the params do not depend on, are unaffected
+    raise IntractableError(
+        f"an EnergyDistribution was differentiated in its params. Its {ADVICE}"
+    )
 
 
 _draw = jax.jit(draw_chains)
@@ -60,32 +75,40 @@ _draw = jax.jit(draw_chains)
 class EnergyDistribution(dist.Distribution):
     """The distribution of blocks of an energy-based model, for :func:`numpyro.sample`.
 
-    The value is one array, made of the blocks by ``layout``. The other blocks are summed out, so ``log_prob``
-    is minus the free energy. Without ``log_partition`` that is **up to log Z**, a constant while the params
-    are constant (which shifts evidence bounds, and reweights the components of a mixture). If the params
-    depend on what is inferred, log Z is no constant and the posterior is *doubly intractable*:
-    differentiating ``log_prob`` in the params then raises :class:`~ebmpp.errors.IntractableError`. For
-    methods without gradients, :func:`check_tractable` inspects the model.
+    The value is one array, made of the blocks by ``layout``. The other blocks are
+    summed out, so ``log_prob`` is minus the free energy. Without ``log_partition`` that
+    is **up to log Z**, a constant while the params are constant (which shifts evidence
+    bounds, and reweights the components of a mixture). If the params depend on what is
+    inferred, log Z is no constant and the posterior is *doubly intractable*:
+    differentiating ``log_prob`` in the params then raises
+    :class:`~ebmpp.errors.IntractableError`. For methods without gradients,
+    :func:`check_tractable` inspects the model.
 
-    ``sample`` makes ``num_sweeps`` sweeps of blocked Gibbs from initial draws. It is **approximate**, unless
-    that is long enough for the model to mix. A row's draw depends on its own key.
+    ``sample`` makes ``num_sweeps`` sweeps of blocked Gibbs from initial draws. It is
+    **approximate**, unless that is long enough for the model to mix. A row's draw
+    depends on its own key.
 
-    Params with leading axes, which broadcast against one another, make a batch of distributions.
+    Params with leading axes, which broadcast against one another, make a batch of
+    distributions.
 
-    For small models ``mean``, ``variance``, ``entropy`` and ``numpyro.distributions.kl_divergence`` (between
-    energy models, or one and independent units) are exact sums, with or without ``log_partition``;
-    ``enumerate_support`` lists the joint values. NumPyro itself may enumerate a value of **one unit** with
-    values 0, 1, ... (``DiscreteHMCGibbs``, ``infer_discrete``), as it enumerates each element separately.
-    Larger values are drawn by :class:`~ebmpp.GibbsBlock`.
+    For small models ``mean``, ``variance``, ``entropy`` and
+    ``numpyro.distributions.kl_divergence`` (between energy models, or one and
+    independent units) are exact sums, with or without ``log_partition``;
+    ``enumerate_support`` lists the joint values. NumPyro itself may enumerate a value
+    of **one unit** with values 0, 1, ... (``DiscreteHMCGibbs``, ``infer_discrete``), as
+    it enumerates each element separately. Larger values are drawn by
+    :class:`~ebmpp.GibbsBlock`.
 
     :param params: a dict keyed by factor name; leaves may have leading axes.
-    :param blocks: names of the value's blocks; the visible ones if None, "all" for every block.
-    :param layout: a :class:`~ebmpp.ppl.Layout`; by default one block with its shape, or several flattened,
-        one after the other.
-    :param log_partition: log Z, which ``log_prob`` then subtracts: a number, one per distribution of a batch,
-        or a function of one set of params.
+    :param blocks: names of the value's blocks; the visible ones if None, "all" for
+        every block.
+    :param layout: a :class:`~ebmpp.ppl.Layout`; by default one block with its shape, or
+        several flattened, one after the other.
+    :param log_partition: log Z, which ``log_prob`` then subtracts: a number, one per
+        distribution of a batch, or a function of one set of params.
     :param num_sweeps: sweeps per draw.
-    :param validate_args: False to check neither the params' values nor the value's support.
+    :param validate_args: False to check neither the params' values nor the value's
+        support.
     :raises ParameterError: for params that do not fit, or do not normalise.
     :raises StateError: for an unknown block, or a layout of other blocks.
     :raises IntractableError: when two blocks that are to be summed out interact.
@@ -107,7 +130,8 @@ class EnergyDistribution(dist.Distribution):
     """
 
     arg_constraints = {}
-    has_rsample = False  #: draws are not differentiable in the params: a guide needs the score function
+    #: draws are not differentiable in the params: a guide needs the score function
+    has_rsample = False
     pytree_data_fields = ("params", "_log_partition_value")
     pytree_aux_fields = ("graph", "layout", "num_sweeps", "_log_partition_fn")
 
@@ -122,25 +146,37 @@ class EnergyDistribution(dist.Distribution):
         num_sweeps: int = 100,
         validate_args: bool | None = None,
     ) -> None:
-        checks.instance("EnergyDistribution: graph", graph, FactorGraph, "a FactorGraph")
+        checks.instance(
+            "EnergyDistribution: graph", graph, FactorGraph, "a FactorGraph"
+        )
         num_sweeps = checks.count("EnergyDistribution: num_sweeps", num_sweeps)
         batch = batches.batch_shape(graph, params)
         validates = self._validate_args if validate_args is None else validate_args
         batches.check_params(graph, params, batch, validates)
-        self.graph, self.params, self.num_sweeps = graph, dict(params), num_sweeps
+        self.graph = graph
+        self.params = dict(params)
+        self.num_sweeps = num_sweeps
         self.layout = _check_layout(graph, blocks, layout)
         for a, b in graph.interacting(self.summed):
             raise IntractableError(
-                f"{clash(a, b)}, so their sum in log_prob has no closed form. Make one of them part of the "
+                f"{clash(a, b)}, so their sum in log_prob has no closed form. Make "
+                "one of them part of the "
                 f'value, blocks=[..., {a!r}] or blocks="all" (the layers are {graph.block_layers})'
             )
         self._log_partition_fn = self._log_partition_value = None
         if callable(log_partition):
             self._log_partition_fn = cast(LogPartition, log_partition)
         elif log_partition is not None:
-            shape = jnp.shape(checks.numbers("log_partition", log_partition, ParameterError))
-            expected = f"a function of the params, or numbers of shape () or {batch}"
-            checks.require(shape in ((), batch), "log_partition", expected, log_partition, ParameterError)
+            shape = jnp.shape(
+                checks.numbers("log_partition", log_partition, ParameterError)
+            )
+            if shape not in ((), batch):
+                raise checks.error(
+                    "log_partition",
+                    f"a function of the params, or numbers of shape () or {batch}",
+                    log_partition,
+                    ParameterError,
+                )
             self._log_partition_value = log_partition
         super().__init__(batch, self.layout.shape, validate_args=validate_args)
 
@@ -160,7 +196,9 @@ class EnergyDistribution(dist.Distribution):
     @property
     def has_log_partition(self) -> bool:
         """True if ``log_prob`` is normalised."""
-        return self._log_partition_fn is not None or self._log_partition_value is not None
+        return (
+            self._log_partition_fn is not None or self._log_partition_value is not None
+        )
 
     @property
     def support(self) -> constraints.Constraint:
@@ -178,14 +216,22 @@ class EnergyDistribution(dist.Distribution):
         """
         params, axes = batches.flat(self.graph, self.params, batch)
         if jax.tree.leaves(axes):
-            return jax.vmap(fn, (axes, *(1,) * len(rows)), 1 if rows else 0)(params, *rows)
-        result = fn(params, *(r.reshape(-1, *r.shape[2:]) for r in rows))  # one set: all rows at once
-        split = lambda m: m.reshape(-1, math.prod(batch), *m.shape[1:])
+            return jax.vmap(fn, (axes, *(1,) * len(rows)), 1 if rows else 0)(
+                params, *rows
+            )
+        # one set: all rows at once
+        result = fn(params, *(r.reshape(-1, *r.shape[2:]) for r in rows))
+
+        def split(m):
+            return m.reshape(-1, math.prod(batch), *m.shape[1:])
+
         return jax.tree.map(split, result) if rows else result
 
     def _log_partition(self) -> Array | float:
         if self._log_partition_fn is not None:
-            return jnp.reshape(self._map(self._log_partition_fn, self.batch_shape), self.batch_shape)
+            return jnp.reshape(
+                self._map(self._log_partition_fn, self.batch_shape), self.batch_shape
+            )
         return 0.0 if self._log_partition_value is None else self._log_partition_value
 
     def _map_rows(self, fn: Callable[[Params, State], Any], x: Rows) -> Any:
@@ -200,50 +246,72 @@ class EnergyDistribution(dist.Distribution):
 
         def as_rows(b: str, x: Array) -> Array:
             shape = families[b].shape
-            rows = jnp.broadcast_to(x, lead + shape).reshape(-1, math.prod(batch), *shape)
+            rows = jnp.broadcast_to(x, lead + shape).reshape(
+                -1, math.prod(batch), *shape
+            )
             return rows.astype(families[b].dtype)
 
-        of_rows = lambda params, *r: jax.vmap(lambda row: fn(params, row))(dict(zip(x, r, strict=True)))
+        def of_rows(params, *r):
+            return jax.vmap(lambda row: fn(params, row))(dict(zip(x, r, strict=True)))
+
         result = self._map(of_rows, batch, *(as_rows(b, v) for b, v in x.items()))
         return jax.tree.map(lambda m: m.reshape(lead + m.shape[2:]), result)
 
     def _guard(self, params: Params) -> Params:
         return params if self.has_log_partition else _without_gradient(params)
 
-    def _log_weight(self, value: Array, guard: Callable[..., Any] = identity) -> Float[Array, "*batch"]:
+    def _log_weight(
+        self, value: Array, guard: Callable[..., Any] = identity
+    ) -> Float[Array, "*batch"]:
         """Return ``log_prob`` up to log Z."""
-        of_row = lambda params, x: energy.log_unnormalized(self.graph, guard(params), x, self.summed)
+
+        def of_row(params, x):
+            return energy.log_unnormalized(self.graph, guard(params), x, self.summed)
+
         return self._map_rows(of_row, self.layout.split(value))
 
     @validate_sample
-    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Float[Array, "*batch"]:
+    def log_prob(
+        self, value: ArrayLike, intermediates: Any = None
+    ) -> Float[Array, "*batch"]:
         """Return minus the free energy of the value, minus log Z if it was given.
 
         :param value: shape ``(*batch, *event_shape)``.
         :return: shape ``(*batch,)``.
-        :raises IntractableError: when differentiated in the params without ``log_partition``.
+        :raises IntractableError: when differentiated in the params without
+            ``log_partition``.
         :raises StateError: for a wrong shape.
         """
         del intermediates
-        weight, hook = self._log_weight(jnp.asarray(value), self._guard), HOOK.get()
+        weight = self._log_weight(jnp.asarray(value), self._guard)
+        hook = HOOK.get()
         if hook is not None and not self.has_log_partition:
             weight = hook(self.params, weight)
         return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
 
-    def joint_log_prob(self, value: ArrayLike, latents: Mapping[str, Array]) -> Float[Array, "*batch"]:
+    def joint_log_prob(
+        self, value: ArrayLike, latents: Mapping[str, Array]
+    ) -> Float[Array, "*batch"]:
         """Return the joint log density of the value and the blocks that are summed out.
 
-        It is relative to the base measure of the latter, whose sum gives :meth:`log_prob`.
+        It is relative to the base measure of the latter, whose sum gives
+        :meth:`log_prob`.
 
         :param value: shape ``(*batch, *event_shape)``.
         :param latents: by block of :attr:`summed`, ``(*batch, *shape)``.
         """
 
         def of_row(params: Params, x: State) -> Array:
-            base = energy.log_base_measure(self.graph, {b: x[b] for b in self.layout.names})
-            return base - energy.energy(self.graph, self._guard(params), self.graph.statistics(x))
+            base = energy.log_base_measure(
+                self.graph, {b: x[b] for b in self.layout.names}
+            )
+            return base - energy.energy(
+                self.graph, self._guard(params), self.graph.statistics(x)
+            )
 
-        weight = self._map_rows(of_row, {**self.layout.split(jnp.asarray(value)), **latents})
+        weight = self._map_rows(
+            of_row, {**self.layout.split(jnp.asarray(value)), **latents}
+        )
         return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
 
     def latent_parameters(self, value: ArrayLike) -> dict[str, Float[Array, "..."]]:
@@ -252,55 +320,81 @@ class EnergyDistribution(dist.Distribution):
         :param value: shape ``(*batch, *event_shape)``.
         :return: by block of :attr:`summed`, ``(*batch, *statistic_shape)``.
         """
-        of_row = lambda params, x: energy.natural(self.graph, params, self.graph.statistics(x), self.summed)
+
+        def of_row(params, x):
+            return energy.natural(
+                self.graph, params, self.graph.statistics(x), self.summed
+            )
+
         return self._map_rows(of_row, self.layout.split(value)) if self.summed else {}
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Real[Array, "*value"]:
+    def sample(
+        self, key: Array | None, sample_shape: tuple[int, ...] = ()
+    ) -> Real[Array, "*value"]:
         """Draw by ``num_sweeps`` sweeps of blocked Gibbs, with one chain per draw.
 
         :param key: a jax key.
         :param sample_shape: leading axes.
         :return: shape ``sample_shape + batch_shape + event_shape``.
         """
-        key, batch = checks.key("EnergyDistribution: key", key), self.batch_shape
+        key = checks.key("EnergyDistribution: key", key)
+        batch = self.batch_shape
         shape = tuple(sample_shape) + batch
-        keys = random.fold_in(random.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32))
+        keys = random.fold_in(
+            random.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32)
+        )
 
         def draw(params: Params, keys: Array) -> Array:
-            params = jax.lax.stop_gradient(params)  # draws are not differentiable in them
-            return self.layout.join(_draw(Target(self.graph, params), keys, self.num_sweeps))
+            # draws are not differentiable in them
+            params = jax.lax.stop_gradient(params)
+            return self.layout.join(
+                _draw(Target(self.graph, params), keys, self.num_sweeps)
+            )
 
-        drawn = self._map(draw, batch, keys.reshape(-1, math.prod(batch), keys.shape[-1]))
+        drawn = self._map(
+            draw, batch, keys.reshape(-1, math.prod(batch), keys.shape[-1])
+        )
         return drawn.reshape(shape + self.layout.shape)
 
     @property
     def has_enumerate_support(self) -> bool:
         """True if NumPyro may enumerate: values of one unit, numbered from 0."""
-        return math.prod(self.layout.shape) == 1 and is_index(self.graph.families[self.layout.names[0]])
+        return math.prod(self.layout.shape) == 1 and is_index(
+            self.graph.families[self.layout.names[0]]
+        )
 
     def enumerate_support(self, expand: bool = True) -> Real[Array, "values ..."]:
         """Return the joint values of all units, ``(values, *batch_shape, *event_shape)``.
 
         :param expand: False for axes of length 1 in place of ``batch_shape``.
-        :raises IntractableError: for more than 2^20 of them, or units of infinitely many values.
+        :raises IntractableError: for more than 2^20 of them, or units of infinitely
+            many values.
         """
-        values, batch = values_of(self.graph, self.layout), self.batch_shape
+        values = values_of(self.graph, self.layout)
+        batch = self.batch_shape
         values = values.reshape(len(values), *(1,) * len(batch), *self.layout.shape)
-        return jnp.broadcast_to(values, (len(values), *batch, *self.layout.shape)) if expand else values
+        return (
+            jnp.broadcast_to(values, (len(values), *batch, *self.layout.shape))
+            if expand
+            else values
+        )
 
     def log_probs(self, values: Array) -> Float[Array, "values *batch"]:
         """Return exact log probabilities, normalised over ``values``, which must be all that there are.
 
         :param values: as of :meth:`enumerate_support`.
         """
-        weights = jax.lax.map(self._log_weight, values, batch_size=min(len(values), enumeration.CHUNK))
+        weights = jax.lax.map(
+            self._log_weight, values, batch_size=min(len(values), enumeration.CHUNK)
+        )
         return jax.nn.log_softmax(weights, axis=0)
 
     @property
     def mean(self) -> Float[Array, "*value"]:
         """E[x], exactly.
 
-        :raises IntractableError: where the model is too large for :func:`ebmpp.exact.moments`.
+        :raises IntractableError: where the model is too large for
+            :func:`ebmpp.exact.moments`.
         """
         return self._moment(exact.moments, centred=False)
 
@@ -308,7 +402,8 @@ class EnergyDistribution(dist.Distribution):
     def variance(self) -> Float[Array, "*value"]:
         """Var[x] of each unit, exactly.
 
-        :raises IntractableError: where the model is too large for :func:`ebmpp.exact.variances`.
+        :raises IntractableError: where the model is too large for
+            :func:`ebmpp.exact.variances`.
         """
         return self._moment(exact.variances, centred=True)
 
@@ -318,15 +413,21 @@ class EnergyDistribution(dist.Distribution):
         if not all(map(is_own_statistic, families.values())):
             values = self.enumerate_support(expand=False)
             log_probs = self.log_probs(values)
-            probabilities = jnp.exp(log_probs).reshape(log_probs.shape + (1,) * len(self.layout.shape))
+            probabilities = jnp.exp(log_probs).reshape(
+                log_probs.shape + (1,) * len(self.layout.shape)
+            )
             mean = (probabilities * values).sum(0)
             return (probabilities * (values - mean) ** 2).sum(0) if centred else mean
 
         def moment(params: Params) -> Array:
             moments = of_statistics(self.graph, params)
-            return self.layout.join({b: f.interaction(moments[b]) for b, f in families.items()})
+            return self.layout.join(
+                {b: f.interaction(moments[b]) for b, f in families.items()}
+            )
 
-        return self._map(moment, self.batch_shape).reshape(self.batch_shape + self.layout.shape)
+        return self._map(moment, self.batch_shape).reshape(
+            self.batch_shape + self.layout.shape
+        )
 
     def entropy(self) -> Float[Array, "*batch"]:
         """Return the entropy of the value, exactly, in nats.
@@ -334,10 +435,14 @@ class EnergyDistribution(dist.Distribution):
         :raises IntractableError: for more than 2^20 joint values, or infinitely many.
         """
         log_probs = self.log_probs(self.enumerate_support(expand=False))
-        return -(jnp.exp(log_probs) * jnp.where(log_probs > -jnp.inf, log_probs, 0.0)).sum(0)
+        return -(
+            jnp.exp(log_probs) * jnp.where(log_probs > -jnp.inf, log_probs, 0.0)
+        ).sum(0)
 
 
-def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout: Layout | None) -> Layout:
+def _check_layout(
+    graph: FactorGraph, blocks: Iterable[str] | str | None, layout: Layout | None
+) -> Layout:
     """Raise a StateError for an unknown block, or a layout of other blocks."""
     if blocks is None:
         names = tuple(graph.visible) if layout is None else layout.names
@@ -348,9 +453,16 @@ def _check_layout(graph: FactorGraph, blocks: Iterable[str] | str | None, layout
     if layout is None:
         return Layout.flat(graph, names)
     states.check_names(names, graph.families)
-    blocks, expected = dict(layout.blocks), {b: graph.families[b].shape for b in names}
-    hint = "Make it by Layout.flat(graph, blocks) or Layout.at(graph, shape, places)."
-    checks.require(blocks == expected, "blocks of layout", f"{expected}", blocks, StateError, hint)
+    blocks = dict(layout.blocks)
+    expected = {b: graph.families[b].shape for b in names}
+    if blocks != expected:
+        raise checks.error(
+            "blocks of layout",
+            f"{expected}",
+            blocks,
+            StateError,
+            "Make it by Layout.flat(graph, blocks) or Layout.at(graph, shape, places).",
+        )
     return layout
 
 
@@ -366,12 +478,21 @@ def _divergence(p: Enumerable, q: Enumerable) -> Float[Array, "*batch"]:
     model = p if isinstance(p, EnergyDistribution) else cast(EnergyDistribution, q)
     if p.event_shape != q.event_shape or p.support != q.support:
         raise ParameterError(
-            f"kl_divergence needs two distributions of the same values, got shapes {p.event_shape} and "
+            "kl_divergence needs two distributions of the same values, got shapes "
+            f"{p.event_shape} and "
             f"{q.event_shape}, and supports {p.support} and {q.support}"
         )
     batch = (1,) * max(len(p.batch_shape), len(q.batch_shape))
     values = model.enumerate_support(expand=False)
     values = values.reshape(len(values), *batch, *model.event_shape)
-    log_probs = lambda d: d.log_probs(values) if isinstance(d, EnergyDistribution) else d.log_prob(values)
-    log_p, log_q = jnp.asarray(log_probs(p)), jnp.asarray(log_probs(q))
+
+    def log_probs(d):
+        return (
+            d.log_probs(values)
+            if isinstance(d, EnergyDistribution)
+            else d.log_prob(values)
+        )
+
+    log_p = jnp.asarray(log_probs(p))
+    log_q = jnp.asarray(log_probs(q))
     return (jnp.exp(log_p) * jnp.where(log_p > -jnp.inf, log_p - log_q, 0.0)).sum(0)

@@ -56,31 +56,50 @@ class Layout:
         """
         blocks = tuple(blocks)
         states.check_names(blocks, graph.families)
-        checks.require(blocks, "Layout.flat: blocks", "at least one block", blocks, StateError)
+        if not blocks:
+            raise checks.error(
+                "Layout.flat: blocks", "at least one block", blocks, StateError
+            )
         shapes = [graph.families[b].shape for b in blocks]
         size = sum(map(math.prod, shapes))
         shape = shapes[0] if len(blocks) == 1 else (size,)
         return cls(shape, tuple(zip(blocks, shapes, strict=True)), tuple(range(size)))
 
     @classmethod
-    def at(cls, graph: FactorGraph, shape: tuple[int, ...], places: Mapping[str, Any]) -> "Layout":
+    def at(
+        cls, graph: FactorGraph, shape: tuple[int, ...], places: Mapping[str, Any]
+    ) -> "Layout":
         """Return the layout of blocks at given places.
 
         :param shape: of the array.
-        :param places: by block: a mask of ``shape``, or whole numbers, indices of the flattened array.
-        :raises StateError: for an unknown block, or places that do not fill the array once.
+        :param places: by block: a mask of ``shape``, or whole numbers, indices of the
+            flattened array.
+        :raises StateError: for an unknown block, or places that do not fill the array
+            once.
         """
         states.check_names(places, graph.families)
         indices: list[int] = []
         for b, place in places.items():
-            place, size = np.asarray(place), graph.families[b].size
+            place = np.asarray(place)
+            size = graph.families[b].size
             index = np.flatnonzero(place) if place.dtype == bool else place.ravel()
-            name = f"Layout.at: number of places of block {b!r}"
-            checks.require(len(index) == size, name, f"its number of units, {size}", len(index), StateError)
+            if len(index) != size:
+                raise checks.error(
+                    f"Layout.at: number of places of block {b!r}",
+                    f"its number of units, {size}",
+                    len(index),
+                    StateError,
+                )
             indices.extend(map(int, index))
-        fills, expected = sorted(indices) == list(range(math.prod(shape))), "each index of the array once"
-        checks.require(fills, "Layout.at: places", expected, indices, StateError)
-        return cls(tuple(shape), tuple((b, graph.families[b].shape) for b in places), tuple(indices))
+        if sorted(indices) != list(range(math.prod(shape))):
+            raise checks.error(
+                "Layout.at: places", "each index of the array once", indices, StateError
+            )
+        return cls(
+            tuple(shape),
+            tuple((b, graph.families[b].shape) for b in places),
+            tuple(indices),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,8 +112,13 @@ class Layout:
 
     def join(self, x: Mapping[str, ArrayLike]) -> Shaped[Array, "*value"]:
         """Return the array of the blocks' values, ``(*batch, *shape)``."""
-        batch = lambda value, shape: jnp.shape(value)[: jnp.ndim(value) - len(shape)]
-        parts = [jnp.reshape(x[b], (*batch(x[b], shape), -1)) for b, shape in self.blocks]
+
+        def batch(value, shape):
+            return jnp.shape(value)[: jnp.ndim(value) - len(shape)]
+
+        parts = [
+            jnp.reshape(x[b], (*batch(x[b], shape), -1)) for b, shape in self.blocks
+        ]
         flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
         if not self._in_order:
             flat = flat[..., np.argsort(np.asarray(self.places))]
@@ -108,7 +132,9 @@ class Layout:
         value = jnp.asarray(value)
         batch = value.shape[: value.ndim - len(self.shape)]
         if batch + self.shape != value.shape:
-            raise StateError(f"blocks {self.names} got shape {value.shape}, expected (..., *{self.shape})")
+            raise StateError(
+                f"blocks {self.names} got shape {value.shape}, expected (..., *{self.shape})"
+            )
         flat = value.reshape(*batch, -1)
         if not self._in_order:
             flat = flat[..., np.asarray(self.places)]
@@ -121,9 +147,12 @@ class UnitwiseSupport(constraints.Constraint):
     """The support of a value whose units are of several families."""
 
     def __init__(self, graph: FactorGraph, layout: Layout) -> None:
-        self.graph, self.layout = graph, layout
+        self.graph = graph
+        self.layout = layout
         # a gradient-based method must not update a site with any discrete unit
-        self.is_discrete = any(graph.families[b].support.is_discrete for b in layout.names)
+        self.is_discrete = any(
+            graph.families[b].support.is_discrete for b in layout.names
+        )
         self.event_dim = len(layout.shape)
 
     def __call__(self, x: Array) -> Array:
@@ -137,20 +166,28 @@ class UnitwiseSupport(constraints.Constraint):
     def feasible_like(self, prototype: Array) -> Array:
         """Return a value in the support."""
         families = {b: self.graph.families[b] for b in self.layout.names}
-        blocks = {b: f.initial(jnp.zeros((*f.shape, f.num_words), jnp.uint32)) for b, f in families.items()}
+        blocks = {
+            b: f.initial(jnp.zeros((*f.shape, f.num_words), jnp.uint32))
+            for b, f in families.items()
+        }
         value = self.layout.join(blocks).astype(jnp.result_type(prototype))
         return jnp.broadcast_to(value, jnp.shape(prototype))
 
     def eq(self, other: object, static: bool = False) -> bool:
         """Compare two supports."""
-        return isinstance(other, UnitwiseSupport) and (self.graph, self.layout) == (other.graph, other.layout)
+        return isinstance(other, UnitwiseSupport) and (self.graph, self.layout) == (
+            other.graph,
+            other.layout,
+        )
 
     def tree_flatten(self) -> tuple:
         """Return no arrays."""
         return (), ((), dict(vars(self)))
 
     def __repr__(self) -> str:
-        families = (f"{b}: {describe(self.graph.families[b])}" for b in self.layout.names)
+        families = (
+            f"{b}: {describe(self.graph.families[b])}" for b in self.layout.names
+        )
         return f"UnitwiseSupport({', '.join(families)})"
 
 

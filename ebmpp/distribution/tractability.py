@@ -39,7 +39,11 @@ def with_base(fn: dist.Distribution, base: dist.Distribution) -> dist.Distributi
 
 def energies_of(trace: Mapping[str, Any]) -> dict[str, list[EnergyDistribution]]:
     """Return the energies in the distributions of a trace, by site, observed sites included."""
-    energies = {name: _energies_in(site["fn"]) for name, site in trace.items() if site["type"] == "sample"}
+    energies = {
+        name: _energies_in(site["fn"])
+        for name, site in trace.items()
+        if site["type"] == "sample"
+    }
     return {name: parts for name, parts in energies.items() if parts}
 
 
@@ -47,28 +51,43 @@ def _energies_in(fn: dist.Distribution) -> list[EnergyDistribution]:
     """Return the energies in a distribution and its parts, such as components of a mixture."""
     if isinstance(fn, EnergyDistribution):
         return [fn]
-    return [e for part in _parts(fn) if isinstance(part, dist.Distribution) for e in _energies_in(part)]
+    return [
+        e
+        for part in _parts(fn)
+        if isinstance(part, dist.Distribution)
+        for e in _energies_in(part)
+    ]
 
 
 def _parts(fn: dist.Distribution) -> list[Any]:
-    return jax.tree.leaves(dict(vars(fn)), is_leaf=lambda part: isinstance(part, dist.Distribution))
+    return jax.tree.leaves(
+        dict(vars(fn)), is_leaf=lambda part: isinstance(part, dist.Distribution)
+    )
 
 
 def _arrays(fn: dist.Distribution) -> list[Any]:
     """Return the arrays in a distribution and its parts."""
-    nested = [_arrays(p) if isinstance(p, dist.Distribution) else [p] for p in _parts(fn)]
-    return [p for parts in nested for p in parts if isinstance(p, jax.Array | np.ndarray)]
+    nested = [
+        _arrays(p) if isinstance(p, dist.Distribution) else [p] for p in _parts(fn)
+    ]
+    return [
+        p for parts in nested for p in parts if isinstance(p, jax.Array | np.ndarray)
+    ]
 
 
 def _reweights(fn: dist.Distribution) -> bool:
     """Return True if log Z of an energy inside may be more than added to the log density, as in a mixture."""
     if isinstance(fn, EnergyDistribution):
         return False
-    return not isinstance(fn, (*_WRAPPERS, dist.TransformedDistribution)) or _reweights(fn.base_dist)
+    return not isinstance(fn, (*_WRAPPERS, dist.TransformedDistribution)) or _reweights(
+        fn.base_dist
+    )
 
 
 @contextlib.contextmanager
-def unnormalized(hook: Callable[[Params, Array], Array] | None = None) -> Generator[list[Params]]:
+def unnormalized(
+    hook: Callable[[Params, Array], Array] | None = None,
+) -> Generator[list[Params]]:
     """Collect the params of energies without log Z whose ``log_prob`` is evaluated, as ``hook`` says."""
     evaluated: list[Params] = []
 
@@ -86,13 +105,14 @@ def unnormalized(hook: Callable[[Params, Array], Array] | None = None) -> Genera
 def check_tractable(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
     """Refuse a model in which the params of an energy model depend on what is inferred, without log Z.
 
-    Gradient-based inference refuses by itself. Call this before any method without gradients. Nothing is
-    computed: dependencies are traced through the model.
+    Gradient-based inference refuses by itself. Call this before any method without
+    gradients. Nothing is computed: dependencies are traced through the model.
 
     :param model: a NumPyro model, conditioned on the data.
     :param model_args: its arguments.
     :param model_kwargs: its keyword arguments.
-    :raises IntractableError: naming the site and the latent sites that its params depend on.
+    :raises IntractableError: naming the site and the latent sites that its params
+        depend on.
 
     **Example**
 
@@ -110,7 +130,9 @@ def check_tractable(model: Callable, *model_args: Any, **model_kwargs: Any) -> N
     refuse_params(model, model_args, model_kwargs, None)
 
 
-def refuse_params(model: Callable, args: tuple, kwargs: dict[str, Any], sites: Sequence[str] | None) -> None:
+def refuse_params(
+    model: Callable, args: tuple, kwargs: dict[str, Any], sites: Sequence[str] | None
+) -> None:
     """Refuse to draw sites, all if None, that the params of an energy model without log Z depend on."""
     for name, sources in read_by_params(model, args, kwargs, known=False).items():
         if drawn := [source for source in sources if sites is None or source in sites]:
@@ -119,11 +141,14 @@ def refuse_params(model: Callable, args: tuple, kwargs: dict[str, Any], sites: S
             )
 
 
-def read_by_params(model: Callable, args: tuple, kwargs: dict[str, Any], known: bool) -> dict[str, list[str]]:
+def read_by_params(
+    model: Callable, args: tuple, kwargs: dict[str, Any], known: bool
+) -> dict[str, list[str]]:
     """Return the latent sites that the params of energies depend on, by the energy's site.
 
-    Nothing is computed. An energy inside of a mixture also depends on what the weights depend on, and on the
-    site itself. A site that reads ``log_prob`` of an energy, such as a factor, depends on what its params do.
+    Nothing is computed. An energy inside of a mixture also depends on what the weights
+    depend on, and on the site itself. A site that reads ``log_prob`` of an energy, such
+    as a factor, depends on what its params do.
 
     :param known: True to include energies with log Z.
     """
@@ -133,33 +158,56 @@ def read_by_params(model: Callable, args: tuple, kwargs: dict[str, Any], known: 
         return {name: trace[name]["value"] for name in latent_sample_sites(trace)}
 
     values = jax.eval_shape(latents)
-    # the tracer takes values as keyword arguments, beside its own, and a site may have any name
+    # the tracer takes values as keyword arguments, beside its own, and a site may have
+    # any name
     alias = {f"site_{i}": name for i, name in enumerate(values)}
     reweighted: set[str] = set()
 
-    def read(mark: Array, **inputs: Array) -> tuple[dict[str, Any], dict[str, Any], list[Params]]:
+    def read(
+        mark: Array, **inputs: Array
+    ) -> tuple[dict[str, Any], dict[str, Any], list[Params]]:
         data = {alias[key]: value for key, value in inputs.items()}
         seeded = handlers.seed(handlers.substitute(model, data=data), 0)
         with unnormalized(lambda params, log_weight: log_weight + mark) as used:
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         params: dict[str, Any] = {}
         for name, energies in energies_of(trace).items():
-            params[name] = [e.params for e in energies if known or not e.has_log_partition]
+            params[name] = [
+                e.params for e in energies if known or not e.has_log_partition
+            ]
         params = {name: trees for name, trees in params.items() if trees}
-        reweighted.update(name for name in params if not known and _reweights(trace[name]["fn"]))
-        arrays = {name: _arrays(site["fn"]) for name, site in trace.items() if site["type"] == "sample"}
+        reweighted.update(
+            name for name in params if not known and _reweights(trace[name]["fn"])
+        )
+        arrays = {
+            name: _arrays(site["fn"])
+            for name, site in trace.items()
+            if site["type"] == "sample"
+        }
         params |= {name: [params[name], arrays[name]] for name in reweighted}
         return params, {} if known else arrays, used
 
     inputs = {key: values[name] for key, name in alias.items()}
-    params, arrays, used = eval_provenance(read, mark=jax.ShapeDtypeStruct((), float), **inputs)
-    sites_of = lambda tree: {alias[key] for key in _keys(tree) if key in alias}
-    # a value reweighted by an energy without log Z is wrong, whatever the params depend on
-    sources = {name: sites_of(tree) - {name} | ({name} & reweighted) for name, tree in params.items()}
+    params, arrays, used = eval_provenance(
+        read, mark=jax.ShapeDtypeStruct((), float), **inputs
+    )
+
+    def sites_of(tree):
+        return {alias[key] for key in _keys(tree) if key in alias}
+
+    # a value reweighted by an energy without log Z is wrong, whatever the params depend
+    # on
+    sources = {
+        name: sites_of(tree) - {name} | ({name} & reweighted)
+        for name, tree in params.items()
+    }
     for name, tree in arrays.items():
         if "mark" in _keys(tree):
             sources[name] = sources.get(name, set()) | sites_of(used)
-    return {name: [site for site in values if site in names] for name, names in sources.items()}
+    return {
+        name: [site for site in values if site in names]
+        for name, names in sources.items()
+    }
 
 
 def _keys(provenance: Any) -> set[str]:

@@ -26,11 +26,11 @@ class Batch(NamedTuple):
     """Rows of one step.
 
     :param rows: the visible blocks, ``(rows, *shape)`` each.
-    :param weights: ``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. Each is 1/rows for equal rows;
-        for weighted rows their sum is 1 on average over batches.
-    :param known: masks of known entries, ``(rows, *shape)``, of the visible blocks that have missing entries.
-        The values at missing entries are in the support but carry no information. Empty unless the
-        estimator's ``takes_missing`` is True.
+    :param weights: ``(rows,)``: the step's loss is ``-sum_i w_i log p(v_i)``. Each is
+        1/rows for equal rows; for weighted rows their sum is 1 on average over batches.
+    :param known: masks of known entries, ``(rows, *shape)``, of the visible blocks that
+        have missing entries. The values at missing entries are in the support but carry
+        no information. Empty unless the estimator's ``takes_missing`` is True.
     """
 
     rows: Rows
@@ -50,8 +50,8 @@ class Estimate(NamedTuple):
     :param gradient: gradient of the batch's loss, a pytree like the params.
     :param state: the estimator's state for the next step.
     :param metrics: scalars for the history.
-    :param sweeps: cost: sweeps of all chains per row of the batch. :func:`~ebmpp.fit` bounds by it how many
-        steps run in one program.
+    :param sweeps: cost: sweeps of all chains per row of the batch. :func:`~ebmpp.fit`
+        bounds by it how many steps run in one program.
     """
 
     gradient: Params
@@ -71,7 +71,8 @@ class Choice(NamedTuple):
 class Estimator(abc.ABC):
     """Base class of the gradient's estimators: immutable, hashable values.
 
-    A custom estimator implements ``init`` and ``estimate``, and overrides the rest where it differs.
+    A custom estimator implements ``init`` and ``estimate``, and overrides the rest
+    where it differs.
     """
 
     takes_missing: ClassVar[bool] = False
@@ -83,11 +84,15 @@ class Estimator(abc.ABC):
         return 1
 
     @abc.abstractmethod
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> Any:
         """Return the state before the first step; ``batch`` is the number of rows per step."""
 
     @abc.abstractmethod
-    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
+    def estimate(
+        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+    ) -> Estimate:
         """Make the gradient of one step. It is traced once, so everything that changes is an array."""
 
     def adopt(self, before: Any, fresh: Any) -> Any:
@@ -122,9 +127,9 @@ class Estimator(abc.ABC):
     def _repeats(self, state: Any, count: int) -> "Repeats":
         """Return how a step is repeated by :func:`~ebmpp.estimators.gradient_bias`.
 
-        By default each repeat starts from the given state, so that a bias of the state counts. Estimators
-        with independent chains split them into ``count`` groups, and those whose gradient is not the
-        likelihood's raise ArgumentError.
+        By default each repeat starts from the given state, so that a bias of the state
+        counts. Estimators with independent chains split them into ``count`` groups, and
+        those whose gradient is not the likelihood's raise ArgumentError.
         """
         return Repeats(self, (state,) * count)
 
@@ -132,7 +137,8 @@ class Estimator(abc.ABC):
 class Repeats(NamedTuple):
     """Steps whose gradients are compared to measure their bias.
 
-    :param estimator: the estimator of the steps: one of fewer chains, or the one inside another.
+    :param estimator: the estimator of the steps: one of fewer chains, or the one inside
+        another.
     :param states: state that each repeat starts from.
     :param chains: number of chains per state; None where all states are one.
     """
@@ -146,7 +152,10 @@ def split_chains(chains: Rows, count: int) -> tuple[tuple[Blocks, ...], int]:
     """Split chains into ``count`` groups of one size, or one per chain, and return that size too."""
     rows = len(next(iter(chains.values())))
     size = max(1, rows // count)
-    group = lambda i: {b: v[i * size : (i + 1) * size] for b, v in chains.items()}
+
+    def group(i):
+        return {b: v[i * size : (i + 1) * size] for b, v in chains.items()}
+
     return tuple(group(i) for i in range(min(count, rows))), size
 
 

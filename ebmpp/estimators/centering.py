@@ -25,7 +25,8 @@ class CenteredState(NamedTuple):
 
     :param inner: state of the inner estimator.
     :param offsets: offset of each block, of its statistics' shape.
-    :param means: mean statistics given the batch's rows, at the first of the batch's steps.
+    :param means: mean statistics given the batch's rows, at the first of the batch's
+        steps.
     :param step: index of the batch's next step.
     """
 
@@ -41,42 +42,50 @@ class CenteredState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+# whose gradient is the likelihood's
 class Centered(Estimator):
     r"""Centered gradients of any estimator: the declared model, better conditioned.
 
     For units that are mostly off or mostly on, and for deep machines.
 
-    In the centered parametrisation every factor of two blocks sees statistics minus offsets, so a change of
-    weights does not move the means. The model stays as declared: with S the map from centered params to the
-    graph's and J its derivative, the gradient g becomes the direction :math:`J J^T g`, the step along the
-    centered gradient :math:`J^T g` in the graph's params. S follows from the energy: a block's bias is its
-    centered bias minus the natural parameter that the factors of two blocks contribute at the offsets. For a
-    Boltzmann machine with offsets :math:`\mu, \lambda`:
+    In the centered parametrisation every factor of two blocks sees statistics minus
+    offsets, so a change of weights does not move the means. The model stays as
+    declared: with S the map from centered params to the graph's and J its derivative,
+    the gradient g becomes the direction :math:`J J^T g`, the step along the centered
+    gradient :math:`J^T g` in the graph's params. S follows from the energy: a block's
+    bias is its centered bias minus the natural parameter that the factors of two blocks
+    contribute at the offsets. For a Boltzmann machine with offsets
+    :math:`\mu, \lambda`:
 
     .. math::
 
         d_W = g_W - \mu g_c^T - g_b \lambda^T, \quad d_b = g_b - d_W \lambda, \quad d_c = g_c - d_W^T \mu
 
-    It is a descent direction for any offsets, zero only where g is, and ``gradient_norm`` in the history is
-    its norm. Offsets begin at the data's mean and at the mean of each latent family's default distribution.
-    The latent means given the rows are exact where the posterior is one layer, else of one mean-field pass.
+    It is a descent direction for any offsets, zero only where g is, and
+    ``gradient_norm`` in the history is its norm. Offsets begin at the data's mean and
+    at the mean of each latent family's default distribution. The latent means given the
+    rows are exact where the posterior is one layer, else of one mean-field pass.
 
-    :param estimator: the inner estimator, such as :class:`CD`, :class:`PCD` or :class:`UCD`.
+    :param estimator: the inner estimator, such as :class:`CD`, :class:`PCD` or
+        :class:`UCD`.
     :param sliding: rate in [0, 1] of the offsets: mu <- mu + sliding (mean - mu).
-    :param offsets: means that they follow: "data" (the batch's rows and the latents given them), "model"
-        (of the estimator's negative phase), "average" (half of each), or "zero", which keeps all
-        offsets at 0 and makes this the inner estimator.
-    :param rates: relative learning rates of some factors, by name, above 0; the others have 1. They scale
-        the centered gradient, so biases follow their factors: :math:`J D J^T g`. Upper layers of a deep
-        machine work best with a third of the lowest one's rate.
-    :raises ArgumentError: for an invalid or centered estimator, unknown factors, or numbers out of range.
+    :param offsets: means that they follow: "data" (the batch's rows and the latents
+        given them), "model" (of the estimator's negative phase), "average" (half of
+        each), or "zero", which keeps all offsets at 0 and makes this the inner
+        estimator.
+    :param rates: relative learning rates of some factors, by name, above 0; the others
+        have 1. They scale the centered gradient, so biases follow their factors:
+        :math:`J D J^T g`. Upper layers of a deep machine work best with a third of the
+        lowest one's rate.
+    :raises ArgumentError: for an invalid or centered estimator, unknown factors, or
+        numbers out of range.
     :raises DeclarationError: in training, for a graph without a centered form.
 
     **References**
 
     1. Montavon, Mueller (2012), *Deep Boltzmann machines and the centering trick*.
-    2. Melchior, Fischer, Wiskott (2016), *How to center deep Boltzmann machines*; the offsets here are
-       their d, m and a with a sliding average, and 0.
+    2. Melchior, Fischer, Wiskott (2016), *How to center deep Boltzmann machines*; the
+       offsets here are their d, m and a with a sliding average, and 0.
 
     **Example**
 
@@ -94,28 +103,51 @@ class Centered(Estimator):
     rates: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        checks.instance("Centered: estimator", self.estimator, Estimator, "an estimator such as CD(k=1)")
-        is_plain = not isinstance(self.estimator, Centered)
-        checks.require(is_plain, "Centered: estimator", "not centered already", self.estimator)
+        checks.instance(
+            "Centered: estimator",
+            self.estimator,
+            Estimator,
+            "an estimator such as CD(k=1)",
+        )
+        if isinstance(self.estimator, Centered):
+            raise checks.error(
+                "Centered: estimator", "not centered already", self.estimator
+            )
         checks.number("Centered: sliding", self.sliding, least=0, most=1)
-        checks.choice("Centered: offsets", self.offsets, ("data", "model", "average", "zero"))
+        checks.choice(
+            "Centered: offsets", self.offsets, ("data", "model", "average", "zero")
+        )
         rates = dict(self.rates) if isinstance(self.rates, tuple) else self.rates
-        rates = checks.instance("Centered: rates", rates, Mapping, "a dict from factor names to numbers")
-        rates = {name: checks.number(f"Centered: rates[{name!r}]", r, above=0) for name, r in rates.items()}
+        rates = checks.instance(
+            "Centered: rates", rates, Mapping, "a dict from factor names to numbers"
+        )
+        rates = {
+            name: checks.number(f"Centered: rates[{name!r}]", r, above=0)
+            for name, r in rates.items()
+        }
         object.__setattr__(self, "rates", tuple(rates.items()))  # hashable
 
     @property
     def steps_per_batch(self) -> int:
         return self.estimator.steps_per_batch
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> CenteredState:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> CenteredState:
         """Put the offsets at the data's mean and at the mean of each latent family's default distribution."""
         names = _bias_names(graph)
         for factor in graph.factors:  # offsets must not lead out of the declared model
-            lacking = [b for b in factor.blocks if len(factor.blocks) > 1 and b not in names]
-            is_valid, hint = len(factor.blocks) <= 2 and not lacking, f"Blocks without one: {lacking}."
-            expected = "over one block, or two with a Bias each"
-            checks.require(is_valid, "Centered: factors", expected, factor, DeclarationError, hint)
+            lacking = [
+                b for b in factor.blocks if len(factor.blocks) > 1 and b not in names
+            ]
+            if not len(factor.blocks) <= 2 or lacking:
+                raise checks.error(
+                    "Centered: factors",
+                    "over one block, or two with a Bias each",
+                    factor,
+                    DeclarationError,
+                    f"Blocks without one: {lacking}.",
+                )
         for name, _ in self.rates:
             checks.choice("Centered: rates", name, tuple(f.name for f in graph.factors))
         inner = self.estimator.init(graph, params, data, batch, key)
@@ -135,7 +167,9 @@ class Centered(Estimator):
 
     def choose(self, graph: FactorGraph, history: History) -> Choice:
         choice = self.estimator.choose(graph, history)
-        return choice._replace(estimator=dataclasses.replace(self, estimator=choice.estimator))
+        return choice._replace(
+            estimator=dataclasses.replace(self, estimator=choice.estimator)
+        )
 
     def diagnose(self, history: History) -> str | None:
         return self.estimator.diagnose(history)
@@ -146,43 +180,81 @@ class Centered(Estimator):
         return self.estimator.diagnose_chains(graph, params, data, history, key)
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch, key: Key
+        self,
+        graph: FactorGraph,
+        params: Params,
+        state: CenteredState,
+        batch: Batch,
+        key: Key,
     ) -> Estimate:
         """Make the inner gradient, move the offsets, then form the direction."""
         inner = self.estimator.estimate(graph, params, state.inner, batch, key)
-        offsets, means = state.offsets, state.means
+        offsets = state.offsets
+        means = state.means
         if self.offsets != "zero" and self.sliding:
             # at the params of the batch's first step
-            fresh = lambda: _data_means(graph, params, offsets, batch)
-            means = fresh() if self.steps_per_batch == 1 else lax.cond(state.step == 0, fresh, lambda: means)
-            offsets = self._slide(graph, offsets, means, inner.gradient, batch.weights.sum())
+            def fresh():
+                return _data_means(graph, params, offsets, batch)
+
+            means = (
+                fresh()
+                if self.steps_per_batch == 1
+                else lax.cond(state.step == 0, fresh, lambda: means)
+            )
+            offsets = self._slide(
+                graph, offsets, means, inner.gradient, batch.weights.sum()
+            )
         step = (state.step + 1) % self.steps_per_batch
-        direction = centered_direction(graph, params, offsets, inner.gradient, dict(self.rates))
+        direction = centered_direction(
+            graph, params, offsets, inner.gradient, dict(self.rates)
+        )
         state = CenteredState(inner.state, offsets, means, step)
         return Estimate(direction, state, inner.metrics, inner.sweeps)
 
     def _slide(
-        self, graph: FactorGraph, offsets: Statistics, means: Statistics, gradient: Params, weight: Scalar
+        self,
+        graph: FactorGraph,
+        offsets: Statistics,
+        means: Statistics,
+        gradient: Params,
+        weight: Scalar,
     ) -> Statistics:
         share = {"data": 0.0, "average": 0.5, "model": 1.0}[self.offsets]
-        if share:  # the gradient of a bias is the model's mean minus the data's, times the batch's weight
-            scale, names = share / nonzero(weight), _bias_names(graph)
-            means = {b: m + scale * gradient[names[b]] if b in names else m for b, m in means.items()}
+        # the gradient of a bias is the model's mean minus the data's, times the batch's
+        # weight
+        if share:
+            scale = share / nonzero(weight)
+            names = _bias_names(graph)
+            means = {
+                b: m + scale * gradient[names[b]] if b in names else m
+                for b, m in means.items()
+            }
         return {b: o + self.sliding * (means[b] - o) for b, o in offsets.items()}
 
     def _repeats(self, state: CenteredState, count: int) -> Repeats:
-        return self.estimator._repeats(state.inner, count)  # whose gradient is the likelihood's
+        return self.estimator._repeats(state.inner, count)
 
 
 def centered_direction(
-    graph: FactorGraph, params: Params, offsets: Statistics, gradient: Params, rates: Mapping[str, float]
+    graph: FactorGraph,
+    params: Params,
+    offsets: Statistics,
+    gradient: Params,
+    rates: Mapping[str, float],
 ) -> Params:
     """Return ``J D J^T gradient``: J maps centered params to the graph's, D has the rates."""
-    natural = lambda centered: natural_params(graph, centered, offsets)
+
+    def natural(centered):
+        return natural_params(graph, centered, offsets)
+
     _, transposed = jax.vjp(natural, params)
-    # J depends on the factors of two blocks alone, which S does not change: params serve for both.
+    # J depends on the factors of two blocks alone, which S does not change: params
+    # serve for both.
     (centered,) = transposed(gradient)
-    scaled = {name: jax.tree.map(lambda g, r=r: r * g, centered[name]) for name, r in rates.items()}
+    scaled = {
+        name: jax.tree.map(lambda g, r=r: r * g, centered[name])
+        for name, r in rates.items()
+    }
     _, direction = jax.jvp(natural, (params,), ({**centered, **scaled},))
     return direction
 
@@ -191,19 +263,34 @@ def natural_params(graph: FactorGraph, centered: Params, offsets: Statistics) ->
     """Apply S: return the params under which the graph's energy is the centered one, up to a constant."""
     if not (pairs := [f for f in graph.factors if len(f.blocks) == 2]):
         return centered
-    # A factor's contribution at zero is there with and without offsets: only the difference is shifted.
+    # A factor's contribution at zero is there with and without offsets: only the
+    # difference is shifted.
     moved = energy.contributed(graph, pairs, centered, offsets)
-    zero = energy.contributed(graph, pairs, centered, jax.tree.map(jnp.zeros_like, offsets))
-    return centered | {name: centered[name] - (moved[b] - zero[b]) for b, name in _bias_names(graph).items()}
+    zero = energy.contributed(
+        graph, pairs, centered, jax.tree.map(jnp.zeros_like, offsets)
+    )
+    return centered | {
+        name: centered[name] - (moved[b] - zero[b])
+        for b, name in _bias_names(graph).items()
+    }
 
 
 @full_precision
-def _data_means(graph: FactorGraph, params: Params, offsets: Statistics, batch: Batch) -> Statistics:
+def _data_means(
+    graph: FactorGraph, params: Params, offsets: Statistics, batch: Batch
+) -> Statistics:
     """Return mean statistics of every block given the rows, by one pass over the latents from the offsets."""
-    t = {b: jnp.broadcast_to(offsets[b], (len(batch.weights), *offsets[b].shape)) for b in graph.latent}
+    t = {
+        b: jnp.broadcast_to(offsets[b], (len(batch.weights), *offsets[b].shape))
+        for b in graph.latent
+    }
     t |= graph.statistics(batch.rows)
     for layer in schedule(graph, clamped=graph.visible):
-        t |= jax.vmap(lambda row, layer=layer: energy.mean_layer(graph, params, layer, row, row)[0])(t)
+        t |= jax.vmap(
+            lambda row, layer=layer: energy.mean_layer(graph, params, layer, row, row)[
+                0
+            ]
+        )(t)
     share = batch.weights / nonzero(batch.weights.sum())
     return {b: jnp.tensordot(share, v, 1) for b, v in t.items()}
 
@@ -215,5 +302,7 @@ def nonzero(total: Scalar) -> Scalar:
 
 def _bias_names(graph: FactorGraph) -> dict[str, str]:
     """Return the name of each block's Bias factor that has one number per statistic."""
-    biases = [f for f in reversed(graph.factors) if isinstance(f, Bias) and not f.shared]
+    biases = [
+        f for f in reversed(graph.factors) if isinstance(f, Bias) and not f.shared
+    ]
     return {f.blocks[0]: f.name for f in biases}

@@ -51,8 +51,8 @@ class GradientBias(Shown):
     :param total: over all params.
     :param bias: mean gradient of the estimator minus the reference's, like the params.
     :param bias_error: standard errors of ``bias``.
-    :param chains: number of chains per repeat, for groups of persistent chains; None if all start in one
-        state.
+    :param chains: number of chains per repeat, for groups of persistent chains; None if
+        all start in one state.
     """
 
     estimator: Estimator
@@ -72,7 +72,8 @@ class GradientBias(Shown):
         return f"{self.num_repeats} groups of {self.chains} of its last chains"
 
     def __repr__(self) -> str:
-        total, name = self.total, type(self.estimator).__name__
+        total = self.total
+        name = type(self.estimator).__name__
         return (
             f"The gradient of {name} has a squared bias of {total.squared_bias:.3g} +- "
             f"{total.standard_error:.2g}, beside a squared norm of the gradient of "
@@ -81,11 +82,18 @@ class GradientBias(Shown):
 
     def _card(self) -> Card:
         rows = [
-            (name, Measured(s.squared_bias, s.standard_error), Measured(s.squared_gradient, s.gradient_error))
+            (
+                name,
+                Measured(s.squared_bias, s.standard_error),
+                Measured(s.squared_gradient, s.gradient_error),
+            )
             for name, s in (*self.factors.items(), ("all params", self.total))
         ]
         title = f"Bias of the gradient of {type(self.estimator).__name__} ({self.conditioning})"
-        return Card(title, [Grid(("factor", "squared bias", "squared norm of the gradient"), rows)])
+        return Card(
+            title,
+            [Grid(("factor", "squared bias", "squared norm of the gradient"), rows)],
+        )
 
 
 def gradient_bias(
@@ -103,35 +111,45 @@ def gradient_bias(
 ) -> GradientBias:
     """Measure the bias of an estimator's gradient at given params and rows.
 
-    Steps of the estimator and of an unbiased reference are repeated with different keys on the same rows;
-    the bias is the difference of their means. Its squared norm is a mean of products of different repeats, so
-    that noise does not add to it: it is unbiased, and without a bias it is below 0 about half of the time.
+    Steps of the estimator and of an unbiased reference are repeated with different keys
+    on the same rows; the bias is the difference of their means. Its squared norm is a
+    mean of products of different repeats, so that noise does not add to it: it is
+    unbiased, and without a bias it is below 0 about half of the time.
 
-    The params, the rows and the estimator's state are held fixed. The last chains of :class:`PCD`,
-    :class:`TemperedPCD` and ``FPCD`` are split into ``num_repeats`` groups, each of which makes its own step,
-    so that their noise does not count, but a mode that none has found does. Other states are fixed as a
-    whole, so the noise of persistent chains of :class:`UCD` and of :class:`WeightedPCD` counts as bias.
-    :class:`~ebmpp.estimators.Centered` and :class:`~ebmpp.estimators.Discriminative` are judged by their
-    inner estimator. A mode that no system of the reference finds cannot show.
+    The params, the rows and the estimator's state are held fixed. The last chains of
+    :class:`PCD`, :class:`TemperedPCD` and ``FPCD`` are split into ``num_repeats``
+    groups, each of which makes its own step, so that their noise does not count, but a
+    mode that none has found does. Other states are fixed as a whole, so the noise of
+    persistent chains of :class:`UCD` and of :class:`WeightedPCD` counts as bias.
+    :class:`~ebmpp.estimators.Centered` and :class:`~ebmpp.estimators.Discriminative`
+    are judged by their inner estimator. A mode that no system of the reference finds
+    cannot show.
 
-    :param params: a dict keyed by factor name: the last ones, where the state has chains.
-    :param data: rows of the visible blocks, the batch of each repeat; some of the training data suffice.
+    :param params: a dict keyed by factor name: the last ones, where the state has
+        chains.
+    :param data: rows of the visible blocks, the batch of each repeat; some of the
+        training data suffice.
     :param estimator: such as ``fit.estimator``.
-    :param state: such as ``fit.estimator_state``; the default needs an estimator without persistent chains.
-    :param rng_key: a jax key. A repeat's draws depend on it and on the repeat's number alone.
-    :param num_repeats: steps of the estimator, at least 3; fewer where there are fewer chains.
-    :param reference: an unbiased estimator. Its first step adapts its rungs or lengths, and does not count.
+    :param state: such as ``fit.estimator_state``; the default needs an estimator
+        without persistent chains.
+    :param rng_key: a jax key. A repeat's draws depend on it and on the repeat's number
+        alone.
+    :param num_repeats: steps of the estimator, at least 3; fewer where there are fewer
+        chains.
+    :param reference: an unbiased estimator. Its first step adapts its rungs or lengths,
+        and does not count.
     :param num_references: steps of the reference, at least 3.
-    :raises ArgumentError: for numbers out of range, an estimator whose gradient is not the likelihood's, or
-        one with persistent chains and no state; under ``jit``.
+    :raises ArgumentError: for numbers out of range, an estimator whose gradient is not
+        the likelihood's, or one with persistent chains and no state; under ``jit``.
     :raises StateError: for invalid data, missing entries, or a state that does not fit.
-    :raises DomainError: for a gradient that is not finite; UnmetError where a pair is unmet.
+    :raises DomainError: for a gradient that is not finite; UnmetError where a pair is
+        unmet.
     :warns UserWarning: if the reference diagnoses a problem.
 
     **References**
 
-    1. Chen, Qin (2010), *A two-sample test for high-dimensional data with applications to gene-set testing*,
-       section 2.
+    1. Chen, Qin (2010), *A two-sample test for high-dimensional data with applications
+       to gene-set testing*, section 2.
 
     **Example**
 
@@ -147,62 +165,109 @@ def gradient_bias(
     """
     name = "gradient_bias"
     key = check_model(name, graph, params, rng_key)
-    checks.instance(f"{name}: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
-    checks.instance(f"{name}: reference", reference, Estimator, "an unbiased one such as ParticleUCD()")
+    checks.instance(
+        f"{name}: estimator", estimator, Estimator, "an estimator such as CD(k=1)"
+    )
+    checks.instance(
+        f"{name}: reference",
+        reference,
+        Estimator,
+        "an unbiased one such as ParticleUCD()",
+    )
     count = checks.count(f"{name}: num_repeats", num_repeats, _LEAST)
     num_references = checks.count(f"{name}: num_references", num_references, _LEAST)
     checks.flag(f"{name}: progress_bar", progress_bar)
     rows, _ = tables.check_rows(graph, data, name)
     batch = Batch.uniform(rows)
-    plan = _plan(graph, params, rows, estimator, state, count, random.fold_in(key, 0, 0))
+    plan = _plan(
+        graph, params, rows, estimator, state, count, random.fold_in(key, 0, 0)
+    )
 
     def run(plan: Repeats, key: Key) -> Iterator[tuple[Params, dict[str, Any]]]:
         """Yield gradient and metrics of each repeat."""
         who = type(plan.estimator).__name__
-        for i, state in enumerate(tqdm(plan.states, who, disable=not progress_bar, unit="step")):
-            step = _step(graph, plan.estimator, params, state, batch, random.fold_in(key, i))
+        for i, state in enumerate(
+            tqdm(plan.states, who, disable=not progress_bar, unit="step")
+        ):
+            step = _step(
+                graph, plan.estimator, params, state, batch, random.fold_in(key, i)
+            )
             yield _gradient(plan.estimator, step), jax.device_get(step.metrics)
 
     gradients = [gradient for gradient, _ in run(plan, random.fold_in(key, 1))]
-    first = reference.init(graph, params, rows, len(batch.weights), random.fold_in(key, 0, 1))
+    first = reference.init(
+        graph, params, rows, len(batch.weights), random.fold_in(key, 0, 1)
+    )
     # the first step adapts its state, from which all references start
     pilot = _step(graph, reference, params, first, batch, random.fold_in(key, 0, 2))
     _gradient(reference, pilot)
     references = Repeats(reference, (pilot.state,) * num_references)
     unbiased, metrics = zip(*run(references, random.fold_in(key, 2)), strict=True)
-    message = reference.diagnose({name: np.stack([m[name] for m in metrics]) for name in metrics[0]})
+    message = reference.diagnose(
+        {name: np.stack([m[name] for m in metrics]) for name in metrics[0]}
+    )
     if message is not None:
         warnings.warn(f"gradient_bias: the reference: {message}", stacklevel=2)
     return _compare(graph, estimator, plan, gradients, unbiased)
 
 
-@compiled(statics=2, fast_compile=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator))
+@compiled(
+    statics=2,
+    fast_compile=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator),
+)
 def _step(
-    graph: FactorGraph, estimator: Estimator, params: Params, state: Any, batch: Batch, key: Key
+    graph: FactorGraph,
+    estimator: Estimator,
+    params: Params,
+    state: Any,
+    batch: Batch,
+    key: Key,
 ) -> Estimate:
     return estimator.estimate(graph, params, state, batch, key)
 
 
-def state_shapes(graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator) -> Any:
+def state_shapes(
+    graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator
+) -> Any:
     """Return the shapes of an estimator's first state, with such rows for a batch."""
-    size, key = len(next(iter(rows.values()))), jnp.zeros(2, jnp.uint32)
+    size = len(next(iter(rows.values())))
+    key = jnp.zeros(2, jnp.uint32)
     return jax.eval_shape(lambda p: estimator.init(graph, p, rows, size, key), params)
 
 
 def _plan(
-    graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator, state: Any, count: int, key: Key
+    graph: FactorGraph,
+    params: Params,
+    rows: Rows,
+    estimator: Estimator,
+    state: Any,
+    count: int,
+    key: Key,
 ) -> Repeats:
     """Return the steps to repeat."""
-    size, is_missing = len(next(iter(rows.values()))), state is None
+    size = len(next(iter(rows.values())))
+    is_missing = state is None
     state = estimator.init(graph, params, rows, size, key) if is_missing else state
-    fits = is_missing or shapes(state) == shapes(state_shapes(graph, params, rows, estimator))
-    name, expected = "gradient_bias: state", f"one of {estimator!r} with batches of {size} rows"
-    hint = "Pass fit.estimator_state, and as many rows as a batch had if the estimator has a chain per row."
-    checks.require(fits, name, expected, state, StateError, hint)
+    name = "gradient_bias: state"
+    if not is_missing and shapes(state) != shapes(
+        state_shapes(graph, params, rows, estimator)
+    ):
+        raise checks.error(
+            name,
+            f"one of {estimator!r} with batches of {size} rows",
+            state,
+            StateError,
+            "Pass fit.estimator_state, and as many rows as a batch had if the "
+            "estimator has a chain per row.",
+        )
     plan = estimator._repeats(state, count)
-    is_valid = not (is_missing and plan.chains is not None) and len(plan.states) >= _LEAST
-    value, hint = None if is_missing else f"{len(plan.states)} chains", "Pass state=fit.estimator_state."
-    checks.require(is_valid, name, f"one with {_LEAST} or more chains of {estimator!r}", value, hint=hint)
+    if is_missing and plan.chains is not None or not len(plan.states) >= _LEAST:
+        raise checks.error(
+            name,
+            f"one with {_LEAST} or more chains of {estimator!r}",
+            None if is_missing else f"{len(plan.states)} chains",
+            hint="Pass state=fit.estimator_state.",
+        )
     return plan
 
 
@@ -211,30 +276,57 @@ def _gradient(estimator: Estimator, step: Estimate) -> Params:
     gradient = jax.device_get(step.gradient)
     if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)):
         return gradient
-    unmet = any(jnp.sum(v) > 0 for n, v in step.metrics.items() if n.endswith("num_unmet"))
+    unmet = any(
+        jnp.sum(v) > 0 for n, v in step.metrics.items() if n.endswith("num_unmet")
+    )
     raise (UnmetError if unmet else DomainError)(
         f"gradient_bias: the gradient of {estimator!r} is not finite, since "
-        + ("a pair was unmet. Raise or remove its limit." if unmet else "params overflow. Check them.")
+        + (
+            "a pair was unmet. Raise or remove its limit."
+            if unmet
+            else "params overflow. Check them."
+        )
     )
 
 
 def _compare(
-    graph: FactorGraph, estimator: Estimator, plan: Repeats, gradients: list, unbiased: Sequence
+    graph: FactorGraph,
+    estimator: Estimator,
+    plan: Repeats,
+    gradients: list,
+    unbiased: Sequence,
 ) -> GradientBias:
-    stack = lambda *leaves: np.stack(leaves).astype(float)
-    biased, others = jax.tree.map(stack, *gradients), jax.tree.map(stack, *unbiased)
-    count, size = len(gradients), len(gradients) + len(unbiased)
-    flat = jax.tree.map(lambda a, b: np.concatenate([a, b]).reshape(size, -1), biased, others)
+    def stack(*leaves):
+        return np.stack(leaves).astype(float)
+
+    biased = jax.tree.map(stack, *gradients)
+    others = jax.tree.map(stack, *unbiased)
+    count = len(gradients)
+    size = len(gradients) + len(unbiased)
+    flat = jax.tree.map(
+        lambda a, b: np.concatenate([a, b]).reshape(size, -1), biased, others
+    )
     zero = np.zeros((size, size))
     # inner products of all gradients over the params of a factor
-    grams = {name: sum((a @ a.T for a in jax.tree.leaves(flat[name])), zero) for name in graph.param_shapes}
-    error = lambda a: statistics.standard_error(np.moveaxis(a, 0, -1))
+    grams = {
+        name: sum((a @ a.T for a in jax.tree.leaves(flat[name])), zero)
+        for name in graph.param_shapes
+    }
+
+    def error(a):
+        return statistics.standard_error(np.moveaxis(a, 0, -1))
+
     factors = {name: _squares(gram, count) for name, gram in grams.items()}
     total = _squares(sum(grams.values(), zero), count)
     bias = jax.tree.map(lambda a, b: a.mean(0) - b.mean(0), biased, others)
     bias_error = jax.tree.map(lambda a, b: np.hypot(error(a), error(b)), biased, others)
-    return GradientBias(estimator, factors, total, bias, bias_error, count, plan.chains, len(unbiased))
+    return GradientBias(
+        estimator, factors, total, bias, bias_error, count, plan.chains, len(unbiased)
+    )
 
 
 def _squares(gram: Float[np.ndarray, "draws draws"], count: int) -> Squares:
-    return Squares(*statistics.squared_distance(gram, count), *statistics.squared_norm(gram[count:, count:]))
+    return Squares(
+        *statistics.squared_distance(gram, count),
+        *statistics.squared_norm(gram[count:, count:]),
+    )

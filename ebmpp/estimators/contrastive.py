@@ -23,13 +23,15 @@ from ebmpp.moves.tempering import replicate, tempered_params, tempered_sweep
 class CD(Estimator):
     """CD-k: chains of k sweeps from the data rows.
 
-    For the cheapest step. It is biased, more so for chains that mix slowly, and follows no likelihood.
-    Missing entries are first drawn by k sweeps, together with the latents, given the known ones.
+    For the cheapest step. It is biased, more so for chains that mix slowly, and follows
+    no likelihood. Missing entries are first drawn by k sweeps, together with the
+    latents, given the known ones.
 
     :param k: number of sweeps.
-    :param posterior: such as :class:`~ebmpp.estimators.MeanField`, where the latents are not one layer.
-    :param moves: moves of a sweep, such as :func:`~ebmpp.moves.cluster_sweep`; default: Gibbs draws of all
-        layers. Biased moves are accepted.
+    :param posterior: such as :class:`~ebmpp.estimators.MeanField`, where the latents
+        are not one layer.
+    :param moves: moves of a sweep, such as :func:`~ebmpp.moves.cluster_sweep`; default:
+        Gibbs draws of all layers. Biased moves are accepted.
     :raises ArgumentError: for numbers out of range.
 
     **References**
@@ -46,18 +48,29 @@ class CD(Estimator):
         checks.set_counts(self, "k")
         object.__setattr__(self, "moves", as_moves("CD: moves", self.moves))
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> tuple:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> tuple:
         phases.check_posterior(graph, "CD", self.posterior)
         resolve_moves(graph, self.moves, exact=False)
         return ()
 
-    def estimate(self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, key: Key) -> Estimate:
+    def estimate(
+        self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, key: Key
+    ) -> Estimate:
         """Subtract the gradient at reconstructions after k sweeps from the one at the data."""
-        batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        batch = phases.complete_batch(
+            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
+        )
         start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
-        target, moves = Target(graph, params), resolve_moves(graph, self.moves, exact=False)
-        model, metrics = phases.sweep_chains(target, start, self.k, random.fold_in(key, 1), moves)
-        gradient = phases.two_phases(target, batch, model, self.posterior, batch.weights)
+        target = Target(graph, params)
+        moves = resolve_moves(graph, self.moves, exact=False)
+        model, metrics = phases.sweep_chains(
+            target, start, self.k, random.fold_in(key, 1), moves
+        )
+        gradient = phases.two_phases(
+            target, batch, model, self.posterior, batch.weights
+        )
         return Estimate(gradient, state, metrics, self.k)
 
 
@@ -65,9 +78,10 @@ class CD(Estimator):
 class PCD(Estimator):
     """Persistent CD: chains that continue from step to step while the params move.
 
-    For large machines and long runs, at the cost of :class:`CD`; works best with a decreasing rate and inside
-    :class:`~ebmpp.estimators.Centered`. Biased where the chains mix more slowly than the params move. Missing
-    entries are drawn as in :class:`CD`.
+    For large machines and long runs, at the cost of :class:`CD`; works best with a
+    decreasing rate and inside :class:`~ebmpp.estimators.Centered`. Biased where the
+    chains mix more slowly than the params move. Missing entries are drawn as in
+    :class:`CD`.
 
     :param k: sweeps per step.
     :param num_chains: number of persistent chains.
@@ -76,8 +90,8 @@ class PCD(Estimator):
 
     **References**
 
-    1. Tieleman (2008), *Training restricted Boltzmann machines using approximations to the likelihood
-       gradient*.
+    1. Tieleman (2008), *Training restricted Boltzmann machines using approximations to
+       the likelihood gradient*.
     """
 
     k: int = 1
@@ -90,7 +104,9 @@ class PCD(Estimator):
         checks.set_counts(self, "k", "num_chains")
         object.__setattr__(self, "moves", as_moves("PCD: moves", self.moves))
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> State:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> State:
         phases.check_posterior(graph, "PCD", self.posterior)
         resolve_moves(graph, self.moves, exact=False)
         return phases.fresh_chains(graph, self.num_chains, key)
@@ -99,13 +115,20 @@ class PCD(Estimator):
         """Continue the chains of another estimator, repeated cyclically where they were fewer."""
         return phases.cycle_chains(phases.carried_chains(before), fresh)
 
-    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
+    def estimate(
+        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+    ) -> Estimate:
         """Subtract the gradient at the chains, after k more sweeps, from the one at the data."""
-        batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        target, moves = Target(graph, params), resolve_moves(graph, self.moves, exact=False)
+        batch = phases.complete_batch(
+            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
+        )
+        target = Target(graph, params)
+        moves = resolve_moves(graph, self.moves, exact=False)
         model, metrics = phases.sweep_chains(target, state, self.k, key, moves)
         gradient = phases.two_phases(target, batch, model, self.posterior)
-        return Estimate(gradient, model, metrics, self.k * self.num_chains / len(batch.weights))
+        return Estimate(
+            gradient, model, metrics, self.k * self.num_chains / len(batch.weights)
+        )
 
     def _repeats(self, state: Any, count: int) -> Repeats:
         return Repeats(self, *split_chains(state, count))
@@ -114,7 +137,8 @@ class PCD(Estimator):
 class TemperedState(NamedTuple):
     """State of :class:`TemperedPCD`.
 
-    :param chains: ``(num_chains, num_temperatures, *shape)`` per block, from hot to cold.
+    :param chains: ``(num_chains, num_temperatures, *shape)`` per block, from hot to
+        cold.
     :param betas: inverse temperatures, from 0 to 1.
     """
 
@@ -131,10 +155,11 @@ class TemperedState(NamedTuple):
 class TemperedPCD(Estimator):
     """Persistent CD with parallel tempering: replicas from hot to cold swap states; the coldest are used.
 
-    For models whose modes plain persistent chains do not leave. Replica r has the factors of one block, and
-    beta_r times the others. A step repeats k times: all layers and a swap of even neighbours, all layers and
-    a swap of odd ones. Each step moves the temperatures a tenth of the way to where all neighbours' swaps
-    would be rejected equally often. Biased like :class:`PCD`, since the params move.
+    For models whose modes plain persistent chains do not leave. Replica r has the
+    factors of one block, and beta_r times the others. A step repeats k times: all
+    layers and a swap of even neighbours, all layers and a swap of odd ones. Each step
+    moves the temperatures a tenth of the way to where all neighbours' swaps would be
+    rejected equally often. Biased like :class:`PCD`, since the params move.
 
     :param k: tempered sweeps per step; each costs ``2 * num_temperatures`` plain ones.
     :param num_chains: persistent ensembles of replicas.
@@ -144,9 +169,10 @@ class TemperedPCD(Estimator):
 
     **References**
 
-    1. Desjardins, Courville, Bengio, Vincent, Delalleau (2010), *Tempered Markov chain Monte Carlo for
-       training of restricted Boltzmann machines*.
-    2. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering*.
+    1. Desjardins, Courville, Bengio, Vincent, Delalleau (2010), *Tempered Markov chain
+       Monte Carlo for training of restricted Boltzmann machines*.
+    2. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel
+       tempering*.
 
     **Example**
 
@@ -168,18 +194,32 @@ class TemperedPCD(Estimator):
         checks.set_counts(self, "k", "num_chains")
         checks.set_counts(self, "num_temperatures", least=2)
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> TemperedState:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> TemperedState:
         """Draw initial replicas of every block; the betas have equal steps."""
         phases.check_posterior(graph, "TemperedPCD", self.posterior)
-        chains = phases.fresh_chains(replicate(graph, self.num_temperatures), self.num_chains, key)
+        chains = phases.fresh_chains(
+            replicate(graph, self.num_temperatures), self.num_chains, key
+        )
         return TemperedState(chains, jnp.linspace(0.0, 1.0, self.num_temperatures))
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: TemperedState, batch: Batch, key: Key
+        self,
+        graph: FactorGraph,
+        params: Params,
+        state: TemperedState,
+        batch: Batch,
+        key: Key,
     ) -> Estimate:
         """Subtract the gradient at the coldest replicas, after k tempered sweeps, from the data's."""
-        batch = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
-        target = Target(replicate(graph, self.num_temperatures), tempered_params(graph, params, state.betas))
+        batch = phases.complete_batch(
+            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
+        )
+        target = Target(
+            replicate(graph, self.num_temperatures),
+            tempered_params(graph, params, state.betas),
+        )
 
         def half(x: Rows, i: Array) -> tuple[Rows, Array]:
             keys = phases.row_keys(random.fold_in(key, i), self.num_chains)
@@ -187,10 +227,18 @@ class TemperedPCD(Estimator):
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 
         chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))
-        state, rejection = TemperedState(chains, state.betas), rejection.mean(0)
-        gradient = phases.two_phases(Target(graph, params), batch, state.coldest, self.posterior)
-        betas = state.betas + 0.1 * (swaps.equalize(state.betas, rejection) - state.betas)
-        metrics = {"swap_rejection_mean": rejection.mean(), "swap_rejection_max": rejection.max()}
+        state = TemperedState(chains, state.betas)
+        rejection = rejection.mean(0)
+        gradient = phases.two_phases(
+            Target(graph, params), batch, state.coldest, self.posterior
+        )
+        betas = state.betas + 0.1 * (
+            swaps.equalize(state.betas, rejection) - state.betas
+        )
+        metrics = {
+            "swap_rejection_mean": rejection.mean(),
+            "swap_rejection_max": rejection.max(),
+        }
         sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
         return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)
 

@@ -27,19 +27,24 @@ _MAX_VALUES = 4096  # of the target block, each of which costs a free energy per
 class Discriminative(Estimator):
     """Exact gradient of ``-sum_i w_i log p(target_i | rest_i)``, for classifiers.
 
-    The rest are the other visible blocks. p(target, rest) and p(rest) are free energies summed over the
-    target's values: log Z cancels, and nothing is sampled. With a ``generative`` estimator the loss is
-    ``-log p(target | rest) - weight log p(target, rest)``, the hybrid of Larochelle and Bengio. The history
-    has ``conditional_log_likelihood``, the batch's (weighted) mean log p(target | rest).
+    The rest are the other visible blocks. p(target, rest) and p(rest) are free energies
+    summed over the target's values: log Z cancels, and nothing is sampled. With a
+    ``generative`` estimator the loss is
+    ``-log p(target | rest) - weight log p(target, rest)``, the hybrid of Larochelle and
+    Bengio. The history has ``conditional_log_likelihood``, the batch's (weighted) mean
+    log p(target | rest).
 
-    :param target: the visible block that is predicted, of few values, such as ``Categorical(1, 10)``.
-    :param generative: an estimator such as :class:`UCD`; None for the conditional alone.
+    :param target: the visible block that is predicted, of few values, such as
+        ``Categorical(1, 10)``.
+    :param generative: an estimator such as :class:`UCD`; None for the conditional
+        alone.
     :param weight: weight of the generative gradient, not negative.
     :raises ArgumentError: for an invalid estimator or a weight out of range.
 
     **References**
 
-    1. Larochelle, Bengio (2008), *Classification using discriminative restricted Boltzmann machines*.
+    1. Larochelle, Bengio (2008), *Classification using discriminative restricted
+       Boltzmann machines*.
 
     **Example**
 
@@ -61,48 +66,78 @@ class Discriminative(Estimator):
 
     def __post_init__(self) -> None:
         if self.generative is not None:
-            checks.instance("Discriminative: generative", self.generative, Estimator, "one such as UCD()")
+            checks.instance(
+                "Discriminative: generative",
+                self.generative,
+                Estimator,
+                "one such as UCD()",
+            )
         checks.number("Discriminative: weight", self.weight, least=0)
 
     @property
     def steps_per_batch(self) -> int:
         return 1 if self.generative is None else self.generative.steps_per_batch
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> Any:
         """Check the target, and return the state of the generative estimator."""
-        expected = f"one of several visible blocks {list(graph.visible)}"
-        is_valid = self.target in graph.visible and len(graph.visible) > 1
-        checks.require(is_valid, "Discriminative: target", expected, self.target, DeclarationError)
+        if self.target not in graph.visible or not len(graph.visible) > 1:
+            raise checks.error(
+                "Discriminative: target",
+                f"one of several visible blocks {list(graph.visible)}",
+                self.target,
+                DeclarationError,
+            )
         family = graph.families[self.target]
         states = family.states()
-        is_valid = states is not None and len(states) ** family.size <= _MAX_VALUES
-        expected = f"of a family with at most {_MAX_VALUES} joint values"
-        hint = "The joint likelihood (UCD, PCD) has no such limit."
-        checks.require(is_valid, "Discriminative: target", expected, family, IntractableError, hint)
+        if states is None or not len(states) ** family.size <= _MAX_VALUES:
+            raise checks.error(
+                "Discriminative: target",
+                f"of a family with at most {_MAX_VALUES} joint values",
+                family,
+                IntractableError,
+                "The joint likelihood (UCD, PCD) has no such limit.",
+            )
         phases.check_posterior(graph, "Discriminative", None)
-        return () if self.generative is None else self.generative.init(graph, params, data, batch, key)
+        return (
+            ()
+            if self.generative is None
+            else self.generative.init(graph, params, data, batch, key)
+        )
 
     def adopt(self, before: Any, fresh: Any) -> Any:
-        return fresh if self.generative is None else self.generative.adopt(before, fresh)
+        return (
+            fresh if self.generative is None else self.generative.adopt(before, fresh)
+        )
 
     def diagnose(self, history: History) -> str | None:
         return None if self.generative is None else self.generative.diagnose(history)
 
     @full_precision
-    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
+    def estimate(
+        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+    ) -> Estimate:
         """Return the exact conditional gradient plus the weighted generative one."""
 
         def loss(p: Params) -> Array:
             rest = {b: x for b, x in batch.rows.items() if b != self.target}
             table = label_log_probabilities(graph, p, rest, self.target)
             # the index of each row's value
-            values = enumeration.list_states(graph, (self.target,))[self.target].reshape(table.shape[1], -1)
+            values = enumeration.list_states(graph, (self.target,))[
+                self.target
+            ].reshape(table.shape[1], -1)
             rows = batch.rows[self.target].reshape(len(table), 1, -1)
             index = (rows == values).all(-1).argmax(1)[:, None]
-            return -jnp.vdot(batch.weights, jnp.take_along_axis(table, index, axis=1)[:, 0])
+            return -jnp.vdot(
+                batch.weights, jnp.take_along_axis(table, index, axis=1)[:, 0]
+            )
 
         value, gradient = jax.value_and_grad(loss)(params)
-        metrics = {"conditional_log_likelihood": -value / centering.nonzero(batch.weights.sum())}
+        metrics = {
+            "conditional_log_likelihood": -value
+            / centering.nonzero(batch.weights.sum())
+        }
         if self.generative is None:
             return Estimate(gradient, state, metrics)
         other = self.generative.estimate(graph, params, state, batch, key)
@@ -112,7 +147,8 @@ class Discriminative(Estimator):
     def _repeats(self, state: Any, count: int) -> Repeats:
         if self.generative is None:
             raise ArgumentError(
-                f"{self!r} makes the exact gradient of log p({self.target} | rest), which has no bias. Only "
+                f"{self!r} makes the exact gradient of log p({self.target} | rest), "
+                "which has no bias. Only "
                 "the gradient of the likelihood, by a generative estimator, can be judged."
             )
         return self.generative._repeats(state, count)
@@ -127,10 +163,13 @@ def label_log_probabilities(
     :param rest: the other visible blocks, ``(rows, *shape)`` each.
     :return: the values in the order of :func:`~ebmpp.exact.enumeration.list_states`.
     """
-    values, latents = enumeration.list_states(graph, (target,))[target], tuple(graph.latent)
+    values = enumeration.list_states(graph, (target,))[target]
+    latents = tuple(graph.latent)
 
     def one_row(row: State) -> Array:
-        joint = lambda y: energy.log_unnormalized(graph, params, {**row, target: y}, latents)
+        def joint(y):
+            return energy.log_unnormalized(graph, params, {**row, target: y}, latents)
+
         return jax.nn.log_softmax(jax.vmap(joint)(values))
 
     return jax.vmap(one_row)(dict(rest))

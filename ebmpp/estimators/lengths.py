@@ -2,22 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Rules for how long coupled pairs run, from the meeting times of the steps before.
 
-With k = lag = L the estimate averages over the states at L, ..., L + n, where n is L ("averaged") or 0 (one
-state). A pair that takes T sweeps to meet, beyond the lag, costs :math:`L + \max(n, T) + T` sweeps and makes
-no correction where :math:`T \le L`. T hardly depends on L, so past times predict the cost and the variance
-of any L. The predicted variance, relative to independent draws, is a sum of two terms:
+With k = lag = L the estimate averages over the states at L, ..., L + n, where n is L
+("averaged") or 0 (one state). A pair that takes T sweeps to meet, beyond the lag, costs
+:math:`L + \max(n, T) + T` sweeps and makes no correction where :math:`T \le L`. T
+hardly depends on L, so past times predict the cost and the variance of any L. The
+predicted variance, relative to independent draws, is a sum of two terms:
 
-- of the average,
-  :math:`\frac{1}{n + 1} \left(1 + 2 \sum_{s=1}^{n} (1 - \frac{s}{n + 1}) P(T > s)\right)`: the
-  autocorrelation at s sweeps is taken to be P(T > s), as if a chain kept its value until it met another and
-  were independent afterwards;
-- of the corrections, :math:`2 E[\sum_{i \ge 1} c_i^2] / (n + 1)^2`: the i-th time that T exceeds the lag, it
-  corrects the first :math:`c_i = \max(0, \min(n + 1, T - i L))` of the n + 1 states by differences of two
-  draws that are independent at distances of at least a lag, and equal at less.
+- of the average, :math:`\frac{1}{n + 1} \left(1 + 2 \sum_{s=1}^{n} (1 - \frac{s}{n +
+  1}) P(T > s)\right)`: the autocorrelation at s sweeps is taken to be P(T > s), as if a
+  chain kept its value until it met another and were independent afterwards;
+- of the corrections, :math:`2 E[\sum_{i \ge 1} c_i^2] / (n + 1)^2`: the i-th time that
+  T exceeds the lag, it corrects the first :math:`c_i = \max(0, \min(n + 1, T - i L))`
+  of the n + 1 states by differences of two draws that are independent at distances of
+  at least a lag, and equal at less.
 
-With n = 0 the sum is :math:`1 + 2 E[\max(0, \lceil T / L \rceil - 1)]`. With n = L it is pessimistic where
-most pairs meet within the lag, since chains forget sooner than pairs meet: two to six times the measured
-variance on machines of 16x8 to 64x16. Where many pairs meet later, it is too low.
+With n = 0 the sum is :math:`1 + 2 E[\max(0, \lceil T / L \rceil - 1)]`. With n = L it
+is pessimistic where most pairs meet within the lag, since chains forget sooner than
+pairs meet: two to six times the measured variance on machines of 16x8 to 64x16. Where
+many pairs meet later, it is too low.
 """
 
 import abc
@@ -45,14 +47,16 @@ _LENGTHS = np.unique(np.geomspace(1, 2**29, 415).round().astype(np.int32))
 class Length(abc.ABC):
     """Base class of the rules for an adaptive k and lag: see ``length`` of :class:`ebmpp.UCD`.
 
-    :param smoothing: weight of the past, in [0, 1). Steps have equal weight until there are enough for that,
-        so the second step has the length of the first one's times.
+    :param smoothing: weight of the past, in [0, 1). Steps have equal weight until there
+        are enough for that, so the second step has the length of the first one's times.
     """
 
     smoothing: float = 0.9
 
     def __post_init__(self) -> None:
-        checks.number(f"{type(self).__name__}: smoothing", self.smoothing, least=0, below=1)
+        checks.number(
+            f"{type(self).__name__}: smoothing", self.smoothing, least=0, below=1
+        )
 
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:
         """Raise ArgumentError for a window that the rule does not apply to."""
@@ -61,7 +65,9 @@ class Length(abc.ABC):
     def choose(self, times: Times, averaged: bool) -> Array:
         """Return the L that suits these times; ``averaged``: the states at L, ..., 2 L count."""
 
-    def update(self, length: Scalar, steps: Array, times: Times, averaged: bool) -> Scalar:
+    def update(
+        self, length: Scalar, steps: Array, times: Times, averaged: bool
+    ) -> Scalar:
         """Return the next length from the current one, the number of steps and their last times."""
         share = jnp.maximum(1 - self.smoothing, 1 / steps)
         return length + share * (self.choose(times, averaged) - length)
@@ -97,8 +103,11 @@ class _Target(Length):
 
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:
         """Raise ArgumentError for a fixed k, lag, or an m other than 0."""
-        fixed, name = {"k": k, "lag": lag, "m": m or None}, f"UCD: k, lag and m of length={self!r}"
-        checks.require(set(fixed.values()) == {None}, name, "None, or m=0", fixed)
+        fixed = {"k": k, "lag": lag, "m": m or None}
+        if set(fixed.values()) != {None}:
+            raise checks.error(
+                f"UCD: k, lag and m of length={self!r}", "None, or m=0", fixed
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +126,20 @@ class TargetVariance(_Target):
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:
         super().check(k, m, lag)
         if m == 0:
-            checks.number("UCD: the target of length=TargetVariance, with m=0,", self.target, above=1)
+            checks.number(
+                "UCD: the target of length=TargetVariance, with m=0,",
+                self.target,
+                above=1,
+            )
 
     def choose(self, times: Times, averaged: bool) -> Array:
         """Return the least candidate whose prediction is small enough."""
         lengths = jnp.asarray(_LENGTHS)
-        predicted = jax.vmap(lambda length: relative_variance(times, length, averaged))(lengths)
-        enough = (predicted <= self.target).at[-1].set(True)  # out of reach: the longest
+        predicted = jax.vmap(lambda length: relative_variance(times, length, averaged))(
+            lengths
+        )
+        # out of reach: the longest
+        enough = (predicted <= self.target).at[-1].set(True)
         return lengths[jnp.argmax(enough)]
 
 
@@ -148,11 +164,19 @@ class TargetCost(_Target):
         left = self.target - times.mean()
         if not averaged:
             return jnp.maximum(1.0, left - times.mean())
-        # The mean of max(L, T) is the largest of the lines that replace the i least times by L, so the L at
-        # which it and L sum to what is left is the least of the lines' solutions.
+        # The mean of max(L, T) is the largest of the lines that replace the i least
+        # times by L, so the L at which it and L sum to what is left is the least of the
+        # lines' solutions.
         count = len(times)
-        above = jnp.concatenate([jnp.cumsum(jnp.sort(times)[::-1])[::-1], jnp.zeros(1, times.dtype)]) / count
-        return jnp.maximum(1.0, ((left - above) / (1 + jnp.arange(count + 1) / count)).min())
+        above = (
+            jnp.concatenate(
+                [jnp.cumsum(jnp.sort(times)[::-1])[::-1], jnp.zeros(1, times.dtype)]
+            )
+            / count
+        )
+        return jnp.maximum(
+            1.0, ((left - above) / (1 + jnp.arange(count + 1) / count)).min()
+        )
 
 
 def relative_variance(times: Times, length: Array, averaged: bool = True) -> Scalar:
@@ -161,9 +185,11 @@ def relative_variance(times: Times, length: Array, averaged: bool = True) -> Sca
     states = length + 1 if averaged else jnp.ones_like(length)
     near = jnp.clip(times - 1, 0, states - 1).astype(real)
     excess = times - length
-    complete = jnp.maximum(0, (excess - states) // length + 1)  # corrections of all states
+    # corrections of all states
+    complete = jnp.maximum(0, (excess - states) // length + 1)
     rest = jnp.clip(excess - complete * length, 0, states).astype(real)
-    n, complete = states.astype(real), complete.astype(real)
+    n = states.astype(real)
+    complete = complete.astype(real)
     average = (1 + 2 * (near - near * (near + 1) / (2 * n)).mean()) / n
     return average + 2 * (complete + (rest / n) ** 2).mean()
 
@@ -171,18 +197,25 @@ def relative_variance(times: Times, length: Array, averaged: bool = True) -> Sca
 def diagnose_late_pairs(history: Mapping[str, np.ndarray]) -> str | None:
     """Return a warning if most pairs meet within the lag and the last ones take very much longer.
 
-    This happens where both chains start in one of many modes, soon meet there, and seldom leave it. A run on
-    bars and stripes 4x4 kept a lag of 2, within which 95 % of its pairs met, and one exact draw cost 1.9
-    million sweeps. The second half of the history counts.
+    This happens where both chains start in one of many modes, soon meet there, and
+    seldom leave it. A run on bars and stripes 4x4 kept a lag of 2, within which 95 % of
+    its pairs met, and one exact draw cost 1.9 million sweeps. The second half of the
+    history counts.
     """
     if "meeting_time_max" not in history or not len(history["lag"]):
         return None
-    ratio = float((history["meeting_time_max"] / history["lag"])[len(history["lag"]) // 2 :].mean())
+    ratio = float(
+        (history["meeting_time_max"] / history["lag"])[
+            len(history["lag"]) // 2 :
+        ].mean()
+    )
     if not ratio > _LATE:
         return None
     return (
-        f"the last pair of a step took {ratio:.0f} times as long as the lag, within which most met: a few "
-        "late pairs make all corrections, so the gradient is unbiased and its variance large. Train from "
+        f"the last pair of a step took {ratio:.0f} times as long as the lag, within "
+        "which most met: a few "
+        "late pairs make all corrections, so the gradient is unbiased and its "
+        "variance large. Train from "
         "earlier params, so that the lag grows with the model, or use a quantile nearer to 1, "
         'coupling="mixture", or ParticleUCD.'
     )

@@ -23,17 +23,19 @@ from ebmpp.graph import FactorGraph
 _ISLANDS = 10  # of the watchers: fewer make the standard error too noisy
 _MAX_ERROR = 0.2  # of log Z, above which it is unknown and the watchers start again
 _UNKNOWN = 0.1  # share of steps without a log Z above which a run warns
-_OFTEN = 0.5  # share of steps that resample above which the weights follow the noise of the gradient
+# share of steps that resample above which the weights follow the noise of the gradient
+_OFTEN = 0.5
 
 
 class WeightedState(NamedTuple):
     """State of :class:`WeightedPCD`.
 
     :param eta0: natural parameters of the reference from which the chains started.
-    :param params: params of the last step, whose distribution the chains, one system, represent.
+    :param params: params of the last step, whose distribution the chains, one system,
+        represent.
     :param watchers: ten systems, which never enter the gradient.
-    :param variance: of log Z since the watchers started, by the evenness of their weights at each step;
-        infinite if they started badly.
+    :param variance: of log Z since the watchers started, by the evenness of their
+        weights at each step; infinite if they started badly.
     :param rest: number of steps before they may start again.
     """
 
@@ -51,29 +53,33 @@ class WeightedPCD(Estimator):
 
     For runs on which :class:`PCD` drifts away and unbiased steps are too expensive.
 
-    When the params move from p to q, a chain's weight is multiplied by the ratio of its unnormalised
-    densities. If fewer than half of the chains are effective they are resampled; then all are swept.
-    **Consistent** in the number of chains, **not unbiased**, at the cost of :class:`PCD`. The weights also
-    follow the noise of the gradient that they make: where steps are large for the number of chains, most
-    steps resample, and the gradient is no better than that of :class:`PCD`, of which the run warns.
+    When the params move from p to q, a chain's weight is multiplied by the ratio of its
+    unnormalised densities. If fewer than half of the chains are effective they are
+    resampled; then all are swept. **Consistent** in the number of chains, **not
+    unbiased**, at the cost of :class:`PCD`. The weights also follow the noise of the
+    gradient that they make: where steps are large for the number of chains, most steps
+    resample, and the gradient is no better than that of :class:`PCD`, of which the run
+    warns.
 
-    The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0), and estimates by a
-    second population of ten islands that never enters the gradient: ``log_partition`` with
-    ``log_partition_error``, and for complete rows and one layer of latents the batch's ``log_likelihood``.
-    Where its error exceeds 0.2, or its particles do not forget their ancestors during its start (sharp
-    models, see :func:`ebmpp.smc`; the error is then inf), both estimates are nan, and it starts again along
-    the line from independent units, at most as often as doubles its cost.
+    The history has ``effective_sample_size`` before resampling, ``resampled`` (1 or 0),
+    and estimates by a second population of ten islands that never enters the gradient:
+    ``log_partition`` with ``log_partition_error``, and for complete rows and one layer
+    of latents the batch's ``log_likelihood``. Where its error exceeds 0.2, or its
+    particles do not forget their ancestors during its start (sharp models, see
+    :func:`ebmpp.smc`; the error is then inf), both estimates are nan, and it starts
+    again along the line from independent units, at most as often as doubles its cost.
 
     :param num_chains: weighted persistent chains, at least 2.
     :param k: sweeps per step.
-    :param num_watchers: size of the second population, a multiple of 10, at least 20, or 0 for none.
+    :param num_watchers: size of the second population, a multiple of 10, at least 20,
+        or 0 for none.
     :param posterior: see :class:`CD`.
     :raises ArgumentError: for numbers out of range.
 
     **References**
 
-    1. Carbone, Hua, Coste, Vanden-Eijnden (2023), *Efficient training of energy-based models using Jarzynski
-       equality*, Algorithm 1.
+    1. Carbone, Hua, Coste, Vanden-Eijnden (2023), *Efficient training of energy-based
+       models using Jarzynski equality*, Algorithm 1.
 
     **Example**
 
@@ -96,32 +102,50 @@ class WeightedPCD(Estimator):
         checks.set_counts(self, "num_chains", least=2)
         checks.set_counts(self, "k")
         checks.set_counts(self, "num_watchers", least=0)
-        is_valid = self.num_watchers % _ISLANDS == 0 and self.num_watchers != _ISLANDS
-        expected = f"a multiple of {_ISLANDS}, at least {2 * _ISLANDS}, or 0"
-        checks.require(is_valid, "WeightedPCD: num_watchers", expected, self.num_watchers)
+        if self.num_watchers % _ISLANDS != 0 or self.num_watchers == _ISLANDS:
+            raise checks.error(
+                "WeightedPCD: num_watchers",
+                f"a multiple of {_ISLANDS}, at least {2 * _ISLANDS}, or 0",
+                self.num_watchers,
+            )
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> WeightedState:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> WeightedState:
         """Run particle systems from the data's base rates to the first params."""
         phases.check_posterior(graph, "WeightedPCD", self.posterior)
         eta0 = reference.base_rates(graph, data)
         start = partial(particles.start_systems, Path.line(graph, eta0, params))
-        begin = lambda i, islands, num: _placed(start(random.fold_in(key, i), islands, num))
+
+        def begin(i, islands, num):
+            return _placed(start(random.fold_in(key, i), islands, num))
+
         size = self.num_watchers // _ISLANDS
         watchers = begin(1, _ISLANDS, size) if size else None
         variance = _first_variance(watchers) if size else jnp.zeros(())
-        copies = jax.tree.map(jnp.array, params)  # a step may be given the params' own memory
+        # a step may be given the params' own memory
+        copies = jax.tree.map(jnp.array, params)
         rest = jnp.zeros((), jnp.int32)
-        return WeightedState(eta0, copies, begin(0, 1, self.num_chains), watchers, variance, rest)
+        return WeightedState(
+            eta0, copies, begin(0, 1, self.num_chains), watchers, variance, rest
+        )
 
     def adopt(self, before: Any, fresh: WeightedState) -> WeightedState:
         """Continue the weighted chains of another WeightedPCD of the same shapes."""
         return before if shapes(before) == shapes(fresh) else fresh
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: WeightedState, batch: Batch, key: Key
+        self,
+        graph: FactorGraph,
+        params: Params,
+        state: WeightedState,
+        batch: Batch,
+        key: Key,
     ) -> Estimate:
         """Subtract the gradient at the weighted chains, moved to these params, from the data's."""
-        complete = phases.complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        complete = phases.complete_batch(
+            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
+        )
         path = Path.through(graph, state.eta0, [state.params, params])
         chains = self._follow(path, state.chains, random.fold_in(key, 0))
         negative = systems.energy_gradient(path, params, chains)
@@ -135,61 +159,92 @@ class WeightedPCD(Estimator):
             watchers = self._follow(path, state.watchers, random.fold_in(key, 1))
             share = watchers.min_cess.mean()
             # infinite where too few weights are effective
-            added = jnp.where(share < MIN_SHARE, jnp.inf, (1 / share - 1) / watchers.log_weights.size)
+            added = jnp.where(
+                share < MIN_SHARE, jnp.inf, (1 / share - 1) / watchers.log_weights.size
+            )
             variance = state.variance + added
             restart_key = random.fold_in(key, 2)
-            watchers, variance, rungs = self._restarted(graph, state, watchers, variance, restart_key)
+            watchers, variance, rungs = self._restarted(
+                graph, state, watchers, variance, restart_key
+            )
             rest = jnp.maximum(state.rest - 1, rungs)
             state = state._replace(watchers=watchers, variance=variance, rest=rest)
-            sweeps += rungs.astype(sweeps.dtype) * (self.k * self.num_watchers / len(batch.weights))
+            sweeps += rungs.astype(sweeps.dtype) * (
+                self.k * self.num_watchers / len(batch.weights)
+            )
             log_z, error = _log_z(watchers, variance)
-            log_z += sum(f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items())
+            log_z += sum(
+                f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items()
+            )
             log_z = jnp.where(error <= _MAX_ERROR, log_z, jnp.nan)
             metrics |= {"log_partition": log_z, "log_partition_error": error}
             metrics |= phases.batch_log_likelihood(graph, params, batch, log_z)
-        return Estimate(jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps)
+        return Estimate(
+            jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps
+        )
 
     def _restarted(
-        self, graph: FactorGraph, state: WeightedState, watchers: systems.Systems, variance: Array, key: Key
+        self,
+        graph: FactorGraph,
+        state: WeightedState,
+        watchers: systems.Systems,
+        variance: Array,
+        key: Key,
     ) -> tuple[systems.Systems, Array, Array]:
         """Replace watchers with a large error by fresh ones; return their variance and number of rungs, or 0.
 
-        They then rest for as many steps, so that they cost at most twice as much on average.
+        They then rest for as many steps, so that they cost at most twice as much on
+        average.
         """
         path = Path.line(graph, state.eta0, state.params)
         size = self.num_watchers // _ISLANDS
 
-        def start(watchers: systems.Systems, variance: Array) -> tuple[systems.Systems, Array, Array]:
+        def start(
+            watchers: systems.Systems, variance: Array
+        ) -> tuple[systems.Systems, Array, Array]:
             fresh, rungs = particles.fresh_systems(path, key, _ISLANDS, size, self.k)
             return _placed(fresh), _first_variance(fresh), rungs
 
         _, error = _log_z(watchers, variance)
         is_due = ~(error <= _MAX_ERROR) & (state.rest <= 0)
-        keep = lambda *unchanged: (*unchanged, jnp.zeros((), jnp.int32))
+
+        def keep(*unchanged):
+            return (*unchanged, jnp.zeros((), jnp.int32))
+
         return lax.cond(is_due, start, keep, watchers, variance)
 
     def _follow(self, path: Path, system: systems.Systems, key: Key) -> systems.Systems:
         """Reweight to the new params, resample, sweep. Counters start at zero."""
         islands, num = system.log_weights.shape
         zero = jnp.zeros(islands)
-        system = system._replace(offspring_variance=zero, min_ess=zero + num, min_cess=zero + 1)
+        system = system._replace(
+            offspring_variance=zero, min_ess=zero + num, min_cess=zero + 1
+        )
         keys = random.fold_in(key, jnp.arange(islands))
-        return _placed(systems.climb(path, jnp.arange(3.0), 2, 3, _placed(system), keys, self.k))
+        return _placed(
+            systems.climb(path, jnp.arange(3.0), 2, 3, _placed(system), keys, self.k)
+        )
 
     def diagnose(self, history: History) -> str | None:
         """Report that most steps resampled, or that log Z is unknown at many of them."""
-        mean = lambda values: float(np.mean(values)) if len(values) else 0.0
+
+        def mean(values):
+            return float(np.mean(values)) if len(values) else 0.0
+
         unknown = mean(~(history.get("log_partition_error", np.zeros(0)) <= _MAX_ERROR))
         messages = []
         if (share := mean(history["resampled"])) >= _OFTEN:
             messages.append(
-                f"WeightedPCD resampled its chains at {share:.0%} of the steps: the weights follow the noise "
-                "of the gradient that they make, which is then no better than PCD's. Take more chains, or "
+                f"WeightedPCD resampled its chains at {share:.0%} of the steps: the "
+                "weights follow the noise "
+                "of the gradient that they make, which is then no better than PCD's. "
+                "Take more chains, or "
                 "smaller steps. log_partition comes from chains that never enter the gradient."
             )
         if unknown > _UNKNOWN:
             messages.append(
-                f"the standard error of WeightedPCD's log_partition is above {_MAX_ERROR} at {unknown:.0%} "
+                "the standard error of WeightedPCD's log_partition is above "
+                f"{_MAX_ERROR} at {unknown:.0%} "
                 "of the steps, where the history has nan. Raise num_watchers, or use ebmpp.smc or "
                 "ebmpp.bracket."
             )
@@ -199,14 +254,17 @@ class WeightedPCD(Estimator):
 @jax.jit
 def _placed(system: systems.Systems) -> systems.Systems:
     """Shard the chains and replicate the rest, as a step does, so that the first step is the same program."""
-    return sharding.everywhere(system._replace(x={}))._replace(x=sharding.rows(system.x))
+    return sharding.everywhere(system._replace(x={}))._replace(
+        x=sharding.rows(system.x)
+    )
 
 
 @jax.jit
 def _first_variance(watchers: systems.Systems) -> Array:
     """Return 0, or inf where watchers that have just started did not forget their ancestors."""
     ancestry = systems.relative_ancestry(watchers).mean()
-    return jnp.where(ancestry < MIN_ANCESTRY, jnp.inf, jnp.zeros(()))  # the dtype of later ones: one program
+    # the dtype of later ones: one program
+    return jnp.where(ancestry < MIN_ANCESTRY, jnp.inf, jnp.zeros(()))
 
 
 def _log_z(watchers: systems.Systems, variance: Array) -> tuple[Array, Array]:

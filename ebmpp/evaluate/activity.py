@@ -40,13 +40,15 @@ def unit_activity(
 ) -> "pd.DataFrame":
     """Return the activity of each latent unit over rows of data, from its posterior means E[t(h) | v].
 
-    A unit is **off** or **on** if its mean over the rows is within ``edge`` of the lower or upper end of its
-    statistic's range, **constant** if its posterior means differ between rows by less than a thousandth of
-    its variance, and otherwise **active**. A unit with several statistics (the categories of a
+    A unit is **off** or **on** if its mean over the rows is within ``edge`` of the
+    lower or upper end of its statistic's range, **constant** if its posterior means
+    differ between rows by less than a thousandth of its variance, and otherwise
+    **active**. A unit with several statistics (the categories of a
     :class:`~ebmpp.Categorical`, x and x^2 of a Gaussian) has one row per statistic.
 
-    The means are exact if the latents given the visibles form one layer. Otherwise they are averages of Gibbs
-    chains (:func:`ebmpp.complete`), whose noise is subtracted from ``varies``.
+    The means are exact if the latents given the visibles form one layer. Otherwise they
+    are averages of Gibbs chains (:func:`ebmpp.complete`), whose noise is subtracted
+    from ``varies``.
 
     :param graph: a model with latent units.
     :param data: rows of the visible blocks.
@@ -54,15 +56,18 @@ def unit_activity(
     :param edge: share of a statistic's range, in (0, 0.5).
     :param num_chains: chains per row, at least 2, if the posterior has no closed form.
     :param num_sweeps: sweeps of each chain, after as many warm-up sweeps.
-    :return: one row per statistic of a unit: ``block``, ``unit``, ``statistic``; ``mean``, and the smallest
-        and largest posterior mean of a row, ``low`` and ``high``; ``varies``, the share of its variance
-        that the rows explain; and ``status``.
-    :raises StateError: data of a wrong name, shape or value, without rows, or a block that is not latent.
+    :return: one row per statistic of a unit: ``block``, ``unit``, ``statistic``;
+        ``mean``, and the smallest and largest posterior mean of a row, ``low`` and
+        ``high``; ``varies``, the share of its variance that the rows explain; and
+        ``status``.
+    :raises StateError: data of a wrong name, shape or value, without rows, or a block
+        that is not latent.
     :raises ArgumentError: an ``edge`` out of range, or a call under ``jit``.
 
     **References**
 
-    1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*, section 15.
+    1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*,
+       section 15.
 
     **Example**
 
@@ -80,7 +85,9 @@ def unit_activity(
     checks.number("unit_activity: edge", edge, above=0, below=0.5)
     blocks = tuple(graph.latent) if blocks is None else tuple(blocks)
     if not blocks or not set(blocks) <= set(graph.latent):
-        raise StateError(f"unit_activity: blocks must be latent, among {list(graph.latent)}, got {blocks}")
+        raise StateError(
+            f"unit_activity: blocks must be latent, among {list(graph.latent)}, got {blocks}"
+        )
     rows, _, _ = tables.as_data(graph, data, "unit_activity")
     graph.check(params)
     clamped = states.as_clamped(graph.families, rows)
@@ -91,12 +98,15 @@ def unit_activity(
         posterior = exact_moments(graph, blocks, params, clamped.full)
     import pandas as pd  # takes most of a second
 
-    parts = [pd.DataFrame({"block": b, **_columns(graph.families[b], posterior[b], edge)}) for b in blocks]
+    parts = [
+        pd.DataFrame({"block": b, **_columns(graph.families[b], posterior[b], edge)})
+        for b in blocks
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
-#: For the statistics of a block: posterior means of each row, ``(rows, statistics)``; the variance of these
-#: means; the variance over rows and posterior.
+#: For the statistics of a block: posterior means of each row, ``(rows, statistics)``;
+#: the variance of these means; the variance over rows and posterior.
 _Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -125,17 +135,27 @@ def conditional_moments(
         family = graph.families[b]
         shape = family.stat_shape
         one_hot = jnp.eye(math.prod(shape), dtype=eta.dtype).reshape(-1, *shape)
-        mean = partial(Family.mean, family)  # of all statistics, even if a subclass overrides it
-        total = lambda e, select, mean=mean: (mean(e) * select).sum()
-        variance = lambda select, eta=eta, total=total: select * jax.grad(total)(eta, select)
+        # of all statistics, even if a subclass overrides it
+        mean = partial(Family.mean, family)
+
+        def total(e, select, mean=mean):
+            return (mean(e) * select).sum()
+
+        def variance(select, eta=eta, total=total):
+            return select * jax.grad(total)(eta, select)
+
         result[b] = mean(eta), jax.vmap(variance)(one_hot).sum(0)
     return result
 
 
-def _by_chains(target: Target, num_chains: int, num_sweeps: int, key: Array) -> dict[str, _Moments]:
+def _by_chains(
+    target: Target, num_chains: int, num_sweeps: int, key: Array
+) -> dict[str, _Moments]:
     """Return the moments of latents that interact, from Gibbs chains given each row."""
     # chains that have not mixed increase the standard error, which is subtracted
-    posterior = Runs(target, num_chains, key).posterior(num_sweeps, num_sweeps, climb=False)
+    posterior = Runs(target, num_chains, key).posterior(
+        num_sweeps, num_sweeps, climb=False
+    )
     result = {}
     for b in target.free:
         mean = posterior.mean[b].reshape(len(posterior.mean[b]), -1).astype(float)
@@ -143,39 +163,58 @@ def _by_chains(target: Target, num_chains: int, num_sweeps: int, key: Array) -> 
         if posterior.standard_error is not None:
             noise = posterior.standard_error[b].reshape(mean.shape)
             explained = np.maximum(0, explained - (noise**2).mean(0))
-        result[b] = mean, explained, _variance(target.graph.families[b], mean, posterior.draws[b])
+        result[b] = (
+            mean,
+            explained,
+            _variance(target.graph.families[b], mean, posterior.draws[b]),
+        )
     return result
 
 
 def _columns(family: Family, moments: _Moments, edge: float) -> dict[str, np.ndarray]:
     """Return the columns of a block's table, with one value per statistic of a unit."""
-    (mean, explained, variance), (low, high) = moments, _bounds(family)
-    average, varies = mean.mean(0), np.minimum(1.0, explained / np.maximum(variance, 1e-30))
+    mean, explained, variance = moments
+    low, high = _bounds(family)
+    average = mean.mean(0)
+    varies = np.minimum(1.0, explained / np.maximum(variance, 1e-30))
     status = np.where(varies < _MIN_EXPLAINED, "constant", "active").astype(object)
     with np.errstate(invalid="ignore"):  # of an unbounded range
         reach = np.where(np.isfinite(high - low), high - low, math.nan)
         status[(average - low) / reach < edge] = "off"
         status[(high - average) / reach < edge] = "on"
     unit, statistic = np.divmod(np.arange(mean.shape[1]), math.prod(family.stat_shape))
-    columns = {"unit": unit, "statistic": statistic, "mean": average, "low": mean.min(0)}
+    columns = {
+        "unit": unit,
+        "statistic": statistic,
+        "mean": average,
+        "low": mean.min(0),
+    }
     return columns | {"high": mean.max(0), "varies": varies, "status": status}
 
 
 def _variance(
-    family: Family, mean: Float[np.ndarray, "rows statistics"], draws: Shaped[np.ndarray, "chains rows ..."]
+    family: Family,
+    mean: Float[np.ndarray, "rows statistics"],
+    draws: Shaped[np.ndarray, "chains rows ..."],
 ) -> Float[np.ndarray, "statistics"]:
     """Return variances over rows and posterior: exact for statistics of two values, otherwise of draws."""
     stats = np.asarray(family.statistics(jnp.asarray(draws)), float)
-    sampled, values = stats.reshape(-1, mean.shape[1]).var(0), family.states()
+    sampled = stats.reshape(-1, mean.shape[1]).var(0)
+    values = family.states()
     if values is None:
         return sampled
     table = np.asarray(family.statistics(values)).reshape(len(values), -1)
-    is_binary = np.tile([len(np.unique(column)) == 2 for column in table.T], family.size)
-    (low, high), average = _bounds(family), mean.mean(0)
+    is_binary = np.tile(
+        [len(np.unique(column)) == 2 for column in table.T], family.size
+    )
+    low, high = _bounds(family)
+    average = mean.mean(0)
     return np.where(is_binary, (high - average) * (average - low), sampled)
 
 
 def _bounds(family: Family) -> Float[np.ndarray, "2 statistics"]:
     """Return the range of each statistic of each unit."""
-    bounds = [np.tile(np.ravel(bound), family.size) for bound in family.statistic_bounds]
+    bounds = [
+        np.tile(np.ravel(bound), family.size) for bound in family.statistic_bounds
+    ]
     return np.stack(bounds).astype(float)

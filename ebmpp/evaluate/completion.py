@@ -33,12 +33,18 @@ State = dict[str, np.ndarray]
 class Completion:
     """Result of :func:`complete`, by free block; blocks with observed units are included.
 
-    :param mean: mean statistics, ``(*batch, *statistic_shape)``; exact for observed units.
-    :param standard_error: of ``mean`` from independent chains; nan for one chain, None for local modes.
-    :param mode: most probable state found, ``(*batch, *shape)``; None if a family has no mode.
-    :param log_density: unnormalised log density of ``mode`` with the known values, ``(*batch,)``.
-    :param draws: last state of each chain, or the mode of each search, ``(num_chains, *batch, *shape)``.
-    :param r_hat: split R-hat of the log density, ``(*batch,)``; nan if it never moved, None for local modes.
+    :param mean: mean statistics, ``(*batch, *statistic_shape)``; exact for observed
+        units.
+    :param standard_error: of ``mean`` from independent chains; nan for one chain, None
+        for local modes.
+    :param mode: most probable state found, ``(*batch, *shape)``; None if a family has
+        no mode.
+    :param log_density: unnormalised log density of ``mode`` with the known values,
+        ``(*batch,)``.
+    :param draws: last state of each chain, or the mode of each search,
+        ``(num_chains, *batch, *shape)``.
+    :param r_hat: split R-hat of the log density, ``(*batch,)``; nan if it never moved,
+        None for local modes.
     :param method: "posterior" or "local_mode".
     """
 
@@ -71,28 +77,33 @@ def complete(
 ) -> Completion:
     """Complete missing units given known ones: half images, random masks, missing entries.
 
-    ``"posterior"`` runs Gibbs chains for each row. Means are averages of the conditional means along the
-    chains, exact if only one layer is free. Draws are the last states of independent chains. Modes are found
-    by local searches from the draws. Chains that have not mixed raise a warning;
-    :class:`~ebmpp.ParallelTempering` accepts the same observations and may mix faster.
+    ``"posterior"`` runs Gibbs chains for each row. Means are averages of the
+    conditional means along the chains, exact if only one layer is free. Draws are the
+    last states of independent chains. Modes are found by local searches from the draws.
+    Chains that have not mixed raise a warning; :class:`~ebmpp.ParallelTempering`
+    accepts the same observations and may mix faster.
 
-    ``"local_mode"`` runs local searches from initial draws. It is fast and **does not sample a
-    distribution**: draws are the modes found, and means are conditional means at the best mode.
+    ``"local_mode"`` runs local searches from initial draws. It is fast and **does not
+    sample a distribution**: draws are the modes found, and means are conditional means
+    at the best mode.
 
     :param method: "posterior" or "local_mode".
     :param num_chains: chains or searches per row.
     :param num_samples: sweeps after ``num_warmup`` warm-up sweeps, at least 1.
-    :param known: known blocks, or :class:`~ebmpp.Observed` ones (:meth:`Observed.where_finite` of a table
-        with nan), with or without leading axes.
+    :param known: known blocks, or :class:`~ebmpp.Observed` ones
+        (:meth:`Observed.where_finite` of a table with nan), with or without leading
+        axes.
     :raises StateError: values that do not fit the graph, or no missing units.
-    :raises ArgumentError: another method, numbers out of range, or a call under ``jit``.
+    :raises ArgumentError: another method, numbers out of range, or a call under
+        ``jit``.
     :raises NotImplementedError: local modes of a family without a mode.
 
     **References**
 
-    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), Algorithm 5 and figure 4: completion by local search.
-    2. Gelfand, Smith (1990), *Sampling-based approaches to calculating marginal densities*: means of
-       conditional means.
+    1. Taniguchi, Suzuki, Iwasawa, Matsuo (2023), Algorithm 5 and figure 4: completion
+       by local search.
+    2. Gelfand, Smith (1990), *Sampling-based approaches to calculating marginal
+       densities*: means of conditional means.
 
     **Example**
 
@@ -114,12 +125,19 @@ def complete(
     checks.choice("complete: method", method, ("posterior", "local_mode"))
     target = Target.checked("complete", graph, params, known)
     runs = Runs(target, num_chains, random.key_pair(rng_key))
-    result = runs.local_mode() if method == "local_mode" else runs.posterior(num_warmup, num_samples)
+    result = (
+        runs.local_mode()
+        if method == "local_mode"
+        else runs.posterior(num_warmup, num_samples)
+    )
     if result.r_hat is not None and (result.r_hat > _MAX_R_HAT).any():
         warnings.warn(
-            f"complete: chains of {int((result.r_hat > _MAX_R_HAT).sum())} of {result.r_hat.size} rows "
-            f"disagree (R-hat up to {np.nanmax(result.r_hat):.3g}), so they do not sample the posterior yet. "
-            "Raise num_warmup and num_samples, or use ebmpp.ParallelTempering with the same observations",
+            f"complete: chains of {int((result.r_hat > _MAX_R_HAT).sum())} of "
+            f"{result.r_hat.size} rows "
+            f"disagree (R-hat up to {np.nanmax(result.r_hat):.3g}), so they do not "
+            "sample the posterior yet. "
+            "Raise num_warmup and num_samples, or use ebmpp.ParallelTempering with "
+            "the same observations",
             stacklevel=2,
         )
     return result
@@ -133,12 +151,18 @@ class Runs:
     chains: int
     key: Array
 
-    def posterior(self, num_warmup: int, num_samples: int, climb: bool = True) -> Completion:
+    def posterior(
+        self, num_warmup: int, num_samples: int, climb: bool = True
+    ) -> Completion:
         """Run chains, and search for modes from their last states."""
         chunks = []
         for target, x, keys, count in self._chunks():
             x, mean, trace = _sample(target, num_samples, x, keys, num_warmup)
-            chunk = {"draws": {b: x[b] for b in target.free}, "mean": mean, "trace": trace.T}
+            chunk = {
+                "draws": {b: x[b] for b in target.free},
+                "mean": mean,
+                "trace": trace.T,
+            }
             with contextlib.suppress(NotImplementedError):  # a family without a mode
                 chunk |= _search(target, x, keys) if climb else {}
             chunks.append(self._by_chain(chunk, count))
@@ -150,7 +174,10 @@ class Runs:
         for target, x, keys, count in self._chunks():
             modes = _search(target, x, keys)
             best, _ = _best(self._by_chain(modes))
-            tiled = {b: np.tile(v, (self.chains, *(1,) * (v.ndim - 1))) for b, v in best.items()}
+            tiled = {
+                b: np.tile(v, (self.chains, *(1,) * (v.ndim - 1)))
+                for b, v in best.items()
+            }
             chunk = modes | {"draws": modes["modes"], "mean": _means(target, x | tiled)}
             chunks.append(self._by_chain(chunk, count))
         return self._join(chunks, "local_mode")
@@ -160,29 +187,53 @@ class Runs:
         rows = self.target.num_rows
         size = min(rows, max(1, _MAX_CHAINS // self.chains))
         for first in range(0, rows, size):
-            copies = np.tile(np.minimum(np.arange(first, first + size), rows - 1), self.chains)
-            chain_keys = random.fold_in(self.key, 1, np.repeat(np.arange(self.chains), size))
+            copies = np.tile(
+                np.minimum(np.arange(first, first + size), rows - 1), self.chains
+            )
+            chain_keys = random.fold_in(
+                self.key, 1, np.repeat(np.arange(self.chains), size)
+            )
             keys = random.fold_in(chain_keys, copies)
             target = self.target.take(copies)
-            yield target, search.started(target, random.fold_in(keys, 0)), keys, min(size, rows - first)
+            yield (
+                target,
+                search.started(target, random.fold_in(keys, 0)),
+                keys,
+                min(size, rows - first),
+            )
 
     def _by_chain(self, values: Any, count: int | None = None) -> Any:
         """Return arrays ``(chains, count, ...)`` on the host."""
-        return jax.tree.map(lambda v: np.asarray(v).reshape(self.chains, -1, *v.shape[1:])[:, :count], values)
+        return jax.tree.map(
+            lambda v: np.asarray(v).reshape(self.chains, -1, *v.shape[1:])[:, :count],
+            values,
+        )
 
     def _join(self, chunks: list[dict[str, Any]], method: str) -> Completion:
         """Return the result of all rows, with the leading axes of the known values."""
         joined = jax.tree.map(lambda *values: np.concatenate(values, 1), *chunks)
-        shaped = lambda v: v.reshape(self.target.batch + v.shape[1:])
-        mean, error, mode, value, r_hat = joined["mean"], None, None, None, None
+
+        def shaped(v):
+            return v.reshape(self.target.batch + v.shape[1:])
+
+        mean = joined["mean"]
+        error = None
+        mode = None
+        value = None
+        r_hat = None
         if "trace" in joined:
-            error = {b: shaped(standard_error(np.moveaxis(v, 0, -1))) for b, v in mean.items()}
+            error = {
+                b: shaped(standard_error(np.moveaxis(v, 0, -1)))
+                for b, v in mean.items()
+            }
             r_hat = shaped(_r_hat(joined["trace"]))
         if "modes" in joined:
             best, value = _best(joined)
             mode, value = jax.tree.map(shaped, (best, value))
         mean = {b: shaped(v.mean(0)) for b, v in mean.items()}
-        draws = {b: np.stack([shaped(x) for x in v]) for b, v in joined["draws"].items()}
+        draws = {
+            b: np.stack([shaped(x) for x in v]) for b, v in joined["draws"].items()
+        }
         self._insert_known(mean, error)
         return Completion(mean, error, mode, value, draws, r_hat, method)
 
@@ -191,8 +242,11 @@ class Runs:
         for b, keep in self.target.keep.items():
             family = self.target.graph.families[b]
             shape = self.target.batch + family.shape + (1,) * len(family.stat_shape)
-            known, stats = np.asarray(keep).reshape(shape), family.statistics(self.target.fixed.partial[b])
-            mean[b] = np.where(known, np.asarray(stats, float).reshape(mean[b].shape), mean[b])
+            known = np.asarray(keep).reshape(shape)
+            stats = family.statistics(self.target.fixed.partial[b])
+            mean[b] = np.where(
+                known, np.asarray(stats, float).reshape(mean[b].shape), mean[b]
+            )
             if error is not None:
                 error[b] = np.where(known, 0.0, error[b])
 
@@ -200,22 +254,28 @@ class Runs:
 def _best(modes: Mapping[str, Any]) -> tuple[State, np.ndarray]:
     """Return the mode of each row with the highest density over the chains, and this density."""
     chain = modes["value"].argmax(0)
-    return {b: v[chain, np.arange(len(chain))] for b, v in modes["modes"].items()}, modes["value"].max(0)
+    return {
+        b: v[chain, np.arange(len(chain))] for b, v in modes["modes"].items()
+    }, modes["value"].max(0)
 
 
 def _r_hat(trace: np.ndarray) -> np.ndarray:
     """Return the split R-hat of each row of ``(chains, rows, draws)``; nan if constant or too short."""
     if trace.shape[2] < _MIN_DRAWS:
         return np.full(trace.shape[1], np.nan)
-    moved = np.ptp(trace, axis=(0, 2)) > 1e-4 * np.abs(trace).max(axis=(0, 2))  # beyond rounding
+    # beyond rounding
+    moved = np.ptp(trace, axis=(0, 2)) > 1e-4 * np.abs(trace).max(axis=(0, 2))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(moved, split_gelman_rubin(np.moveaxis(trace.astype(float), 1, 2)), np.nan)
+        return np.where(
+            moved, split_gelman_rubin(np.moveaxis(trace.astype(float), 1, 2)), np.nan
+        )
 
 
 @jax.jit
 def _means(target: Target, x: Blocks) -> Blocks:
     """Return conditional means of all free blocks."""
-    means, graph = {}, target.graph
+    means = {}
+    graph = target.graph
     for blocks in target.layers:
         eta = energy.natural_rows(graph, target.params, x, blocks)
         means |= {b: graph.families[b].mean(e) for b, e in eta.items()}
@@ -235,11 +295,17 @@ def _sample(
     def step(carry: tuple, index: Array) -> tuple:
         x, mean = carry
         x = sweep(num_warmup + index, x)
-        mean = jax.tree.map(lambda m, n: m + (n - m) / (index + 1).astype(m.dtype), mean, _means(target, x))
+        mean = jax.tree.map(
+            lambda m, n: m + (n - m) / (index + 1).astype(m.dtype),
+            mean,
+            _means(target, x),
+        )
         return (x, mean), energy.log_density(target.graph, target.params, x)
 
     x = lax.fori_loop(0, num_warmup, sweep, x)
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(_means, target, x))
+    zero = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(_means, target, x)
+    )
     (x, mean), trace = lax.scan(step, (x, zero), jnp.arange(num_samples))
     return x, mean, trace
 

@@ -36,30 +36,34 @@ def pseudo_log_likelihood(
 
     .. math:: \sum_i \log p(v_i \mid v_{-i})
 
-    In a model with latents every visible family must have finitely many values: a unit's conditional is then
-    a normalised sum of exp(-free energy) over them. Without latents a unit's natural parameter is minus the
-    gradient of the energy, which is affine in the unit's statistics, and every family is supported.
+    In a model with latents every visible family must have finitely many values: a
+    unit's conditional is then a normalised sum of exp(-free energy) over them. Without
+    latents a unit's natural parameter is minus the gradient of the energy, which is
+    affine in the unit's statistics, and every family is supported.
 
-    **It is not a bound on the log-likelihood**, and can rise while that falls: with strong interactions a
-    unit given its neighbours is nearly certain, even if the model's modes are misplaced. Compare it along one
-    run, not across models, and estimate log Z (:func:`ebmpp.ais`) where possible.
+    **It is not a bound on the log-likelihood**, and can rise while that falls: with
+    strong interactions a unit given its neighbours is nearly certain, even if the
+    model's modes are misplaced. Compare it along one run, not across models, and
+    estimate log Z (:func:`ebmpp.ais`) where possible.
 
-    :param graph: a model without latents, or whose latents given the visibles are one layer.
+    :param graph: a model without latents, or whose latents given the visibles are one
+        layer.
     :param data: rows of the visible blocks, ``(*batch, *shape)``.
-    :param num_units: number of units per row, drawn with replacement and scaled to all units, which is
-        unbiased; None for all. A unit costs as many free energies as it has values.
+    :param num_units: number of units per row, drawn with replacement and scaled to all
+        units, which is unbiased; None for all. A unit costs as many free energies as it
+        has values.
     :param rng_key: a jax key, needed with ``num_units``.
     :return: shape ``(*batch,)``.
-    :raises IntractableError: latents that cannot be summed out, or, with latents, a visible family of
-        infinitely many values.
+    :raises IntractableError: latents that cannot be summed out, or, with latents, a
+        visible family of infinitely many values.
     :raises StateError: data of a wrong name, shape or value.
     :raises ArgumentError: ``num_units`` that is not a positive int, or without a key.
 
     **References**
 
     1. Besag (1975), *Statistical analysis of non-lattice data*.
-    2. Marlin, Swersky, Chen, de Freitas (2010), *Inductive principles for restricted Boltzmann machine
-       learning*.
+    2. Marlin, Swersky, Chen, de Freitas (2010), *Inductive principles for restricted
+       Boltzmann machine learning*.
 
     **Example**
 
@@ -75,13 +79,16 @@ def pseudo_log_likelihood(
     return pseudo_rows(graph, num_units, params, rows, keys).reshape(batch)
 
 
-def check_units(graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Rows) -> Keys:
+def check_units(
+    graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Rows
+) -> Keys:
     """Check the model and ``num_units``, and return one key per row."""
     states.check_summable(graph, graph.latent)
     for b, family in graph.visible.items():
         if graph.latent and family.states() is None:
             raise IntractableError(
-                f"pseudo-likelihood: {b!r} ({family!r}) must have finitely many values in a model with "
+                f"pseudo-likelihood: {b!r} ({family!r}) must have finitely many "
+                "values in a model with "
                 "latents, which take its conditional out of the family. Use monitors.reconstruction"
             )
     return row_keys("num_units", num_units, rng_key, rows)
@@ -98,42 +105,64 @@ def row_keys(name: str, number: int | None, rng_key: Array | None, rows: Rows) -
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def pseudo_rows(graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys) -> PerRow:
+def pseudo_rows(
+    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
+) -> PerRow:
     """Return the value of each row, without checks."""
     total = sum(f.size for f in graph.visible.values())
     units = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
     if num_units is not None:
-        units = (random.uniform(random.words(keys, num_units)) * total).astype(jnp.int32)
+        units = (random.uniform(random.words(keys, num_units)) * total).astype(
+            jnp.int32
+        )
     if graph.latent:  # one unit of every row at a time
-        values = lax.map(lambda unit: jax.vmap(partial(_one_unit, graph, params))(dict(rows), unit), units.T)
+        values = lax.map(
+            lambda unit: jax.vmap(partial(_one_unit, graph, params))(dict(rows), unit),
+            units.T,
+        )
     else:
         values = jax.vmap(partial(_closed_form, graph, params))(dict(rows))
         values = jnp.take_along_axis(values, units, 1).T
     return values.mean(0) * total
 
 
-def _closed_form(graph: FactorGraph, params: Params, row: Blocks) -> Float[Array, "units"]:
+def _closed_form(
+    graph: FactorGraph, params: Params, row: Blocks
+) -> Float[Array, "units"]:
     """Return log p(unit | rest) of every unit in a model without latents."""
     t = graph.statistics(row)
     eta = jax.grad(lambda t: -energy.energy(graph, params, t))(t)
     values = []
     for b, family in graph.families.items():
         inner = (eta[b] * t[b]).reshape(*family.shape, -1).sum(-1)
-        values.append((inner - family.log_normalizer(eta[b]) + family.log_base_measure(row[b])).ravel())
+        values.append(
+            (
+                inner - family.log_normalizer(eta[b]) + family.log_base_measure(row[b])
+            ).ravel()
+        )
     return jnp.concatenate(values)
 
 
-def _one_unit(graph: FactorGraph, params: Params, row: Blocks, unit: Integer[Array, ""]) -> Float[Array, ""]:
+def _one_unit(
+    graph: FactorGraph, params: Params, row: Blocks, unit: Integer[Array, ""]
+) -> Float[Array, ""]:
     """Return log p(unit | other visible units), with units of all visible blocks numbered in order."""
-    value, start = jnp.zeros(()), 0
+    value = jnp.zeros(())
+    start = 0
     current = energy.log_unnormalized(graph, params, row, tuple(graph.latent))
     for b, family in graph.visible.items():
         index = jnp.clip(unit - start, 0, family.size - 1)
 
         def log_density_at(state: Array, b: str = b, index: Array = index) -> Array:
             flat = row[b].reshape(-1)
-            flat = flat.at[index].set(state.astype(flat.dtype)).reshape(graph.families[b].shape)
-            return energy.log_unnormalized(graph, params, row | {b: flat}, tuple(graph.latent))
+            flat = (
+                flat.at[index]
+                .set(state.astype(flat.dtype))
+                .reshape(graph.families[b].shape)
+            )
+            return energy.log_unnormalized(
+                graph, params, row | {b: flat}, tuple(graph.latent)
+            )
 
         in_block = (unit >= start) & (unit < start + family.size)
         log_densities = jax.vmap(log_density_at)(enumeration.values_of(family))
@@ -153,26 +182,31 @@ def mean_field_bound(
 ) -> Float[Array, "*batch"]:
     r"""Return a lower bound on minus the free energy, log sum_h exp(-E(v, h)) r(v, h), of each row.
 
-    This is for latents that interact given the visibles, as in a deep Boltzmann machine. Under independent
-    latent units with natural parameters eta and means mu the energy, affine in each unit's statistics, has
-    mean E(mu), and the base measures cancel. Coordinate ascent maximises the bound
+    This is for latents that interact given the visibles, as in a deep Boltzmann
+    machine. Under independent latent units with natural parameters eta and means mu the
+    energy, affine in each unit's statistics, has mean E(mu), and the base measures
+    cancel. Coordinate ascent maximises the bound
 
     .. math:: \log r(v) - E(\mu) + \sum A(\eta) - \langle \eta, \mu \rangle,
 
-    which equals minus the free energy if the latents are one layer. Minus log Z it is a lower bound on
-    log p(v); take log Z from :func:`ebmpp.annealing.reverse_ais`, an upper bound.
+    which equals minus the free energy if the latents are one layer. Minus log Z it is a
+    lower bound on log p(v); take log Z from :func:`ebmpp.annealing.reverse_ais`, an
+    upper bound.
 
-    With ``num_draws`` the result is the log of the mean weight of as many draws from this distribution, with
-    a largest independent set of blocks summed out (reference 2, equation 8). It is a lower bound on average,
-    which increases with the number of draws and converges to minus the free energy.
+    With ``num_draws`` the result is the log of the mean weight of as many draws from
+    this distribution, with a largest independent set of blocks summed out (reference 2,
+    equation 8). It is a lower bound on average, which increases with the number of
+    draws and converges to minus the free energy.
 
     :param data: rows of the visible blocks, ``(*batch, *shape)``.
     :param passes: passes over the latent layers, at least 1.
-    :param num_draws: draws per row, at least 1; None for none. A draw costs about half a pass.
+    :param num_draws: draws per row, at least 1; None for none. A draw costs about half
+        a pass.
     :param rng_key: a jax key, needed with ``num_draws``.
     :return: shape ``(*batch,)``.
     :raises StateError: data of a wrong name, shape or value.
-    :raises ArgumentError: numbers of passes or draws out of range, or draws without a key.
+    :raises ArgumentError: numbers of passes or draws out of range, or draws without a
+        key.
 
     **References**
 
@@ -196,7 +230,12 @@ def mean_field_bound(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _bounds(
-    graph: FactorGraph, passes: int, num_draws: int | None, params: Params, rows: Blocks, keys: Keys
+    graph: FactorGraph,
+    passes: int,
+    num_draws: int | None,
+    params: Params,
+    rows: Blocks,
+    keys: Keys,
 ) -> PerRow:
     def bound(row: tuple[Blocks, Key]) -> Scalar:
         if num_draws is None:
@@ -209,18 +248,30 @@ def _bounds(
 @full_precision
 def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Scalar:
     t, eta = energy.mean_field(graph, params, graph.statistics(row), passes)
-    return energy.log_base_measure(graph, row) - energy.energy(graph, params, t) - _log_density(graph, eta, t)
+    return (
+        energy.log_base_measure(graph, row)
+        - energy.energy(graph, params, t)
+        - _log_density(graph, eta, t)
+    )
 
 
 def _log_density(graph: FactorGraph, eta: Eta, t: Blocks) -> Scalar:
     """Return log q of independent blocks without base measures, at a state or (of means) on average."""
-    terms = (jnp.vdot(e, t[b]) - graph.families[b].log_normalizer(e).sum() for b, e in eta.items())
+    terms = (
+        jnp.vdot(e, t[b]) - graph.families[b].log_normalizer(e).sum()
+        for b, e in eta.items()
+    )
     return sum(terms, jnp.zeros(()))
 
 
 @full_precision
 def _weighted_bound(
-    graph: FactorGraph, passes: int, num_draws: int, params: Params, row: Blocks, key: Key
+    graph: FactorGraph,
+    passes: int,
+    num_draws: int,
+    params: Params,
+    row: Blocks,
+    key: Key,
 ) -> Scalar:
     visible = graph.statistics(row)
     summed = enumeration.largest_independent(graph, graph.latent)
@@ -230,9 +281,15 @@ def _weighted_bound(
 
     def log_weight(index: Array) -> Scalar:
         words = random.words(random.fold_in(key, index), gibbs.num_words(families))
-        draws = gibbs.draw_rows(families, jax.tree.map(lambda e: e[None], eta), words[None])
+        draws = gibbs.draw_rows(
+            families, jax.tree.map(lambda e: e[None], eta), words[None]
+        )
         t = graph.statistics({b: x[0] for b, x in draws.items()})
-        return energy.log_marginal(graph, params, visible | t, summed) - _log_density(graph, eta, t)
+        return energy.log_marginal(graph, params, visible | t, summed) - _log_density(
+            graph, eta, t
+        )
 
     weights = lax.map(log_weight, jnp.arange(num_draws))
-    return energy.log_base_measure(graph, row) + logsumexp(weights) - math.log(num_draws)
+    return (
+        energy.log_base_measure(graph, row) + logsumexp(weights) - math.log(num_draws)
+    )

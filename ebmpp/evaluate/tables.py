@@ -33,8 +33,10 @@ class Column:
 
     :param index: number of the unit.
     :param dtype: the column's dtype, which decoded values have.
-    :param levels: ``pandas.CategoricalDtype`` of categories; units are numbers of levels.
-    :param mean: of the known cells of a column of numbers, with standard deviation ``scale``.
+    :param levels: ``pandas.CategoricalDtype`` of categories; units are numbers of
+        levels.
+    :param mean: of the known cells of a column of numbers, with standard deviation
+        ``scale``.
     """
 
     name: Any
@@ -47,12 +49,19 @@ class Column:
 
     def encode(self, cells: "pd.Series") -> np.ndarray:
         """Return the unit's values, nan where a cell is missing; raise StateError for invalid cells."""
-        name, known = f"column {self.name!r} of df", cells.notna().to_numpy()
+        name = f"column {self.name!r} of df"
+        known = cells.notna().to_numpy()
         if self.levels is None:
             return (_numbers(name, cells) - self.mean) / self.scale
         x = self.levels.categories.get_indexer(cells.astype(object))
-        wrong, expected = list(cells[known & (x < 0)]), f"of the categories {list(self.levels.categories)}"
-        checks.require(not wrong, name, expected, wrong[:1], StateError)
+        wrong = list(cells[known & (x < 0)])
+        if wrong:
+            raise checks.error(
+                name,
+                f"of the categories {list(self.levels.categories)}",
+                wrong[:1],
+                StateError,
+            )
         return np.where(known, x, np.nan)
 
     def decode(self, x: np.ndarray) -> "pd.Series":
@@ -60,7 +69,9 @@ class Column:
         import pandas as pd
 
         if self.levels is not None:
-            cells = pd.Series(pd.Categorical.from_codes(x.astype(int), dtype=self.levels))
+            cells = pd.Series(
+                pd.Categorical.from_codes(x.astype(int), dtype=self.levels)
+            )
         elif self.block == "booleans":
             cells = pd.Series(x > 0.5)
         else:
@@ -76,11 +87,11 @@ class Column:
 class TableModel:
     """Graph of a data frame, and the encoding of its columns: see :func:`from_dataframe`.
 
-    :param graph: its visible blocks are "numbers", "booleans", and "categories_3" and so on, by the number of
-        levels, as far as there are such columns.
+    :param graph: its visible blocks are "numbers", "booleans", and "categories_3" and
+        so on, by the number of levels, as far as there are such columns.
     :param columns: the encoding of each column, in order.
-    :param rows: the encoded frame by block, ``(rows, columns of the block)``: the data of :func:`ebmpp.fit`.
-        Blocks with missing cells are :class:`~ebmpp.Observed`.
+    :param rows: the encoded frame by block, ``(rows, columns of the block)``: the data
+        of :func:`ebmpp.fit`. Blocks with missing cells are :class:`~ebmpp.Observed`.
     """
 
     graph: FactorGraph
@@ -93,18 +104,25 @@ class TableModel:
         :raises StateError: for a missing column, or cells of another kind.
         """
         absent = [column.name for column in self.columns if column.name not in df]
-        checks.require(not absent, "df", f"a frame with the columns {absent}", list(df), StateError)
+        if absent:
+            raise checks.error(
+                "df", f"a frame with the columns {absent}", list(df), StateError
+            )
         units: dict[str, list[np.ndarray]] = {}
         for column in self.columns:
             units.setdefault(column.block, []).append(column.encode(df[column.name]))
         rows = {block: np.stack(values, 1) for block, values in units.items()}
-        return {b: Observed.where_finite(x) if np.isnan(x).any() else x for b, x in rows.items()}
+        return {
+            b: Observed.where_finite(x) if np.isnan(x).any() else x
+            for b, x in rows.items()
+        }
 
     def to_dataframe(self, samples: Mapping[str, Any]) -> "pd.DataFrame":
         """Return samples of the model as a frame with the columns and dtypes of the original one.
 
-        Numbers of a column of integers are rounded, and **clipped** to its dtype: draws below 0 of an
-        unsigned column become 0. To see these, declare the model of a column of floats.
+        Numbers of a column of integers are rounded, and **clipped** to its dtype: draws
+        below 0 of an unsigned column become 0. To see these, declare the model of a
+        column of floats.
 
         :param samples: the visible blocks, ``(*batch, columns of the block)``, such as
             ``mcmc.get_samples()``; other blocks are ignored.
@@ -113,12 +131,24 @@ class TableModel:
         import pandas as pd
 
         states.check_present(samples, self.graph.visible)
-        flat = {b: np.asarray(samples[b]).reshape(-1, f.size) for b, f in self.graph.visible.items()}
-        cells = [column.decode(flat[column.block][:, column.index]) for column in self.columns]
+        flat = {
+            b: np.asarray(samples[b]).reshape(-1, f.size)
+            for b, f in self.graph.visible.items()
+        }
+        cells = [
+            column.decode(flat[column.block][:, column.index])
+            for column in self.columns
+        ]
         return pd.concat(cells, axis=1, keys=[column.name for column in self.columns])
 
     def fill_missing(
-        self, df: "pd.DataFrame", params: Params, *, rng_key: Array, draw: bool = False, **options: Any
+        self,
+        df: "pd.DataFrame",
+        params: Params,
+        *,
+        rng_key: Array,
+        draw: bool = False,
+        **options: Any,
     ) -> "pd.DataFrame":
         """Return a copy of a frame in which missing cells are filled in given the others of their row.
 
@@ -127,18 +157,28 @@ class TableModel:
         :param df: the frame, or another one with its columns.
         :param params: params of ``graph``.
         :param draw: fill in one joint draw per row instead, for multiple imputation.
-        :param options: options of :func:`ebmpp.complete`: ``num_chains``, ``num_warmup``, ``num_samples``.
+        :param options: options of :func:`ebmpp.complete`: ``num_chains``,
+            ``num_warmup``, ``num_samples``.
         :raises StateError: as :meth:`encode` does.
         """
-        rows, result = self.encode(df), df.copy()
+        rows = self.encode(df)
+        result = df.copy()
         holes = {column: df[column.name].isna().to_numpy() for column in self.columns}
         index = np.flatnonzero(np.any([*holes.values()], axis=0))
         known = {b: v[index] for b, v in rows.items()}
-        completion = complete(self.graph, params, rng_key=rng_key, **options, **known) if len(index) else None
+        completion = (
+            complete(self.graph, params, rng_key=rng_key, **options, **known)
+            if len(index)
+            else None
+        )
         for column, hole in holes.items():
             if completion is None or not hole.any():
                 continue
-            values = completion.draws[column.block][0] if draw else completion.mean[column.block]
+            values = (
+                completion.draws[column.block][0]
+                if draw
+                else completion.mean[column.block]
+            )
             x = values[hole[index], column.index]
             if not draw and x.ndim == 2:  # mean statistics
                 x = x[:, 0] if column.levels is None else x.argmax(1)
@@ -148,21 +188,26 @@ class TableModel:
         return result
 
 
-def from_dataframe(df: "pd.DataFrame", latent: int | Mapping[str, Family]) -> TableModel:
+def from_dataframe(
+    df: "pd.DataFrame", latent: int | Mapping[str, Family]
+) -> TableModel:
     """Declare a model of a table, and encode its rows.
 
-    Each column is one unit: numbers are standardised and Gaussian with a learned variance, booleans are
-    Bernoulli, and strings and categories, ordered or not, are Categorical with one block per number of
-    levels. Each visible block interacts with each latent block. Integers are numbers; those with at most 10
-    different values raise a warning, as they may be codes. Missing cells (None, nan, NA) are summed out in
-    training.
+    Each column is one unit: numbers are standardised and Gaussian with a learned
+    variance, booleans are Bernoulli, and strings and categories, ordered or not, are
+    Categorical with one block per number of levels. Each visible block interacts with
+    each latent block. Integers are numbers; those with at most 10 different values
+    raise a warning, as they may be codes. Missing cells (None, nan, NA) are summed out
+    in training.
 
     :param df: a pandas frame with at least one row, and unique column names.
-    :param latent: number of Bernoulli units of the block "latent", or a dict of names to families.
-    :return: a :class:`TableModel`: ``graph`` and ``rows`` for :func:`ebmpp.fit`, ``to_dataframe`` and
-        ``fill_missing`` for its results.
-    :raises StateError: for an empty frame, or a column of another dtype, without a known cell, with infinite
-        numbers, or with only one value; the message names the column.
+    :param latent: number of Bernoulli units of the block "latent", or a dict of names
+        to families.
+    :return: a :class:`TableModel`: ``graph`` and ``rows`` for :func:`ebmpp.fit`,
+        ``to_dataframe`` and ``fill_missing`` for its results.
+    :raises StateError: for an empty frame, or a column of another dtype, without a
+        known cell, with infinite numbers, or with only one value; the message names the
+        column.
     :raises ArgumentError: for another ``latent``, or a ``df`` that is no frame.
 
     **Example**
@@ -178,25 +223,43 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Mapping[str, Family]) -> Ta
     ['red']
     """
     expected = "a pandas frame with rows and columns"
-    checks.require(hasattr(df, "columns") and hasattr(df, "iloc"), "from_dataframe: df", expected, df)
-    checks.require(df.size, "from_dataframe: df", expected, df.shape, StateError)
+    if not hasattr(df, "columns") or not hasattr(df, "iloc"):
+        raise checks.error("from_dataframe: df", expected, df)
+    if not df.size:
+        raise checks.error("from_dataframe: df", expected, df.shape, StateError)
     repeated = list(df.columns[df.columns.duplicated()])
-    checks.require(not repeated, "from_dataframe: df", "a frame of unique columns", repeated, StateError)
+    if repeated:
+        raise checks.error(
+            "from_dataframe: df", "a frame of unique columns", repeated, StateError
+        )
     columns, families = _columns(df)
     if not isinstance(latent, Mapping):
         latent = {"latent": Bernoulli(checks.count("from_dataframe: latent", latent))}
     for name, family in latent.items():
-        checks.instance(f"from_dataframe: latent[{name!r}]", family, Family, "a family such as Bernoulli(20)")
-        checks.require(name not in families, "from_dataframe: latent", f"named unlike {[*families]}", name)
-    factors = [*map(Bias, (*families, *latent)), *(Bilinear(v, h) for v in families for h in latent)]
+        checks.instance(
+            f"from_dataframe: latent[{name!r}]",
+            family,
+            Family,
+            "a family such as Bernoulli(20)",
+        )
+        if name in families:
+            raise checks.error(
+                "from_dataframe: latent", f"named unlike {[*families]}", name
+            )
+    factors = [
+        *map(Bias, (*families, *latent)),
+        *(Bilinear(v, h) for v in families for h in latent),
+    ]
     table = TableModel(FactorGraph(families, dict(latent), factors), columns)
     return dataclasses.replace(table, rows=table.encode(df))
 
 
 def _numbers(name: str, cells: "pd.Series") -> np.ndarray:
-    checks.require(_kind(name, cells) != "categories", name, "numbers or booleans", cells.dtype, StateError)
+    if _kind(name, cells) == "categories":
+        raise checks.error(name, "numbers or booleans", cells.dtype, StateError)
     x = cells.to_numpy(float, na_value=np.nan)
-    checks.require(not np.isinf(x).any(), name, "finite", np.inf, StateError)
+    if np.isinf(x).any():
+        raise checks.error(name, "finite", np.inf, StateError)
     return x
 
 
@@ -204,8 +267,14 @@ def _kind(name: str, cells: "pd.Series") -> str:
     from pandas.api.types import infer_dtype
 
     inferred = infer_dtype(cells, skipna=True)
-    is_valid, hint = inferred in _KINDS, "Convert it by df.astype, or drop it."
-    checks.require(is_valid, name, _EXPECTED, f"{cells.dtype} ({inferred})", StateError, hint)
+    if inferred not in _KINDS:
+        raise checks.error(
+            name,
+            _EXPECTED,
+            f"{cells.dtype} ({inferred})",
+            StateError,
+            "Convert it by df.astype, or drop it.",
+        )
     return _KINDS[inferred]
 
 
@@ -213,31 +282,54 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
     """Return the columns' encodings, and the families of the visible blocks."""
     import pandas as pd
 
-    columns, sizes, codes = [], {}, []
+    columns = []
+    sizes = {}
+    codes = []
     makers: dict[str, Callable[[int], Family]] = {"booleans": Bernoulli}
     makers["numbers"] = partial(Gaussian, variance="learned")
     for label, cells in df.items():
-        name, known = f"column {label!r} of df", cells.dropna()
-        checks.require(len(known), name, "a column with a known cell", "none", StateError, "Drop it.")
-        block, values, levels, mean, scale = _kind(name, cells), known.unique(), None, 0.0, 1.0
-        expected = "a column of at least two different values"
-        checks.require(len(values) > 1, name, expected, values[0], StateError, "Drop it.")
+        name = f"column {label!r} of df"
+        known = cells.dropna()
+        if not len(known):
+            raise checks.error(
+                name, "a column with a known cell", "none", StateError, "Drop it."
+            )
+        block = _kind(name, cells)
+        values = known.unique()
+        levels = None
+        mean = 0.0
+        scale = 1.0
+        if not len(values) > 1:
+            raise checks.error(
+                name,
+                "a column of at least two different values",
+                values[0],
+                StateError,
+                "Drop it.",
+            )
         if block == "categories":
             is_categorical = isinstance(cells.dtype, pd.CategoricalDtype)
-            levels = cells.dtype if is_categorical else pd.CategoricalDtype(sorted(values))
+            levels = (
+                cells.dtype if is_categorical else pd.CategoricalDtype(sorted(values))
+            )
             block = f"categories_{len(levels.categories)}"
             makers[block] = partial(Categorical, num_categories=len(levels.categories))
         elif block == "numbers":
             x = _numbers(name, known)
-            mean, scale = float(x.mean()), float(x.std())
+            mean = float(x.mean())
+            scale = float(x.std())
             if len(values) <= _FEW and pd.api.types.is_integer_dtype(cells.dtype):
                 codes.append(label)
-        columns.append(Column(label, block, sizes.get(block, 0), cells.dtype, levels, mean, scale))
+        columns.append(
+            Column(label, block, sizes.get(block, 0), cells.dtype, levels, mean, scale)
+        )
         sizes[block] = columns[-1].index + 1
     if codes:
         warnings.warn(
-            f"from_dataframe: columns {codes} are integers with at most {_FEW} different values, and are "
-            f"treated as numbers. df.astype(dict.fromkeys({codes}, 'category')) makes them categories.",
+            f"from_dataframe: columns {codes} are integers with at most {_FEW} "
+            "different values, and are "
+            f"treated as numbers. df.astype(dict.fromkeys({codes}, 'category')) makes "
+            "them categories.",
             stacklevel=3,
         )
     return tuple(columns), {block: makers[block](size) for block, size in sizes.items()}

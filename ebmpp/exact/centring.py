@@ -29,21 +29,31 @@ class Centred(NamedTuple):
 
     def shift(self, x: Rows, sign: int = -1) -> Blocks:
         """Return states less the centres; with a sign of 1 plus the centres."""
-        return {b: v + sign * self.centre[b] if b in self.centre else v for b, v in x.items()}
+        return {
+            b: v + sign * self.centre[b] if b in self.centre else v
+            for b, v in x.items()
+        }
 
     def natural(self, graph: FactorGraph, eta: Blocks) -> Blocks:
         """Return natural parameters of independent blocks in the centred coordinates."""
-        return eta | {b: _moved(graph.families[b], eta[b], c) for b, c in self.centre.items() if b in eta}
+        return eta | {
+            b: _moved(graph.families[b], eta[b], c)
+            for b, c in self.centre.items()
+            if b in eta
+        }
 
 
 def _moved(family: Any, eta: Natural, centre: Array) -> Natural:
-    return eta.at[..., 0].add(2 * eta[..., 1] * centre) if family.learned else eta - centre
+    return (
+        eta.at[..., 0].add(2 * eta[..., 1] * centre) if family.learned else eta - centre
+    )
 
 
 def _log_density(family: Any, eta: Any, centre: Any) -> Any:
     """Return the log density at the centre, less constants."""
     if is_concrete(eta):
-        eta, centre = np.asarray(eta, float), np.asarray(centre, float)
+        eta = np.asarray(eta, float)
+        centre = np.asarray(centre, float)
     slope, curve = (eta[..., 0], eta[..., 1]) if family.learned else (eta, -0.5)
     return (slope * centre + curve * centre**2).sum()
 
@@ -51,14 +61,21 @@ def _log_density(family: Any, eta: Any, centre: Any) -> Any:
 def centre(graph: FactorGraph, params: Params) -> Centred:
     """Return the model centred at the means of its biases.
 
-    Only units with means beyond a hundred standard deviations move, in blocks whose factors are biases per
-    unit and Bilinear factors to blocks that have such biases too.
+    Only units with means beyond a hundred standard deviations move, in blocks whose
+    factors are biases per unit and Bilinear factors to blocks that have such biases
+    too.
     """
-    bias = {f.blocks[0]: f.name for f in graph.factors if type(f) is Bias and not f.shared}
-    params, centres, log_factor = dict(params), {}, 0.0
+    bias = {
+        f.blocks[0]: f.name for f in graph.factors if type(f) is Bias and not f.shared
+    }
+    params = dict(params)
+    centres = {}
+    log_factor = 0.0
     for b, family in graph.visible.items():
         factors = [f for f in graph.factors if b in f.blocks and f.name != bias.get(b)]
-        movable = all(type(f) is Bilinear and set(f.blocks) <= bias.keys() for f in factors)
+        movable = all(
+            type(f) is Bilinear and set(f.blocks) <= bias.keys() for f in factors
+        )
         if not (isinstance(family, Gaussian) and b in bias and movable):
             continue
         eta = jnp.asarray(params[bias[b]], jnp.result_type(float))
@@ -70,7 +87,9 @@ def centre(graph: FactorGraph, params: Params) -> Centred:
         for f in factors:
             zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in f.blocks}
             other = next(n for n in f.blocks if n != b)
-            field = energy.contributed(graph, [f], params, zero | {b: family.statistics(centres[b])})[other]
+            field = energy.contributed(
+                graph, [f], params, zero | {b: family.statistics(centres[b])}
+            )[other]
             params[bias[other]] = params[bias[other]] + field
         params[bias[b]] = _moved(family, eta, centres[b])
         log_factor += _log_density(family, eta, centres[b])

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums over the states of small models: the plan of which blocks to enumerate, and the sum.
 
-One independent set of blocks is summed out in closed form, and the joint states of the others are
-enumerated: a 784-16 Boltzmann machine costs 2**16 terms, not 2**800. Gaussian blocks that interact
-with one another are integrated jointly. All sums can be differentiated.
+One independent set of blocks is summed out in closed form, and the joint states of the
+others are enumerated: a 784-16 Boltzmann machine costs 2**16 terms, not 2**800.
+Gaussian blocks that interact with one another are integrated jointly. All sums can be
+differentiated.
 """
 
 from collections.abc import Iterable
@@ -36,13 +37,18 @@ MOST_LISTED = 2**20
 #: states in flight; with 784 summed units their natural parameters take 50 MB
 CHUNK = 2**14
 _MOST_HESSIANS = 2**20  # entries of the precisions in flight
-_MOST_BLOCKS = 16  # up to which every maximal independent set is tried (at most 3**(16 / 3) = 350)
+_MOST_BLOCKS = (
+    16  # up to which every maximal independent set is tried (at most 3**(16 / 3) = 350)
+)
 
 Names = tuple[str, ...]
 #: Number of a joint state.
 Number = Integer[Array, ""]
 _NONE: State = MappingProxyType({})
-_ESTIMATE = "Estimate the sum by annealed importance sampling, ebmpp.ais(graph, params, rng_key=...)."
+_ESTIMATE = (
+    "Estimate the sum by annealed importance sampling, ebmpp.ais(graph, "
+    "params, rng_key=...)."
+)
 
 
 class Plan(NamedTuple):
@@ -58,13 +64,19 @@ class Plan(NamedTuple):
 def values_of(family: Family) -> Real[Array, "values"]:
     """Return every value of a unit; refuse infinitely many."""
     if (values := family.states()) is None:
-        raise IntractableError(f"units of {family!r} take infinitely many values, so they cannot be listed.")
+        raise IntractableError(
+            f"units of {family!r} take infinitely many values, so they cannot be listed."
+        )
     return values
 
 
-def num_states(graph: FactorGraph, blocks: Iterable[str], lacking: Iterable[tuple[str, int]] = ()) -> int:
+def num_states(
+    graph: FactorGraph, blocks: Iterable[str], lacking: Iterable[tuple[str, int]] = ()
+) -> int:
     """Return the number of joint states of ``blocks``, which take finitely many values; see :class:`Plan`."""
-    free = {b: graph.families[b].size for b in blocks} | {b: n for b, n in lacking if b in blocks}
+    free = {b: graph.families[b].size for b in blocks} | {
+        b: n for b, n in lacking if b in blocks
+    }
     return math.prod(len(values_of(graph.families[b])) ** n for b, n in free.items())
 
 
@@ -73,10 +85,15 @@ def count_text(count: int) -> str:
     return f"2**{math.log2(count):.4g}"
 
 
-def make_plan(graph: FactorGraph, known: Iterable[str] = (), lacking: Iterable[tuple[str, int]] = ()) -> Plan:
+def make_plan(
+    graph: FactorGraph,
+    known: Iterable[str] = (),
+    lacking: Iterable[tuple[str, int]] = (),
+) -> Plan:
     """Return the plan that leaves the fewest states to enumerate, where the blocks ``known`` are known.
 
-    :raises IntractableError: when blocks of infinitely many states interact, or too many states remain.
+    :raises IntractableError: when blocks of infinitely many states interact, or too
+        many states remain.
     """
     known = set(known)
     free = [b for b in graph.families if b not in known]
@@ -86,26 +103,36 @@ def make_plan(graph: FactorGraph, known: Iterable[str] = (), lacking: Iterable[t
     for a, b in graph.interacting(infinite):
         if not {a, b} <= integrated:
             raise IntractableError(
-                f"blocks {a!r} and {b!r} interact and both take infinitely many values, so they can be "
+                f"blocks {a!r} and {b!r} interact and both take infinitely many "
+                "values, so they can be "
                 f"neither enumerated nor summed out in closed form. {_ESTIMATE}"
             )
     excluded = infinite | set(graph.neighbours(infinite)) | set(graph.splits)
     rest = graph.to_networkx().subgraph(b for b in free if b not in excluded)
     place = {b: i for i, b in enumerate(free)}
-    plans, lacking = [], tuple(lacking)
+    plans = []
+    lacking = tuple(lacking)
     for independent in independent_sets(rest, graph.block_layers):
         summed = (infinite - integrated).union(independent)
         left = (b for b in free if b not in summed | integrated)
-        ordered = (tuple(sorted(group, key=place.__getitem__)) for group in (left, summed, integrated))
+        ordered = (
+            tuple(sorted(group, key=place.__getitem__))
+            for group in (left, summed, integrated)
+        )
         plans.append(Plan(*ordered, lacking))
+
     # the places break ties, so that the plan does not depend on the hashes of the names
-    count = lambda p: num_states(graph, p.enumerated, lacking)
+    def count(p):
+        return num_states(graph, p.enumerated, lacking)
+
     best = min(plans, key=lambda p: (count(p), [place[b] for b in p.enumerated]))
     refuse_many(graph, best.enumerated, best.summed, _MOST_STATES, lacking)
     return best
 
 
-def independent_sets(rest: nx.Graph, layers: tuple[tuple[str, ...], ...]) -> list[list[str]]:
+def independent_sets(
+    rest: nx.Graph, layers: tuple[tuple[str, ...], ...]
+) -> list[list[str]]:
     """Return maximal sets of blocks ``rest`` that do not interact, or only the layers if there are many."""
     if len(rest) <= _MOST_BLOCKS:
         return list(nx.find_cliques(nx.complement(rest))) or [[]]
@@ -115,21 +142,35 @@ def independent_sets(rest: nx.Graph, layers: tuple[tuple[str, ...], ...]) -> lis
 def largest_independent(graph: FactorGraph, blocks: Iterable[str]) -> tuple[str, ...]:
     """Return the independent ``blocks`` with the most units."""
     place = {b: i for i, b in enumerate(graph.families)}
-    size = lambda blocks: sum(graph.families[b].size for b in blocks)
+
+    def size(blocks):
+        return sum(graph.families[b].size for b in blocks)
+
     rest = graph.to_networkx().subgraph(b for b in blocks if b not in graph.splits)
-    sets = [sorted(s, key=place.__getitem__) for s in independent_sets(rest, graph.block_layers)]
-    # the places break ties, so that the choice does not depend on the hashes of the names
+    sets = [
+        sorted(s, key=place.__getitem__)
+        for s in independent_sets(rest, graph.block_layers)
+    ]
+    # the places break ties, so that the choice does not depend on the hashes of the
+    # names
     return tuple(min(sets, key=lambda s: (-size(s), [place[b] for b in s])))
 
 
 def refuse_many(
-    graph: FactorGraph, enumerated: Names, summed: Names, most: int, lacking: Iterable[tuple[str, int]] = ()
+    graph: FactorGraph,
+    enumerated: Names,
+    summed: Names,
+    most: int,
+    lacking: Iterable[tuple[str, int]] = (),
 ) -> None:
     """Refuse to enumerate more than ``most`` joint states."""
     if (count := num_states(graph, enumerated, lacking)) > most:
-        closed = f" even with {list(summed)} summed out in closed form" if summed else ""
+        closed = (
+            f" even with {list(summed)} summed out in closed form" if summed else ""
+        )
         raise IntractableError(
-            f"blocks {list(enumerated)} have {count_text(count)} joint states to enumerate{closed}, and the "
+            f"blocks {list(enumerated)} have {count_text(count)} joint states to "
+            f"enumerate{closed}, and the "
             f"limit is {count_text(most)}. {_ESTIMATE}"
         )
 
@@ -141,7 +182,9 @@ def decode(graph: FactorGraph, blocks: Names, index: Number) -> Blocks:
 
 def list_states(graph: FactorGraph, blocks: Names) -> Blocks:
     """Return every joint state of ``blocks`` in the order of their numbers, with a leading axis of states."""
-    return jax.vmap(partial(decode, graph, blocks))(jnp.arange(num_states(graph, blocks), dtype=jnp.int32))
+    return jax.vmap(partial(decode, graph, blocks))(
+        jnp.arange(num_states(graph, blocks), dtype=jnp.int32)
+    )
 
 
 def decode_unknown(
@@ -149,14 +192,17 @@ def decode_unknown(
 ) -> tuple[Blocks, Array]:
     """Return a joint state of the enumerated blocks, with known units at their values.
 
-    :return: the state, and True if it counts: where fewer units are unknown than the plan has room for,
-        numbers past the last state repeat others.
+    :return: the state, and True if it counts: where fewer units are unknown than the
+        plan has room for, numbers past the last state repeat others.
     """
-    state, counts, stride = {}, jnp.array(True), 1
+    state = {}
+    counts = jnp.array(True)
+    stride = 1
     room = dict(plan.lacking)
     for b in reversed(plan.enumerated):
         family = graph.families[b]
-        values, size = values_of(family), room.get(b, family.size)
+        values = values_of(family)
+        size = room.get(b, family.size)
         powers = stride * len(values) ** np.arange(size)[::-1]
         digits = index // powers.astype(np.int32) % len(values)
         stride *= len(values) ** size
@@ -172,7 +218,12 @@ def decode_unknown(
 
 
 def log_term(
-    graph: FactorGraph, params: Params, x: State, plan: Plan, index: Number, known: State = _NONE
+    graph: FactorGraph,
+    params: Params,
+    x: State,
+    plan: Plan,
+    index: Number,
+    known: State = _NONE,
 ) -> Scalar:
     """Return the log of one enumerated state's term of the sum, given values and masks of known units."""
     listed, counts = decode_unknown(graph, plan, x, known, index)
@@ -180,7 +231,9 @@ def log_term(
     partly = {b: k for b, k in known.items() if b in plan.summed}
     summed = tuple(b for b in plan.summed if b not in partly)
     if plan.integrated:
-        value = _gaussian_integral(graph, params, x, plan.integrated, summed, known, partly)
+        value = _gaussian_integral(
+            graph, params, x, plan.integrated, summed, known, partly
+        )
     else:
         value = energy.log_unnormalized(graph, params, x, summed, partly)
     return jnp.where(counts, value, -jnp.inf) if known else value
@@ -188,23 +241,47 @@ def log_term(
 
 @full_precision
 def _gaussian_integral(
-    graph: FactorGraph, params: Params, x: State, blocks: Names, summed: Names, known: State, partly: State
+    graph: FactorGraph,
+    params: Params,
+    x: State,
+    blocks: Names,
+    summed: Names,
+    known: State,
+    partly: State,
 ) -> Scalar:
     """Return the log-integral over the unknown units of Gaussian blocks, whose log-density is quadratic."""
-    zero = {b: jnp.zeros(graph.families[b].shape, jnp.result_type(float)) for b in blocks}
-    origin = {b: jnp.where(known[b], x[b], z) if b in known else z for b, z in zero.items()}
-    free = {b: jnp.where(known[b], 0, 1 + z) if b in known else 1 + z for b, z in zero.items()}
+    zero = {
+        b: jnp.zeros(graph.families[b].shape, jnp.result_type(float)) for b in blocks
+    }
+    origin = {
+        b: jnp.where(known[b], x[b], z) if b in known else z for b, z in zero.items()
+    }
+    free = {
+        b: jnp.where(known[b], 0, 1 + z) if b in known else 1 + z
+        for b, z in zero.items()
+    }
     flat, unravel = ravel_pytree(origin)
     free, _ = ravel_pytree(free)
-    minus_log = lambda z: -energy.log_unnormalized(graph, params, {**x, **unravel(z)}, summed, partly)
+
+    def minus_log(z):
+        return -energy.log_unnormalized(
+            graph, params, {**x, **unravel(z)}, summed, partly
+        )
+
     at_origin, slope = jax.value_and_grad(minus_log)(flat)
     precision = jax.hessian(minus_log)(flat)
     if known:  # known units do not count: a precision of 1, and no slope
-        precision, slope = jnp.diag(1 - free) + precision * jnp.outer(free, free), slope * free
+        precision = jnp.diag(1 - free) + precision * jnp.outer(free, free)
+        slope = slope * free
     factor = jnp.linalg.cholesky(precision)  # NaN where the integral diverges
     half = jax.scipy.linalg.solve_triangular(factor, slope, lower=True)
     log_root = jnp.log(jnp.diagonal(factor)).sum()
-    return 0.5 * half @ half - at_origin + 0.5 * free.sum() * math.log(2 * math.pi) - log_root
+    return (
+        0.5 * half @ half
+        - at_origin
+        + 0.5 * free.sum() * math.log(2 * math.pi)
+        - log_root
+    )
 
 
 def chunk_size(graph: FactorGraph, plan: Plan) -> int:
@@ -214,9 +291,12 @@ def chunk_size(graph: FactorGraph, plan: Plan) -> int:
     return min(num_states(graph, plan.enumerated, plan.lacking), CHUNK, most)
 
 
-def log_sum(graph: FactorGraph, params: Params, x: State, plan: Plan, known: State = _NONE) -> Scalar:
+def log_sum(
+    graph: FactorGraph, params: Params, x: State, plan: Plan, known: State = _NONE
+) -> Scalar:
     """Return the log of the sum over all unknown units, given values and masks of the known ones."""
-    count, chunk = num_states(graph, plan.enumerated, plan.lacking), chunk_size(graph, plan)
+    count = num_states(graph, plan.enumerated, plan.lacking)
+    chunk = chunk_size(graph, plan)
     term = partial(log_term, graph, params, x, plan, known=known)
 
     @jax.checkpoint  # reverse mode recomputes a chunk instead of storing all
@@ -226,4 +306,5 @@ def log_sum(graph: FactorGraph, params: Params, x: State, plan: Plan, known: Sta
         return logsumexp(jnp.where(index < count, value, -jnp.inf))
 
     starts = chunk * jnp.arange(-(-count // chunk), dtype=jnp.int32)
-    return logsumexp(jax.lax.map(sum_chunk, starts))  # a sum of sums limits the rounding error
+    # a sum of sums limits the rounding error
+    return logsumexp(jax.lax.map(sum_chunk, starts))

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perfect samples: draws from exactly the model, not in the limit of a long chain.
 
-Small models are enumerated. Attractive models of any size are coupled from the past: sweeps are monotone in
-their starting state, so all chains lie between those from the lowest and from the highest state. Once these
-two agree at time 0, so do all, including the one that has run forever.
+Small models are enumerated. Attractive models of any size are coupled from the past:
+sweeps are monotone in their starting state, so all chains lie between those from the
+lowest and from the highest state. Once these two agree at time 0, so do all, including
+the one that has run forever.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,9 @@ from ebmpp.moves.couplings import where_rows
 #: default number of sweeps into the past after which coupling gives up
 MAX_SWEEPS = 2**16
 
-_MOST_UNITS = 2048  # of a block whose units interact: its interactions are a matrix of that size
+_MOST_UNITS = (
+    2048  # of a block whose units interact: its interactions are a matrix of that size
+)
 
 
 def _plan(graph: FactorGraph) -> enumeration.Plan:
@@ -40,27 +43,44 @@ def _plan(graph: FactorGraph) -> enumeration.Plan:
     plan = enumeration.make_plan(graph)
     if plan.integrated:
         raise IntractableError(
-            f"the Gaussian blocks {list(plan.integrated)} interact, so they cannot be drawn by enumeration. "
+            f"the Gaussian blocks {list(plan.integrated)} interact, so they cannot be "
+            "drawn by enumeration. "
             "Sample the model by ebmpp.BlockedGibbs."
         )
-    enumeration.refuse_many(graph, plan.enumerated, plan.summed, enumeration.MOST_LISTED)
+    enumeration.refuse_many(
+        graph, plan.enumerated, plan.summed, enumeration.MOST_LISTED
+    )
     return plan
 
 
-def _pick(u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"]) -> Int32[Array, "*draws"]:
+def _pick(
+    u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"]
+) -> Int32[Array, "*draws"]:
     """Draw an index with the weights of the last axis."""
-    return random.inverse_cdf(u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True)))
+    return random.inverse_cdf(
+        u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True))
+    )
 
 
 def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, Which]:
-    graph, params = target.graph, target.params
+    graph = target.graph
+    params = target.params
     plan = _plan(graph)
-    count, summed = enumeration.num_states(graph, plan.enumerated), plan.summed
-    # two stages of about the square root each: a uniform of 24 bits is too coarse for a million states
+    count = enumeration.num_states(graph, plan.enumerated)
+    summed = plan.summed
+    # two stages of about the square root each: a uniform of 24 bits is too coarse for a
+    # million states
     width = math.isqrt(count - 1) + 1
     numbers = jnp.arange(-(-count // width) * width, dtype=jnp.int32)
-    term = lambda i: enumeration.log_term(graph, params, {}, plan, i)
-    value = jax.lax.map(term, jnp.minimum(numbers, count - 1), batch_size=enumeration.chunk_size(graph, plan))
+
+    def term(i):
+        return enumeration.log_term(graph, params, {}, plan, i)
+
+    value = jax.lax.map(
+        term,
+        jnp.minimum(numbers, count - 1),
+        batch_size=enumeration.chunk_size(graph, plan),
+    )
     table = jnp.where(numbers < count, value, -jnp.inf).reshape(-1, width)
     u = random.uniform(random.words(random.fold_in(keys, 0), 2))
     group = _pick(u[:, 0], jax.nn.logsumexp(table, axis=-1)[None])
@@ -75,9 +95,16 @@ def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, Which
 
 def _check_ordered(graph: FactorGraph) -> None:
     """Check that blocks have a lowest and a highest state, and factors join pairs."""
-    is_small = lambda b: b not in graph.splits or graph.families[b].size <= _MOST_UNITS
-    accepts = lambda b: _is_ordered(graph.families[b]) and is_small(b)
-    expected = f"Bernoulli, Spin and Binomial (in a block at most {_MOST_UNITS} that interact)"
+
+    def is_small(b):
+        return b not in graph.splits or graph.families[b].size <= _MOST_UNITS
+
+    def accepts(b):
+        return _is_ordered(graph.families[b]) and is_small(b)
+
+    expected = (
+        f"Bernoulli, Spin and Binomial (in a block at most {_MOST_UNITS} that interact)"
+    )
     check_graph(graph, "coupling from the past", expected, accepts)
 
 
@@ -88,19 +115,27 @@ def _is_ordered(family: Family) -> bool:
         return bool((np.diff(np.asarray(family.statistics(values))) > 0).all())
 
 
-def _orientation(graph: FactorGraph, params: Params) -> tuple[dict[str, Array], dict[tuple, Array]]:
+def _orientation(
+    graph: FactorGraph, params: Params
+) -> tuple[dict[str, Array], dict[tuple, Array]]:
     """Return signs of blocks that make interactions positive where possible, and which edges then are."""
-    derivatives = slopes(graph, params, [*sorted(graph.edges), *((b, b) for b in graph.splits)])
+    derivatives = slopes(
+        graph, params, [*sorted(graph.edges), *((b, b) for b in graph.splits)]
+    )
     rising = {edge: (slope >= 0).all() for edge, slope in derivatives.items()}
     falling = {edge: (slope <= 0).all() for edge, slope in derivatives.items()}
     sign: dict[str, Array] = {}
-    for root in graph.families:  # along a spanning tree; the other edges then agree or not
+    # along a spanning tree; the other edges then agree or not
+    for root in graph.families:
         if root not in sign:
             sign[root] = jnp.int32(1)
             for block, other in nx.bfs_edges(graph.to_networkx(), root):
                 edge = (block, other) if (block, other) in rising else (other, block)
                 sign[other] = jnp.where(rising[edge], sign[block], -sign[block])
-    return sign, {(a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b]) for a, b in derivatives}
+    return sign, {
+        (a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b])
+        for a, b in derivatives
+    }
 
 
 _orientation_jit = jax.jit(_orientation, static_argnames=("graph",))
@@ -112,7 +147,8 @@ def _check_attractive(graph: FactorGraph, params: Params) -> None:
     for (a, b), attractive in agrees.items():
         if not bool(attractive):
             raise IntractableError(
-                f"the model is not attractive: interactions of blocks {a!r} and {b!r} have both signs, even "
+                f"the model is not attractive: interactions of blocks {a!r} and {b!r} "
+                "have both signs, even "
                 "after flipping whole blocks. A small model can be enumerated, method='enumerate'."
             )
 
@@ -122,8 +158,11 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     if type(family) in (Bernoulli, Spin):
         return family.sample(words, eta)
     values = enumeration.values_of(family)
-    # exponential families have monotone likelihood ratios, so their inverse distribution functions rise
-    log_weight = eta[..., None] * family.statistics(values) + family.log_base_measure(values)
+    # exponential families have monotone likelihood ratios, so their inverse
+    # distribution functions rise
+    log_weight = eta[..., None] * family.statistics(values) + family.log_base_measure(
+        values
+    )
     return values[_pick(random.uniform(words[..., 0]), log_weight)]
 
 
@@ -131,11 +170,19 @@ def _both_sweep(target: Target, x: Blocks, keys: Keys) -> Blocks:
     """Sweep the rows from below and, after them, the rows from above, by the same words."""
     for index, blocks in enumerate(target.graph.block_layers):
 
-        def new(eta: dict[str, Array], families: gibbs.Families, part: Any, index: int = index) -> Blocks:
+        def new(
+            eta: dict[str, Array],
+            families: gibbs.Families,
+            part: Any,
+            index: int = index,
+        ) -> Blocks:
             values = {}
             for place, (b, e) in enumerate(eta.items()):
-                family, key = families[b], random.fold_in(keys, index, place)
-                words = random.words(key if part is None else random.fold_in(key, 0, part), family.size)
+                family = families[b]
+                key = random.fold_in(keys, index, place)
+                words = random.words(
+                    key if part is None else random.fold_in(key, 0, part), family.size
+                )
                 words = jnp.concatenate([words, words]).reshape(-1, *family.shape, 1)
                 values[b] = _monotone(family, words, e)
             return values
@@ -145,20 +192,27 @@ def _both_sweep(target: Target, x: Blocks, keys: Keys) -> Blocks:
 
 
 def _coupled_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
-    graph, rows = target.graph, len(keys)
+    graph = target.graph
+    rows = len(keys)
     sign, agrees = _orientation(graph, target.params)
     attractive = jnp.all(jnp.stack([jnp.bool_(True), *agrees.values()]))
     start = {}
     for b, family in graph.families.items():
         values = enumeration.values_of(family).astype(family.dtype)
-        ends = jnp.where(sign[b] > 0, values[jnp.array([0, -1])], values[jnp.array([-1, 0])])
+        ends = jnp.where(
+            sign[b] > 0, values[jnp.array([0, -1])], values[jnp.array([-1, 0])]
+        )
         ends = jnp.repeat(ends, rows).reshape(-1, *(1,) * len(family.shape))
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
 
     def met(x: Blocks) -> Array:
-        return jnp.stack([(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]).all(0)
+        return jnp.stack(
+            [(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]
+        ).all(0)
 
-    sweep = lambda time, x: _both_sweep(target, x, random.fold_in(keys, time))
+    def sweep(time, x):
+        return _both_sweep(target, x, random.fold_in(keys, time))
+
     x = couple_from_the_past(sweep, met, start, max_sweeps, attractive)
     return {b: x[b][:rows] for b in graph.families}, met(x) & attractive
 
@@ -174,7 +228,9 @@ class _Method(NamedTuple):
 _METHODS = {
     "enumerate": _Method(_plan, lambda graph, params: None, _enumerated_rows),
     "coupling_from_the_past": _Method(_check_ordered, _check_attractive, _coupled_rows),
-    "random_cluster": _Method(clusters.check_two_values, clusters.check_ferromagnetic, clusters.draw),
+    "random_cluster": _Method(
+        clusters.check_two_values, clusters.check_ferromagnetic, clusters.draw
+    ),
 }
 
 
@@ -191,19 +247,26 @@ def method_for(graph: FactorGraph, method: str) -> str:
         except IntractableError as error:
             errors.append(error)
     large, unordered = errors
-    raise IntractableError(f"there is no perfect sample: {unordered} Nor can it be enumerated: {large}")
+    raise IntractableError(
+        f"there is no perfect sample: {unordered} Nor can it be enumerated: {large}"
+    )
 
 
-def draw_rows(target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS) -> tuple[Blocks, Which]:
+def draw_rows(
+    target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS
+) -> tuple[Blocks, Which]:
     """Return perfect draws by a method of :func:`method_for`; a pure function, for ``jit`` and ``vmap``.
 
-    :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws, shape ``(rows,)``. The
-        others had not met, or the params are not attractive: do not use them.
+    :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws,
+        shape ``(rows,)``. The others had not met, or the params are not attractive: do
+        not use them.
     """
     return _METHODS[method].draw(target, keys, max_sweeps)
 
 
-_draw = jax.jit(backend.asynchronous(draw_rows), static_argnames=("method", "max_sweeps"))
+_draw = jax.jit(
+    backend.asynchronous(draw_rows), static_argnames=("method", "max_sweeps")
+)
 
 
 def perfect_sample(
@@ -216,17 +279,19 @@ def perfect_sample(
 ) -> Blocks:
     """Draw independent samples from exactly the model.
 
-    "enumerate" lists the states of all blocks except an independent set of them, which is drawn given the
-    others, for up to 2^20 states. "coupling_from_the_past" takes Bernoulli, Spin and Binomial blocks and
-    *attractive* params: every natural parameter is non-decreasing in its neighbours, as in a ferromagnet,
-    perhaps after flipping whole blocks, as in an antiferromagnet on a chessboard. Its time is random, and
-    long in the ordered phase of a large model. "random_cluster" couples the bonds of Bernoulli or Spin units
-    whose interactions are not negative and whose fields have one sign: a sweep takes time per bond, but few
-    sweeps suffice however strong the couplings. "auto" enumerates where that is feasible, and otherwise
-    couples units from the past.
+    "enumerate" lists the states of all blocks except an independent set of them, which
+    is drawn given the others, for up to 2^20 states. "coupling_from_the_past" takes
+    Bernoulli, Spin and Binomial blocks and *attractive* params: every natural parameter
+    is non-decreasing in its neighbours, as in a ferromagnet, perhaps after flipping
+    whole blocks, as in an antiferromagnet on a chessboard. Its time is random, and long
+    in the ordered phase of a large model. "random_cluster" couples the bonds of
+    Bernoulli or Spin units whose interactions are not negative and whose fields have
+    one sign: a sweep takes time per bond, but few sweeps suffice however strong the
+    couplings. "auto" enumerates where that is feasible, and otherwise couples units
+    from the past.
 
-    Works under ``jit`` and ``vmap`` (``graph`` closed over); there nothing can be raised, and draws that are
-    not perfect are NaN.
+    Works under ``jit`` and ``vmap`` (``graph`` closed over); there nothing can be
+    raised, and draws that are not perfect are NaN.
 
     :param rng_key: a jax key; a draw depends on it and on its own index.
     :param num_samples: number of draws.
@@ -239,8 +304,8 @@ def perfect_sample(
 
     **References**
 
-    1. Propp, Wilson (1996), *Exact sampling with coupled Markov chains and applications to statistical
-       mechanics*; section 4.2 for the random-cluster model.
+    1. Propp, Wilson (1996), *Exact sampling with coupled Markov chains and applications
+       to statistical mechanics*; section 4.2 for the random-cluster model.
     2. Fortuin, Kasteleyn (1972), *On the random-cluster model I*.
 
     **Example**
@@ -261,16 +326,24 @@ def perfect_sample(
     is_known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
     if is_known:
         _METHODS[method].check_params(graph, params)
-    keys = random.fold_in(random.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32))
+    keys = random.fold_in(
+        random.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32)
+    )
     x, perfect = _draw(Target(graph, params), keys, method, max_sweeps)
     if not is_known:
         return {b: where_rows(perfect, v, jnp.nan) for b, v in x.items()}
     if bool(backend.wait(perfect).all()):
         return x
     if method == "enumerate":
-        raise IntractableError("the model has no state of finite energy, or some overflow. Check its params.")
-    other = ", take method='random_cluster'" if method == "coupling_from_the_past" else ""
+        raise IntractableError(
+            "the model has no state of finite energy, or some overflow. Check its params."
+        )
+    other = (
+        ", take method='random_cluster'" if method == "coupling_from_the_past" else ""
+    )
     raise UnmetError(
-        f"{int((~perfect).sum())} of {num_samples} pairs of chains had not met after {max_sweeps} sweeps "
-        f"from the past. Raise max_sweeps, weaken the interactions{other}, or enumerate a small model."
+        f"{int((~perfect).sum())} of {num_samples} pairs of chains had not met after "
+        f"{max_sweeps} sweeps "
+        f"from the past. Raise max_sweeps, weaken the interactions{other}, or "
+        "enumerate a small model."
     )

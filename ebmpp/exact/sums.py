@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact sums for small models: log Z, log-likelihood, moments and their gradients.
 
-One independent set of blocks is summed out in closed form, and the joint states of the others are
-enumerated; see :mod:`ebmpp.exact.enumeration`.
+One independent set of blocks is summed out in closed form, and the joint states of the
+others are enumerated; see :mod:`ebmpp.exact.enumeration`.
 """
 
 from functools import lru_cache, partial
@@ -30,23 +30,42 @@ _log_partition = jax.jit(enumeration.log_sum, static_argnames=("graph", "plan"))
 
 @partial(jax.jit, static_argnames=("graph", "clamped", "free"))
 def _log_likelihood(
-    graph: FactorGraph, params: Params, rows: Rows, known: Rows, clamped: Plan, free: Plan
+    graph: FactorGraph,
+    params: Params,
+    rows: Rows,
+    known: Rows,
+    clamped: Plan,
+    free: Plan,
 ) -> Float[Array, "rows"]:
     length = len(next(iter(rows.values())))
-    batch_size = max(1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped)))
-    log_sum = lambda row: enumeration.log_sum(graph, params, row[0], clamped, row[1])
+    batch_size = max(
+        1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped))
+    )
+
+    def log_sum(row):
+        return enumeration.log_sum(graph, params, row[0], clamped, row[1])
+
     sums = jax.lax.map(log_sum, (dict(rows), dict(known)), batch_size=batch_size)
     return sums - enumeration.log_sum(graph, params, {}, free)
 
 
 @partial(jax.jit, static_argnames=("graph", "clamped", "free"))
 def _gradient(
-    graph: FactorGraph, params: Params, rows: Rows, known: Rows, clamped: Plan, free: Plan
+    graph: FactorGraph,
+    params: Params,
+    rows: Rows,
+    known: Rows,
+    clamped: Plan,
+    free: Plan,
 ) -> Params:
-    return jax.grad(lambda p: _log_likelihood(graph, p, rows, known, clamped, free).mean())(params)
+    return jax.grad(
+        lambda p: _log_likelihood(graph, p, rows, known, clamped, free).mean()
+    )(params)
 
 
-@lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
+@lru_cache(
+    maxsize=32
+)  # a declaration probes its factors, which takes tenths of a second
 def _with_sources(graph: FactorGraph) -> FactorGraph:
     """Return the model with another bias on each block; derivatives of log Z in them are the moments."""
     sources = [Bias(b, name=_source(b)) for b in graph.families]
@@ -59,48 +78,72 @@ def _source(block: str) -> str:
 
 
 @partial(jax.jit, static_argnames=("sourced", "plan", "order"))
-def _derivatives(sourced: FactorGraph, params: Params, plan: Plan, order: int) -> dict[str, Array]:
+def _derivatives(
+    sourced: FactorGraph, params: Params, plan: Plan, order: int
+) -> dict[str, Array]:
     """Return the derivatives of log Z in the sources at zero, of order 2 in each source alone."""
-    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in sourced.families.items()}
+    zero = {
+        b: jnp.zeros(f.statistic_shape, jnp.result_type(float))
+        for b, f in sourced.families.items()
+    }
     flat, unravel = ravel_pytree(zero)
-    tilted = lambda s: {**params, **{_source(b): value for b, value in unravel(s).items()}}
+
+    def tilted(s):
+        return {**params, **{_source(b): value for b, value in unravel(s).items()}}
+
     first = jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan))
     if order == 1:
         return unravel(first(flat))
-    second = lambda i: jax.jvp(first, (flat,), (jnp.zeros_like(flat).at[i].set(1),))[1][i]
+
+    def second(i):
+        return jax.jvp(first, (flat,), (jnp.zeros_like(flat).at[i].set(1),))[1][i]
+
     return unravel(jax.lax.map(second, jnp.arange(len(flat))))
 
 
 def _cumulants(graph: FactorGraph, params: Params, order: int) -> dict[str, Array]:
     _check(graph, params)
     plan = enumeration.make_plan(graph)
-    result = _checked(_derivatives(_with_sources(graph), params, plan, order), graph, params, plan)
+    result = _checked(
+        _derivatives(_with_sources(graph), params, plan, order), graph, params, plan
+    )
     return {b: result[b] for b in graph.families}  # jit sorts a dict
 
 
 @partial(jax.jit, static_argnames=("graph", "plan"))
-def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[dict[str, Array], Array]:
+def _table(
+    graph: FactorGraph, params: Params, plan: Plan
+) -> tuple[dict[str, Array], Array]:
     index = jnp.arange(enumeration.num_states(graph, plan.enumerated), dtype=jnp.int32)
     term = partial(enumeration.log_term, graph, params, {}, plan)
-    log_weight = jax.lax.map(term, index, batch_size=enumeration.chunk_size(graph, plan))
+    log_weight = jax.lax.map(
+        term, index, batch_size=enumeration.chunk_size(graph, plan)
+    )
     return enumeration.list_states(graph, plan.enumerated), jax.nn.softmax(log_weight)
 
 
 def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
     """Return a result unless it is known and overflows."""
     leaves = jax.tree.leaves(value)
-    if not all(map(is_concrete, leaves)) or not any((~(np.asarray(a) < np.inf)).any() for a in leaves):
+    if not all(map(is_concrete, leaves)) or not any(
+        (~(np.asarray(a) < np.inf)).any() for a in leaves
+    ):
         return value
     if plan.integrated:
         raise DomainError(
-            f"the model does not normalise: for some states of the blocks {list(plan.enumerated)} the joint "
-            f"precision of the Gaussian blocks {list(plan.integrated)} is not positive definite. Weaken "
+            "the model does not normalise: for some states of the blocks "
+            f"{list(plan.enumerated)} the joint "
+            f"precision of the Gaussian blocks {list(plan.integrated)} is not "
+            "positive definite. Weaken "
             "the factors between them."
         )
-    sizes = {n: float(np.abs(ravel_pytree(p)[0]).max(initial=0)) for n, p in params.items()}
+    sizes = {
+        n: float(np.abs(ravel_pytree(p)[0]).max(initial=0)) for n, p in params.items()
+    }
     name = max(sizes, key=sizes.__getitem__)
     raise DomainError(
-        f"factor {name!r}: params must give every state an energy that {jnp.result_type(float)} holds, got "
+        f"factor {name!r}: params must give every state an energy that "
+        f"{jnp.result_type(float)} holds, got "
         f"entries of {sizes[name]:.3g}. Scale the params down."
     )
 
@@ -108,12 +151,13 @@ def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
 def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     """Return log Z, exactly.
 
-    Works under ``jit`` (with ``graph`` closed over or static), ``vmap`` and ``grad``; the gradient is
-    minus the expected gradient of the energy.
+    Works under ``jit`` (with ``graph`` closed over or static), ``vmap`` and ``grad``;
+    the gradient is minus the expected gradient of the energy.
 
-    :raises IntractableError: more than 2^25 joint states to enumerate, or interacting blocks of
-        infinitely many values that are not all Gaussian.
-    :raises ParameterError: params that do not fit, do not normalise or overflow (a ``DomainError``).
+    :raises IntractableError: more than 2^25 joint states to enumerate, or interacting
+        blocks of infinitely many values that are not all Gaussian.
+    :raises ParameterError: params that do not fit, do not normalise or overflow (a
+        ``DomainError``).
 
     **Example**
 
@@ -125,7 +169,8 @@ def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
 
     **References**
 
-    1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*, section 3.
+    1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief
+       networks*, section 3.
     """
     _check(graph, params)
     plan = enumeration.make_plan(graph)
@@ -137,27 +182,39 @@ def _check(graph: FactorGraph, params: Params) -> None:
     graph.check(params)
 
 
-def _prepare(graph: FactorGraph, params: Params, data: StateLike) -> tuple[tables.Table, Plan, Plan]:
+def _prepare(
+    graph: FactorGraph, params: Params, data: StateLike
+) -> tuple[tables.Table, Plan, Plan]:
     _check(graph, params)
     table = tables.as_data(graph, data, missing=None)
     lacking = [(b, _most_unknown(k)) for b, k in table.known.items()]
     complete = [b for b in graph.visible if b not in table.known]
-    return table, enumeration.make_plan(graph, complete, lacking), enumeration.make_plan(graph)
+    return (
+        table,
+        enumeration.make_plan(graph, complete, lacking),
+        enumeration.make_plan(graph),
+    )
 
 
 def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
     """Return the largest number of unknown units of a row; the number of units where it is traced."""
     rows = known.reshape(len(known), -1)
-    return int((~np.asarray(rows)).sum(1).max()) if is_concrete(known) else rows.shape[1]
+    return (
+        int((~np.asarray(rows)).sum(1).max()) if is_concrete(known) else rows.shape[1]
+    )
 
 
-def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float[Array, "*batch"]:
+def log_likelihood(
+    graph: FactorGraph, params: Params, data: StateLike
+) -> Float[Array, "*batch"]:
     """Return log p(v) of each row, exactly.
 
-    :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array stands for the
-        only visible block. In an :class:`~ebmpp.Observed` block unknown entries are summed out.
+    :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array
+        stands for the only visible block. In an :class:`~ebmpp.Observed` block unknown
+        entries are summed out.
     :return: shape ``(*batch,)``.
-    :raises IntractableError: as :func:`log_partition` does, and when a row's latents have too many states.
+    :raises IntractableError: as :func:`log_partition` does, and when a row's latents
+        have too many states.
     :raises StateError: data of a wrong name, shape or value.
 
     **Example**
@@ -171,7 +228,9 @@ def log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Float
     table, clamped, free = _prepare(graph, params, data)
     centred = centring.centre(graph, params)
     rows = centred.shift(table.rows)
-    value = _log_likelihood(graph, centred.params, rows, table.known, clamped, free).reshape(table.batch)
+    value = _log_likelihood(
+        graph, centred.params, rows, table.known, clamped, free
+    ).reshape(table.batch)
     return _checked(value, graph, params, free)
 
 
@@ -191,8 +250,14 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> 
     [0.5, -0.5]
     """
     table, clamped, free = _prepare(graph, params, data)
-    as_float = lambda param: jnp.asarray(param, jnp.result_type(param, float))  # integers have no gradient
-    value = _gradient(graph, jax.tree.map(as_float, params), table.rows, table.known, clamped, free)
+
+    # integers have no gradient
+    def as_float(param):
+        return jnp.asarray(param, jnp.result_type(param, float))
+
+    value = _gradient(
+        graph, jax.tree.map(as_float, params), table.rows, table.known, clamped, free
+    )
     return _checked(value, graph, params, free)
 
 
@@ -216,7 +281,8 @@ def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]
 def variances(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
     """Return Var[t_b] of every block under the model, exactly.
 
-    It is the second derivative of log Z in a linear source, and costs as many sums as there are statistics.
+    It is the second derivative of log Z in a linear source, and costs as many sums as
+    there are statistics.
 
     :return: a dict keyed by block; shapes ``shape + stat_shape``.
     :raises IntractableError: as :func:`log_partition` does.
@@ -238,8 +304,8 @@ def probabilities(
     """Return every joint state and its probability.
 
     :param graph: a declaration whose blocks all take finitely many values.
-    :return: the S states, each block of shape ``(S, *shape)``, with the last unit varying fastest; and
-        their probabilities, shape ``(S,)``.
+    :return: the S states, each block of shape ``(S, *shape)``, with the last unit
+        varying fastest; and their probabilities, shape ``(S,)``.
     :raises IntractableError: more than 2^20 states, or a block of infinitely many.
 
     **Example**

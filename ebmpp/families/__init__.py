@@ -11,4 +11,13 @@ from ebmpp.families.gaussian import Gaussian
 from ebmpp.families.poisson import Poisson
 from ebmpp.families.spin import Spin
 
-__all__ = ["Bernoulli", "Binomial", "Categorical", "Exponential", "Family", "Gaussian", "Poisson", "Spin"]
+__all__ = [
+    "Bernoulli",
+    "Binomial",
+    "Categorical",
+    "Exponential",
+    "Family",
+    "Gaussian",
+    "Poisson",
+    "Spin",
+]

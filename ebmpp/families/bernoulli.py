@@ -46,11 +46,17 @@ class Bernoulli(Family):
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return softplus(eta)
 
-    def unit_log_ratio(self, eta: PerUnit, other: PerUnit, statistics: PerUnit) -> PerUnit:
-        # One logarithm instead of two softplus: 1.3 to 1.5 times less time per coupled step.
-        tail, tail_other = jnp.exp(-jnp.abs(eta)), jnp.exp(-jnp.abs(other))
+    def unit_log_ratio(
+        self, eta: PerUnit, other: PerUnit, statistics: PerUnit
+    ) -> PerUnit:
+        # One logarithm instead of two softplus: 1.3 to 1.5 times less time per coupled
+        # step.
+        tail = jnp.exp(-jnp.abs(eta))
+        tail_other = jnp.exp(-jnp.abs(other))
         positive = jnp.maximum(other, 0) - jnp.maximum(eta, 0)
-        return (other - eta) * statistics - (positive + jnp.log((1 + tail_other) / (1 + tail)))
+        return (other - eta) * statistics - (
+            positive + jnp.log((1 + tail_other) / (1 + tail))
+        )
 
     def unit_distribution(self, eta: PerUnit) -> dist.Distribution:
         return dist.Bernoulli(logits=eta)

@@ -43,7 +43,8 @@ class Binomial(Family):
         return constraints.integer_interval(0, self.total_count)
 
     def log_base_measure(self, x: Values) -> PerUnit:
-        n, x = self.total_count, as_float(x)
+        n = self.total_count
+        x = as_float(x)
         return gammaln(n + 1.0) - gammaln(x + 1) - gammaln(n - x + 1)
 
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
@@ -56,7 +57,9 @@ class Binomial(Family):
         return jax.scipy.special.logit(mean / self.total_count)
 
     def mode(self, eta: PerUnit) -> PerUnit:
-        return jnp.minimum(jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta)), self.total_count)
+        return jnp.minimum(
+            jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta)), self.total_count
+        )
 
     def states(self) -> Float[Array, "values"]:
         return jnp.arange(self.total_count + 1, dtype=self.dtype)

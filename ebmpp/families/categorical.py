@@ -67,21 +67,30 @@ class Categorical(Family):
     def mode(self, eta: PerCategory) -> Categories:
         return eta.argmax(-1).astype(self.dtype)
 
-    def sample(self, words: Words, eta: Float[Array, "*#units categories"]) -> Categories:
+    def sample(
+        self, words: Words, eta: Float[Array, "*#units categories"]
+    ) -> Categories:
         return inverse_cdf(uniform(words[..., 0]), jax.nn.softmax(eta, axis=-1))
 
     def initial(self, words: Words) -> Categories:
         # one unit's eta for all: XLA would fold a constant with all rows for seconds
         return self.sample(words, jnp.zeros((1,) * (words.ndim - 1) + self.stat_shape))
 
-    def couple(self, words: Words, eta: PerCategory, other: PerCategory) -> tuple[Categories, Categories]:
+    def couple(
+        self, words: Words, eta: PerCategory, other: PerCategory
+    ) -> tuple[Categories, Categories]:
         """Return a maximally coupled pair for each unit.
 
-        With probability min(1, q(x)/p(x)) y is x; otherwise y is drawn from the residual (q - p)+.
+        With probability min(1, q(x)/p(x)) y is x; otherwise y is drawn from the
+        residual (q - p)+.
         """
-        p, q = jax.nn.softmax(eta, axis=-1), jax.nn.softmax(other, axis=-1)
+        p = jax.nn.softmax(eta, axis=-1)
+        q = jax.nn.softmax(other, axis=-1)
         x = inverse_cdf(uniform(words[..., 0]), p)
-        at_x = lambda prob: jnp.take_along_axis(prob, x[..., None], -1)[..., 0]
+
+        def at_x(prob):
+            return jnp.take_along_axis(prob, x[..., None], -1)[..., 0]
+
         is_same = uniform(words[..., 1]) * at_x(p) < at_x(q)
         residual = inverse_cdf(uniform(words[..., 2]), jnp.maximum(q - p, 0))
         return x, jnp.where(is_same, x, residual)

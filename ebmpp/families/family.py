@@ -6,8 +6,9 @@ A family is defined by its sufficient statistics t, base measure r and log-norma
 
 .. math:: p(x \mid \eta) = r(x) \exp(\langle \eta, t(x) \rangle - A(\eta))
 
-Means, conditionals, coupling ratios and free energies follow from these. Arrays of one block have shape
-``(*batch, *shape)``; statistics and natural parameters have ``(*batch, *shape, *stat_shape)``.
+Means, conditionals, coupling ratios and free energies follow from these. Arrays of one
+block have shape ``(*batch, *shape)``; statistics and natural parameters have
+``(*batch, *shape, *stat_shape)``.
 """
 
 import abc
@@ -27,7 +28,16 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import checks, sharding
-from ebmpp.core.types import Draws, Natural, PerRow, PerUnit, Truths, Values, Which, Words
+from ebmpp.core.types import (
+    Draws,
+    Natural,
+    PerRow,
+    PerUnit,
+    Truths,
+    Values,
+    Which,
+    Words,
+)
 from ebmpp.families import finite
 
 
@@ -45,7 +55,9 @@ class Shape(Protocol):
 
 
 #: Two draws of a block, and True in rows where they are equal.
-Reflection = tuple[Shaped[Array, "rows *shape"], Shaped[Array, "rows *shape"], Bool[Array, "rows"]]
+Reflection = tuple[
+    Shaped[Array, "rows *shape"], Shaped[Array, "rows *shape"], Bool[Array, "rows"]
+]
 #: Natural parameters or statistics, by block.
 Stack = Mapping[str, Float[Array, "rows *natural"]]
 
@@ -54,10 +66,11 @@ Stack = Mapping[str, Float[Array, "rows *natural"]]
 class Family(abc.ABC):
     """A block of units of one exponential family.
 
-    To add a family, define ``support``, ``log_normalizer`` and ``unit_distribution``, and override the other
-    methods where the defaults do not hold: identity statistic, base measure 1, domain R, draws from the
-    NumPyro distribution. With ``states`` a family is complete for visible blocks; units of infinitely many
-    values also need ``bounds``, ``from_mean`` and ``mode``. Methods take arrays with any leading axes.
+    To add a family, define ``support``, ``log_normalizer`` and ``unit_distribution``,
+    and override the other methods where the defaults do not hold: identity statistic,
+    base measure 1, domain R, draws from the NumPyro distribution. With ``states`` a
+    family is complete for visible blocks; units of infinitely many values also need
+    ``bounds``, ``from_mean`` and ``mode``. Methods take arrays with any leading axes.
 
     :param shape: shape of the block, an int or a tuple of ints.
     :raises ArgumentError: for a shape that is not made of positive ints.
@@ -77,9 +90,11 @@ class Family(abc.ABC):
     domain: ClassVar[str] = "any real number"
 
     def __post_init__(self) -> None:
-        name, shape = f"{type(self).__name__}: shape", self.shape
+        name = f"{type(self).__name__}: shape"
+        shape = self.shape
         sizes = shape if isinstance(shape, tuple | list) else (shape,)
-        checks.require(sizes, name, "an int or a tuple of ints", shape)
+        if not sizes:
+            raise checks.error(name, "an int or a tuple of ints", shape)
         object.__setattr__(self, "shape", tuple(checks.count(name, n) for n in sizes))
 
     def __repr__(self) -> str:
@@ -125,36 +140,50 @@ class Family(abc.ABC):
 
     def default_eta(self) -> Natural:
         """Return the natural parameter of initial draws and of an empty bias, uniform if possible."""
-        return jax.device_put(np.zeros(self.statistic_shape, jnp.result_type(float)))  # compiles nothing
+        # compiles nothing
+        return jax.device_put(np.zeros(self.statistic_shape, jnp.result_type(float)))
 
     def from_mean(self, mean: Natural) -> Natural:
         """Return the natural parameter whose mean statistics are ``mean``, the inverse of :meth:`mean`.
 
-        The default uses Newton's method on :meth:`states`; infinite or nan where no natural parameter has
-        this mean.
+        The default uses Newton's method on :meth:`states`; infinite or nan where no
+        natural parameter has this mean.
 
-        :raises NotImplementedError: for a family of infinitely many values that does not define it.
+        :raises NotImplementedError: for a family of infinitely many values that does
+            not define it.
         """
         table = self._table("from_mean(mean)")
-        return finite.from_mean(self._flat(as_float(mean)), *table[1:]).reshape(jnp.shape(mean))
+        return finite.from_mean(self._flat(as_float(mean)), *table[1:]).reshape(
+            jnp.shape(mean)
+        )
 
     def mode(self, eta: Natural) -> Draws:
         """Return the most probable value of each unit, by default among :meth:`states`.
 
-        :raises NotImplementedError: for a family of infinitely many values that does not define it.
+        :raises NotImplementedError: for a family of infinitely many values that does
+            not define it.
         """
         values = finite.mode(self._flat(eta), *self._table("mode(eta)"))
-        return values.reshape(eta.shape[: eta.ndim - len(self.stat_shape)]).astype(self.dtype)
+        return values.reshape(eta.shape[: eta.ndim - len(self.stat_shape)]).astype(
+            self.dtype
+        )
 
     def _flat(self, statistics: Natural) -> Float[Array, "units statistics"]:
         return statistics.reshape(-1, math.prod(self.stat_shape))
 
     def _table(self, method: str) -> tuple[Array, Array, Array]:
         """Return states of one unit, their statistics ``(states, statistics)`` and log base measures."""
-        states, name = self.states(), type(self).__name__
+        states = self.states()
+        name = type(self).__name__
         if states is None:
-            raise NotImplementedError(f"{name} must define {method}, or states() if they are finite")
-        return states, self._flat(self.statistics(states)), self.log_base_measure(states)
+            raise NotImplementedError(
+                f"{name} must define {method}, or states() if they are finite"
+            )
+        return (
+            states,
+            self._flat(self.statistics(states)),
+            self.log_base_measure(states),
+        )
 
     def mean(self, eta: Float[ArrayLike, "*natural"]) -> Natural:
         """Return E[t(x)] = dA/deta, by autodiff."""
@@ -167,17 +196,22 @@ class Family(abc.ABC):
     def log_normalizer_difference(self, eta: Natural, other: Natural) -> PerUnit:
         """Return A(other) - A(eta) of each unit.
 
-        Both are values of one function, so that rounding errors at a parameter cancel between the steps of a
-        path. They do not in a closed form of the difference: with one logarithm of a ratio, 10,000 steps of
-        784 Bernoulli units added 0.05 nats.
+        Both are values of one function, so that rounding errors at a parameter cancel
+        between the steps of a path. They do not in a closed form of the difference:
+        with one logarithm of a ratio, 10,000 steps of 784 Bernoulli units added 0.05
+        nats.
         """
         return self.log_normalizer(other) - self.log_normalizer(eta)
 
-    def unit_log_ratio(self, eta: Natural, other: Natural, statistics: Natural) -> PerUnit:
+    def unit_log_ratio(
+        self, eta: Natural, other: Natural, statistics: Natural
+    ) -> PerUnit:
         """Return log p(x | other) - log p(x | eta) of each unit."""
         slope = (other - eta) * statistics
         leading = slope.ndim - len(self.stat_shape)
-        return slope.sum(range(leading, slope.ndim)) - self.log_normalizer_difference(eta, other)
+        return slope.sum(range(leading, slope.ndim)) - self.log_normalizer_difference(
+            eta, other
+        )
 
     def sample(self, words: Words, eta: Natural) -> Draws:
         """Draw as a function of random words, :attr:`num_words` per unit."""
@@ -187,7 +221,9 @@ class Family(abc.ABC):
         keys = jax.random.wrap_key_data(rows, impl="threefry2x32")
         # NumPyro's samplers promote, whatever jax is set to refuse
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            drawn = jax.vmap(lambda key, e: jnp.asarray(self.unit_distribution(e).sample(key)))(keys, flat)
+            drawn = jax.vmap(
+                lambda key, e: jnp.asarray(self.unit_distribution(e).sample(key))
+            )(keys, flat)
         return drawn.reshape(words.shape[:-1]).astype(self.dtype)
 
     def couple(self, words: Words, eta: Natural, other: Natural) -> tuple[Draws, Draws]:
@@ -197,7 +233,9 @@ class Family(abc.ABC):
         """
         return self.sample(words, eta), self.sample(words, other)
 
-    def reflect(self, words: Words, u: PerRow, eta: Natural, other: Natural) -> Reflection:
+    def reflect(
+        self, words: Words, u: PerRow, eta: Natural, other: Natural
+    ) -> Reflection:
         """Return two draws of the block that are equal with the largest probability, if known.
 
         The default is :meth:`couple`.
@@ -210,7 +248,8 @@ class Family(abc.ABC):
     def initial(self, words: Words) -> Draws:
         """Return initial values, draws at :meth:`default_eta`."""
         batch = words.shape[: words.ndim - 1 - len(self.shape)]
-        # Without the barrier XLA folds constants with all rows, for seconds where units have many categories.
+        # Without the barrier XLA folds constants with all rows, for seconds where units
+        # have many categories.
         eta = lax.optimization_barrier(self.default_eta())
         return self.sample(words, jnp.broadcast_to(eta, batch + self.statistic_shape))
 
@@ -231,7 +270,8 @@ class Family(abc.ABC):
     def statistic_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Least and largest value of each statistic, of shape ``stat_shape``.
 
-        Taken from :meth:`states`, else :attr:`bounds` for each; override it if these differ.
+        Taken from :meth:`states`, else :attr:`bounds` for each; override it if these
+        differ.
         """
         states = self.states()
         if states is None:
@@ -256,15 +296,20 @@ Families = Mapping[str, Family]
 
 
 def log_ratio(
-    families: Families, eta: Stack, other: Stack, statistics: Stack, same: Which | None = None
+    families: Families,
+    eta: Stack,
+    other: Stack,
+    statistics: Stack,
+    same: Which | None = None,
 ) -> PerRow:
     """Return log p(x | other) - log p(x | eta) of independent units, per row; base measures cancel.
 
-    Ratios are formed per unit, near 0 where the distributions agree, and then summed once: separate sums of
-    <slope, t> and of A are large, and would cancel. Noise in float32 at slopes of 1 (and of 0.01): 1e-5
-    (3e-6) for 784 Bernoulli units, 3e-5 (9e-6) for Categorical(784, 4), 3e-5 (4e-5) for Binomial(5, 100),
-    2e-4 (1e-5) for 100 Poisson units of rate 3, and for 100 Gaussian units 1e-5 (1e-7) with means up to ten
-    standard deviations from 0, 1e-3 (2e-5) with a thousand.
+    Ratios are formed per unit, near 0 where the distributions agree, and then summed
+    once: separate sums of <slope, t> and of A are large, and would cancel. Noise in
+    float32 at slopes of 1 (and of 0.01): 1e-5 (3e-6) for 784 Bernoulli units, 3e-5
+    (9e-6) for Categorical(784, 4), 3e-5 (4e-5) for Binomial(5, 100), 2e-4 (1e-5) for
+    100 Poisson units of rate 3, and for 100 Gaussian units 1e-5 (1e-7) with means up to
+    ten standard deviations from 0, 1e-3 (2e-5) with a thousand.
 
     :param same: rows whose two distributions are equal up to rounding; their ratio is 0. With it, the ratio
         is nan where a natural parameter is outside its domain. (One sum over units covers both checks: a

@@ -25,7 +25,9 @@ Numbers = Float[Array, "values"]
 
 
 @full_precision
-def mode(eta: Units, states: Real[Array, "values"], statistics: Statistics, log_base: Numbers) -> Draws:
+def mode(
+    eta: Units, states: Real[Array, "values"], statistics: Statistics, log_base: Numbers
+) -> Draws:
     """Return the most probable state of each unit, the first of equally probable ones."""
     return states[(eta @ statistics.T + log_base[None]).argmax(-1)]
 
@@ -33,14 +35,16 @@ def mode(eta: Units, states: Real[Array, "values"], statistics: Statistics, log_
 def from_mean(mean: Units, statistics: Statistics, log_base: Numbers) -> Units:
     """Return natural parameters whose mean statistics are ``mean``, by damped Newton steps.
 
-    The steps minimise A(eta) - <eta, mean>, which is convex. Along a step whose range over the states is r,
-    the third derivative is at most r times the second, so a length of log(1 + r) / r does not overshoot:
-    Sun, Tran-Dinh (2019), *Generalized self-concordant functions*, section 4. With a single statistic, longer
-    steps are tried and the longest that does not overshoot is taken. If natural parameters are not unique, as
-    with one-hot statistics, one of them is returned.
+    The steps minimise A(eta) - <eta, mean>, which is convex. Along a step whose range
+    over the states is r, the third derivative is at most r times the second, so a
+    length of log(1 + r) / r does not overshoot: Sun, Tran-Dinh (2019), *Generalized
+    self-concordant functions*, section 4. With a single statistic, longer steps are
+    tried and the longest that does not overshoot is taken. If natural parameters are
+    not unique, as with one-hot statistics, one of them is returned.
 
-    :return: infinite for a mean at an end of a single statistic; nan if no natural parameter has this mean to
-        floating-point precision, such as outside the convex hull of the statistics.
+    :return: infinite for a mean at an end of a single statistic; nan if no natural
+        parameter has this mean to floating-point precision, such as outside the convex
+        hull of the statistics.
     """
     chunk = max(1, _MAX_NUMBERS // (len(_LENGTHS) * statistics.size))
     eta = lax.map(lambda m: _from_mean(m, statistics, log_base), mean, batch_size=chunk)
@@ -53,17 +57,27 @@ def from_mean(mean: Units, statistics: Statistics, log_base: Numbers) -> Units:
 @full_precision
 def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
     """Return the natural parameter of one unit."""
-    around = statistics - mean[None]  # before anything is summed, so that the tails keep their digits
-    varies, largest = jnp.ptp(statistics, axis=0) > 0, jnp.abs(statistics).max(0)
-    reach = lambda step: jnp.ptp(around @ step)
-    probs_at = lambda eta: jax.nn.softmax(around @ eta + log_base)
+    # before anything is summed, so that the tails keep their digits
+    around = statistics - mean[None]
+    varies = jnp.ptp(statistics, axis=0) > 0
+    largest = jnp.abs(statistics).max(0)
+
+    def reach(step):
+        return jnp.ptp(around @ step)
+
+    def probs_at(eta):
+        return jax.nn.softmax(around @ eta + log_base)
 
     def fits(eta: Array, step: Array, tolerance: Array) -> Array:
         """Return True if the mean at ``eta`` is right, relative to the terms of its sum."""
         probs = probs_at(eta)
-        off, size = jnp.abs(probs @ around), probs @ jnp.abs(around)
-        # rounding may put a mean beside the plane of one-hot statistics, which no step can correct
-        beside = (off <= 8 * jnp.finfo(mean.dtype).eps * largest).all() & (reach(step) <= tolerance)
+        off = jnp.abs(probs @ around)
+        size = probs @ jnp.abs(around)
+        # rounding may put a mean beside the plane of one-hot statistics, which no step
+        # can correct
+        beside = (off <= 8 * jnp.finfo(mean.dtype).eps * largest).all() & (
+            reach(step) <= tolerance
+        )
         return ((off <= tolerance * size).all() | beside) & ((size > 0) | ~varies).all()
 
     def newton(eta: Array) -> Array:
@@ -73,17 +87,24 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
         covariance = centred.T @ (probs[:, None] * centred)
         scale = jnp.sqrt(jnp.diagonal(covariance))
         scale = jnp.where(scale > 0, scale, 1.0)
-        # of the correlations: the small variance of a rare category is not that of a redundant statistic
+        # of the correlations: the small variance of a rare category is not that of a
+        # redundant statistic
         inverse = jnp.linalg.pinv(covariance / jnp.outer(scale, scale), hermitian=True)
         return -(inverse @ (gradient / scale)) / scale
 
     def length(eta: Array, step: Array) -> Array:
         safe = jnp.log1p(reach(step)) / reach(step)
-        if statistics.shape[1] > 1:  # a longer one may end where statistics are no longer separated
+        # a longer one may end where statistics are no longer separated
+        if statistics.shape[1] > 1:
             return safe
-        along, lengths = around @ step, jnp.asarray(_LENGTHS, eta.dtype)
-        slope_at = lambda length: probs_at(eta + length * step) @ along
-        # slopes and not values, whose differences are lost in rounding where the mean is near an end
+        along = around @ step
+        lengths = jnp.asarray(_LENGTHS, eta.dtype)
+
+        def slope_at(length):
+            return probs_at(eta + length * step) @ along
+
+        # slopes and not values, whose differences are lost in rounding where the mean
+        # is near an end
         short = jax.vmap(slope_at)(lengths) <= -0.1 * slope_at(0.0)
         return jnp.maximum(safe, jnp.where(short, lengths, 0.0).max())
 
@@ -93,9 +114,13 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
         return eta, newton(eta), count + 1
 
     fine = jnp.sqrt(jnp.finfo(mean.dtype).eps)
-    cond = lambda c: ~fits(c[0], c[1], fine) & (reach(c[1]) > 0) & (c[2] < _MAX_STEPS)
+
+    def cond(c):
+        return ~fits(c[0], c[1], fine) & (reach(c[1]) > 0) & (c[2] < _MAX_STEPS)
+
     start = jnp.zeros_like(mean)
     eta, step, _ = lax.while_loop(cond, body, (start, newton(start), jnp.int32(0)))
     eta = eta + step  # quadratic convergence: half the digits become all
-    # a step beyond the hull, or to its boundary, stays as long as 1; rounding leaves shorter ones
+    # a step beyond the hull, or to its boundary, stays as long as 1; rounding leaves
+    # shorter ones
     return jnp.where(fits(eta, newton(eta), jnp.sqrt(fine)), eta, jnp.nan)

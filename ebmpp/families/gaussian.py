@@ -24,9 +24,10 @@ from ebmpp.families.family import Family, Reflection, as_float
 class Gaussian(Family):
     """Real numbers with variance 1 or a learned variance.
 
-    ``variance="unit"`` has the statistic x and eta is the mean. ``variance="learned"`` has the statistics x
-    and x^2 (last axis), and the natural parameter ``(mean / variance, -1 / (2 variance))``. A
-    :func:`~ebmpp.Bilinear` factor couples x; the precision then comes from the block's bias.
+    ``variance="unit"`` has the statistic x and eta is the mean. ``variance="learned"``
+    has the statistics x and x^2 (last axis), and the natural parameter
+    ``(mean / variance, -1 / (2 variance))``. A :func:`~ebmpp.Bilinear` factor couples
+    x; the precision then comes from the block's bias.
 
     :param shape: shape of the block.
     :param variance: "unit" or "learned".
@@ -48,7 +49,11 @@ class Gaussian(Family):
 
     @property
     def domain(self) -> str:
-        return "negative in its second entry (-1 / (2 variance))" if self.learned else "any real number"
+        return (
+            "negative in its second entry (-1 / (2 variance))"
+            if self.learned
+            else "any real number"
+        )
 
     @property
     def stat_shape(self) -> tuple[int, ...]:
@@ -73,7 +78,9 @@ class Gaussian(Family):
     def log_base_measure(self, x: Values) -> PerUnit:
         """Return the log density of N(0, 1), or its constant with a learned variance."""
         x = as_float(x)
-        return -0.5 * math.log(2 * math.pi) - (jnp.zeros_like(x) if self.learned else 0.5 * x**2)
+        return -0.5 * math.log(2 * math.pi) - (
+            jnp.zeros_like(x) if self.learned else 0.5 * x**2
+        )
 
     def moments(self, eta: Natural) -> tuple[PerUnit, PerUnit]:
         """Return mean and standard deviation of each unit."""
@@ -87,17 +94,27 @@ class Gaussian(Family):
             return 0.5 * eta**2
         return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
 
-    def unit_log_ratio(self, eta: Natural, other: Natural, statistics: Natural) -> PerUnit:
-        # in distances from the means: eta * x and A are as large as (mean / sd)**2, and would cancel
+    def unit_log_ratio(
+        self, eta: Natural, other: Natural, statistics: Natural
+    ) -> PerUnit:
+        # in distances from the means: eta * x and A are as large as (mean / sd)**2, and
+        # would cancel
         if not self.learned:
             return (other - eta) * (statistics - 0.5 * (eta + other))
-        x, (centre, _), (to, _) = statistics[..., 0], self.moments(eta), self.moments(other)
-        slope, curve = other[..., 0] - eta[..., 0], other[..., 1] - eta[..., 1]
+        x = statistics[..., 0]
+        centre, _ = self.moments(eta)
+        to, _ = self.moments(other)
+        slope = other[..., 0] - eta[..., 0]
+        curve = other[..., 1] - eta[..., 1]
         shift = (slope + 2 * centre * curve) * (x - 0.5 * (centre + to))
         return shift + curve * (x - centre) ** 2 + 0.5 * jnp.log1p(curve / eta[..., 1])
 
     def in_domain(self, eta: Natural) -> Truths:
-        return jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0) if self.learned else jnp.isfinite(eta)
+        return (
+            jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0)
+            if self.learned
+            else jnp.isfinite(eta)
+        )
 
     def default_eta(self) -> Natural:
         zero = jnp.zeros(self.shape)
@@ -121,9 +138,12 @@ class Gaussian(Family):
         centre, scale = self.moments(eta)
         return centre + scale * jax.scipy.special.ndtri(open_uniform(words[..., 0]))
 
-    def reflect(self, words: Words, u: PerRow, eta: Natural, other: Natural) -> Reflection:
+    def reflect(
+        self, words: Words, u: PerRow, eta: Natural, other: Natural
+    ) -> Reflection:
         """Return a reflection-maximal pair of draws of the block; see :func:`reflected`."""
-        (centre, scale), (to, to_scale) = self.moments(eta), self.moments(other)
+        centre, scale = self.moments(eta)
+        to, to_scale = self.moments(other)
         noise = jax.scipy.special.ndtri(open_uniform(words[..., 0]))
         return reflected(noise, u, centre, scale, to, to_scale)
 
@@ -132,12 +152,14 @@ class Gaussian(Family):
 Units = Float[Array, "rows *shape"]
 
 
-def reflected(z: Units, u: PerRow, centre: Units, scale: Units, to: Units, to_scale: Units) -> Reflection:
+def reflected(
+    z: Units, u: PerRow, centre: Units, scale: Units, to: Units, to_scale: Units
+) -> Reflection:
     """Return two Gaussian draws per row from one noise: equal with the largest probability, else reflected.
 
-    With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z)); otherwise the noise of
-    y is reflected at the plane halfway. Rows with unequal scales get the same noise. The third result is True
-    in rows where the draws are equal.
+    With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z));
+    otherwise the noise of y is reflected at the plane halfway. Rows with unequal scales
+    get the same noise. The third result is True in rows where the draws are equal.
 
     Jacob, O'Leary, Atchade (2020), section 4.1, after Bou-Rabee, Eberle, Zimmer (2020).
     """
@@ -146,6 +168,11 @@ def reflected(z: Units, u: PerRow, centre: Units, scale: Units, to: Units, to_sc
     along, square = ((a * gap).sum(axes, keepdims=True) for a in (z, gap))
     ratio = -along - 0.5 * square
     mirrored = z - 2 * gap * (along / jnp.where(square > 0, square, 1.0))
-    x, equal_scales = centre + scale * z, (scale == to_scale).all(axes, keepdims=True)
+    x = centre + scale * z
+    equal_scales = (scale == to_scale).all(axes, keepdims=True)
     meets = equal_scales & (jnp.log(u).reshape(ratio.shape) <= ratio)
-    return x, jnp.where(meets, x, to + to_scale * jnp.where(equal_scales, mirrored, z)), meets.reshape(-1)
+    return (
+        x,
+        jnp.where(meets, x, to + to_scale * jnp.where(equal_scales, mirrored, z)),
+        meets.reshape(-1),
+    )

@@ -34,7 +34,9 @@ class SpinDistribution(dist.Distribution):
     arg_constraints = {"eta": constraints.real}
     pytree_data_fields = ("eta",)
 
-    def __init__(self, eta: Float[ArrayLike, "*batch"], *, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, eta: Float[ArrayLike, "*batch"], *, validate_args: bool | None = None
+    ) -> None:
         self.eta = eta
         super().__init__(batch_shape=jnp.shape(eta), validate_args=validate_args)
 
@@ -42,12 +44,18 @@ class SpinDistribution(dist.Distribution):
     def support(self) -> constraints.Constraint:
         return spin_constraint
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "*draws"]:
+    def sample(
+        self, key: Array | None, sample_shape: tuple[int, ...] = ()
+    ) -> Float[Array, "*draws"]:
         assert key is not None  # as in NumPyro
-        up = jax.random.bernoulli(key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape)
+        up = jax.random.bernoulli(
+            key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape
+        )
         return 2 * up.astype(jnp.result_type(float)) - 1
 
-    def log_prob(self, value: Values, intermediates: list[Any] | None = None) -> PerUnit:
+    def log_prob(
+        self, value: Values, intermediates: list[Any] | None = None
+    ) -> PerUnit:
         """Return log sigmoid(2 eta x)."""
         return jax.nn.log_sigmoid(2 * self.eta * value)
 
@@ -87,9 +95,12 @@ class Spin(Family):
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return _log_normalizer(eta)
 
-    def unit_log_ratio(self, eta: PerUnit, other: PerUnit, statistics: PerUnit) -> PerUnit:
+    def unit_log_ratio(
+        self, eta: PerUnit, other: PerUnit, statistics: PerUnit
+    ) -> PerUnit:
         # one logarithm, as for Bernoulli units; exp(-2 |eta|) is shared with the draw
-        tail, tail_other = jnp.exp(-jnp.abs(2 * eta)), jnp.exp(-jnp.abs(2 * other))
+        tail = jnp.exp(-jnp.abs(2 * eta))
+        tail_other = jnp.exp(-jnp.abs(2 * other))
         change = jnp.abs(other) - jnp.abs(eta) + jnp.log((1 + tail_other) / (1 + tail))
         return (other - eta) * statistics - change
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of one block's values, from any container of numbers to the library's dtypes.
 
-Values are checked in the dtype in which they are given: 64-bit counts that were narrowed first would silently
-wrap or round to other counts.
+Values are checked in the dtype in which they are given: 64-bit counts that were
+narrowed first would silently wrap or round to other counts.
 """
 
 from typing import Any
@@ -28,15 +28,21 @@ def is_concrete(x: object) -> bool:
 def as_array(name: str, value: Any) -> Numbers:
     """Return an array of numbers of any dtype, without a copy; a memory map is not read.
 
-    Data frames are converted column by column, and anything with ``__array__`` by numpy. Values with a mask
-    are refused.
+    Data frames are converted column by column, and anything with ``__array__`` by
+    numpy. Values with a mask are refused.
     """
     where = f"block {name!r}"
     leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
-    is_masked = any(isinstance(v, np.ma.MaskedArray) for v in leaves)  # numpy would ignore the masks
+    # numpy would ignore the masks
+    is_masked = any(isinstance(v, np.ma.MaskedArray) for v in leaves)
     if is_masked or (isinstance(value, tuple) and _is_pair_with_mask(value)):
-        hint = "Pass ebmpp.Observed(values, known) where missing units are accepted, or use ebmpp.complete."
-        raise StateError(f"{where}: must be numbers without a mask, got {type(value).__name__}. {hint}")
+        hint = (
+            "Pass ebmpp.Observed(values, known) where missing units are accepted, "
+            "or use ebmpp.complete."
+        )
+        raise StateError(
+            f"{where}: must be numbers without a mask, got {type(value).__name__}. {hint}"
+        )
     if hasattr(value, "iloc") and hasattr(value, "columns"):
         return _from_frame(where, value)
     if isinstance(value, list | tuple) and not all(map(is_concrete, leaves)):
@@ -48,30 +54,43 @@ def _is_pair_with_mask(value: tuple) -> bool:
     """Return True for an Observed, or a tuple of values and booleans that was meant as one."""
     if hasattr(value, "known"):
         return True
-    if len(value) != 2 or not all(isinstance(v, np.ndarray | Array | list) for v in value):
+    if len(value) != 2 or not all(
+        isinstance(v, np.ndarray | Array | list) for v in value
+    ):
         return False
-    return all(map(is_concrete, jax.tree.leaves(value[1]))) and np.asarray(value[1]).dtype == bool
+    return (
+        all(map(is_concrete, jax.tree.leaves(value[1])))
+        and np.asarray(value[1]).dtype == bool
+    )
 
 
 def _from_frame(where: str, frame: Any) -> np.ndarray:
     for name, dtype in zip(frame.columns, frame.dtypes, strict=True):
         if dtype.kind not in "biuf":
-            raise StateError(f"{where}: column {name!r} of the data frame must hold numbers, got {dtype}")
+            raise StateError(
+                f"{where}: column {name!r} of the data frame must hold numbers, got {dtype}"
+            )
     plain = all(isinstance(dtype, np.dtype) for dtype in frame.dtypes)
     common = np.result_type(*frame.dtypes, bool) if plain else np.dtype(float)
     if common.kind == "f" and any(dtype.kind in "iu" for dtype in frame.dtypes):
-        common = np.longdouble  # doubles would round integers past 2**53 before they are checked
+        # doubles would round integers past 2**53 before they are checked
+        common = np.longdouble
     return frame.to_numpy(common) if plain else frame.to_numpy(common, na_value=np.nan)
 
 
 def settle(name: str, family: Family, value: Numbers, check: bool = True) -> Array:
     """Convert values of :func:`as_array` to the dtype of the family's draws.
 
-    :raises StateError: for a value outside the support, or one that jax's default floats cannot hold.
+    :raises StateError: for a value outside the support, or one that jax's default
+        floats cannot hold.
     """
     if not is_concrete(value):
         return jnp.asarray(value, family.dtype)
-    with sharding.at_once(), np.errstate(over="ignore"):  # concrete values stay concrete under jit
+    # concrete values stay concrete under jit
+    with (
+        sharding.at_once(),
+        np.errstate(over="ignore"),
+    ):
         narrow = value.astype(jnp.result_type(float))
         if check:
             check_values(name, family, narrow, value)
@@ -79,25 +98,39 @@ def settle(name: str, family: Family, value: Numbers, check: bool = True) -> Arr
         return jnp.asarray(narrow, family.dtype)
 
 
-def check_values(name: str, family: Family, x: Numbers, original: Numbers | None = None) -> None:
+def check_values(
+    name: str, family: Family, x: Numbers, original: Numbers | None = None
+) -> None:
     """Check values against the support, as they were before they were narrowed."""
     if not is_concrete(x):
         return
     with sharding.at_once():
-        wrong = ~np.asarray(family.in_support(np.asarray(x)))  # on the host: nothing to compile
+        # on the host: nothing to compile
+        wrong = ~np.asarray(family.in_support(np.asarray(x)))
         if original is not None and wrong.any():  # overflow is reported by _check_width
-            wrong &= ~(np.isinf(np.asarray(x)) & np.isfinite(np.asarray(original).astype(float)))
+            wrong &= ~(
+                np.isinf(np.asarray(x))
+                & np.isfinite(np.asarray(original).astype(float))
+            )
         if wrong.any():
-            _refuse(name, family, wrong, x if original is None else original, describe(family))
+            _refuse(
+                name,
+                family,
+                wrong,
+                x if original is None else original,
+                describe(family),
+            )
 
 
 def _check_width(name: str, family: Family, narrow: Numbers, original: Numbers) -> None:
     """Refuse an integer that floats round, or a number that overflows."""
-    kind, floats = original.dtype.kind, np.finfo(narrow.dtype)
+    kind = original.dtype.kind
+    floats = np.finfo(narrow.dtype)
     digits = floats.bits if kind == "f" else floats.nmant + 1
     if kind not in "iuf" or original.dtype.itemsize * 8 <= digits:
         return
-    original, held = np.asarray(original), np.asarray(narrow)
+    original = np.asarray(original)
+    held = np.asarray(narrow)
     wrong = np.isinf(held) & np.isfinite(original)
     if family.states() is not None or getattr(family.support, "is_discrete", False):
         with np.errstate(invalid="ignore"):
@@ -105,14 +138,24 @@ def _check_width(name: str, family: Family, narrow: Numbers, original: Numbers) 
         if kind != "f":  # converting back past the last integer depends on the machine
             wrong |= held >= 2.0 ** (8 * original.dtype.itemsize - (kind == "i"))
     if wrong.any():
-        _refuse(name, family, wrong, original, f"numbers that {held.dtype} holds (or set jax_enable_x64)")
+        _refuse(
+            name,
+            family,
+            wrong,
+            original,
+            f"numbers that {held.dtype} holds (or set jax_enable_x64)",
+        )
 
 
-def _refuse(name: str, family: Family, wrong: np.ndarray, values: Numbers, expected: str) -> None:
+def _refuse(
+    name: str, family: Family, wrong: np.ndarray, values: Numbers, expected: str
+) -> None:
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     raise StateError(
-        f"block {name!r} ({family!r}) must have {expected}, got {np.asarray(values)[index]!s} at index "
-        f"{index} and {int(wrong.sum())} such values. ebmpp.Observed.where_finite(values) marks nan as "
+        f"block {name!r} ({family!r}) must have {expected}, got "
+        f"{np.asarray(values)[index]!s} at index "
+        f"{index} and {int(wrong.sum())} such values. "
+        "ebmpp.Observed.where_finite(values) marks nan as "
         "missing."
     )
 

@@ -57,32 +57,57 @@ class Declaration:
         *,
         labels: Mapping[str, Iterable[Hashable]] | None = None,
     ) -> None:
-        latent, labels = {} if latent is None else latent, {} if labels is None else labels
-        for name, value in (("visible", visible), ("latent", latent), ("labels", labels)):
-            checks.require(isinstance(value, Mapping), name, "a dict by block", value, DeclarationError)
+        latent = {} if latent is None else latent
+        labels = {} if labels is None else labels
+        for name, value in (
+            ("visible", visible),
+            ("latent", latent),
+            ("labels", labels),
+        ):
+            if not isinstance(value, Mapping):
+                raise checks.error(name, "a dict by block", value, DeclarationError)
         listed = tuple(factors) if isinstance(factors, Iterable) else (factors,)
-        are_factors = isinstance(factors, Iterable) and all(isinstance(f, Factor) for f in listed)
-        checks.require(are_factors, "factors", "a list of Factor objects", listed, DeclarationError)
+        if not isinstance(factors, Iterable) or not all(
+            isinstance(f, Factor) for f in listed
+        ):
+            raise checks.error(
+                "factors", "a list of Factor objects", listed, DeclarationError
+            )
         put = super().__setattr__
         put("visible", MappingProxyType(dict(visible)))
         put("latent", MappingProxyType(dict(latent)))
         put("families", MappingProxyType({**visible, **latent}))
         put("factors", listed)
         _check(self)
-        put("labels", MappingProxyType({b: _as_labels(self, b, names) for b, names in labels.items()}))
+        put(
+            "labels",
+            MappingProxyType(
+                {b: _as_labels(self, b, names) for b, names in labels.items()}
+            ),
+        )
         order = {name: i for i, name in enumerate(self.families)}
         scopes = (sorted(f.blocks, key=order.__getitem__) for f in self.factors)
-        put("edges", frozenset(edge for scope in scopes for edge in itertools.combinations(scope, 2)))
+        put(
+            "edges",
+            frozenset(
+                edge for scope in scopes for edge in itertools.combinations(scope, 2)
+            ),
+        )
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
         floats = jnp.result_type(float)
-        put("param_shapes", {f.name: _param_shapes(self, f, floats) for f in self.factors})
+        put(
+            "param_shapes",
+            {f.name: _param_shapes(self, f, floats) for f in self.factors},
+        )
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
         blocks = tuple(visible.items()), tuple(latent.items())
         put("_identity", (*blocks, self.factors, frozenset(self.labels.items())))
 
     def __setattr__(self, name: str, value: object = None) -> None:
-        raise AttributeError(f"a {type(self).__name__} is immutable; declare a new one to change {name!r}")
+        raise AttributeError(
+            f"a {type(self).__name__} is immutable; declare a new one to change {name!r}"
+        )
 
     __delattr__ = __setattr__  # type: ignore[assignment]
 
@@ -104,7 +129,9 @@ class Declaration:
     def _block_graph(self) -> nx.Graph:
         graph = nx.Graph()
         graph.add_nodes_from(self.families)
-        graph.add_edges_from(e for e in itertools.combinations(self.families, 2) if e in self.edges)
+        graph.add_edges_from(
+            e for e in itertools.combinations(self.families, 2) if e in self.edges
+        )
         return graph
 
     def _block_layers(self) -> Iterable[tuple[str, ...]]:
@@ -116,18 +143,28 @@ class Declaration:
     def _layers(self) -> Iterable[tuple[str, ...]]:
         for layer in self.block_layers:
             if layer[0] in self.splits:
-                yield from ((lateral.part_name(layer[0], i),) for i in range(self.num_parts(layer[0])))
+                yield from (
+                    (lateral.part_name(layer[0], i),)
+                    for i in range(self.num_parts(layer[0]))
+                )
             else:
                 yield layer
 
     def to_networkx(self) -> nx.Graph:
         """Return the block graph; nodes have ``family``, ``visible``, ``layer`` and ``parts``."""
         graph = self._block_graph()
-        for layer, b in ((i, b) for i, blocks in enumerate(self.block_layers) for b in blocks):
-            visible, parts = b in self.visible, self.num_parts(b)
-            graph.nodes[b].update(family=self.families[b], visible=visible, layer=layer, parts=parts)
+        for layer, b in (
+            (i, b) for i, blocks in enumerate(self.block_layers) for b in blocks
+        ):
+            visible = b in self.visible
+            parts = self.num_parts(b)
+            graph.nodes[b].update(
+                family=self.families[b], visible=visible, layer=layer, parts=parts
+            )
         for a, b in graph.edges:
-            graph.edges[a, b]["factors"] = [f.name for f in self.factors if {a, b} <= set(f.blocks)]
+            graph.edges[a, b]["factors"] = [
+                f.name for f in self.factors if {a, b} <= set(f.blocks)
+            ]
         return graph
 
     def num_parts(self, block: str) -> int:
@@ -138,7 +175,9 @@ class Declaration:
     def unit_offsets(self) -> dict[str, int]:
         """Number of each block's first unit, where the units of all blocks are numbered in order."""
         sizes = [f.size for f in self.families.values()]
-        return dict(zip(self.families, itertools.accumulate(sizes[:-1], initial=0), strict=True))
+        return dict(
+            zip(self.families, itertools.accumulate(sizes[:-1], initial=0), strict=True)
+        )
 
     def interacting(self, blocks: Iterable[str]) -> list[tuple[str, str]]:
         """Return the pairs among ``blocks`` that share a factor; a block with interacting units is a pair."""
@@ -168,26 +207,54 @@ def _check(graph: Declaration) -> None:
     """Check names of blocks and factors, and that every block is in a factor."""
     for name, family in graph.families.items():
         checks.block_name(name)
-        expected = "a family such as Bernoulli(10)"
-        checks.require(isinstance(family, Family), f"block {name!r}", expected, family, DeclarationError)
-    is_valid = bool(graph.visible) and graph.visible.keys().isdisjoint(graph.latent)
-    expected = "at least one block, and none that is latent too"
-    checks.require(is_valid, "visible", expected, list(graph.visible), DeclarationError)
+        if not isinstance(family, Family):
+            raise checks.error(
+                f"block {name!r}",
+                "a family such as Bernoulli(10)",
+                family,
+                DeclarationError,
+            )
+    if not bool(graph.visible) or not graph.visible.keys().isdisjoint(graph.latent):
+        raise checks.error(
+            "visible",
+            "at least one block, and none that is latent too",
+            list(graph.visible),
+            DeclarationError,
+        )
     for factor in graph.factors:
-        checks.names(f"block of {factor!r}", factor.blocks, graph.families, DeclarationError)
-    twice = [name for name, count in Counter(f.name for f in graph.factors).items() if count > 1]
-    checks.require(not twice, "factors", "of different names", twice, DeclarationError)
-    unused = [b for b in graph.families if not any(b in f.blocks for f in graph.factors)]
-    checks.require(not unused, "blocks", "in a factor each", unused, DeclarationError, "Add a Bias.")
+        checks.names(
+            f"block of {factor!r}", factor.blocks, graph.families, DeclarationError
+        )
+    twice = [
+        name
+        for name, count in Counter(f.name for f in graph.factors).items()
+        if count > 1
+    ]
+    if twice:
+        raise checks.error("factors", "of different names", twice, DeclarationError)
+    unused = [
+        b for b in graph.families if not any(b in f.blocks for f in graph.factors)
+    ]
+    if unused:
+        raise checks.error(
+            "blocks", "in a factor each", unused, DeclarationError, "Add a Bias."
+        )
 
 
-def _as_labels(graph: Declaration, block: str, names: Iterable[Hashable]) -> tuple[Hashable, ...]:
+def _as_labels(
+    graph: Declaration, block: str, names: Iterable[Hashable]
+) -> tuple[Hashable, ...]:
     checks.names("block in labels", [block], graph.families, DeclarationError)
-    names, size = tuple(names), graph.families[block].size
+    names = tuple(names)
+    size = graph.families[block].size
     are_hashable = all(isinstance(name, Hashable) for name in names)
-    is_valid = are_hashable and len(names) == len(set(names)) == size
-    expected = f"{size} different hashable names, one per unit"
-    checks.require(is_valid, f"labels of block {block!r}", expected, names, DeclarationError)
+    if not are_hashable or not len(names) == len(set(names)) == size:
+        raise checks.error(
+            f"labels of block {block!r}",
+            f"{size} different hashable names, one per unit",
+            names,
+            DeclarationError,
+        )
     return names
 
 
@@ -203,18 +270,29 @@ def _param_shapes(graph: Declaration, factor: Factor, floats: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=512)
-def _probed(factor: Factor, scope: tuple[tuple[str, Family, SplitBlock | None], ...], floats: Any) -> Any:
+def _probed(
+    factor: Factor,
+    scope: tuple[tuple[str, Family, SplitBlock | None], ...],
+    floats: Any,
+) -> Any:
     """Probe a factor once for all graphs with these blocks and this default dtype of floats."""
-    families, splits = {b: f for b, f, _ in scope}, {b: s for b, _, s in scope if s is not None}
+    families = {b: f for b, f, _ in scope}
+    splits = {b: s for b, _, s in scope if s is not None}
     with sharding.at_once():  # the probe looks at values, also under a trace
         try:
             params = factor.init_params(jax.random.key(0), families)
         except DeclarationError:
             raise
         except (TypeError, ValueError) as error:
-            expected = "a pytree of numbers, or a function of a jax key that returns one"
-            raise DeclarationError(f"{factor!r}: init must be {expected}: {error}") from error
-        are_finite = all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params))
+            expected = (
+                "a pytree of numbers, or a function of a jax key that returns one"
+            )
+            raise DeclarationError(
+                f"{factor!r}: init must be {expected}: {error}"
+            ) from error
+        are_finite = all(
+            np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params)
+        )
         if not (factor.is_affine and are_finite):
             probe(factor, families, params, splits)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditionals, marginals and gradients derived from a graph's energy.
 
-Natural parameters are minus the gradient of the energy in a block's statistics; a marginal is the energy at
-zero statistics plus the log-normalisers. Most functions take one state and are batched by ``jax.vmap``: XLA
-turns a vmapped gradient of a bilinear energy into one matrix product, as fast as a hand-written one.
+Natural parameters are minus the gradient of the energy in a block's statistics; a
+marginal is the energy at zero statistics plus the log-normalisers. Most functions take
+one state and are batched by ``jax.vmap``: XLA turns a vmapped gradient of a bilinear
+energy into one matrix product, as fast as a hand-written one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,17 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Blocks, Eta, Natural, Params, PerRow, Rows, Scalar, State, Statistics
+from ebmpp.core.types import (
+    Blocks,
+    Eta,
+    Natural,
+    Params,
+    PerRow,
+    Rows,
+    Scalar,
+    State,
+    Statistics,
+)
 from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
@@ -29,7 +40,9 @@ Factors = Iterable[Factor] | None
 
 
 @full_precision
-def energy(graph: Declaration, params: Params, statistics: Statistics, factors: Factors = None) -> Scalar:
+def energy(
+    graph: Declaration, params: Params, statistics: Statistics, factors: Factors = None
+) -> Scalar:
     """Return E(t), or the sum of some factors."""
     total = jnp.zeros(())
     for factor in graph.factors if factors is None else factors:
@@ -44,36 +57,62 @@ def _zeros(graph: Declaration, blocks: Iterable[str]) -> Eta:
 
 
 def natural(
-    graph: Declaration, params: Params, statistics: Statistics, blocks: Sequence[str], factors: Factors = None
+    graph: Declaration,
+    params: Params,
+    statistics: Statistics,
+    blocks: Sequence[str],
+    factors: Factors = None,
 ) -> Eta:
     """Return the natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
 
-    :param statistics: of every block that shares a factor with ``blocks``. A block whose units interact must
-        be among them; each of its units then gets its natural parameter given all other units.
+    :param statistics: of every block that shares a factor with ``blocks``. A block
+        whose units interact must be among them; each of its units then gets its natural
+        parameter given all other units.
     :param factors: restrict the energy to these factors; all by default.
     """
     if factors is None:
         factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
-    lateral = {b: statistics[b] for b in blocks if b in graph.splits and b in statistics}
-    return contributed(graph, factors, params, {**statistics, **_zeros(graph, blocks), **lateral}, blocks)
+    lateral = {
+        b: statistics[b] for b in blocks if b in graph.splits and b in statistics
+    }
+    return contributed(
+        graph,
+        factors,
+        params,
+        {**statistics, **_zeros(graph, blocks), **lateral},
+        blocks,
+    )
 
 
 def contributed(
-    graph: Declaration, factors: Factors, params: Params, statistics: Statistics, blocks: Any = None
+    graph: Declaration,
+    factors: Factors,
+    params: Params,
+    statistics: Statistics,
+    blocks: Any = None,
 ) -> Eta:
     """Return what ``factors`` add to the natural parameters of blocks, all by default, at ``statistics``."""
-    log_density_at = lambda t: -energy(graph, params, {**statistics, **t}, factors)
-    return jax.grad(log_density_at)({b: statistics[b] for b in (statistics if blocks is None else blocks)})
+
+    def log_density_at(t):
+        return -energy(graph, params, {**statistics, **t}, factors)
+
+    return jax.grad(log_density_at)(
+        {b: statistics[b] for b in (statistics if blocks is None else blocks)}
+    )
 
 
 def affine(
     graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]
 ) -> tuple[Scalar, Eta]:
     """Return c and natural parameters eta of non-interacting ``blocks``, with -E = c + sum <eta_b, t_b>."""
-    return jax.value_and_grad(lambda t: -energy(graph, params, {**statistics, **t}))(_zeros(graph, blocks))
+    return jax.value_and_grad(lambda t: -energy(graph, params, {**statistics, **t}))(
+        _zeros(graph, blocks)
+    )
 
 
-def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blocks: Sequence[str]) -> Scalar:
+def log_marginal(
+    graph: Declaration, params: Params, statistics: Statistics, blocks: Sequence[str]
+) -> Scalar:
     """Return the log of the sum over ``blocks`` of exp(-E) r, without the other blocks' base measures."""
     at_zero, eta = affine(graph, params, statistics, blocks)
     return at_zero + sum(graph.families[b].log_normalizer(eta[b]).sum() for b in blocks)
@@ -81,17 +120,23 @@ def log_marginal(graph: Declaration, params: Params, statistics: Statistics, blo
 
 def log_base_measure(graph: Declaration, x: State) -> Scalar:
     """Return the sum of log r_b(x_b) over the blocks of one state."""
-    return jnp.zeros(()) + sum(graph.families[b].log_base_measure(v).sum() for b, v in x.items())
+    return jnp.zeros(()) + sum(
+        graph.families[b].log_base_measure(v).sum() for b, v in x.items()
+    )
 
 
 @full_precision
 def log_unnormalized(
-    graph: Declaration, params: Params, x: State, blocks: Iterable[str], known: State = MappingProxyType({})
+    graph: Declaration,
+    params: Params,
+    x: State,
+    blocks: Iterable[str],
+    known: State = MappingProxyType({}),
 ) -> Scalar:
     """Return the log of the unnormalised density of the blocks ``x``, with ``blocks`` summed out.
 
-    :param known: masks of the partly observed blocks of ``x``, whose unknown units are summed out too. No two
-        of these blocks and ``blocks`` may interact.
+    :param known: masks of the partly observed blocks of ``x``, whose unknown units are
+        summed out too. No two of these blocks and ``blocks`` may interact.
     """
     observed = {b: v for b, v in x.items() if b not in known}
     at_zero, eta = affine(graph, params, graph.statistics(observed), (*blocks, *known))
@@ -100,49 +145,79 @@ def log_unnormalized(
         family = graph.families[b]
         units = family.log_normalizer(eta[b])
         if b in known:
-            linear = (eta[b] * family.statistics(x[b])).reshape(*family.shape, -1).sum(-1)
+            linear = (
+                (eta[b] * family.statistics(x[b])).reshape(*family.shape, -1).sum(-1)
+            )
             units = jnp.where(known[b], linear + family.log_base_measure(x[b]), units)
         return units.sum()
 
-    return at_zero + sum(map(summed, (*blocks, *known))) + log_base_measure(graph, observed)
+    return (
+        at_zero
+        + sum(map(summed, (*blocks, *known)))
+        + log_base_measure(graph, observed)
+    )
 
 
-def natural_rows(graph: Declaration, params: Params, x: Rows, blocks: Sequence[str]) -> Eta:
+def natural_rows(
+    graph: Declaration, params: Params, x: Rows, blocks: Sequence[str]
+) -> Eta:
     """Return the natural parameters of ``blocks`` for each row; see :func:`natural`."""
-    scope = {b: x[b] for b in (*graph.neighbours(blocks), *(b for b in blocks if b in graph.splits))}
+    scope = {
+        b: x[b]
+        for b in (*graph.neighbours(blocks), *(b for b in blocks if b in graph.splits))
+    }
     if not scope:  # no neighbours: the same for every row
-        eta, rows = natural(graph, params, {}, blocks), len(next(iter(x.values())))
+        eta = natural(graph, params, {}, blocks)
+        rows = len(next(iter(x.values())))
         return {b: jnp.broadcast_to(e, (rows, *e.shape)) for b, e in eta.items()}
-    return jax.vmap(lambda t: natural(graph, params, t, blocks))(graph.statistics(scope))
+    return jax.vmap(lambda t: natural(graph, params, t, blocks))(
+        graph.statistics(scope)
+    )
 
 
 def log_density(graph: Declaration, params: Params, x: Rows) -> PerRow:
     """Return the unnormalised log-density of each row."""
-    at_row = lambda row: log_base_measure(graph, row) - energy(graph, params, graph.statistics(row))
+
+    def at_row(row):
+        return log_base_measure(graph, row) - energy(
+            graph, params, graph.statistics(row)
+        )
+
     return jax.vmap(at_row)(dict(x))
 
 
-def summed_out(graph: Declaration, params: Params, x: Rows, group: tuple[str, ...]) -> PerRow:
+def summed_out(
+    graph: Declaration, params: Params, x: Rows, group: tuple[str, ...]
+) -> PerRow:
     """Return the log of the unnormalised density of each row, with the blocks of ``group`` summed out."""
     rest = {b: v for b, v in x.items() if b not in group}
     if not rest:  # nothing is left to map over
-        return jnp.broadcast_to(log_unnormalized(graph, params, {}, group), len(next(iter(x.values()))))
+        return jnp.broadcast_to(
+            log_unnormalized(graph, params, {}, group), len(next(iter(x.values())))
+        )
     return jax.vmap(lambda row: log_unnormalized(graph, params, row, group))(rest)
 
 
-def weighted_gradient(graph: Declaration, params: Params, x: Rows, weights: PerRow) -> Params:
+def weighted_gradient(
+    graph: Declaration, params: Params, x: Rows, weights: PerRow
+) -> Params:
     """Return the gradient in params of ``sum_i w_i E(params, x_i)`` over rows."""
     return gradient_at(graph, params, graph.statistics(x), weights)
 
 
 @full_precision
-def gradient_at(graph: Declaration, params: Params, statistics: Statistics, weights: PerRow) -> Params:
+def gradient_at(
+    graph: Declaration, params: Params, statistics: Statistics, weights: PerRow
+) -> Params:
     """Return the gradient of :func:`weighted_gradient` at given statistics, which may be means."""
-    energies = lambda p: jax.vmap(lambda t: energy(graph, p, t))(dict(statistics))
+
+    def energies(p):
+        return jax.vmap(lambda t: energy(graph, p, t))(dict(statistics))
+
     return jax.grad(lambda p: weights @ energies(p))(params)
 
 
-# -- mean field: coordinate ascent on a lower bound of the log-density of one row ---------------------
+# -- mean field: coordinate ascent on a lower bound of the log-density of one row ----
 
 #: Mean statistics of all blocks, and natural parameters of the latent ones.
 Means = tuple[Blocks, Eta]
@@ -151,13 +226,16 @@ Means = tuple[Blocks, Eta]
 def mean_field(graph: Declaration, params: Params, known: Blocks, passes: int) -> Means:
     """Return independent latent units fitted to statistics of the visible blocks by some passes.
 
-    Latents start at the means of their families' defaults. A pass visits the blocks next to the visible ones
-    first, so that upper layers start from lower ones that have seen the row. (Starting from their own biases,
-    or from above, a deep machine on digits ended a hundred nats below the bound it reaches this way.)
+    Latents start at the means of their families' defaults. A pass visits the blocks
+    next to the visible ones first, so that upper layers start from lower ones that have
+    seen the row. (Starting from their own biases, or from above, a deep machine on
+    digits ended a hundred nats below the bound it reaches this way.)
     """
     start = {b: f.default_eta() for b, f in graph.latent.items()}
     order: list[str] = []
-    while near := [b for b in graph.neighbours((*graph.visible, *order)) if b in graph.latent]:
+    while near := [
+        b for b in graph.neighbours((*graph.visible, *order)) if b in graph.latent
+    ]:
         order += near
     order += [b for b in graph.latent if b not in order]
 
@@ -170,33 +248,45 @@ def mean_field(graph: Declaration, params: Params, known: Blocks, passes: int) -
     return lax.fori_loop(0, passes, one_pass, (known | means, start))
 
 
-def mean_layer(graph: Declaration, params: Params, blocks: tuple[str, ...], t: Blocks, eta: Eta) -> Means:
+def mean_layer(
+    graph: Declaration, params: Params, blocks: tuple[str, ...], t: Blocks, eta: Eta
+) -> Means:
     """Update the blocks of one layer, part by part, to their conditional given the means of the others."""
 
     def conditional(t: Blocks) -> Means:
         new = natural(graph, params, t, blocks)
-        return {b: graph.families[b].mean(e).astype(t[b].dtype) for b, e in new.items()}, new
+        return {
+            b: graph.families[b].mean(e).astype(t[b].dtype) for b, e in new.items()
+        }, new
 
     if graph.splits.keys().isdisjoint(blocks):
         means, new_eta = conditional(t)
         return t | means, eta | new_eta
     (block,) = blocks
-    split, family = graph.splits[block], graph.families[block]
-    colors = jnp.asarray(split.colors).reshape(*family.shape, *(1,) * len(family.stat_shape))
+    split = graph.splits[block]
+    family = graph.families[block]
+    colors = jnp.asarray(split.colors).reshape(
+        *family.shape, *(1,) * len(family.stat_shape)
+    )
 
     def step(part: Array, state: Means) -> Means:
         new = conditional(t | state[0])
-        return jax.tree.map(lambda new, old: jnp.where(colors == part, new, old), new, state)
+        return jax.tree.map(
+            lambda new, old: jnp.where(colors == part, new, old), new, state
+        )
 
-    means, new_eta = each_part(split.num_parts, step, ({block: t[block]}, {block: eta[block]}))
+    means, new_eta = each_part(
+        split.num_parts, step, ({block: t[block]}, {block: eta[block]})
+    )
     return t | means, eta | new_eta
 
 
-# -- parts of blocks whose units interact --------------------------------------------------------
+# -- parts of blocks whose units interact --------------------------------------------
 #
-# The terms of the other blocks do not change while the parts of a block are visited, so they are computed
-# once per visit (part_context). Terms between units of the block are gathered for the units of one part where
-# the factor provides a Local, and come from autodiff over the whole block otherwise.
+# The terms of the other blocks do not change while the parts of a block are visited, so
+# they are computed once per visit (part_context). Terms between units of the block are
+# gathered for the units of one part where the factor provides a Local, and come from
+# autodiff over the whole block otherwise.
 
 
 class PartContext(NamedTuple):
@@ -208,31 +298,54 @@ class PartContext(NamedTuple):
     """Prepared params of each factor in which they do."""
 
 
-def to_units(values: Shaped[Array, "rows *shape_stats"], family: Family) -> Shaped[Array, "size rows *stats"]:
+def to_units(
+    values: Shaped[Array, "rows *shape_stats"], family: Family
+) -> Shaped[Array, "size rows *stats"]:
     """Flatten the block's shape and move the units before the rows."""
-    flat = values.reshape(len(values), family.size, *values.shape[1 + len(family.shape) :])
+    flat = values.reshape(
+        len(values), family.size, *values.shape[1 + len(family.shape) :]
+    )
     return jnp.moveaxis(flat, 1, 0)
 
 
-def to_rows(values: Shaped[Array, "size rows *stats"], family: Family) -> Shaped[Array, "rows *shape_stats"]:
+def to_rows(
+    values: Shaped[Array, "size rows *stats"], family: Family
+) -> Shaped[Array, "rows *shape_stats"]:
     """Invert :func:`to_units`."""
-    return jnp.moveaxis(values, 0, 1).reshape(values.shape[1], *family.shape, *values.shape[2:])
+    return jnp.moveaxis(values, 0, 1).reshape(
+        values.shape[1], *family.shape, *values.shape[2:]
+    )
 
 
-def part_context(graph: Declaration, params: Params, x: Rows, block: str) -> PartContext:
+def part_context(
+    graph: Declaration, params: Params, x: Rows, block: str
+) -> PartContext:
     """Compute the terms that stay fixed while the parts of ``block`` are visited."""
     split = graph.splits[block]
-    scope = dict.fromkeys(b for f in split.outer_factors for b in f.blocks if b != block)
+    scope = dict.fromkeys(
+        b for f in split.outer_factors for b in f.blocks if b != block
+    )
     t = graph.statistics({b: x[b] for b in scope})
-    eta_at = lambda t: natural(graph, params, t, [block], split.outer_factors)[block]
+
+    def eta_at(t):
+        return natural(graph, params, t, [block], split.outer_factors)[block]
+
     eta = jax.vmap(eta_at)(t) if t else eta_at({})[None]
     factors = zip(split.inner_factors, split.locals, strict=True)
-    prepared = (() if local is None else local.prepare(params[f.name]) for f, local in factors)
+    prepared = (
+        () if local is None else local.prepare(params[f.name]) for f, local in factors
+    )
     return PartContext(to_units(eta, split.family), tuple(prepared))
 
 
 def natural_part(
-    graph: Declaration, params: Params, x: Rows, units: Array, block: str, context: PartContext, part: Any
+    graph: Declaration,
+    params: Params,
+    x: Rows,
+    units: Array,
+    block: str,
+    context: PartContext,
+    part: Any,
 ) -> Natural:
     """Return the natural parameters of one part given everything else, ``(rows, part units, ...)``.
 
@@ -240,21 +353,42 @@ def natural_part(
     :param units: current values of the block, ``(size, rows)``.
     """
     split = graph.splits[block]
-    statistics_at = lambda numbers: split.family.statistics(units[numbers])
+
+    def statistics_at(numbers):
+        return split.family.statistics(units[numbers])
+
     eta = split.take(context.eta, part)
-    for factor, local, prepared in zip(split.inner_factors, split.locals, context.prepared, strict=True):
+    for factor, local, prepared in zip(
+        split.inner_factors, split.locals, context.prepared, strict=True
+    ):
         if local is not None:
             eta = eta + local.field(prepared, statistics_at, part)
             continue
-        state = {b: to_rows(units, split.family) if b == block else x[b] for b in factor.blocks}
-        eta_at = lambda t, factor=factor: natural(graph, params, t, [block], [factor])[block]
-        eta = eta + split.take(to_units(jax.vmap(eta_at)(graph.statistics(state)), split.family), part)
+        state = {
+            b: to_rows(units, split.family) if b == block else x[b]
+            for b in factor.blocks
+        }
+
+        def eta_at(t, factor=factor):
+            return natural(graph, params, t, [block], [factor])[block]
+
+        eta = eta + split.take(
+            to_units(jax.vmap(eta_at)(graph.statistics(state)), split.family), part
+        )
     eta = jnp.broadcast_to(eta, (eta.shape[0], units.shape[1], *eta.shape[2:]))
-    return mask_natural(split.part_family(part), split.mask(part), jnp.moveaxis(eta, 0, 1))
+    return mask_natural(
+        split.part_family(part), split.mask(part), jnp.moveaxis(eta, 0, 1)
+    )
 
 
-def mask_natural(family: Family, mask: Bool[Array, "..."] | None, eta: Natural) -> Natural:
+def mask_natural(
+    family: Family, mask: Bool[Array, "..."] | None, eta: Natural
+) -> Natural:
     """Replace the natural parameters of padded or clamped units (``mask`` False) by the family's default."""
     if mask is None:
         return eta
-    return jnp.where(mask.reshape(mask.shape + (1,) * len(family.stat_shape)), eta, family.default_eta())
+    return jnp.where(
+        mask.reshape(mask.shape + (1,) * len(family.stat_shape)),
+        eta,
+        family.default_eta(),
+    )

@@ -22,7 +22,15 @@ from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Draws, Natural, Params, PerRow, Rows, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
-from ebmpp.graph import display, energy, initialization, networks, normalization, states, tables
+from ebmpp.graph import (
+    display,
+    energy,
+    initialization,
+    networks,
+    normalization,
+    states,
+    tables,
+)
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Bilinear, lateral
 from ebmpp.graph.networks import FamilyLike
@@ -36,16 +44,19 @@ class FactorGraph(Declaration, Shown):
 
     .. math:: \log p(x) = -E(t(x)) + \sum_b \log r_b(x_b) - \log Z
 
-    It is immutable, hashable and compared by value, so it can be a static argument of ``jax.jit``. All
-    methods take leading batch axes and work under ``jit``, ``vmap`` and ``grad``.
+    It is immutable, hashable and compared by value, so it can be a static argument of
+    ``jax.jit``. All methods take leading batch axes and work under ``jit``, ``vmap``
+    and ``grad``.
 
     :param visible: blocks with data, a dict of families.
     :param latent: the other blocks.
     :param factors: terms of the energy.
-    :param labels: names of the units of some blocks, in their order: different and hashable.
-    :raises DeclarationError: for an unknown block, two factors of one name, a block in no factor, or an
-        energy that fails.
-    :raises NotMultiAffineError: for a factor that is not affine in each unit's statistics.
+    :param labels: names of the units of some blocks, in their order: different and
+        hashable.
+    :raises DeclarationError: for an unknown block, two factors of one name, a block in
+        no factor, or an energy that fails.
+    :raises NotMultiAffineError: for a factor that is not affine in each unit's
+        statistics.
 
     **Example**
 
@@ -61,18 +72,26 @@ class FactorGraph(Declaration, Shown):
 
     @classmethod
     def from_networkx(
-        cls, graph: nx.Graph, family: FamilyLike, *, block: str = "x", shared: bool = False, bias: bool = True
+        cls,
+        graph: nx.Graph,
+        family: FamilyLike,
+        *,
+        block: str = "x",
+        shared: bool = False,
+        bias: bool = True,
     ) -> "FactorGraph":
         """Declare one visible block with a unit per node, whose units interact along the edges.
 
         The nodes become the units' ``labels``.
 
-        :param graph: undirected. Edge attributes ``weight`` and node attributes ``bias`` give initial params;
-            the weights of parallel edges add up.
-        :param family: a family, or a class such as ``Spin`` that is called with the number of nodes.
+        :param graph: undirected. Edge attributes ``weight`` and node attributes
+            ``bias`` give initial params; the weights of parallel edges add up.
+        :param family: a family, or a class such as ``Spin`` that is called with the
+            number of nodes.
         :param shared: use one weight for all edges; parallel edges count.
         :param bias: add a bias to each unit.
-        :raises DeclarationError: for a directed graph, loops or a wrong number of units.
+        :raises DeclarationError: for a directed graph, loops or a wrong number of
+            units.
 
         **Example**
 
@@ -88,12 +107,14 @@ class FactorGraph(Declaration, Shown):
     def to_networkx(self, params: Params | None = None) -> nx.Graph:
         """Return the graph of blocks or, with ``params``, that of units with their biases and weights.
 
-        Blocks have the attributes ``family``, ``visible``, ``layer`` and ``parts``, and their edges
-        ``factors``. Units have ``block`` and ``bias``, and edges ``weight``; ``from_networkx`` inverts this
-        for one block. Units are named by label, number or index, with their block if there are several.
+        Blocks have the attributes ``family``, ``visible``, ``layer`` and ``parts``, and
+        their edges ``factors``. Units have ``block`` and ``bias``, and edges
+        ``weight``; ``from_networkx`` inverts this for one block. Units are named by
+        label, number or index, with their block if there are several.
 
         :raises ArgumentError: with ``params``, for units of several statistics each.
-        :raises IntractableError: with ``params``, for an energy in which three units interact.
+        :raises IntractableError: with ``params``, for an energy in which three units
+            interact.
 
         **Example**
 
@@ -113,11 +134,13 @@ class FactorGraph(Declaration, Shown):
     def from_bqm(cls, bqm: Any, *, block: str = "x") -> "FactorGraph":
         """Declare one visible block with a unit per variable of a binary quadratic model.
 
-        ``init`` returns its biases and weights with opposite signs, so that p(x) is proportional to
-        exp(-bqm.energy(x)). The variables become the units' ``labels``. The offset is dropped; terms (a, b)
-        and (b, a) add up, and (a, a) is a constant for spins.
+        ``init`` returns its biases and weights with opposite signs, so that p(x) is
+        proportional to exp(-bqm.energy(x)). The variables become the units' ``labels``.
+        The offset is dropped; terms (a, b) and (b, a) add up, and (a, a) is a constant
+        for spins.
 
-        :param bqm: a ``dimod.BinaryQuadraticModel``, or the two dicts ``(h, J)`` of an Ising model.
+        :param bqm: a ``dimod.BinaryQuadraticModel``, or the two dicts ``(h, J)`` of an
+            Ising model.
         :raises ArgumentError: for anything else, or a model without variables.
 
         **Example**
@@ -148,8 +171,8 @@ class FactorGraph(Declaration, Shown):
     def draw(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the block graph, one column per layer, with visible blocks shaded and factors on the edges.
 
-        A factor over one block is listed below it; one over three blocks or more is on each edge that it
-        makes. Needs matplotlib.
+        A factor over one block is listed below it; one over three blocks or more is on
+        each edge that it makes. Needs matplotlib.
 
         :param ax: axes to draw on; a new figure by default.
 
@@ -171,17 +194,22 @@ class FactorGraph(Declaration, Shown):
     ) -> Params:
         """Return initial params, a dict by factor.
 
-        :param data: rows of the visible blocks, whose base rates become the visible biases; rates of known
-            entries for an :class:`~ebmpp.Observed` block.
-        :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate biases), "orthogonal"
-            (semi-orthogonal weights, Logistic(0, 0.5) biases: Taniguchi et al. 2023), or a dict with
-            "weight" ("gaussian", "orthogonal", "zero") and "bias" ("base_rate", "logistic", "zero").
+        :param data: rows of the visible blocks, whose base rates become the visible
+            biases; rates of known entries for an :class:`~ebmpp.Observed` block.
+        :param scheme: "gaussian" (weights of standard deviation 0.01, base-rate
+            biases), "orthogonal" (semi-orthogonal weights, Logistic(0, 0.5) biases:
+            Taniguchi et al. 2023), or a dict with "weight" ("gaussian", "orthogonal",
+            "zero") and "bias" ("base_rate", "logistic", "zero").
         :param weights: of the rows in the base rates, not all zero; equal by default.
         :raises ParameterError: for an unknown scheme.
         :raises StateError: for data of a wrong name, shape or value.
         """
         initialization.resolve(scheme)  # before the data are read
-        means = {} if data is None else tables.mean_statistics(self, data, weights, warns=True)
+        means = (
+            {}
+            if data is None
+            else tables.mean_statistics(self, data, weights, warns=True)
+        )
         rng_key = checks.key("init: rng_key", rng_key)
         params = initialization.init_params(self, rng_key, scheme, means)
         if means:
@@ -208,16 +236,19 @@ class FactorGraph(Declaration, Shown):
         states.check_names(x, self.families)
         return x
 
-    def _rows(self, params: Params, x: StateLike, needed: Iterable[str]) -> tuple[dict, tuple[int, ...]]:
+    def _rows(
+        self, params: Params, x: StateLike, needed: Iterable[str]
+    ) -> tuple[dict, tuple[int, ...]]:
         states.check_params(self.param_shapes, params)
         return states.as_rows(self.families, self._as_state(x), tuple(needed))
 
     def energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
         """Return E(t(x)).
 
-        :param x: every block, shapes ``(*batch, *shape)``. Here and in the methods below, a bare array stands
-            for the only visible block.
-        :raises StateError: for a missing or unknown block, a wrong shape, or a value outside the support.
+        :param x: every block, shapes ``(*batch, *shape)``. Here and in the methods
+            below, a bare array stands for the only visible block.
+        :raises StateError: for a missing or unknown block, a wrong shape, or a value
+            outside the support.
         """
         rows, batch = self._rows(params, x, self.families)
         return _energies(self, params, rows).reshape(batch)
@@ -227,13 +258,22 @@ class FactorGraph(Declaration, Shown):
         rows, batch = self._rows(params, x, self.families)
         return _log_densities(self, params, rows).reshape(batch)
 
-    def _natural(self, params: Params, x: StateLike, block: str) -> tuple[Natural, Family]:
+    def _natural(
+        self, params: Params, x: StateLike, block: str
+    ) -> tuple[Natural, Family]:
         """Return natural parameters and family of a block, or of a part such as "x[0]"."""
-        parts = {lateral.part_name(b, i): (b, i) for b, s in self.splits.items() for i in range(s.num_parts)}
+        parts = {
+            lateral.part_name(b, i): (b, i)
+            for b, s in self.splits.items()
+            for i in range(s.num_parts)
+        }
         name, part = parts.get(block, (block, None))
         states.check_names([name], self.families)
-        needed, x = self.neighbours([name]) + ((name,) if name in self.splits else ()), self._as_state(x)
-        rows, batch = self._rows(params, {b: x[b] for b in x if b in self.splits or b != name}, needed)
+        needed = self.neighbours([name]) + ((name,) if name in self.splits else ())
+        x = self._as_state(x)
+        rows, batch = self._rows(
+            params, {b: x[b] for b in x if b in self.splits or b != name}, needed
+        )
         family = self.families[name]
         eta = _naturals(self, name, params, rows)
         eta = eta.reshape(batch + family.statistic_shape) if rows else eta
@@ -241,26 +281,32 @@ class FactorGraph(Declaration, Shown):
             return eta, family
         units = self.splits[name].units[part]
         flat = eta.reshape(*batch, family.size, *family.stat_shape)
-        return jnp.take(flat, units, axis=len(batch)), dataclasses.replace(family, shape=(len(units),))
+        return jnp.take(flat, units, axis=len(batch)), dataclasses.replace(
+            family, shape=(len(units),)
+        )
 
     def natural_parameters(self, params: Params, x: StateLike, block: str) -> Natural:
         """Return the natural parameters of ``block`` given its neighbours, ``(*batch, *shape, *stat_shape)``.
 
-        :param block: a block, or a part such as "x[0]" of one whose units interact. Such a block as a whole
-            gives the natural parameter of each unit given all others.
+        :param block: a block, or a part such as "x[0]" of one whose units interact.
+            Such a block as a whole gives the natural parameter of each unit given all
+            others.
         """
         return self._natural(params, x, block)[0]
 
-    def conditional(self, params: Params, x: StateLike, block: str) -> dist.Distribution:
+    def conditional(
+        self, params: Params, x: StateLike, block: str
+    ) -> dist.Distribution:
         """Return the conditional of ``block`` given the rest, a NumPyro distribution over the whole block.
 
-        :param block: a block, or a part such as "x[0]" of one whose units interact: the units
-            ``splits["x"].units[0]``.
+        :param block: a block, or a part such as "x[0]" of one whose units interact: the
+            units ``splits["x"].units[0]``.
         :raises IntractableError: for a block whose units interact.
         """
         if block in self.splits:
             raise IntractableError(
-                f"{clash(block, block)}, so they are not independent given the rest. Ask for a part such as "
+                f"{clash(block, block)}, so they are not independent given the rest. "
+                "Ask for a part such as "
                 f"{lateral.part_name(block, 0)!r}, or draw the block by BlockedGibbs."
             )
         eta, family = self._natural(params, x, block)
@@ -276,12 +322,16 @@ class FactorGraph(Declaration, Shown):
         eta, family = self._natural(params, x, block)
         return family.mode(eta)
 
-    def marginal(self, params: Params, x: StateLike, blocks: Iterable[str] | str) -> Float[Array, "*batch"]:
+    def marginal(
+        self, params: Params, x: StateLike, blocks: Iterable[str] | str
+    ) -> Float[Array, "*batch"]:
         """Return the log of the unnormalised density of the other blocks, with ``blocks`` summed out exactly.
 
-        :param x: the other blocks, shapes ``(*batch, *shape)``; values of ``blocks`` are ignored. Unknown
-            units of an :class:`~ebmpp.Observed` block are summed out too.
-        :param blocks: blocks that interact neither with one another nor with a partly observed block.
+        :param x: the other blocks, shapes ``(*batch, *shape)``; values of ``blocks``
+            are ignored. Unknown units of an :class:`~ebmpp.Observed` block are summed
+            out too.
+        :param blocks: blocks that interact neither with one another nor with a partly
+            observed block.
         :raises IntractableError: if two of ``blocks``, or units of one, interact.
         """
         blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
@@ -299,8 +349,8 @@ class FactorGraph(Declaration, Shown):
     def free_energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
         """Return F with p(x) proportional to exp(-F(x)); blocks missing from ``x`` are summed out.
 
-        :param x: usually the visible blocks, shapes ``(*batch, *shape)``, or :class:`~ebmpp.Observed` ones,
-            whose unknown units are summed out too.
+        :param x: usually the visible blocks, shapes ``(*batch, *shape)``, or
+            :class:`~ebmpp.Observed` ones, whose unknown units are summed out too.
         :raises IntractableError: if two missing blocks, or units of one, interact.
         """
         x = self._as_state(x)
@@ -318,7 +368,10 @@ _log_densities = compiled(statics=1)(energy.log_density)
 @compiled(statics=2)
 def _naturals(graph: FactorGraph, block: str, params: Params, rows: Rows) -> Natural:
     """Return ``(rows, ...)``, or no leading axis for a block without neighbours."""
-    eta_at = lambda t: energy.natural(graph, params, t, [block])[block]
+
+    def eta_at(t):
+        return energy.natural(graph, params, t, [block])[block]
+
     return jax.vmap(eta_at)(graph.statistics(rows)) if rows else eta_at({})
 
 
@@ -327,7 +380,10 @@ def _log_marginals(
     graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows, known: Rows
 ) -> Array:
     """Return one value per row, or one value if all blocks are summed out."""
-    log_density_at = lambda row, known: energy.log_unnormalized(graph, params, row, blocks, known)
+
+    def log_density_at(row, known):
+        return energy.log_unnormalized(graph, params, row, blocks, known)
+
     return jax.vmap(log_density_at)(rows, known) if rows else log_density_at({}, {})
 
 
@@ -345,8 +401,16 @@ def layered(**blocks: Family) -> FactorGraph:
     >>> layered(v=Bernoulli(6), h1=Bernoulli(4), h2=Bernoulli(3)).layers
     (('v', 'h2'), ('h1',))
     """
-    expected = "given at least one block, such as v=Bernoulli(784)"
-    checks.require(blocks, "layered", expected, blocks, DeclarationError)
+    if not blocks:
+        raise checks.error(
+            "layered",
+            "given at least one block, such as v=Bernoulli(784)",
+            blocks,
+            DeclarationError,
+        )
     first, *rest = blocks
-    factors = [*map(Bias, blocks), *(Bilinear(a, b) for a, b in itertools.pairwise(blocks))]
+    factors = [
+        *map(Bias, blocks),
+        *(Bilinear(a, b) for a, b in itertools.pairwise(blocks)),
+    ]
     return FactorGraph({first: blocks[first]}, {b: blocks[b] for b in rest}, factors)

@@ -17,8 +17,9 @@ from ebmpp.families import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Factor
 
-#: Mean statistics, and the number of rows they average: one for the block, or one per statistic. None: the
-#: mean is in double precision on the host, and that of the data and a row of the default distribution.
+#: Mean statistics, and the number of rows they average: one for the block, or one per
+#: statistic. None: the mean is in double precision on the host, and that of the data
+#: and a row of the default distribution.
 Mean = tuple[Any, Array | int | None]
 Scheme = str | Mapping[str, str]
 
@@ -26,45 +27,79 @@ SCHEMES: dict[str, dict[str, str]] = {
     "gaussian": {"weight": "gaussian", "bias": "base_rate"},
     "orthogonal": {"weight": "orthogonal", "bias": "logistic"},
 }
-_ROLES = {"weight": ("gaussian", "orthogonal", "zero"), "bias": ("base_rate", "logistic", "zero")}
+_ROLES = {
+    "weight": ("gaussian", "orthogonal", "zero"),
+    "bias": ("base_rate", "logistic", "zero"),
+}
 
 
 def resolve(scheme: Scheme) -> dict[str, str]:
     """Return a scheme as a dict with keys "weight" and "bias"."""
     choices = SCHEMES.get(scheme) if isinstance(scheme, str) else scheme
-    resolved = {**SCHEMES["gaussian"], **choices} if isinstance(choices, Mapping) else {}
-    is_known = resolved.keys() == _ROLES.keys() and all(resolved[r] in names for r, names in _ROLES.items())
-    expected = f"one of {sorted(SCHEMES)} or a dict of choices {_ROLES}"
-    checks.require(is_known, "scheme", expected, scheme, ParameterError)
+    resolved = (
+        {**SCHEMES["gaussian"], **choices} if isinstance(choices, Mapping) else {}
+    )
+    if resolved.keys() != _ROLES.keys() or not all(
+        resolved[r] in names for r, names in _ROLES.items()
+    ):
+        raise checks.error(
+            "scheme",
+            f"one of {sorted(SCHEMES)} or a dict of choices {_ROLES}",
+            scheme,
+            ParameterError,
+        )
     return resolved
 
 
-def init_params(graph: Declaration, rng_key: Array, scheme: Scheme, means: Mapping[str, Mean]) -> Params:
+def init_params(
+    graph: Declaration, rng_key: Array, scheme: Scheme, means: Mapping[str, Mean]
+) -> Params:
     """Return initial params of factors by name, given :func:`mean_statistics` of the blocks with data."""
-    factors, families, choices = graph.factors, graph.families, resolve(scheme)
+    factors = graph.factors
+    families = graph.families
+    choices = resolve(scheme)
     keys = jax.random.split(rng_key, max(1, len(factors)))
 
     def init_factor(factor: Factor, key: Array) -> Any:
         start = factor.init_params(key, families)
         if factor.role == "weight":
             return _weight(choices["weight"], key, start, factor.row_axes(families))
-        if factor.role == "lateral" and factor.init is None and choices["weight"] != "zero":
+        if (
+            factor.role == "lateral"
+            and factor.init is None
+            and choices["weight"] != "zero"
+        ):
             return _weight("gaussian", key, start, 1)
         if isinstance(factor, Bias) and factor.init is None:
-            family, mean = families[factor.blocks[0]], means.get(factor.blocks[0])
-            return _bias(choices["bias"], key, start, family, mean and _pooled(factor, family, *mean))
+            family = families[factor.blocks[0]]
+            mean = means.get(factor.blocks[0])
+            return _bias(
+                choices["bias"],
+                key,
+                start,
+                family,
+                mean and _pooled(factor, family, *mean),
+            )
         return start
 
     return {f.name: init_factor(f, key) for f, key in zip(factors, keys, strict=False)}
 
 
-def mean_statistics(family: Family, x: Array, known: Array | None, weights: Array | None) -> Mean:
+def mean_statistics(
+    family: Family, x: Array, known: Array | None, weights: Array | None
+) -> Mean:
     """Return mean statistics of weighted rows, and their number: per statistic where units are missing."""
     statistics = family.statistics(x)
     if known is None:
         return jnp.average(statistics, axis=0, weights=weights), len(x)
-    mask = known.reshape(known.shape + (1,) * len(family.stat_shape)).astype(statistics.dtype)
-    weighted = mask if weights is None else mask * jnp.asarray(weights).reshape(-1, *(1,) * (mask.ndim - 1))
+    mask = known.reshape(known.shape + (1,) * len(family.stat_shape)).astype(
+        statistics.dtype
+    )
+    weighted = (
+        mask
+        if weights is None
+        else mask * jnp.asarray(weights).reshape(-1, *(1,) * (mask.ndim - 1))
+    )
     total = weighted.sum(0)
     mean = (weighted * statistics).sum(0) / jnp.where(total > 0, total, 1)
     return mean, jnp.where(total > 0, mask.sum(0), 0)
@@ -83,29 +118,46 @@ def _weight(choice: str, rng_key: Array, start: Array, row_axes: int | None) -> 
     if choice == "gaussian":  # standard deviation 0.01: Hinton (2012), section 8
         return _gaussian(start.shape, start.dtype, rng_key)
     rows = math.prod(start.shape[:row_axes])
-    matrix = jax.nn.initializers.orthogonal()(rng_key, (rows, start.size // rows), start.dtype)
+    matrix = jax.nn.initializers.orthogonal()(
+        rng_key, (rows, start.size // rows), start.dtype
+    )
     return matrix.reshape(start.shape)
 
 
 @compiled(statics=2)
 def _gaussian(shape: tuple[int, ...], dtype: jnp.dtype, rng_key: Array) -> Array:
     noise = jax.random.normal(rng_key, shape, dtype)
-    return 0.01 * jax.lax.optimization_barrier(noise)  # bitwise equal to two separate programs
+    # bitwise equal to two separate programs
+    return 0.01 * jax.lax.optimization_barrier(noise)
 
 
-def _bias(choice: str, rng_key: Array, start: Array, family: Family, mean: Mean | None) -> Array:
+def _bias(
+    choice: str, rng_key: Array, start: Array, family: Family, mean: Mean | None
+) -> Array:
     if choice == "logistic":  # Logistic(0, 0.5): Taniguchi et al. (2023), section 5
         noise = 0.5 * jax.random.logistic(rng_key, start.shape, start.dtype)
-        # a second statistic (a precision) or a rate must stay in its domain: only free ones move
+        # a second statistic (a precision) or a rate must stay in its domain: only free
+        # ones move
         free = family.in_domain(start + noise) & family.in_domain(start - noise)
-        return jnp.where(free.reshape(free.shape + (1,) * (start.ndim - free.ndim)), start + noise, start)
-    return base_rate(family, *mean, start) if choice == "base_rate" and mean is not None else start
+        return jnp.where(
+            free.reshape(free.shape + (1,) * (start.ndim - free.ndim)),
+            start + noise,
+            start,
+        )
+    return (
+        base_rate(family, *mean, start)
+        if choice == "base_rate" and mean is not None
+        else start
+    )
 
 
-def base_rate(family: Family, mean: Any, rows: Array | int | None, start: Array) -> Array:
+def base_rate(
+    family: Family, mean: Any, rows: Array | int | None, start: Array
+) -> Array:
     """Return the natural parameter of a block with mean statistics; see :data:`Mean`.
 
-    One pseudo-row with the mean at the natural parameter ``start`` keeps constant units inside the domain.
+    One pseudo-row with the mean at the natural parameter ``start`` keeps constant units
+    inside the domain.
     """
     if rows is None:
         return jnp.asarray(family.from_mean(mean), start.dtype)
@@ -120,4 +172,5 @@ def _rate(family: Family, mean: Array, rows: Array | int, start: Array) -> Array
     return family.from_mean((total + family.mean(start)) / (rows + 1))
 
 
-_compiled_rate = compiled(statics=1)(_rate)  # op by op a first `fit` compiled a dozen programs for it
+# op by op a first `fit` compiled a dozen programs for it
+_compiled_rate = compiled(statics=1)(_rate)

@@ -47,15 +47,25 @@ class Terms(NamedTuple):
 def terms(graph: Declaration, params: Params) -> Terms:
     """Return biases and weights of a pairwise energy: of all pairs in blocks, nonzero ones between blocks."""
     for b, family in graph.families.items():
-        checks.require(not family.stat_shape, f"block {b!r}", "of one statistic per unit, as Spin is", family)
+        if family.stat_shape:
+            raise checks.error(
+                f"block {b!r}", "of one statistic per unit, as Spin is", family
+            )
     total = sum(f.size for f in graph.families.values())
     zero = jnp.zeros(total, jnp.result_type(float))
-    energy_at = lambda flat: energy.energy(graph, params, _blocks(graph, flat))
+
+    def energy_at(flat):
+        return energy.energy(graph, params, _blocks(graph, flat))
+
     value, slope = jax.jit(jax.value_and_grad(energy_at))(zero)
     weights: dict[tuple[int, int], float] = {}
     for factor in graph.factors:
         pairs = _pairs(graph, factor)
-        values = factor.weights(params[factor.name]) if type(factor) is Pairwise else np.zeros(len(pairs))
+        values = (
+            factor.weights(params[factor.name])
+            if type(factor) is Pairwise
+            else np.zeros(len(pairs))
+        )
         _add(weights, pairs, np.asarray(values))
     # factors whose second derivatives are not their params
     others = [f for f in graph.factors if f.interacts and type(f) is not Pairwise]
@@ -64,35 +74,68 @@ def terms(graph: Declaration, params: Params) -> Terms:
         i, j = np.nonzero(np.triu(hessian, 1))
         _add(weights, zip(i.tolist(), j.tolist(), strict=True), -hessian[i, j])
     pairs = np.array(list(weights), np.int64).reshape(-1, 2)
-    return Terms(float(value), -np.asarray(slope), pairs, np.array(list(weights.values()), float))
+    return Terms(
+        float(value), -np.asarray(slope), pairs, np.array(list(weights.values()), float)
+    )
 
 
 def _blocks(graph: Declaration, flat: Float[Array, "units"]) -> dict[str, Array]:
     start = graph.unit_offsets
-    return {b: flat[start[b] : start[b] + f.size].reshape(f.shape) for b, f in graph.families.items()}
+    return {
+        b: flat[start[b] : start[b] + f.size].reshape(f.shape)
+        for b, f in graph.families.items()
+    }
 
 
-def _add(weights: dict[tuple[int, int], float], pairs: Iterable[tuple[int, int]], values: np.ndarray) -> None:
+def _add(
+    weights: dict[tuple[int, int], float],
+    pairs: Iterable[tuple[int, int]],
+    values: np.ndarray,
+) -> None:
     for pair, value in zip(pairs, values.tolist(), strict=True):
         weights[pair] = weights.get(pair, 0.0) + value
 
 
 def _pairs(graph: Declaration, factor: Factor) -> list[tuple[int, int]]:
     """Return the pairs that one factor declares within blocks, the smaller number first."""
-    start, edges = graph.unit_offsets, factor.edges(graph.families)
-    return [tuple(pair) for b, e in edges.items() for pair in (start[b] + np.sort(e, axis=1)).tolist()]
+    start = graph.unit_offsets
+    edges = factor.edges(graph.families)
+    return [
+        tuple(pair)
+        for b, e in edges.items()
+        for pair in (start[b] + np.sort(e, axis=1)).tolist()
+    ]
 
 
-def _second_derivatives(graph: Declaration, params: Params, factors: list[Factor], total: int) -> np.ndarray:
+def _second_derivatives(
+    graph: Declaration, params: Params, factors: list[Factor], total: int
+) -> np.ndarray:
     """Return the Hessian of some factors, ``(units, units)``, which must be constant."""
-    eta = lambda flat: energy.contributed(graph, factors, params, _blocks(graph, flat))
-    slope = lambda flat: -jnp.concatenate([eta(flat)[b].reshape(-1) for b in graph.families])
-    row = lambda x, i: jax.jvp(slope, (x,), ((jnp.arange(total) == i).astype(x.dtype),))[1]
-    rows = lambda x: jax.lax.map(lambda i: row(x, i), jnp.arange(total), batch_size=_BATCH_SIZE)
+
+    def eta(flat):
+        return energy.contributed(graph, factors, params, _blocks(graph, flat))
+
+    def slope(flat):
+        return -jnp.concatenate([eta(flat)[b].reshape(-1) for b in graph.families])
+
+    def row(x, i):
+        return jax.jvp(slope, (x,), ((jnp.arange(total) == i).astype(x.dtype),))[1]
+
+    def rows(x):
+        return jax.lax.map(
+            lambda i: row(x, i), jnp.arange(total), batch_size=_BATCH_SIZE
+        )
+
     points = np.zeros(total), np.random.default_rng(0).uniform(0.3, 1, total)
-    here, there = map(np.asarray, map(jax.jit(rows), (jnp.asarray(p, float) for p in points)))
-    if np.abs(here - there).max() > _TOLERANCE * (np.abs(here).max() + np.abs(there).max()):
-        raise IntractableError(f"the energy of {graph!r} must be one of pairs; three units or more interact")
+    here, there = map(
+        np.asarray, map(jax.jit(rows), (jnp.asarray(p, float) for p in points))
+    )
+    if np.abs(here - there).max() > _TOLERANCE * (
+        np.abs(here).max() + np.abs(there).max()
+    ):
+        raise IntractableError(
+            f"the energy of {graph!r} must be one of pairs; three units or more interact"
+        )
     return here
 
 
@@ -100,19 +143,27 @@ def names(graph: Declaration) -> list[Hashable]:
     """Return labels or numbers of the units, with their block's name if there are several blocks."""
     result: list[Hashable] = []
     for b, family in graph.families.items():
-        plain = range(family.size) if len(family.shape) == 1 else np.ndindex(family.shape)
+        plain = (
+            range(family.size) if len(family.shape) == 1 else np.ndindex(family.shape)
+        )
         labels = graph.labels.get(b, tuple(plain))
-        result += labels if len(graph.families) == 1 else [(b, label) for label in labels]
+        result += (
+            labels if len(graph.families) == 1 else [(b, label) for label in labels]
+        )
     return result
 
 
 def unit_network(graph: Declaration, params: Params) -> nx.Graph:
     """See :meth:`ebmpp.FactorGraph.to_networkx`."""
-    model, nodes, network = terms(graph, params), names(graph), nx.Graph()
+    model = terms(graph, params)
+    nodes = names(graph)
+    network = nx.Graph()
     blocks = [b for b, family in graph.families.items() for _ in range(family.size)]
     for node, block, bias in zip(nodes, blocks, model.linear.tolist(), strict=True):
         network.add_node(node, block=block, bias=bias)
-    for (i, j), weight in zip(model.pairs.tolist(), model.weights.tolist(), strict=True):
+    for (i, j), weight in zip(
+        model.pairs.tolist(), model.weights.tolist(), strict=True
+    ):
         network.add_edge(nodes[i], nodes[j], weight=weight)
     return network
 
@@ -123,14 +174,34 @@ def declare(
     """Return a block with one unit per node, and its factors; see :meth:`ebmpp.FactorGraph.from_networkx`."""
     checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")
     check_network("from_networkx: graph", graph)
-    units = family if isinstance(family, Family) or not callable(family) else family(len(graph))
-    checks.instance("from_networkx: family", units, Family, "a family, or a class of families such as Spin")
-    is_valid, expected = units.size == len(graph), f"of {len(graph)} units, one per node"
-    checks.require(is_valid, "from_networkx: family", expected, units, DeclarationError)
+    units = (
+        family
+        if isinstance(family, Family) or not callable(family)
+        else family(len(graph))
+    )
+    checks.instance(
+        "from_networkx: family",
+        units,
+        Family,
+        "a family, or a class of families such as Spin",
+    )
+    if units.size != len(graph):
+        raise checks.error(
+            "from_networkx: family",
+            f"of {len(graph)} units, one per node",
+            units,
+            DeclarationError,
+        )
     number = {node: i for i, node in enumerate(graph.nodes)}
-    edges = np.array([(number[a], number[b]) for a, b in graph.edges()], np.int64).reshape(-1, 2)
+    edges = np.array(
+        [(number[a], number[b]) for a, b in graph.edges()], np.int64
+    ).reshape(-1, 2)
     weights = edge_weights("from_networkx", graph, shared)
-    biases = attribute("from_networkx: bias", [b for _, b in graph.nodes(data="bias")], units.stat_shape)
+    biases = attribute(
+        "from_networkx: bias",
+        [b for _, b in graph.nodes(data="bias")],
+        units.stat_shape,
+    )
     start = None if biases is None else biases.reshape(units.statistic_shape)
     joined = [Pairwise(block, edges, shared=shared, init=weights)] if len(edges) else []
     return units, [Bias(block, init=start)] * bias + joined
@@ -140,8 +211,12 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
     """See :meth:`ebmpp.FactorGraph.to_bqm`."""
     kinds = {type(f) for f in graph.families.values()}
     vartypes = [name for name, kind in _VARTYPES.items() if kinds == {kind}]
-    checks.require(vartypes, "to_bqm: blocks", "all Spin or all Bernoulli", dict(graph.families))
-    model, variables = terms(graph, params), names(graph)
+    if not vartypes:
+        raise checks.error(
+            "to_bqm: blocks", "all Spin or all Bernoulli", dict(graph.families)
+        )
+    model = terms(graph, params)
+    variables = names(graph)
     dimod = importlib.import_module("dimod")  # an extra
     linear = dict(zip(variables, (-model.linear).tolist(), strict=True))
     edges = ((variables[i], variables[j]) for i, j in model.pairs.tolist())
@@ -151,23 +226,42 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
 
 def of_bqm(bqm: Any, block: str) -> tuple[Family, list[Factor], list[Hashable]]:
     """Return a block, its factors and its units' labels; see :meth:`ebmpp.FactorGraph.from_bqm`."""
-    is_pair = isinstance(bqm, tuple) and len(bqm) == 2 and all(isinstance(part, Mapping) for part in bqm)
+    is_pair = (
+        isinstance(bqm, tuple)
+        and len(bqm) == 2
+        and all(isinstance(part, Mapping) for part in bqm)
+    )
     vartype = "SPIN" if is_pair else getattr(getattr(bqm, "vartype", None), "name", "")
-    expected = f"a dimod.BinaryQuadraticModel of {list(_VARTYPES)} variables, or two dicts (h, J) of spins"
-    checks.require(vartype in _VARTYPES, "from_bqm: bqm", expected, bqm)
+    if vartype not in _VARTYPES:
+        raise checks.error(
+            "from_bqm: bqm",
+            f"a dimod.BinaryQuadraticModel of {list(_VARTYPES)} variables, or two "
+            "dicts (h, J) of spins",
+            bqm,
+        )
     linear, quadratic = bqm if is_pair else (bqm.linear, bqm.quadratic)
     variables = list(dict.fromkeys([*linear, *(v for pair in quadratic for v in pair)]))
     number = {v: i for i, v in enumerate(variables)}
     biases = -np.array([linear.get(v, 0.0) for v in variables], float)
     weights: dict[tuple[int, int], float] = {}
-    for (a, b), value in quadratic.items():  # as dimod reads them: (a, b) and (b, a) add up
+    # as dimod reads them: (a, b) and (b, a) add up
+    for (
+        a,
+        b,
+    ), value in quadratic.items():
         i, j = sorted((number[a], number[b]))
         if i != j:
             weights[i, j] = weights.get((i, j), 0.0) - float(value)
-        elif vartype == "BINARY":  # the square of a bit is the bit, that of a spin a constant
+        elif (
+            vartype == "BINARY"
+        ):  # the square of a bit is the bit, that of a spin a constant
             biases[i] -= float(value)
     family = _VARTYPES[vartype](len(variables))
     factors: list[Factor] = [Bias(block, init=biases)]
     if weights:
-        factors.append(Pairwise(block, np.array(list(weights)), init=np.array(list(weights.values()))))
+        factors.append(
+            Pairwise(
+                block, np.array(list(weights)), init=np.array(list(weights.values()))
+            )
+        )
     return family, factors, variables

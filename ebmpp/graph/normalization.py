@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that a model normalises at given params.
 
-Finite blocks always do. An Exponential or a Gaussian with learned variance needs its natural parameter inside
-the domain for all values of its neighbours; two blocks of unbounded statistics need a coupling of the right
-sign, or a positive definite precision if both are Gaussian. Custom families are judged by their bounds and
-domains. Interactions of two blocks are decided exactly. Interactions of three or more, and a joint precision
-that depends on other blocks, are tried at states of these, which can refute but not prove.
+Finite blocks always do. An Exponential or a Gaussian with learned variance needs its
+natural parameter inside the domain for all values of its neighbours; two blocks of
+unbounded statistics need a coupling of the right sign, or a positive definite precision
+if both are Gaussian. Custom families are judged by their bounds and domains.
+Interactions of two blocks are decided exactly. Interactions of three or more, and a
+joint precision that depends on other blocks, are tried at states of these, which can
+refute but not prove.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,10 +40,15 @@ from ebmpp.graph.factors.probe import random_statistics
 _RANDOM_STATES = 64
 _FEW_STATES = 8  # where each takes many products
 _ROUNDS = 5  # from a state to a worse one
-_DENSE = 512  # units up to which the precision is a matrix; only products are taken with larger ones
+# units up to which the precision is a matrix; only products are taken with larger ones
+_DENSE = 512
 _ROUNDING = 32  # of a product with the precision, in units of the floats' epsilon
-_FAR = 1e6  # a magnitude of natural parameters outside every domain that is not all of R
-_PRECISE = 2e-5  # error of an eigenvalue relative to the largest one: decides condition numbers up to 5e4
+_FAR = (
+    1e6  # a magnitude of natural parameters outside every domain that is not all of R
+)
+# error of an eigenvalue relative to the largest one: decides condition numbers up to
+# 5e4
+_PRECISE = 2e-5
 
 _Vectors = Float[Array, "vectors size"]
 _Times = Callable[[_Vectors], _Vectors]
@@ -67,8 +74,12 @@ def _is_restricted(family: Family) -> bool:
         return False
     unit = dataclasses.replace(family, shape=(1,))  # one program for all widths
     with sharding.at_once():
-        ends = np.array([-_FAR, -1.0, 1.0, _FAR]).reshape(-1, *[1] * len(unit.statistic_shape))
-        ends = np.broadcast_to(ends, (4, *unit.statistic_shape)).astype(jnp.result_type(float))
+        ends = np.array([-_FAR, -1.0, 1.0, _FAR]).reshape(
+            -1, *[1] * len(unit.statistic_shape)
+        )
+        ends = np.broadcast_to(ends, (4, *unit.statistic_shape)).astype(
+            jnp.result_type(float)
+        )
         return not np.asarray(jax.jit(unit.in_domain)(ends)).all()
 
 
@@ -83,9 +94,16 @@ def _is_quadratic(family: Family) -> bool:
     if family.support is not constraints.real:
         return False
     points = jnp.array([-2.3, -0.7, 0.4, 1.9])
-    curvature = jax.vmap(jax.jacfwd(jax.jacfwd(lambda x: (family.statistics(x), family.log_base_measure(x)))))
+    curvature = jax.vmap(
+        jax.jacfwd(
+            jax.jacfwd(lambda x: (family.statistics(x), family.log_base_measure(x)))
+        )
+    )
     with sharding.at_once():
-        return all(bool(jnp.allclose(c, c[:1], 1e-4, 1e-4)) for c in jax.tree.leaves(curvature(points)))
+        return all(
+            bool(jnp.allclose(c, c[:1], 1e-4, 1e-4))
+            for c in jax.tree.leaves(curvature(points))
+        )
 
 
 def _scope(graph: Declaration, block: str) -> list[str]:
@@ -99,7 +117,11 @@ def _eta(graph: Declaration, params: Params, block: str, stats: Statistics) -> N
 
 def _names(graph: Declaration, *blocks: str) -> list[str]:
     least = min(2, len(set(blocks)))
-    return [f.name for f in graph.factors if f.interacts and len(set(f.blocks) & set(blocks)) >= least]
+    return [
+        f.name
+        for f in graph.factors
+        if f.interacts and len(set(f.blocks) & set(blocks)) >= least
+    ]
 
 
 def _check_reach(graph: Declaration, params: Params, block: str) -> None:
@@ -114,15 +136,22 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
             continue
         unit = tuple(int(i) for i in np.argwhere(~inside)[0])
         raise DomainError(
-            f"the model does not normalise: the natural parameter of block {block!r} ({family!r}) must be "
-            f"{family.domain}, and at unit {unit} it reaches {np.asarray(extreme)[unit]!s}. Lower its bias, "
-            f"or weaken its factors {_names(graph, block)}; only a Bias({block!r}) holds it in its domain."
+            f"the model does not normalise: the natural parameter of block {block!r} "
+            f"({family!r}) must be "
+            f"{family.domain}, and at unit {unit} it reaches "
+            f"{np.asarray(extreme)[unit]!s}. Lower its bias, "
+            f"or weaken its factors {_names(graph, block)}; only a Bias({block!r}) "
+            "holds it in its domain."
             f"{' Standardise real-valued data before training.' if _is_quadratic(family) else ''}"
         )
 
 
-@partial(jax.jit, static_argnums=(0, 1))  # op by op a check of 784x500 units takes 20 times as long
-def _reach(graph: Declaration, block: str, params: Params, stats: Statistics | None) -> tuple[Array, Array]:
+@partial(
+    jax.jit, static_argnums=(0, 1)
+)  # op by op a check of 784x500 units takes 20 times as long
+def _reach(
+    graph: Declaration, block: str, params: Params, stats: Statistics | None
+) -> tuple[Array, Array]:
     """Return the largest and smallest natural parameters, at ``stats`` or all values; domains are convex."""
     scope = _scope(graph, block)
     if stats is not None:
@@ -138,10 +167,17 @@ def _reach(graph: Declaration, block: str, params: Params, stats: Statistics | N
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _slope(graph: Declaration, a: str, b: str, params: Params, stats: Statistics) -> Array:
+def _slope(
+    graph: Declaration, a: str, b: str, params: Params, stats: Statistics
+) -> Array:
     """Return the derivative of the natural parameters of ``a`` in the statistics of ``b``."""
-    narrow = math.prod(graph.families[b].statistic_shape) < math.prod(graph.families[a].statistic_shape)
-    eta = lambda t: _eta(graph, params, a, {**stats, b: t})
+    narrow = math.prod(graph.families[b].statistic_shape) < math.prod(
+        graph.families[a].statistic_shape
+    )
+
+    def eta(t):
+        return _eta(graph, params, a, {**stats, b: t})
+
     return (jax.jacfwd if narrow else jax.jacrev)(eta)(stats[b])
 
 
@@ -151,9 +187,15 @@ def _largest(slope: Array, other: Family) -> Array:
     trailing = slope.ndim - len(other.statistic_shape)
     per_state = _per_state(slope, other)
     if per_state is not None:
-        return per_state.max(-1).sum(tuple(range(trailing, trailing + len(other.shape))))
-    low, high = (jnp.broadcast_to(bound, slope.shape) for bound in other.statistic_bounds)
-    return jnp.maximum(slope * low, slope * high).sum(tuple(range(trailing, slope.ndim)))
+        return per_state.max(-1).sum(
+            tuple(range(trailing, trailing + len(other.shape)))
+        )
+    low, high = (
+        jnp.broadcast_to(bound, slope.shape) for bound in other.statistic_bounds
+    )
+    return jnp.maximum(slope * low, slope * high).sum(
+        tuple(range(trailing, slope.ndim))
+    )
 
 
 def _per_state(slope: Array, family: Family) -> Array | None:
@@ -169,61 +211,119 @@ def _per_state(slope: Array, family: Family) -> Array | None:
 def _points(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
     """Yield statistics of the neighbours of ``a``: only 0 if the coupling to ``b`` is constant."""
     zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _scope(graph, a)}
-    couples = lambda f: {a, b} <= set(f.blocks) and (a != b or any(n == a for n, _ in f.lateral))
+
+    def couples(f):
+        return {a, b} <= set(f.blocks) and (a != b or any(n == a for n, _ in f.lateral))
+
     others = {n for f in graph.factors if couples(f) for n in f.blocks} - {a, b}
     if not others:
         yield zero
         return
-    stats = jax.device_get(random_statistics(graph.families, sorted(others), _RANDOM_STATES))
-    yield from (zero | {n: t[row] for n, t in stats.items()} for row in range(_RANDOM_STATES))
+    stats = jax.device_get(
+        random_statistics(graph.families, sorted(others), _RANDOM_STATES)
+    )
+    yield from (
+        zero | {n: t[row] for n, t in stats.items()} for row in range(_RANDOM_STATES)
+    )
 
 
 def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
-    fa, fb = graph.families[a], graph.families[b]
-    slopes = [np.asarray(_slope(graph, a, b, params, stats)) for stats in _points(graph, a, b)]
-    slope = np.stack(slopes).reshape(-1, fa.size, math.prod(fa.stat_shape), fb.size, math.prod(fb.stat_shape))
-    # directions in which the product of two statistics is unbounded, shape (1, 1, S of a, 1, S of b)
-    (low_a, high_a), (low_b, high_b) = (np.isinf(np.reshape(f.statistic_bounds, (2, -1))) for f in (fa, fb))
-    both = lambda of_a, of_b: (of_a[:, None] & of_b[None])[None, None, :, None]
+    fa = graph.families[a]
+    fb = graph.families[b]
+    slopes = [
+        np.asarray(_slope(graph, a, b, params, stats)) for stats in _points(graph, a, b)
+    ]
+    slope = np.stack(slopes).reshape(
+        -1, fa.size, math.prod(fa.stat_shape), fb.size, math.prod(fb.stat_shape)
+    )
+    # directions in which the product of two statistics is unbounded, shape (1, 1, S of
+    # a, 1, S of b)
+    (low_a, high_a), (low_b, high_b) = (
+        np.isinf(np.reshape(f.statistic_bounds, (2, -1))) for f in (fa, fb)
+    )
+
+    def both(of_a, of_b):
+        return (of_a[:, None] & of_b[None])[None, None, :, None]
+
     up = both(high_a, high_b) | both(low_a, low_b)
     down = both(high_a, low_b) | both(low_a, high_b)
     wrong = ((up & (slope > 0)) | (down & (slope < 0))).any(0, keepdims=True)
     if wrong.any():
-        signs = {(True, True): "exactly zero", (True, False): "at most 0", (False, True): "at least 0"}
+        signs = {
+            (True, True): "exactly zero",
+            (True, False): "at most 0",
+            (False, True): "at least 0",
+        }
         where = tuple(np.argwhere(wrong)[0] * [0, 0, 1, 0, 1])
         raise DomainError(
-            f"the model does not normalise: blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) are unbounded, so every "
-            f"coupling between their units must be {signs[bool(up[where]), bool(down[where])]}, and "
-            f"{int(wrong.sum())} are not. Change the params of {_names(graph, a, b)}, or use a bounded "
+            f"the model does not normalise: blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) "
+            "are unbounded, so every "
+            "coupling between their units must be "
+            f"{signs[bool(up[where]), bool(down[where])]}, and "
+            f"{int(wrong.sum())} are not. Change the params of {_names(graph, a, b)}, "
+            "or use a bounded "
             "family for one block."
         )
 
 
-def _check_precision(graph: Declaration, params: Params, blocks: tuple[str, ...]) -> None:
+def _check_precision(
+    graph: Declaration, params: Params, blocks: tuple[str, ...]
+) -> None:
     size = sum(graph.families[b].size for b in blocks)
-    at = lambda others: partial(_precision_times, graph, blocks, params, others)
-    zero = {b: jnp.zeros(f.statistic_shape) for b, f in graph.families.items() if b not in blocks}
-    near = [b for b in zero if any(b in f.blocks and set(blocks) & set(f.blocks) for f in graph.factors)]
+
+    def at(others):
+        return partial(_precision_times, graph, blocks, params, others)
+
+    zero = {
+        b: jnp.zeros(f.statistic_shape)
+        for b, f in graph.families.items()
+        if b not in blocks
+    }
+    near = [
+        b
+        for b in zero
+        if any(b in f.blocks and set(blocks) & set(f.blocks) for f in graph.factors)
+    ]
     varies = False
-    if near:  # affine in each other block, the precision differs between two random points if it varies
+    # affine in each other block, the precision differs between two random points if it
+    # varies
+    if near:
         generator = np.random.default_rng(0)
-        draw = lambda: {b: jnp.asarray(generator.uniform(0.1, 0.9, t.shape), float) for b, t in zero.items()}
-        vectors = jnp.eye(size) if size <= _DENSE else _rows(generator.normal(size=size))
+
+        def draw():
+            return {
+                b: jnp.asarray(generator.uniform(0.1, 0.9, t.shape), float)
+                for b, t in zero.items()
+            }
+
+        vectors = (
+            jnp.eye(size) if size <= _DENSE else _rows(generator.normal(size=size))
+        )
         here, there = (np.asarray(at(draw())(vectors)) for _ in range(2))
         varies = not np.allclose(here, there, 1e-5, 1e-6 * abs(here).max())
-    slopes_at = lambda others, vector: _slopes_along(graph, blocks, params, others, vector)
+
+    def slopes_at(others, vector):
+        return _slopes_along(graph, blocks, params, others, vector)
+
     families = {b: graph.families[b] for b in zero}
-    lower, upper = _least_over_states(families, at, slopes_at, size) if varies else _least(at(zero), size)
+    lower, upper = (
+        _least_over_states(families, at, slopes_at, size)
+        if varies
+        else _least(at(zero), size)
+    )
     where = f" at a state of blocks {near}" if varies else ""
     message = (
-        f"the joint precision of the Gaussian blocks {list(blocks)} must be positive definite, and its "
+        f"the joint precision of the Gaussian blocks {list(blocks)} must be positive "
+        "definite, and its "
         f"smallest eigenvalue is between {lower:.4g} and {upper:.4g}{where}. Weaken the factors "
         f"{_names(graph, *blocks)}."
     )
     if upper <= 0:
         raise DomainError(f"the model does not normalise: {message}")
     if not lower > 0:
-        warnings.warn(f"the model may not normalise: {message}", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"the model may not normalise: {message}", RuntimeWarning, stacklevel=4
+        )
 
 
 def _least(times: _Times, size: int) -> tuple[float, float]:
@@ -232,14 +332,23 @@ def _least(times: _Times, size: int) -> tuple[float, float]:
         least = float(np.linalg.eigvalsh(np.asarray(times(jnp.eye(size)), float))[0])
         return least, least
     start = np.random.default_rng(0).normal(size=size)
-    product = lambda v: np.asarray(times(_rows(np.ravel(v)))[0], float)
+
+    def product(v):
+        return np.asarray(times(_rows(np.ravel(v)))[0], float)
 
     def largest(fn: Callable[[np.ndarray], np.ndarray], tolerance: float) -> float:
-        matrix = LinearOperator((size, size), fn, dtype=float)  # ty: ignore[parameter-already-assigned]
-        options = {"which": "LA", "tol": tolerance, "v0": start, "return_eigenvectors": False}
+        # ty: ignore[parameter-already-assigned]
+        matrix = LinearOperator((size, size), fn, dtype=float)
+        options = {
+            "which": "LA",
+            "tol": tolerance,
+            "v0": start,
+            "return_eigenvectors": False,
+        }
         return float(eigsh(matrix, 1, **options)[0])
 
-    # the least one as a difference, to an accuracy relative to the largest: its own may be lost in rounding
+    # the least one as a difference, to an accuracy relative to the largest: its own may
+    # be lost in rounding
     top = 1.1 * abs(largest(product, 0.05))
     least = top - largest(lambda v: top * np.ravel(v) - product(v), _PRECISE)
     rounding = _ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps)
@@ -253,11 +362,15 @@ def _rows(vector: Any) -> Float[Array, "2 size"]:
 
 
 def _least_over_states(
-    families: Mapping[str, Family], at: Callable[[Statistics], _Times], slopes_at: Callable, size: int
+    families: Mapping[str, Family],
+    at: Callable[[Statistics], _Times],
+    slopes_at: Callable,
+    size: int,
 ) -> tuple[float, float]:
     """Bound the least eigenvalue over states of the blocks of ``families``.
 
-    From the worst of some random states, move to states that are worse for its eigenvector.
+    From the worst of some random states, move to states that are worse for its
+    eigenvector.
     """
     rows = _RANDOM_STATES if size <= _DENSE else _FEW_STATES
     stats = jax.device_get(random_statistics(families, families, rows))
@@ -278,30 +391,47 @@ def _least_over_states(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _slopes_along(
-    graph: Declaration, blocks: tuple[str, ...], params: Params, others: Statistics, vector: Array
+    graph: Declaration,
+    blocks: tuple[str, ...],
+    params: Params,
+    others: Statistics,
+    vector: Array,
 ) -> Statistics:
     """Return the gradient of the precision along a vector in the statistics of the other blocks."""
-    return jax.grad(lambda o: _precision_times(graph, blocks, params, o, vector[None])[0] @ vector)(others)
+    return jax.grad(
+        lambda o: _precision_times(graph, blocks, params, o, vector[None])[0] @ vector
+    )(others)
 
 
 def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
     """Return statistics of the state that minimises their product with ``slope``; unchanged if not finite."""
-    states, products = family.states(), _per_state(slope, family)
+    states = family.states()
+    products = _per_state(slope, family)
     if states is None or products is None:
         return statistics
-    return family.statistics(states).reshape(len(states), *family.stat_shape)[products.argmin(-1)]
+    return family.statistics(states).reshape(len(states), *family.stat_shape)[
+        products.argmin(-1)
+    ]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _precision_times(
-    graph: Declaration, blocks: tuple[str, ...], params: Params, others: Statistics, vectors: _Vectors
+    graph: Declaration,
+    blocks: tuple[str, ...],
+    params: Params,
+    others: Statistics,
+    vectors: _Vectors,
 ) -> _Vectors:
     """Multiply the joint precision of ``blocks`` given ``others`` by each row of ``vectors``."""
 
     def negative_log_density(x: dict[str, Array]) -> Array:
         stats = {b: graph.families[b].statistics(v) for b, v in x.items()}
-        return energy.energy(graph, params, {**others, **stats}) - energy.log_base_measure(graph, x)
+        return energy.energy(
+            graph, params, {**others, **stats}
+        ) - energy.log_base_measure(graph, x)
 
-    zero, unravel = ravel_pytree({b: jnp.zeros(graph.families[b].shape) for b in blocks})
+    zero, unravel = ravel_pytree(
+        {b: jnp.zeros(graph.families[b].shape) for b in blocks}
+    )
     slope = jax.grad(lambda z: negative_log_density(unravel(z)))
     return jax.vmap(lambda v: jax.jvp(slope, (zero,), (v,))[1])(vectors)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that hold a graph and its params.
 
-A file is an archive (:mod:`ebmpp.core.archive`) whose header describes the declaration. Nothing in it is
-pickled or executed. Checkpoints of a training run (:mod:`ebmpp.core.checkpoints`) are another format.
+A file is an archive (:mod:`ebmpp.core.archive`) whose header describes the declaration.
+Nothing in it is pickled or executed. Checkpoints of a training run
+(:mod:`ebmpp.core.checkpoints`) are another format.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,15 +29,16 @@ from ebmpp.graph.states import ordered_params
 
 _KIND = archive.Kind("ebmpp model", 1, "ebmpp.save")
 _COMMON = {"blocks", "energy", "init", "name", "lateral"}  # fields of every factor
-_TOLERANCE = 1e-2  # relative, of a custom energy at one state: params may have 16 bits, devices differ
+# relative, of a custom energy at one state: params may have 16 bits, devices differ
+_TOLERANCE = 1e-2
 
 
 def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> None:
     """Write a graph and its params to one file, atomically.
 
-    A custom energy is a function, which no file can hold safely. The file stores the name, blocks and params
-    of a custom :class:`Factor` and the value of its energy at one state; pass the factor to :func:`load`.
-    Params keep their dtypes bit by bit.
+    A custom energy is a function, which no file can hold safely. The file stores the
+    name, blocks and params of a custom :class:`Factor` and the value of its energy at
+    one state; pass the factor to :func:`load`. Params keep their dtypes bit by bit.
 
     :param path: an existing file is replaced.
     :param params: only their names and shapes are checked.
@@ -56,13 +58,21 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     checks.instance("save: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params, values=False)
     arrays: list[np.ndarray] = []
-    families = {b: _fields(f, set()) | _class_of(f, Family) for b, f in graph.families.items()}
+    families = {
+        b: _fields(f, set()) | _class_of(f, Family) for b, f in graph.families.items()
+    }
     body = {
         "blocks": families,
         "visible": list(graph.visible),
         "factors": [_describe_factor(graph, f, params, arrays) for f in graph.factors],
-        "labels": {b: _to_json(f"labels of block {b!r}", names) for b, names in graph.labels.items()},
-        "params": {name: _pack(value, arrays) for name, value in ordered_params(graph, params).items()},
+        "labels": {
+            b: _to_json(f"labels of block {b!r}", names)
+            for b, names in graph.labels.items()
+        },
+        "params": {
+            name: _pack(value, arrays)
+            for name, value in ordered_params(graph, params).items()
+        },
     }
     archive.write(Path(path), _KIND, body, arrays)
 
@@ -75,14 +85,15 @@ def load(
 ) -> tuple[FactorGraph, Params]:
     """Read a file written by :func:`save`.
 
-    Params are jax arrays; 64-bit params are numpy arrays unless ``jax_enable_x64`` is set.
+    Params are jax arrays; 64-bit params are numpy arrays unless ``jax_enable_x64`` is
+    set.
 
-    :param factors: the graph's custom factors as they were declared; other factors of the graph are accepted
-        too.
+    :param factors: the graph's custom factors as they were declared; other factors of
+        the graph are accepted too.
     :param families: custom family classes by name.
     :raises FileNotFoundError: if there is no file.
-    :raises SavedFileError: for a file that is damaged or of another kind or version, and for a custom factor
-        or family that is missing or differs from the saved one.
+    :raises SavedFileError: for a file that is damaged or of another kind or version,
+        and for a custom factor or family that is missing or differs from the saved one.
 
     **Example**
 
@@ -100,13 +111,23 @@ def load(
     data = Path(path).read_bytes()
     try:
         body, stored = archive.read(data, _KIND, "the file")
-        fits = lambda a: jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype
+
+        def fits(a):
+            return jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype
+
         arrays = [jnp.asarray(a) if fits(a) else a for a in stored]
         params = {name: _unpack(tree, arrays) for name, tree in body["params"].items()}
-        blocks = {b: _build_family(b, saved, families or {}) for b, saved in body["blocks"].items()}
+        blocks = {
+            b: _build_family(b, saved, families or {})
+            for b, saved in body["blocks"].items()
+        }
         custom = {f.name: f for f in factors}
-        checks.names("factor", custom, [d["name"] for d in body["factors"]], SavedFileError)
-        declared = [_build_factor(d, custom.get(d["name"]), arrays) for d in body["factors"]]
+        checks.names(
+            "factor", custom, [d["name"] for d in body["factors"]], SavedFileError
+        )
+        declared = [
+            _build_factor(d, custom.get(d["name"]), arrays) for d in body["factors"]
+        ]
         visible = {b: blocks[b] for b in body["visible"]}
         latent = {b: f for b, f in blocks.items() if b not in visible}
         labels = {b: _from_json(names) for b, names in body["labels"].items()}
@@ -128,7 +149,8 @@ def _pack(tree: Any, arrays: list[np.ndarray]) -> dict[str, Any]:
         return {type(tree).__name__: [_pack(value, arrays) for value in tree]}
     if tree is None:
         return {"none": None}
-    with contextlib.suppress(TypeError, ValueError):  # jax arrays of keys do not convert
+    # jax arrays of keys do not convert
+    with contextlib.suppress(TypeError, ValueError):
         array = np.asarray(tree, order="C")
         is_number = jax.dtypes.issubdtype(array.dtype, np.number) or array.dtype == bool
         if is_number and jax.tree_util.all_leaves([tree]):
@@ -143,7 +165,9 @@ def _unpack(description: Mapping[str, Any], arrays: list) -> Any:
     if kind == "dict":
         return {key: _unpack(inner, arrays) for key, inner in value.items()}
     if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](_unpack(inner, arrays) for inner in value)
+        return {"list": list, "tuple": tuple}[kind](
+            _unpack(inner, arrays) for inner in value
+        )
     return None if kind == "none" else arrays[value]
 
 
@@ -151,8 +175,13 @@ def _to_json(name: str, value: Any) -> Any:
     """Return numbers, strings and nested tuples of them as JSON values."""
     if type(value) is tuple:
         return [_to_json(name, item) for item in value]
-    is_plain = value is None or isinstance(value, bool | int | float | str)
-    checks.require(is_plain, name, "numbers, strings or tuples of them to be saved", value, SavedFileError)
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise checks.error(
+            name,
+            "numbers, strings or tuples of them to be saved",
+            value,
+            SavedFileError,
+        )
     return value
 
 
@@ -161,13 +190,23 @@ def _from_json(value: Any) -> Any:
 
 
 def _fields(value: Any, skipped: set[str]) -> dict[str, Any]:
-    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in skipped}
-    return {"fields": {n: _to_json(f"{value!r}: field {n!r}", v) for n, v in fields.items()}}
+    fields = {
+        f.name: getattr(value, f.name)
+        for f in dataclasses.fields(value)
+        if f.name not in skipped
+    }
+    return {
+        "fields": {n: _to_json(f"{value!r}: field {n!r}", v) for n, v in fields.items()}
+    }
 
 
 def _classes(base: type) -> dict[str, type]:
     """Return the library's families or factors by name."""
-    return {c.__name__: c for c in base.__subclasses__() if c.__module__.split(".")[0] == "ebmpp"}
+    return {
+        c.__name__: c
+        for c in base.__subclasses__()
+        if c.__module__.split(".")[0] == "ebmpp"
+    }
 
 
 def _class_of(value: Any, base: type) -> dict[str, Any]:
@@ -175,48 +214,100 @@ def _class_of(value: Any, base: type) -> dict[str, Any]:
     return {"class": name, "custom": _classes(base).get(name) is not type(value)}
 
 
-def _describe_factor(graph: FactorGraph, factor: Factor, params: Params, arrays: list) -> dict[str, Any]:
-    description = {"name": factor.name, "blocks": list(factor.blocks), **_class_of(factor, Factor)}
+def _describe_factor(
+    graph: FactorGraph, factor: Factor, params: Params, arrays: list
+) -> dict[str, Any]:
+    description = {
+        "name": factor.name,
+        "blocks": list(factor.blocks),
+        **_class_of(factor, Factor),
+    }
     if description["custom"]:
-        energy = getattr(factor.energy, "__qualname__", type(factor.energy).__qualname__)
-        return {**description, "energy": energy, "value": _value(factor, graph.families, params[factor.name])}
-    init = factor.init if callable(factor.init) or factor.init is None else factor.init.unflatten()
-    description["lateral"] = {b: _pack(pairs.array, arrays) for b, pairs in factor.lateral}
+        energy = getattr(
+            factor.energy, "__qualname__", type(factor.energy).__qualname__
+        )
+        return {
+            **description,
+            "energy": energy,
+            "value": _value(factor, graph.families, params[factor.name]),
+        }
+    init = (
+        factor.init
+        if callable(factor.init) or factor.init is None
+        else factor.init.unflatten()
+    )
+    description["lateral"] = {
+        b: _pack(pairs.array, arrays) for b, pairs in factor.lateral
+    }
     description["init"] = _pack(init, arrays)
     return {**description, **_fields(factor, _COMMON)}
 
 
-def _value(factor: Factor, families: Mapping[str, Family], params: Any) -> list[float | None]:
+def _value(
+    factor: Factor, families: Mapping[str, Family], params: Any
+) -> list[float | None]:
     """Return the energy at one generic state, and the magnitude of the terms in its sum."""
     scope = tuple(families[b] for b in factor.blocks)
     generator = np.random.default_rng(0)
-    as_float = lambda a: jnp.asarray(a, jnp.result_type(float))
+
+    def as_float(a):
+        return jnp.asarray(a, jnp.result_type(float))
+
     stats = [as_float(generator.uniform(0.1, 0.9, f.statistic_shape)) for f in scope]
     with jax.default_matmul_precision("highest"):
-        call = lambda *t: as_float(factor.evaluate(params, *t, families=scope))
-        value, slopes = jax.value_and_grad(call, argnums=tuple(range(len(stats))))(*stats)
-    size = sum(float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True))
-    return [x if np.isfinite(x) else None for x in (float(value), abs(float(value)) + size)]
+
+        def call(*t):
+            return as_float(factor.evaluate(params, *t, families=scope))
+
+        value, slopes = jax.value_and_grad(call, argnums=tuple(range(len(stats))))(
+            *stats
+        )
+    size = sum(
+        float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True)
+    )
+    return [
+        x if np.isfinite(x) else None for x in (float(value), abs(float(value)) + size)
+    ]
 
 
-def _build_family(block: str, description: Mapping[str, Any], custom: Mapping[str, type[Family]]) -> Family:
-    known, name = custom if description["custom"] else _classes(Family), description["class"]
-    hint = f"Pass load(..., families={{{name!r}: ...}})."
-    checks.require(name in known, f"family of block {block!r}", "known", name, SavedFileError, hint)
+def _build_family(
+    block: str, description: Mapping[str, Any], custom: Mapping[str, type[Family]]
+) -> Family:
+    known = custom if description["custom"] else _classes(Family)
+    name = description["class"]
+    if name not in known:
+        raise checks.error(
+            f"family of block {block!r}",
+            "known",
+            name,
+            SavedFileError,
+            f"Pass load(..., families={{{name!r}: ...}}).",
+        )
     return known[name](**{n: _from_json(v) for n, v in description["fields"].items()})
 
 
-def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays: list) -> Factor:
-    name, blocks, kind = description["name"], tuple(description["blocks"]), description["class"]
+def _build_factor(
+    description: Mapping[str, Any], custom: Factor | None, arrays: list
+) -> Factor:
+    name = description["name"]
+    blocks = tuple(description["blocks"])
+    kind = description["class"]
     if custom is not None:
-        is_same = (custom.blocks, type(custom).__name__) == (blocks, kind)
-        checks.require(is_same, f"factor {name!r}", f"a {kind} over {blocks}", custom, SavedFileError)
+        if (custom.blocks, type(custom).__name__) != (blocks, kind):
+            raise checks.error(
+                f"factor {name!r}", f"a {kind} over {blocks}", custom, SavedFileError
+            )
         return custom
-    expected, energy = "passed to load, as no file holds a custom energy", description.get("energy")
-    hint = "Give load(..., factors=[...]) the factor as it was declared."
-    is_valid = not description["custom"]
-    checks.require(is_valid, f"factor {name!r} over {blocks}", expected, energy, SavedFileError, hint)
-    # a factor whose pairs of units are part of its declaration takes them after its block
+    if description["custom"]:
+        raise checks.error(
+            f"factor {name!r} over {blocks}",
+            "passed to load, as no file holds a custom energy",
+            description.get("energy"),
+            SavedFileError,
+            "Give load(..., factors=[...]) the factor as it was declared.",
+        )
+    # a factor whose pairs of units are part of its declaration takes them after its
+    # block
     pairs = [_unpack(e, arrays) for e in description["lateral"].values()]
     fields = {n: _from_json(v) for n, v in description["fields"].items()}
     if (init := _unpack(description["init"], arrays)) is not None:
@@ -224,11 +315,19 @@ def _build_factor(description: Mapping[str, Any], custom: Factor | None, arrays:
     return _classes(Factor)[kind](*blocks, *pairs, name=name, **fields)
 
 
-def _check_value(saved: list[float | None], factor: Factor, graph: FactorGraph, params: Params) -> None:
-    (was, size), (now, _) = saved, _value(factor, graph.families, params[factor.name])
+def _check_value(
+    saved: list[float | None], factor: Factor, graph: FactorGraph, params: Params
+) -> None:
+    was, size = saved
+    now, _ = _value(factor, graph.families, params[factor.name])
     if was is not None and size is not None and now is not None:
-        is_same, expected = abs(was - now) <= _TOLERANCE * size, f"that of the file, {was:.6g} at one state"
-        checks.require(is_same, f"factor {factor.name!r}: energy", expected, now, SavedFileError)
+        if not abs(was - now) <= _TOLERANCE * size:
+            raise checks.error(
+                f"factor {factor.name!r}: energy",
+                f"that of the file, {was:.6g} at one state",
+                now,
+                SavedFileError,
+            )
 
 
 def layers(graph: FactorGraph) -> dict[str, Any]:
@@ -245,7 +344,9 @@ def energies(graph: FactorGraph) -> dict[str, list]:
     for number, factor in enumerate(graph.factors):
         params = factor.init_params(jax.random.key(0), graph.families)
         generator = np.random.default_rng(number)
-        noisy = jax.tree.map(lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params)
+        noisy = jax.tree.map(
+            lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params
+        )
         text = "not finite"
         for values in (noisy, params):  # an energy may restrict its params
             value, size = _value(factor, graph.families, values)

@@ -22,7 +22,9 @@ from ebmpp.families.values import as_array, is_concrete, settle
 from ebmpp.graph.declaration import Declaration
 
 
-def check_names(names: Iterable[str], known: Iterable[str], what: str = "block") -> None:
+def check_names(
+    names: Iterable[str], known: Iterable[str], what: str = "block"
+) -> None:
     """Check that names are known."""
     checks.names(what, names, known, StateError)
 
@@ -32,8 +34,13 @@ def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
     if isinstance(data, Mapping):
         check_names(data, graph.visible, "visible block")
         return dict(data)
-    expected = f"a dict of the visible blocks {list(graph.visible)}"
-    checks.require(len(graph.visible) == 1, "data", expected, data, StateError)
+    if len(graph.visible) != 1:
+        raise checks.error(
+            "data",
+            f"a dict of the visible blocks {list(graph.visible)}",
+            data,
+            StateError,
+        )
     return {next(iter(graph.visible)): data}
 
 
@@ -43,33 +50,56 @@ def batch_shape(families: Families, x: Mapping[str, Numbers]) -> Batch:
     for name, value in x.items():
         shape = families[name].shape
         split = value.ndim - len(shape)
-        expected = f"of shape ({', '.join(['...', *map(str, shape)])})"
-        is_valid = split >= 0 and value.shape[split:] == shape
-        checks.require(is_valid, f"block {name!r}", expected, value.shape, StateError)
+        if not split >= 0 or value.shape[split:] != shape:
+            raise checks.error(
+                f"block {name!r}",
+                f"of shape ({', '.join(['...', *map(str, shape)])})",
+                value.shape,
+                StateError,
+            )
         leading[name] = value.shape[:split]
     try:
         return np.broadcast_shapes(*leading.values())
     except ValueError:
-        raise StateError(f"leading axes of the blocks must broadcast, got {leading}") from None
+        raise StateError(
+            f"leading axes of the blocks must broadcast, got {leading}"
+        ) from None
 
 
 def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
     """Check that all needed blocks are given."""
-    names, needed = sorted(names), list(needed)
+    names = sorted(names)
+    needed = list(needed)
     missing = next((name for name in needed if name not in names), None)
-    hint = f"{missing!r} is missing."
-    checks.require(missing is None, "a state", f"a dict of the blocks {needed}", names, StateError, hint)
+    if missing is not None:
+        raise checks.error(
+            "a state",
+            f"a dict of the blocks {needed}",
+            names,
+            StateError,
+            f"{missing!r} is missing.",
+        )
 
 
-def as_rows(families: Families, x: Mapping[str, Any], needed: Iterable[str] = ()) -> tuple[Blocks, Batch]:
+def as_rows(
+    families: Families, x: Mapping[str, Any], needed: Iterable[str] = ()
+) -> tuple[Blocks, Batch]:
     """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape."""
-    checks.require(isinstance(x, Mapping), "a state", f"a dict of the blocks {list(families)}", x, StateError)
-    rows, _, batch = as_partial_rows(families, {b: as_array(b, v) for b, v in x.items()}, needed)
+    if not isinstance(x, Mapping):
+        raise checks.error(
+            "a state", f"a dict of the blocks {list(families)}", x, StateError
+        )
+    rows, _, batch = as_partial_rows(
+        families, {b: as_array(b, v) for b, v in x.items()}, needed
+    )
     return rows, batch
 
 
 def as_partial_rows(
-    families: Families, x: Mapping[str, Any], needed: Iterable[str] = (), check: bool = True
+    families: Families,
+    x: Mapping[str, Any],
+    needed: Iterable[str] = (),
+    check: bool = True,
 ) -> tuple[Blocks, Blocks, Batch]:
     """Return rows of a state that may hold :class:`Observed` blocks, their masks, and the batch shape.
 
@@ -79,31 +109,49 @@ def as_partial_rows(
     values, known = as_arrays(families, x)
     batch = batch_shape(families, values)
     check_present(x, needed)
-    rows = lambda b, v: jnp.broadcast_to(v, batch + families[b].shape).reshape(-1, *families[b].shape)
-    settled = lambda b, v: settle(b, families[b], fill(families[b], v, known.get(b)), check)
-    full, masks = {b: rows(b, settled(b, v)) for b, v in values.items()}, {}
+
+    def rows(b, v):
+        return jnp.broadcast_to(v, batch + families[b].shape).reshape(
+            -1, *families[b].shape
+        )
+
+    def settled(b, v):
+        return settle(b, families[b], fill(families[b], v, known.get(b)), check)
+
+    full = {b: rows(b, settled(b, v)) for b, v in values.items()}
+    masks = {}
     for b, k in known.items():
-        with sharding.at_once() if is_concrete(k) else contextlib.nullcontext():  # its values are counted
+        # its values are counted
+        with sharding.at_once() if is_concrete(k) else contextlib.nullcontext():
             masks[b] = rows(b, k)
     return full, masks, batch
 
 
 def incomplete(known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the masks that leave units unknown, or may do so if traced."""
-    return {b: k for b, k in known.items() if not (is_concrete(k) and bool(np.asarray(k).all()))}
+    return {
+        b: k
+        for b, k in known.items()
+        if not (is_concrete(k) and bool(np.asarray(k).all()))
+    }
 
 
-def check_summable(graph: Declaration, blocks: Iterable[str], known: Collection[str] = ()) -> None:
+def check_summable(
+    graph: Declaration, blocks: Iterable[str], known: Collection[str] = ()
+) -> None:
     """Check that blocks and the unknown units of the blocks ``known`` can be summed out jointly."""
     for a, b in graph.interacting((*blocks, *known)):
         names = " or ".join(map(repr, dict.fromkeys((a, b))))
         remedy = f"Give a value for {names}; the layers are {graph.block_layers}."
         if known:
             remedy = (
-                f"Give all units of {[n for n in dict.fromkeys((a, b)) if n in known]}, draw them by "
+                "Give all units of "
+                f"{[n for n in dict.fromkeys((a, b)) if n in known]}, draw them by "
                 "ebmpp.complete, or call exact.log_likelihood for small models."
             )
-        raise IntractableError(f"{clash(a, b)}, so they cannot be summed out in closed form. {remedy}")
+        raise IntractableError(
+            f"{clash(a, b)}, so they cannot be summed out in closed form. {remedy}"
+        )
 
 
 class Observed(NamedTuple):
@@ -111,8 +159,10 @@ class Observed(NamedTuple):
 
     Unknown units are free: half an image is completed, or missing entries of a table.
 
-    :param values: shape ``(*batch, *shape)``; entries at unknown units are ignored and may be nan.
-    :param known: mask of the known units, of a shape that broadcasts to that of ``values``.
+    :param values: shape ``(*batch, *shape)``; entries at unknown units are ignored and
+        may be nan.
+    :param known: mask of the known units, of a shape that broadcasts to that of
+        ``values``.
 
     **Example**
 
@@ -137,8 +187,10 @@ class Observed(NamedTuple):
         >>> table[1:].known.tolist()
         [[True, True]]
         """
-        values, known = as_array("values", self.values), as_array("known", self.known)
-        is_shared = known.ndim < values.ndim or len(known) < len(values)  # one mask for all rows
+        values = as_array("values", self.values)
+        known = as_array("known", self.known)
+        # one mask for all rows
+        is_shared = known.ndim < values.ndim or len(known) < len(values)
         return Observed(values[rows], known if is_shared else known[rows])
 
     @classmethod
@@ -153,10 +205,19 @@ class Observed(NamedTuple):
         [True, False]
         """
         values = as_array("values", values)
-        return cls(values, np.isfinite(values) if isinstance(values, np.ndarray) else jnp.isfinite(values))
+        return cls(
+            values,
+            np.isfinite(values)
+            if isinstance(values, np.ndarray)
+            else jnp.isfinite(values),
+        )
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["full", "partial", "keep"], meta_fields=["batch"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["full", "partial", "keep"],
+    meta_fields=["batch"],
+)
 @dataclasses.dataclass(frozen=True)
 class Clamped:
     """Values that a call holds fixed, ``(rows, *shape)`` per block; one row stands for all.
@@ -179,22 +240,32 @@ def merge_clamped(blocks: Mapping[str, Any]) -> dict[str, Any]:
     """Merge blocks given by keyword with ``clamped={...}``, for blocks named like arguments of the call."""
     blocks = dict(blocks)
     named = blocks.pop("clamped", {})
-    is_valid = isinstance(named, Mapping) and blocks.keys().isdisjoint(named)
-    checks.require(is_valid, "clamped", f"a dict of blocks other than {list(blocks)}", named, StateError)
+    if not isinstance(named, Mapping) or not blocks.keys().isdisjoint(named):
+        raise checks.error(
+            "clamped", f"a dict of blocks other than {list(blocks)}", named, StateError
+        )
     return {**blocks, **named}
 
 
-def as_clamped(families: Families, blocks: Mapping[str, Any], check: bool = True) -> Clamped:
+def as_clamped(
+    families: Families, blocks: Mapping[str, Any], check: bool = True
+) -> Clamped:
     """Validate clamped and :class:`Observed` blocks; without ``check`` their names and shapes only."""
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
-    checks.require(0 not in batch, f"clamped blocks {list(rows)}", "at least one row", batch, StateError)
+    if 0 in batch:
+        raise checks.error(
+            f"clamped blocks {list(rows)}", "at least one row", batch, StateError
+        )
     full = {b: v for b, v in rows.items() if b not in known}
     return Clamped(full, {b: rows[b] for b in known}, known, batch)
 
 
-def as_arrays(families: Families, blocks: Mapping[str, Any]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+def as_arrays(
+    families: Families, blocks: Mapping[str, Any]
+) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
     """Return arrays of values, and masks of the :class:`Observed` blocks."""
-    values, known = {}, {}
+    values = {}
+    known = {}
     for b, v in blocks.items():
         if isinstance(v, Observed):
             values[b], known[b] = as_observed(b, families[b], v)
@@ -203,17 +274,26 @@ def as_arrays(families: Families, blocks: Mapping[str, Any]) -> tuple[dict[str, 
     return values, known
 
 
-def as_observed(name: str, family: Family, observed: Observed) -> tuple[Numbers, Numbers]:
+def as_observed(
+    name: str, family: Family, observed: Observed
+) -> tuple[Numbers, Numbers]:
     """Return values and a mask of the same shape."""
-    value, known = as_array(name, observed.values), as_array(name, observed.known)
+    value = as_array(name, observed.values)
+    known = as_array(name, observed.known)
     batch_shape({name: family}, {name: value})
     try:
-        full = (np if isinstance(known, np.ndarray) else jnp).broadcast_to(known, value.shape)
+        full = (np if isinstance(known, np.ndarray) else jnp).broadcast_to(
+            known, value.shape
+        )
     except ValueError:
         full = known
-    expected = f"booleans of a shape that broadcasts to {value.shape}"
-    is_valid = known.dtype == bool and full.shape == value.shape
-    checks.require(is_valid, f"block {name!r}: known", expected, known, StateError)
+    if known.dtype != bool or full.shape != value.shape:
+        raise checks.error(
+            f"block {name!r}: known",
+            f"booleans of a shape that broadcasts to {value.shape}",
+            known,
+            StateError,
+        )
     return value, full
 
 
@@ -222,14 +302,20 @@ def fill(family: Family, value: Numbers, known: Numbers | None) -> Numbers:
     if known is None:
         return value
     if isinstance(value, np.ndarray) and is_concrete(known):
-        return np.where(np.asarray(known), value, _placeholder(family).astype(value.dtype))
-    return jnp.where(known, settle("", family, value, check=False), _placeholder(family))
+        return np.where(
+            np.asarray(known), value, _placeholder(family).astype(value.dtype)
+        )
+    return jnp.where(
+        known, settle("", family, value, check=False), _placeholder(family)
+    )
 
 
 @lru_cache(maxsize=128)
 def _placeholder(family: Family) -> np.ndarray:
     with sharding.at_once():
-        return np.asarray(family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32)))
+        return np.asarray(
+            family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32))
+        )
 
 
 def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
@@ -239,18 +325,34 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
         leaves = jax.tree.leaves(params[name])
         for leaf in leaves:
             checks.placeable(f"factor {name!r}", leaf, ParameterError)
-        shapes, actual = jax.tree.map(np.shape, tree), jax.tree.map(np.shape, params[name])
-        is_foreign = lambda a: hasattr(a, "__array__") and not isinstance(a, Array | np.ndarray | np.generic)
+        shapes = jax.tree.map(np.shape, tree)
+        actual = jax.tree.map(np.shape, params[name])
+
+        def is_foreign(a):
+            return hasattr(a, "__array__") and not isinstance(
+                a, Array | np.ndarray | np.generic
+            )
+
         foreign = [type(a) for a in leaves if is_foreign(a)]  # such as torch's
-        expectation, is_valid = f"arrays of jax or numpy of shape {shapes}", shapes == actual and not foreign
-        checks.require(is_valid, f"factor {name!r}: params", expectation, foreign or actual, ParameterError)
+        if shapes != actual or foreign:
+            raise checks.error(
+                f"factor {name!r}: params",
+                f"arrays of jax or numpy of shape {shapes}",
+                foreign or actual,
+                ParameterError,
+            )
 
 
 def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
     """Compare the names of params and factors."""
     is_dict = isinstance(params, Mapping)
-    is_valid, actual = is_dict and params.keys() == expected.keys(), list(params) if is_dict else params
-    checks.require(is_valid, "params", f"a dict of the factors {list(expected)}", actual, ParameterError)
+    if not is_dict or params.keys() != expected.keys():
+        raise checks.error(
+            "params",
+            f"a dict of the factors {list(expected)}",
+            list(params) if is_dict else params,
+            ParameterError,
+        )
 
 
 def ordered_params(graph: Declaration, params: Params) -> dict[str, Any]:
@@ -264,6 +366,14 @@ def check_finite(params: Mapping[str, Any]) -> None:
     for name, tree in params.items():
         for leaf in jax.tree.leaves(tree):
             checks.numbers(f"factor {name!r}", leaf, ParameterError)
-            wrong = int((~np.isfinite(np.asarray(leaf))).sum()) if is_concrete(leaf) else 0
-            hint = f"{wrong} entries are not finite."
-            checks.require(not wrong, f"factor {name!r}: params", "finite", leaf, ParameterError, hint)
+            wrong = (
+                int((~np.isfinite(np.asarray(leaf))).sum()) if is_concrete(leaf) else 0
+            )
+            if wrong:
+                raise checks.error(
+                    f"factor {name!r}: params",
+                    "finite",
+                    leaf,
+                    ParameterError,
+                    f"{wrong} entries are not finite.",
+                )

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of training data: rows of the visible blocks, their scales and their weights.
 
-Arrays, lists, data frames, memory maps, dicts of these and :class:`~ebmpp.Observed` blocks are accepted.
-Names and shapes are checked first, values when they are read. Rows are never broadcast.
+Arrays, lists, data frames, memory maps, dicts of these and :class:`~ebmpp.Observed`
+blocks are accepted. Names and shapes are checked first, values when they are read. Rows
+are never broadcast.
 """
 
 import math
@@ -26,7 +27,9 @@ from ebmpp.graph.factors import Bilinear
 from ebmpp.graph.initialization import Mean
 
 _CHUNK = 4096  # rows in double precision at once
-_NEAR = 3.0  # standard deviations between the data and the row that stands for the default distribution
+# standard deviations between the data and the row that stands for the default
+# distribution
+_NEAR = 3.0
 _DOUBT = 5.0  # standard errors of a variance
 
 
@@ -42,38 +45,58 @@ class Table(NamedTuple):
 
     def take(self, index: np.ndarray) -> "Table":
         """Select rows by number."""
-        rows, known = ({b: np.asarray(v)[index] for b, v in x.items()} for x in (self.rows, self.known))
+        rows, known = (
+            {b: np.asarray(v)[index] for b, v in x.items()}
+            for x in (self.rows, self.known)
+        )
         return Table(rows, known, (len(index),))
 
     def observed(self) -> dict[str, Any]:
         """Return arrays and :class:`~ebmpp.Observed` blocks."""
         known = self.known
-        return {b: states.Observed(v, known[b]) if b in known else v for b, v in self.rows.items()}
+        return {
+            b: states.Observed(v, known[b]) if b in known else v
+            for b, v in self.rows.items()
+        }
 
 
 def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table:
     """Check names and shapes of data.
 
-    :param missing: None to accept missing units, else the name of the consumer that does not.
+    :param missing: None to accept missing units, else the name of the consumer that
+        does not.
     """
     blocks = states.as_visible(graph, data)
     states.check_present(blocks, graph.visible)
     values, known = states.as_arrays(graph.families, blocks)
     known = states.incomplete(known)
-    is_valid, hint = not known or missing is None, "ebmpp.complete fills in missing ones."
-    block, expected = next(iter(known), ""), f"known in all units, as {missing} needs"
-    checks.require(is_valid, f"block {block!r}", expected, known.get(block), StateError, hint)
+    block = next(iter(known), "")
+    if known and missing is not None:
+        raise checks.error(
+            f"block {block!r}",
+            f"known in all units, as {missing} needs",
+            known.get(block),
+            StateError,
+            "ebmpp.complete fills in missing ones.",
+        )
     leading = {b: states.batch_shape(graph.families, {b: v}) for b, v in values.items()}
-    is_valid = len(set(leading.values())) == 1
-    checks.require(is_valid, "leading axes of the data", "the same in all blocks", leading, StateError)
+    if len(set(leading.values())) != 1:
+        raise checks.error(
+            "leading axes of the data", "the same in all blocks", leading, StateError
+        )
     return Table(values, known, next(iter(leading.values())))
 
 
 def one_axis(graph: Declaration, table: Table) -> int:
     """Return the number of rows."""
     shapes = {b: ("rows", *f.shape) for b, f in graph.visible.items()}
-    is_valid = len(table.batch) == 1 and table.batch[0] > 0
-    checks.require(is_valid, "data", f"of shapes {shapes}, with at least one row", table.batch, StateError)
+    if len(table.batch) != 1 or not table.batch[0] > 0:
+        raise checks.error(
+            "data",
+            f"of shapes {shapes}, with at least one row",
+            table.batch,
+            StateError,
+        )
     return table.batch[0]
 
 
@@ -87,22 +110,28 @@ def as_data(graph: Declaration, data: Any, missing: str | None = "this") -> Tabl
     return check_table(graph, as_table(graph, data, missing))
 
 
-def check_rows(graph: Declaration, data: Any, missing: str | None = "this") -> tuple[dict[str, Array], int]:
+def check_rows(
+    graph: Declaration, data: Any, missing: str | None = "this"
+) -> tuple[dict[str, Array], int]:
     """Return checked data with one leading axis, and the number of rows; see :func:`as_table`."""
     table = as_table(graph, data, missing)
     size = one_axis(graph, table)
     return jax.device_put(check_table(graph, table).observed()), size
 
 
-def mean_statistics(graph: Declaration, data: Any, weights: Any, warns: bool = False) -> dict[str, Mean]:
+def mean_statistics(
+    graph: Declaration, data: Any, weights: Any, warns: bool = False
+) -> dict[str, Mean]:
     """Return the mean statistics of known entries, and the number of rows, by block."""
     rows, known, batch = as_data(graph, data, missing=None)
-    checks.require(0 not in batch, "data", "at least one row", batch, StateError)
+    if 0 in batch:
+        raise checks.error("data", "at least one row", batch, StateError)
     if weights is not None and is_concrete(weights):
         check_weights(weights, math.prod(batch))
     means = {}
     for b, v in rows.items():
-        family, inputs = graph.families[b], (v, known.get(b), weights)
+        family = graph.families[b]
+        inputs = (v, known.get(b), weights)
         if isinstance(family, Gaussian) and all(map(is_concrete, inputs)):
             mean, variance, count = _moments(*inputs)
             if warns:
@@ -119,24 +148,33 @@ def check_weights(weights: Any, size: int) -> np.ndarray:
     array = np.asarray(weights)
     is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0))) if is_numeric else ()
-    hint = f"It has {float(array[wrong[0]])} at row {wrong[0]}." if len(wrong) else ""
-    expected = f"{size} finite numbers >= 0, one per row and not all zero"
-    is_valid = is_numeric and not len(wrong) and array.any()
-    checks.require(is_valid, "weights", expected, array, StateError, hint)
+    if not is_numeric or len(wrong) or not array.any():
+        raise checks.error(
+            "weights",
+            f"{size} finite numbers >= 0, one per row and not all zero",
+            array,
+            StateError,
+            f"It has {float(array[wrong[0]])} at row {wrong[0]}." if len(wrong) else "",
+        )
     array = array.astype(float)
     return (array / array.mean()).astype(np.dtype(jnp.result_type(float)))
 
 
-def _moments(x: Any, known: Any, weights: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _moments(
+    x: Any, known: Any, weights: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean, variance and number of known rows of each unit; squares are of centred rows."""
     x = np.asarray(x)
     weight = np.ones(len(x)) if weights is None else np.asarray(weights, float)
-    weight, known = weight.reshape(-1, *(1,) * (x.ndim - 1)), np.True_ if known is None else np.asarray(known)
+    weight = weight.reshape(-1, *(1,) * (x.ndim - 1))
+    known = np.True_ if known is None else np.asarray(known)
     known = np.broadcast_to(known, x.shape)
 
     def averages(function: Any) -> np.ndarray:
         sums = np.zeros((2, *x.shape[1:]))
-        for part in (slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)):
+        for part in (
+            slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)
+        ):
             w = weight[part] * known[part]
             sums += [(w * function(x[part].astype(float))).sum(0), w.sum(0)]
         return sums[0] / np.where(sums[1] > 0, sums[1], 1)
@@ -161,34 +199,54 @@ def _with_default_row(
 
 
 def _warn_of_scales(
-    block: str, family: Gaussian, interacts: bool, variance: np.ndarray, count: np.ndarray
+    block: str,
+    family: Gaussian,
+    interacts: bool,
+    variance: np.ndarray,
+    count: np.ndarray,
 ) -> None:
     """Warn of constant columns of a learned variance, and of columns that a variance of 1 does not fit."""
     if family.learned:
         wrong = (variance == 0) & (count > 1)
-        message = "are constant, so their precision grows without end in training. Drop them, or add noise"
+        message = (
+            "are constant, so their precision grows without end in training. "
+            "Drop them, or add noise"
+        )
     else:
         error = np.sqrt(2 / np.maximum(count, 1))
         standardised = variance.size > 1 and (np.abs(variance - 1) <= error**2).all()
-        wrong = interacts & ((variance < 1 - _DOUBT * error) | (standardised & (_DOUBT * error < 1)))
+        wrong = interacts & (
+            (variance < 1 - _DOUBT * error) | (standardised & (_DOUBT * error < 1))
+        )
         message = (
-            "have no more variance than the 1 that the family assumes given the other blocks, so nothing is "
+            "have no more variance than the 1 that the family assumes given the other "
+            "blocks, so nothing is "
             'left for these to explain. Take variance="learned", or data of a larger scale'
         )
     if wrong.any():
-        places = [tuple(map(int, place)) if wrong.ndim > 1 else int(place[0]) for place in np.argwhere(wrong)]
+        places = [
+            tuple(map(int, place)) if wrong.ndim > 1 else int(place[0])
+            for place in np.argwhere(wrong)
+        ]
         listed = f"{places[:10]}{'...' if len(places) > 10 else ''}"
-        warnings.warn(f"block {block!r}: columns {listed} {message}.", UserWarning, stacklevel=4)
+        warnings.warn(
+            f"block {block!r}: columns {listed} {message}.", UserWarning, stacklevel=4
+        )
 
 
 def warn_if_stuck(graph: Declaration, params: Params) -> None:
     """Warn of latents whose gradients are zero: their conditional mean is 0 while all their params are."""
-    for block in (b for b, f in graph.latent.items() if isinstance(f, Gaussian) and not f.learned):
+    for block in (
+        b for b, f in graph.latent.items() if isinstance(f, Gaussian) and not f.learned
+    ):
         factors = [f for f in graph.factors if block in f.blocks]
         names = [f.name for f in factors]
-        if Bilinear in map(type, factors) and not any(np.any(params[name]) for name in names):
+        if Bilinear in map(type, factors) and not any(
+            np.any(params[name]) for name in names
+        ):
             warnings.warn(
-                f"block {block!r}: all params of its factors {names} are 0, where every gradient of "
+                f"block {block!r}: all params of its factors {names} are 0, where "
+                "every gradient of "
                 "conditional means is 0, so training leaves them there. Start from random weights, "
                 'scheme="gaussian".',
                 stacklevel=4,

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base of the kernels: NumPyro's contract, params, clamped blocks, keys and chains.
 
-A kernel holds its graph and nothing of a run: params and clamped values are arguments of every call. Anything
-kept on a kernel would become a constant of NumPyro's compiled loop, and the next run, with other params,
-would continue to sample the old model.
+A kernel holds its graph and nothing of a run: params and clamped values are arguments
+of every call. Anything kept on a kernel would become a constant of NumPyro's compiled
+loop, and the next run, with other params, would continue to sample the old model.
 """
 
 from abc import abstractmethod
@@ -38,28 +38,39 @@ S = TypeVar("S", bound=Any)
 class RowKernel(MCMCKernel, Generic[S]):
     """NumPyro kernel on the states of a graph. Base class.
 
-    Subclasses define ``_init_one(rng_key, target, init_params)`` and ``_sample_one(state, target)`` for one
-    chain (one key, ``target.num_rows`` rows). They must draw from ``target.keys`` only; then all of NumPyro's
-    chain methods give the same chains.
+    Subclasses define ``_init_one(rng_key, target, init_params)`` and
+    ``_sample_one(state, target)`` for one chain (one key, ``target.num_rows`` rows).
+    They must draw from ``target.keys`` only; then all of NumPyro's chain methods give
+    the same chains.
 
-    ``_sample_fn``, by which NumPyro recognises an initialised kernel, is undefined on purpose: a resumed run
-    then calls ``init`` again and drops its state, so that new params and clamped values are checked.
+    ``_sample_fn``, by which NumPyro recognises an initialised kernel, is undefined on
+    purpose: a resumed run then calls ``init`` again and drops its state, so that new
+    params and clamped values are checked.
 
-    :param init: "uniform": chains start at ``init_params``, with blocks that these lack drawn from their
-        conditionals, or without them at uniform draws; "local_mode": they start one Gibbs sweep from the
-        local mode that a search from there finds.
-    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`, or an unknown ``init``.
+    :param init: "uniform": chains start at ``init_params``, with blocks that these lack
+        drawn from their conditionals, or without them at uniform draws; "local_mode":
+        they start one Gibbs sweep from the local mode that a search from there finds.
+    :raises ArgumentError: for anything but a :class:`~ebmpp.FactorGraph`, or an unknown
+        ``init``.
     """
 
-    caveat = ""  #: a warning for readers of the draws: that they are not of the model, say
+    caveat = (
+        ""  #: a warning for readers of the draws: that they are not of the model, say
+    )
     model = None  #: read by ``arviz_base.from_numpyro``
     sample_field = "z"
-    _as_rows = False  #: True if ``_sample_one`` takes chains of one row each as the rows of one chain
+    #: True if ``_sample_one`` takes chains of one row each as the rows of one chain
+    _as_rows = False
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         name = type(self).__name__
         checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
-        checks.choice(f"{name}: init", init, search.STARTS, also="give states as init_params to mcmc.run")
+        checks.choice(
+            f"{name}: init",
+            init,
+            search.STARTS,
+            also="give states as init_params to mcmc.run",
+        )
         self.graph = graph
         self.start = init
 
@@ -67,52 +78,82 @@ class RowKernel(MCMCKernel, Generic[S]):
         _, *parameters = inspect.signature(type(self)).parameters.values()
         stored = vars(self) | {"init": self.start}
         values = {p.name: stored.get(p.name, p.default) for p in parameters}
-        changed = [f"{p.name}={values[p.name]!r}" for p in parameters if values[p.name] != p.default]
+        changed = [
+            f"{p.name}={values[p.name]!r}"
+            for p in parameters
+            if values[p.name] != p.default
+        ]
         return f"{type(self).__name__}({', '.join([repr(self.graph), *changed])})"
 
     def init(
-        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Init,
+        model_args: tuple,
+        model_kwargs: Kwargs,
     ) -> S:
         """Return the initial state. Values that are not traced are checked.
 
         :param rng_key: one key, or a batch of keys (``chain_method="vectorized"``).
         :param num_warmup: unused, as nothing adapts.
-        :param init_params: values of some or all free blocks, each of shape ``(*batch, *shape)`` or one that
-            broadcasts to it, after a leading axis of chains where keys are batched.
+        :param init_params: values of some or all free blocks, each of shape
+            ``(*batch, *shape)`` or one that broadcasts to it, after a leading axis of
+            chains where keys are batched.
         :param model_args: the params, ``(params,)``.
         :param model_kwargs: the clamped blocks.
         :raises ParameterError: for missing params, or a wrong name, shape or value.
         :raises DomainError: for params under which the model does not normalise.
-        :raises StateError: for a wrong name, shape or value of clamped blocks or ``init_params``, or if no
-            block is free.
+        :raises StateError: for a wrong name, shape or value of clamped blocks or
+            ``init_params``, or if no block is free.
         """
-        return self._init_all(rng_key, self.target(model_args, model_kwargs, check=True), init_params)
+        return self._init_all(
+            rng_key, self.target(model_args, model_kwargs, check=True), init_params
+        )
 
-    def _init_all(self, rng_key: Array, target: Target, init_params: Mapping[str, Array] | None) -> S:
+    def _init_all(
+        self, rng_key: Array, target: Target, init_params: Mapping[str, Array] | None
+    ) -> S:
         """Return the initial states of all chains."""
-        init_params = _check_init(target, init_params, rng_key.shape[:1] if is_batched(rng_key) else ())
-        init = lambda key, values: self._init_one(key, target, values)
+        init_params = _check_init(
+            target, init_params, rng_key.shape[:1] if is_batched(rng_key) else ()
+        )
+
+        def init(key, values):
+            return self._init_one(key, target, values)
+
         return over_chains(init, rng_key)(rng_key, init_params)
 
     def sample(self, state: S, model_args: tuple, model_kwargs: Kwargs) -> S:
         """Return the state after one step of every chain.
 
-        :raises StateError: if the state is of a run that clamped other blocks, or other shapes.
+        :raises StateError: if the state is of a run that clamped other blocks, or other
+            shapes.
         """
-        return self._sample_all(state, self.target(model_args, model_kwargs, check=False))
+        return self._sample_all(
+            state, self.target(model_args, model_kwargs, check=False)
+        )
 
     def _sample_all(self, state: S, target: Target) -> S:
         """Return the state after one step of all chains."""
         batched = is_batched(state.rng_key)
-        expected = {b: target.batch + target.graph.families[b].shape for b in target.free}
+        expected = {
+            b: target.batch + target.graph.families[b].shape for b in target.free
+        }
         actual = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}
-        hint = "Clamp the blocks and axes of the first run, or set mcmc.post_warmup_state = None."
-        is_same, name = actual == expected, "free blocks of the chain's state"
-        checks.require(is_same, name, f"of shapes {expected}", actual, StateError, hint)
+        if actual != expected:
+            raise checks.error(
+                "free blocks of the chain's state",
+                f"of shapes {expected}",
+                actual,
+                StateError,
+                "Clamp the blocks and axes of the first run, or set mcmc.post_warmup_state = None.",
+            )
         if not batched:
             return self._sample_one(state, target)
         if self._as_rows and not (target.batch or target.clamped):
-            # under vmap the program would be one of a single row, without what pays for many rows
+            # under vmap the program would be one of a single row, without what pays for
+            # many rows
             clamped = dataclasses.replace(target.fixed, batch=state.rng_key.shape[:1])
             return self._sample_one(state, dataclasses.replace(target, fixed=clamped))
         return jax.vmap(lambda s: self._sample_one(s, target))(state)
@@ -130,10 +171,18 @@ class RowKernel(MCMCKernel, Generic[S]):
 
         :param check: check values too, not only names and shapes.
         """
-        hint, name = "Call mcmc.run(key, params, v=...), with clamped blocks by keyword.", type(self).__name__
-        is_single, expected = len(model_args) == 1, "the only positional argument after the key"
-        checks.require(is_single, f"{name}: params", expected, len(model_args), ParameterError, hint)
-        target = Target.checked(name, self.graph, model_args[0], model_kwargs or {}, check)
+        name = type(self).__name__
+        if len(model_args) != 1:
+            raise checks.error(
+                f"{name}: params",
+                "the only positional argument after the key",
+                len(model_args),
+                ParameterError,
+                "Call mcmc.run(key, params, v=...), with clamped blocks by keyword.",
+            )
+        target = Target.checked(
+            name, self.graph, model_args[0], model_kwargs or {}, check
+        )
         if check:
             sweeps.check_params(target, self._moves(target))
         return target
@@ -142,19 +191,33 @@ class RowKernel(MCMCKernel, Generic[S]):
         """Return the moves of a sweep: Gibbs draws of all free layers, unless overridden."""
         return gibbs_sweep(target.graph, target.clamped)
 
-    def _start(self, target: Target, rng_key: Array, init_params: Mapping[str, Array] | None) -> Blocks:
+    def _start(
+        self, target: Target, rng_key: Array, init_params: Mapping[str, Array] | None
+    ) -> Blocks:
         """Return full states of step 0: ``init_params``, and draws of the other blocks given these."""
-        shape = lambda b: target.graph.families[b].shape
-        rows = lambda b, v: jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
+
+        def shape(b):
+            return target.graph.families[b].shape
+
+        def rows(b, v):
+            return jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
+
         init = {b: rows(b, v) for b, v in (init_params or {}).items()}
         keys = target.keys(rng_key, 0)
-        plain = Target(target.graph, target.params, target.fixed)  # subclasses are not pytrees
-        return search.started(plain, keys, init, kind=self.start, blocks=target.free, conditional=True)
+        # subclasses are not pytrees
+        plain = Target(target.graph, target.params, target.fixed)
+        return search.started(
+            plain, keys, init, kind=self.start, blocks=target.free, conditional=True
+        )
 
 
 def describe_start(state: Any) -> str:
     """Return words on blocks of more than eight units that are where they started, in all chains."""
-    names = [b for b, v in state.z.items() if np.size(v) > 8 and np.array_equal(v, state.start[b])]
+    names = [
+        b
+        for b, v in state.z.items()
+        if np.size(v) > 8 and np.array_equal(v, state.start[b])
+    ]
     return f", {names} NOT MOVED since the start" if names and np.max(state.i) else ""
 
 
@@ -171,15 +234,18 @@ def over_chains(fn: Callable[..., Any], rng_key: Array) -> Callable[..., Any]:
     return jax.vmap(fn) if is_batched(rng_key) else fn
 
 
-def sharded_chains(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def sharded_chains(
+    mesh: Mesh,
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Return a ``chain_method`` of NumPyro's ``MCMC`` that shards chains over devices.
 
-    For many chains: they are vectorized on each device, where "vectorized" runs all on one device and
-    "parallel" one per device. Draws are bitwise the same as by other methods, and stay on their devices.
-    NumPyro shows no progress for a callable ``chain_method``, and runs a single chain without it.
+    For many chains: they are vectorized on each device, where "vectorized" runs all on
+    one device and "parallel" one per device. Draws are bitwise the same as by other
+    methods, and stay on their devices. NumPyro shows no progress for a callable
+    ``chain_method``, and runs a single chain without it.
 
-    :param mesh: devices of this process. Chains are sharded over its first axis, which must divide their
-        number.
+    :param mesh: devices of this process. Chains are sharded over its first axis, which
+        must divide their number.
     :raises ArgumentError: for anything but a mesh, or another number of chains.
 
     **Example**
@@ -196,15 +262,22 @@ def sharded_chains(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any
     """
     name = "sharded_chains: mesh"
     with sharding.over(name, mesh):
-        devices, axis = sharding.width(), mesh.axis_names[0]
+        devices = sharding.width()
+        axis = mesh.axis_names[0]
 
     def method(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(chains: Any) -> Any:
             count = len(jax.tree.leaves(chains)[0])
-            expected = f"a multiple of {devices} devices"
-            checks.require(count % devices == 0, "sharded_chains: num_chains", expected, count)
+            if count % devices != 0:
+                raise checks.error(
+                    "sharded_chains: num_chains",
+                    f"a multiple of {devices} devices",
+                    count,
+                )
             with sharding.over(name, mesh):
-                sharded = jax.shard_map(jax.vmap(fn), in_specs=P(axis), out_specs=P(axis), check_vma=False)
+                sharded = jax.shard_map(
+                    jax.vmap(fn), in_specs=P(axis), out_specs=P(axis), check_vma=False
+                )
                 return jax.jit(sharded)(chains)
 
         return run
@@ -212,20 +285,41 @@ def sharded_chains(mesh: Mesh) -> Callable[[Callable[[Any], Any]], Callable[[Any
     return method
 
 
-def _check_init(target: Target, init_params: State | None, chains: tuple[int, ...]) -> Blocks | None:
+def _check_init(
+    target: Target, init_params: State | None, chains: tuple[int, ...]
+) -> Blocks | None:
     """Return checked initial values; raise a StateError for a wrong name, shape or value."""
     if init_params is None:
         return None
     sweeps.check_free("init_params", target, init_params)
-    return {b: _check_initial_value(target, b, states.as_array(b, v), chains) for b, v in init_params.items()}
+    return {
+        b: _check_initial_value(target, b, states.as_array(b, v), chains)
+        for b, v in init_params.items()
+    }
 
 
-def _check_initial_value(target: Target, block: str, value: Numbers, chains: tuple[int, ...]) -> Array:
-    family, shape = target.graph.families[block], value.shape
-    full, rest = target.batch + family.shape, shape[len(chains) :]
-    fits = shape[: len(chains)] == chains and rest[len(rest) - len(family.shape) :] == family.shape
+def _check_initial_value(
+    target: Target, block: str, value: Numbers, chains: tuple[int, ...]
+) -> Array:
+    family = target.graph.families[block]
+    shape = value.shape
+    full = target.batch + family.shape
+    rest = shape[len(chains) :]
+    fits = (
+        shape[: len(chains)] == chains
+        and rest[len(rest) - len(family.shape) :] == family.shape
+    )
     broadcasts = all(n in (1, m) for n, m in zip(rest[::-1], full[::-1], strict=False))
-    axes = f"{chains[0]} chains come first" if chains else "a single chain has no axis of chains"
-    is_valid, expected = fits and broadcasts and len(rest) <= len(full), f"of shape {chains + full} ({axes})"
-    checks.require(is_valid, f"init_params: block {block!r}", expected, shape, StateError)
+    axes = (
+        f"{chains[0]} chains come first"
+        if chains
+        else "a single chain has no axis of chains"
+    )
+    if not fits or not broadcasts or not len(rest) <= len(full):
+        raise checks.error(
+            f"init_params: block {block!r}",
+            f"of shape {chains + full} ({axes})",
+            shape,
+            StateError,
+        )
     return states.settle(block, family, value)

@@ -23,23 +23,30 @@ class CouplingState(NamedTuple):
     """State of a coupled kernel.
 
     - **z** - the leading chain: the free blocks, each ``(*batch, *shape)``.
-    - **y** - the following chain, ``lag`` sweeps behind; equal to ``z`` once they have met.
+    - **y** - the following chain, ``lag`` sweeps behind; equal to ``z`` once they have
+      met.
     - **t** - sweeps of the leading chain.
     - **met** - True where the pair has met, shape ``(*batch,)``.
-    - **meeting_time** - the first t with ``z == y``, shape ``(*batch,)``; the present ``t`` where unmet, so
-      that ``(meeting_time, met)`` is a right-censored pair.
-    - **rng_key** - the run's key; sweep ``t`` draws from the key and ``t``, so it does not change.
-    - **distance** - L1 distance of ``z`` and ``y`` (for categories the number that differ), ``(*batch,)``.
+    - **meeting_time** - the first t with ``z == y``, shape ``(*batch,)``; the present
+      ``t`` where unmet, so that ``(meeting_time, met)`` is a right-censored pair.
+    - **rng_key** - the run's key; sweep ``t`` draws from the key and ``t``, so it does
+      not change.
+    - **distance** - L1 distance of ``z`` and ``y`` (for categories the number that
+      differ), ``(*batch,)``.
     - **energies** - of ``z`` and of ``y``, shape ``(2, *batch)``.
-    - **accepted** - Metropolis proposals that the two chains have accepted, shape ``(*batch,)``.
+    - **accepted** - Metropolis proposals that the two chains have accepted, shape
+      ``(*batch,)``.
 
-    With :func:`~ebmpp.moves.tempered`, ``z``, ``y``, ``distance`` and ``energies`` are of the coldest
-    replicas, and ``met`` and ``meeting_time`` of all replicas together. Otherwise these are None:
+    With :func:`~ebmpp.moves.tempered`, ``z``, ``y``, ``distance`` and ``energies`` are
+    of the coldest replicas, and ``met`` and ``meeting_time`` of all replicas together.
+    Otherwise these are None:
 
-    - **replicas** - of the leading chain, from hot to cold, each block ``(*batch, num, *shape)``.
+    - **replicas** - of the leading chain, from hot to cold, each block
+      ``(*batch, num, *shape)``.
     - **followers** - of the following chain.
 
-    - **start** - the state before the first sweep, by which blocks that never moved are recognised.
+    - **start** - the state before the first sweep, by which blocks that never moved are
+      recognised.
     """
 
     z: dict[str, Array]
@@ -62,23 +69,27 @@ class MaximalCoupling(RowKernel[CouplingState]):
     For meeting times in ArviZ and bounds on mixing; for an expectation use
     :func:`~ebmpp.unbiased_expectation`.
 
-    Draws come from the leading chains, one pair per chain of NumPyro's; use ``num_warmup=0`` and many
-    chains with ``chain_method="vectorized"``. :func:`~ebmpp.to_datatree` adds a group ``meeting``. Params and
-    clamped blocks are passed as to :class:`BlockedGibbs`. Both chains of a pair have the same start.
+    Draws come from the leading chains, one pair per chain of NumPyro's; use
+    ``num_warmup=0`` and many chains with ``chain_method="vectorized"``.
+    :func:`~ebmpp.to_datatree` adds a group ``meeting``. Params and clamped blocks are
+    passed as to :class:`BlockedGibbs`. Both chains of a pair have the same start.
 
     :param lag: sweeps by which the leading chain is ahead, at least 1.
-    :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
-        for every layer, or a sequence of these, one per layer; "mixture"; :func:`~ebmpp.moves.tempered` for
-        pairs of tempered ensembles; or moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. For "mixture"
-        pass a pool beside the params: ``mcmc.run(key, params, pool=mixture_pool(...))``, see
+    :param coupling: "maximal" (the default), "maximal_independent", "common",
+        "reflection" or "independent" for every layer, or a sequence of these, one per
+        layer; "mixture"; :func:`~ebmpp.moves.tempered` for pairs of tempered ensembles;
+        or moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. For "mixture" pass a
+        pool beside the params: ``mcmc.run(key, params, pool=mixture_pool(...))``, see
         :func:`ebmpp.coupling.mixture_pool`.
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :raises ArgumentError: for a lag below 1, or an unknown coupling or start.
 
     **References**
 
-    1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, Algorithms 1, 3 and 4.
-    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+    1. Qiu, Zhang, Wang (2020), *Unbiased contrastive divergence*, Algorithms 1, 3 and
+       4.
+    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with
+       L-lag couplings*.
 
     **Example**
 
@@ -92,10 +103,19 @@ class MaximalCoupling(RowKernel[CouplingState]):
     [True, True, True, True, True]
     """
 
-    default_fields = ("z", "distance", "energies")  #: draws, and what bounds and suggestions are made of
+    #: draws, and what bounds and suggestions are made of
+    default_fields = (
+        "z",
+        "distance",
+        "energies",
+    )
 
     def __init__(
-        self, graph: FactorGraph, lag: int = 1, coupling: Coupling = None, init: str = "uniform"
+        self,
+        graph: FactorGraph,
+        lag: int = 1,
+        coupling: Coupling = None,
+        init: str = "uniform",
     ) -> None:
         super().__init__(graph, init)
         self.lag = checks.count(f"{type(self).__name__}: lag", lag)
@@ -114,52 +134,81 @@ class MaximalCoupling(RowKernel[CouplingState]):
         pool = None if "pool" in self.graph.families else kwargs.pop("pool", None)
         target = super().target(model_args, kwargs, check)
         if pool is not None:  # rows would become a pool again at each step
-            checks.instance(f"{type(self).__name__}: pool", pool, Pool, "a pool of mixture_pool")
+            checks.instance(
+                f"{type(self).__name__}: pool", pool, Pool, "a pool of mixture_pool"
+            )
         if check and isinstance(self.coupling, Tempered):
             tempering.check_hot(target.graph, target.params, self.coupling.betas[0])
-        moves, key = self._moves(target), jnp.zeros(2, jnp.uint32)
+        moves = self._moves(target)
+        key = jnp.zeros(2, jnp.uint32)
         return sweeps.with_pool(type(self).__name__, target, moves, pool, key)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         if isinstance(self.coupling, Tempered):
-            return (tempering.tempered_sweep(self.graph, self.coupling.coupling, target.clamped),)
+            return (
+                tempering.tempered_sweep(
+                    self.graph, self.coupling.coupling, target.clamped
+                ),
+            )
         return sweeps.resolve_moves(target.graph, self.coupling, target.clamped)
 
-    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> CouplingState:
+    def _init_one(
+        self, rng_key: Array, target: Target, init_params: dict | None
+    ) -> CouplingState:
         moves = self._moves(target)
         if isinstance(self.coupling, Tempered):
             init_params = tempering.add_axis(target.graph, init_params)
             target = Ensemble.at_betas(target, self.coupling.betas)
         start = self._start(target, rng_key, init_params)
 
-        def sweep(t: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
-            x, accepted = draw_sweep(target, carry[0], moves, target.keys(rng_key, t + 1))
+        def sweep(
+            t: Array, carry: tuple[dict[str, Array], Array]
+        ) -> tuple[dict[str, Array], Array]:
+            x, accepted = draw_sweep(
+                target, carry[0], moves, target.keys(rng_key, t + 1)
+            )
             return x, carry[1] + accepted
 
         zero = jnp.zeros(target.num_rows, jnp.int32)
-        x, accepted = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), sweep, (start, zero))
+        x, accepted = lax.fori_loop(
+            jnp.uint32(0), jnp.uint32(self.lag), sweep, (start, zero)
+        )
         z = {b: jnp.stack([x[b], start[b]]) for b in x}
         t = jnp.full((), self.lag, jnp.int32)
         met = agree(compare(target, z), target.free, target.num_rows)
-        state = _state(target, z, t, rng_key, met, jnp.full_like(zero, self.lag), accepted)
+        state = _state(
+            target, z, t, rng_key, met, jnp.full_like(zero, self.lag), accepted
+        )
         return state._replace(start=state.y)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         moves = self._moves(target)
         if isinstance(self.coupling, Tempered):
-            assert state.replicas is not None and state.followers is not None  # as `_state` made it
+            # as `_state` made it
+            assert state.replicas is not None and state.followers is not None
             state = state._replace(z=state.replicas, y=state.followers)
             target = Ensemble.at_betas(target, self.coupling.betas)
         keys = target.keys(state.rng_key, (state.t + 1).astype(jnp.uint32))
-        x, y = target.to_rows(state.z), target.to_rows(state.y)
+        x = target.to_rows(state.z)
+        y = target.to_rows(state.y)
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
         z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
-        met, time, count = (a.reshape(-1) for a in (state.met, state.meeting_time, state.accepted))
+        met, time, count = (
+            a.reshape(-1) for a in (state.met, state.meeting_time, state.accepted)
+        )
+
         # broken rows get a value that no unit can have, rather than a wrong draw
-        invalid = lambda v: jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
-        z = {b: couplings.where_rows(~broken[None], v, invalid(v)) for b, v in z.items()}
-        t, now = state.t + 1, met | (together & ~broken)
-        new = _state(target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted)
+        def invalid(v):
+            return jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
+
+        z = {
+            b: couplings.where_rows(~broken[None], v, invalid(v)) for b, v in z.items()
+        }
+        t = state.t + 1
+        now = met | (together & ~broken)
+        new = _state(
+            target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted
+        )
         return new._replace(start=state.start)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
@@ -168,26 +217,47 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
 def describe_meetings(met: Array, meeting_time: Array) -> str:
     """Return the number of pairs that have met, and their mean meeting time."""
-    have_met, times = np.asarray(met), np.asarray(meeting_time)
+    have_met = np.asarray(met)
+    times = np.asarray(meeting_time)
     mean = f", mean meeting time {times[have_met].mean():.3g}" if have_met.any() else ""
     return f"{int(have_met.sum())} of {have_met.size} pairs met{mean}"
 
 
 def _state(
-    target: Target, z: dict[str, Array], t: Array, rng_key: Array, met: Array, time: Array, accepted: Array
+    target: Target,
+    z: dict[str, Array],
+    t: Array,
+    rng_key: Array,
+    met: Array,
+    time: Array,
+    accepted: Array,
 ) -> CouplingState:
     """Return the state at t, of the coldest replicas where there are replicas."""
-    pair = lambda target, z: [target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2)]
-    replicas, base = (None, None), target
+
+    def pair(target, z):
+        return [target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2)]
+
+    replicas = (None, None)
+    base = target
     if isinstance(target, Ensemble):
-        replicas, base, z = pair(target, z), target.base, {b: v[:, :, -1] for b, v in z.items()}
-    energy_of = lambda t: energy.energy(base.graph, base.params, t)
-    energies = jax.vmap(jax.vmap(energy_of))(base.graph.statistics(z)).reshape(2, *base.batch)
-    energies = energies.T if is_batched(rng_key) else energies  # the axis of chains comes first
+        replicas = pair(target, z)
+        base = target.base
+        z = {b: v[:, :, -1] for b, v in z.items()}
+
+    def energy_of(t):
+        return energy.energy(base.graph, base.params, t)
+
+    energies = jax.vmap(jax.vmap(energy_of))(base.graph.statistics(z)).reshape(
+        2, *base.batch
+    )
+    # the axis of chains comes first
+    energies = energies.T if is_batched(rng_key) else energies
     values = met, time, accepted, _distance(base, z)
     met, time, accepted, distance = (a.reshape(target.batch) for a in values)
     x, y = pair(base, z)
-    return CouplingState(x, y, t, met, time, rng_key, distance, energies, accepted, *replicas)
+    return CouplingState(
+        x, y, t, met, time, rng_key, distance, energies, accepted, *replicas
+    )
 
 
 def _distance(target: Target, z: dict[str, Array]) -> Array:

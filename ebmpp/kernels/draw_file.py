@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One netCDF file of a run's draws, written block by block.
 
-All draws have their places in the file from the beginning, so a block is written without touching the file's
-structure: a process that is killed leaves a file that can be opened and written again. The file is called
-``draws.partial.nc`` until the run is complete, and ``draws.nc`` then.
+All draws have their places in the file from the beginning, so a block is written
+without touching the file's structure: a process that is killed leaves a file that can
+be opened and written again. The file is called ``draws.partial.nc`` until the run is
+complete, and ``draws.nc`` then.
 """
 
 from collections.abc import Mapping
@@ -31,15 +32,19 @@ class DrawFile:
 
     :param num_draws: draws of each chain, once the run is complete.
     :param done: how many of them an earlier call has written.
-    :raises CheckpointError: if these are not there, or a complete file is and none of them is done.
+    :raises CheckpointError: if these are not there, or a complete file is and none of
+        them is done.
     """
 
     def __init__(self, directory: Path, num_draws: int, done: int) -> None:
-        self.path, self._partial = directory / "draws.nc", directory / "draws.partial.nc"
+        self.path = directory / "draws.nc"
+        self._partial = directory / "draws.partial.nc"
         self._num_draws = num_draws
         if not done:
             if self.path.exists():
-                raise CheckpointError(f"{self.path} exists already. Give another directory.")
+                raise CheckpointError(
+                    f"{self.path} exists already. Give another directory."
+                )
             self._partial.unlink(missing_ok=True)
             return
         source = self._partial if self._partial.exists() else self.path
@@ -52,7 +57,8 @@ class DrawFile:
                     self._extend(file, done)
         except (OSError, LookupError, ValueError) as error:
             raise CheckpointError(
-                f"{source} cannot be read, and the run's checkpoint counts {done} draws in it: {error}. "
+                f"{source} cannot be read, and the run's checkpoint counts {done} "
+                f"draws in it: {error}. "
                 "Put the file back, or start in another directory."
             ) from error
         if source == self.path and num_draws > done and not is_extended:
@@ -60,7 +66,11 @@ class DrawFile:
 
     def write(self, start: int, groups: Groups) -> None:
         """Write successive draws, the first of which is number ``start``."""
-        groups = {g: {n: np.asarray(x) for n, x in arrays.items()} for g, arrays in groups.items() if arrays}
+        groups = {
+            g: {n: np.asarray(x) for n, x in arrays.items()}
+            for g, arrays in groups.items()
+            if arrays
+        }
         if start == 0 and not self._partial.exists():
             self._create(self._partial, groups)
         with h5py.File(self._partial, "r+") as file:
@@ -76,7 +86,10 @@ class DrawFile:
     def _extend(self, file: h5py.File, done: int) -> None:
         """Make a file of more draws, with the first ``done`` of ``file``."""
         names = {g: [n for n in file[g] if file[g][n].ndim >= 2] for g in file}
-        block = lambda a, b: {g: {n: file[g][n][:, a:b] for n in names[g]} for g in names}
+
+        def block(a, b):
+            return {g: {n: file[g][n][:, a:b] for n in names[g]} for g in names}
+
         larger = self._partial.with_suffix(".tmp")
         self._create(larger, block(0, 1))
         with h5py.File(larger, "r+") as target:
@@ -86,7 +99,11 @@ class DrawFile:
 
     def _create(self, path: Path, groups: Groups) -> None:
         """Make a file with places for all draws. HDF5 dies where it cannot write, so space is reserved."""
-        sizes = (x[:, :1].nbytes * self._num_draws for arrays in groups.values() for x in arrays.values())
+        sizes = (
+            x[:, :1].nbytes * self._num_draws
+            for arrays in groups.values()
+            for x in arrays.values()
+        )
         _reserve(path, sum(sizes) + len(groups) * (16 * self._num_draws + _OVERHEAD))
         layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -94,7 +111,9 @@ class DrawFile:
         with h5netcdf.File(path, "w") as file:
             for name, arrays in groups.items():
                 group = file.create_group(name)
-                group.attrs.update({"inference_library": "ebmpp", "inference_library_version": VERSION})
+                group.attrs.update(
+                    {"inference_library": "ebmpp", "inference_library_version": VERSION}
+                )
                 chains = len(next(iter(arrays.values())))
                 for dim, size in {"chain": chains, "draw": self._num_draws}.items():
                     group.dimensions[dim] = size
@@ -105,7 +124,9 @@ class DrawFile:
                         group.dimensions[dim] = size
                     is_bool = x.dtype == bool
                     dtype = np.int8 if is_bool else x.dtype
-                    stored = group.create_variable(variable, ("chain", "draw", *dims), dtype, dcpl=layout)
+                    stored = group.create_variable(
+                        variable, ("chain", "draw", *dims), dtype, dcpl=layout
+                    )
                     if is_bool:
                         stored.attrs["dtype"] = "bool"  # as xarray stores it
         _reserve(path, path.stat().st_size)

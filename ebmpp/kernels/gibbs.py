@@ -22,9 +22,10 @@ class GibbsState(NamedTuple):
 
     - **z** - the free blocks, each of shape ``(*batch, *shape)``.
     - **i** - sweeps since the initial state.
-    - **acceptance** - share of accepted proposals, shape ``(*batch,)``, 1 before the first; None where no
-      move makes proposals.
-    - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
+    - **acceptance** - share of accepted proposals, shape ``(*batch,)``, 1 before the
+      first; None where no move makes proposals.
+    - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does
+      not change.
     - **start** - the initial ``z``, by which blocks that never moved are recognised.
     """
 
@@ -38,27 +39,30 @@ class GibbsState(NamedTuple):
 class BlockedGibbs(RowKernel[GibbsState]):
     """Gibbs sweeps over the layers of a graph, a kernel for :class:`numpyro.infer.MCMC`.
 
-    The first choice for any graph; :class:`ParallelTempering` where chains stay in one mode.
+    The first choice for any graph; :class:`ParallelTempering` where chains stay in one
+    mode.
 
-    Params are the first argument of ``mcmc.run``, clamped blocks its keyword arguments. Clamped values may
-    have leading axes: with ``v`` of shape ``(N, 784)``, every chain holds N rows, one posterior of the free
-    blocks each, with draws of shape ``(N, *shape)``. A row draws from its own key, so row 0 is the chain that
-    ``v[0]`` alone would give. An :class:`~ebmpp.Observed` block is clamped at its known units only.
+    Params are the first argument of ``mcmc.run``, clamped blocks its keyword arguments.
+    Clamped values may have leading axes: with ``v`` of shape ``(N, 784)``, every chain
+    holds N rows, one posterior of the free blocks each, with draws of shape
+    ``(N, *shape)``. A row draws from its own key, so row 0 is the chain that ``v[0]``
+    alone would give. An :class:`~ebmpp.Observed` block is clamped at its known units
+    only.
 
-    All of NumPyro's chain methods run the same chains from the same random words, up to the rounding of
-    matrix products.
+    All of NumPyro's chain methods run the same chains from the same random words, up to
+    the rounding of matrix products.
 
     :param init: "uniform", or "local_mode": one sweep from a local mode.
     :param moves: moves of a sweep in place of draws of all layers, such as
-        :func:`~ebmpp.moves.cluster_sweep` returns, or custom ones. Moves that are not ``exact`` **sample
-        another distribution**.
-    :raises ArgumentError: for anything but moves, or an unknown ``init``; in a run, for moves that do not
-        change all free blocks and no other.
+        :func:`~ebmpp.moves.cluster_sweep` returns, or custom ones. Moves that are not
+        ``exact`` **sample another distribution**.
+    :raises ArgumentError: for anything but moves, or an unknown ``init``; in a run, for
+        moves that do not change all free blocks and no other.
 
     **References**
 
-    1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the Bayesian restoration
-       of images*.
+    1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the
+       Bayesian restoration of images*.
 
     **Example**
 
@@ -78,27 +82,41 @@ class BlockedGibbs(RowKernel[GibbsState]):
 
     _as_rows = True
 
-    def __init__(self, graph: FactorGraph, init: str = "uniform", moves: MovesLike = None) -> None:
+    def __init__(
+        self, graph: FactorGraph, init: str = "uniform", moves: MovesLike = None
+    ) -> None:
         super().__init__(graph, init)
         self.moves: Any = sweeps.as_moves(f"{type(self).__name__}: moves", moves)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
-        return sweeps.resolve_moves(target.graph, self.moves, target.clamped, exact=False)
+        return sweeps.resolve_moves(
+            target.graph, self.moves, target.clamped, exact=False
+        )
 
-    def _init_one(self, rng_key: Array, target: Target, init_params: dict | None) -> GibbsState:
+    def _init_one(
+        self, rng_key: Array, target: Target, init_params: dict | None
+    ) -> GibbsState:
         z = target.from_rows(self._start(target, rng_key, init_params))
         proposes = any(move.proposes for move in self._moves(target))
-        acceptance = jnp.ones(target.batch, jnp.result_type(float)) if proposes else None
+        acceptance = (
+            jnp.ones(target.batch, jnp.result_type(float)) if proposes else None
+        )
         return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, z)
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
-        moves, i, mean = self._moves(target), state.i + 1, state.acceptance
+        moves = self._moves(target)
+        i = state.i + 1
+        mean = state.acceptance
         # uint32 does not depend on x64, and wraps where int32 would become negative
         keys = target.keys(state.rng_key, i.astype(jnp.uint32))
         x, accepted = draw_sweep(target, target.to_rows(state.z), moves, keys)
         if mean is not None:
             proposals = sum(move.proposes for move in moves)
-            share = accepted.reshape(target.batch) / proposals if proposals else jnp.ones(target.batch)
+            share = (
+                accepted.reshape(target.batch) / proposals
+                if proposals
+                else jnp.ones(target.batch)
+            )
             mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
         return state._replace(z=target.from_rows(x), i=i, acceptance=mean)
 
@@ -109,20 +127,26 @@ class BlockedGibbs(RowKernel[GibbsState]):
         layers = len(schedule(self.graph, clamped))
         text = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
         mean = state.acceptance
-        text = text if mean is None else f"{text}, acceptance {np.asarray(mean).mean():.2g}"
+        text = (
+            text
+            if mean is None
+            else f"{text}, acceptance {np.asarray(mean).mean():.2g}"
+        )
         return text + describe_start(state)
 
 
 class SwendsenWang(BlockedGibbs):
     """Cluster updates of blocks whose units interact: a kernel for :class:`numpyro.infer.MCMC`.
 
-    For lattices near a critical coupling or above it, in which :class:`~ebmpp.BlockedGibbs` flips regions
-    unit by unit. The other blocks are drawn layer by layer. Params, clamped blocks and state are as with
-    :class:`~ebmpp.BlockedGibbs`. Coupled, the sweep is ``MaximalCoupling(graph,
-    coupling=cluster_sweep(graph))``.
+    For lattices near a critical coupling or above it, in which
+    :class:`~ebmpp.BlockedGibbs` flips regions unit by unit. The other blocks are drawn
+    layer by layer. Params, clamped blocks and state are as with
+    :class:`~ebmpp.BlockedGibbs`. Coupled, the sweep is
+    ``MaximalCoupling(graph, coupling=cluster_sweep(graph))``.
 
     :param init: "uniform", or "local_mode": one sweep from a local mode.
-    :raises IntractableError: if no units of one block interact, or not in a way that makes clusters.
+    :raises IntractableError: if no units of one block interact, or not in a way that
+        makes clusters.
 
     **Example**
 

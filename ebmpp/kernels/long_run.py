@@ -36,8 +36,8 @@ class LongDraws:
     :param num_draws: draws of each chain after the warm-up, all of which count.
     :param num_kept: draws of each chain in the file.
     :param directory: where the file is.
-    :param last_state: the kernel's, as ``mcmc.last_state``; with ``mcmc.post_warmup_state =
-        result.last_state`` another run continues there.
+    :param last_state: the kernel's, as ``mcmc.last_state``; with
+        ``mcmc.post_warmup_state = result.last_state`` another run continues there.
     """
 
     mcmc: MCMC
@@ -51,57 +51,76 @@ class LongDraws:
     def draws(self) -> "xr.DataTree":
         """Open the file ``draws.nc`` of the directory: groups ``posterior`` and ``sample_stats``.
 
-        Values are read when they are selected: ``result.draws().posterior["v"][0, -100:].values``.
+        Values are read when they are selected:
+        ``result.draws().posterior["v"][0, -100:].values``.
 
         :raises ArgumentError: if no draws were kept.
         """
-        checks.require(self.directory is not None and self.num_kept, "LongRun: keep", "set for draws", False)
+        if self.directory is None or not self.num_kept:
+            raise checks.error("LongRun: keep", "set for draws", False)
         import xarray  # takes more than a second, with pandas
 
-        return xarray.open_datatree(Path(self.directory or "", "draws.nc"), engine="h5netcdf")
+        return xarray.open_datatree(
+            Path(self.directory or "", "draws.nc"), engine="h5netcdf"
+        )
 
     def __repr__(self) -> str:
-        kernel, count = type(self.mcmc.sampler).__name__, f", {self.num_kept} kept" if self.num_kept else ""
-        return f"LongDraws({self.mcmc.num_chains} chains of {kernel}, {self.num_draws} draws each{count})"
+        kernel = type(self.mcmc.sampler).__name__
+        count = f", {self.num_kept} kept" if self.num_kept else ""
+        return (
+            f"LongDraws({self.mcmc.num_chains} chains of {kernel}, "
+            f"{self.num_draws} draws each{count})"
+        )
 
 
 class _Record(checkpoints.Checkpoints):
     """Checkpoints of a long run."""
 
     kind = archive.Kind("ebmpp long run", 4, "LongRun")
-    function, argument, total = "LongRun", "directory", "MCMC's num_samples"
+    function = "LongRun"
+    argument = "directory"
+    total = "MCMC's num_samples"
 
 
 @dataclasses.dataclass(frozen=True)
 class LongRun:
     """MCMC run of any length: moments are accumulated, and draws are kept in a file or not at all.
 
-    It makes the steps of ``mcmc.run`` with the same arguments and chain method, in chunks; real-valued
-    draws agree with it to rounding, which NUTS amplifies. Any NumPyro kernel will do. Every step after the
-    warm-up counts in the moments: ``mcmc.thinning`` concerns the file alone.
+    It makes the steps of ``mcmc.run`` with the same arguments and chain method, in
+    chunks; real-valued draws agree with it to rounding, which NUTS amplifies. Any
+    NumPyro kernel will do. Every step after the warm-up counts in the moments:
+    ``mcmc.thinning`` concerns the file alone.
 
-    With a ``directory`` a run that was stopped or killed continues at its last checkpoint, with bitwise the
-    moments and draws of an uninterrupted run (on the same machine, with the same versions). It may be called
-    again with a larger ``num_samples``. The code of ``fn`` is not compared.
+    With a ``directory`` a run that was stopped or killed continues at its last
+    checkpoint, with bitwise the moments and draws of an uninterrupted run (on the same
+    machine, with the same versions). It may be called again with a larger
+    ``num_samples``. The code of ``fn`` is not compared.
 
-    :param mcmc: kernel, numbers, chain method, ``postprocess_fn`` and progress bar of the run.
-    :param fn: from one chain's draw (a dict of sites, as in ``get_samples``) to numbers: an array or a tree
-        of arrays, such as indicators, or products for covariances. Default: the draw itself.
-    :param batch_length: steps of a batch, for errors by batch means, and between two returns to Python.
-        Default: the square root of ``num_samples``, and a multiple of the thinning.
-    :param directory: where checkpoints and draws are stored; created if it does not exist.
-    :param keep: store every ``mcmc.thinning``-th draw there, with the fields: True, or names of sites. The
-        netCDF file ``draws.nc`` opens in xarray and ArviZ.
-    :param checkpoint_every: steps after which the next whole batch is followed by a checkpoint.
+    :param mcmc: kernel, numbers, chain method, ``postprocess_fn`` and progress bar of
+        the run.
+    :param fn: from one chain's draw (a dict of sites, as in ``get_samples``) to
+        numbers: an array or a tree of arrays, such as indicators, or products for
+        covariances. Default: the draw itself.
+    :param batch_length: steps of a batch, for errors by batch means, and between two
+        returns to Python. Default: the square root of ``num_samples``, and a multiple
+        of the thinning.
+    :param directory: where checkpoints and draws are stored; created if it does not
+        exist.
+    :param keep: store every ``mcmc.thinning``-th draw there, with the fields: True, or
+        names of sites. The netCDF file ``draws.nc`` opens in xarray and ArviZ.
+    :param checkpoint_every: steps after which the next whole batch is followed by a
+        checkpoint.
     :param resume: continue the run in ``directory``, if there is one.
-    :raises ArgumentError: for numbers out of range; if draws are kept and there is no directory, or
-        ``num_samples`` or ``batch_length`` is no multiple of ``thinning``.
+    :raises ArgumentError: for numbers out of range; if draws are kept and there is no
+        directory, or ``num_samples`` or ``batch_length`` is no multiple of
+        ``thinning``.
 
     **References**
 
-    1. Chan, Golub, LeVeque (1983), *Algorithms for computing the sample variance*: merging of batches.
-    2. Flegal, Jones (2010), *Batch means and spectral variance estimators in Markov chain Monte Carlo*:
-       batches as long as the square root of the run.
+    1. Chan, Golub, LeVeque (1983), *Algorithms for computing the sample variance*:
+       merging of batches.
+    2. Flegal, Jones (2010), *Batch means and spectral variance estimators in Markov
+       chain Monte Carlo*: batches as long as the square root of the run.
 
     **Example**
 
@@ -137,33 +156,62 @@ class LongRun:
         checks.set_counts(self, "batch_length", optional=True)
         checks.set_counts(self, "checkpoint_every")
         if not isinstance(self.keep, bool):
-            keep = checks.sequence("LongRun: keep", self.keep, "names of sites, or True or False")
+            keep = checks.sequence(
+                "LongRun: keep", self.keep, "names of sites, or True or False"
+            )
             object.__setattr__(self, "keep", tuple(keep))
-        has_place = self.directory is not None or not (self.keep or self.resume)
-        checks.require(has_place, "LongRun: directory", "a directory for keep and resume", None)
+        if self.directory is None and (self.keep or self.resume):
+            raise checks.error(
+                "LongRun: directory", "a directory for keep and resume", None
+            )
         thinning = self.mcmc.thinning if self.keep else 1
-        for name, value in {"num_samples": self.mcmc.num_samples, "batch_length": self.batch_length}.items():
-            is_multiple, expected = (value or 0) % thinning == 0, f"a multiple of MCMC's thinning {thinning}"
-            checks.require(is_multiple, f"LongRun: {name}", expected, value)
+        for name, value in {
+            "num_samples": self.mcmc.num_samples,
+            "batch_length": self.batch_length,
+        }.items():
+            if (value or 0) % thinning != 0:
+                raise checks.error(
+                    f"LongRun: {name}",
+                    f"a multiple of MCMC's thinning {thinning}",
+                    value,
+                )
 
     def run(
-        self, rng_key: Array, *args: Any, extra_fields: Names = (), init_params: Any = None, **kwargs: Any
+        self,
+        rng_key: Array,
+        *args: Any,
+        extra_fields: Names = (),
+        init_params: Any = None,
+        **kwargs: Any,
     ) -> LongDraws:
         """Run or continue, with the arguments of ``mcmc.run``; ``mcmc`` itself is left as it was.
 
         Chains start at ``mcmc.post_warmup_state``, if it is set.
 
-        :param extra_fields: names of fields of the kernel's state, with dots for nested ones. Their moments
-            are accumulated, and their values are stored where draws are.
-        :raises ArgumentError: if the number of keys is not that of the chains, or a field is unknown.
-        :raises CheckpointError: if the directory is another run's, in use, damaged, holds checkpoints and
-            ``resume`` is not set, or cannot be written.
+        :param extra_fields: names of fields of the kernel's state, with dots for nested
+            ones. Their moments are accumulated, and their values are stored where draws
+            are.
+        :raises ArgumentError: if the number of keys is not that of the chains, or a
+            field is unknown.
+        :raises CheckpointError: if the directory is another run's, in use, damaged,
+            holds checkpoints and ``resume`` is not set, or cannot be written.
         """
-        mcmc, kernel = self.mcmc, self.mcmc.sampler
-        extra_fields = checks.sequence("LongRun: extra_fields", extra_fields, "names of fields")
+        mcmc = self.mcmc
+        kernel = self.mcmc.sampler
+        extra_fields = checks.sequence(
+            "LongRun: extra_fields", extra_fields, "names of fields"
+        )
         names = dict.fromkeys((*kernel.default_fields, *extra_fields))
         fields = tuple(name for name in names if name != kernel.sample_field)
-        options = self.fn or identity, fields, self.keep, args, kwargs, rng_key, init_params
+        options = (
+            self.fn or identity,
+            fields,
+            self.keep,
+            args,
+            kwargs,
+            rng_key,
+            init_params,
+        )
         begin = functools.partial(Chunks, mcmc, *options)
         if self.directory is None:
             return self._run(begin, fields, None)
@@ -175,8 +223,11 @@ class LongRun:
         finally:
             record.close()
 
-    def _run(self, begin: Callable[..., Chunks], fields: tuple, record: _Record | None) -> LongDraws:
-        mcmc, total = self.mcmc, self.mcmc.num_samples
+    def _run(
+        self, begin: Callable[..., Chunks], fields: tuple, record: _Record | None
+    ) -> LongDraws:
+        mcmc = self.mcmc
+        total = self.mcmc.num_samples
         thinning = mcmc.thinning if self.keep else 1
         saved = None if record is None else record.read(depth=4)
         done = 0 if saved is None else saved.step
@@ -184,7 +235,10 @@ class LongRun:
         if record is not None:
             record.check_length(record.directory, done, total)
             if self.keep:
-                from ebmpp.kernels.draw_file import DrawFile  # h5py is for those who keep draws
+                # h5py is for those who keep draws
+                from ebmpp.kernels.draw_file import (
+                    DrawFile,
+                )
 
                 file = DrawFile(record.directory, total // thinning, done // thinning)
         chunks = begin(saved=None if saved is None else saved.arrays[3:])
@@ -194,7 +248,9 @@ class LongRun:
         else:
             totals = Totals(*saved.body["batches"], *saved.arrays[:3])
             length = totals.length
-        with tqdm(total=total, initial=done, disable=not mcmc.progress_bar, unit="step") as bar:
+        with tqdm(
+            total=total, initial=done, disable=not mcmc.progress_bar, unit="step"
+        ) as bar:
             while done < total:
                 stop = min(total, done + length - done % length)
                 draws = chunks.run(stop - done, thinning)
@@ -203,28 +259,45 @@ class LongRun:
                 if stop % length == 0:
                     totals = totals.add(chunks.moments(), length)
                     chunks.reset()
-                is_due = stop == total or stop // self.checkpoint_every > done // self.checkpoint_every
+                is_due = (
+                    stop == total
+                    or stop // self.checkpoint_every > done // self.checkpoint_every
+                )
                 if record is not None and is_due:
-                    record.write(stop, {"batches": totals[:2]}, [*totals[2:], *chunks.arrays()])
+                    record.write(
+                        stop, {"batches": totals[:2]}, [*totals[2:], *chunks.arrays()]
+                    )
                 bar.update(stop - done)
                 done = stop
         if file is not None:
             file.finish()
         moments = totals.moments(chunks.moments(), total % length).map(chunks.unravel)
-        of_fn, num_kept = moments.map(lambda tree: tree["fn"]), total // thinning if self.keep else 0
-        by_field = {name: moments.map(lambda tree, name=name: tree["fields"][name]) for name in fields}
-        return LongDraws(mcmc, of_fn, by_field, total, num_kept, self.directory, chunks.state)
+        of_fn = moments.map(lambda tree: tree["fn"])
+        num_kept = total // thinning if self.keep else 0
+        by_field = {
+            name: moments.map(lambda tree, name=name: tree["fields"][name])
+            for name in fields
+        }
+        return LongDraws(
+            mcmc, of_fn, by_field, total, num_kept, self.directory, chunks.state
+        )
 
     def _identity(self, fields: tuple[str, ...], inputs: Any) -> dict[str, Any]:
         """Return what all calls of one run have in common."""
-        mcmc, fn, kernel = self.mcmc, self.fn or identity, self.mcmc.sampler
+        mcmc = self.mcmc
+        fn = self.fn or identity
+        kernel = self.mcmc.sampler
         return {
-            "kernel": repr(kernel) if isinstance(kernel, RowKernel) else type(kernel).__name__,
+            "kernel": repr(kernel)
+            if isinstance(kernel, RowKernel)
+            else type(kernel).__name__,
             "fn": getattr(fn, "__qualname__", type(fn).__name__),
             "fields": list(fields),
             "keep": self.keep,
             "batch_length": self.batch_length,
-            "chain_method": mcmc.chain_method if isinstance(mcmc.chain_method, str) else "callable",
+            "chain_method": mcmc.chain_method
+            if isinstance(mcmc.chain_method, str)
+            else "callable",
             "num_warmup": mcmc.num_warmup,
             "num_chains": mcmc.num_chains,
             "thinning": mcmc.thinning,
@@ -234,7 +307,19 @@ class LongRun:
 
 def _digest(tree: Any) -> str:
     """Hash the arrays of a tree, with their paths; anything else counts by its type."""
-    is_numeric = lambda leaf: isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float)
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    numbers = {name: checkpoints.as_numbers(leaf) for name, leaf in leaves.items() if is_numeric(leaf)}
-    return archive.digest({name: type(leaf).__name__ for name, leaf in leaves.items()} | numbers)
+
+    def is_numeric(leaf):
+        return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float)
+
+    leaves = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    numbers = {
+        name: checkpoints.as_numbers(leaf)
+        for name, leaf in leaves.items()
+        if is_numeric(leaf)
+    }
+    return archive.digest(
+        {name: type(leaf).__name__ for name, leaf in leaves.items()} | numbers
+    )

@@ -38,15 +38,18 @@ def local_search(
 ) -> LocalMode:
     """Set each layer in turn to its conditional mode, until nothing changes.
 
-    Of two equally likely values a unit gets the upper one. Each row starts at a random layer. With clamped
-    blocks or observed units this completes the others.
+    Of two equally likely values a unit gets the upper one. Each row starts at a random
+    layer. With clamped blocks or observed units this completes the others.
 
     :param graph: the model; every free block's family must have a mode.
-    :param rng_key: a jax key, for the first layer and for blocks that are not in ``init``.
-    :param init: values of some or all free blocks, with leading axes; other blocks are drawn uniformly.
-    :param num_rows: number of searches, where neither ``init`` nor a clamped block has leading axes.
-    :param clamped: clamped blocks, with or without leading axes; an :class:`~ebmpp.Observed` block is clamped
-        at its known units.
+    :param rng_key: a jax key, for the first layer and for blocks that are not in
+        ``init``.
+    :param init: values of some or all free blocks, with leading axes; other blocks are
+        drawn uniformly.
+    :param num_rows: number of searches, where neither ``init`` nor a clamped block has
+        leading axes.
+    :param clamped: clamped blocks, with or without leading axes; an
+        :class:`~ebmpp.Observed` block is clamped at its known units.
     :raises StateError: for values that do not fit the graph, or if no block is free.
     :raises NotImplementedError: for a family without a mode.
 
@@ -66,20 +69,35 @@ def local_search(
     rng_key = checks.key("local_search: rng_key", rng_key)
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
     target = Target.checked("local_search", graph, params, clamped)
-    start, axes = sweeps.free_rows("local_search: init", target, {} if init is None else init)
+    start, axes = sweeps.free_rows(
+        "local_search: init", target, {} if init is None else init
+    )
     try:
-        batch = np.broadcast_shapes(target.batch, axes, () if num_rows is None else (num_rows,))
+        batch = np.broadcast_shapes(
+            target.batch, axes, () if num_rows is None else (num_rows,)
+        )
         is_valid = num_rows in (None, math.prod(batch))
     except ValueError:
-        batch, is_valid = (), False
-    name, values = "num_rows and leading axes of init and of clamped blocks", (num_rows, axes, target.batch)
-    checks.require(is_valid, f"local_search: {name}", "such that they broadcast", values, StateError)
-    fixed = dataclasses.replace(target.fixed.take(_spread(target.batch, batch)), batch=batch)
+        batch = ()
+        is_valid = False
+    name = "num_rows and leading axes of init and of clamped blocks"
+    if not is_valid:
+        raise checks.error(
+            f"local_search: {name}",
+            "such that they broadcast",
+            (num_rows, axes, target.batch),
+            StateError,
+        )
+    fixed = dataclasses.replace(
+        target.fixed.take(_spread(target.batch, batch)), batch=batch
+    )
     target = dataclasses.replace(target, fixed=fixed)
     init_rows = {b: v[_spread(axes, batch)] for b, v in start.items()}
     x = search.started(target, target.keys(rng_key, 0), init_rows)
     result = _search(target, x, target.keys(rng_key, 1))
-    shaped = {b: v.reshape(batch + graph.families[b].shape) for b, v in result.x.items()}
+    shaped = {
+        b: v.reshape(batch + graph.families[b].shape) for b, v in result.x.items()
+    }
     return LocalMode(shaped, result.steps.reshape(batch))
 
 

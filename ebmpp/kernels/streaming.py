@@ -46,7 +46,8 @@ class RunningMoments(NamedTuple):
 class Chunks:
     """The chains of ``mcmc`` after their warm-up, advanced some steps at a time.
 
-    ``MCMC.run`` is not called: it compiles its loop again each time, 0.2 s or more for a chunk of 1 ms.
+    ``MCMC.run`` is not called: it compiles its loop again each time, 0.2 s or more for
+    a chunk of 1 ms.
 
     :param fn: from one chain's draw to a pytree of numbers.
     :param fields: names of state fields whose moments are accumulated as well.
@@ -64,15 +65,22 @@ class Chunks:
     init_params: dataclasses.InitVar[Any]
     saved: dataclasses.InitVar[Sequence[np.ndarray] | None]
 
-    def __post_init__(self, rng_key: Array, init_params: Any, saved: Sequence[np.ndarray] | None) -> None:
-        mcmc, self._kernel = self.mcmc, _uninitialised(self.mcmc.sampler)
+    def __post_init__(
+        self, rng_key: Array, init_params: Any, saved: Sequence[np.ndarray] | None
+    ) -> None:
+        mcmc = self.mcmc
+        self._kernel = _uninitialised(self.mcmc.sampler)
         self._vectorized = mcmc.chain_method == "vectorized" and mcmc.num_chains > 1
         self._programs: dict[tuple[int, int], Callable[..., Any]] = {}
-        self._structure, self._shapes = jax.tree.structure(0), [()]  # of the values, when they are traced
+        # of the values, when they are traced
+        self._structure = jax.tree.structure(0)
+        self._shapes = [()]
         keys = rng_key  # of all chains, or of the only one
         if is_batched(rng_key):
-            is_one_each, expected = len(rng_key) == mcmc.num_chains > 1, f"one key or {mcmc.num_chains}"
-            checks.require(is_one_each, "LongRun: rng_key", expected, len(rng_key))
+            if not len(rng_key) == mcmc.num_chains > 1:
+                raise checks.error(
+                    "LongRun: rng_key", f"one key or {mcmc.num_chains}", len(rng_key)
+                )
         elif mcmc.num_chains > 1:
             keys = jax.random.split(rng_key, mcmc.num_chains)
         self._start = keys, init_params
@@ -88,40 +96,58 @@ class Chunks:
 
     def _init(self, start: tuple[Array, Any]) -> tuple[Any, RunningMoments]:
         """Return the kernel's initial state and empty moments, given a key and initial values."""
-        state = self._kernel.init(start[0], self.mcmc.num_warmup, start[1], self.args, self.kwargs)
+        state = self._kernel.init(
+            start[0], self.mcmc.num_warmup, start[1], self.args, self.kwargs
+        )
         zeros = jnp.zeros_like(self._observe(state, self._numbers))
         count = jnp.zeros(self.mcmc.num_chains if self._vectorized else (), jnp.int32)
         return state, RunningMoments(count, zeros, zeros)
 
-    def _advance(self, start: tuple, carry: tuple, steps: int, thinning: int) -> tuple[tuple, Any]:
+    def _advance(
+        self, start: tuple, carry: tuple, steps: int, thinning: int
+    ) -> tuple[tuple, Any]:
         """Return state and moments after ``steps`` steps, and what is kept of every ``thinning``-th."""
         # what `init` leaves on a kernel belongs to the trace in which it was called
         self._kernel = _uninitialised(self.mcmc.sampler)
         self._init(start)
 
         def stride(carry: tuple, _: None) -> tuple[tuple, Any]:
-            carry = lax.fori_loop(0, thinning, lambda i, carry: self._sample(*carry), carry)
+            carry = lax.fori_loop(
+                0, thinning, lambda i, carry: self._sample(*carry), carry
+            )
             return carry, self._observe(carry[0], self._stored) if self.keep else {}
 
         return lax.scan(stride, carry, length=steps // thinning)
 
-    def _sample(self, state: Any, running: RunningMoments) -> tuple[Any, RunningMoments]:
+    def _sample(
+        self, state: Any, running: RunningMoments
+    ) -> tuple[Any, RunningMoments]:
         state = self._kernel.sample(state, self.args, self.kwargs)
         add = jax.vmap(RunningMoments.add) if self._vectorized else RunningMoments.add
         return state, add(running, self._observe(state, self._numbers))
 
     def _observe(self, state: Any, fn: Callable[[Any, dict[str, Any]], Any]) -> Any:
         """Apply ``fn`` to the draw and the fields of each chain."""
-        constrain = self.mcmc.postprocess_fn or self._kernel.postprocess_fn(self.args, self.kwargs)
-        observe = lambda z, fields: fn(constrain(z), fields)
+        constrain = self.mcmc.postprocess_fn or self._kernel.postprocess_fn(
+            self.args, self.kwargs
+        )
+
+        def observe(z, fields):
+            return fn(constrain(z), fields)
+
         fields = {name: self._field(state, name) for name in self.fields}
         z = self._field(state, self._kernel.sample_field)
         return (jax.vmap(observe) if self._vectorized else observe)(z, fields)
 
     def _numbers(self, draw: Any, fields: dict[str, Any]) -> Array:
         """Return the numbers whose moments are accumulated as one vector."""
-        checked = lambda value: checks.numbers("LongRun: fn and fields", value)
-        as_float = lambda value: jnp.asarray(checked(value)).astype(jnp.result_type(float))
+
+        def checked(value):
+            return checks.numbers("LongRun: fn and fields", value)
+
+        def as_float(value):
+            return jnp.asarray(checked(value)).astype(jnp.result_type(float))
+
         values = jax.tree.map(as_float, {"fn": self.fn(draw), "fields": fields})
         leaves, self._structure = jax.tree.flatten(values)
         self._shapes = [leaf.shape for leaf in leaves]
@@ -139,12 +165,19 @@ class Chunks:
         try:
             return nested_attrgetter(name)(state)
         except (KeyError, IndexError, TypeError):
-            expected = f"among the fields of the state, {list(getattr(state, '_fields', ()))}"
-            raise ArgumentError(f"LongRun: extra_fields must be {expected}, got {name!r}.") from None
+            expected = (
+                f"among the fields of the state, {list(getattr(state, '_fields', ()))}"
+            )
+            raise ArgumentError(
+                f"LongRun: extra_fields must be {expected}, got {name!r}."
+            ) from None
 
-    def _map(self, fn: Callable[..., Any], jit: Callable[..., Any] = identity) -> Callable[..., Any]:
+    def _map(
+        self, fn: Callable[..., Any], jit: Callable[..., Any] = identity
+    ) -> Callable[..., Any]:
         """Map a function of one chain over all of them, as ``MCMC.run`` does."""
-        num_chains, method = self.mcmc.num_chains, self.mcmc.chain_method
+        num_chains = self.mcmc.num_chains
+        method = self.mcmc.chain_method
         if num_chains == 1 or method == "vectorized":
             return jit(fn)
         if method == "parallel":
@@ -152,19 +185,34 @@ class Chunks:
         if callable(method):
             return jit(method(fn))
         single = jit(fn)
-        stack = lambda *leaves: jnp.stack(leaves)
-        take = lambda tree, c: jax.tree.map(lambda a: a[c], tree)
-        return lambda tree: jax.tree.map(stack, *(single(take(tree, c)) for c in range(num_chains)))
+
+        def stack(*leaves):
+            return jnp.stack(leaves)
+
+        def take(tree, c):
+            return jax.tree.map(lambda a: a[c], tree)
+
+        return lambda tree: jax.tree.map(
+            stack, *(single(take(tree, c)) for c in range(num_chains))
+        )
 
     def run(self, steps: int, thinning: int) -> dict[str, dict[str, Array]]:
         """Advance all chains; return each ``thinning``-th of what is kept, ``(chains, draws, ...)``."""
         size = steps, thinning
         if size not in self._programs:
-            self._programs[size] = self._map(lambda inputs: self._advance(*inputs, *size), jax.jit)
-        (self.state, self.running), stored = self._programs[size]((self._start, (self.state, self.running)))
+            self._programs[size] = self._map(
+                lambda inputs: self._advance(*inputs, *size), jax.jit
+            )
+        (self.state, self.running), stored = self._programs[size](
+            (self._start, (self.state, self.running))
+        )
         if self.mcmc.num_chains == 1:
             return jax.tree.map(lambda a: a[None], stored)
-        return jax.tree.map(lambda a: a.swapaxes(0, 1), stored) if self._vectorized else stored
+        return (
+            jax.tree.map(lambda a: a.swapaxes(0, 1), stored)
+            if self._vectorized
+            else stored
+        )
 
     def reset(self) -> None:
         """Set the moments to zero."""
@@ -194,12 +242,19 @@ def _restore(tree: Any, numbers: Sequence[np.ndarray]) -> Any:
 
     def restore(expected: Any, saved: Any) -> Array:
         saved = checkpoints.from_numbers(saved, expected)
-        is_same, text = (saved.shape, saved.dtype) == (expected.shape, expected.dtype), checks.tell(expected)
-        hint = "Continue with the versions that began the run."
-        checks.require(is_same, "LongRun: state in the checkpoint", text, saved, CheckpointError, hint)
+        if (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
+            raise checks.error(
+                "LongRun: state in the checkpoint",
+                checks.tell(expected),
+                saved,
+                CheckpointError,
+                "Continue with the versions that began the run.",
+            )
         return jnp.asarray(saved)
 
-    return jax.tree.unflatten(structure, list(map(restore, map(jnp.asarray, leaves), numbers)))
+    return jax.tree.unflatten(
+        structure, list(map(restore, map(jnp.asarray, leaves), numbers))
+    )
 
 
 def leaves_by_name(tree: Any, default: str) -> dict[str, Any]:
@@ -209,7 +264,10 @@ def leaves_by_name(tree: Any, default: str) -> dict[str, Any]:
     ({'a.b': 1, 'c.0': 2, 'c.1': 3}, {'x': 4})
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator=".") or default: leaf for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".") or default: leaf
+        for path, leaf in leaves
+    }
 
 
 def _uninitialised(kernel: MCMCKernel) -> MCMCKernel:
@@ -224,27 +282,32 @@ def _uninitialised(kernel: MCMCKernel) -> MCMCKernel:
 class Moments:
     """Moments of a long run: each field is an array of the values' shape, or a tree of such arrays.
 
-    There are two estimates of the error of a mean. **Between chains**: from the spread of the chains' means,
-    whatever their autocorrelation; with C chains its relative error is about ``1 / sqrt(2 C - 2)``, and it is
-    nan for one chain. **By batches**: from the spread of the means of batches of successive draws around the
-    overall mean. It holds where batches are much longer than the autocorrelation time, and is nan for fewer
-    than two batches per chain. Neither detects modes that no chain has visited.
+    There are two estimates of the error of a mean. **Between chains**: from the spread
+    of the chains' means, whatever their autocorrelation; with C chains its relative
+    error is about ``1 / sqrt(2 C - 2)``, and it is nan for one chain. **By batches**:
+    from the spread of the means of batches of successive draws around the overall mean.
+    It holds where batches are much longer than the autocorrelation time, and is nan for
+    fewer than two batches per chain. Neither detects modes that no chain has visited.
 
     :param mean: over all draws of all chains.
     :param variance: over all draws of all chains, unbiased for independent draws.
     :param mcse_chains: standard error of the mean, between chains.
-    :param mcse_batches: standard error of the mean, by batches (replicated batch means).
+    :param mcse_batches: standard error of the mean, by batches (replicated batch
+        means).
     :param ess_chains: effective sample size between chains.
     :param ess_batches: effective sample size by batches.
-    :param r_hat: Gelman and Rubin's, of whole chains (neither split nor ranked, which takes the draws
-        themselves); nan for one chain, and for values that never changed.
+    :param r_hat: Gelman and Rubin's, of whole chains (neither split nor ranked, which
+        takes the draws themselves); nan for one chain, and for values that never
+        changed.
     :param chain_means: with a leading axis of chains.
 
     **References**
 
-    1. Gelman, Rubin (1992), *Inference from iterative simulation using multiple sequences*.
+    1. Gelman, Rubin (1992), *Inference from iterative simulation using multiple
+       sequences*.
     2. Argon, Andradottir (2006), *Replicated batch means for steady-state simulations*.
-    3. Gupta, Vats (2020), *Estimating Monte Carlo variance from multiple Markov chains*.
+    3. Gupta, Vats (2020), *Estimating Monte Carlo variance from multiple Markov
+       chains*.
     """
 
     mean: Any
@@ -265,8 +328,10 @@ class Totals(NamedTuple):
     """Moments of ``batches`` batches of ``length`` draws per chain.
 
     - **mean** - of each chain, ``(chains, numbers)``.
-    - **within** - squared deviations from each batch's mean, summed over batches and chains, ``(numbers,)``.
-    - **between** - squared deviations of the batches' means from each chain's mean, summed, ``(numbers,)``.
+    - **within** - squared deviations from each batch's mean, summed over batches and
+      chains, ``(numbers,)``.
+    - **between** - squared deviations of the batches' means from each chain's mean,
+      summed, ``(numbers,)``.
     """
 
     length: int
@@ -278,7 +343,9 @@ class Totals(NamedTuple):
     @classmethod
     def empty(cls, length: int, chains: int, numbers: int) -> "Totals":
         """Return the totals of no batch."""
-        return cls(length, 0, np.zeros((chains, numbers)), np.zeros(numbers), np.zeros(numbers))
+        return cls(
+            length, 0, np.zeros((chains, numbers)), np.zeros(numbers), np.zeros(numbers)
+        )
 
     def add(self, batch: RunningMoments, draws: int) -> "Totals":
         """Merge a batch of ``draws`` draws per chain: Chan, Golub, LeVeque (1983), eq. 2.1.
@@ -295,15 +362,22 @@ class Totals(NamedTuple):
 
     def moments(self, open_batch: RunningMoments, open_draws: int) -> Moments:
         """Return moments of all draws, of which the last ``open_draws`` of each chain make no whole batch."""
-        _, _, mean, within, between = self.add(open_batch, open_draws) if open_draws else self
-        chains, length, batches = len(mean), self.length, self.batches
-        draws, grand = batches * length + open_draws, mean.mean(0)
+        _, _, mean, within, between = (
+            self.add(open_batch, open_draws) if open_draws else self
+        )
+        chains = len(mean)
+        length = self.length
+        batches = self.batches
+        draws = batches * length + open_draws
+        grand = mean.mean(0)
         squares = within + length * between  # around each chain's mean
         spread = ((mean - grand) ** 2).sum(0)
         variance = _divide(squares + draws * spread, draws * chains - 1)
         of_chains = _divide(spread, chains - 1)
         disagreement = batches * ((self.mean - self.mean.mean(0)) ** 2).sum(0)
-        of_batches = _divide(self.between + disagreement, batches * chains - 1 if batches > 1 else 0)
+        of_batches = _divide(
+            self.between + disagreement, batches * chains - 1 if batches > 1 else 0
+        )
         inner = _divide(squares / chains, draws - 1)
         errors = of_chains / chains, length * of_batches / (draws * chains)
         with np.errstate(all="ignore"):

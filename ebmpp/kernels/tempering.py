@@ -36,7 +36,9 @@ class Knots(NamedTuple):
         """Return the knots of a path, without the last one if it is the model."""
         known = all(map(is_concrete, jax.tree.leaves(params)))
         num = len(path) - (known and path.ends_at(params))
-        return Knots(path.betas[:num], jax.tree.map(lambda a: a[:num], path.along()), path.eta0)
+        return Knots(
+            path.betas[:num], jax.tree.map(lambda a: a[:num], path.along()), path.eta0
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +56,21 @@ class Ensemble(Target):
     @staticmethod
     def along(base: Target, knots: Knots) -> "Ensemble":
         """Return replicas at the knots of a path, and one at the model."""
-        join = lambda a, b: jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
-        params, betas = jax.tree.map(join, knots.params, base.params), join(knots.betas, 1)
+
+        def join(a, b):
+            return jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
+
+        params = jax.tree.map(join, knots.params, base.params)
+        betas = join(knots.betas, 1)
         graph = tempering.replicate(base.graph, len(betas), separate=True)
         replicated = separate_params(base.graph, params, betas, knots.eta0)
         fixed = tempering.in_replicas(base.fixed, len(betas))
         # a block with observed units is swapped as it is
-        summed = tuple(b for b in summed_blocks(base.graph) if b in base.free and b not in base.keep)
+        summed = tuple(
+            b
+            for b in summed_blocks(base.graph)
+            if b in base.free and b not in base.keep
+        )
         return Ensemble(graph, replicated, fixed, base=base, summed=summed)
 
     def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
@@ -71,21 +81,28 @@ class Ensemble(Target):
 class TemperingState(NamedTuple):
     """State of :class:`ParallelTempering`.
 
-    - **z** - the draw, of the coldest replica: the free blocks, each ``(*batch, *shape)``.
-    - **replicas** - all replicas from hot to cold, each block ``(*batch, num, *shape)``.
+    - **z** - the draw, of the coldest replica: the free blocks, each
+      ``(*batch, *shape)``.
+    - **replicas** - all replicas from hot to cold, each block
+      ``(*batch, num, *shape)``.
     - **betas** - inverse temperatures, with a path those at its knots, ``(num,)``.
-    - **rejection** - probability that a swap of neighbours is rejected, ``(num - 1,)``: the mean over the
-      present round of the warm-up, and over all sweeps after the warm-up.
+    - **rejection** - probability that a swap of neighbours is rejected, ``(num - 1,)``:
+      the mean over the present round of the warm-up, and over all sweeps after the
+      warm-up.
     - **count** - sweeps in that mean.
-    - **origin** - the replica from whose start each replica's state comes, ``(*batch, num)``.
-    - **label** - of each state: 0 if it has not been hottest yet, 1 if it has been hottest and not coldest
-      since, 2 if it has been coldest since, ``(*batch, num)``.
-    - **round_trips** - of all states from hottest to coldest and back, since the warm-up, ``(*batch,)``.
+    - **origin** - the replica from whose start each replica's state comes,
+      ``(*batch, num)``.
+    - **label** - of each state: 0 if it has not been hottest yet, 1 if it has been
+      hottest and not coldest since, 2 if it has been coldest since, ``(*batch, num)``.
+    - **round_trips** - of all states from hottest to coldest and back, since the
+      warm-up, ``(*batch,)``.
     - **i** - sweeps since the initial state.
     - **num_warmup** - sweeps after which the betas are fixed.
-    - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does not change.
+    - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does
+      not change.
     - **start** - the initial ``z``, by which blocks that never moved are recognised.
-    - **knots** - with a path its knots before the model, shared by all chains; else None.
+    - **knots** - with a path its knots before the model, shared by all chains; else
+      None.
     """
 
     z: dict[str, Array]
@@ -111,43 +128,52 @@ class _PathTarget(Target):
 
     def ensemble(self, betas: Array) -> Ensemble:
         """Return all replicas, at ``betas`` where there are no knots."""
-        return Ensemble.at_betas(self, betas) if self.knots is None else Ensemble.along(self, self.knots)
+        return (
+            Ensemble.at_betas(self, betas)
+            if self.knots is None
+            else Ensemble.along(self, self.knots)
+        )
 
 
 class ParallelTempering(RowKernel[TemperingState]):
     """Parallel tempering of blocked Gibbs chains, a kernel for :class:`numpyro.infer.MCMC`.
 
-    For models whose modes :class:`~ebmpp.BlockedGibbs` does not leave. Replica r has the factors of one
-    block, and beta_r times the others: at beta = 0 the units are independent, at beta = 1 it is the model,
-    whose draws these are. A sweep is all layers in all replicas and a swap of even neighbours, then all
-    layers once more and a swap of odd ones: it costs ``2 * num_temperatures`` sweeps of plain Gibbs.
+    For models whose modes :class:`~ebmpp.BlockedGibbs` does not leave. Replica r has
+    the factors of one block, and beta_r times the others: at beta = 0 the units are
+    independent, at beta = 1 it is the model, whose draws these are. A sweep is all
+    layers in all replicas and a swap of even neighbours, then all layers once more and
+    a swap of odd ones: it costs ``2 * num_temperatures`` sweeps of plain Gibbs.
 
-    With ``betas="auto"`` each chain adapts its own ladder during the warm-up, in rounds of doubling length,
-    until the swaps of all neighbours are rejected equally often; without a warm-up the steps stay equal.
-    ``get_diagnostics_str`` and ``extra_fields=("rejection", "round_trips", "betas")`` report how well states
-    travel: rejection rates near 1 call for more temperatures. Params and clamped blocks are passed as to
-    :class:`~ebmpp.BlockedGibbs`.
+    With ``betas="auto"`` each chain adapts its own ladder during the warm-up, in rounds
+    of doubling length, until the swaps of all neighbours are rejected equally often;
+    without a warm-up the steps stay equal. ``get_diagnostics_str`` and
+    ``extra_fields=("rejection", "round_trips", "betas")`` report how well states
+    travel: rejection rates near 1 call for more temperatures. Params and clamped blocks
+    are passed as to :class:`~ebmpp.BlockedGibbs`.
 
-    With a ``path``, such as ``fit(..., keep_path=True)`` records, the replicas are at its knots (trajectory
-    tempering), for machines that lose their modes when they are heated: the first is the path's reference of
-    independent units, the coldest the model of ``mcmc.run``'s params, which replaces the path's last knot if
-    that is the same model. Nothing adapts. Swaps have the blocks summed out that :func:`ebmpp.ais` sums out,
-    except clamped and observed ones.
+    With a ``path``, such as ``fit(..., keep_path=True)`` records, the replicas are at
+    its knots (trajectory tempering), for machines that lose their modes when they are
+    heated: the first is the path's reference of independent units, the coldest the
+    model of ``mcmc.run``'s params, which replaces the path's last knot if that is the
+    same model. Nothing adapts. Swaps have the blocks summed out that :func:`ebmpp.ais`
+    sums out, except clamped and observed ones.
 
     :param betas: "auto", or inverse temperatures increasing from 0 or more to 1.
     :param num_temperatures: number of betas of "auto", at least 2.
-    :param init: see :class:`~ebmpp.kernels.RowKernel`; ``init_params`` are the start of every replica.
-    :param path: a :class:`ebmpp.annealing.Path` of this graph, in place of betas and num_temperatures.
-    :raises ArgumentError: for betas that do not increase to 1, too few temperatures, a path of another graph,
-        or a path together with betas or num_temperatures.
+    :param init: see :class:`~ebmpp.kernels.RowKernel`; ``init_params`` are the start of
+        every replica.
+    :param path: a :class:`ebmpp.annealing.Path` of this graph, in place of betas and
+        num_temperatures.
+    :raises ArgumentError: for betas that do not increase to 1, too few temperatures, a
+        path of another graph, or a path together with betas or num_temperatures.
     :raises DomainError: for a path on which a model does not normalise.
 
     **References**
 
-    1. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel tempering: a scalable
-       highly parallel MCMC scheme*.
-    2. Bereux, Decelle, Furtlehner, Rosset, Seoane (2024), *Fast training and sampling of Restricted Boltzmann
-       Machines*: replicas along the path of training.
+    1. Syed, Bouchard-Cote, Deligiannidis, Doucet (2022), *Non-reversible parallel
+       tempering: a scalable highly parallel MCMC scheme*.
+    2. Bereux, Decelle, Furtlehner, Rosset, Seoane (2024), *Fast training and sampling
+       of Restricted Boltzmann Machines*: replicas along the path of training.
 
     **Example**
 
@@ -172,23 +198,45 @@ class ParallelTempering(RowKernel[TemperingState]):
     ) -> None:
         super().__init__(graph, init)
         if isinstance(betas, str):
-            checks.choice("ParallelTempering: betas", betas, ("auto",), also="numbers that increase to 1")
-        is_single = path is None or (isinstance(betas, str) and num_temperatures == 10)
-        expected = "None with betas or num_temperatures"
-        checks.require(is_single, "ParallelTempering: path", expected, path)
-        self.num_temperatures = checks.count("ParallelTempering: num_temperatures", num_temperatures, least=2)
+            checks.choice(
+                "ParallelTempering: betas",
+                betas,
+                ("auto",),
+                also="numbers that increase to 1",
+            )
+        if path is not None and (not isinstance(betas, str) or num_temperatures != 10):
+            raise checks.error(
+                "ParallelTempering: path", "None with betas or num_temperatures", path
+            )
+        self.num_temperatures = checks.count(
+            "ParallelTempering: num_temperatures", num_temperatures, least=2
+        )
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
         self.path = path
         if path is not None:
-            checks.instance("ParallelTempering: path", path, Path, "a Path, as fit(..., keep_path=True) has")
-            checks.require(path.graph == graph, "ParallelTempering: graph of path", f"{graph!r}", path.graph)
-            check_models("ParallelTempering", graph, [path.params_at(i) for i in range(1, len(path))])
+            checks.instance(
+                "ParallelTempering: path",
+                path,
+                Path,
+                "a Path, as fit(..., keep_path=True) has",
+            )
+            if path.graph != graph:
+                raise checks.error(
+                    "ParallelTempering: graph of path", f"{graph!r}", path.graph
+                )
+            check_models(
+                "ParallelTempering",
+                graph,
+                [path.params_at(i) for i in range(1, len(path))],
+            )
 
     @property
     def _adapts(self) -> bool:
         return self.path is None and self.betas == "auto"
 
-    def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> _PathTarget:
+    def target(
+        self, model_args: tuple, model_kwargs: Kwargs, check: bool
+    ) -> _PathTarget:
         """Return the target of model arguments, without knots; the hottest replica is checked too."""
         target = super().target(model_args, model_kwargs, check)
         if check and self.path is None:
@@ -197,30 +245,54 @@ class ParallelTempering(RowKernel[TemperingState]):
         return _PathTarget(target.graph, target.params, target.fixed)
 
     def init(
-        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Init,
+        model_args: tuple,
+        model_kwargs: Kwargs,
     ) -> TemperingState:
         """Return the initial state; the betas adapt during ``num_warmup`` calls of ``sample``."""
         target = self.target(model_args, model_kwargs, check=True)
         knots = None if self.path is None else Knots.before(self.path, target.params)
-        state = self._init_all(rng_key, dataclasses.replace(target, knots=knots), init_params)
-        return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots)
+        state = self._init_all(
+            rng_key, dataclasses.replace(target, knots=knots), init_params
+        )
+        return state._replace(
+            num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots
+        )
 
-    def sample(self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs) -> TemperingState:
-        on_path = dataclasses.replace(self.target(model_args, model_kwargs, check=False), knots=state.knots)
+    def sample(
+        self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs
+    ) -> TemperingState:
+        on_path = dataclasses.replace(
+            self.target(model_args, model_kwargs, check=False), knots=state.knots
+        )
         # knots have no axis of chains
-        return self._sample_all(state._replace(knots=None), on_path)._replace(knots=state.knots)
+        return self._sample_all(state._replace(knots=None), on_path)._replace(
+            knots=state.knots
+        )
 
-    def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> TemperingState:
+    def _init_one(
+        self, rng_key: Array, target: Any, init_params: dict | None
+    ) -> TemperingState:
         if target.knots is not None:
             betas = jnp.append(target.knots.betas, 1.0)
         else:
-            betas = jnp.linspace(0.0, 1.0, self.num_temperatures) if self._adapts else jnp.array(self.betas)
-        ensemble, num = target.ensemble(betas), len(betas)
+            betas = (
+                jnp.linspace(0.0, 1.0, self.num_temperatures)
+                if self._adapts
+                else jnp.array(self.betas)
+            )
+        ensemble = target.ensemble(betas)
+        num = len(betas)
         init_params = tempering.add_axis(target.graph, init_params)
         replicas = ensemble.from_rows(self._start(ensemble, rng_key, init_params))
-        shape, zero = (*target.batch, num), jnp.zeros((), jnp.int32)
+        shape = (*target.batch, num)
+        zero = jnp.zeros((), jnp.int32)
         origin = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
-        label, trips = jnp.zeros(shape, jnp.int32), jnp.zeros(target.batch, jnp.int32)
+        label = jnp.zeros(shape, jnp.int32)
+        trips = jnp.zeros(target.batch, jnp.int32)
         swaps = betas, jnp.zeros(num - 1), zero, origin, label, trips
         cold = ensemble.cold(replicas)
         return TemperingState(cold, replicas, *swaps, zero, zero, rng_key, cold)
@@ -228,13 +300,26 @@ class ParallelTempering(RowKernel[TemperingState]):
     def _sample_one(self, state: TemperingState, target: Any) -> TemperingState:
         ensemble = target.ensemble(state.betas)
         state = _sweep(state, ensemble)
-        # Where a round of the warm-up ends, betas adapt and counts start again. The last round is half of the
-        # warm-up, the one before a quarter.
+        # Where a round of the warm-up ends, betas adapt and counts start again. The
+        # last round is half of the warm-up, the one before a quarter.
         over = (state.i == state.num_warmup >> jnp.arange(31)).any()
-        adapted = swaps.equalize(state.betas, state.rejection) if self._adapts else state.betas
-        betas, counts = jnp.where(over, adapted, state.betas), (state.count, state.label, state.round_trips)
-        rejection, count, label, trips = (jnp.where(over, 0, a) for a in (state.rejection, *counts))
-        state = state._replace(betas=betas, rejection=rejection, count=count, label=label, round_trips=trips)
+        adapted = (
+            swaps.equalize(state.betas, state.rejection)
+            if self._adapts
+            else state.betas
+        )
+        betas = jnp.where(over, adapted, state.betas)
+        counts = (state.count, state.label, state.round_trips)
+        rejection, count, label, trips = (
+            jnp.where(over, 0, a) for a in (state.rejection, *counts)
+        )
+        state = state._replace(
+            betas=betas,
+            rejection=rejection,
+            count=count,
+            label=label,
+            round_trips=trips,
+        )
         return state._replace(z=ensemble.cold(state.replicas))
 
     def get_diagnostics_str(self, state: TemperingState) -> str:
@@ -251,9 +336,12 @@ class ParallelTempering(RowKernel[TemperingState]):
 
 def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     """Make one sweep of all replicas, and count swaps."""
-    num, rows = len(state.betas), ensemble.num_rows
+    num = len(state.betas)
+    rows = ensemble.num_rows
     base = ensemble.base
-    sweep = tempering.tempered_sweep(base.graph, clamped=base.clamped, summed=ensemble.summed)
+    sweep = tempering.tempered_sweep(
+        base.graph, clamped=base.clamped, summed=ensemble.summed
+    )
     keys = ensemble.keys(state.rng_key, (state.i + 1).astype(jnp.uint32))
 
     def half(carry: tuple, parity: Array) -> tuple[tuple, Array]:
@@ -267,10 +355,23 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
         return (x, swaps.take(origin, order), label, trips + completed), rejected
 
     origin, label = (a.reshape(rows, num) for a in (state.origin, state.label))
-    start = ensemble.to_rows(state.replicas), origin, label, state.round_trips.reshape(rows)
+    start = (
+        ensemble.to_rows(state.replicas),
+        origin,
+        label,
+        state.round_trips.reshape(rows),
+    )
     (x, origin, label, trips), rejected = lax.scan(half, start, jnp.arange(2))
-    low, count = jnp.arange(num - 1), state.count + 1
-    rejection = state.rejection + (rejected[low % 2, low] - state.rejection) / count.astype(rejected.dtype)
-    state = state._replace(replicas=ensemble.from_rows(x), rejection=rejection, count=count, i=state.i + 1)
-    origin, label = origin.reshape(state.origin.shape), label.reshape(state.label.shape)
-    return state._replace(origin=origin, label=label, round_trips=trips.reshape(state.round_trips.shape))
+    low = jnp.arange(num - 1)
+    count = state.count + 1
+    rejection = state.rejection + (
+        rejected[low % 2, low] - state.rejection
+    ) / count.astype(rejected.dtype)
+    state = state._replace(
+        replicas=ensemble.from_rows(x), rejection=rejection, count=count, i=state.i + 1
+    )
+    origin = origin.reshape(state.origin.shape)
+    label = label.reshape(state.label.shape)
+    return state._replace(
+        origin=origin, label=label, round_trips=trips.reshape(state.round_trips.shape)
+    )

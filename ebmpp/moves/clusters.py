@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cluster move: interacting units of one block change their values together.
 
-Given the units, a bond joins a pair with probability ``1 - exp(-gain)``, where ``gain`` is the log density
-that the pair adds compared with its other configuration. Given the bonds, the units of a connected cluster
-have one value (spins of negative pairs: opposite ones), drawn with the log odds that the other factors give
-it. Both steps leave the joint distribution of units and bonds invariant, and so that of the units.
+Given the units, a bond joins a pair with probability ``1 - exp(-gain)``, where ``gain``
+is the log density that the pair adds compared with its other configuration. Given the
+bonds, the units of a connected cluster have one value (spins of negative pairs:
+opposite ones), drawn with the log odds that the other factors give it. Both steps leave
+the joint distribution of units and bonds invariant, and so that of the units.
 
-Clusters are found for all rows at once: each unit, and the unit that its label names, take the smallest label
-among their bonded neighbours, then the label of their label, until nothing changes.
+Clusters are found for all rows at once: each unit, and the unit that its label names,
+take the smallest label among their bonded neighbours, then the label of their label,
+until nothing changes.
 """
 
 from collections.abc import Iterable
@@ -39,21 +41,25 @@ _UNROLLED = 8  # neighbours of a unit that are visited in a Python loop
 class Clusters(Move):
     """Draw of a block cluster by cluster: the algorithm of Swendsen and Wang, with fields.
 
-    Much faster than single-unit updates where strong pairs make whole regions flip together; of little use
-    where fields or frustrated pairs fix the regions. Observed units fix their clusters.
+    Much faster than single-unit updates where strong pairs make whole regions flip
+    together; of little use where fields or frustrated pairs fix the regions. Observed
+    units fix their clusters.
 
-    The two chains of a pair share the uniforms of bonds and of clusters, the latter read at the cluster's
-    smallest unit, so chains that agree are moved alike. Pairs meet later than a chain forgets its state: on
-    a 32x32 lattice at the critical coupling after 84 sweeps on average, against an autocorrelation time of 9.
+    The two chains of a pair share the uniforms of bonds and of clusters, the latter
+    read at the cluster's smallest unit, so chains that agree are moved alike. Pairs
+    meet later than a chain forgets its state: on a 32x32 lattice at the critical
+    coupling after 84 sweeps on average, against an autocorrelation time of 9.
 
-    :param block: Spin or Bernoulli units joined by :class:`~ebmpp.Pairwise` factors with weights of either
-        sign, or Categorical units with weights of at least 0. A negative weight there makes rows broken.
+    :param block: Spin or Bernoulli units joined by :class:`~ebmpp.Pairwise` factors
+        with weights of either sign, or Categorical units with weights of at least 0. A
+        negative weight there makes rows broken.
 
     **References**
 
-    1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo simulations*.
-    2. Edwards, Sokal (1988), *Generalization of the Fortuin-Kasteleyn-Swendsen-Wang representation and Monte
-       Carlo algorithm*.
+    1. Swendsen, Wang (1987), *Nonuniversal critical dynamics in Monte Carlo
+       simulations*.
+    2. Edwards, Sokal (1988), *Generalization of the Fortuin-Kasteleyn-Swendsen-Wang
+       representation and Monte Carlo algorithm*.
 
     **Example**
 
@@ -79,63 +85,110 @@ class Clusters(Move):
         """Refuse an unknown block, and units or factors that make no clusters."""
         states.check_names([self.block], graph.families)
         family = graph.families[self.block]
-        factors = graph.splits[self.block].inner_factors if self.block in graph.splits else ()
+        factors = (
+            graph.splits[self.block].inner_factors if self.block in graph.splits else ()
+        )
         are_pairs = factors and all(isinstance(factor, Pairwise) for factor in factors)
-        is_valid = are_pairs and type(family) in (Bernoulli, Spin, Categorical)
-        name, hint = f"Clusters: block {self.block!r}", "Use Layer otherwise."
-        expected = "of Spin, Bernoulli or Categorical units that interact by Pairwise factors"
-        checks.require(is_valid, name, expected, (family, *factors), IntractableError, hint)
+        if not are_pairs or type(family) not in (Bernoulli, Spin, Categorical):
+            raise checks.error(
+                f"Clusters: block {self.block!r}",
+                "of Spin, Bernoulli or Categorical units that interact by Pairwise factors",
+                (family, *factors),
+                IntractableError,
+                "Use Layer otherwise.",
+            )
 
     def check_params(self, graph: FactorGraph, params: Any) -> None:
         """Refuse negative weights of Categorical units."""
-        hint, expected = "BlockedGibbs takes any weights.", "at least 0 for Categorical clusters"
+        hint = "BlockedGibbs takes any weights."
+        expected = "at least 0 for Categorical clusters"
         if isinstance(graph.families[self.block], Categorical):
-            for name in (factor.name for factor in graph.splits[self.block].inner_factors):
+            for name in (
+                factor.name for factor in graph.splits[self.block].inner_factors
+            ):
                 least = float(jnp.min(params[name]))
-                checks.require(least >= 0, f"factor {name!r}: weights", expected, least, ParameterError, hint)
+                if not least >= 0:
+                    raise checks.error(
+                        f"factor {name!r}: weights",
+                        expected,
+                        least,
+                        ParameterError,
+                        hint,
+                    )
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return (*graph.neighbours([self.block]), self.block)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        new, broken = self._redraw(target, self._prepare(target, x), x[self.block], keys)
-        wrong = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else -1  # rather than a wrong draw
-        return {self.block: jnp.where(broken, wrong, new)}, jnp.zeros(len(keys), jnp.int32)
+        new, broken = self._redraw(
+            target, self._prepare(target, x), x[self.block], keys
+        )
+        # rather than a wrong draw
+        wrong = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else -1
+        return {self.block: jnp.where(broken, wrong, new)}, jnp.zeros(
+            len(keys), jnp.int32
+        )
 
     def prepare(self, target: Target, z: Chains) -> Any:
         return self._prepare(target, flat(z))
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        new, broken = self._redraw(target.twice(), focused, flat(z)[self.block], trial.keys)
+        new, broken = self._redraw(
+            target.twice(), focused, flat(z)[self.block], trial.keys
+        )
         x, y = new.reshape(z[self.block].shape)
         accepted = jnp.ones(len(trial.keys), bool)
         # fields of equal states may differ in their last bits
         y = where_rows(trial.same, x, y)
         together = {self.block: trial.same}
-        return Attempt({self.block: x}, {self.block: y}, accepted, accepted, accepted & broken, together)
+        return Attempt(
+            {self.block: x},
+            {self.block: y},
+            accepted,
+            accepted,
+            accepted & broken,
+            together,
+        )
 
     def _prepare(self, target: Target, x: Rows) -> tuple[Array, Array]:
         """Return fields of the other factors, ``(size, rows or 1, *stat_shape)``, and weights of pairs."""
-        graph, params = target.graph, target.params
+        graph = target.graph
+        params = target.params
         factors = graph.splits[self.block].inner_factors
-        weights = [f.weights(params[f.name]) for f in factors if isinstance(f, Pairwise)]
-        return energy.part_context(graph, params, x, self.block).eta, jnp.concatenate(weights)
+        weights = [
+            f.weights(params[f.name]) for f in factors if isinstance(f, Pairwise)
+        ]
+        return energy.part_context(graph, params, x, self.block).eta, jnp.concatenate(
+            weights
+        )
 
-    def _redraw(self, target: Target, prepared: Any, x: Array, keys: Keys) -> tuple[Array, Array]:
+    def _redraw(
+        self, target: Target, prepared: Any, x: Array, keys: Keys
+    ) -> tuple[Array, Array]:
         """Return new values of the block, and True if the weights make no clusters.
 
-        :param keys: where ``x`` has twice as many rows, both halves get the same uniforms.
+        :param keys: where ``x`` has twice as many rows, both halves get the same
+            uniforms.
         """
-        (eta, weights), graph, keep = prepared, target.graph, target.keep
-        split, family = graph.splits[self.block], graph.families[self.block]
-        edges = np.concatenate([f.edges(graph.families)[self.block] for f in split.inner_factors])
+        eta, weights = prepared
+        graph = target.graph
+        keep = target.keep
+        split = graph.splits[self.block]
+        family = graph.families[self.block]
+        edges = np.concatenate(
+            [f.edges(graph.families)[self.block] for f in split.inner_factors]
+        )
         u = random.uniform(random.words(keys, len(edges) + family.size)).T
         u = jnp.tile(u, (1, len(x) // len(keys)))
-        units, is_potts = energy.to_units(x, family), isinstance(family, Categorical)
+        units = energy.to_units(x, family)
+        is_potts = isinstance(family, Categorical)
         fields = _Fields(eta, weights, edges, u[family.size :], u[: family.size])
-        new, label = _categories(fields, units) if is_potts else _spins(family, fields, units)
+        new, label = (
+            _categories(fields, units) if is_potts else _spins(family, fields, units)
+        )
         if self.block in keep:
-            held = energy.to_units(keep[self.block], family).astype(jnp.int32)  # fixes its cluster
+            # fixes its cluster
+            held = energy.to_units(keep[self.block], family).astype(jnp.int32)
             new = jnp.where(_at(_sum_by(label, held), label) > 0, units, new)
         broken = (weights < 0).any() if is_potts else jnp.zeros((), bool)
         return energy.to_rows(new.astype(x.dtype), family), broken
@@ -157,16 +210,23 @@ def _spins(family: Family, fields: _Fields, x: Array) -> tuple[Array, Array]:
     :return: new values, and the smallest unit of each unit's cluster.
     """
     low, high = family.bounds
-    half, middle = (high - low) / 2, (high + low) / 2
+    half = (high - low) / 2
+    middle = (high + low) / 2
     spin = (x - middle) / half
     field, a, b = half * fields.eta, *fields.edges.T
     if middle:
         pull = half * middle * fields.weights
-        field = field + jnp.zeros(len(x), pull.dtype).at[a].add(pull).at[b].add(pull)[:, None]
+        field = (
+            field
+            + jnp.zeros(len(x), pull.dtype).at[a].add(pull).at[b].add(pull)[:, None]
+        )
     gain = 2 * half**2 * fields.weights[:, None] * spin[a] * spin[b]
-    label = components(table(len(x), fields.edges), fields.bond < -jnp.expm1(-jnp.maximum(gain, 0)))
+    label = components(
+        table(len(x), fields.edges), fields.bond < -jnp.expm1(-jnp.maximum(gain, 0))
+    )
     root = _at(spin, label)
-    total = _sum_by(label, field * spin * root)  # of a cluster with its smallest unit up
+    # of a cluster with its smallest unit up
+    total = _sum_by(label, field * spin * root)
     up = jnp.where(fields.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
     return middle + half * spin * root * _at(up, label), label
 
@@ -175,7 +235,9 @@ def _categories(fields: _Fields, x: Array) -> tuple[Array, Array]:
     """Redraw categories: a cluster has one value, drawn from the sum of its natural parameters."""
     a, b = fields.edges.T
     probability = -jnp.expm1(-fields.weights)[:, None]
-    label = components(table(len(x), fields.edges), (x[a] == x[b]) & (fields.bond < probability))
+    label = components(
+        table(len(x), fields.edges), (x[a] == x[b]) & (fields.bond < probability)
+    )
     eta = jnp.broadcast_to(fields.eta, (*x.shape, fields.eta.shape[-1]))
     total = jnp.stack([_sum_by(label, eta[..., k]) for k in range(eta.shape[-1])], -1)
     return _at(random.inverse_cdf(fields.coin, jax.nn.softmax(total, -1)), label), label
@@ -184,13 +246,15 @@ def _categories(fields: _Fields, x: Array) -> tuple[Array, Array]:
 def components(neighbours: Adjacency, bonds: Array) -> Array:
     """Return the smallest unit of each unit's cluster, ``(size, rows)``, given joined ``(pairs, rows)``.
 
-    Zhang, Azad, Hu (2020), *FastSV: a distributed-memory connected component algorithm with fast
-    convergence*.
+    Zhang, Azad, Hu (2020), *FastSV: a distributed-memory connected component algorithm
+    with fast convergence*.
     """
-    (size, slots), rows = neighbours.other.shape, bonds.shape[1]
+    size, slots = neighbours.other.shape
+    rows = bonds.shape[1]
     bonds = jnp.concatenate([bonds, jnp.zeros((1, rows), bool)])  # for empty slots
     start = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[:, None], (size, rows))
-    other, pair = jnp.asarray(neighbours.other.T), jnp.asarray(neighbours.pair.T)
+    other = jnp.asarray(neighbours.other.T)
+    pair = jnp.asarray(neighbours.pair.T)
     columns = jnp.arange(rows)
     unrolled = slots <= _UNROLLED
     joined = [bonds[pair[slot]] for slot in range(slots)] if unrolled else []
@@ -209,15 +273,17 @@ def components(neighbours: Adjacency, bonds: Array) -> Array:
         else:
             smallest = lax.fori_loop(0, slots, visit, smallest)
         if len(neighbours.to):
-            more = jnp.where(bonds[neighbours.more_pair], label[neighbours.more_other], size)
+            more = jnp.where(
+                bonds[neighbours.more_pair], label[neighbours.more_other], size
+            )
             smallest = smallest.at[neighbours.to].min(more)
         return smallest
 
     def step(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         label = carry[0]
         smallest = least(label)
-        # The unit that a label names is updated too: 10 steps at the critical coupling of a 64x64 lattice,
-        # where passing labels between neighbours takes 119.
+        # The unit that a label names is updated too: 10 steps at the critical coupling
+        # of a 64x64 lattice, where passing labels between neighbours takes 119.
         hooked = label.at[label, columns].min(smallest)
         new = jnp.minimum(jnp.minimum(hooked, smallest), _at(hooked, hooked))
         return new, (new != label).any()
@@ -241,11 +307,16 @@ def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
     """Return :class:`Clusters` moves of the blocks whose units interact, and draws of the other layers.
 
     :param clamped: names of clamped blocks.
-    :raises IntractableError: if no units of one block interact, or not in a way that makes clusters.
+    :raises IntractableError: if no units of one block interact, or not in a way that
+        makes clusters.
     """
     checks.instance("cluster_sweep: graph", graph, FactorGraph, "a FactorGraph")
     layers = schedule(graph, clamped)
     inner = [layer[0] for layer in layers if layer[0] in graph.splits]
-    for block in inner if graph.splits else graph.families:  # the check says that no units interact
+    # the check says that no units interact
+    for block in inner if graph.splits else graph.families:
         Clusters(block).check(graph)
-    return tuple(Clusters(layer[0]) if layer[0] in inner else Layer(layer, "maximal") for layer in layers)
+    return tuple(
+        Clusters(layer[0]) if layer[0] in inner else Layer(layer, "maximal")
+        for layer in layers
+    )

@@ -2,21 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Couplings of a layer: one coupled draw from two conditionals.
 
-A layer of a pair has natural parameters ``eta`` (leading chain, distribution p) and ``other`` (following
-chain, distribution q). Every coupling leaves each chain its own distribution and is faithful: equal
-conditionals give equal draws.
+A layer of a pair has natural parameters ``eta`` (leading chain, distribution p) and
+``other`` (following chain, distribution q). Every coupling leaves each chain its own
+distribution and is faithful: equal conditionals give equal draws.
 
-"common" draws both chains from the same random words: unitwise maximal for Bernoulli, Spin and Categorical
-units, the same noise for real-valued ones. "reflection" differs for Gaussian blocks only: it makes them equal
-with the largest possible probability, and mirrors the noise otherwise. The joint maximal couplings make the
-two layers equal with the largest possible probability, ``1 - TV(p, q)``, for any family. They need only the
-log-ratio ``<other - eta, t(x)> - (A(other) - A(eta))``, in which the base measure cancels.
+"common" draws both chains from the same random words: unitwise maximal for Bernoulli,
+Spin and Categorical units, the same noise for real-valued ones. "reflection" differs
+for Gaussian blocks only: it makes them equal with the largest possible probability, and
+mirrors the noise otherwise. The joint maximal couplings make the two layers equal with
+the largest possible probability, ``1 - TV(p, q)``, for any family. They need only the
+log-ratio ``<other - eta, t(x)> - (A(other) - A(eta))``, in which the base measure
+cancels.
 
-The residual of a maximal coupling is a rejection sampler, which runs one trial per call: a rejected row
-*stalls*, and is tried again with other words. A row that still stalls after :data:`MOST_TRIALS` is flagged.
+The residual of a maximal coupling is a rejection sampler, which runs one trial per
+call: a rejected row *stalls*, and is tried again with other words. A row that still
+stalls after :data:`MOST_TRIALS` is flagged.
 
-Whether a pair agrees on a block is reported by the coupling, not read off the values: XLA may compute a value
-that both chains share twice, and round it differently.
+Whether a pair agrees on a block is reported by the coupling, not read off the values:
+XLA may compute a value that both chains share twice, and round it differently.
 
 **References**
 
@@ -45,10 +48,11 @@ Etas = tuple[Rows, Rows]
 #: The couplings of a layer.
 KINDS = ("maximal", "maximal_independent", "common", "reflection", "independent")
 
-#: Trials after which a draw is given up and flagged. A residual of distributions with total variation d is
-#: entered with probability d and then accepted with probability d per trial, so a residual with mass gets
-#: here with probability ``d (1 - d)**2**24``: at most 2.2e-8 per draw, where d is the step 2**-24 of the
-#: uniforms, and below 1e-13 from d = 1e-6 on. What gets here is a residual that has no mass in float32.
+#: Trials after which a draw is given up and flagged. A residual of distributions with
+#: total variation d is entered with probability d and then accepted with probability d
+#: per trial, so a residual with mass gets here with probability ``d (1 - d)**2**24``:
+#: at most 2.2e-8 per draw, where d is the step 2**-24 of the uniforms, and below 1e-13
+#: from d = 1e-6 on. What gets here is a residual that has no mass in float32.
 MOST_TRIALS = 2**24
 
 
@@ -89,26 +93,45 @@ class Trial(NamedTuple):
     """Largest number of trials of a draw within this one."""
 
 
-def resolve(coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def resolve(
+    coupling: str | Sequence[Any] | None, layers: Sequence[Sequence[str]]
+) -> tuple[str, ...]:
     """Return one kind of coupling per layer.
 
-    :param coupling: "maximal" (the default), "maximal_independent", "common", "reflection" or "independent"
-        for every layer, or one per layer. Algorithm 3 of Qiu et al. is ``("maximal", "common")``, their
-        Algorithm 1 ``("maximal_independent", "independent")``.
-    :raises ArgumentError: for an unknown kind, a wrong number of kinds, or independent draws of all layers.
+    :param coupling: "maximal" (the default), "maximal_independent", "common",
+        "reflection" or "independent" for every layer, or one per layer. Algorithm 3 of
+        Qiu et al. is ``("maximal", "common")``, their Algorithm 1
+        ``("maximal_independent", "independent")``.
+    :raises ArgumentError: for an unknown kind, a wrong number of kinds, or independent
+        draws of all layers.
     """
-    # Milliseconds until 1000 pairs have met (and mean tau), against ("maximal", "common"): untrained
-    # 500x100 93 for 112 (7.8 for 10.6); trained 200x100 46 for 48 (8.7 for 11.0), 784x500 754 for 787
-    # (27.0 for 29.3), 784x1000 1799 for 2342 (36.6 for 47.3). It loses where milliseconds matter least:
-    # 16x16 3.3 for 2.8 (2.6 for 2.6), with a heavy tail 18 for 13 (27.0 for 21.9).
+    # Milliseconds until 1000 pairs have met (and mean tau), against ("maximal",
+    # "common"): untrained 500x100 93 for 112 (7.8 for 10.6); trained 200x100 46 for 48
+    # (8.7 for 11.0), 784x500 754 for 787 (27.0 for 29.3), 784x1000 1799 for 2342 (36.6
+    # for 47.3). It loses where milliseconds matter least: 16x16 3.3 for 2.8 (2.6 for
+    # 2.6), with a heavy tail 18 for 13 (27.0 for 21.9).
     coupling = "maximal" if coupling is None else coupling
     single = isinstance(coupling, str)
-    kinds = (coupling,) * len(layers) if single else tuple(checks.sequence("coupling", coupling, "kinds"))
+    kinds = (
+        (coupling,) * len(layers)
+        if single
+        else tuple(checks.sequence("coupling", coupling, "kinds"))
+    )
     for kind in kinds:
-        checks.choice("coupling", kind, KINDS, also='"mixture", moves, or a function that returns moves')
-    is_valid = len(kinds) == len(layers) and set(kinds) != {"independent"}
-    expected = f"a kind for each of the {len(layers)} layers {layers}, and not independent for all of them"
-    checks.require(is_valid, "coupling", expected, kinds, hint="Chains drawn independently part.")
+        checks.choice(
+            "coupling",
+            kind,
+            KINDS,
+            also='"mixture", moves, or a function that returns moves',
+        )
+    if len(kinds) != len(layers) or set(kinds) == {"independent"}:
+        raise checks.error(
+            "coupling",
+            f"a kind for each of the {len(layers)} layers {layers}, and not "
+            "independent for all of them",
+            kinds,
+            hint="Chains drawn independently part.",
+        )
     return kinds
 
 
@@ -125,18 +148,30 @@ def attempt(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
         x, y, together = _unconditional(families, kind, etas, trial.keys)
         accepted = jnp.ones(len(trial.keys), bool)
         # the conditionals of other rows do not exist
-        inside = [f.in_domain(eta[b]).reshape(len(x[b]), -1) for eta in etas for b, f in families.items()]
-        result = Attempt(x, y, accepted, accepted, ~jnp.concatenate(inside, 1).all(1), together)
+        inside = [
+            f.in_domain(eta[b]).reshape(len(x[b]), -1)
+            for eta in etas
+            for b, f in families.items()
+        ]
+        result = Attempt(
+            x, y, accepted, accepted, ~jnp.concatenate(inside, 1).all(1), together
+        )
     y = {b: where_rows(trial.same, result.x[b], result.y[b]) for b in families}
-    return result._replace(y=y, together={b: result.together[b] | trial.same for b in families})
+    return result._replace(
+        y=y, together={b: result.together[b] | trial.same for b in families}
+    )
 
 
-def _unconditional(families: Families, kind: str, etas: Etas, keys: Keys) -> tuple[Blocks, Blocks, Blocks]:
+def _unconditional(
+    families: Families, kind: str, etas: Etas, keys: Keys
+) -> tuple[Blocks, Blocks, Blocks]:
     """Make a coupled draw that is always accepted."""
     separate = dict.fromkeys(families, jnp.zeros(len(keys), bool))
     if kind == "independent":
         halves = jnp.split(random.words(keys, 2 * num_words(families)), 2, axis=1)
-        x, y = (draw_rows(families, eta, w) for eta, w in zip(etas, halves, strict=True))
+        x, y = (
+            draw_rows(families, eta, w) for eta, w in zip(etas, halves, strict=True)
+        )
         return x, y, separate
     count = num_words(families, coupled=True)
     if kind == "common":
@@ -144,7 +179,10 @@ def _unconditional(families: Families, kind: str, etas: Etas, keys: Keys) -> tup
     words = random.words(keys, count + len(families))
     parts = split_words(families, words[:, :count], coupled=True)
     u = random.uniform(words[:, count:])
-    reflect = lambda b, u: families[b].reflect(parts[b], u, etas[0][b], etas[1][b])
+
+    def reflect(b, u):
+        return families[b].reflect(parts[b], u, etas[0][b], etas[1][b])
+
     drawn = {b: reflect(b, u[:, i]) for i, b in enumerate(families)}
     x, y, together = ({b: d[i] for b, d in drawn.items()} for i in range(3))
     return x, y, together
@@ -152,34 +190,41 @@ def _unconditional(families: Families, kind: str, etas: Etas, keys: Keys) -> tup
 
 def _couple(families: Families, etas: Etas, words: Array) -> tuple[Blocks, Blocks]:
     parts = split_words(families, words, coupled=True)
-    drawn = {b: family.couple(parts[b], etas[0][b], etas[1][b]) for b, family in families.items()}
+    drawn = {
+        b: family.couple(parts[b], etas[0][b], etas[1][b])
+        for b, family in families.items()
+    }
     return {b: d[0] for b, d in drawn.items()}, {b: d[1] for b, d in drawn.items()}
 
 
 def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
     """Make one trial of Algorithm 3 (residual from shared words) or 4 ("independent") of Qiu et al.
 
-    A first trial proposes one x for both chains, and in the same call tries the residual with other words for
-    the rows that reject it.
+    A first trial proposes one x for both chains, and in the same call tries the
+    residual with other words for the rows that reject it.
     """
     keys, first, same = trial[:3]
     independent = kind == "maximal_independent"
     count = num_words(families)
     rest = 2 * count if independent else num_words(families, coupled=True)
-    # Several fusions read the words: without the barrier each hashes them again, a tenth of the sweep's time.
+    # Several fusions read the words: without the barrier each hashes them again, a
+    # tenth of the sweep's time.
     words = lax.optimization_barrier(random.words(keys, count + rest + 3))
     log_u = jnp.log(random.uniform(words[:, -3:].T)).T
     ratio = functools.partial(log_ratio, families, *etas)
-    statistics = lambda x: {b: f.statistics(x[b]) for b, f in families.items()}
+
+    def statistics(x):
+        return {b: f.statistics(x[b]) for b, f in families.items()}
 
     shared = draw_rows(families, etas[0], words[:, :count])
     at_shared = ratio(statistics(shared), same)
     together = first & (log_u[:, 0] <= at_shared)
     residual = words[:, count : count + rest]
     if independent:
-        # A rejected x is itself a draw of the leading chain's residual: only the follower is still to be
-        # drawn.
-        x, y = shared, draw_rows(families, etas[1], residual[:, count:])
+        # A rejected x is itself a draw of the leading chain's residual: only the
+        # follower is still to be drawn.
+        x = shared
+        y = draw_rows(families, etas[1], residual[:, count:])
         accept_x = jnp.ones(len(keys), bool)
     else:
         x, y = _couple(families, etas, residual)
@@ -187,8 +232,16 @@ def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt
         x = {b: where_rows(together, shared[b], x[b]) for b in families}
     accept_y = together | (log_u[:, 2] > -ratio(statistics(y)))
     y = {b: where_rows(together, shared[b], y[b]) for b in families}
-    # a row whose conditional does not exist would be accepted all the same, or stall forever
-    return Attempt(x, y, accept_x, accept_y, ~jnp.isfinite(at_shared), dict.fromkeys(families, together))
+    # a row whose conditional does not exist would be accepted all the same, or stall
+    # forever
+    return Attempt(
+        x,
+        y,
+        accept_x,
+        accept_y,
+        ~jnp.isfinite(at_shared),
+        dict.fromkeys(families, together),
+    )
 
 
 def where_rows(rows: Array, a: Array, b: Array | float) -> Array:

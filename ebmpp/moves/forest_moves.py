@@ -28,7 +28,8 @@ from ebmpp.moves.target import Target
 class Forests(Move):
     """Joint draw of units that make a forest given all others; :func:`forest_sweep` returns such moves.
 
-    Sums go from the leaves to the roots, and draws go back, coupled maximally unit by unit.
+    Sums go from the leaves to the roots, and draws go back, coupled maximally unit by
+    unit.
 
     :param units: units of each block by number, in increasing order.
     """
@@ -45,42 +46,68 @@ class Forests(Move):
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         complete = _tables(graph, self.units).complete
-        return (*graph.neighbours(self.blocks), *(b for b in self.blocks if b not in complete))
+        return (
+            *graph.neighbours(self.blocks),
+            *(b for b in self.blocks if b not in complete),
+        )
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         tables = _tables(target.graph, self.units)
         u = random.uniform(random.words(keys, tables.forest.num_units))
-        states = forests.draw(tables.forest, *tables.weights(target.params, x, target.keep), u)
-        return hold(target.keep, x, tables.put(x, states)), jnp.zeros(len(keys), jnp.int32)
+        states = forests.draw(
+            tables.forest, *tables.weights(target.params, x, target.keep), u
+        )
+        return hold(target.keep, x, tables.put(x, states)), jnp.zeros(
+            len(keys), jnp.int32
+        )
 
-    def marginals(self, target: Target, x: Rows) -> tuple[Blocks, dict[tuple[str, str], forests.Pairs]]:
+    def marginals(
+        self, target: Target, x: Rows
+    ) -> tuple[Blocks, dict[tuple[str, str], forests.Pairs]]:
         """Return probabilities of the units' values given all others; means over draws have less noise.
 
-        :param x: states, ``(rows, *shape)`` each; the units of the move may have any values.
-        :return: by block ``(rows, units, K)``, for the K values in rising order; and by two blocks the
-            probabilities of neighbours, :class:`~ebmpp.moves.forests.Pairs`.
+        :param x: states, ``(rows, *shape)`` each; the units of the move may have any
+            values.
+        :return: by block ``(rows, units, K)``, for the K values in rising order; and by
+            two blocks the probabilities of neighbours,
+            :class:`~ebmpp.moves.forests.Pairs`.
         """
         tables = _tables(target.graph, self.units)
-        single, pairs = forests.marginals(tables.forest, *tables.weights(target.params, x, target.keep))
-        units = {b: (u, len(cast(Array, tables.families[b].states()))) for b, u in tables.units.items()}
-        single = {b: single[:, place, : units[b][1]] for b, place in tables.places.items()}
+        single, pairs = forests.marginals(
+            tables.forest, *tables.weights(target.params, x, target.keep)
+        )
+        units = {
+            b: (u, len(cast(Array, tables.families[b].states())))
+            for b, u in tables.units.items()
+        }
+        single = {
+            b: single[:, place, : units[b][1]] for b, place in tables.places.items()
+        }
         return single, forests.Pairs.by_name(tables.forest, pairs, units)
 
     def prepare(self, target: Target, z: Chains) -> Any:
         """Return the tables of all chains, ``(chains, rows, ...)``, with axes of 1 where they are equal."""
         chains = len(next(iter(z.values())))
         keep = target.twice().keep if chains == 2 else target.keep
-        unary, pairwise = _tables(target.graph, self.units).weights(target.params, flat(z), keep)
+        unary, pairwise = _tables(target.graph, self.units).weights(
+            target.params, flat(z), keep
+        )
         leading = (1, 1) if pairwise.ndim == 3 else (chains, len(pairwise) // chains)
-        return unary.reshape(chains, -1, *unary.shape[1:]), pairwise.reshape(*leading, *pairwise.shape[-3:])
+        return unary.reshape(chains, -1, *unary.shape[1:]), pairwise.reshape(
+            *leading, *pairwise.shape[-3:]
+        )
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        tables, done = _tables(target.graph, self.units), jnp.ones(len(trial.keys), bool)
+        tables = _tables(target.graph, self.units)
+        done = jnp.ones(len(trial.keys), bool)
         count = tables.forest.num_units
         u = random.uniform(random.words(trial.keys, 3 * count)).reshape(-1, count, 3)
         states = forests.draw_pair(tables.forest, *focused, u)
         x, y = ({b: v[i] for b, v in z.items()} for i in range(2))
-        x, y = (hold(target.keep, old, tables.put(old, s)) for old, s in zip((x, y), states, strict=True))
+        x, y = (
+            hold(target.keep, old, tables.put(old, s))
+            for old, s in zip((x, y), states, strict=True)
+        )
         # tables of equal states may differ in their last bits
         y = {b: where_rows(trial.same, x[b], v) for b, v in y.items()}
         together = {b: equal(jnp.stack([x[b], y[b]])) for b in self.blocks}
@@ -95,14 +122,16 @@ def _tables(graph: FactorGraph, units: tuple[tuple[str, Constant], ...]) -> Tabl
 def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
     """Return joint draws of forests of finite units, and draws of the other layers.
 
-    The interacting units of the free blocks are split into layers that are induced forests: a hidden Markov
-    chain is one exact draw given the data, a lattice two. Blocks of more than 256 values per unit, or whose
-    units interact with 16 others on average or more, are drawn from their conditionals. Two blocks of several
-    units each that share a factor are drawn one after the other.
+    The interacting units of the free blocks are split into layers that are induced
+    forests: a hidden Markov chain is one exact draw given the data, a lattice two.
+    Blocks of more than 256 values per unit, or whose units interact with 16 others on
+    average or more, are drawn from their conditionals. Two blocks of several units each
+    that share a factor are drawn one after the other.
 
     :param graph: the declaration.
     :param clamped: names of clamped blocks.
-    :return: moves, for the arguments ``moves`` and ``coupling``; the latter also takes the function itself.
+    :return: moves, for the arguments ``moves`` and ``coupling``; the latter also takes
+        the function itself.
     :raises IntractableError: if no free block suits.
 
     **References**
@@ -123,11 +152,19 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
     checks.instance("forest_sweep: graph", graph, FactorGraph, "a FactorGraph")
     free = [b for b in graph.families if b not in set(clamped)]
     finite = [b for b in free if forests.layers.suits(graph, b)]
-    expected = "a free block of finite units that interact with few others"
-    actual = {b: graph.families[b] for b in free}
-    checks.require(finite, "forest_sweep: graph", expected, actual, IntractableError, "Use gibbs_sweep.")
+    if not finite:
+        raise checks.error(
+            "forest_sweep: graph",
+            "a free block of finite units that interact with few others",
+            {b: graph.families[b] for b in free},
+            IntractableError,
+            "Use gibbs_sweep.",
+        )
     split = forests.layers.split(graph, finite)
-    moves = (Forests(tuple((b, Constant.copy(u)) for b, u in layer.items())) for layer in split)
+    moves = (
+        Forests(tuple((b, Constant.copy(u)) for b, u in layer.items()))
+        for layer in split
+    )
     joined = {b for layer in split for b in layer}
     rest = schedule(graph, [b for b in graph.families if b not in free or b in joined])
     return *moves, *(Layer(blocks, "maximal") for blocks in rest)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of layers, for many rows at once: the base of every sampler.
 
-A *row* is one state, of blocks of shape ``(rows, *shape)``, with a key of shape ``(rows, 2)``. A row's draws
-depend on its own key only. Random words are assigned to blocks in the order of the argument ``families``.
-Nothing is checked here.
+A *row* is one state, of blocks of shape ``(rows, *shape)``, with a key of shape
+``(rows, 2)``. A row's draws depend on its own key only. Random words are assigned to
+blocks in the order of the argument ``families``. Nothing is checked here.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,8 +24,8 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.target import Target
 
-#: From natural parameters, families and the index of the part to new values; the index is None where a layer
-#: is drawn at once.
+#: From natural parameters, families and the index of the part to new values; the index
+#: is None where a layer is drawn at once.
 Drawer = Callable[[Blocks, Families, Any], Rows]
 
 
@@ -36,14 +36,18 @@ def hold(keep: Keep, x: Rows, new: Rows) -> Blocks:
 
 def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks:
     """Return new values of the ``blocks`` of a layer: at once, or part by part where the units interact."""
-    graph, params, keep, blocks = target.graph, target.params, target.keep, tuple(blocks)
+    graph = target.graph
+    params = target.params
+    keep = target.keep
+    blocks = tuple(blocks)
     if graph.splits.keys().isdisjoint(blocks):
         eta = energy.natural_rows(graph, params, x, blocks)
         # in the layer's order; a gradient is sorted by name
         families = {b: graph.families[b] for b in blocks}
         return hold(keep, x, dict(new({b: eta[b] for b in blocks}, families, None)))
     (block,) = blocks
-    split, around = graph.splits[block], energy.part_context(graph, params, x, block)
+    split = graph.splits[block]
+    around = energy.part_context(graph, params, x, block)
     held = energy.to_units(keep[block], split.family) if block in keep else None
 
     def step(part: Any, units: Array) -> Array:
@@ -59,12 +63,16 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
 
 def num_words(families: Families, *, coupled: bool = False) -> int:
     """Return the number of random words of a row's draw of the blocks."""
-    return sum(f.size * (f.num_couple_words if coupled else f.num_words) for f in families.values())
+    return sum(
+        f.size * (f.num_couple_words if coupled else f.num_words)
+        for f in families.values()
+    )
 
 
 def split_words(families: Families, words: Array, *, coupled: bool = False) -> Blocks:
     """Return the words of each block, of shape ``(rows, *shape, words per unit)``."""
-    parts, start = {}, 0
+    parts = {}
+    start = 0
     for b, family in families.items():
         count = family.num_couple_words if coupled else family.num_words
         stop = start + family.size * count
@@ -82,8 +90,12 @@ def draw_rows(families: Families, eta: Rows, words: Array) -> Blocks:
 def draw(families: Families, eta: Rows, keys: Keys) -> Blocks:
     """Draw blocks from their families at ``eta``, with words of the ``keys``."""
     count = num_words(families)
-    make = lambda eta: draw_rows(families, eta, random.words(keys, count))
-    # written into the buffer of their parameters, draws of 100 rows at 784x500 took 1.6 times as long
+
+    def make(eta):
+        return draw_rows(families, eta, random.words(keys, count))
+
+    # written into the buffer of their parameters, draws of 100 rows at 784x500 took 1.6
+    # times as long
     separate = is_fast_compile() and barrier_pays(len(keys) * count)
     return fusion_barrier(make, dict(eta)) if separate else make(eta)
 
@@ -99,7 +111,9 @@ def draw_part(families: Families, eta: Blocks, keys: Keys) -> Blocks:
 
     def plain(units_first: Array) -> Array:
         natural = {block: jnp.swapaxes(units_first, 0, 1)}
-        return draw_rows(families, natural, random.words(keys, num_words(families)))[block].T
+        return draw_rows(families, natural, random.words(keys, num_words(families)))[
+            block
+        ].T
 
     return {block: fusion_barrier(plain, units_first).T}
 
@@ -126,18 +140,27 @@ def fits_bytes(family: Family) -> bool:
 def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
     """Draw a block of one axis, units first, from the words that :func:`draw_rows` would use, two per hash.
 
-    A hash has two words, of which :func:`ebmpp.core.random.words` keeps one: XLA would otherwise not
-    vectorise the loop that it fuses with. Here two units use both, and their values share 16 bits.
+    A hash has two words, of which :func:`ebmpp.core.random.words` keeps one: XLA would
+    otherwise not vectorise the loop that it fuses with. Here two units use both, and
+    their values share 16 bits.
     """
-    size, half, transpose = family.size, (family.size + 1) // 2, len(keys) <= _FEW_ROWS
-    turn = lambda a: jnp.swapaxes(a, 0, 1) if transpose else a
+    size = family.size
+    half = (family.size + 1) // 2
+    transpose = len(keys) <= _FEW_ROWS
+
+    def turn(a):
+        return jnp.swapaxes(a, 0, 1) if transpose else a
 
     def both(eta: Array) -> Array:
         number = jnp.arange(half, dtype=jnp.uint32)[:, None]
-        words = random.threefry(turn(keys[None]), turn(number), turn(number + jnp.uint32(half)))
+        words = random.threefry(
+            turn(keys[None]), turn(number), turn(number + jnp.uint32(half))
+        )
         rest = [(0, 2 * half - size), *[(0, 0)] * (eta.ndim - 1)]
         halves = zip(words, (eta[:half], jnp.pad(eta[half:], rest)), strict=True)
-        low, high = (family.sample(w[..., None], turn(e)).astype(jnp.int8) for w, e in halves)
+        low, high = (
+            family.sample(w[..., None], turn(e)).astype(jnp.int8) for w, e in halves
+        )
         return _bits(low) | (_bits(high) << jnp.uint16(8))
 
     packed = turn(fusion_barrier(both, eta))

@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metropolis proposals from a mixture of conditionals of the model.
 
-Where the free blocks are two layers, each independent given the other, the conditional of one at any value of
-the other is a product of its units' families. A mixture of these conditionals, at a *pool* of values, can be
-drawn from and evaluated, and it resembles the model where the pool does. The pool is data, a field of the
-:class:`~ebmpp.moves.Target`, so another pool compiles nothing. Results are exact for any pool that is
-independent of the chains' own draws.
+Where the free blocks are two layers, each independent given the other, the conditional
+of one at any value of the other is a product of its units' families. A mixture of these
+conditionals, at a *pool* of values, can be drawn from and evaluated, and it resembles
+the model where the pool does. The pool is data, a field of the
+:class:`~ebmpp.moves.Target`, so another pool compiles nothing. Results are exact for
+any pool that is independent of the chains' own draws.
 
-The two chains of a pair get one proposal and one uniform, so they meet as soon as both accept.
+The two chains of a pair get one proposal and one uniform, so they meet as soon as both
+accept.
 """
 
 from collections.abc import Iterable
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax import Array
@@ -27,36 +29,53 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.gibbs import draw_rows, num_words
-from ebmpp.moves.move import Drawn, Layer, Move, agree, flat, refuse_interacting, refuse_observed
+from ebmpp.moves.move import (
+    Drawn,
+    Layer,
+    Move,
+    agree,
+    flat,
+    refuse_interacting,
+    refuse_observed,
+)
 from ebmpp.moves.target import Pool, Target
 
-# Cost in Gibbs sweeps of processor time on bars and stripes 16x16: a sweep with a pool of 100 costs 4.4, of
-# 300 7.7, of 1500 13.7, with 100 of 1500 7.4; an exact draw costs 42, 66, 166 and 103, and 972 without a
-# pool. A pool of 30 lacks modes, and some pairs took a thousand sweeps. Digits 64x16, pool of 100: 2.4; 20
-# against 37.
+# Cost in Gibbs sweeps of processor time on bars and stripes 16x16: a sweep with a pool
+# of 100 costs 4.4, of 300 7.7, of 1500 13.7, with 100 of 1500 7.4; an exact draw costs
+# 42, 66, 166 and 103, and 972 without a pool. A pool of 30 lacks modes, and some pairs
+# took a thousand sweeps. Digits 64x16, pool of 100: 2.4; 20 against 37.
 _COMPONENTS = 300
 
 
-def read_blocks(graph: FactorGraph, blocks: tuple[str, ...], marginalize: tuple[str, ...]) -> tuple[str, ...]:
+def read_blocks(
+    graph: FactorGraph, blocks: tuple[str, ...], marginalize: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the blocks on which the acceptance of proposed ``blocks`` depends."""
     around = (*blocks, *graph.neighbours((*blocks, *marginalize)))
     return tuple(b for b in dict.fromkeys(around) if b not in marginalize)
 
 
-def accept_proposals(z: Chains, proposals: Blocks, log_ratio: Array, log_u: Array, trial: Trial) -> Attempt:
+def accept_proposals(
+    z: Chains, proposals: Blocks, log_ratio: Array, log_u: Array, trial: Trial
+) -> Attempt:
     """Accept or reject proposals in both chains, by one uniform and log-ratios ``(2, rows)``.
 
-    :param proposals: ``(2, rows, *shape)`` or, where both chains have one proposal, ``(rows, *shape)``.
+    :param proposals: ``(2, rows, *shape)`` or, where both chains have one proposal,
+        ``(rows, *shape)``.
     """
     rows = len(trial.keys)
     accept = log_u[None] < log_ratio
     accept = accept.at[1].set(jnp.where(trial.same, accept[0], accept[1]))
-    new = {b: where_rows(accept, jnp.broadcast_to(v, z[b].shape), z[b]) for b, v in proposals.items()}
+    new = {
+        b: where_rows(accept, jnp.broadcast_to(v, z[b].shape), z[b])
+        for b, v in proposals.items()
+    }
     x, y = ({b: v[i] for b, v in new.items()} for i in range(2))
     # both accept the proposal, or both stay where they agreed
     stay = {b: agree(trial.flags, (b,), rows) & ~accept.any(0) for b in proposals}
     together = {b: accept.all(0) | stay[b] | trial.same for b in proposals}
-    done, broken = jnp.ones(rows, bool), jnp.isnan(log_ratio).any(0)
+    done = jnp.ones(rows, bool)
+    broken = jnp.isnan(log_ratio).any(0)
     return Attempt(x, y, done, done, broken, together, accept.sum(0, dtype=jnp.int32))
 
 
@@ -64,21 +83,26 @@ def accept_proposals(z: Chains, proposals: Blocks, log_ratio: Array, log_u: Arra
 class Mixture(Move):
     """Proposal of ``blocks`` from the target's pool, accepted with ``marginalize`` summed out.
 
-    For models in which pairs of Gibbs chains stay in separate modes, and a single draw can hit a mode.
+    For models in which pairs of Gibbs chains stay in separate modes, and a single draw
+    can hit a mode.
 
-    Proposals are drawn from the conditionals ``p(blocks | marginalize = h_c)``, with ``c`` uniform over the
-    pool. Acceptance falls with the dimension, and with a pool that lacks modes of the model.
+    Proposals are drawn from the conditionals ``p(blocks | marginalize = h_c)``, with
+    ``c`` uniform over the pool. Acceptance falls with the dimension, and with a pool
+    that lacks modes of the model.
 
     :param blocks: all free blocks but ``marginalize``, no two of which interact.
-    :param marginalize: the other free blocks, which are summed out; no two of them interact either.
-    :param components: a proposal is drawn from this many components of the pool, spread evenly over it from a
-        random first one, or from all of a smaller pool. It is exact too, and faster, since all components
-        are evaluated at each state.
+    :param marginalize: the other free blocks, which are summed out; no two of them
+        interact either.
+    :param components: a proposal is drawn from this many components of the pool, spread
+        evenly over it from a random first one, or from all of a smaller pool. It is
+        exact too, and faster, since all components are evaluated at each state.
 
     **References**
 
-    1. Tierney (1994), *Markov chains for exploring posterior distributions*, for independence chains.
-    2. Wang, O'Leary, Jacob (2021), *Maximal couplings of the Metropolis-Hastings algorithm*.
+    1. Tierney (1994), *Markov chains for exploring posterior distributions*, for
+       independence chains.
+    2. Wang, O'Leary, Jacob (2021), *Maximal couplings of the Metropolis-Hastings
+       algorithm*.
     """
 
     blocks: tuple[str, ...]
@@ -97,55 +121,87 @@ class Mixture(Move):
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         part, proposal, log_u = self._propose(target, keys)
-        score = lambda x: self._log_target(target, x) - self._log_mixture(target, part, x)
+
+        def score(x):
+            return self._log_target(target, x) - self._log_mixture(target, part, x)
+
         accept = log_u < score({**x, **proposal}) - score(x)
-        return {b: where_rows(accept, v, x[b]) for b, v in proposal.items()}, accept.astype(jnp.int32)
+        return {
+            b: where_rows(accept, v, x[b]) for b, v in proposal.items()
+        }, accept.astype(jnp.int32)
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        rows, now = len(trial.keys), flat(z)
+        rows = len(trial.keys)
+        now = flat(z)
         part, proposal, log_u = self._propose(target, trial.keys)
-        # all blocks are proposed, summed out or clamped, so both chains have one score of a proposal
+        # all blocks are proposed, summed out or clamped, so both chains have one score
+        # of a proposal
         clamped = {b: v[:rows] for b, v in now.items()}
-        stacked = {b: jnp.concatenate([v, (clamped | proposal)[b]]) for b, v in now.items()}
+        stacked = {
+            b: jnp.concatenate([v, (clamped | proposal)[b]]) for b, v in now.items()
+        }
         log_target = self._log_target(target, stacked).reshape(3, rows)
-        states = {b: stacked[b].reshape(3, rows, *stacked[b].shape[1:]) for b in self.blocks}
-        score = log_target - jax.vmap(lambda x: self._log_mixture(target, part, x))(states)
+        states = {
+            b: stacked[b].reshape(3, rows, *stacked[b].shape[1:]) for b in self.blocks
+        }
+        score = log_target - jax.vmap(lambda x: self._log_mixture(target, part, x))(
+            states
+        )
         return accept_proposals(z, proposal, score[2] - score[:2], log_u, trial)
 
     def _propose(self, target: Target, keys: Keys) -> tuple[Pool, Blocks, Array]:
         """Return the components of each row's proposal, the proposals, and log-uniforms."""
         refuse_observed((*self.blocks, *self.marginalize), target.keep)
         call = 'unbiased_expectation(..., coupling="mixture", pool={"v": rows})'
-        expected = f"given with {self}: values of {self.marginalize}, as in {call}"
-        checks.require(target.pool is not None, "pool", expected, target.pool, StateError)
-        pool, families = cast(Pool, target.pool), {b: target.graph.families[b] for b in self.blocks}
-        size, count = len(pool.log_normalizer), num_words(families)
+        if target.pool is None:
+            raise checks.error(
+                "pool",
+                f"given with {self}: values of {self.marginalize}, as in {call}",
+                target.pool,
+                StateError,
+            )
+        pool = target.pool
+        families = {b: target.graph.families[b] for b in self.blocks}
+        size = len(pool.log_normalizer)
+        count = num_words(families)
         words = random.words(keys, count + 3)
-        number = lambda word, below: (word % jnp.uint32(below)).astype(jnp.int32)
+
+        def number(word, below):
+            return (word % jnp.uint32(below)).astype(jnp.int32)
+
         used = min(self.components, size)
         spread = jnp.arange(used) * (size // used)
         position = number(words[:, count], used)
         if used < size:
             at = (number(words[:, count + 2], size)[:, None] + spread) % size
             component = jnp.take_along_axis(at, position[:, None], axis=1)[:, 0]
-            part = Pool({b: pool.eta[b][at] for b in self.blocks}, pool.log_normalizer[at])
+            part = Pool(
+                {b: pool.eta[b][at] for b in self.blocks}, pool.log_normalizer[at]
+            )
         else:
-            component, part = position, pool
+            component = position
+            part = pool
         eta = {b: pool.eta[b][component] for b in self.blocks}
         proposal = draw_rows(families, eta, words[:, :count])
         return part, proposal, jnp.log(random.uniform(words[:, count + 1]))
 
     def _log_target(self, target: Target, x: Rows) -> PerRow:
         """Return the log density of each row, up to a constant and the base measures."""
-        statistics = target.graph.statistics({b: v for b, v in x.items() if b not in self.marginalize})
-        log_prob_at = lambda t: energy.log_marginal(target.graph, target.params, t, self.marginalize)
+        statistics = target.graph.statistics(
+            {b: v for b, v in x.items() if b not in self.marginalize}
+        )
+
+        def log_prob_at(t):
+            return energy.log_marginal(target.graph, target.params, t, self.marginalize)
+
         return jax.vmap(log_prob_at)(statistics)
 
     @full_precision
     def _log_mixture(self, target: Target, part: Pool, x: Rows) -> PerRow:
         """Return the log density of the proposals, up to a constant and the base measures.
 
-        :param part: components that all rows share, or with an axis of rows before that of components.
+        :param part: components that all rows share, or with an axis of rows before that
+            of components.
         """
         statistics = target.graph.statistics({b: x[b] for b in self.blocks})
         inner = -part.log_normalizer
@@ -159,14 +215,19 @@ class Mixture(Move):
         return jax.nn.logsumexp(inner, axis=-1)
 
 
-def make_pool(graph: FactorGraph, params: Params, move: Mixture, rows: Rows, clamped: Blocks) -> Pool:
+def make_pool(
+    graph: FactorGraph, params: Params, move: Mixture, rows: Rows, clamped: Blocks
+) -> Pool:
     """Return the conditionals from which a move proposes.
 
-    :param rows: values of the blocks that the move sums out, ``(components, *shape)`` each.
+    :param rows: values of the blocks that the move sums out, ``(components, *shape)``
+        each.
     """
     count = len(next(iter(rows.values())))
     held = {b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in clamped.items()}
-    eta = energy.natural_rows(graph, params, {b: rows[b] for b in move.marginalize} | held, move.blocks)
+    eta = energy.natural_rows(
+        graph, params, {b: rows[b] for b in move.marginalize} | held, move.blocks
+    )
     per_unit = [graph.families[b].log_normalizer(e) for b, e in eta.items()]
     log_normalizer = jnp.stack([a.reshape(count, -1).sum(-1) for a in per_unit]).sum(0)
     return Pool({b: eta[b] for b in move.blocks}, log_normalizer)
@@ -176,13 +237,22 @@ def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
     """Return a :class:`Mixture` move of the smaller layer, a draw of the other, and draws of both layers.
 
     :param clamped: names of clamped blocks.
-    :raises IntractableError: unless the free blocks are two layers, each independent given the other.
+    :raises IntractableError: unless the free blocks are two layers, each independent
+        given the other.
     """
     layers = schedule(graph, clamped)
     inside = [b for layer in layers for b in layer if b in graph.splits]
-    expected = "in two layers, each independent given the other"
-    actual = f"units of block {inside[0]!r} that interact" if inside else layers
-    hint, is_valid = "Use coupling=None or a kind for every layer.", not inside and len(layers) == 2
-    checks.require(is_valid, "mixture: free blocks", expected, actual, IntractableError, hint)
-    small, large = sorted(layers, key=lambda layer: sum(graph.families[b].size for b in layer))
-    return Mixture(small, large), *(Layer(blocks, "maximal") for blocks in (large, small, large))
+    if inside or len(layers) != 2:
+        raise checks.error(
+            "mixture: free blocks",
+            "in two layers, each independent given the other",
+            f"units of block {inside[0]!r} that interact" if inside else layers,
+            IntractableError,
+            "Use coupling=None or a kind for every layer.",
+        )
+    small, large = sorted(
+        layers, key=lambda layer: sum(graph.families[b].size for b in layer)
+    )
+    return Mixture(small, large), *(
+        Layer(blocks, "maximal") for blocks in (large, small, large)
+    )

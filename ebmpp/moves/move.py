@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves: their base class, sweeps of single chains and coupled pairs, and the Gibbs move.
 
-A sweep is a tuple of moves. :class:`~ebmpp.moves.Layer` redraws a layer from its conditionals (blocked
-Gibbs), :class:`~ebmpp.moves.Mixture` proposes values of several layers at once. The engine and the coupled
-kernels use nothing but this interface, so a new kind of move is one class.
+A sweep is a tuple of moves. :class:`~ebmpp.moves.Layer` redraws a layer from its
+conditionals (blocked Gibbs), :class:`~ebmpp.moves.Mixture` proposes values of several
+layers at once. The engine and the coupled kernels use nothing but this interface, so a
+new kind of move is one class.
 
 Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *shape)``.
 """
@@ -21,13 +22,31 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Chains, Counts, Eta, Keep, Keys, Params, Rows, Which
+from ebmpp.core.types import (
+    Blocks,
+    Chains,
+    Counts,
+    Eta,
+    Keep,
+    Keys,
+    Params,
+    Rows,
+    Which,
+)
 from ebmpp.errors import IntractableError, clash
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves import gibbs
-from ebmpp.moves.couplings import KINDS, MOST_TRIALS, Attempt, Trial, attempt, stalls, where_rows
+from ebmpp.moves.couplings import (
+    KINDS,
+    MOST_TRIALS,
+    Attempt,
+    Trial,
+    attempt,
+    stalls,
+    where_rows,
+)
 from ebmpp.moves.target import Target
 
 Drawn = tuple[Blocks, Counts]
@@ -38,7 +57,8 @@ Flags = Mapping[str, Bool[Array, "rows ..."]]
 class Move(abc.ABC):
     """One step of a sweep: an immutable, hashable value. Base class.
 
-    A subclass defines ``blocks``, ``reads``, ``draw`` and ``attempt``, and overrides what else differs.
+    A subclass defines ``blocks``, ``reads``, ``draw`` and ``attempt``, and overrides
+    what else differs.
     """
 
     blocks: tuple[str, ...]
@@ -94,12 +114,17 @@ def refuse_interacting(graph: FactorGraph, blocks: Sequence[str], verb: str) -> 
 def refuse_observed(marginalize: tuple[str, ...], keep: Keep) -> None:
     """Refuse blocks with observed units: a sum over a block runs over all its values."""
     observed = [b for b in marginalize if b in keep]
-    checks.require(not observed, "marginalize", "of no block with observed units", observed, IntractableError)
+    if observed:
+        raise checks.error(
+            "marginalize", "of no block with observed units", observed, IntractableError
+        )
 
 
 def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
     """Return the number of the first part of each move, and the number of all parts."""
-    return list(itertools.accumulate((move.num_parts(graph) for move in moves), initial=0))
+    return list(
+        itertools.accumulate((move.num_parts(graph) for move in moves), initial=0)
+    )
 
 
 def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Drawn:
@@ -107,10 +132,12 @@ def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Dr
 
     Move i draws from ``fold_in(keys, i)``.
     """
-    x, total = dict(x), jnp.zeros(len(keys), jnp.int32)
+    x = dict(x)
+    total = jnp.zeros(len(keys), jnp.int32)
     for index, move in enumerate(moves):
         drawn, accepted = move.draw(target, x, random.fold_in(keys, index))
-        x, total = x | drawn, total + accepted
+        x = x | drawn
+        total = total + accepted
     return x, total
 
 
@@ -133,18 +160,33 @@ def flat(z: Chains) -> Blocks:
 def equal(z: Shaped[Array, "2 rows ..."]) -> Which:
     """Return True for the rows in which the two chains have equal values of a block."""
     # a sum: XLA makes three kernels of a reduction of booleans, and one of a sum
-    return (z[0] != z[1]).reshape(z.shape[1], -1).astype(jnp.result_type(float)).sum(-1) == 0
+    return (z[0] != z[1]).reshape(z.shape[1], -1).astype(jnp.result_type(float)).sum(
+        -1
+    ) == 0
 
 
-def note(target: Target, move: Move, flags: Flags, z: Chains, part: Any, draw: Attempt, done: Which) -> Flags:
+def note(
+    target: Target,
+    move: Move,
+    flags: Flags,
+    z: Chains,
+    part: Any,
+    draw: Attempt,
+    done: Which,
+) -> Flags:
     """Update the flags after a draw of a part, in the rows in which both chains have accepted.
 
-    Values of discrete units may also coincide that were drawn in different trials; these compare exactly.
+    Values of discrete units may also coincide that were drawn in different trials;
+    these compare exactly.
     """
-    single, result = move.num_parts(target.graph) == 1, dict(flags)
-    changed, both = draw.accept_x | draw.accept_y, draw.accept_x & draw.accept_y
+    single = move.num_parts(target.graph) == 1
+    result = dict(flags)
+    changed = draw.accept_x | draw.accept_y
+    both = draw.accept_x & draw.accept_y
     for b in move.blocks:
-        here = changed[:, None] & (single | (jnp.arange(flags[b].shape[1]) == part))[None]
+        here = (
+            changed[:, None] & (single | (jnp.arange(flags[b].shape[1]) == part))[None]
+        )
         result[b] = jnp.where(here, (both & draw.together[b])[:, None], flags[b])
         if target.is_discrete(b):
             result[b] |= (done & equal(z[b]))[:, None]
@@ -158,7 +200,10 @@ def copied(z: Chains, flags: Flags) -> Blocks:
 
 def _settled(z: Chains, flags: Flags) -> Blocks:
     """Apply :func:`copied` inside a loop: its carry is stored, so that both copies have the same bits."""
-    once = lambda c: (jnp.zeros_like(c[0]), copied(c[1], flags))
+
+    def once(c):
+        return (jnp.zeros_like(c[0]), copied(c[1], flags))
+
     needed = jnp.stack([f.any() for f in flags.values()]).any()
     return lax.while_loop(lambda c: c[0], once, (needed, dict(z)))[1]
 
@@ -170,26 +215,40 @@ def coupled_sweep(
 
     Trial r of move i draws from ``fold_in(keys, i, r)``.
 
-    :return: both chains; rows that agree on all blocks, with values that are equal bit by bit; broken rows
-        (see :class:`~ebmpp.moves.couplings.Attempt`); and the number of proposals that each row accepted.
+    :return: both chains; rows that agree on all blocks, with values that are equal bit
+        by bit; broken rows (see :class:`~ebmpp.moves.couplings.Attempt`); and the
+        number of proposals that each row accepted.
     """
-    z, flags, rows = dict(z), compare(target, z), len(keys)
-    broken, total = jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
+    flags = compare(target, z)
+    z = dict(z)
+    rows = len(keys)
+    broken = jnp.zeros(rows, bool)
+    total = jnp.zeros(rows, jnp.int32)
     for start, move in zip(offsets(target.graph, moves), moves, strict=False):
         z, flags, failed, accepted = couple_move(target, z, flags, move, keys, start)
-        broken, total = broken | failed, total + accepted
+        broken = broken | failed
+        total = total + accepted
     return _settled(z, flags), agree(flags, tuple(z), rows), broken, total
 
 
 def couple_move(
-    target: Target, z: Chains, flags: Flags, move: Move, keys: Keys, start: int = 0, most: Any = MOST_TRIALS
+    target: Target,
+    z: Chains,
+    flags: Flags,
+    move: Move,
+    keys: Keys,
+    start: int = 0,
+    most: Any = MOST_TRIALS,
 ) -> tuple[Blocks, Flags, Which, Counts]:
     """Make one move of both chains of every row, with all trials; see :func:`coupled_sweep`.
 
-    :param start: number of the first part: trial r of part i draws from ``fold_in(keys, start + i, r)``.
-    :return: both chains, flags, broken rows, and the number of proposals that each row accepted.
+    :param start: number of the first part: trial r of part i draws from
+        ``fold_in(keys, start + i, r)``.
+    :return: both chains, flags, broken rows, and the number of proposals that each row
+        accepted.
     """
-    prepared, rows = move.prepare(target, z), len(keys)
+    prepared = move.prepare(target, z)
+    rows = len(keys)
 
     def step(part: Any, carry: tuple) -> tuple:
         z, flags, broken, total = carry
@@ -205,30 +264,39 @@ def couple_move(
     return each_part(move.num_parts(target.graph), step, carry)
 
 
-def couple_focused(target: Target, focused: Any, z: Chains, move: Move, index: Any, draw: Trial) -> Attempt:
+def couple_focused(
+    target: Target, focused: Any, z: Chains, move: Move, index: Any, draw: Trial
+) -> Attempt:
     """Make trials of part number ``index`` until every row is accepted; rows that never are, are broken."""
 
     def trial(number: Array | int) -> Attempt:
-        first, keys = draw.first & (number == 0), random.fold_in(draw.keys, index, number)
+        first = draw.first & (number == 0)
+        keys = random.fold_in(draw.keys, index, number)
         return move.attempt(target, focused, z, draw._replace(keys=keys, first=first))
 
     def retry(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
         number, old = carry
         new = trial(number)
-        take_x, take_y = new.accept_x & ~old.accept_x, new.accept_y & ~old.accept_y
+        take_x = new.accept_x & ~old.accept_x
+        take_y = new.accept_y & ~old.accept_y
         merged = old._replace(
             x={b: where_rows(take_x, new.x[b], old.x[b]) for b in move.blocks},
             y={b: where_rows(take_y, new.y[b], old.y[b]) for b in move.blocks},
             accept_x=old.accept_x | new.accept_x,
             accept_y=old.accept_y | new.accept_y,
             broken=old.broken | new.broken,
-            together={b: where_rows(take_x & take_y, new.together[b], old.together[b]) for b in move.blocks},
+            together={
+                b: where_rows(take_x & take_y, new.together[b], old.together[b])
+                for b in move.blocks
+            },
         )
         return number + 1, merged
 
     def pending(carry: tuple[Array, Attempt]) -> Array:
         number, result = carry
-        return (~(result.accept_x & result.accept_y) & ~result.broken).any() & (number < draw.most)
+        return (~(result.accept_x & result.accept_y) & ~result.broken).any() & (
+            number < draw.most
+        )
 
     result = trial(0)
     if not move.stalls:
@@ -242,8 +310,8 @@ class Layer(Move):
     """Draw of the blocks of one layer from their conditionals.
 
     :param blocks: blocks that do not interact.
-    :param kind: coupling of pairs: "maximal", "maximal_independent", "common", "reflection" or "independent";
-        see :mod:`ebmpp.moves.couplings`.
+    :param kind: coupling of pairs: "maximal", "maximal_independent", "common",
+        "reflection" or "independent"; see :mod:`ebmpp.moves.couplings`.
     """
 
     blocks: tuple[str, ...]
@@ -261,7 +329,9 @@ class Layer(Move):
             refuse_interacting(graph, self.blocks, "drawn as one layer")
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        return graph.neighbours(self.blocks) + tuple(b for b in self.blocks if b in graph.splits)
+        return graph.neighbours(self.blocks) + tuple(
+            b for b in self.blocks if b in graph.splits
+        )
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
 
@@ -278,39 +348,67 @@ class Layer(Move):
     def prepare(self, target: Target, z: Chains) -> Any:
         """Return natural parameters, ``(2 rows, *shape, *stat_shape)`` each, or the context of parts."""
         if self.blocks[0] in target.graph.splits:
-            return energy.part_context(target.graph, target.params, flat(z), self.blocks[0])
+            return energy.part_context(
+                target.graph, target.params, flat(z), self.blocks[0]
+            )
         return energy.natural_rows(target.graph, target.params, flat(z), self.blocks)
 
     def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
         """Return natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
-        graph, rows = target.graph, next(iter(z.values())).shape[1]
-        split_chains = lambda e: e.reshape(-1, rows, *e.shape[1:])
-        (block, *_), held = self.blocks, {b: ~k for b, k in target.keep.items() if b in self.blocks}
+        graph = target.graph
+        rows = next(iter(z.values())).shape[1]
+
+        def split_chains(e):
+            return e.reshape(-1, rows, *e.shape[1:])
+
+        (block, *_) = self.blocks
+        held = {b: ~k for b, k in target.keep.items() if b in self.blocks}
         if block not in graph.splits:
-            silent = lambda b, e: energy.mask_natural(graph.families[b], held.get(b), split_chains(e))
+
+            def silent(b, e):
+                return energy.mask_natural(
+                    graph.families[b], held.get(b), split_chains(e)
+                )
+
             return {b: silent(b, e) for b, e in prepared.items()}
-        split, x = graph.splits[block], flat(z)
+        split = graph.splits[block]
+        x = flat(z)
         units = energy.to_units(x[block], split.family)
-        eta = split_chains(energy.natural_part(graph, target.params, x, units, block, prepared, part))
-        real = split.take(energy.to_units(held[block], split.family), part).T if held else None
+        eta = split_chains(
+            energy.natural_part(graph, target.params, x, units, block, prepared, part)
+        )
+        real = (
+            split.take(energy.to_units(held[block], split.family), part).T
+            if held
+            else None
+        )
         return {block: energy.mask_natural(split.part_family(part), real, eta)}
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`.
 
-        Observed units get one distribution in both chains, so they do not affect whether the chains meet.
+        Observed units get one distribution in both chains, so they do not affect
+        whether the chains meet.
         """
-        graph, (eta, other) = target.graph, ({b: e[i] for b, e in focused.items()} for i in range(2))
-        result = attempt(self.families(graph, trial.part), self.kind, (eta, other), trial)
+        graph = target.graph
+        eta, other = ({b: e[i] for b, e in focused.items()} for i in range(2))
+        result = attempt(
+            self.families(graph, trial.part), self.kind, (eta, other), trial
+        )
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
-        new = lambda x, drawn: gibbs.hold(target.keep, x, self.put(graph, x, trial.part, drawn))
+
+        def new(x, drawn):
+            return gibbs.hold(target.keep, x, self.put(graph, x, trial.part, drawn))
+
         return result._replace(x=new(x, result.x), y=new(y, result.y))
 
     def families(self, graph: FactorGraph, part: Any) -> gibbs.Families:
         """Return the families of the units that are drawn at once."""
         split = graph.splits.get(self.blocks[0])
         block_families = {b: graph.families[b] for b in self.blocks}
-        return block_families if split is None else {split.block: split.part_family(part)}
+        return (
+            block_families if split is None else {split.block: split.part_family(part)}
+        )
 
     def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
         """Return ``x`` with the values of a part replaced; ``new`` if there is one part."""
@@ -332,7 +430,11 @@ def gibbs_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Layer,
 
 def draw_chains(target: Target, keys: Keys, num_sweeps: Array | int) -> Blocks:
     """Return every block after sweeps of blocked Gibbs from initial draws, one chain per row."""
-    graph, moves = target.graph, gibbs_sweep(target.graph)
+    graph = target.graph
+    moves = gibbs_sweep(target.graph)
     start = gibbs.initial_rows(graph, graph.families, random.fold_in(keys, 0))
-    sweep_once = lambda i, x: draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
+
+    def sweep_once(i, x):
+        return draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
+
     return lax.fori_loop(1, num_sweeps + 1, sweep_once, start)

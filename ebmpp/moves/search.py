@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local search: each layer in turn is set to its conditional mode, until nothing changes.
 
-A pass never lowers the density, and a family's mode decides ties in a fixed order, so a pass that changes
-something rises in the density or, at equal density, in that order: with finitely many states the search ends.
-A float32 natural parameter within rounding of 0 may have the wrong sign, and states could then recur. A pass
-is a function of the state, so a cycle is detected by comparison with a state stored after 1, 2, 4, ... passes
-(Brent's algorithm), and the search ends there too.
+A pass never lowers the density, and a family's mode decides ties in a fixed order, so a
+pass that changes something rises in the density or, at equal density, in that order:
+with finitely many states the search ends. A float32 natural parameter within rounding
+of 0 may have the wrong sign, and states could then recur. A pass is a function of the
+state, so a cycle is detected by comparison with a state stored after 1, 2, 4, ...
+passes (Brent's algorithm), and the search ends there too.
 """
 
 from collections.abc import Iterable
@@ -42,14 +43,18 @@ class Search(NamedTuple):
 def begin(target: Target, x: Rows, keys: Keys) -> Search:
     """Start each row at a random layer, with a first pass from there to the last layer.
 
-    With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1 and 5.
+    With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1
+    and 5.
     """
     search = _initial(target, x)
     first = random.words(keys, 1)[:, 0] % jnp.uint32(len(target.layers))
     moved = dict(x)
     for index, blocks in enumerate(target.layers):
         at = (first > 0) & (first <= index)
-        moved |= {b: where_rows(at, v, moved[b]) for b, v in _modes(target, moved, blocks).items()}
+        moved |= {
+            b: where_rows(at, v, moved[b])
+            for b, v in _modes(target, moved, blocks).items()
+        }
     return _improve(target, search, moved)._replace(going=search.going)
 
 
@@ -63,9 +68,14 @@ def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
         for blocks in target.layers:
             moved |= _modes(target, moved, blocks)
         search = _improve(target, search, moved)
-        search = search._replace(going=search.going & ~_equal(search.x, past))  # a cycle by rounding
+        # a cycle by rounding
+        search = search._replace(going=search.going & ~_equal(search.x, past))
         store = number & (number - 1) == 0
-        return number + 1, {b: jnp.where(store, v, past[b]) for b, v in search.x.items()}, search
+        return (
+            number + 1,
+            {b: jnp.where(store, v, past[b]) for b, v in search.x.items()},
+            search,
+        )
 
     carry = jnp.ones((), jnp.int32), start.x, start
     return lax.while_loop(lambda carry: carry[2].going.any(), step, carry)[2]
@@ -78,14 +88,17 @@ def _initial(target: Target, x: Rows) -> Search:
 
 
 def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:
-    new = lambda eta, families, _: {b: families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
+    def new(eta, families, _):
+        return {b: families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
+
     return visit(target, x, blocks, new)
 
 
 def _improve(target: Target, search: Search, moved: Rows) -> Search:
     """Take ``moved`` where it is another state; rows whose search is over stay.
 
-    The density does not decide: in float32 the energy of many units may not change with one of them.
+    The density does not decide: in float32 the energy of many units may not change with
+    one of them.
     """
     changed = search.going & ~_equal(moved, search.x)
     x = {b: where_rows(changed, moved[b], v) for b, v in search.x.items()}
@@ -95,7 +108,10 @@ def _improve(target: Target, search: Search, moved: Rows) -> Search:
 
 def _equal(x: Rows, y: Rows) -> Which:
     """Return True for the rows with equal states; nan equals nan, as it stays nan."""
-    equal = [((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1) for b, v in y.items()]
+    equal = [
+        ((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1)
+        for b, v in y.items()
+    ]
     return jnp.stack(equal).all(0)
 
 
@@ -116,12 +132,18 @@ def start(
     :param init: values of some blocks, as rows or one row for all.
     :param kind: "uniform", or "local_mode" to continue with :func:`near_modes`.
     :param blocks: blocks for which words are drawn; default: all.
-    :param conditional: draw blocks that a nonempty ``init`` lacks from their conditionals. Otherwise a sweep
-        that begins with the blocks of ``init`` forgets them at once.
+    :param conditional: draw blocks that a nonempty ``init`` lacks from their
+        conditionals. Otherwise a sweep that begins with the blocks of ``init`` forgets
+        them at once.
     """
     graph = target.graph
     x = initial_rows(graph, tuple(blocks) or tuple(graph.families), keys)
-    spread = lambda b, v: jnp.broadcast_to(v, (len(keys), *v.shape[1:])).astype(graph.families[b].dtype)
+
+    def spread(b, v):
+        return jnp.broadcast_to(v, (len(keys), *v.shape[1:])).astype(
+            graph.families[b].dtype
+        )
+
     x |= {b: spread(b, v) for b, v in {**(init or {}), **target.clamped}.items()}
     x = target.hold(x)
     if init and conditional:
@@ -129,16 +151,24 @@ def start(
     return near_modes(target, x, keys) if kind == "local_mode" else x
 
 
-#: :func:`start` compiled, for the host: it has some seventy operations, each of which would be compiled.
+#: :func:`start` compiled, for the host: it has some seventy operations, each of which
+#: would be compiled.
 started = jax.jit(start, static_argnames=("kind", "blocks", "conditional"))
 
 
 def _draw_rest(target: Target, x: Rows, init: State, keys: Keys) -> Blocks:
     """Draw each block that ``init`` lacks once given everything else, neighbours of known blocks first."""
-    graph, x, known = target.graph, dict(x), {*init, *target.clamped}
+    graph = target.graph
+    x = dict(x)
+    known = {*init, *target.clamped}
     while rest := [b for layer in schedule(graph, known) for b in layer]:
         near = [b for b in rest if not known.isdisjoint(graph.neighbours([b]))] or rest
-        blocks = next(filter(None, (tuple(b for b in layer if b in near) for layer in graph.block_layers)))
+        blocks = next(
+            filter(
+                None,
+                (tuple(b for b in layer if b in near) for layer in graph.block_layers),
+            )
+        )
         x |= Layer(blocks).draw(target, x, random.fold_in(keys, len(known)))[0]
         known.update(blocks)
     return x
@@ -147,4 +177,6 @@ def _draw_rest(target: Target, x: Rows, init: State, keys: Keys) -> Blocks:
 def near_modes(target: Target, x: Rows, keys: Keys) -> Blocks:
     """Return states one Gibbs sweep after a local mode (Taniguchi et al. 2023, section 3.3)."""
     modes = local_modes(target, x, random.fold_in(keys, 1)).x
-    return draw_sweep(target, modes, tuple(map(Layer, target.layers)), random.fold_in(keys, 2))[0]
+    return draw_sweep(
+        target, modes, tuple(map(Layer, target.layers)), random.fold_in(keys, 2)
+    )[0]

@@ -33,16 +33,19 @@ def resolve_moves(
 ) -> tuple[Move, ...]:
     """Return the moves of a coupled sweep.
 
-    :param coupling: "maximal", "maximal_independent", "common", "reflection" or "independent" for every
-        layer, or one per layer, or None (see :func:`ebmpp.moves.couplings.resolve`); "mixture" for
-        :func:`~ebmpp.moves.mixture_sweep`; one or several moves; or a function of the graph and its clamped
-        blocks that returns moves, such as :func:`~ebmpp.moves.cluster_sweep`.
-    :param exact: refuse moves that do not leave the model's distribution invariant, and pairs that could
-        never meet.
-    :raises ArgumentError: for an unknown coupling, or moves that are invalid, change a clamped block, or do
-        not change every free one.
+    :param coupling: "maximal", "maximal_independent", "common", "reflection" or
+        "independent" for every layer, or one per layer, or None (see
+        :func:`ebmpp.moves.couplings.resolve`); "mixture" for
+        :func:`~ebmpp.moves.mixture_sweep`; one or several moves; or a function of the
+        graph and its clamped blocks that returns moves, such as
+        :func:`~ebmpp.moves.cluster_sweep`.
+    :param exact: refuse moves that do not leave the model's distribution invariant, and
+        pairs that could never meet.
+    :raises ArgumentError: for an unknown coupling, or moves that are invalid, change a
+        clamped block, or do not change every free one.
     :raises DeclarationError: for pairs that could never meet.
-    :raises IntractableError: for interacting blocks in one layer, or summed out together.
+    :raises IntractableError: for interacting blocks in one layer, or summed out
+        together.
     """
     return _resolve(graph, as_coupling("coupling", coupling), tuple(clamped), exact)
 
@@ -55,19 +58,28 @@ def as_coupling(name: str, value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=256)  # kernels ask at every trace
-def _resolve(graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact: bool) -> tuple[Move, ...]:
+def _resolve(
+    graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact: bool
+) -> tuple[Move, ...]:
     if coupling == "mixture":
         return mixture_sweep(graph, clamped)
     layers = schedule(graph, clamped)
     moves = tuple(coupling(graph, clamped)) if callable(coupling) else coupling
     moves = (moves,) if isinstance(moves, Move) else moves
-    if not isinstance(moves, tuple) or not all(isinstance(move, Move) for move in moves):
-        moves = tuple(Layer(b, kind) for b, kind in zip(layers, resolve(coupling, layers), strict=True))
+    if not isinstance(moves, tuple) or not all(
+        isinstance(move, Move) for move in moves
+    ):
+        moves = tuple(
+            Layer(b, kind)
+            for b, kind in zip(layers, resolve(coupling, layers), strict=True)
+        )
     else:
-        free, changed = {b for layer in layers for b in layer}, {b for move in moves for b in move.blocks}
+        free = {b for layer in layers for b in layer}
+        changed = {b for move in moves for b in move.blocks}
         if free != changed:
             raise ArgumentError(
-                f"moves must change every free block and no other: they change {sorted(changed)}, and "
+                "moves must change every free block and no other: they change "
+                f"{sorted(changed)}, and "
                 f"the free blocks are {sorted(free)}."
             )
         _check(graph, moves)
@@ -75,7 +87,9 @@ def _resolve(graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact:
         _check_meets(graph, moves)
         biased = [move for move in moves if not move.exact]
         if biased:  # its settings are longer than a value that `require` shows
-            raise ArgumentError(f"moves must leave the model's distribution invariant, got {biased[0]}.")
+            raise ArgumentError(
+                f"moves must leave the model's distribution invariant, got {biased[0]}."
+            )
     return moves
 
 
@@ -83,7 +97,9 @@ def as_moves(name: str, value: MovesLike) -> tuple[Move, ...] | None:
     """Return one or several moves as a tuple, and None for None."""
     if value is None or isinstance(value, Move):
         return None if value is None else (value,)
-    moves = tuple(checks.sequence(name, value, "moves, such as ebmpp.moves.cluster_sweep makes"))
+    moves = tuple(
+        checks.sequence(name, value, "moves, such as ebmpp.moves.cluster_sweep makes")
+    )
     for move in moves:
         checks.instance(f"{name}: each", move, Move, "a move")
     return moves
@@ -94,22 +110,34 @@ def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
     for move, following in zip(moves, (*moves[1:], None), strict=True):
         move.check(graph)
         drawn = set(following.blocks) if isinstance(following, Layer) else set()
-        expected = f"a Layer that draws {move.marginalize}, which {move} sums out"
-        checks.require(drawn.issuperset(move.marginalize), "moves: the next", expected, following)
+        if not drawn.issuperset(move.marginalize):
+            raise checks.error(
+                "moves: the next",
+                f"a Layer that draws {move.marginalize}, which {move} sums out",
+                following,
+            )
 
 
 def _check_meets(graph: FactorGraph, moves: Sequence[Move]) -> None:
     """Refuse pairs that approach one another and never meet, except by rounding."""
-    separate = {b for move in moves for b in move.blocks if _shares_noise(move, graph.families[b])}
-    for _ in range(len(separate)):  # a block with shared noise meets once all that its distribution reads has
+    separate = {
+        b
+        for move in moves
+        for b in move.blocks
+        if _shares_noise(move, graph.families[b])
+    }
+    # a block with shared noise meets once all that its distribution reads has
+    for _ in range(len(separate)):
         for move in moves:
             if separate.isdisjoint(move.reads(graph)):
                 separate -= set(move.blocks)
     if separate:
         names = ", ".join(repr(b) for b in graph.families if b in separate)
         raise DeclarationError(
-            f"coupling must let real-valued blocks {names} meet: from shared noise they are equal only where "
-            'their distributions are. Couple a layer of them by "maximal" or, if Gaussian, by "reflection".'
+            f"coupling must let real-valued blocks {names} meet: from shared noise "
+            "they are equal only where "
+            'their distributions are. Couple a layer of them by "maximal" or, if '
+            'Gaussian, by "reflection".'
         )
 
 
@@ -131,40 +159,64 @@ def check_params(target: Target, moves: Iterable[Move]) -> None:
 def mixture_of(moves: Sequence[Any]) -> Mixture | None:
     """Return the move that proposes from a pool, or None."""
     mixtures = list(dict.fromkeys(move for move in moves if isinstance(move, Mixture)))
-    checks.require(len(mixtures) <= 1, "coupling", "moves with one Mixture move", mixtures)
+    if not len(mixtures) <= 1:
+        raise checks.error("coupling", "moves with one Mixture move", mixtures)
     return mixtures[0] if mixtures else None
 
 
-def with_pool(who: str, target: Target, moves: Sequence[Move], pool: Any, key: Key) -> Target:
+def with_pool(
+    who: str, target: Target, moves: Sequence[Move], pool: Any, key: Key
+) -> Target:
     """Return the target with the pool that its moves propose from.
 
     :param pool: rows of some blocks, a :class:`~ebmpp.moves.target.Pool`, or None.
     :param key: draws the blocks that the rows lack.
     """
     move = mixture_of(moves)
-    expected = 'states like draws of the model if coupling is "mixture" or a Mixture move, and otherwise None'
-    checks.require((move is None) == (pool is None), f"{who}: pool", expected, pool)
+    if move is None != pool is None:
+        raise checks.error(
+            f"{who}: pool",
+            'states like draws of the model if coupling is "mixture" or a Mixture '
+            "move, and otherwise None",
+            pool,
+        )
     if move is None:
         return target
-    clamped, hint = (list(target.keep), target.batch), "Pass coupling=None."
-    expected = "without observed units and leading axes beside a pool"
-    checks.require(not any(clamped), f"{who}: clamped", expected, clamped, StateError, hint)
+    clamped = (list(target.keep), target.batch)
+    if any(clamped):
+        raise checks.error(
+            f"{who}: clamped",
+            "without observed units and leading axes beside a pool",
+            clamped,
+            StateError,
+            "Pass coupling=None.",
+        )
     if not isinstance(pool, Pool):
         rows, batch = free_rows(f"{who}: pool", target, pool)
-        is_valid = len(batch) == 1 and batch[0]
-        checks.require(is_valid, f"{who}: leading axes of pool", "one axis of rows", batch, StateError)
+        if len(batch) != 1 or not batch[0]:
+            raise checks.error(
+                f"{who}: leading axes of pool", "one axis of rows", batch, StateError
+            )
         pool = _make(target, move, rows, key)
     count = len(pool.log_normalizer)
-    expected = {b: (count, *target.graph.families[b].statistic_shape) for b in move.blocks}
+    expected = {
+        b: (count, *target.graph.families[b].statistic_shape) for b in move.blocks
+    }
     shapes = {b: e.shape for b, e in pool.eta.items()}
-    name = f"{who}: natural parameters of pool"
-    checks.require(shapes == expected, name, f"of shapes {expected}", shapes, StateError)
+    if shapes != expected:
+        raise checks.error(
+            f"{who}: natural parameters of pool",
+            f"of shapes {expected}",
+            shapes,
+            StateError,
+        )
     return dataclasses.replace(target, pool=pool)
 
 
 def check_free(name: str, target: Target, values: Any) -> None:
     """Refuse anything but a dict of values of free blocks."""
-    checks.require(isinstance(values, Mapping), name, "a dict of blocks", values, StateError)
+    if not isinstance(values, Mapping):
+        raise checks.error(name, "a dict of blocks", values, StateError)
     checks.names(f"free block of {name}", values, target.free, StateError)
 
 
@@ -185,13 +237,15 @@ def mixture_pool(
 ) -> Pool:
     """Return the pool of a mixture proposal, which kernels take beside the params.
 
-    :param rows: states that resemble draws of the model, such as data: ``(rows, *shape)`` for each block.
-        Other blocks are drawn given these where they are needed.
+    :param rows: states that resemble draws of the model, such as data:
+        ``(rows, *shape)`` for each block. Other blocks are drawn given these where they
+        are needed.
     :param rng_key: a jax key for those draws.
     :param coupling: "mixture", or the moves of a sweep.
     :param clamped: values of clamped blocks, without a batch axis.
     :raises ArgumentError: for a coupling that needs no pool.
-    :raises IntractableError: for "mixture" and a graph whose free blocks are not two layers.
+    :raises IntractableError: for "mixture" and a graph whose free blocks are not two
+        layers.
     :raises StateError: for rows that do not fit the graph.
 
     **Example**
@@ -205,26 +259,41 @@ def mixture_pool(
     """
     key = random.key_pair(checks.key("mixture_pool: rng_key", rng_key))
     target = Target.checked("mixture_pool", graph, params, clamped)
-    target = with_pool("mixture_pool", target, resolve_moves(graph, coupling, target.clamped), rows, key)
+    target = with_pool(
+        "mixture_pool",
+        target,
+        resolve_moves(graph, coupling, target.clamped),
+        rows,
+        key,
+    )
     assert target.pool is not None  # rows are given
     return target.pool
 
 
 @functools.partial(jax.jit, static_argnames="move")
 def _make(target: Target, move: Mixture, rows: Rows, key: Key) -> Pool:
-    rows = rows if set(move.marginalize) <= set(rows) else complete_rows(target, rows, key)
+    rows = (
+        rows if set(move.marginalize) <= set(rows) else complete_rows(target, rows, key)
+    )
     return make_pool(target.graph, target.params, move, rows, target.clamped)
 
 
 def complete_rows(target: Target, rows: Rows, key: Key) -> Blocks:
     """Return rows with draws of the other blocks: exact if these are one layer, else by ten sweeps."""
-    graph, count = target.graph, len(next(iter(rows.values())))
-    clamped = {b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in target.clamped.items()}
+    graph = target.graph
+    count = len(next(iter(rows.values())))
+    clamped = {
+        b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in target.clamped.items()
+    }
     held = {**clamped, **rows}
     keys = random.fold_in(key, jnp.arange(count))
     free = tuple(b for b in graph.families if b not in held)
     x = held | initial_rows(graph, free, random.fold_in(keys, 0))
-    around, moves = Target(graph, target.params, Clamped(held)), gibbs_sweep(graph, held)
+    around = Target(graph, target.params, Clamped(held))
+    moves = gibbs_sweep(graph, held)
     sweeps = _SWEEPS if graph.interacting(free) else 1
-    step = lambda i, x: draw_sweep(around, x, moves, random.fold_in(keys, i + 1))[0]
+
+    def step(i, x):
+        return draw_sweep(around, x, moves, random.fold_in(keys, i + 1))[0]
+
     return lax.fori_loop(0, sweeps, step, x)

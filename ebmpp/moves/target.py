@@ -13,7 +13,17 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Eta, Keep, Keys, Numbers, Params, PerRow, Rows, Schedule
+from ebmpp.core.types import (
+    Blocks,
+    Eta,
+    Keep,
+    Keys,
+    Numbers,
+    Params,
+    PerRow,
+    Rows,
+    Schedule,
+)
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
@@ -29,7 +39,11 @@ class Pool(NamedTuple):
     """Log-normaliser of each component, summed over all units."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["params", "fixed", "pool"], meta_fields=["graph"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "fixed", "pool"],
+    meta_fields=["graph"],
+)
 @dataclasses.dataclass(frozen=True)
 class Target:
     """Distribution that moves leave invariant: the model's, or its conditional given clamped values.
@@ -37,7 +51,8 @@ class Target:
     It is a pytree with a static graph, so it can be an argument of compiled functions.
 
     :param fixed: clamped blocks and observed units, as rows; none by default.
-    :param pool: proposals of a :class:`~ebmpp.moves.Mixture`. The distribution does not depend on it.
+    :param pool: proposals of a :class:`~ebmpp.moves.Mixture`. The distribution does not
+        depend on it.
     """
 
     graph: FactorGraph
@@ -47,18 +62,29 @@ class Target:
 
     @classmethod
     def checked(
-        cls, who: str, graph: FactorGraph, params: Params, blocks: Mapping[str, Any], values: bool = True
+        cls,
+        who: str,
+        graph: FactorGraph,
+        params: Params,
+        blocks: Mapping[str, Any],
+        values: bool = True,
     ) -> Self:
         """Return the target of a call's checked arguments.
 
         :param blocks: clamped and :class:`~ebmpp.Observed` blocks.
         :param values: False to check names and shapes only.
-        :raises StateError: for blocks that do not fit the graph, or if no block is free.
+        :raises StateError: for blocks that do not fit the graph, or if no block is
+            free.
         """
         checks.instance(f"{who}: graph", graph, FactorGraph, "a FactorGraph")
         target = cls(graph, params, as_clamped(graph.families, blocks, values))
-        expected = "such that a block is free"
-        checks.require(target.free, f"{who}: clamped", expected, [*target.clamped], StateError)
+        if not target.free:
+            raise checks.error(
+                f"{who}: clamped",
+                "such that a block is free",
+                [*target.clamped],
+                StateError,
+            )
         graph.check(params, values)
         return target
 
@@ -112,16 +138,28 @@ class Target:
 
     def hold(self, x: Rows) -> Blocks:
         """Return rows with the observed units set to their values."""
-        return {**x, **{b: jnp.where(k, self.fixed.partial[b], x[b]) for b, k in self.keep.items()}}
+        return {
+            **x,
+            **{
+                b: jnp.where(k, self.fixed.partial[b], x[b])
+                for b, k in self.keep.items()
+            },
+        }
 
     def to_rows(self, z: Mapping[str, Array]) -> Blocks:
         """Return a full state as rows: the free blocks of ``z`` and the clamped ones."""
-        shape = lambda b: (self.num_rows, *self.graph.families[b].shape)
+
+        def shape(b):
+            return (self.num_rows, *self.graph.families[b].shape)
+
         return self.hold({b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped)
 
     def from_rows(self, x: Rows) -> Blocks:
         """Return the free blocks of a full state, ``(*batch, *shape)`` each."""
-        return {b: x[b].reshape(self.batch + self.graph.families[b].shape) for b in self.free}
+        return {
+            b: x[b].reshape(self.batch + self.graph.families[b].shape)
+            for b in self.free
+        }
 
     def take(self, rows: Numbers) -> "Target":
         """Return the target of the rows with these numbers."""
@@ -129,5 +167,10 @@ class Target:
 
     def twice(self) -> "Target":
         """Return the target of both chains of a pair, stacked as rows."""
-        keep = {b: jnp.concatenate([k, k]) if len(k) > 1 else k for b, k in self.keep.items()}
-        return dataclasses.replace(self, fixed=dataclasses.replace(self.fixed, keep=keep))
+        keep = {
+            b: jnp.concatenate([k, k]) if len(k) > 1 else k
+            for b, k in self.keep.items()
+        }
+        return dataclasses.replace(
+            self, fixed=dataclasses.replace(self.fixed, keep=keep)
+        )

@@ -28,26 +28,43 @@ class _Siblings(dict):
 
     def __getitem__(self, name: str) -> Array:
         self.is_read = True
-        checks.names("sibling site read by a function of the block's params", [name], self, StateError)
+        checks.names(
+            "sibling site read by a function of the block's params",
+            [name],
+            self,
+            StateError,
+        )
         return super().__getitem__(name)
 
 
 class Binding:
     """A graph among the sites of a model; see :class:`~ebmpp.GibbsBlock` for the arguments.
 
-    ``site_blocks`` are sites, or parts of one; ``latents`` are neither a site nor clamped. Sweeps visit
-    ``layers`` in order: latents come first, as siblings are updated with these summed out.
+    ``site_blocks`` are sites, or parts of one; ``latents`` are neither a site nor
+    clamped. Sweeps visit ``layers`` in order: latents come first, as siblings are
+    updated with these summed out.
     """
 
     def __init__(
-        self, graph: FactorGraph, sites: Sites, params: Params, clamped: Any, log_likelihood: Any
+        self,
+        graph: FactorGraph,
+        sites: Sites,
+        params: Params,
+        clamped: Any,
+        log_likelihood: Any,
     ) -> None:
         if log_likelihood is not None:
             checks.function("GibbsBlock: log_likelihood", log_likelihood, "the sites")
-        self.graph, self.log_likelihood, self.clamped = graph, log_likelihood, dict(clamped or {})
+        self.graph = graph
+        self.log_likelihood = log_likelihood
+        self.clamped = dict(clamped or {})
         self.layouts = _layouts(graph, sites, self.clamped)
-        self.site_blocks = tuple(b for layout in self.layouts.values() for b in layout.names)
-        self.latents = tuple(b for b in graph.families if b not in {*self.site_blocks, *self.clamped})
+        self.site_blocks = tuple(
+            b for layout in self.layouts.values() for b in layout.names
+        )
+        self.latents = tuple(
+            b for b in graph.families if b not in {*self.site_blocks, *self.clamped}
+        )
         parts = itertools.product((self.latents, self.site_blocks), graph.block_layers)
         layers = (tuple(b for b in layer if b in blocks) for blocks, layer in parts)
         self.layers = tuple(filter(None, layers))
@@ -57,40 +74,71 @@ class Binding:
 
     def batch_of(self, values: Rows) -> tuple[int, ...]:
         """Return the leading axes that the sites share; raise a StateError for axes or sites that differ."""
-        shapes = {site: jnp.shape(v) for site, v in values.items() if site not in self.latents}
+        shapes = {
+            site: jnp.shape(v) for site, v in values.items() if site not in self.latents
+        }
         expected = {site: layout.shape for site, layout in self.layouts.items()}
         site, shape = next(iter(expected.items()))
         batch = shapes.get(site, ())[: -len(shape) or None]
-        is_valid = shapes == {site: batch + shape for site, shape in expected.items()}
-        text, hint = f"{expected} after common leading axes", "Name these sites in numpyro.infer.Gibbs."
-        checks.require(is_valid, "GibbsBlock: shapes of its sites", text, shapes, StateError, hint)
+        if shapes != {site: batch + shape for site, shape in expected.items()}:
+            raise checks.error(
+                "GibbsBlock: shapes of its sites",
+                f"{expected} after common leading axes",
+                shapes,
+                StateError,
+                "Name these sites in numpyro.infer.Gibbs.",
+            )
         return batch
 
     def bind(self, values: Rows, call: Call, check: bool = False) -> Bound:
         """Return the graph at the present values of everything else; of ``values`` the leading axes count.
 
         :raises ParameterError: for params that do not fit.
-        :raises IntractableError: for latents that interact, and whose params depend on siblings.
+        :raises IntractableError: for latents that interact, and whose params depend on
+            siblings.
         """
         batch = self.batch_of(values)
         params, dependent = self._evaluate(call)
         latents = set(self.latents)
-        stale = [f.name for f in self.graph.factors if f.name in dependent and latents & set(f.blocks)]
+        stale = [
+            f.name
+            for f in self.graph.factors
+            if f.name in dependent and latents & set(f.blocks)
+        ]
         clash = self.graph.interacting(latents)
         if stale and clash:
             raise IntractableError(
-                f"params of factor {stale[0]!r} depend on sibling sites, which are updated with the latents "
+                f"params of factor {stale[0]!r} depend on sibling sites, which are "
+                "updated with the latents "
                 f"summed out, but {clash[0]} interact. Make a latent block a site of the model"
             )
         params = bind_params(self.graph, params, batch, check)
-        clamped = states.Clamped(self._evaluate_clamped(call, batch, check), batch=batch)
+        clamped = states.Clamped(
+            self._evaluate_clamped(call, batch, check), batch=batch
+        )
         log_likelihood = None
         if self.log_likelihood is not None:
-            fn, siblings = self.log_likelihood, dict(call.siblings)
-            at = lambda x: fn(self.to_sites(x, values, batch), siblings, *call.args, **call.kwargs)
-            log_likelihood = lambda x: jnp.reshape(at(x), -1)
-        order, sites = self.layers, self.site_blocks
-        return Bound(self.graph, params, clamped, order=order, log_likelihood=log_likelihood, sites=sites)
+            fn = self.log_likelihood
+            siblings = dict(call.siblings)
+
+            def at(x):
+                return fn(
+                    self.to_sites(x, values, batch), siblings, *call.args, **call.kwargs
+                )
+
+            def log_likelihood(x):
+                return jnp.reshape(at(x), -1)
+
+        order = self.layers
+        sites = self.site_blocks
+        return Bound(
+            self.graph,
+            params,
+            clamped,
+            order=order,
+            log_likelihood=log_likelihood,
+            sites=sites,
+        )
 
     def _evaluate(self, call: Call) -> tuple[Any, set[str]]:
         """Return params, and the factors whose params depend on siblings."""
@@ -101,35 +149,58 @@ class Binding:
             return params, set(self.graph.param_shapes) if is_dependent else set()
         results = {name: _value(value, call) for name, value in self.params.items()}
         params = {name: value for name, (value, _) in results.items()}
-        return params, {name for name, (_, is_dependent) in results.items() if is_dependent}
+        return params, {
+            name for name, (_, is_dependent) in results.items() if is_dependent
+        }
 
-    def _evaluate_clamped(self, call: Call, batch: tuple[int, ...], check: bool) -> dict[str, Array]:
+    def _evaluate_clamped(
+        self, call: Call, batch: tuple[int, ...], check: bool
+    ) -> dict[str, Array]:
         values = {b: _value(v, call)[0] for b, v in self.clamped.items()}
-        clamped, name = states.as_clamped(self.graph.families, values, check), "GibbsBlock: clamped"
+        clamped = states.as_clamped(self.graph.families, values, check)
+        name = "GibbsBlock: clamped"
         partial = list(clamped.partial)
-        checks.require(not partial, name, "whole, not Observed, blocks", partial, StateError)
-        axes = f"of the sites' leading axes {batch} or none"
-        checks.require(clamped.batch in ((), batch), name, axes, clamped.batch, StateError)
-        return {b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:])) for b, v in clamped.full.items()}
+        if partial:
+            raise checks.error(name, "whole, not Observed, blocks", partial, StateError)
+        if clamped.batch not in ((), batch):
+            raise checks.error(
+                name,
+                f"of the sites' leading axes {batch} or none",
+                clamped.batch,
+                StateError,
+            )
+        return {
+            b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:]))
+            for b, v in clamped.full.items()
+        }
 
     def split(self, values: Rows) -> dict[str, Array]:
         """Return the blocks that the sites hold, with the sites' leading axes."""
-        parts = (layout.split(values[site]).items() for site, layout in self.layouts.items())
+        parts = (
+            layout.split(values[site]).items() for site, layout in self.layouts.items()
+        )
         return dict(itertools.chain.from_iterable(parts))
 
     def to_rows(self, values: Rows, graph: Bound) -> dict[str, Array]:
         """Return every block as rows, from the sites and those latents that ``values`` has."""
         families = self.graph.families
-        as_rows = lambda b, v: v.reshape(-1, *families[b].shape).astype(families[b].dtype)
+
+        def as_rows(b, v):
+            return v.reshape(-1, *families[b].shape).astype(families[b].dtype)
+
         x = {b: as_rows(b, v) for b, v in self.split(values).items()}
         return x | {b: values[b] for b in self.latents if b in values} | graph.clamped
 
-    def to_sites(self, x: Rows, template: Rows, batch: tuple[int, ...]) -> dict[str, Array]:
+    def to_sites(
+        self, x: Rows, template: Rows, batch: tuple[int, ...]
+    ) -> dict[str, Array]:
         """Return the sites' values, of the dtypes of ``template``."""
         values = {}
         for site, layout in self.layouts.items():
             value = layout.join({b: x[b] for b in layout.names})
-            values[site] = value.reshape(batch + layout.shape).astype(jnp.result_type(template[site]))
+            values[site] = value.reshape(batch + layout.shape).astype(
+                jnp.result_type(template[site])
+            )
         return values
 
 
@@ -141,15 +212,25 @@ def _value(value: Any, call: Call) -> tuple[Any, bool]:
     return value(siblings, *call.args, **call.kwargs), siblings.is_read
 
 
-def _layouts(graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]) -> dict[str, Layout]:
+def _layouts(
+    graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]
+) -> dict[str, Layout]:
     """Raise a StateError for an unknown block, or a block in two places."""
     if sites is None:
         sites = tuple(b for b in graph.visible if b not in clamped)
     sites = (sites,) if isinstance(sites, str) else sites
     named = dict(sites) if isinstance(sites, Mapping) else {b: b for b in sites}
     states.check_names(clamped, graph.families)
-    layouts = {s: v if isinstance(v, Layout) else Layout.flat(graph, [v]) for s, v in named.items()}
+    layouts = {
+        s: v if isinstance(v, Layout) else Layout.flat(graph, [v])
+        for s, v in named.items()
+    }
     blocks = [*clamped, *(b for layout in layouts.values() for b in layout.names)]
-    is_valid, expected = layouts and len(set(blocks)) == len(blocks), "of a site or more, each block once"
-    checks.require(is_valid, "GibbsBlock: sites and clamped", expected, blocks, StateError)
+    if not layouts or len(set(blocks)) != len(blocks):
+        raise checks.error(
+            "GibbsBlock: sites and clamped",
+            "of a site or more, each block once",
+            blocks,
+            StateError,
+        )
     return layouts

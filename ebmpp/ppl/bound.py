@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps of a graph whose params and clamped blocks are functions of other variables.
 
-Inside a larger model these may be data, arguments of the model, or the present values of other variables,
-such as a likelihood's noise scale. They may differ from row to row, and between the chains of a pair.
+Inside a larger model these may be data, arguments of the model, or the present values
+of other variables, such as a likelihood's noise scale. They may differ from row to row,
+and between the chains of a pair.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,15 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
-from ebmpp.moves.move import Drawn, Move, agree, compare, couple_focused, draw_sweep, offsets
+from ebmpp.moves.move import (
+    Drawn,
+    Move,
+    agree,
+    compare,
+    couple_focused,
+    draw_sweep,
+    offsets,
+)
 
 Moves = Sequence[Move]
 
@@ -34,7 +43,8 @@ class Bound(Target):
     """A graph with the present params and clamped blocks.
 
     :param order: the layers of a sweep.
-    :param log_likelihood: log density beside the energy, of all blocks as rows; None for the energy alone.
+    :param log_likelihood: log density beside the energy, of all blocks as rows; None
+        for the energy alone.
     :param sites: the blocks that ``log_likelihood`` reads.
     """
 
@@ -45,7 +55,10 @@ class Bound(Target):
     @property
     def axes(self) -> dict[str, Any]:
         """A pytree like ``params`` of 0 (rows first) and None (the same for all rows)."""
-        axis = lambda v, e: None if v.shape == e.shape else 0
+
+        def axis(v, e):
+            return None if v.shape == e.shape else 0
+
         return jax.tree.map(axis, self.params, self.graph.param_shapes)
 
     @property
@@ -54,37 +67,61 @@ class Bound(Target):
 
     def map(self, fn: Callable[..., Any], *rows: Any) -> Any:
         """Apply ``fn(target, *rows)``, at once or, where params differ by row, row by row."""
-        if all(axis is None for axis in jax.tree.leaves(self.axes, is_leaf=lambda a: a is None)):
+        if all(
+            axis is None
+            for axis in jax.tree.leaves(self.axes, is_leaf=lambda a: a is None)
+        ):
             return fn(self, *rows)
 
         def at_row(params: Any, *row: Any) -> Any:
-            result = fn(dataclasses.replace(self, params=params), *jax.tree.map(lambda a: a[None], row))
+            result = fn(
+                dataclasses.replace(self, params=params),
+                *jax.tree.map(lambda a: a[None], row),
+            )
             return jax.tree.map(lambda a: a[0], result)
 
-        return jax.vmap(at_row, in_axes=(self.axes, *(0,) * len(rows)))(self.params, *rows)
+        return jax.vmap(at_row, in_axes=(self.axes, *(0,) * len(rows)))(
+            self.params, *rows
+        )
 
-    def moves(self, kinds: Sequence[str] = (), replaced: Moves = ()) -> list[tuple[int, Any]]:
+    def moves(
+        self, kinds: Sequence[str] = (), replaced: Moves = ()
+    ) -> list[tuple[int, Any]]:
         """Return the layers as moves, ``replaced`` in place of theirs, with each's first part."""
         changed = {b for move in replaced for b in move.blocks}
         pairs = zip(self.layers, kinds or ["common"] * len(self.layers), strict=True)
-        layers = [Layer(blocks, kind) for blocks, kind in pairs if changed.isdisjoint(blocks)]
+        layers = [
+            Layer(blocks, kind) for blocks, kind in pairs if changed.isdisjoint(blocks)
+        ]
         moves = (*layers, *replaced)
         return list(zip(offsets(self.graph, moves), moves, strict=False))
 
 
-def bind_params(graph: FactorGraph, params: Mapping, batch: tuple[int, ...], check: bool) -> dict[str, Any]:
+def bind_params(
+    graph: FactorGraph, params: Mapping, batch: tuple[int, ...], check: bool
+) -> dict[str, Any]:
     """Return params, rows first where they have the leading axes ``batch``; refuse other shapes."""
     states.check_factors(graph.param_shapes, params)
-    rows, values = math.prod(batch), {}
-    by_row = lambda v, e: v if v.shape == e.shape else v.reshape(rows, *e.shape)
+    rows = math.prod(batch)
+    values = {}
+
+    def by_row(v, e):
+        return v if v.shape == e.shape else v.reshape(rows, *e.shape)
+
     for name, tree in graph.param_shapes.items():
         arrays = jax.tree.map(jnp.asarray, params[name])
         is_valid = jax.tree.structure(arrays) == jax.tree.structure(tree)
         pairs = zip(jax.tree.leaves(arrays), jax.tree.leaves(tree), strict=False)
-        is_valid = is_valid and all(v.shape in (e.shape, batch + e.shape) for v, e in pairs)
-        expected = f"of shapes {jax.tree.map(np.shape, tree)}, after {batch} where they differ by row"
-        shapes = jax.tree.map(np.shape, arrays)
-        checks.require(is_valid, f"params of factor {name!r}", expected, shapes, ParameterError)
+        is_valid = is_valid and all(
+            v.shape in (e.shape, batch + e.shape) for v, e in pairs
+        )
+        if not is_valid:
+            raise checks.error(
+                f"params of factor {name!r}",
+                f"of shapes {jax.tree.map(np.shape, tree)}, after {batch} where they differ by row",
+                jax.tree.map(np.shape, arrays),
+                ParameterError,
+            )
         values[name] = jax.tree.map(by_row, arrays, tree)
     if check:
         states.check_finite(values)
@@ -92,67 +129,107 @@ def bind_params(graph: FactorGraph, params: Mapping, batch: tuple[int, ...], che
 
 
 def sweep(
-    bound: Bound, x: Rows, keys: Array, fraction: float = 1.0, beta: Any = 1.0, backward: bool = False
+    bound: Bound,
+    x: Rows,
+    keys: Array,
+    fraction: float = 1.0,
+    beta: Any = 1.0,
+    backward: bool = False,
 ) -> Drawn:
     """Sweep every row once, and count the Metropolis proposals that each row accepts.
 
-    :param keys: of this sweep, ``(rows, 2)``. Part i of all layers draws from ``fold_in(keys, i)``.
-    :param fraction: of a layer's units that are proposed at a time, where there is a ``log_likelihood``.
+    :param keys: of this sweep, ``(rows, 2)``. Part i of all layers draws from
+        ``fold_in(keys, i)``.
+    :param fraction: of a layer's units that are proposed at a time, where there is a
+        ``log_likelihood``.
     :param beta: factor of the energy and the ``log_likelihood``.
-    :param backward: the last part of the last layer first, which is the reversal of the sweep.
+    :param backward: the last part of the last layer first, which is the reversal of the
+        sweep.
     """
-    carry, order = (dict(x), jnp.zeros(len(keys), jnp.int32)), bound.moves()
+    carry = (dict(x), jnp.zeros(len(keys), jnp.int32))
+    order = bound.moves()
     for start, layer in reversed(order) if backward else order:
 
-        def step(part: Any, carry: Drawn, start: int = start, layer: Layer = layer) -> Drawn:
-            (x, total), last = carry, layer.num_parts(bound.graph) - 1
+        def step(
+            part: Any, carry: Drawn, start: int = start, layer: Layer = layer
+        ) -> Drawn:
+            x, total = carry
+            last = layer.num_parts(bound.graph) - 1
             part = last - part if backward else part
             part_keys = random.fold_in(keys, start + part)
-            draw = lambda target, x, keys: _draw_part(target, x, layer, part, keys, beta)
+
+            def draw(target, x, keys):
+                return _draw_part(target, x, layer, part, keys, beta)
+
             drawn = bound.map(draw, x, part_keys)
             x, accepted = _accept(bound, layer, x, drawn, part_keys, fraction, beta)
             return x, total + accepted
 
-        # part by part: visits of several parts are not reversible, so one acceptance for all would be wrong
+        # part by part: visits of several parts are not reversible, so one acceptance
+        # for all would be wrong
         carry = each_part(layer.num_parts(bound.graph), step, carry)
     return carry
 
 
-def sweep_by_moves(bound: Bound, moves: Moves, x: Rows, keys: Array) -> dict[str, Array]:
+def sweep_by_moves(
+    bound: Bound, moves: Moves, x: Rows, keys: Array
+) -> dict[str, Array]:
     """Sweep every row once: draw the layers of latents, then apply moves of the sites."""
     sweep = [move for _, move in bound.moves(replaced=moves)]
-    return bound.map(lambda target, x, keys: draw_sweep(target, x, sweep, keys)[0], x, keys)
+    return bound.map(
+        lambda target, x, keys: draw_sweep(target, x, sweep, keys)[0], x, keys
+    )
 
 
 def log_density(bound: Bound, x: Rows) -> Array:
     """Return minus the energy of every row, plus the ``log_likelihood``: what a temperature divides."""
-    energy_of = lambda target, t: -energy.energy(target.graph, target.params, t)
-    by_row = lambda target, x: jax.vmap(lambda t: energy_of(target, t))(target.graph.statistics(x))
+
+    def energy_of(target, t):
+        return -energy.energy(target.graph, target.params, t)
+
+    def by_row(target, x):
+        return jax.vmap(lambda t: energy_of(target, t))(target.graph.statistics(x))
+
     density = bound.map(by_row, x)
-    return density if bound.log_likelihood is None else density + bound.log_likelihood(x)
+    return (
+        density if bound.log_likelihood is None else density + bound.log_likelihood(x)
+    )
 
 
 def _natural(target: Target, x: Rows, layer: Move, part: Any) -> Any:
     """Return natural parameters of a layer, or of a part, ``(rows, *shape, *stat_shape)``, or tables."""
     chains = {b: v[None] for b, v in x.items()}
-    return jax.tree.map(lambda e: e[0], layer.focus(target, layer.prepare(target, chains), chains, part))
+    return jax.tree.map(
+        lambda e: e[0], layer.focus(target, layer.prepare(target, chains), chains, part)
+    )
 
 
-def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any) -> dict[str, Array]:
+def _draw_part(
+    target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any
+) -> dict[str, Array]:
     """Return a layer with new values of one part."""
-    families, eta = layer.families(target.graph, part), _natural(target, x, layer, part)
+    families = layer.families(target.graph, part)
+    eta = _natural(target, x, layer, part)
     if not isinstance(beta, float) or beta != 1:
         eta = {b: beta * e for b, e in eta.items()}
     return layer.put(target.graph, x, part, gibbs.draw(families, eta, keys))
 
 
 def _accept(
-    bound: Bound, layer: Move, x: Rows, drawn: Rows, keys: Array, fraction: float, beta: Any = 1.0
+    bound: Bound,
+    layer: Move,
+    x: Rows,
+    drawn: Rows,
+    keys: Array,
+    fraction: float,
+    beta: Any = 1.0,
 ) -> tuple[dict[str, Array], Array]:
     """Return rows with the drawn values, by Metropolis if there is a likelihood; and which rows accepted."""
     if bound.log_likelihood is None or set(layer.blocks).isdisjoint(bound.sites):
         return {**x, **drawn}, jnp.zeros(len(keys), bool)
-    graph, proposed, start = bound.graph, {**x, **drawn}, 0
+    graph = bound.graph
+    proposed = {**x, **drawn}
+    start = 0
     # words apart from the draw's: one per unit, and one for the row
     size = sum(graph.families[b].size for b in layer.blocks)
     words = random.words(random.fold_in(keys, 0, 1 << 31), size + 1)
@@ -167,32 +244,53 @@ def _accept(
 
 
 def couple(
-    bounds: Sequence[Bound], z: Rows, keys: Array, kinds: Sequence[str], fraction: float, moves: Moves
+    bounds: Sequence[Bound],
+    z: Rows,
+    keys: Array,
+    kinds: Sequence[str],
+    fraction: float,
+    moves: Moves,
 ) -> tuple[dict[str, Array], Array]:
     """Make one coupled sweep of both chains of every row, each under its own params.
 
     :param z: both chains, ``(2, rows, *shape)`` per block.
     :param keys: of this sweep, ``(rows, 2)``.
     :param moves: forests of the sites, in place of their layers.
-    :return: both chains, and which rows are broken (see :class:`~ebmpp.moves.couplings.Attempt`).
+    :return: both chains, and which rows are broken (see
+        :class:`~ebmpp.moves.couplings.Attempt`).
     """
-    graph, equal_params = bounds[0].graph, jnp.broadcast_to(_same_params(*bounds), len(keys))
+    graph = bounds[0].graph
+    equal_params = jnp.broadcast_to(_same_params(*bounds), len(keys))
     carry = dict(z), jnp.zeros(len(keys), bool)
     for start, layer in bounds[0].moves(kinds, moves):
 
-        def step(part: Any, carry: tuple, start: int = start, layer: Move = layer) -> tuple:
+        def step(
+            part: Any, carry: tuple, start: int = start, layer: Move = layer
+        ) -> tuple:
             z, broken = carry
             chains = [{b: v[i] for b, v in z.items()} for i in range(2)]
-            natural = lambda target, x: _natural(target, x, layer, part)
-            etas = [bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)]
+
+            def natural(target, x):
+                return _natural(target, x, layer, part)
+
+            etas = [
+                bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)
+            ]
             focused = jax.tree.map(lambda *e: jnp.stack(e), *etas)
-            same = equal_params & agree(compare(bounds[0], z), layer.reads(graph), len(keys))
+            same = equal_params & agree(
+                compare(bounds[0], z), layer.reads(graph), len(keys)
+            )
             trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
             attempt = couple_focused(bounds[0], focused, z, layer, start + part, trial)
             part_keys = random.fold_in(keys, start + part)
             drawn = zip(bounds, chains, (attempt.x, attempt.y), strict=True)
-            new = [_accept(bound, layer, x, y, part_keys, fraction)[0] for bound, x, y in drawn]
-            return {b: jnp.stack([new[0][b], new[1][b]]) for b in z}, broken | attempt.broken
+            new = [
+                _accept(bound, layer, x, y, part_keys, fraction)[0]
+                for bound, x, y in drawn
+            ]
+            return {
+                b: jnp.stack([new[0][b], new[1][b]]) for b in z
+            }, broken | attempt.broken
 
         carry = each_part(layer.num_parts(graph), step, carry)
     return carry
@@ -201,8 +299,12 @@ def couple(
 def _same_params(first: Bound, second: Bound) -> Array:
     """Return where two chains have equal params and clamped blocks, by row or for all rows."""
     axes = jax.tree.leaves(first.axes, is_leaf=lambda a: a is None)
-    leaves = zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), axes, strict=True)
+    leaves = zip(
+        jax.tree.leaves(first.params), jax.tree.leaves(second.params), axes, strict=True
+    )
     values = [(a == b, axis) for a, b, axis in leaves]
     values += [(value == second.clamped[b], 0) for b, value in first.clamped.items()]
-    rows = [v.all() if axis is None else v.reshape(len(v), -1).all(-1) for v, axis in values]
+    rows = [
+        v.all() if axis is None else v.reshape(len(v), -1).all(-1) for v, axis in values
+    ]
     return jnp.stack(jnp.broadcast_arrays(jnp.ones((), bool), *rows)).all(0)

@@ -30,15 +30,17 @@ class Conjugate:
     """A site that is drawn from its conditional, a NumPyro distribution in closed form.
 
     :param site: its name.
-    :param conditional: ``fn(sites, *model_args, **model_kwargs)`` of the values of all other sites to the
-        distribution of this one given everything else.
+    :param conditional: ``fn(sites, *model_args, **model_kwargs)`` of the values of all
+        other sites to the distribution of this one given everything else.
     :param initial: the distribution of starting values, of the same shape.
 
-    The two chains of a pair are coupled maximally, for any distribution that has a density.
+    The two chains of a pair are coupled maximally, for any distribution that has a
+    density.
 
     **References**
 
-    1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section 4.4.
+    1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section
+       4.4.
     """
 
     site: str
@@ -49,7 +51,12 @@ class Conjugate:
     def __post_init__(self) -> None:
         checks.instance("Conjugate: site", self.site, str, "the name of a site")
         checks.function("Conjugate: conditional", self.conditional, "the other sites")
-        checks.instance("Conjugate: initial", self.initial, dist.Distribution, "a NumPyro distribution")
+        checks.instance(
+            "Conjugate: initial",
+            self.initial,
+            dist.Distribution,
+            "a NumPyro distribution",
+        )
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -62,17 +69,29 @@ class Conjugate:
     def advance(self, values: Rows, call: Call, keys: Array) -> Advanced:
         """Draw the site from its conditional."""
         conditional = self.conditional(call.siblings, *call.args, **call.kwargs)
-        return Advanced({self.site: jnp.asarray(conditional.sample(as_key(keys)), values[self.site].dtype)})
+        return Advanced(
+            {
+                self.site: jnp.asarray(
+                    conditional.sample(as_key(keys)), values[self.site].dtype
+                )
+            }
+        )
 
-    def couple(self, first: Chain, second: Chain, keys: Array, coupling: str | None = None) -> Coupled:
+    def couple(
+        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+    ) -> Coupled:
         """Draw the sites of two chains, coupled maximally."""
-        p, q = (self.conditional(call.siblings, *call.args, **call.kwargs) for _, call in (first, second))
+        p, q = (
+            self.conditional(call.siblings, *call.args, **call.kwargs)
+            for _, call in (first, second)
+        )
         *drawn, valid = maximal(keys, p, q)
         x, y = ({self.site: v.astype(first[0][self.site].dtype)} for v in drawn)
         return x, y, ~valid
 
 
-#: One update of a sweep; a composite uses its ``advance`` and ``couple``, and draws its start.
+#: One update of a sweep; a composite uses its ``advance`` and ``couple``, and draws its
+#: start.
 Step = GibbsBlock | ModelBlock | Conjugate
 
 
@@ -80,13 +99,16 @@ class CompositeState(NamedTuple):
     """The state of :class:`CoupledComposite`.
 
     - **z** - the leading chain: every site, and the latent blocks of the graphs.
-    - **y** - the following chain, ``lag`` sweeps behind; equal to ``z`` once they have met.
+    - **y** - the following chain, ``lag`` sweeps behind; equal to ``z`` once they have
+      met.
     - **t** - number of sweeps of the leading chain.
     - **met** - whether the pair has met.
     - **meeting_time** - the first t with ``z == y``; while unmet, the present ``t``.
-    - **rng_key** - the run's key. Sweep ``t`` draws from the key and ``t``, so the key does not change.
+    - **rng_key** - the run's key. Sweep ``t`` draws from the key and ``t``, so the key
+      does not change.
     - **broken** - True if a conditional was degenerate; the pair then never meets.
-    - **start** - the ``z`` of the initial state, by which sites that never moved are recognised.
+    - **start** - the ``z`` of the initial state, by which sites that never moved are
+      recognised.
     """
 
     z: dict[str, Array]
@@ -102,25 +124,29 @@ class CompositeState(NamedTuple):
 class CoupledComposite(MCMCKernel):
     """Two coupled copies of a Gibbs sampler over several blocks, a kernel for :class:`numpyro.infer.MCMC`.
 
-    A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two chains would get the same
-    values of the other sites. Here blocks of a graph are coupled maximally layer by layer, blocks of
-    :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>` unit by unit, and other sites by
-    :class:`Conjugate`. Meeting times and unbiased estimates (:func:`ebmpp.ppl.composite_expectation`)
-    follow. A pair meets when all sites and latent blocks are equal, and stays together. Use
-    ``num_warmup=0``.
+    A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two
+    chains would get the same values of the other sites. Here blocks of a graph are
+    coupled maximally layer by layer, blocks of
+    :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>` unit by unit, and other
+    sites by :class:`Conjugate`. Meeting times and unbiased estimates
+    (:func:`ebmpp.ppl.composite_expectation`) follow. A pair meets when all sites and
+    latent blocks are equal, and stays together. Use ``num_warmup=0``.
 
-    :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``) and :class:`Conjugate`
-        objects, in the order of a sweep. They define the posterior; no model is read.
+    :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``)
+        and :class:`Conjugate` objects, in the order of a sweep. They define the
+        posterior; no model is read.
     :param lag: sweeps that the leading chain is ahead, at least 1.
-    :param coupling: of the layers of graphs: "maximal" (the default), "maximal_independent", "common",
-        "reflection" or "independent".
-    :raises ArgumentError: for a step that is neither, a lag below 1, an unknown coupling, or a site in two
-        steps.
+    :param coupling: of the layers of graphs: "maximal" (the default),
+        "maximal_independent", "common", "reflection" or "independent".
+    :raises ArgumentError: for a step that is neither, a lag below 1, an unknown
+        coupling, or a site in two steps.
 
     **References**
 
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*.
-    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with
+       couplings*.
+    2. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with
+       L-lag couplings*.
 
     **Example**
 
@@ -141,24 +167,40 @@ class CoupledComposite(MCMCKernel):
     sample_field = "z"
     model = None  #: as in :class:`~ebmpp.kernels.RowKernel`
 
-    def __init__(self, steps: Sequence[Step], lag: int = 1, coupling: str | None = None) -> None:
-        self.lag, self.coupling = checks.count("CoupledComposite: lag", lag), coupling
-        self.steps = tuple(checks.sequence("CoupledComposite: steps", steps, "GibbsBlocks and Conjugates"))
+    def __init__(
+        self, steps: Sequence[Step], lag: int = 1, coupling: str | None = None
+    ) -> None:
+        self.lag = checks.count("CoupledComposite: lag", lag)
+        self.coupling = coupling
+        self.steps = tuple(
+            checks.sequence(
+                "CoupledComposite: steps", steps, "GibbsBlocks and Conjugates"
+            )
+        )
         for step in self.steps:
             kinds = GibbsBlock, ModelBlock, Conjugate
-            checks.instance("CoupledComposite: a step", step, kinds, "a GibbsBlock or a Conjugate")
+            checks.instance(
+                "CoupledComposite: a step", step, kinds, "a GibbsBlock or a Conjugate"
+            )
             if not isinstance(step, Conjugate):
                 step.check_coupled(coupling)
         self.blocks = [step for step in self.steps if isinstance(step, ModelBlock)]
         names = [name for step in self.steps for name in (*step.sites, *step.latents)]
-        is_valid, expected = names and len(set(names)) == len(names), "of one site or more, each in one step"
-        checks.require(is_valid, "CoupledComposite: steps", expected, names)
+        if not names or len(set(names)) != len(names):
+            raise checks.error(
+                "CoupledComposite: steps",
+                "of one site or more, each in one step",
+                names,
+            )
 
-    def start(self, keys: Array, call: Call, init: Rows) -> tuple[dict[str, Array], Array]:
+    def start(
+        self, keys: Array, call: Call, init: Rows
+    ) -> tuple[dict[str, Array], Array]:
         """Draw starting values of the sites not in ``init``, then of the blocks' latents.
 
-        Sites of a model's block are drawn from its prior given the other steps' sites. If that is
-        impossible, the search for a possible start redraws all sites but those in ``init``.
+        Sites of a model's block are drawn from its prior given the other steps' sites.
+        If that is impossible, the search for a possible start redraws all sites but
+        those in ``init``.
 
         :return: the values, and whether they are possible.
         """
@@ -179,14 +221,21 @@ class CoupledComposite(MCMCKernel):
 
         def sweep(z: dict[str, Array], keys: Array) -> dict[str, Array]:
             for index, block in enumerate(blocks):
-                moved = block.start.relaxed(*split(block, z), random.fold_in(keys, index))
+                moved = block.start.relaxed(
+                    *split(block, z), random.fold_in(keys, index)
+                )
                 z = z | {site: v for site, v in moved.items() if site not in init}
             return z
 
-        is_possible = lambda z: jnp.stack([b.start.is_possible(*split(b, z)) for b in blocks]).all()
-        z, possible = draw(keys), jnp.ones((), bool)
+        def is_possible(z):
+            return jnp.stack([b.start.is_possible(*split(b, z)) for b in blocks]).all()
+
+        z = draw(keys)
+        possible = jnp.ones((), bool)
         if blocks:
-            z, possible = search(z, keys, lambda z, keys, _: draw(keys), sweep, is_possible)
+            z, possible = search(
+                z, keys, lambda z, keys, _: draw(keys), sweep, is_possible
+            )
         for index, step in enumerate(self.steps):
             if isinstance(step, GibbsBlock):
                 z |= step.begin(*_split(step, z, call), random.fold_in(keys, index)).z
@@ -200,10 +249,15 @@ class CoupledComposite(MCMCKernel):
     def check_started(self, possible: Array) -> None:
         """Raise a StateError if chains start at impossible values."""
         sites = [site for block in self.blocks for site in block.sites]
-        expected = f"possible values of sites {sites} in all chains"
-        hint = "Give init_params that are possible together, or look for a factor that is -inf everywhere."
-        number = f"impossible ones in {int((~possible).sum())} of {possible.size}"
-        checks.require(possible.all(), "CoupledComposite: starts", expected, number, StateError, hint)
+        if not possible.all():
+            raise checks.error(
+                "CoupledComposite: starts",
+                f"possible values of sites {sites} in all chains",
+                f"impossible ones in {int((~possible).sum())} of {possible.size}",
+                StateError,
+                "Give init_params that are possible together, or look for a factor "
+                "that is -inf everywhere.",
+            )
 
     def single(self, z: Rows, keys: Array, call: Call) -> dict[str, Array]:
         """Make one sweep of one chain; step i draws from the words ``keys``, ``(2,)``, folded with i."""
@@ -214,25 +268,40 @@ class CoupledComposite(MCMCKernel):
 
     def pair(self, z: Rows, y: Rows, keys: Array, call: Call) -> Coupled:
         """Make one coupled sweep; also return whether a conditional was degenerate."""
-        z, y, broken = dict(z), dict(y), jnp.zeros((), bool)
+        z = dict(z)
+        y = dict(y)
+        broken = jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             are_equal = _equal(z, y)
             chains = _split(step, z, call), _split(step, y, call)
-            new_z, new_y, wrong = step.couple(*chains, random.fold_in(keys, index), self.coupling)
+            new_z, new_y, wrong = step.couple(
+                *chains, random.fold_in(keys, index), self.coupling
+            )
             broken |= wrong
-            # equal chains stay equal, even if the last bits of their conditionals differ
-            new_y = {name: jnp.where(are_equal, new_z[name], v) for name, v in new_y.items()}
-            z, y = z | new_z, y | new_y
+            # equal chains stay equal, even if the last bits of their conditionals
+            # differ
+            new_y = {
+                name: jnp.where(are_equal, new_z[name], v) for name, v in new_y.items()
+            }
+            z = z | new_z
+            y = y | new_y
         return z, y, broken
 
     def init(
-        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Init,
+        model_args: tuple,
+        model_kwargs: Kwargs,
     ) -> CompositeState:
         """Return the first state, with the leading chain ``lag`` sweeps ahead.
 
-        :raises StateError: for an unknown site in ``init_params``, or starts that are impossible.
+        :raises StateError: for an unknown site in ``init_params``, or starts that are
+            impossible.
         """
-        init, call = dict(init_params or {}), Call({}, model_args, dict(model_kwargs or {}))
+        init = dict(init_params or {})
+        call = Call({}, model_args, dict(model_kwargs or {}))
         sites = [site for step in self.steps for site in step.sites]
         checks.names("site of init_params", init, sites, StateError)
         self.check_data(call)
@@ -241,14 +310,19 @@ class CoupledComposite(MCMCKernel):
             words = random.key_pair(key)
             start, possible = self.start(random.fold_in(words, 0), call, init)
             broken = ~checked(self.check_started, possible)
-            advance = lambda t, z: self.single(z, random.fold_in(words, t + 1), call)
+
+            def advance(t, z):
+                return self.single(z, random.fold_in(words, t + 1), call)
+
             z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), advance, start)
             t = jnp.full((), self.lag, jnp.int32)
             return CompositeState(z, start, t, _equal(z, start), t, key, broken, z)
 
         return over_chains(init_one, rng_key)(rng_key, init)
 
-    def sample(self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs) -> CompositeState:
+    def sample(
+        self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs
+    ) -> CompositeState:
         call = Call({}, model_args, dict(model_kwargs or {}))
 
         def sample_one(state: CompositeState) -> CompositeState:
@@ -258,7 +332,9 @@ class CoupledComposite(MCMCKernel):
             broken = state.broken | wrong
             met = (state.met | _equal(z, y)) & ~broken
             time = jnp.where(state.met, state.meeting_time, t)
-            return CompositeState(z, y, t, met, time, state.rng_key, broken, state.start)
+            return CompositeState(
+                z, y, t, met, time, state.rng_key, broken, state.start
+            )
 
         return over_chains(sample_one, state.rng_key)(state)
 
@@ -266,40 +342,52 @@ class CoupledComposite(MCMCKernel):
         return describe_meetings(state.met, state.meeting_time)
 
 
-def maximal(key: Array, p: dist.Distribution, q: dist.Distribution) -> tuple[Array, Array, Array]:
+def maximal(
+    key: Array, p: dist.Distribution, q: dist.Distribution
+) -> tuple[Array, Array, Array]:
     """Return a draw of ``p`` and one of ``q``, equal with the largest probability possible.
 
-    :param key: a jax key, or a key pair ``(2,)``. Trial i draws from the words folded with i: a key that
-        ``jax.random`` derives compiles eight kernels, this one.
+    :param key: a jax key, or a key pair ``(2,)``. Trial i draws from the words folded
+        with i: a key that ``jax.random`` derives compiles eight kernels, this one.
     :return: the two draws, and False after a log density that is nan, or
         :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials.
     """
     words = random.key_pair(key)
-    density = lambda distribution, x: jnp.sum(distribution.log_prob(x))
+
+    def density(distribution, x):
+        return jnp.sum(distribution.log_prob(x))
 
     def trial(carry: tuple) -> tuple:
-        # trial 0 draws from p, the others from q: one loop, because a sampler such as gamma's takes the
-        # better part of a second to compile
+        # trial 0 draws from p, the others from q: one loop, because a sampler such as
+        # gamma's takes the better part of a second to compile
         number, x = carry[:2]
         leads = number == 0
         y = _draw(leads, p, q, as_key(random.fold_in(words, number)))
         gap = density(q, y) - density(p, y)
-        level = jnp.log(random.uniform(random.words(random.fold_in(words, number, 1), 1))[0])
+        level = jnp.log(
+            random.uniform(random.words(random.fold_in(words, number, 1), 1))[0]
+        )
         accepted = jnp.where(leads, level <= gap, level > -gap)
         return number + 1, jnp.where(leads, y, x), y, accepted, ~jnp.isnan(gap)
 
     shape = jax.eval_shape(p.sample, as_key(words))
     none = jnp.zeros(shape.shape, shape.dtype)
     start = jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool)
-    pending = lambda carry: ~carry[3] & carry[4] & (carry[0] <= MOST_TRIALS)
+
+    def pending(carry):
+        return ~carry[3] & carry[4] & (carry[0] <= MOST_TRIALS)
+
     _, x, y, accepted, valid = lax.while_loop(pending, trial, start)
     return x, y, accepted & valid
 
 
-def _draw(leads: Array, p: dist.Distribution, q: dist.Distribution, key: Array) -> Array:
+def _draw(
+    leads: Array, p: dist.Distribution, q: dist.Distribution, key: Array
+) -> Array:
     """Return a draw of ``p`` where ``leads``, else of ``q``; by one sampler where their trees agree.
 
-    It takes two for a custom distribution that names no arrays in ``pytree_data_fields``.
+    It takes two for a custom distribution that names no arrays in
+    ``pytree_data_fields``.
     """
     if jax.tree.structure(p) == jax.tree.structure(q):
         distribution = jax.tree.map(lambda a, b: jnp.where(leads, a, b), p, q)
@@ -312,7 +400,9 @@ def _split(step: Step, z: Rows, call: Call) -> Chain:
     """Return a step's sites and latents, and the call with everything else as siblings."""
     names = (*step.sites, *step.latents)
     siblings = {name: v for name, v in z.items() if name not in names}
-    return {name: z[name] for name in names if name in z}, call._replace(siblings=siblings)
+    return {name: z[name] for name in names if name in z}, call._replace(
+        siblings=siblings
+    )
 
 
 def _equal(z: Rows, y: Rows) -> Array:

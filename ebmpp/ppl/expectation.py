@@ -28,8 +28,9 @@ from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.traced.block import Call
 
-#: Pairs that run at once on a CPU. With more, the last of them run in a loop of their own, for which the
-#: sweep compiles again: a first call of three units and two conjugate sites takes 20.5 in place of 13.3 s.
+#: Pairs that run at once on a CPU. With more, the last of them run in a loop of their
+#: own, for which the sweep compiles again: a first call of three units and two
+#: conjugate sites takes 20.5 in place of 13.3 s.
 _SLOTS = 8
 
 
@@ -49,25 +50,33 @@ def composite_expectation(
 ) -> UnbiasedEstimate:
     """Estimate E[fn(sites)] under the posterior, without bias, from coupled pairs of composite chains.
 
-    ``num_pairs``, ``k``, ``m`` (by default k), ``unmet`` and ``independent_starts`` are documented in
-    :func:`~ebmpp.unbiased_expectation`.
+    ``num_pairs``, ``k``, ``m`` (by default k), ``unmet`` and ``independent_starts`` are
+    documented in :func:`~ebmpp.unbiased_expectation`.
 
     :param kernel: the composite; its lag is the estimate's.
-    :param fn: from one state (a dict of sites and latent blocks) to a pytree of numbers.
-    :param model_args: of the model. All but arrays are static, such as lengths and strings.
-    :param rng_key: a jax key. A pair's draws depend on it and on the pair's number alone.
-    :param max_sweeps: stop unmet pairs when their leading chain has made so many sweeps, more than the
-        kernel's lag; None: no limit.
-    :param init_params: starting values of some or all sites, ``(*shape,)`` or ``(num_pairs, *shape)``. Other
-        sites of a model's block start at draws of its prior that are possible.
-    :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`; ``acceptance`` is nan.
+    :param fn: from one state (a dict of sites and latent blocks) to a pytree of
+        numbers.
+    :param model_args: of the model. All but arrays are static, such as lengths and
+        strings.
+    :param rng_key: a jax key. A pair's draws depend on it and on the pair's number
+        alone.
+    :param max_sweeps: stop unmet pairs when their leading chain has made so many
+        sweeps, more than the kernel's lag; None: no limit.
+    :param init_params: starting values of some or all sites, ``(*shape,)`` or
+        ``(num_pairs, *shape)``. Other sites of a model's block start at draws of its
+        prior that are possible.
+    :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`; ``acceptance`` is
+        nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for numbers out of range, an argument of the model without a hash; in ``jit``.
-    :raises StateError: for ``init_params`` that do not fit, or if no possible start was found.
+    :raises ArgumentError: for numbers out of range, an argument of the model without a
+        hash; in ``jit``.
+    :raises StateError: for ``init_params`` that do not fit, or if no possible start was
+        found.
 
     **References**
 
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*.
+    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with
+       couplings*.
 
     **Example**
 
@@ -81,7 +90,9 @@ def composite_expectation(
     >>> estimate.value.shape, estimate.num_unmet
     ((), 0)
     """
-    checks.instance("composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite")
+    checks.instance(
+        "composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite"
+    )
     rng_key = checks.key("composite_expectation: rng_key", rng_key)
     checks.on_host("composite_expectation", rng_key, model_args, model_kwargs)
     window = check_window("composite_expectation", k, m, kernel.lag, max_sweeps)
@@ -89,21 +100,30 @@ def composite_expectation(
     num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
     checks.flag("composite_expectation: independent_starts", independent_starts)
     call = jax.tree.map(_with_static, (model_args, model_kwargs))
-    starts = lambda key: _starts(kernel, key, num_pairs, call, init_params)
-    x, y = starts(rng_key), starts(jax.random.fold_in(rng_key, 2)) if independent_starts else None
+
+    def starts(key):
+        return _starts(kernel, key, num_pairs, call, init_params)
+
+    x = starts(rng_key)
+    y = starts(jax.random.fold_in(rng_key, 2)) if independent_starts else None
     sums = Function(fn, tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items()))
     check_function("composite_expectation: fn", fn, sums.blocks)
     sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
-    target, moves = _Posterior(None, call), (_Sweep(kernel, tuple(x)),)
+    target = _Posterior(None, call)
+    moves = (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
     estimate = estimate_pairs(unmet, window, target, moves, sums, slots, x, y, key)
     if estimate.overlap > THRESHOLD:
-        warnings.warn(warning_of("composite_expectation", estimate.overlap), stacklevel=2)
+        warnings.warn(
+            warning_of("composite_expectation", estimate.overlap), stacklevel=2
+        )
     return estimate
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=["kind", "value"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["kind", "value"]
+)
 @dataclasses.dataclass(frozen=True)
 class _Static:
     """An argument of a model that is no array; with its type, as 1 == True == 1.0."""
@@ -116,42 +136,72 @@ def _with_static(leaf: Any) -> Any:
     """Return an argument of a model as a pytree of arrays; raise an ArgumentError if it has no hash."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
-    expected = "arrays and hashable values"
-    checks.require(isinstance(leaf, Hashable), "composite_expectation: model_args", expected, leaf)
+    if not isinstance(leaf, Hashable):
+        raise checks.error(
+            "composite_expectation: model_args", "arrays and hashable values", leaf
+        )
     return _Static(type(leaf), leaf)
 
 
 def _call(params: Any) -> Call:
     """Return the model's call of arguments and keyword arguments by :func:`_with_static`."""
-    is_static = lambda leaf: isinstance(leaf, _Static)
-    return Call({}, *jax.tree.map(lambda a: a.value if is_static(a) else a, params, is_leaf=is_static))
+
+    def is_static(leaf):
+        return isinstance(leaf, _Static)
+
+    return Call(
+        {},
+        *jax.tree.map(
+            lambda a: a.value if is_static(a) else a, params, is_leaf=is_static
+        ),
+    )
 
 
-def _starts(kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: Any, init: Init) -> Blocks:
+def _starts(
+    kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: Any, init: Init
+) -> Blocks:
     """Return checked starts of all chains."""
     kernel.check_data(_call(call))
-    keys, rows = jax.random.split(rng_key, num_pairs), {}
+    keys = jax.random.split(rng_key, num_pairs)
+    rows = {}
     if init:
-        shapes, _ = jax.eval_shape(lambda: kernel.start(random.key_pair(rng_key), _call(call), {}))
+        shapes, _ = jax.eval_shape(
+            lambda: kernel.start(random.key_pair(rng_key), _call(call), {})
+        )
         sites = [site for step in kernel.steps for site in step.sites]
         checks.names("site of init_params", init, sites, StateError)
         for site, value in init.items():
-            value, shape = checks.numbers(f"init_params[{site!r}]", value, StateError), shapes[site].shape
-            fits = value.shape in (shape, (num_pairs, *shape))
-            expected = f"of shape {shape} or {(num_pairs, *shape)}"
-            checks.require(fits, f"init_params[{site!r}]", expected, value, StateError)
-            rows[site] = jnp.broadcast_to(value, (num_pairs, *shape)).astype(shapes[site].dtype)
+            value = checks.numbers(f"init_params[{site!r}]", value, StateError)
+            shape = shapes[site].shape
+            if value.shape not in (shape, (num_pairs, *shape)):
+                raise checks.error(
+                    f"init_params[{site!r}]",
+                    f"of shape {shape} or {(num_pairs, *shape)}",
+                    value,
+                    StateError,
+                )
+            rows[site] = jnp.broadcast_to(value, (num_pairs, *shape)).astype(
+                shapes[site].dtype
+            )
     x, possible = _draw_starts(kernel, keys, call, rows)
     kernel.check_started(possible)
     return x
 
 
 @partial(jax.jit, static_argnums=0)
-def _draw_starts(kernel: CoupledComposite, keys: Array, call: Any, init: Rows) -> tuple[Blocks, Array]:
-    return jax.vmap(lambda key, init: kernel.start(random.key_pair(key), _call(call), init))(keys, init)
+def _draw_starts(
+    kernel: CoupledComposite, keys: Array, call: Any, init: Rows
+) -> tuple[Blocks, Array]:
+    return jax.vmap(
+        lambda key, init: kernel.start(random.key_pair(key), _call(call), init)
+    )(keys, init)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["params", "fixed", "pool"], meta_fields=["graph"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "fixed", "pool"],
+    meta_fields=["graph"],
+)
 @dataclasses.dataclass(frozen=True)
 class _Posterior(Target):
     """The posterior of all sites, which has no graph; params are the model's arguments."""
@@ -177,14 +227,20 @@ class _Sweep(Move):
         return self.blocks
 
     def draw(self, target: Any, x: Rows, keys: Keys) -> Drawn:
-        of_row = lambda z, key: self.kernel.single(z, key, _call(target.params))
+        def of_row(z, key):
+            return self.kernel.single(z, key, _call(target.params))
+
         return jax.vmap(of_row)(dict(x), keys), jnp.zeros(len(keys), jnp.int32)
 
     def attempt(self, target: Any, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        of_row = lambda x, y, key: self.kernel.pair(x, y, key, _call(target.params))
+        def of_row(x, y, key):
+            return self.kernel.pair(x, y, key, _call(target.params))
+
         chains = ({b: v[i] for b, v in z.items()} for i in range(2))
         x, y, broken = jax.vmap(of_row)(*chains, trial.keys)
-        are_equal = {b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks}
+        are_equal = {
+            b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks
+        }
         y = {b: where_rows(are_equal[b], x[b], v) for b, v in y.items()}
         accepted = jnp.ones(len(trial.keys), bool)
         return Attempt(x, y, accepted, accepted, broken, are_equal)

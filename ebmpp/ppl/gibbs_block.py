@@ -25,48 +25,59 @@ from ebmpp.traced import ModelBlock, block
 from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled
 from ebmpp.traced.rows import checked
 
-#: Units that are proposed at a time, on average, where there is a ``log_likelihood``. A 16x16 Ising prior
-#: seen through a blur, 600 steps: R-hat 5.2 for whole layers, 1.014 for four units, 1.008 for two, 1.004 for
-#: one, at 12, 15 to 21 and 17 to 22 effective draws per second.
+#: Units that are proposed at a time, on average, where there is a ``log_likelihood``. A
+#: 16x16 Ising prior seen through a blur, 600 steps: R-hat 5.2 for whole layers, 1.014
+#: for four units, 1.008 for two, 1.004 for one, at 12, 15 to 21 and 17 to 22 effective
+#: draws per second.
 _NUM_PROPOSED = 2
 
 
 class GibbsBlock(block.Block):
     """Sites of a NumPyro model that are updated by the sweeps of a graph, in ``numpyro.infer.Gibbs``.
 
-    The graph, with its present params, must be the posterior of the sites given everything else: the energy
-    prior, and a factor for each likelihood that reads them. :meth:`verify` compares it with the model. Blocks
-    of the graph that are no site, such as the latent units of a Boltzmann machine, are sampled too.
-    :meth:`from_model` makes a block of the model itself, without a graph. ``block.sites`` and
-    ``block.latents`` are the names of its sites, and of the blocks that are sampled and are no site.
+    The graph, with its present params, must be the posterior of the sites given
+    everything else: the energy prior, and a factor for each likelihood that reads them.
+    :meth:`verify` compares it with the model. Blocks of the graph that are no site,
+    such as the latent units of a Boltzmann machine, are sampled too. :meth:`from_model`
+    makes a block of the model itself, without a graph. ``block.sites`` and
+    ``block.latents`` are the names of its sites, and of the blocks that are sampled and
+    are no site.
 
-    :param sites: names of blocks that are sites; or a dict from site to block, or to the
-        :class:`~ebmpp.ppl.Layout` of several blocks in one array. By default the visible blocks.
-    :param params: by factor, arrays or functions ``fn(sites, *model_args, **model_kwargs)`` of the sibling
-        sites' values and the model's arguments; or one function that returns all of them; or None for the
-        model's first argument. A leaf may have leading axes like the sites' (rows of a plate).
+    :param sites: names of blocks that are sites; or a dict from site to block, or to
+        the :class:`~ebmpp.ppl.Layout` of several blocks in one array. By default the
+        visible blocks.
+    :param params: by factor, arrays or functions
+        ``fn(sites, *model_args, **model_kwargs)`` of the sibling sites' values and the
+        model's arguments; or one function that returns all of them; or None for the
+        model's first argument. A leaf may have leading axes like the sites' (rows of a
+        plate).
     :param clamped: values of blocks that are fixed, or functions as for ``params``.
-    :param log_likelihood: ``fn(x, sites, *model_args, **model_kwargs)`` of the block's sites ``x``: a log
-        density beside the energy that is not affine, of shape ``batch``. Layers of the sites are then
-        proposed from their conditionals under the energy, and accepted by Metropolis.
-    :param fraction: of a layer's units that are proposed at a time, where there is a ``log_likelihood``. By
-        default two units of the largest layer: proposals of whole layers are hardly ever accepted.
-    :param num_sweeps: sweeps per step; by default 1, and with a ``log_likelihood`` ``1 / fraction``, which
-        proposes every unit once on average.
+    :param log_likelihood: ``fn(x, sites, *model_args, **model_kwargs)`` of the block's
+        sites ``x``: a log density beside the energy that is not affine, of shape
+        ``batch``. Layers of the sites are then proposed from their conditionals under
+        the energy, and accepted by Metropolis.
+    :param fraction: of a layer's units that are proposed at a time, where there is a
+        ``log_likelihood``. By default two units of the largest layer: proposals of
+        whole layers are hardly ever accepted.
+    :param num_sweeps: sweeps per step; by default 1, and with a ``log_likelihood``
+        ``1 / fraction``, which proposes every unit once on average.
     :param init: "uniform" (at the model's prototype), or "local_mode".
     :param moves: moves of the sites in place of draws of their layers, such as
-        :func:`~ebmpp.moves.cluster_sweep`. Each must leave the distribution given by the energy invariant.
-    :param tempering: increasing inverse temperatures from more than 0 to 1. A step then ends with a tempered
-        transition, which heats and cools the block by one sweep per temperature and is accepted or rejected.
-        It leaves modes that sweeps do not leave. The more temperatures, the more often it is accepted.
-    :raises ArgumentError: for an argument of the wrong kind or out of range, for moves that are not of the
-        sites or not exact, and for moves beside a ``log_likelihood``.
+        :func:`~ebmpp.moves.cluster_sweep`. Each must leave the distribution given by
+        the energy invariant.
+    :param tempering: increasing inverse temperatures from more than 0 to 1. A step then
+        ends with a tempered transition, which heats and cools the block by one sweep
+        per temperature and is accepted or rejected. It leaves modes that sweeps do not
+        leave. The more temperatures, the more often it is accepted.
+    :raises ArgumentError: for an argument of the wrong kind or out of range, for moves
+        that are not of the sites or not exact, and for moves beside a
+        ``log_likelihood``.
     :raises StateError: for an unknown block, or one in two sites.
 
     **References**
 
-    1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the Bayesian restoration
-       of images*.
+    1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the
+       Bayesian restoration of images*.
     2. Neal (1996), *Sampling from multimodal distributions using tempered transitions*.
 
     **Example**
@@ -106,11 +117,17 @@ class GibbsBlock(block.Block):
         tempering: Any = None,
     ) -> None:
         checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
-        self.graph, self.start = graph, checks.choice("GibbsBlock: init", init, search.STARTS)
+        self.graph = graph
+        self.start = checks.choice("GibbsBlock: init", init, search.STARTS)
         self.binding = Binding(graph, sites, params, clamped, log_likelihood)
-        self.sites, self.latents = tuple(self.binding.layouts), self.binding.latents
+        self.sites = tuple(self.binding.layouts)
+        self.latents = self.binding.latents
         if fraction is None:
-            fraction = 1.0 if log_likelihood is None else min(1.0, _NUM_PROPOSED / self._largest_layer())
+            fraction = (
+                1.0
+                if log_likelihood is None
+                else min(1.0, _NUM_PROPOSED / self._largest_layer())
+            )
         self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
         if num_sweeps is None:
             num_sweeps = 1 if log_likelihood is None else math.ceil(1 / self.fraction)
@@ -132,50 +149,63 @@ class GibbsBlock(block.Block):
     ) -> ModelBlock:
         """Return a block that is derived from a model, without a graph.
 
-        Which units of the sites interact is read off the traced program of the model's log density, with its
-        plates, masks, scales and ``obs``, erring toward interaction. Units that do not interact form a layer,
-        which is drawn at once from K evaluations of the model for units of K values. A mixture's assignments
-        are one layer, a lattice two. Units that interact as a forest, such as a hidden Markov chain's
-        or a tree's, are drawn jointly from K^2 evaluations, whatever their number. Such a draw leaves states
-        that single units cannot leave, and the block has the sums
-        :meth:`~ebmpp.ppl.ModelBlock.log_marginal`, :meth:`~ebmpp.ppl.ModelBlock.marginals`,
-        :meth:`~ebmpp.ppl.ModelBlock.most_probable` and :meth:`~ebmpp.ppl.ModelBlock.marginal`.
+        Which units of the sites interact is read off the traced program of the model's
+        log density, with its plates, masks, scales and ``obs``, erring toward
+        interaction. Units that do not interact form a layer, which is drawn at once
+        from K evaluations of the model for units of K values. A mixture's assignments
+        are one layer, a lattice two. Units that interact as a forest, such as a hidden
+        Markov chain's or a tree's, are drawn jointly from K^2 evaluations, whatever
+        their number. Such a draw leaves states that single units cannot leave, and the
+        block has the sums :meth:`~ebmpp.ppl.ModelBlock.log_marginal`,
+        :meth:`~ebmpp.ppl.ModelBlock.marginals`,
+        :meth:`~ebmpp.ppl.ModelBlock.most_probable` and
+        :meth:`~ebmpp.ppl.ModelBlock.marginal`.
 
-        An energy prior whose latents are summed out (a Boltzmann machine of an image) ties all its units. Its
-        latents are then drawn too, from the prior's graph, where that takes fewer layers. The distribution of
-        the sites is exactly that of the model.
+        An energy prior whose latents are summed out (a Boltzmann machine of an image)
+        ties all its units. Its latents are then drawn too, from the prior's graph,
+        where that takes fewer layers. The distribution of the sites is exactly that of
+        the model.
 
-        Sites may take finitely many values: any distribution on an interval of whole numbers, or an
-        :class:`~ebmpp.EnergyDistribution`. Continuous sites are drawn given the discrete ones where their
-        conditional is of a known family, as the traced log density shows: Gaussian for real numbers, Gamma or
-        inverse Gamma for positive ones, Beta for probabilities, Dirichlet for rows of probabilities. Such are
-        a mixture's weights, transition probabilities, and rates that ``jnp.where(t < tau, a, b)`` selects.
-        Other sites are refused.
+        Sites may take finitely many values: any distribution on an interval of whole
+        numbers, or an :class:`~ebmpp.EnergyDistribution`. Continuous sites are drawn
+        given the discrete ones where their conditional is of a known family, as the
+        traced log density shows: Gaussian for real numbers, Gamma or inverse Gamma for
+        positive ones, Beta for probabilities, Dirichlet for rows of probabilities. Such
+        are a mixture's weights, transition probabilities, and rates that
+        ``jnp.where(t < tau, a, b)`` selects. Other sites are refused.
 
         :param sites: names of the model's latent sites that the block draws.
-        :param model_args: the model's arguments. When the block runs, arrays may have other values, but not
-            other shapes, nor other values of index arrays that decide which units interact.
+        :param model_args: the model's arguments. When the block runs, arrays may have
+            other values, but not other shapes, nor other values of index arrays that
+            decide which units interact.
         :param num_sweeps: sweeps per step.
-        :param sequential: True if units may be drawn one at a time where (nearly) all of them interact, at K
-            evaluations of the whole model per unit.
-        :param tempering: inverse temperatures of a tempered transition of all sites; see :class:`GibbsBlock`.
-            It heats the whole log density, including the prior and jointly with its latents.
-        :param joint: "auto" to draw the discrete units jointly where all of them form a forest whose tables
-            are not too large; "forest" to draw them by layers that are forests, such as two of a lattice;
-            "units" to draw them by layers of units that do not interact.
-        :param model_kwargs: the model's keyword arguments; none may be named like one of the four options.
-        :raises ArgumentError: for an option out of range, and "forest" without discrete sites.
-        :raises StateError: for sites that the model does not have, subsampled plates, and enumerated sites.
-        :raises IntractableError: for sites that cannot be drawn; where hardly two units can be drawn at once,
-            unless ``sequential``; for sites that the params of an energy without log Z depend on, whose
-            posterior is doubly intractable; and for ``tempering`` of a continuous site that the params of a
-            prior with latents depend on.
+        :param sequential: True if units may be drawn one at a time where (nearly) all
+            of them interact, at K evaluations of the whole model per unit.
+        :param tempering: inverse temperatures of a tempered transition of all sites;
+            see :class:`GibbsBlock`. It heats the whole log density, including the prior
+            and jointly with its latents.
+        :param joint: "auto" to draw the discrete units jointly where all of them form a
+            forest whose tables are not too large; "forest" to draw them by layers that
+            are forests, such as two of a lattice; "units" to draw them by layers of
+            units that do not interact.
+        :param model_kwargs: the model's keyword arguments; none may be named like one
+            of the four options.
+        :raises ArgumentError: for an option out of range, and "forest" without discrete
+            sites.
+        :raises StateError: for sites that the model does not have, subsampled plates,
+            and enumerated sites.
+        :raises IntractableError: for sites that cannot be drawn; where hardly two units
+            can be drawn at once, unless ``sequential``; for sites that the params of an
+            energy without log Z depend on, whose posterior is doubly intractable; and
+            for ``tempering`` of a continuous site that the params of a prior with
+            latents depend on.
 
         **References**
 
-        1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the Bayesian restoration
-           of images*.
-        2. Tanner, Wong (1987), *The calculation of posterior distributions by data augmentation*.
+        1. Geman, Geman (1984), *Stochastic relaxation, Gibbs distributions, and the
+           Bayesian restoration of images*.
+        2. Tanner, Wong (1987), *The calculation of posterior distributions by data
+           augmentation*.
         3. Hamze, de Freitas (2004), *From fields to trees*.
 
         **Example**
@@ -194,7 +224,8 @@ class GibbsBlock(block.Block):
         >>> jnp.exp(logits["z"])[:2, 1].round(3).tolist()
         [0.0, 1.0]
 
-        The block runs in ``numpyro.infer.Gibbs`` as in the example of :class:`GibbsBlock`.
+        The block runs in ``numpyro.infer.Gibbs`` as in the example of
+        :class:`GibbsBlock`.
         """
         options: dict[str, Any] = {"num_sweeps": num_sweeps, "sequential": sequential}
         options |= {"tempering": tempering, "joint": joint}
@@ -206,28 +237,46 @@ class GibbsBlock(block.Block):
     def _largest_layer(self) -> int:
         """Return the number of units of the sites that are drawn at once, at most."""
         sizes = {b: self.graph.families[b].size for b in self.binding.site_blocks}
-        parts = lambda layer: Layer(layer).num_parts(self.graph)
-        return max(-(-sum(sizes.get(b, 0) for b in layer) // parts(layer)) for layer in self.binding.layers)
+
+        def parts(layer):
+            return Layer(layer).num_parts(self.graph)
+
+        return max(
+            -(-sum(sizes.get(b, 0) for b in layer) // parts(layer))
+            for layer in self.binding.layers
+        )
 
     def _check_moves(self, moves: tuple[Move, ...] | None) -> tuple[Move, ...] | None:
         """Raise an ArgumentError for moves that are not of the sites, or not exact."""
         if moves is None:
             return None
-        is_energy, hint = self.binding.log_likelihood is None, "Write the likelihood as factors."
-        checks.require(is_energy, "GibbsBlock: moves", "None beside a log_likelihood", moves, hint=hint)
+        if self.binding.log_likelihood is not None:
+            raise checks.error(
+                "GibbsBlock: moves",
+                "None beside a log_likelihood",
+                moves,
+                hint="Write the likelihood as factors.",
+            )
         fixed = (*self.binding.clamped, *self.latents)
         resolved = sweeps.resolve_moves(self.graph, moves, fixed, exact=False)
         for move in resolved:
-            is_valid = move.exact and not move.marginalize
-            checks.require(is_valid, "GibbsBlock: moves", "exact, and sum nothing out", move)
+            if not move.exact or move.marginalize:
+                raise checks.error(
+                    "GibbsBlock: moves", "exact, and sum nothing out", move
+                )
         return resolved
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
         """Draw values of the sites, uniformly where their families have a uniform distribution."""
-        values, families = {}, self.graph.families
+        values = {}
+        families = self.graph.families
         for site, layout in self.binding.layouts.items():
-            drawn = gibbs.initial_rows(self.graph, layout.names, Target(self.graph, {}).keys(keys, 1))
-            values[site] = layout.join({b: drawn[b].reshape(families[b].shape) for b in layout.names})
+            drawn = gibbs.initial_rows(
+                self.graph, layout.names, Target(self.graph, {}).keys(keys, 1)
+            )
+            values[site] = layout.join(
+                {b: drawn[b].reshape(families[b].shape) for b in layout.names}
+            )
         return values
 
     def begin(self, values: Rows, call: Call, keys: Array) -> Advanced:
@@ -240,74 +289,133 @@ class GibbsBlock(block.Block):
         none = jnp.zeros(len(keys), jnp.int32)
         return Advanced(self._from_rows(x, values, target), none, transitions=none)
 
-    def advance(self, values: Rows, call: Call, keys: Array, index: Array | None = None) -> Advanced:
+    def advance(
+        self, values: Rows, call: Call, keys: Array, index: Array | None = None
+    ) -> Advanced:
         """Make one step; row r draws from the words folded with the step's number and r."""
         target = self.binding.bind(values, call)
         keys = target.keys(keys, 1 if index is None else index)
 
-        def sweep_once(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+        def sweep_once(
+            s: Array, carry: tuple[dict[str, Array], Array]
+        ) -> tuple[dict[str, Array], Array]:
             sweep_keys = random.fold_in(keys, s)
             if self.moves is not None:
-                return bound.sweep_by_moves(target, self.moves, carry[0], sweep_keys), carry[1]
+                return bound.sweep_by_moves(
+                    target, self.moves, carry[0], sweep_keys
+                ), carry[1]
             moved, accepted = bound.sweep(target, carry[0], sweep_keys, self.fraction)
             return moved, carry[1] + accepted
 
         none = transitions = jnp.zeros(len(keys), jnp.int32)
-        x, accepted = block.repeat(self.num_sweeps, sweep_once, (self.binding.to_rows(values, target), none))
+        x, accepted = block.repeat(
+            self.num_sweeps, sweep_once, (self.binding.to_rows(values, target), none)
+        )
         if self.tempering is not None:
             x, transitions = self._temper(target, x, keys)
-        return Advanced(self._from_rows(x, values, target), accepted, transitions=transitions)
+        return Advanced(
+            self._from_rows(x, values, target), accepted, transitions=transitions
+        )
 
-    def _temper(self, target: bound.Bound, x: Rows, keys: Array) -> tuple[dict[str, Array], Array]:
+    def _temper(
+        self, target: bound.Bound, x: Rows, keys: Array
+    ) -> tuple[dict[str, Array], Array]:
         # as many passes as propose every unit once, which are reversed as a whole
         passes = 1 if target.log_likelihood is None else self.num_sweeps
         none = jnp.zeros(len(keys), jnp.int32)
 
-        def sweep(x: Rows, keys: Array, beta: Any, backward: bool) -> tuple[dict[str, Array], Array]:
-            sweep_keys = lambda s: random.fold_in(keys, s)
-            step = lambda s, c: bound.sweep(target, c[0], sweep_keys(s), self.fraction, beta, backward)
-            return lax.fori_loop(jnp.uint32(0), jnp.uint32(passes), step, (dict(x), none))
+        def sweep(
+            x: Rows, keys: Array, beta: Any, backward: bool
+        ) -> tuple[dict[str, Array], Array]:
+            def sweep_keys(s):
+                return random.fold_in(keys, s)
 
-        density = lambda x: bound.log_density(target, x)
-        x, accepted, _ = block.tempered_transition(self.tempering or (), density, sweep, x, keys)
+            def step(s, c):
+                return bound.sweep(
+                    target, c[0], sweep_keys(s), self.fraction, beta, backward
+                )
+
+            return lax.fori_loop(
+                jnp.uint32(0), jnp.uint32(passes), step, (dict(x), none)
+            )
+
+        def density(x):
+            return bound.log_density(target, x)
+
+        x, accepted, _ = block.tempered_transition(
+            self.tempering or (), density, sweep, x, keys
+        )
         return dict(x), accepted.astype(jnp.int32)
 
-    def couple(self, first: Chain, second: Chain, keys: Array, coupling: str | None = None) -> Coupled:
+    def couple(
+        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+    ) -> Coupled:
         """Make one step of two chains, coupled layer by layer; see :meth:`ModelBlock.couple`."""
         targets = [self.binding.bind(*chain) for chain in (first, second)]
-        rows = [self.binding.to_rows(v, t) for (v, _), t in zip((first, second), targets, strict=True)]
+        rows = [
+            self.binding.to_rows(v, t)
+            for (v, _), t in zip((first, second), targets, strict=True)
+        ]
         x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
-        keys, broken = targets[0].keys(keys, 1), jnp.zeros((), bool)
+        keys = targets[0].keys(keys, 1)
+        broken = jnp.zeros((), bool)
         kinds = couplings.resolve(coupling, self.binding.layers)
         for number in range(self.num_sweeps):
             sweep_keys = random.fold_in(keys, number)
-            x, wrong = bound.couple(targets, x, sweep_keys, kinds, self.fraction, self.moves or ())
+            x, wrong = bound.couple(
+                targets, x, sweep_keys, kinds, self.fraction, self.moves or ()
+            )
             broken |= wrong.any()
-        chain = lambda i, values: self._from_rows({b: v[i] for b, v in x.items()}, values, targets[i])
+
+        def chain(i, values):
+            return self._from_rows({b: v[i] for b, v in x.items()}, values, targets[i])
+
         return chain(0, first[0]), chain(1, second[0]), broken
 
     def check_coupled(self, coupling: str | None) -> None:
         """Raise an ArgumentError for options in which two chains are not coupled, or an unknown coupling."""
-        others = [move for move in self.moves or () if not isinstance(move, Forests | Layer)]
+        others = [
+            move for move in self.moves or () if not isinstance(move, Forests | Layer)
+        ]
         for name, value in (("tempering", self.tempering), ("moves", others)):
-            expected = f"None or from forest_sweep in {self!r}, as pairs are coupled layer by layer"
-            checks.require(not value, f"CoupledComposite: {name}", expected, value)
+            if value:
+                raise checks.error(
+                    f"CoupledComposite: {name}",
+                    f"None or from forest_sweep in {self!r}, as pairs are coupled layer by layer",
+                    value,
+                )
         couplings.resolve(coupling, self.binding.layers)
 
-    def _from_rows(self, x: Rows, template: Rows, target: bound.Bound) -> dict[str, Array]:
-        return self.binding.to_sites(x, template, target.batch) | {b: x[b] for b in self.latents}
+    def _from_rows(
+        self, x: Rows, template: Rows, target: bound.Bound
+    ) -> dict[str, Array]:
+        return self.binding.to_sites(x, template, target.batch) | {
+            b: x[b] for b in self.latents
+        }
 
     def init(
-        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Init,
+        model_args: tuple,
+        model_kwargs: Kwargs,
     ) -> BlockState:
         """Return the first state, at ``init_params``, the values of the sites."""
         values = block.initial_values(rng_key, init_params or {})
-        expected = f"initial values of the sites {sorted(self.sites)}"
-        checks.require(values, "GibbsBlock: init_params", expected, init_params, StateError)
+        if not values:
+            raise checks.error(
+                "GibbsBlock: init_params",
+                f"initial values of the sites {sorted(self.sites)}",
+                init_params,
+                StateError,
+            )
         checks.names("site of init_params", values, self.sites, StateError)
         self.binding.batch_of(values)
         values = checked(self._check_values, values)
-        return self._first(self.begin(values, Call.split(model_args, model_kwargs), rng_key), rng_key)
+        return self._first(
+            self.begin(values, Call.split(model_args, model_kwargs), rng_key), rng_key
+        )
 
     def _check_values(self, values: Rows) -> None:
         for b, v in self.binding.split(values).items():
@@ -317,36 +425,62 @@ class GibbsBlock(block.Block):
         text = super().get_diagnostics_str(state)
         if self.binding.log_likelihood is None:
             return text
-        layers = [layer for layer in self.binding.layers if set(layer) & set(self.binding.site_blocks)]
+        layers = [
+            layer
+            for layer in self.binding.layers
+            if set(layer) & set(self.binding.site_blocks)
+        ]
         parts = sum(Layer(layer).num_parts(self.graph) for layer in layers)
         proposals = max(1, int(np.max(state.i)) * parts * self.num_sweeps)
         return f"{text}, acceptance {np.mean(state.accepted) / proposals:.2g}"
 
-    def walk(self, values: Rows, call: Call, key: Array) -> Iterator[tuple[Rows, float]]:
+    def walk(
+        self, values: Rows, call: Call, key: Array
+    ) -> Iterator[tuple[Rows, float]]:
         """Yield random states of the sites with their log density, latents summed out."""
-        graph, target = self.graph, self.binding.bind(values, call, check=True)
+        graph = self.graph
+        target = self.binding.bind(values, call, check=True)
         states.check_summable(graph, self.latents)
-        of_rows = lambda target, rows: energy.summed_out(graph, target.params, rows, self.latents)
+
+        def of_rows(target, rows):
+            return energy.summed_out(graph, target.params, rows, self.latents)
+
         for index in itertools.count():
-            x = gibbs.initial_rows(graph, self.binding.site_blocks, target.keys(key, index)) | target.clamped
-            weight = 0.0 if target.log_likelihood is None else jnp.sum(target.log_likelihood(x))
+            x = (
+                gibbs.initial_rows(
+                    graph, self.binding.site_blocks, target.keys(key, index)
+                )
+                | target.clamped
+            )
+            weight = (
+                0.0
+                if target.log_likelihood is None
+                else jnp.sum(target.log_likelihood(x))
+            )
             density = float(target.map(of_rows, x).sum() + weight)
             yield self.binding.to_sites(x, values, target.batch), density
 
 
 def gibbs_fn(
-    graph: FactorGraph | ModelBlock, sites: Sites = None, params: Params = None, **options: Any
+    graph: FactorGraph | ModelBlock,
+    sites: Sites = None,
+    params: Params = None,
+    **options: Any,
 ) -> Callable[..., dict[str, Array]]:
     """Return a block as a function for :class:`numpyro.infer.HMCGibbs`.
 
-    HMCGibbs does not pass the model's arguments, so functions among ``params`` are of the sibling sites'
-    values alone, and it has no state but the sites, so latent blocks are drawn afresh at each step.
+    HMCGibbs does not pass the model's arguments, so functions among ``params`` are of
+    the sibling sites' values alone, and it has no state but the sites, so latent blocks
+    are drawn afresh at each step.
 
-    :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, as the only argument, which
-        keeps the model's arguments that it was made for.
-    :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``. The other arguments are its too.
-    :return: a function ``(rng_key, gibbs_sites, hmc_sites)`` to new values of the sites.
-    :raises IntractableError: for latent blocks that interact: they cannot be drawn afresh at once.
+    :param graph: the declaration; or a block of :meth:`GibbsBlock.from_model`, as the
+        only argument, which keeps the model's arguments that it was made for.
+    :param params: as for :class:`GibbsBlock`, functions ``fn(sites)``. The other
+        arguments are its too.
+    :return: a function ``(rng_key, gibbs_sites, hmc_sites)`` to new values of the
+        sites.
+    :raises IntractableError: for latent blocks that interact: they cannot be drawn
+        afresh at once.
 
     **Example**
 
@@ -357,21 +491,34 @@ def gibbs_fn(
     (6,)
     """
     if isinstance(graph, ModelBlock):
-        is_alone = sites is None and params is None and not options
-        arguments, expected = (sites, params, options), "left away for a block of from_model"
-        checks.require(is_alone, "gibbs_fn: sites and options", expected, arguments)
+        if sites is not None or params is not None or options:
+            raise checks.error(
+                "gibbs_fn: sites and options",
+                "left away for a block of from_model",
+                (sites, params, options),
+            )
         graph.info.check_data(graph.call)
         return partial(_update, graph, graph.call)
     kernel = GibbsBlock(graph, sites, params, **options)
     clash = graph.interacting(kernel.latents)
-    hint = "HMCGibbs keeps no state for others: use GibbsBlock in numpyro.infer.Gibbs."
-    checks.require(not clash, "latent blocks", "without interaction", clash, IntractableError, hint)
+    if clash:
+        raise checks.error(
+            "latent blocks",
+            "without interaction",
+            clash,
+            IntractableError,
+            "HMCGibbs keeps no state for others: use GibbsBlock in numpyro.infer.Gibbs.",
+        )
     return partial(_update, kernel, Call({}, (), {}))
 
 
-def _update(kernel: block.Block, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows) -> dict:
-    call, words = call._replace(siblings=hmc_sites), random.key_pair(rng_key)
+def _update(
+    kernel: block.Block, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows
+) -> dict:
+    call = call._replace(siblings=hmc_sites)
+    words = random.key_pair(rng_key)
     if isinstance(kernel, GibbsBlock):
-        gibbs_sites, words = kernel.begin(gibbs_sites, call, rng_key).z, rng_key
+        gibbs_sites = kernel.begin(gibbs_sites, call, rng_key).z
+        words = rng_key
     z = kernel.advance(gibbs_sites, call, words).z
     return {site: z[site] for site in kernel.sites}

@@ -79,32 +79,37 @@ def report(
 ) -> Report:
     """Write one self-contained HTML page on a trained model.
 
-    The page begins with a verdict: results to be doubted and checks that passed. Its sections are the
-    declaration; the log-likelihood of training and held-out rows, exact or bracketed; meeting times of
-    coupled chains and the bound that follows; effective sample sizes, R-hat and rank plots of Gibbs chains
-    and parallel tempering; moments of data and model; free energies; dead, saturated and constant units;
-    samples and filters; and, for a fit, its history. The page names each result that cannot be computed for
-    the model, with the reason. Needs the extra ``plots``.
+    The page begins with a verdict: results to be doubted and checks that passed. Its
+    sections are the declaration; the log-likelihood of training and held-out rows,
+    exact or bracketed; meeting times of coupled chains and the bound that follows;
+    effective sample sizes, R-hat and rank plots of Gibbs chains and parallel tempering;
+    moments of data and model; free energies; dead, saturated and constant units;
+    samples and filters; and, for a fit, its history. The page names each result that
+    cannot be computed for the model, with the reason. Needs the extra ``plots``.
 
     :param data: training rows.
     :param rng_key: a jax key, which determines all numbers except times.
     :param held_out: rows that were not used for training.
     :param path: file to write; None for none.
-    :param budget: "quick" (about a minute for 784x500 units on two cores), "thorough", or a
-        :class:`ebmpp.reporting.Budget`.
-    :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by block. By default
-        blocks with a square number of units are shown as square images.
+    :param budget: "quick" (about a minute for 784x500 units on two cores), "thorough",
+        or a :class:`ebmpp.reporting.Budget`.
+    :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by
+        block. By default blocks with a square number of units are shown as square
+        images.
     :param history: a fit, or its history.
     :raises ParameterError: params that do not fit.
     :raises StateError: data or an image shape that does not fit.
-    :raises ArgumentError: an unknown ``budget``, a graph or key of another type, or a call under ``jit``.
+    :raises ArgumentError: an unknown ``budget``, a graph or key of another type, or a
+        call under ``jit``.
 
     **References**
 
     1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*.
-    2. Vehtari et al. (2021), *Rank-normalization, folding, and localization*: rank plots of chains.
+    2. Vehtari et al. (2021), *Rank-normalization, folding, and localization*: rank
+       plots of chains.
     3. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood*.
-    4. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with L-lag couplings*.
+    4. Biswas, Jacob, Vanetti (2019), *Estimating convergence of Markov chains with
+       L-lag couplings*.
 
     **Example**
 
@@ -120,19 +125,36 @@ def report(
     checks.on_host("report", rng_key, params, data)
     graph.check(params)
     if not isinstance(budget, Budget):
-        budget = BUDGETS[checks.choice("report: budget", budget, BUDGETS, also="ebmpp.reporting.Budget(...)")]
+        budget = BUDGETS[
+            checks.choice(
+                "report: budget", budget, BUDGETS, also="ebmpp.reporting.Budget(...)"
+            )
+        ]
     path = _check_path(path)
     checks.instance("report: title", title, str, "a string")
-    what = "a fit or its history, with variables over steps"
     history = getattr(history, "history", history)
     is_history = isinstance(history, xr.Dataset) and panels(history)
-    checks.require(history is None or is_history, "report: history", what, history)
+    if history is not None and not is_history:
+        raise checks.error(
+            "report: history",
+            "a fit or its history, with variables over steps",
+            history,
+        )
     shapes = samples.image_shapes(graph, image_shape)
     sets = {"train": data} | ({} if held_out is None else {"held out": held_out})
-    inputs = {name: tables.as_table(graph, rows, "the report") for name, rows in sets.items()}
-    rows = {name: check_rows(graph, t, budget.rows, i) for i, (name, t) in enumerate(inputs.items())}
-    subject = Subject(graph, params, rows, budget, rng_key, shapes, inputs["train"].batch[0], history)
-    sections, missing, seconds = [], [], {}
+    inputs = {
+        name: tables.as_table(graph, rows, "the report") for name, rows in sets.items()
+    }
+    rows = {
+        name: check_rows(graph, t, budget.rows, i)
+        for i, (name, t) in enumerate(inputs.items())
+    }
+    subject = Subject(
+        graph, params, rows, budget, rng_key, shapes, inputs["train"].batch[0], history
+    )
+    sections = []
+    missing = []
+    seconds = {}
     for name, build in _SECTIONS.items():
         begin = time.monotonic()
         sections.append(Section(name))
@@ -142,14 +164,24 @@ def report(
     if held_out is None:
         last.missing("results on held-out rows", "none were given (held_out=...)")
     last.text(f"{budget!r}; {sum(seconds.values()):.0f} s in all, with compilation.")
-    last.table("seconds", pd.DataFrame({"section": list(seconds), "seconds": list(seconds.values())}))
+    last.table(
+        "seconds",
+        pd.DataFrame({"section": list(seconds), "seconds": list(seconds.values())}),
+    )
     sections.append(last)
-    counts = [f"{len(next(iter(rows[n].values())))} of {t.batch[0]} {n} rows" for n, t in inputs.items()]
+    counts = [
+        f"{len(next(iter(rows[n].values())))} of {t.batch[0]} {n} rows"
+        for n, t in inputs.items()
+    ]
     html = render(title, f"Computed from {' and '.join(counts)}.", sections)
     if path is not None:
         path.write_text(html, encoding="utf-8")
-    figures = {name: png for section in sections for name, png in section.figures.items()}
-    frames = {name: frame for section in sections for name, frame in section.tables.items()}
+    figures = {
+        name: png for section in sections for name, png in section.figures.items()
+    }
+    frames = {
+        name: frame for section in sections for name, frame in section.tables.items()
+    }
     return Report(path, html, figures, frames, tuple(missing))
 
 
@@ -159,15 +191,24 @@ def _check_path(path: Any) -> pathlib.Path | None:
         return None
     try:
         file = pathlib.Path(path)
-        is_writable = not file.is_dir() and os.access(file if file.exists() else file.parent, os.W_OK)
+        is_writable = not file.is_dir() and os.access(
+            file if file.exists() else file.parent, os.W_OK
+        )
     except (TypeError, ValueError):
         is_writable = False
-    hint = "Create its directory or fix the permissions."
-    checks.require(is_writable, "report: path", "a file that can be written, or None", path, hint=hint)
+    if not is_writable:
+        raise checks.error(
+            "report: path",
+            "a file that can be written, or None",
+            path,
+            hint="Create its directory or fix the permissions.",
+        )
     return file
 
 
-def _run(build: Callable[[Section, Subject], None], section: Section, subject: Subject) -> list[str]:
+def _run(
+    build: Callable[[Section, Subject], None], section: Section, subject: Subject
+) -> list[str]:
     """Fill a section, with its warnings as notes; return its error, if any."""
     missing: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

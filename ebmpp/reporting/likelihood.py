@@ -13,7 +13,15 @@ import pandas as pd
 import jax.numpy as jnp
 
 from ebmpp import exact
-from ebmpp.annealing import Bracket, LogPartition, bidirectional, bracket, log_partition, reference, smc
+from ebmpp.annealing import (
+    Bracket,
+    LogPartition,
+    bidirectional,
+    bracket,
+    log_partition,
+    reference,
+    smc,
+)
 from ebmpp.core import Rows, statistics
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
 from ebmpp.errors import IntractableError
@@ -25,7 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_LATENT_STATES = 2**24  # over all rows
-_SYSTEM_FACTOR = 10  # particles of the systems per annealed particle, whose ladder is many times as long
+# particles of the systems per annealed particle, whose ladder is many times as long
+_SYSTEM_FACTOR = 10
 
 
 class _LogZ(NamedTuple):
@@ -40,19 +49,37 @@ class _LogZ(NamedTuple):
 def likelihood(section: Section, subject: Subject) -> None:
     """Report log Z and log p of the rows: exact if the states can be summed, otherwise from two estimates."""
     log_z = _summed(section, subject) or _estimated(section, subject)
-    exact_rows = {name: _exact_rows(subject, rows, log_z) for name, rows in subject.data.items()}
+    exact_rows = {
+        name: _exact_rows(subject, rows, log_z) for name, rows in subject.data.items()
+    }
     if log_z.is_exact and any(v is None for v in exact_rows.values()):
-        section.missing("exact likelihoods of rows", "The rows' latents have too many states to sum.")
+        section.missing(
+            "exact likelihoods of rows",
+            "The rows' latents have too many states to sum.",
+        )
     if not subject.has_free_energy:
         section.note(
-            "Latent blocks interact given the visibles, so the free energy of a row has no closed form. The "
+            "Latent blocks interact given the visibles, so the free energy of a row "
+            "has no closed form. The "
             "table has its mean-field bound, and with it a lower bound of the likelihood."
         )
     table = _table(subject, log_z, exact_rows)
-    section.table("log_likelihood", table, "Mean log p per row. All rows share the error of log Z.")
-    section.figure("log_likelihood", _draw(table), "Bars add two standard errors, of log Z and of the rows.")
+    section.table(
+        "log_likelihood",
+        table,
+        "Mean log p per row. All rows share the error of log Z.",
+    )
+    section.figure(
+        "log_likelihood",
+        _draw(table),
+        "Bars add two standard errors, of log Z and of the rows.",
+    )
     for name, row in table.iterrows():
-        bound = "" if subject.has_free_energy or np.isfinite(row["exact"]) else " (mean-field lower bound)"
+        bound = (
+            ""
+            if subject.has_free_energy or np.isfinite(row["exact"])
+            else " (mean-field lower bound)"
+        )
         baseline = f"independent units {row['independent units']:.2f}"
         section.fact(f"Log-likelihood, {name}: {_describe(row)}{bound}; {baseline}.")
     _judge(section, str(table.index[-1]), table.iloc[-1])
@@ -70,9 +97,17 @@ def _summed(section: Section, subject: Subject) -> _LogZ | None:
 
 def _estimated(section: Section, subject: Subject) -> _LogZ:
     """Return log Z by annealing and particle systems from below, and by annealing in reverse from above."""
-    graph, params, data, budget = subject.graph, subject.params, subject.train, subject.budget
-    size: dict[str, Any] = {"num_particles": budget.particles, "num_temperatures": budget.temperatures}
-    result = bracket(graph, params, rng_key=subject.key(5), ladder="adaptive", data=data, **size)
+    graph = subject.graph
+    params = subject.params
+    data = subject.train
+    budget = subject.budget
+    size: dict[str, Any] = {
+        "num_particles": budget.particles,
+        "num_temperatures": budget.temperatures,
+    }
+    result = bracket(
+        graph, params, rng_key=subject.key(5), ladder="adaptive", data=data, **size
+    )
     num = _SYSTEM_FACTOR * budget.particles
     systems = smc(graph, params, rng_key=subject.key(12), num_particles=num, data=data)
     annealed = result.lower
@@ -80,37 +115,69 @@ def _estimated(section: Section, subject: Subject) -> _LogZ:
         result = dataclasses.replace(result, lower=systems)
     source = "exact draws" if result.guaranteed else "draws of a separate annealed run"
     section.text(
-        f"log Z by annealed importance sampling with {budget.particles} particles and {budget.temperatures} "
-        f"temperatures, forward from independent units and in reverse from {source}; and by particle systems "
-        f"of {num} particles in ten islands, which start from the same units and are resampled. Forward "
+        f"log Z by annealed importance sampling with {budget.particles} particles and "
+        f"{budget.temperatures} "
+        f"temperatures, forward from independent units and in reverse from {source}; "
+        "and by particle systems "
+        f"of {num} particles in ten islands, which start from the same units and are "
+        "resampled. Forward "
         "estimates are too small on average."
     )
     if not result.guaranteed:
         section.note(
-            "The reverse estimate is not a guaranteed upper bound: its draws are approximate. If they miss a "
-            "mode, both estimates are too small, with small errors, and the likelihood looks better than it "
+            "The reverse estimate is not a guaranteed upper bound: its draws are "
+            "approximate. If they miss a "
+            "mode, both estimates are too small, with small errors, and the "
+            "likelihood looks better than it "
             "is. Read the sections on mixing first."
         )
-    _log_z_table(section, result, {"forward (lower)": annealed, "particle systems (lower)": systems})
-    if (reason := log_partition.contradiction(result.gap, result.standard_error)) is not None:
+    _log_z_table(
+        section,
+        result,
+        {"forward (lower)": annealed, "particle systems (lower)": systems},
+    )
+    if (
+        reason := log_partition.contradiction(result.gap, result.standard_error)
+    ) is not None:
         section.judge(False, "the two estimates of log Z contradict each other")
         section.note(reason)
-    section.missing("the exact value", "There are too many states to sum, or infinitely many.")
+    section.missing(
+        "the exact value", "There are too many states to sum, or infinitely many."
+    )
     error = max(result.lower.standard_error, result.upper.standard_error)
-    return _LogZ(result.lower.log_partition, result.upper.log_partition, error, is_exact=False)
+    return _LogZ(
+        result.lower.log_partition, result.upper.log_partition, error, is_exact=False
+    )
 
 
-def _log_z_table(section: Section, result: Bracket, lower: Mapping[str, LogPartition]) -> None:
+def _log_z_table(
+    section: Section, result: Bracket, lower: Mapping[str, LogPartition]
+) -> None:
     rows = []
     for name, side in {**lower, "reverse (upper)": result.upper}.items():
         low, high = side.interval()
-        row = {"log Z": name, "value": side.log_partition, "standard error": side.standard_error}
-        row |= {"95 % from": low, "to": high, "effective particles": side.effective_sample_size}
+        row = {
+            "log Z": name,
+            "value": side.log_partition,
+            "standard error": side.standard_error,
+        }
+        row |= {
+            "95 % from": low,
+            "to": high,
+            "effective particles": side.effective_sample_size,
+        }
         bound = "yes" if side.unbiased else "not guaranteed: approximate draws"
-        rows.append({**row, "particles": len(side.log_weights), "a bound on average": bound})
+        rows.append(
+            {**row, "particles": len(side.log_weights), "a bound on average": bound}
+        )
     low, high = result.interval()
-    caption = f"Likelihoods use {low:.6g} to {high:.6g} (95 %); the estimates differ by {result.gap:.3g} +- "
-    section.table("log_partition", pd.DataFrame(rows), f"{caption}{result.standard_error:.2g}.")
+    caption = (
+        f"Likelihoods use {low:.6g} to {high:.6g} (95 %); the estimates differ "
+        f"by {result.gap:.3g} +- "
+    )
+    section.table(
+        "log_partition", pd.DataFrame(rows), f"{caption}{result.standard_error:.2g}."
+    )
 
 
 def _describe(row: "pd.Series") -> str:
@@ -126,16 +193,28 @@ def _describe(row: "pd.Series") -> str:
 
 def _judge(section: Section, name: str, row: "pd.Series") -> None:
     """Check that the rows are more likely than under independent units, beyond the errors."""
-    low, high = (row[end] - row["independent units"] for end in ("at upper log Z", "at lower log Z"))
-    low, high = min(low, high) - 2 * row["log Z error"], max(low, high) + 2 * row["log Z error"]
+    low, high = (
+        row[end] - row["independent units"]
+        for end in ("at upper log Z", "at lower log Z")
+    )
+    low, high = (
+        min(low, high) - 2 * row["log Z error"],
+        max(low, high) + 2 * row["log Z error"],
+    )
     if np.isfinite(row["exact"]):
         low = high = row["exact"] - row["independent units"]
     if low > 0:
-        section.judge(True, f"{name} rows are at least {low:.3g} nats above independent units")
+        section.judge(
+            True, f"{name} rows are at least {low:.3g} nats above independent units"
+        )
     elif high < 0:
-        section.judge(False, f"{name} rows are at least {-high:.3g} nats below independent units")
+        section.judge(
+            False, f"{name} rows are at least {-high:.3g} nats below independent units"
+        )
     else:
-        section.judge(False, f"{name} rows may be no more likely than under independent units")
+        section.judge(
+            False, f"{name} rows may be no more likely than under independent units"
+        )
 
 
 def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None:
@@ -147,16 +226,21 @@ def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None
         plan = enumeration.make_plan(subject.graph, subject.graph.visible)
     except IntractableError:
         return None
-    count = enumeration.num_states(subject.graph, plan.enumerated) * len(next(iter(rows.values())))
+    count = enumeration.num_states(subject.graph, plan.enumerated) * len(
+        next(iter(rows.values()))
+    )
     if count > _MAX_LATENT_STATES:
         return None
     return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
 
 
-def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | None]) -> pd.DataFrame:
+def _table(
+    subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | None]
+) -> pd.DataFrame:
     table: dict[str, dict[str, float]] = {}
     for name, rows in subject.data.items():
-        log_density, known = subject.log_density(rows), exact_rows[name]
+        log_density = subject.log_density(rows)
+        known = exact_rows[name]
         table[name] = {
             "rows": len(log_density),
             "exact": math.nan if known is None else float(known.mean()),
@@ -172,8 +256,13 @@ def _table(subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | No
 def _independent(subject: Subject, rows: Rows) -> float:
     """Return the mean log p of rows under independent units with the base rates of the training rows."""
     eta = reference.base_rates(subject.graph, subject.train)
-    log_prob = lambda b, family: family.distribution(eta[b]).log_prob(rows[b])
-    return sum(float(log_prob(b, family).mean()) for b, family in subject.graph.visible.items())
+
+    def log_prob(b, family):
+        return family.distribution(eta[b]).log_prob(rows[b])
+
+    return sum(
+        float(log_prob(b, family).mean()) for b, family in subject.graph.visible.items()
+    )
 
 
 def _draw(table: pd.DataFrame) -> "Figure":
@@ -181,12 +270,28 @@ def _draw(table: pd.DataFrame) -> "Figure":
     y = np.arange(len(table))[::-1]
     margin = 2 * np.hypot(table["log Z error"], table["row error"].fillna(0))
     ends = table[["at upper log Z", "at lower log Z"]]
-    low, high = ends.min(axis=1), ends.max(axis=1)
+    low = ends.min(axis=1)
+    high = ends.max(axis=1)
     ax.hlines(y, low - margin, high + margin, color=COLORS[0], linewidth=1.2)
-    ax.hlines(y, low, high, color=COLORS[0], linewidth=6, alpha=0.5, label="between the two estimates")
+    ax.hlines(
+        y,
+        low,
+        high,
+        color=COLORS[0],
+        linewidth=6,
+        alpha=0.5,
+        label="between the two estimates",
+    )
     if table["exact"].notna().any():
         ax.plot(table["exact"], y, "D", color=INK, markersize=5, label="exact")
-    ax.plot(table["independent units"], y, "|", color=COLORS[1], markersize=14, label="independent units")
+    ax.plot(
+        table["independent units"],
+        y,
+        "|",
+        color=COLORS[1],
+        markersize=14,
+        label="independent units",
+    )
     ax.set_yticks(y, table.index)
     ax.set(xlabel="log p per row (nats)", ylim=(-0.6, len(table) - 0.4))
     tidy(ax, legend=True)
@@ -195,25 +300,48 @@ def _draw(table: pd.DataFrame) -> "Figure":
 
 def free_energies(section: Section, subject: Subject) -> None:
     """Compare free energies of rows and of samples."""
-    name = "free energy" if subject.has_free_energy else "mean-field bound of the free energy"
+    name = (
+        "free energy"
+        if subject.has_free_energy
+        else "mean-field bound of the free energy"
+    )
     sets = {name: -subject.log_density(rows) for name, rows in subject.data.items()}
     for label, chains in subject.chains(section).items():
-        thinned = {b: jnp.asarray(v[:, ::10].reshape(-1, *v.shape[2:])) for b, v in chains.draws.items()}
+        thinned = {
+            b: jnp.asarray(v[:, ::10].reshape(-1, *v.shape[2:]))
+            for b, v in chains.draws.items()
+        }
         sets[f"{label} samples"] = -subject.log_density(thinned)
     figure, (ax,) = grid(1, (7.0, 3.2))
-    low, high = min(v.min() for v in sets.values()), max(v.max() for v in sets.values())
+    low = min(v.min() for v in sets.values())
+    high = max(v.max() for v in sets.values())
     bins = np.linspace(low, high + 1e-6 * max(1, abs(high)), 41)
     for index, (label, values) in enumerate(sets.items()):
-        ax.hist(values, bins=bins, density=True, histtype="step", linewidth=1.5, label=label, **look(index))
+        ax.hist(
+            values,
+            bins=bins,
+            density=True,
+            histtype="step",
+            linewidth=1.5,
+            label=label,
+            **look(index),
+        )
     ax.set(xlabel=f"{name} (nats)", ylabel="density")
     tidy(ax, legend=True)
     section.figure("free_energies", figure)
     section.text(
-        "Held-out rows above training rows indicate overfitting. Samples apart from the rows mean that the "
+        "Held-out rows above training rows indicate overfitting. Samples apart from "
+        "the rows mean that the "
         "model puts its mass elsewhere, or that the chains have not reached it."
     )
-    stats = {n: {"count": len(v), "mean": v.mean(), "sd": v.std()} for n, v in sets.items()}
-    section.table("free_energies", pd.DataFrame.from_dict(stats, orient="index"), f"The {name}.")
+    stats = {
+        n: {"count": len(v), "mean": v.mean(), "sd": v.std()} for n, v in sets.items()
+    }
+    section.table(
+        "free_energies", pd.DataFrame.from_dict(stats, orient="index"), f"The {name}."
+    )
     means = [stats[n]["mean"] for n in subject.data]
     if len(means) > 1:
-        section.fact(f"Free-energy gap, {list(subject.data)[1]} minus train: {means[1] - means[0]:.3g}.")
+        section.fact(
+            f"Free-energy gap, {list(subject.data)[1]} minus train: {means[1] - means[0]:.3g}."
+        )

@@ -38,17 +38,23 @@ def meeting_times(section: Section, subject: Subject) -> None:
     """Report meeting times of coupled pairs from noise, and the bound that follows from them."""
     budget = subject.budget
     section.text(
-        f"{budget.pairs} pairs of coupled Gibbs chains; each chain starts from its own noise. Once a pair "
-        f"has met, neither chain depends on its start. A pair runs for at most {budget.max_sweeps} sweeps."
+        f"{budget.pairs} pairs of coupled Gibbs chains; each chain starts from its "
+        "own noise. Once a pair "
+        "has met, neither chain depends on its start. A pair runs for at most "
+        f"{budget.max_sweeps} sweeps."
     )
     pilot = _pairs(subject, 1)
-    times, met = np.full(budget.pairs, budget.max_sweeps + 1.0), np.zeros(budget.pairs, bool)
+    times = np.full(budget.pairs, budget.max_sweeps + 1.0)
+    met = np.zeros(budget.pairs, bool)
     if pilot is not None:
         times, met, _ = meeting_data(pilot)
     unmet = int((~met).sum())
     result = f"{budget.pairs - unmet} of {budget.pairs} pairs met within {budget.max_sweeps} sweeps"
     if met.any():
-        result += f", after {np.median(times[met]):.0f} in the median and at most {times[met].max():.0f}"
+        result += (
+            f", after {np.median(times[met]):.0f} in the median and at most "
+            f"{times[met].max():.0f}"
+        )
     if unmet:
         result += f"; {unmet} did not meet"
     section.fact(f"Mixing from noise: {result}.")
@@ -56,14 +62,20 @@ def meeting_times(section: Section, subject: Subject) -> None:
     section.judge(not unmet, failed if unmet else "coupled chains from noise meet")
     section.text(result + ".")
     if unmet:
-        section.note(f"{unmet} of {budget.pairs} pairs had not met: chains below may depend on their start.")
+        section.note(
+            f"{unmet} of {budget.pairs} pairs had not met: chains below may depend on their start."
+        )
     lag = int(max(1, min(np.quantile(times, _LAG_QUANTILE), budget.max_sweeps // 4)))
     lagged = None if pilot is None else _pairs(subject, lag)
     figure, panels = grid(1 if lagged is None else 2, (4.4, 3.2))
     plot_meeting_times(times, 1, met, ax=panels[0])
     caption = ""
     if lagged is None:
-        reason = "No pair met, so the bound is 1." if pilot is None else f"No pair met at lag {lag}."
+        reason = (
+            "No pair met, so the bound is 1."
+            if pilot is None
+            else f"No pair met at lag {lag}."
+        )
         section.missing("the bound on the distance to stationarity", reason)
     else:
         plot_tv_bound(lagged, ax=panels[1])
@@ -76,20 +88,28 @@ def meeting_times(section: Section, subject: Subject) -> None:
 def _pairs(subject: Subject, lag: int) -> UnbiasedEstimate | None:
     """Return an estimate from the pairs that met, over the sweeps from lag to 2 lag; None if none met."""
     budget = subject.budget
-    options: dict[str, Any] = {"k": lag, "m": 2 * lag, "lag": lag, "max_sweeps": budget.max_sweeps + lag}
+    options: dict[str, Any] = {
+        "k": lag,
+        "m": 2 * lag,
+        "lag": lag,
+        "max_sweeps": budget.max_sweeps + lag,
+    }
     # chains with a common start would be in one mode and meet there
     options |= {"num_pairs": budget.pairs, "independent_starts": True, "unmet": "drop"}
     options |= {"rng_key": subject.key(8)}
     with warnings.catch_warnings(), contextlib.suppress(UnmetError):
         warnings.simplefilter("ignore")  # the page reports unmet pairs
-        return unbiased_expectation(subject.graph, subject.params, _block_means, **options)
+        return unbiased_expectation(
+            subject.graph, subject.params, _block_means, **options
+        )
     return None
 
 
 def _bound_table(section: Section, estimate: UnbiasedEstimate) -> None:
     if estimate.num_unmet:
         section.note(
-            f"At lag {estimate.lag}, {estimate.num_unmet} pairs did not meet. Their meeting times are "
+            f"At lag {estimate.lag}, {estimate.num_unmet} pairs did not meet. Their "
+            "meeting times are "
             "unknown, so the bound is 1 and says nothing about the distance to stationarity."
         )
     bound = tv_upper_bound(estimate)
@@ -98,11 +118,16 @@ def _bound_table(section: Section, estimate: UnbiasedEstimate) -> None:
         below = np.flatnonzero(bound["bound"].values <= level)
         sweeps = str(int(bound["t"][below[0]])) if len(below) else "more than were run"
         rows.append({"total variation at most": level, "after sweeps": sweeps})
-    caption = f"From {len(estimate.met)} pairs at lag {estimate.lag}, {estimate.num_unmet} of them unmet."
+    caption = (
+        f"From {len(estimate.met)} pairs at lag {estimate.lag}, "
+        f"{estimate.num_unmet} of them unmet."
+    )
     section.table("tv_bound", pd.DataFrame(rows), caption)
 
 
-def _means_table(section: Section, subject: Subject, estimate: UnbiasedEstimate) -> None:
+def _means_table(
+    section: Section, subject: Subject, estimate: UnbiasedEstimate
+) -> None:
     """Compare unbiased means of the blocks with means over chains."""
     if estimate.num_unmet:
         reason = f"{estimate.num_unmet} pairs did not meet, and means without them are biased."
@@ -110,10 +135,18 @@ def _means_table(section: Section, subject: Subject, estimate: UnbiasedEstimate)
         return
     rows = []
     for b in subject.graph.families:
-        train = float(np.mean(subject.train[b])) if b in subject.graph.visible else np.nan
+        train = (
+            float(np.mean(subject.train[b])) if b in subject.graph.visible else np.nan
+        )
         row = {"block": b, "unbiased mean": float(estimate.value[b])}
         row |= {"standard error": float(estimate.standard_error[b])}
-        rows.append(row | {"Gibbs chains": float(subject.gibbs.draws[b].mean()), "training rows": train})
+        rows.append(
+            row
+            | {
+                "Gibbs chains": float(subject.gibbs.draws[b].mean()),
+                "training rows": train,
+            }
+        )
     caption = "Mean value of a block's units, from the pairs and from chains."
     section.table("means", pd.DataFrame(rows), caption)
 
@@ -122,39 +155,64 @@ def chains(section: Section, subject: Subject) -> None:
     """Report effective sample sizes and R-hat of Gibbs chains and of parallel tempering."""
     budget = subject.budget
     section.text(
-        f"{budget.chains} chains of each sampler from noise, {budget.sweeps} sweeps after as many warm-up "
-        f"sweeps. A sweep of tempering takes {2 * budget.replicas} passes ({budget.replicas} temperatures, "
+        f"{budget.chains} chains of each sampler from noise, {budget.sweeps} sweeps "
+        "after as many warm-up "
+        f"sweeps. A sweep of tempering takes {2 * budget.replicas} passes "
+        f"({budget.replicas} temperatures, "
         "twice), so effective draws are also given per pass."
     )
-    tables, energies = [], {}
+    tables = []
+    energies = {}
     for name, result in subject.chains(section).items():
         draws = {b: jnp.asarray(v) for b, v in result.draws.items()}
-        values = {"energy": np.asarray(subject.graph.energy(subject.params, draws), float)}
+        values = {
+            "energy": np.asarray(subject.graph.energy(subject.params, draws), float)
+        }
         for b, v in result.draws.items():
             values[f"mean of {b}"] = v.reshape(*v.shape[:2], -1).mean(-1, dtype=float)
         energies[name] = values["energy"]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             tables.append(_table(name, result, values))
-        for message in (w.message for w in caught if issubclass(w.category, UserWarning)):
+        for message in (
+            w.message for w in caught if issubclass(w.category, UserWarning)
+        ):
             section.note(f"{name} chains: {message}.")
-        section.text(f"{name}: {result.diagnostics}; {result.seconds:.1f} s with compilation.")
+        section.text(
+            f"{name}: {result.diagnostics}; {result.seconds:.1f} s with compilation."
+        )
     table = pd.concat(tables, ignore_index=True)
-    section.table("chains", table, "Statistics of the energy and of the mean value of each block's units.")
+    section.table(
+        "chains",
+        table,
+        "Statistics of the energy and of the mean value of each block's units.",
+    )
     for name in energies:
         rows = table[table["chains"] == name]
-        worst, stuck = rows["r_hat"].max(), int((rows["frozen"] & rows["r_hat"].notna()).sum())
+        worst = rows["r_hat"].max()
+        stuck = int((rows["frozen"] & rows["r_hat"].notna()).sum())
         section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
         agree = "agree" if worst <= _MAX_R_HAT else "disagree"
-        section.judge(worst <= _MAX_R_HAT, f"{name} chains from noise {agree} (R-hat {worst:.3f})")
+        section.judge(
+            worst <= _MAX_R_HAT, f"{name} chains from noise {agree} (R-hat {worst:.3f})"
+        )
         if stuck:
-            section.judge(False, f"{name} chains from noise are stuck in {stuck} of {len(rows)} values")
+            section.judge(
+                False,
+                f"{name} chains from noise are stuck in {stuck} of {len(rows)} values",
+            )
         if worst > _MAX_R_HAT:
-            section.note(f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model.")
-    caption = "Ranks of a chain's energies among those of all chains; flat, at the dotted line, if they mix."
+            section.note(
+                f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model."
+            )
+    caption = (
+        "Ranks of a chain's energies among those of all chains; flat, at the "
+        "dotted line, if they mix."
+    )
     section.figure("chains", _draw(energies), caption)
     section.note(
-        "R-hat near 1 says that the chains agree, not that they have visited every mode: all may miss the "
+        "R-hat near 1 says that the chains agree, not that they have visited every "
+        "mode: all may miss the "
         "same one. Tempered chains and meeting times are better evidence."
     )
 
@@ -165,23 +223,51 @@ def _table(name: str, chains: Chains, values: dict[str, Any]) -> pd.DataFrame:
     table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")
     draws = next(iter(values.values())).size
     table = table[["mean", "sd", "ess_bulk", "ess_tail", "r_hat", "frozen"]].copy()
-    table.insert(4, "ess per 1000 passes", 1000 * table["ess_bulk"] / (draws * chains.passes))
-    return table.rename_axis("value").reset_index().assign(chains=name)[["chains", "value", *table.columns]]
+    table.insert(
+        4, "ess per 1000 passes", 1000 * table["ess_bulk"] / (draws * chains.passes)
+    )
+    return (
+        table.rename_axis("value")
+        .reset_index()
+        .assign(chains=name)[["chains", "value", *table.columns]]
+    )
 
 
 def _draw(energies: dict[str, np.ndarray]) -> "Figure":
-    figure, panels = grid(len(energies), (4.4, 1.0 + 0.34 * max(map(len, energies.values()))))
+    figure, panels = grid(
+        len(energies), (4.4, 1.0 + 0.34 * max(map(len, energies.values())))
+    )
     for ax, (name, energy) in zip(panels, energies.items(), strict=True):
         # histograms of each chain's ranks among all values
-        ranks, level = rankdata(energy).reshape(energy.shape) - 0.5, energy.shape[1] / _BINS
-        counts = np.stack([np.histogram(row, _BINS, (0, energy.size))[0] for row in ranks])
-        edges, scale = np.arange(_BINS + 1) / _BINS, 0.9 / max(counts.max(), 2 * level)
+        ranks = rankdata(energy).reshape(energy.shape) - 0.5
+        level = energy.shape[1] / _BINS
+        counts = np.stack(
+            [np.histogram(row, _BINS, (0, energy.size))[0] for row in ranks]
+        )
+        edges = np.arange(_BINS + 1) / _BINS
+        scale = 0.9 / max(counts.max(), 2 * level)
         for chain, row in enumerate(counts):
             base = len(counts) - 1 - chain
-            ax.stairs(base + scale * row, edges, baseline=base, fill=True, color=COLORS[0], alpha=0.35)
-            ax.stairs(base + scale * row, edges, baseline=base, color=COLORS[0], linewidth=0.9)
+            ax.stairs(
+                base + scale * row,
+                edges,
+                baseline=base,
+                fill=True,
+                color=COLORS[0],
+                alpha=0.35,
+            )
+            ax.stairs(
+                base + scale * row, edges, baseline=base, color=COLORS[0], linewidth=0.9
+            )
             ax.axhline(base + scale * level, color=INK, linewidth=0.6, linestyle=":")
-        ax.set_yticks(np.arange(len(counts)), [f"{len(counts) - i}" for i in range(len(counts))])
-        ax.set(xlabel="rank of the energy among all draws", ylabel="chain", title=name, xlim=(0, 1))
+        ax.set_yticks(
+            np.arange(len(counts)), [f"{len(counts) - i}" for i in range(len(counts))]
+        )
+        ax.set(
+            xlabel="rank of the energy among all draws",
+            ylabel="chain",
+            title=name,
+            xlim=(0, 1),
+        )
         tidy(ax)
     return figure

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Section:
     """Part of the page, filled in order.
 
-    :param parts: kind ("text", "note", "code", "table" or "figure"), content and caption.
+    :param parts: kind ("text", "note", "code", "table" or "figure"), content and
+        caption.
     """
 
     title: str
@@ -50,11 +51,15 @@ class Section:
         """Add a check and its outcome to the verdict at the top of the page."""
         (self.confirmed if is_confirmed else self.doubts).append(words)
 
-    def table(self, name: str, frame: pd.DataFrame, caption: str = "", max_rows: int = 40) -> None:
+    def table(
+        self, name: str, frame: pd.DataFrame, caption: str = "", max_rows: int = 40
+    ) -> None:
         """Add a table; the page shows its first rows, ``tables`` has all of them."""
         self.tables[name] = frame
         index = not isinstance(frame.index, pd.RangeIndex)
-        html = frame.head(max_rows).to_html(border=0, float_format="{:.4g}".format, na_rep="-", index=index)
+        html = frame.head(max_rows).to_html(
+            border=0, float_format="{:.4g}".format, na_rep="-", index=index
+        )
         if len(frame) > max_rows:
             caption += f" (the first {max_rows} of {len(frame)} rows)"
         self.parts.append(("table", html, caption))
@@ -74,7 +79,10 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     environment = Environment(autoescape=True)
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    confirmed, doubts = ([w for s in sections for w in getattr(s, name)] for name in ("confirmed", "doubts"))
+    confirmed, doubts = (
+        [w for s in sections for w in getattr(s, name)]
+        for name in ("confirmed", "doubts")
+    )
     return environment.from_string(template).render(
         title=title, lead=lead, sections=sections, confirmed=confirmed, doubts=doubts
     )

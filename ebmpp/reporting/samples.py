@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _MAX_PAIRS = 3000  # covariances, chosen at random if there are more
 _NUM_WORST = 8  # means in the table of the largest differences
-_PER_CHAIN, _COLUMNS = 3, 10  # pictures of samples: draws per chain, and chains
+# pictures of samples: draws per chain, and chains
+_PER_CHAIN = 3
+_COLUMNS = 10
 _FILTERS = 64
 _MAX_FILTERED = 4096  # latent statistics whose filters are computed
 _MIN_SIDE = 3  # of a square image
@@ -44,27 +46,54 @@ def moments(section: Section, subject: Subject) -> None:
         return
     name = list(chains)[-1]  # tempered chains, if there are any
     section.text(
-        f"Each dot is a moment of the training rows (horizontal) and of the {subject.budget.chains} {name} "
-        "chains from noise (vertical). The likelihood's gradient vanishes where they agree. Latent means of "
+        "Each dot is a moment of the training rows (horizontal) and of the "
+        f"{subject.budget.chains} {name} "
+        "chains from noise (vertical). The likelihood's gradient vanishes where they "
+        "agree. Latent means of "
         "the data are conditional on the rows."
     )
     groups = _visible(subject, chains[name]) | _latent(subject, chains[name])
-    rows, differing = [], []
+    rows = []
+    differing = []
     for kind, group in groups.items():
         differences = group["model"] - group["data"]
-        difference, error = (float(np.sqrt(np.mean(x**2))) for x in (differences, group["error"]))
-        row = {"moments": kind, "number": len(group), "rms difference": difference, "rms error": error}
+        difference, error = (
+            float(np.sqrt(np.mean(x**2))) for x in (differences, group["error"])
+        )
+        row = {
+            "moments": kind,
+            "number": len(group),
+            "rms difference": difference,
+            "rms error": error,
+        }
         rows.append(row)
         if kind != "latent means":
-            section.fact(f"Model minus data, {kind}: {difference:.2g} rms, standard error {error:.2g}.")
+            section.fact(
+                f"Model minus data, {kind}: {difference:.2g} rms, standard error {error:.2g}."
+            )
         if difference > 3 * error:
             differing.append(kind)
-    section.figure("moments", _draw(groups), "Bars are two standard errors of a difference.")
-    section.table("moments", pd.DataFrame(rows), "Root mean squares over all moments of a kind.")
-    means = pd.concat([group for kind, group in groups.items() if kind != "covariances"], ignore_index=True)
-    means["in errors"] = (means["model"] - means["data"]) / means["error"].where(means["error"] > 0, np.inf)
-    worst = means.sort_values("in errors", key=np.abs, ascending=False, kind="stable", ignore_index=True)
-    section.table("moments_worst", worst[:_NUM_WORST], "Largest differences of means, in standard errors.")
+    section.figure(
+        "moments", _draw(groups), "Bars are two standard errors of a difference."
+    )
+    section.table(
+        "moments", pd.DataFrame(rows), "Root mean squares over all moments of a kind."
+    )
+    means = pd.concat(
+        [group for kind, group in groups.items() if kind != "covariances"],
+        ignore_index=True,
+    )
+    means["in errors"] = (means["model"] - means["data"]) / means["error"].where(
+        means["error"] > 0, np.inf
+    )
+    worst = means.sort_values(
+        "in errors", key=np.abs, ascending=False, kind="stable", ignore_index=True
+    )
+    section.table(
+        "moments_worst",
+        worst[:_NUM_WORST],
+        "Largest differences of means, in standard errors.",
+    )
     words = "moments of model and data agree within their errors"
     if differing:
         words = f"{' and '.join(differing)} of model and data differ by more than their errors"
@@ -75,27 +104,45 @@ def _statistics(subject: Subject, values: Mapping[str, Any], blocks: Any) -> np.
     """Return statistics of blocks, ``(*batch, statistics)``."""
     result = []
     for b in blocks:
-        family, x = subject.graph.families[b], np.asarray(values[b])
+        family = subject.graph.families[b]
+        x = np.asarray(values[b])
         batch = x.shape[: x.ndim - len(family.shape)]
-        result.append(np.asarray(family.statistics(jnp.asarray(x)), np.float64).reshape(*batch, -1))
+        result.append(
+            np.asarray(family.statistics(jnp.asarray(x)), np.float64).reshape(
+                *batch, -1
+            )
+        )
     return np.concatenate(result, -1)
 
 
 def _labels(subject: Subject, blocks: Any) -> list[str]:
     shapes = {b: subject.graph.families[b].statistic_shape for b in blocks}
-    return [f"{b}{list(index)}" for b, shape in shapes.items() for index in np.ndindex(*shape)]
+    return [
+        f"{b}{list(index)}"
+        for b, shape in shapes.items()
+        for index in np.ndindex(*shape)
+    ]
 
 
 def _visible(subject: Subject, chains: Chains) -> dict[str, pd.DataFrame]:
     blocks = subject.graph.visible
-    data, model = (_statistics(subject, x, blocks) for x in (subject.train, chains.draws))
-    names, size = _labels(subject, blocks), data.shape[1]
+    data, model = (
+        _statistics(subject, x, blocks) for x in (subject.train, chains.draws)
+    )
+    names = _labels(subject, blocks)
+    size = data.shape[1]
     result = {"visible means": _compare(names, data, model, subject.share)}
     if size > 1:
         first, second = _pairs(size)
         pairs = [f"{names[i]}, {names[j]}" for i, j in zip(first, second, strict=True)]
-        product = lambda x, mean: (x[..., first] - mean[first]) * (x[..., second] - mean[second])
-        products = product(data, data.mean(0)), np.stack([product(c, model.mean((0, 1))) for c in model])
+
+        def product(x, mean):
+            return (x[..., first] - mean[first]) * (x[..., second] - mean[second])
+
+        products = (
+            product(data, data.mean(0)),
+            np.stack([product(c, model.mean((0, 1))) for c in model]),
+        )
         result["covariances"] = _compare(pairs, *products, subject.share)
     return result
 
@@ -113,20 +160,33 @@ def _latent(subject: Subject, chains: Chains) -> dict[str, pd.DataFrame]:
     graph = subject.graph
     if not graph.latent or not subject.has_free_energy:
         return {}
-    posterior = exact_moments(graph, tuple(graph.latent), subject.params, dict(subject.train))
+    posterior = exact_moments(
+        graph, tuple(graph.latent), subject.params, dict(subject.train)
+    )
     data = np.concatenate([posterior[b][0] for b in graph.latent], -1)
     model = _statistics(subject, chains.draws, graph.latent)
-    return {"latent means": _compare(_labels(subject, graph.latent), data, model, subject.share)}
+    return {
+        "latent means": _compare(
+            _labels(subject, graph.latent), data, model, subject.share
+        )
+    }
 
 
-def _compare(names: list[str], data: np.ndarray, model: np.ndarray, share: float) -> pd.DataFrame:
+def _compare(
+    names: list[str], data: np.ndarray, model: np.ndarray, share: float
+) -> pd.DataFrame:
     """Compare means of ``(rows, moments)`` and of independent chains, ``(chains, draws, moments)``.
 
-    :param share: share of all training rows in ``data``; the mean of all of them has no error.
+    :param share: share of all training rows in ``data``; the mean of all of them has no
+        error.
     """
     means = model.mean(1)
-    data_error = statistics.standard_error(data.T) if len(data) > 1 else np.zeros(data.shape[1])
-    error = np.hypot(np.sqrt(1 - share) * data_error, statistics.standard_error(means.T))
+    data_error = (
+        statistics.standard_error(data.T) if len(data) > 1 else np.zeros(data.shape[1])
+    )
+    error = np.hypot(
+        np.sqrt(1 - share) * data_error, statistics.standard_error(means.T)
+    )
     columns = {"data": data.mean(0), "model": means.mean(0), "error": error}
     return pd.DataFrame({"statistic": names, **columns})
 
@@ -134,9 +194,22 @@ def _compare(names: list[str], data: np.ndarray, model: np.ndarray, share: float
 def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
     figure, panels = grid(len(groups), (3.5, 3.3), ncols=3)
     for ax, (kind, group) in zip(panels, groups.items(), strict=True):
-        bars = {"fmt": "o", "color": COLORS[0], "markersize": 3, "alpha": 0.4, "linewidth": 0.6}
+        bars = {
+            "fmt": "o",
+            "color": COLORS[0],
+            "markersize": 3,
+            "alpha": 0.4,
+            "linewidth": 0.6,
+        }
         ax.errorbar(group["data"], group["model"], 2 * group["error"], **bars)
-        ax.axline([group["data"].mean()] * 2, slope=1, color=INK, linewidth=0.8, linestyle="--", zorder=3)
+        ax.axline(
+            [group["data"].mean()] * 2,
+            slope=1,
+            color=INK,
+            linewidth=0.8,
+            linestyle="--",
+            zorder=3,
+        )
         ax.set(xlabel="training rows", ylabel="model", title=kind)
         ax.title.set_fontsize(10)
         tidy(ax)
@@ -146,12 +219,20 @@ def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
 def image_shapes(graph: FactorGraph, image_shape: Any) -> dict[str, tuple[int, int]]:
     """Return the height and width of the visible blocks that are images; by default squares from 3x3."""
     is_common = image_shape is not None and not isinstance(image_shape, Mapping)
-    shapes = dict.fromkeys(graph.visible, image_shape) if is_common else dict(image_shape or {})
+    shapes = (
+        dict.fromkeys(graph.visible, image_shape)
+        if is_common
+        else dict(image_shape or {})
+    )
     sizes = {b: family.size for b, family in graph.visible.items()}
     for b, shape in shapes.items():
-        is_valid = len(shape) == 2 and math.prod(shape) == sizes.get(b)
-        expected = f"(height, width) of visible blocks, {sizes} units"
-        checks.require(is_valid, "image_shape", expected, {b: shape}, StateError)
+        if len(shape) != 2 or math.prod(shape) != sizes.get(b):
+            raise checks.error(
+                "image_shape",
+                f"(height, width) of visible blocks, {sizes} units",
+                {b: shape},
+                StateError,
+            )
     for b, family in graph.visible.items():
         side = math.isqrt(family.size)
         if b not in shapes and len(family.shape) == 2:
@@ -165,37 +246,60 @@ def pictures(section: Section, subject: Subject) -> None:
     """Show rows, samples and filters of the blocks that are images."""
     others = [b for b in subject.graph.visible if b not in subject.image_shapes]
     if others:
-        reason = "Their numbers of units are not squares; give image_shape=(height, width)."
+        reason = (
+            "Their numbers of units are not squares; give image_shape=(height, width)."
+        )
         section.missing(f"pictures of {others}", reason)
     for b, shape in subject.image_shapes.items():
         _sample_pictures(section, subject, b, shape)
         _filter_pictures(section, subject, b, shape)
 
 
-def _sample_pictures(section: Section, subject: Subject, block: str, shape: tuple[int, int]) -> None:
-    family, count = subject.graph.families[block], _COLUMNS * _PER_CHAIN
-    images = {f"{name} rows": _grey(family, v[block][:count]) for name, v in subject.data.items()}
+def _sample_pictures(
+    section: Section, subject: Subject, block: str, shape: tuple[int, int]
+) -> None:
+    family = subject.graph.families[block]
+    count = _COLUMNS * _PER_CHAIN
+    images = {
+        f"{name} rows": _grey(family, v[block][:count])
+        for name, v in subject.data.items()
+    }
     for name, chains in subject.chains(section).items():
         state = spread_draws(chains.draws, _COLUMNS, _PER_CHAIN)
-        kind, values = "states", state[block]
+        kind = "states"
+        values = state[block]
         if not family.stat_shape:
             kind = "means given the rest"
-            values = conditional_moments(subject.graph, (block,), subject.params, state)[block][0]
+            values = conditional_moments(
+                subject.graph, (block,), subject.params, state
+            )[block][0]
         images[f"{name} chains: {kind}"] = _grey(family, values)
     lines = max(-(-len(v) // _COLUMNS) for v in images.values())
-    figure, axes = grid(len(images), (4.6, 0.4 + 4.6 * lines * shape[0] / (_COLUMNS * shape[1])), ncols=2)
+    figure, axes = grid(
+        len(images),
+        (4.6, 0.4 + 4.6 * lines * shape[0] / (_COLUMNS * shape[1])),
+        ncols=2,
+    )
     for ax, (name, values) in zip(axes, images.items(), strict=True):
         plot_units(values, shape, ncols=_COLUMNS, ax=ax)
         ax.set_title(name, fontsize=10)
-    caption = "Each line of samples shows the last states of ten chains from noise; lower lines are earlier."
+    caption = (
+        "Each line of samples shows the last states of ten chains from noise; "
+        "lower lines are earlier."
+    )
     section.figure(f"samples_{block}", figure, caption)
 
 
-def _filter_pictures(section: Section, subject: Subject, block: str, shape: tuple[int, int]) -> None:
-    graph, family = subject.graph, subject.graph.families[block]
+def _filter_pictures(
+    section: Section, subject: Subject, block: str, shape: tuple[int, int]
+) -> None:
+    graph = subject.graph
+    family = subject.graph.families[block]
     latent = [b for b in graph.neighbours([block]) if b in graph.latent]
     if not latent:
-        section.missing(f"filters of {block}", "No latent block shares a factor with it.")
+        section.missing(
+            f"filters of {block}", "No latent block shares a factor with it."
+        )
     elif family.interaction_shape != family.shape:
         section.missing(f"filters of {block}", "Its units have several weights each.")
         return
@@ -207,23 +311,37 @@ def _filter_pictures(section: Section, subject: Subject, block: str, shape: tupl
         filters = filters.reshape(len(index), family.size, -1)[:, :, 0]
         order = np.argsort(-np.linalg.norm(filters, axis=1), kind="stable")[:_FILTERS]
         ncols = math.ceil(math.sqrt(len(order) * shape[0] / shape[1]))
-        width, nrows = min(8.0, 1.0 + 0.75 * ncols), math.ceil(len(order) / ncols)
+        width = min(8.0, 1.0 + 0.75 * ncols)
+        nrows = math.ceil(len(order) / ncols)
         figure, (ax,) = grid(1, (width, width * nrows * shape[0] / (ncols * shape[1])))
         plot_units(filters[np.sort(order)], shape, ncols=ncols, ax=ax)
         of_first = "" if len(filters) == total else f" of the first {len(filters)}"
-        selection = "all units" if len(order) == total else f"the {len(order)} strongest{of_first} of {total}"
+        selection = (
+            "all units"
+            if len(order) == total
+            else f"the {len(order)} strongest{of_first} of {total}"
+        )
         caption = f"Weights of the units of {b} to {block}: {selection}."
         section.figure(f"filters_{block}_{b}", figure, caption)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _weights(graph: FactorGraph, block: str, other: str, params: Params, index: Array) -> Array:
+def _weights(
+    graph: FactorGraph, block: str, other: str, params: Params, index: Array
+) -> Array:
     """Return the derivative of a block's natural parameters in statistics of another block, at 0."""
-    zero = {b: jnp.zeros(f.statistic_shape, jnp.result_type(float)) for b, f in graph.families.items()}
-    natural = lambda t: energy.natural(graph, params, zero | {other: t}, [block])[block]
+    zero = {
+        b: jnp.zeros(f.statistic_shape, jnp.result_type(float))
+        for b, f in graph.families.items()
+    }
+
+    def natural(t):
+        return energy.natural(graph, params, zero | {other: t}, [block])[block]
 
     def row(i: Array) -> Array:
-        direction = jnp.zeros(zero[other].size).at[i].set(1.0).reshape(zero[other].shape)
+        direction = (
+            jnp.zeros(zero[other].size).at[i].set(1.0).reshape(zero[other].shape)
+        )
         return jax.jvp(natural, (zero[other],), (direction,))[1]
 
     return jax.lax.map(row, index, batch_size=64)
@@ -233,5 +351,7 @@ def _grey(family: Family, values: Any) -> Float[np.ndarray, "count units"]:
     """Return values scaled to [0, 1], or unchanged if the family has no bounds."""
     values = np.asarray(values, float).reshape(len(values), -1)
     states = family.states()
-    low, high = family.bounds if states is None else (float(min(states)), float(max(states)))
+    low, high = (
+        family.bounds if states is None else (float(min(states)), float(max(states)))
+    )
     return (values - low) / (high - low) if np.isfinite(high - low) else values

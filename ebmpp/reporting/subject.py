@@ -35,8 +35,8 @@ class Budget:
     :param replicas: temperatures of parallel tempering.
     :param pairs: number of coupled pairs of chains.
     :param max_sweeps: sweeps after which a pair counts as unmet.
-    :raises ArgumentError: values that are not positive ints (at least 2 chains, particles, replicas and
-        temperatures, at least 4 sweeps).
+    :raises ArgumentError: values that are not positive ints (at least 2 chains,
+        particles, replicas and temperatures, at least 4 sweeps).
     """
 
     rows: int = 500
@@ -50,11 +50,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "rows", "pairs", "max_sweeps")
-        checks.set_counts(self, "chains", "particles", "replicas", "temperatures", least=2)
+        checks.set_counts(
+            self, "chains", "particles", "replicas", "temperatures", least=2
+        )
         checks.set_counts(self, "sweeps", least=4)
 
 
-BUDGETS = {"quick": Budget(), "thorough": Budget(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000)}
+BUDGETS = {
+    "quick": Budget(),
+    "thorough": Budget(5000, 200, 10_000, 20, 5000, 16, 1000, 50_000),
+}
 
 
 class Chains(NamedTuple):
@@ -75,7 +80,8 @@ class Chains(NamedTuple):
 class Subject:
     """Model, data and budget of a report.
 
-    :param data: rows of the visible blocks by name of the data set; the first is the training set.
+    :param data: rows of the visible blocks by name of the data set; the first is the
+        training set.
     :param image_shapes: height and width of the visible blocks that are images.
     :param num_train: number of all training rows, of which ``data`` holds a subset.
     """
@@ -110,9 +116,13 @@ class Subject:
 
     def log_density(self, rows: Mapping[str, Array]) -> Float[np.ndarray, "rows"]:
         """Return log p(v) + log Z of each row, or its mean-field lower bound for interacting latents."""
-        count, size = len(next(iter(rows.values()))), len(next(iter(self.train.values())))
+        count = len(next(iter(rows.values())))
+        size = len(next(iter(self.train.values())))
         # smaller sets are padded, so that one program serves all of them
-        padded = {b: np.resize(rows[b], (max(count, size), *rows[b].shape[1:])) for b in self.graph.visible}
+        padded = {
+            b: np.resize(rows[b], (max(count, size), *rows[b].shape[1:]))
+            for b in self.graph.visible
+        }
         if self.has_free_energy:
             value = -self.graph.free_energy(self.params, padded)
         else:
@@ -140,24 +150,39 @@ class Subject:
         return result
 
     def _run(self, replicas: int, index: int, passes: int) -> Chains:
-        begin, kernel = time.monotonic(), _kernel(self.graph, replicas)
-        kernel.target((self.params,), {}, check=True)  # checks values, which the traced program cannot
+        begin = time.monotonic()
+        kernel = _kernel(self.graph, replicas)
+        # checks values, which the traced program cannot
+        kernel.target((self.params,), {}, check=True)
         keys = jax.random.split(self.key(index), self.budget.chains)
-        state, draws = _run_chains(self.graph, replicas, self.budget.sweeps, self.params, keys)
+        state, draws = _run_chains(
+            self.graph, replicas, self.budget.sweeps, self.params, keys
+        )
         draws = {b: np.moveaxis(np.asarray(v), 0, 1) for b, v in draws.items()}
-        return Chains(draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(state))
+        return Chains(
+            draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(state)
+        )
 
 
-def spread_draws(draws: Mapping[str, np.ndarray], chains: int, per_chain: int) -> dict[str, np.ndarray]:
+def spread_draws(
+    draws: Mapping[str, np.ndarray], chains: int, per_chain: int
+) -> dict[str, np.ndarray]:
     """Return the last draw of each chain, then earlier draws at equal distances, ``(draws, *shape)``."""
     sweeps = next(iter(draws.values())).shape[1]
     index = np.linspace(sweeps - 1, 0, per_chain, endpoint=False).astype(int)
-    pick = lambda v: np.moveaxis(v[:chains, index], 1, 0).reshape(-1, *v.shape[2:])
+
+    def pick(v):
+        return np.moveaxis(v[:chains, index], 1, 0).reshape(-1, *v.shape[2:])
+
     return {b: pick(v) for b, v in draws.items()}
 
 
 def _kernel(graph: FactorGraph, replicas: int) -> BlockedGibbs | ParallelTempering:
-    return BlockedGibbs(graph) if replicas == 1 else ParallelTempering(graph, num_temperatures=replicas)
+    return (
+        BlockedGibbs(graph)
+        if replicas == 1
+        else ParallelTempering(graph, num_temperatures=replicas)
+    )
 
 
 @compiled(statics=3)
@@ -166,7 +191,8 @@ def _run_chains(
 ) -> tuple[Any, dict[str, Array]]:
     """Return the last state of all chains and their draws ``(sweeps, chains, *shape)`` after warm-up.
 
-    This is one program; ``numpyro.infer.MCMC`` compiles twenty more, for the kernel's ``init`` and storage.
+    This is one program; ``numpyro.infer.MCMC`` compiles twenty more, for the kernel's
+    ``init`` and storage.
     """
     kernel = _kernel(graph, replicas)
     state = kernel.init(keys, sweeps, None, (params,), {})
@@ -181,7 +207,9 @@ def _run_chains(
     return lax.fori_loop(0, 2 * sweeps, body, (state, draws))
 
 
-def check_rows(graph: FactorGraph, table: tables.Table, max_rows: int, seed: int) -> dict[str, Array]:
+def check_rows(
+    graph: FactorGraph, table: tables.Table, max_rows: int, seed: int
+) -> dict[str, Array]:
     """Return at most ``max_rows`` random rows, checked."""
     total = tables.one_axis(graph, table)
     index = np.arange(total)

@@ -33,22 +33,34 @@ def from_bernoulli_rbm(machine: BernoulliRBM) -> tuple[FactorGraph, Params]:
     >>> params["v:h"].shape, ebmpp.exact.log_likelihood(graph, params, np.eye(4)).shape
     ((4, 3), (4,))
     """
-    checks.instance("from_bernoulli_rbm: machine", machine, BernoulliRBM, "a fitted BernoulliRBM")
+    checks.instance(
+        "from_bernoulli_rbm: machine", machine, BernoulliRBM, "a fitted BernoulliRBM"
+    )
     check_is_fitted(machine)
     latent, visible = machine.components_.shape
-    params = {"v": machine.intercept_visible_, "h": machine.intercept_hidden_, "v:h": machine.components_.T}
-    params = {name: jnp.asarray(a, jnp.result_type(float)) for name, a in params.items()}
+    params = {
+        "v": machine.intercept_visible_,
+        "h": machine.intercept_hidden_,
+        "v:h": machine.components_.T,
+    }
+    params = {
+        name: jnp.asarray(a, jnp.result_type(float)) for name, a in params.items()
+    }
     return harmonium(Bernoulli(visible), Bernoulli(latent)), params
 
 
-def to_bernoulli_rbm(graph: FactorGraph, params: Params, **options: object) -> BernoulliRBM:
+def to_bernoulli_rbm(
+    graph: FactorGraph, params: Params, **options: object
+) -> BernoulliRBM:
     """Return a fitted :class:`sklearn.neural_network.BernoulliRBM` with the same distribution.
 
     It can transform, and continue training by ``partial_fit``.
 
-    :param graph: one visible and one latent block of Bernoulli units, without interactions within a block.
+    :param graph: one visible and one latent block of Bernoulli units, without
+        interactions within a block.
     :param params: its params.
-    :param options: options of ``BernoulliRBM`` (``learning_rate``, ``batch_size`` and so on).
+    :param options: options of ``BernoulliRBM`` (``learning_rate``, ``batch_size`` and
+        so on).
     :raises ArgumentError: another graph.
     :raises ParameterError: params that do not fit.
 
@@ -62,18 +74,27 @@ def to_bernoulli_rbm(graph: FactorGraph, params: Params, **options: object) -> B
     """
     checks.instance("to_bernoulli_rbm: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params)
-    visible, latent = sum(f.size for f in graph.visible.values()), sum(f.size for f in graph.latent.values())
+    visible = sum(f.size for f in graph.visible.values())
+    latent = sum(f.size for f in graph.latent.values())
     is_pair = len(graph.visible) == len(graph.latent) == 1 and not graph.splits
-    is_valid = is_pair and {type(f) for f in graph.families.values()} == {Bernoulli}
-    expected = "of one visible and one latent block of Bernoulli units, without interactions within a block"
-    checks.require(is_valid, "to_bernoulli_rbm: graph", expected, graph)
+    if not is_pair or {type(f) for f in graph.families.values()} != {Bernoulli}:
+        raise checks.error(
+            "to_bernoulli_rbm: graph",
+            "of one visible and one latent block of Bernoulli units, without "
+            "interactions within a block",
+            graph,
+        )
     quadratic = terms(graph, params)
     weights = np.zeros((latent, visible))
     weights[quadratic.pairs[:, 1] - visible, quadratic.pairs[:, 0]] = quadratic.weights
     machine = BernoulliRBM(**{"n_components": latent} | options)
     number = machine.n_components
-    checks.require(number == latent, "to_bernoulli_rbm: n_components", f"{latent}", number)
+    if number != latent:
+        raise checks.error("to_bernoulli_rbm: n_components", f"{latent}", number)
     biases = np.split(quadratic.linear.astype(float), [visible])
-    machine.components_, machine.intercept_visible_, machine.intercept_hidden_ = weights, *biases
+    machine.components_, machine.intercept_visible_, machine.intercept_hidden_ = (
+        weights,
+        *biases,
+    )
     vars(machine).update(n_features_in_=visible, _n_features_out=latent)
     return machine

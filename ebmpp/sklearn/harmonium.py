@@ -28,55 +28,78 @@ Units = str | Family | Callable[[int], Family]
 Optimizer = optax.GradientTransformation
 
 _MAX_COLUMNS = 1000  # of a covariance matrix whose eigenvalues take a tenth of a second
-_ROWS_PER_COLUMN, _MAX_LOSS = 10, 1.0  # rows that determine eigenvalues; nats per row
+# rows that determine eigenvalues; nats per row
+_ROWS_PER_COLUMN = 10
+_MAX_LOSS = 1.0
 
-FAMILIES = {kind.__name__.lower(): kind for kind in (Bernoulli, Spin, Gaussian, Poisson, Exponential)}
+FAMILIES = {
+    kind.__name__.lower(): kind
+    for kind in (Bernoulli, Spin, Gaussian, Poisson, Exponential)
+}
 
 
 def family_of(name: str, units: Units, size: int) -> Family:
     """Return the family of ``size`` units that the argument ``name`` describes."""
     if isinstance(units, str):
         return FAMILIES[checks.choice(name, units, FAMILIES)](size)
-    expected = f"a name, a family of {size} units such as ebmpp.Poisson({size}), or a function that makes one"
-    family = checks.instance(name, units(size) if callable(units) else units, Family, expected)
-    checks.require(family.size == size, name, expected, units)
+    expected = (
+        f"a name, a family of {size} units such as ebmpp.Poisson({size}), or a "
+        "function that makes one"
+    )
+    family = checks.instance(
+        name, units(size) if callable(units) else units, Family, expected
+    )
+    if family.size != size:
+        raise checks.error(name, expected, units)
     return family
 
 
 def warn_of_correlations(values: np.ndarray) -> None:
     """Warn if units of variance 1 given the latents lose much against one Gaussian on standardised columns.
 
-    No eigenvalue of this model's covariance is below 1, which the columns' own may be: a Gaussian with
-    those raised to 1 loses half of ``l - 1 - log(l)`` per row and eigenvalue l.
+    No eigenvalue of this model's covariance is below 1, which the columns' own may be:
+    a Gaussian with those raised to 1 loses half of ``l - 1 - log(l)`` per row and
+    eigenvalue l.
     """
     rows, columns = values.shape
     if not (1 < columns <= _MAX_COLUMNS and rows >= _ROWS_PER_COLUMN * columns):
         return
     below = np.clip(np.linalg.eigvalsh(np.cov(values, rowvar=False)), 1e-12, 1)
     loss = 0.5 * (below - 1 - np.log(below)).sum()
-    if loss > max(_MAX_LOSS, columns**2 / rows):  # eight times the mean loss of independent columns
+    # eight times the mean loss of independent columns
+    if loss > max(_MAX_LOSS, columns**2 / rows):
         warnings.warn(
-            "HarmoniumTransformer: the columns are correlated, and units of variance 1 given the latents may "
-            f"have a density {loss:.1f} nats per row below that of one Gaussian. For features this does not "
-            "matter; for a density take visible=functools.partial(ebmpp.Gaussian, variance='learned').",
+            "HarmoniumTransformer: the columns are correlated, and units of variance "
+            "1 given the latents may "
+            f"have a density {loss:.1f} nats per row below that of one Gaussian. For "
+            "features this does not "
+            "matter; for a density take visible=functools.partial(ebmpp.Gaussian, "
+            "variance='learned').",
             stacklevel=3,
         )
 
 
-@lru_cache(maxsize=32)  # a declaration probes its factors, which takes tenths of a second
+@lru_cache(
+    maxsize=32
+)  # a declaration probes its factors, which takes tenths of a second
 def harmonium(visible: Family, latent: Family) -> FactorGraph:
     """Return a graph with blocks "v" and "h", biases and a bilinear factor."""
     return layered(v=visible, h=latent)
 
 
-#: ``make(rate)``, one object for each pair: optax makes new functions, which would be compiled again.
+#: ``make(rate)``, one object for each pair: optax makes new functions, which would be
+#: compiled again.
 make_optimizer = lru_cache(maxsize=32)(lambda make, rate: make(rate))
 
 
 @partial(jax.jit, static_argnums=0)  # one program instead of about eighty
-def init_params(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None) -> Params:
+def init_params(
+    graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None
+) -> Params:
     """Return the params of :meth:`FactorGraph.init`; in base rates a row of weight 2 counts as two rows."""
-    mean, count = initialization.mean_statistics(graph.families["v"], rows, None, weights)
+    mean, count = initialization.mean_statistics(
+        graph.families["v"], rows, None, weights
+    )
     means = {"v": (mean, count if weights is None else weights.sum())}
     return initialization.init_params(graph, rng_key, "gaussian", means)
 
@@ -84,12 +107,16 @@ def init_params(graph: FactorGraph, rng_key: Array, rows: Array, weights: Array 
 class Epoch:
     """Batches of one pass over the rows in a random order, for the training loop.
 
-    All batches have the same size; rows that pad the last one have weight 0. ``first`` is the number of the
-    first batch.
+    All batches have the same size; rows that pad the last one have weight 0. ``first``
+    is the number of the first batch.
     """
 
-    def __init__(self, rows: np.ndarray, weights: Weights, size: int, seed: list[int], first: int) -> None:
-        self.batch_size, self.first, self.num_batches = size, first, math.ceil(len(rows) / size)
+    def __init__(
+        self, rows: np.ndarray, weights: Weights, size: int, seed: list[int], first: int
+    ) -> None:
+        self.batch_size = size
+        self.first = first
+        self.num_batches = math.ceil(len(rows) / size)
         shape = (self.num_batches, size)
         is_row = (np.arange(math.prod(shape)) < len(rows)).reshape(shape)
         index = np.resize(np.random.default_rng(seed).permutation(len(rows)), shape)
@@ -97,7 +124,8 @@ class Epoch:
         if weights is not None:
             shares = shares * (weights / weights.mean())[index]
         self._rows = {"v": jnp.asarray(rows)}
-        self._index, self._shares = index.astype(np.int32), shares.astype(jnp.result_type(float))
+        self._index = index.astype(np.int32)
+        self._shares = shares.astype(jnp.result_type(float))
 
     def sample(self) -> Selection:
         return Selection(self._rows)
@@ -125,14 +153,18 @@ def log_density(graph: FactorGraph, params: Params, v: Array) -> Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def gibbs(graph: FactorGraph, params: Params, v: Array, key: Array, count: Array) -> Array:
+def gibbs(
+    graph: FactorGraph, params: Params, v: Array, key: Array, count: Array
+) -> Array:
     """Return visible rows after ``count`` sweeps: latents first, then visibles."""
     keys = random.fold_in(key, jnp.arange(len(v)))
 
     def sweep(i: Array, v: Array) -> Array:
         x = {"v": v}
         for index, block in enumerate(("h", "v")):
-            x |= Layer((block,)).draw(Target(graph, params), x, random.fold_in(keys, i, index))[0]
+            x |= Layer((block,)).draw(
+                Target(graph, params), x, random.fold_in(keys, i, index)
+            )[0]
         return x["v"]
 
     return lax.fori_loop(0, count, sweep, v)
@@ -148,9 +180,17 @@ def check_options(model: Any) -> None:
     if model.estimator is not None:
         expected = "None or an estimator such as ebmpp.UCD()"
         checks.instance(f"{name}: estimator", model.estimator, Estimator, expected)
-    optimizer, expected = model.optimizer, "None, a function such as optax.adam, or an optax transformation"
-    is_valid = optimizer is None or callable(optimizer) or hasattr(optimizer, "update")
-    checks.require(is_valid, f"{name}: optimizer", expected, optimizer)
+    optimizer = model.optimizer
+    if (
+        optimizer is not None
+        and not callable(optimizer)
+        and not hasattr(optimizer, "update")
+    ):
+        raise checks.error(
+            f"{name}: optimizer",
+            "None, a function such as optax.adam, or an optax transformation",
+            optimizer,
+        )
 
 
 def check_values(model: object, family: Family, values: np.ndarray) -> None:
@@ -161,14 +201,22 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
         states = family.states()
         states = np.linspace(low, high, 5) if states is None else np.asarray(states)
         accepts_means = np.array_equal(family.statistics(states), states)
-    is_valid = (values >= low) & (values <= high) if accepts_means else np.asarray(family.in_support(values))
+    is_valid = (
+        (values >= low) & (values <= high)
+        if accepts_means
+        else np.asarray(family.in_support(values))
+    )
     if not is_valid.all():
         row, column = (int(i) for i in np.argwhere(~is_valid)[0])
-        expected = f"values from {low:g} to {high:g}" if accepts_means else describe(family)
+        expected = (
+            f"values from {low:g} to {high:g}" if accepts_means else describe(family)
+        )
         raise ArgumentError(
             f"{type(model).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
-            f"({(~is_valid).sum()} such values), but units {family!r} need {expected}. Scale X, for example "
-            'by MinMaxScaler(clip=True), or choose another family, such as visible="gaussian" for reals'
+            f"({(~is_valid).sum()} such values), but units {family!r} need "
+            f"{expected}. Scale X, for example "
+            "by MinMaxScaler(clip=True), or choose another family, such as "
+            'visible="gaussian" for reals'
         )
 
 

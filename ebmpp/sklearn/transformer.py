@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    TransformerMixin,
+)
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
@@ -36,56 +40,66 @@ _MAX_ROWS = 4096  # rows per call outside training
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class HarmoniumTransformer(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
+):
     """Features learned by an exponential-family harmonium: mean statistics of latent units.
 
-    It replaces :class:`sklearn.neural_network.BernoulliRBM`, for visible and latent units of any family, any
-    gradient estimator and any optimiser. It computes and returns JAX's floats, float32 unless
-    ``jax_enable_x64`` is set. Sparse input is made dense.
+    It replaces :class:`sklearn.neural_network.BernoulliRBM`, for visible and latent
+    units of any family, any gradient estimator and any optimiser. It computes and
+    returns JAX's floats, float32 unless ``jax_enable_x64`` is set. Sparse input is made
+    dense.
 
-    Rows must have values in the support of the visible units, with one exception: for bounded values that are
-    their own statistic (Bernoulli, Spin, Binomial) a value in between, such as a grey level in [0, 1], is
-    taken as the unit's *mean statistic*. This is common practice, but not the likelihood of binary rows,
-    which ``ebmpp.data.binarize(X, "bernoulli", rng_key=...)`` draws.
+    Rows must have values in the support of the visible units, with one exception: for
+    bounded values that are their own statistic (Bernoulli, Spin, Binomial) a value in
+    between, such as a grey level in [0, 1], is taken as the unit's *mean statistic*.
+    This is common practice, but not the likelihood of binary rows, which
+    ``ebmpp.data.binarize(X, "bernoulli", rng_key=...)`` draws.
 
     :param n_components: number of latent units.
-    :param visible: "auto", the name of a family ("bernoulli", "spin", "gaussian", "poisson" or
-        "exponential"), a function of the number of units such as ``ebmpp.Poisson`` or
-        ``functools.partial(ebmpp.Binomial, total_count=3)``, or a family with one unit per column. "auto"
-        depends on the first rows: Bernoulli units if all values are in [0, 1], otherwise Gaussian units of
-        variance 1 for columns standardised by ``scaler_``, which then stays fixed. Where columns are
-        correlated, the density may stay below that of one Gaussian, of which :meth:`score` warns.
-        ``visible="gaussian"`` does not standardise.
+    :param visible: "auto", the name of a family ("bernoulli", "spin", "gaussian",
+        "poisson" or "exponential"), a function of the number of units such as
+        ``ebmpp.Poisson`` or ``functools.partial(ebmpp.Binomial, total_count=3)``, or a
+        family with one unit per column. "auto" depends on the first rows: Bernoulli
+        units if all values are in [0, 1], otherwise Gaussian units of variance 1 for
+        columns standardised by ``scaler_``, which then stays fixed. Where columns are
+        correlated, the density may stay below that of one Gaussian, of which
+        :meth:`score` warns. ``visible="gaussian"`` does not standardise.
     :param latent: as ``visible``, without "auto".
-    :param estimator: gradient estimator. None is ``PCD(num_chains=batch_size)``, the estimator of
-        ``BernoulliRBM``, which is cheap but biased. ``ebmpp.UCD()`` is unbiased.
-    :param optimizer: None for stochastic gradient steps, a function of the learning rate such as
-        ``optax.adam``, or an optax transformation, which has its own rate and cannot be pickled.
-    :param learning_rate: rate of the optimiser. "auto" is 0.1, or 0.01 if the statistics of visible or latent
-        units are unbounded, as for Gaussian units (Hinton 2012, section 13.2).
-    :param batch_size: rows per step, by default as few as for ``BernoulliRBM``, so that ten epochs suffice.
-        The last batch of an epoch may be smaller.
+    :param estimator: gradient estimator. None is ``PCD(num_chains=batch_size)``, the
+        estimator of ``BernoulliRBM``, which is cheap but biased. ``ebmpp.UCD()`` is
+        unbiased.
+    :param optimizer: None for stochastic gradient steps, a function of the learning
+        rate such as ``optax.adam``, or an optax transformation, which has its own rate
+        and cannot be pickled.
+    :param learning_rate: rate of the optimiser. "auto" is 0.1, or 0.01 if the
+        statistics of visible or latent units are unbounded, as for Gaussian units
+        (Hinton 2012, section 13.2).
+    :param batch_size: rows per step, by default as few as for ``BernoulliRBM``, so that
+        ten epochs suffice. The last batch of an epoch may be smaller.
     :param n_iter: number of epochs of :meth:`fit`; each permutes the rows.
     :param verbose: print one line per epoch.
-    :param random_state: an int, a ``RandomState`` or None, as elsewhere in scikit-learn.
+    :param random_state: an int, a ``RandomState`` or None, as elsewhere in
+        scikit-learn.
 
     Fitted attributes:
 
     - **graph_** - the :class:`~ebmpp.FactorGraph`, with blocks "v" and "h".
     - **params_** - a dict of NumPy arrays: "v", "h" and "v:h".
-    - **components_**, **intercept_hidden_**, **intercept_visible_** - the params with the names and shapes
-      of ``BernoulliRBM``, for units with one statistic each.
+    - **components_**, **intercept_hidden_**, **intercept_visible_** - the params with
+      the names and shapes of ``BernoulliRBM``, for units with one statistic each.
     - **scaler_** - a ``StandardScaler``, or None without standardisation.
-    - **history_** - an ``xarray.Dataset``: gradient norm and the estimator's metrics per ``step``.
+    - **history_** - an ``xarray.Dataset``: gradient norm and the estimator's metrics
+      per ``step``.
     - **n_iter_**, **n_steps_** - numbers of epochs and steps.
     - **n_features_in_**, **feature_names_in_** - as elsewhere in scikit-learn.
 
     **References**
 
-    1. Welling, Rosen-Zvi, Hinton (2005), *Exponential family harmoniums with an application to information
-       retrieval*.
-    2. Tieleman (2008), *Training restricted Boltzmann machines using approximations to the likelihood
-       gradient*.
+    1. Welling, Rosen-Zvi, Hinton (2005), *Exponential family harmoniums with an
+       application to information retrieval*.
+    2. Tieleman (2008), *Training restricted Boltzmann machines using approximations to
+       the likelihood gradient*.
     3. Hinton (2012), *A practical guide to training restricted Boltzmann machines*.
 
     **Example**
@@ -105,35 +119,46 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     visible: harmonium.Units = "auto"
     latent: harmonium.Units = "bernoulli"
     estimator: Estimator | None = None
-    optimizer: Callable[[float], harmonium.Optimizer] | harmonium.Optimizer | None = None
+    optimizer: Callable[[float], harmonium.Optimizer] | harmonium.Optimizer | None = (
+        None
+    )
     learning_rate: float | str = "auto"
     batch_size: int = 10
     n_iter: int = 10
     verbose: int = 0
     random_state: int | np.random.RandomState | None = None
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HarmoniumTransformer":
+    def fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None
+    ) -> "HarmoniumTransformer":
         """Learn from the rows of ``X``, from new params.
 
         :param X: shape ``(rows, columns)``.
         :param y: ignored.
-        :param sample_weight: nonnegative, one per row. A row of weight 2 counts as two rows in the initial
-            biases and in ``scaler_``, and on average over batches in the gradient. Rows of weight 0 are left
-            out. Weights do not change the number of steps per epoch.
-        :raises ArgumentError: options out of range, or values outside the support of the units.
-        :raises DivergenceError: params that are not finite after an epoch; ``params_`` keeps the ones before.
+        :param sample_weight: nonnegative, one per row. A row of weight 2 counts as two
+            rows in the initial biases and in ``scaler_``, and on average over batches
+            in the gradient. Rows of weight 0 are left out. Weights do not change the
+            number of steps per epoch.
+        :raises ArgumentError: options out of range, or values outside the support of
+            the units.
+        :raises DivergenceError: params that are not finite after an epoch; ``params_``
+            keeps the ones before.
         """
         rows = self._start(X, sample_weight)
         for _ in range(self.n_iter):
             self._epoch(*rows)
         return self
 
-    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> "HarmoniumTransformer":
+    def partial_fit(
+        self, X: Any, y: Any = None, sample_weight: Any = None
+    ) -> "HarmoniumTransformer":
         """Train for one more epoch, with the state of params, optimiser and estimator.
 
-        ``fit`` with ``n_iter=3`` equals ``fit`` with ``n_iter=1`` and two calls of this, bitwise.
+        ``fit`` with ``n_iter=3`` equals ``fit`` with ``n_iter=1`` and two calls of
+        this, bitwise.
 
-        :param X: shape ``(rows, columns)``; the first call's rows determine "auto" and the initial biases.
+        :param X: shape ``(rows, columns)``; the first call's rows determine "auto" and
+            the initial biases.
         :param y: ignored.
         :param sample_weight: see :meth:`fit`.
         """
@@ -144,15 +169,22 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self._epoch(self._as_units(values), weights)
         return self
 
-    def _start(self, X: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    def _start(
+        self, X: Any, sample_weight: Any
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """Check options and rows, declare the model and initialise its params."""
         harmonium.check_options(self)
-        values, weights = harmonium.weighted_rows(self._values(X, reset=True), sample_weight)
-        units, self.scaler_ = self.visible, None
+        values, weights = harmonium.weighted_rows(
+            self._values(X, reset=True), sample_weight
+        )
+        units = self.visible
+        self.scaler_ = None
         if isinstance(units, str) and units == "auto":
             is_unit = bool(((values >= 0) & (values <= 1)).all())
             units = "bernoulli" if is_unit else "gaussian"
-            self.scaler_ = None if is_unit else StandardScaler().fit(values, sample_weight=weights)
+            self.scaler_ = (
+                None if is_unit else StandardScaler().fit(values, sample_weight=weights)
+            )
         visible = harmonium.family_of("visible", units, values.shape[1])
         latent = harmonium.family_of("latent", self.latent, int(self.n_components))
         self.graph_ = harmonium.harmonium(visible, latent)
@@ -161,7 +193,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self.random_state_ = check_random_state(self.random_state)
         key = self._key()
         self._words = np.asarray(random.key_pair(key))
-        self.params_ = jax.device_get(harmonium.init_params(self.graph_, key, rows, weights))
+        self.params_ = jax.device_get(
+            harmonium.init_params(self.graph_, key, rows, weights)
+        )
         self._state = None
         self.history_ = xr.Dataset(coords={"step": np.arange(0)})
         self.n_iter_ = self.n_steps_ = 0
@@ -170,43 +204,68 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def _epoch(self, rows: np.ndarray, weights: np.ndarray | None) -> None:
         """Train for one pass over the rows, from the state of the last pass."""
         begin = time.monotonic()
-        estimator = PCD(num_chains=int(self.batch_size)) if self.estimator is None else self.estimator
+        estimator = (
+            PCD(num_chains=int(self.batch_size))
+            if self.estimator is None
+            else self.estimator
+        )
         seed = [*self._words.tolist(), self.n_iter_]
         per_batch = estimator.steps_per_batch
-        source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, self.n_steps_ // per_batch)
+        source = harmonium.Epoch(
+            rows, weights, int(self.batch_size), seed, self.n_steps_ // per_batch
+        )
         end = self.n_steps_ + source.num_batches * per_batch
         optimizer = optax.sgd if self.optimizer is None else self.optimizer
         if callable(optimizer):
-            bounded = all(np.isfinite(family.bounds).all() for family in self.graph_.families.values())
+            bounded = all(
+                np.isfinite(family.bounds).all()
+                for family in self.graph_.families.values()
+            )
             usual = 0.1 if bounded else 0.01
             rate = usual if self.learning_rate == "auto" else float(self.learning_rate)
             optimizer = harmonium.make_optimizer(optimizer, rate)
-        stages = Stages([Stage(num_steps=end, estimator=estimator, optimizer=optimizer)], scheduled=False)
+        stages = Stages(
+            [Stage(num_steps=end, estimator=estimator, optimizer=optimizer)],
+            scheduled=False,
+        )
         loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_)
         if self._state is None:
             self._state = loop.begin(0, self.params_)
         try:
-            state = loop.run(self.n_steps_, self._state._replace(params=self.params_), progress_bar=False)
+            state = loop.run(
+                self.n_steps_,
+                self._state._replace(params=self.params_),
+                progress_bar=False,
+            )
         except DivergenceError as error:
             error.add_note(
-                f"{type(self).__name__}: this was epoch {self.n_iter_ + 1}. Lower learning_rate; params_ and "
+                f"{type(self).__name__}: this was epoch {self.n_iter_ + 1}. Lower "
+                "learning_rate; params_ and "
                 "history_ keep their values before that epoch."
             )
             raise
         metrics = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
-        self.history_ = xr.concat([self.history_, metrics], "step") if self.n_steps_ else metrics
+        self.history_ = (
+            xr.concat([self.history_, metrics], "step") if self.n_steps_ else metrics
+        )
         self._state = jax.device_get(state)
-        self.params_, self.n_steps_ = self._state.params, end
+        self.params_ = self._state.params
+        self.n_steps_ = end
         self.n_iter_ += 1
         if self.verbose:
-            seconds, norm = time.monotonic() - begin, metrics.gradient_norm.values.mean()
-            print(f"[{type(self).__name__}] epoch {self.n_iter_}: gradient norm {norm:.4g}, {seconds:.2f} s")
+            seconds = time.monotonic() - begin
+            norm = metrics.gradient_norm.values.mean()
+            print(
+                f"[{type(self).__name__}] epoch {self.n_iter_}: gradient norm "
+                f"{norm:.4g}, {seconds:.2f} s"
+            )
 
     def transform(self, X: Any) -> np.ndarray:
         """Return mean statistics of the latent units given each row: probabilities for Bernoulli units.
 
         :param X: shape ``(rows, columns)``.
-        :return: shape ``(rows, n_components)``, with more columns for units of several statistics.
+        :return: shape ``(rows, n_components)``, with more columns for units of several
+            statistics.
         """
         check_is_fitted(self)
         return self._by_chunks(harmonium.latent_means, self._rows(X))
@@ -214,10 +273,11 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def score_samples(self, X: Any) -> np.ndarray:
         """Return log p(x) + log Z of each row, minus the free energy.
 
-        As log Z is common to all rows, differences between rows are log density ratios, but values of two
-        models cannot be compared. With ``scaler_`` the density is that of the original columns. For grey
-        levels in Bernoulli units it is the formula at mean statistics, a lower bound on its mean over binary
-        rows drawn from them.
+        As log Z is common to all rows, differences between rows are log density ratios,
+        but values of two models cannot be compared. With ``scaler_`` the density is
+        that of the original columns. For grey levels in Bernoulli units it is the
+        formula at mean statistics, a lower bound on its mean over binary rows drawn
+        from them.
 
         :param X: shape ``(rows, columns)``.
         :return: shape ``(rows,)``.
@@ -225,7 +285,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         check_is_fitted(self)
         value = self._by_chunks(harmonium.log_density, self._rows(X))
         # log volume factor of the standardisation
-        scale = np.zeros(()) if self.scaler_ is None else np.log(self.scaler_.scale_).sum()
+        scale = (
+            np.zeros(()) if self.scaler_ is None else np.log(self.scaler_.scale_).sum()
+        )
         return value - scale.astype(value.dtype)
 
     def _tractable(self) -> bool:
@@ -234,20 +296,23 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         :raises IntractableError: a model that is too large, with the reason.
         """
         if hasattr(self, "params_"):
-            jax.eval_shape(partial(exact.log_partition, self.graph_), self.params_)  # plans the sum only
+            # plans the sum only
+            jax.eval_shape(partial(exact.log_partition, self.graph_), self.params_)
         return True
 
     @available_if(_tractable)
     def score(self, X: Any, y: Any = None) -> float:
         """Return the exact mean log-likelihood of the rows, which compares models.
 
-        The method exists only for models that :func:`ebmpp.exact.log_partition` supports. For other models
-        estimate log Z of ``graph_`` and ``params_`` and subtract it from :meth:`score_samples`.
+        The method exists only for models that :func:`ebmpp.exact.log_partition`
+        supports. For other models estimate log Z of ``graph_`` and ``params_`` and
+        subtract it from :meth:`score_samples`.
 
         :param X: shape ``(rows, columns)``.
         :param y: ignored.
-        :warns UserWarning: columns with ``scaler_`` that one Gaussian fits better by more than a nat; looked
-            at with ten rows per column or more, and at most 1000 columns.
+        :warns UserWarning: columns with ``scaler_`` that one Gaussian fits better by
+            more than a nat; looked at with ten rows per column or more, and at most
+            1000 columns.
         """
         mean = self.score_samples(X).mean(dtype=float)
         if self.scaler_ is not None:
@@ -270,8 +335,9 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def sample(self, n_samples: int = 1, n_sweeps: int = 1000) -> np.ndarray:
         """Draw rows of the model: last states of independent Gibbs chains.
 
-        The chains may not have mixed after ``n_sweeps`` sweeps; :func:`ebmpp.unbiased_expectation` with
-        ``graph_`` and ``params_`` measures their meeting times.
+        The chains may not have mixed after ``n_sweeps`` sweeps;
+        :func:`ebmpp.unbiased_expectation` with ``graph_`` and ``params_`` measures
+        their meeting times.
 
         :param n_samples: number of rows.
         :param n_sweeps: sweeps per chain, at least 1.
@@ -281,13 +347,19 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         checks.count("n_samples", n_samples)
         checks.count("n_sweeps", n_sweeps)
         first, key = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
-        start = gibbs.initial_rows(self.graph_, ("v",), random.fold_in(first, np.arange(n_samples)))["v"]
+        start = gibbs.initial_rows(
+            self.graph_, ("v",), random.fold_in(first, np.arange(n_samples))
+        )["v"]
         return self._sweep(start, key, n_sweeps)
 
     def _sweep(self, rows: Any, key: Array, n_sweeps: int) -> np.ndarray:
-        samples = np.asarray(harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps)))
+        samples = np.asarray(
+            harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps))
+        )
         samples = samples.reshape(len(samples), -1)
-        return samples if self.scaler_ is None else self.scaler_.inverse_transform(samples)
+        return (
+            samples if self.scaler_ is None else self.scaler_.inverse_transform(samples)
+        )
 
     @property
     def components_(self) -> np.ndarray:
@@ -308,20 +380,28 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """Return params of a factor as an array over units, if these have one statistic each."""
         sizes = [self.graph_.families[b].size for b in blocks]
         if self.params_[factor].size != math.prod(sizes):
-            raise AttributeError(f"no {name}: units have several statistics each. Use params_")
+            raise AttributeError(
+                f"no {name}: units have several statistics each. Use params_"
+            )
         return self.params_[factor].reshape(sizes)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        family = harmonium.FAMILIES.get(self.visible) if isinstance(self.visible, str) else None
+        family = (
+            harmonium.FAMILIES.get(self.visible)
+            if isinstance(self.visible, str)
+            else None
+        )
         tags.input_tags.positive_only = family is not None and family.bounds[0] >= 0
         tags.transformer_tags.preserves_dtype = [str(jnp.result_type(float))]
         return tags
 
     def _values(self, X: Any, reset: bool = False) -> np.ndarray:
         """Return a dense array of floats in the right shape."""
-        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=reset)
+        X = validate_data(
+            self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=reset
+        )
         return X.toarray() if sparse.issparse(X) else X
 
     def _rows(self, X: Any) -> np.ndarray:
@@ -342,10 +422,16 @@ class HarmoniumTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
         """Apply ``fn`` to chunks of rows, padded to a power of two so that few shapes are compiled."""
         padded_size = 1 << max(0, len(rows) - 1).bit_length()
-        params, size = jax.tree.map(jnp.asarray, self.params_), min(_MAX_ROWS, padded_size)
+        params = jax.tree.map(jnp.asarray, self.params_)
+        size = min(_MAX_ROWS, padded_size)
         parts = (rows[first : first + size] for first in range(0, len(rows), size))
-        pad = lambda part: np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
-        return np.concatenate([np.asarray(fn(self.graph_, params, pad(p)))[: len(p)] for p in parts])
+
+        def pad(part):
+            return np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+
+        return np.concatenate(
+            [np.asarray(fn(self.graph_, params, pad(p)))[: len(p)] for p in parts]
+        )
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))

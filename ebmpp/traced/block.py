@@ -2,19 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""The base of blocks of a Gibbs sampler: NumPyro's contract, and tempered transitions.
 
-A tempered transition heats a chain step by step and cools it again. With L the log density of a block given
-everything else, and p_b = exp(b L), the chain goes up from x_0, x_i drawn by a sweep that leaves p_(b_i)
-invariant, 1 = b_0 > ... > b_n, and down again, y_n = x_n, y_(i-1) drawn by the same sweep backward, its
-reversal. The end y_0 is accepted with probability
+A tempered transition heats a chain step by step and cools it again. With L the log
+density of a block given everything else, and p_b = exp(b L), the chain goes up from
+x_0, x_i drawn by a sweep that leaves p_(b_i) invariant, 1 = b_0 > ... > b_n, and down
+again, y_n = x_n, y_(i-1) drawn by the same sweep backward, its reversal. The end y_0 is
+accepted with probability
 
 .. math:: \min\Big(1, \exp \sum_{i=0}^{n-1} (b_{i+1} - b_i) (L(x_i) - L(y_i))\Big)
 
-which leaves exp(L) invariant, whatever the b_i are and however badly the sweeps mix. No state is kept from
-one transition to the next, so other sites may change in between, which parallel tempering would not allow.
+which leaves exp(L) invariant, whatever the b_i are and however badly the sweeps mix. No
+state is kept from one transition to the next, so other sites may change in between,
+which parallel tempering would not allow.
 
 **References**
 
-1. Neal (1996), *Sampling from multimodal distributions using tempered transitions*, section 3.
+1. Neal (1996), *Sampling from multimodal distributions using tempered transitions*,
+   section 3.
 """
 
 from abc import abstractmethod
@@ -42,9 +45,14 @@ Sites = Mapping[str, Array]
 X = TypeVar("X")
 #: ``(x, keys, beta, backward)`` to a state and a count.
 Sweep = Callable[[X, Array, Any, bool], tuple[X, Array]]
-_NUM_WALKS, _NUM_STATES = 3, 6  # by which a model and a block are compared
+# by which a model and a block are compared
+_NUM_WALKS = 3
+_NUM_STATES = 6
 _MOST_DRAWS = 50  # from the prior, for a possible state
-_UP, _DOWN, _ACCEPT = 1 << 20, 1 << 21, 1 << 22  # folded into the keys of a step
+# folded into the keys of a step
+_UP = 1 << 20
+_DOWN = 1 << 21
+_ACCEPT = 1 << 22
 
 
 class Call(NamedTuple):
@@ -72,10 +80,14 @@ class BlockState(NamedTuple):
     - **z** - the sites, with their initial dtypes.
     - **latents** - blocks of a graph that are no site of the model, ``(rows, *shape)``.
     - **i** - number of steps.
-    - **accepted** - number of accepted Metropolis proposals of each row, where there is a ``log_likelihood``.
-    - **degenerate** - number of draws of a model's block that kept a value: its conditional was degenerate.
-    - **transitions** - number of accepted tempered transitions; 0 without ``tempering``.
-    - **rng_key** - the block's key. Step ``i`` draws from the key and ``i``, so the key does not change.
+    - **accepted** - number of accepted Metropolis proposals of each row, where there is
+      a ``log_likelihood``.
+    - **degenerate** - number of draws of a model's block that kept a value: its
+      conditional was degenerate.
+    - **transitions** - number of accepted tempered transitions; 0 without
+      ``tempering``.
+    - **rng_key** - the block's key. Step ``i`` draws from the key and ``i``, so the key
+      does not change.
     - **start** - the initial ``z``, by which sites that never moved are recognised.
     """
 
@@ -105,8 +117,14 @@ class SiteKernel(MCMCKernel):
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise an AttributeError, for ``model`` too, as NumPyro accepts no block whose model is None."""
-        more = "; ebmpp.to_datatree(mcmc) converts its draws for ArviZ" if name == "model" else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{more}")
+        more = (
+            "; ebmpp.to_datatree(mcmc) converts its draws for ArviZ"
+            if name == "model"
+            else ""
+        )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{more}"
+        )
 
     def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs) -> Any:
         return state
@@ -123,14 +141,19 @@ class Block(SiteKernel):
     tempering: tuple[float, ...] | None
 
     @abstractmethod
-    def advance(self, values: Sites, call: Call, keys: Array, index: Array | None = None) -> Advanced:
+    def advance(
+        self, values: Sites, call: Call, keys: Array, index: Array | None = None
+    ) -> Advanced:
         """Make one step of the sites and latents.
 
-        :param keys: words of this step, ``(2,)``; or the key of all steps, of which this is number ``index``.
+        :param keys: words of this step, ``(2,)``; or the key of all steps, of which
+            this is number ``index``.
         """
 
     @abstractmethod
-    def walk(self, values: Sites, call: Call, key: Array) -> Iterator[tuple[Sites, float]]:
+    def walk(
+        self, values: Sites, call: Call, key: Array
+    ) -> Iterator[tuple[Sites, float]]:
         """Yield random states of the sites, without end, and the block's log density up to a constant."""
 
     def verify(
@@ -143,59 +166,109 @@ class Block(SiteKernel):
     ) -> None:
         """Compare how a model's log density and the block's change along random walks of the sites.
 
-        A missing term, one counted twice, or a wrong scale shows at once. A constant does not matter.
+        A missing term, one counted twice, or a wrong scale shows at once. A constant
+        does not matter.
 
         :param rng_key: for the random states; a fixed key by default.
         :param tolerance: relative to the size of the changes.
-        :raises StateError: where they differ, with the largest difference; for a table of a joint draw that
-            does not follow from the traced log density, with its units; or for sites that the model lacks.
-        :raises IntractableError: for latent blocks that cannot be summed out in closed form.
+        :raises StateError: where they differ, with the largest difference; for a table
+            of a joint draw that does not follow from the traced log density, with its
+            units; or for sites that the model lacks.
+        :raises IntractableError: for latent blocks that cannot be summed out in closed
+            form.
         """
-        change, block_change, largest = [], [], 0.0
-        density = jax.jit(lambda values: log_density(model, model_args, model_kwargs, values)[0])
+        change = []
+        block_change = []
+        largest = 0.0
+        density = jax.jit(
+            lambda values: log_density(model, model_args, model_kwargs, values)[0]
+        )
         for number in range(_NUM_WALKS):
-            key = jax.random.fold_in(jax.random.key(0) if rng_key is None else rng_key, number)
-            prior = lambda key: prototype_trace(model, key, model_args, model_kwargs)
+            key = jax.random.fold_in(
+                jax.random.key(0) if rng_key is None else rng_key, number
+            )
+
+            def prior(key):
+                return prototype_trace(model, key, model_args, model_kwargs)
+
             values = _possible_draw(prior, key, density)
             checks.names("latent sample site", self.sites, values, StateError)
             siblings = {name: v for name, v in values.items() if name not in self.sites}
             call = Call(siblings, model_args, model_kwargs)
             states = self.walk({name: values[name] for name in self.sites}, call, key)
-            pairs = [(density({**siblings, **s}), ours) for s, ours in itertools.islice(states, _NUM_STATES)]
-            pairs = np.array([pair for pair in pairs if not np.isneginf(pair).all()], float).reshape(-1, 2)
-            change, block_change = (np.append(c, d) for c, d in zip((change, block_change), np.diff(pairs.T)))
+            pairs = [
+                (density({**siblings, **s}), ours)
+                for s, ours in itertools.islice(states, _NUM_STATES)
+            ]
+            pairs = np.array(
+                [pair for pair in pairs if not np.isneginf(pair).all()], float
+            ).reshape(-1, 2)
+            change, block_change = (
+                np.append(c, d)
+                for c, d in zip((change, block_change), np.diff(pairs.T))
+            )
             largest = max(largest, np.abs(pairs[:, 0]).max(initial=0))
-        checks.require(len(change), "verify: states of random walks", "possible, two or more", 0, StateError)
-        scale = np.abs(change).max() + np.abs(block_change).max() + 1e-6 * largest / tolerance
+        if not len(change):
+            raise checks.error(
+                "verify: states of random walks", "possible, two or more", 0, StateError
+            )
+        scale = (
+            np.abs(change).max()
+            + np.abs(block_change).max()
+            + 1e-6 * largest / tolerance
+        )
         gap = np.abs(change - block_change)
         if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
             worst = np.where(np.isfinite(gap), gap, np.inf).argmax()
             raise StateError(
-                f"the block is not the posterior of sites {list(self.sites)}: between two states the model's "
-                f"log density changes by {change[worst]:.6g}, and the block's by {block_change[worst]:.6g}. "
-                "Give one factor for each likelihood that reads the sites, and the energy of their prior once"
+                f"the block is not the posterior of sites {list(self.sites)}: between "
+                "two states the model's "
+                f"log density changes by {change[worst]:.6g}, and the block's by "
+                f"{block_change[worst]:.6g}. "
+                "Give one factor for each likelihood that reads the sites, and the "
+                "energy of their prior once"
             )
 
-    def sample(self, state: BlockState, model_args: tuple, model_kwargs: Kwargs) -> BlockState:
+    def sample(
+        self, state: BlockState, model_args: tuple, model_kwargs: Kwargs
+    ) -> BlockState:
         """Make one step, given the siblings' values in ``model_kwargs``."""
         if state.i.ndim:  # chain_method="vectorized"
             return jax.vmap(lambda s: self.sample(s, model_args, model_kwargs))(state)
-        i, call = state.i + 1, Call.split(model_args, model_kwargs)
-        new = self.advance(state.z | state.latents, call, state.rng_key, i.astype(jnp.uint32))
+        i = state.i + 1
+        call = Call.split(model_args, model_kwargs)
+        new = self.advance(
+            state.z | state.latents, call, state.rng_key, i.astype(jnp.uint32)
+        )
         counts = [a + b for a, b in zip(state[3:6], new[1:], strict=True)]
-        return self._first(Advanced(new.z, *counts), state.rng_key)._replace(i=i, start=state.start)
+        return self._first(Advanced(new.z, *counts), state.rng_key)._replace(
+            i=i, start=state.start
+        )
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
-        z, latents = ({name: new.z[name] for name in names} for names in (self.sites, self.latents))
-        return BlockState(z, latents, jnp.zeros((), jnp.int32), *map(jnp.asarray, new[1:]), rng_key, z)
+        z, latents = (
+            {name: new.z[name] for name in names}
+            for names in (self.sites, self.latents)
+        )
+        return BlockState(
+            z, latents, jnp.zeros((), jnp.int32), *map(jnp.asarray, new[1:]), rng_key, z
+        )
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Return the number of steps and of degenerate draws, acceptance, and sites that did not move."""
-        degenerate, steps = int(np.sum(state.degenerate)), int(np.max(state.i))
+        degenerate = int(np.sum(state.degenerate))
+        steps = int(np.max(state.i))
         text = f"{steps} steps of {list(self.sites)}"
         if self.tempering is not None:
-            text += f", tempered transitions accepted {np.mean(state.transitions) / max(1, steps):.2g}"
-        text += f", {degenerate} draws kept a value with a degenerate conditional" if degenerate else ""
+            text += (
+                ", tempered transitions accepted "
+                f"{np.mean(state.transitions) / max(1, steps):.2g}"
+            )
+        text += (
+            f", {degenerate} draws kept a value with a degenerate conditional"
+            if degenerate
+            else ""
+        )
         return text + describe_start(state)
 
 
@@ -206,17 +279,30 @@ def as_key(words: Array) -> Array:
 
 def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, Array]:
     """Return initial values of sites, booleans as integers, because NumPyro's summary fails on them."""
-    hint = 'For many chains use chain_method="parallel", "sequential" or jax.vmap.'
-    checks.require(not is_batched(rng_key), "GibbsBlock: rng_key", "one key", rng_key, StateError, hint)
+    if is_batched(rng_key):
+        raise checks.error(
+            "GibbsBlock: rng_key",
+            "one key",
+            rng_key,
+            StateError,
+            'For many chains use chain_method="parallel", "sequential" or jax.vmap.',
+        )
     values = {site: jnp.asarray(v) for site, v in init_params.items()}
-    return {site: v.astype(jnp.int8) if v.dtype == bool else v for site, v in values.items()}
+    return {
+        site: v.astype(jnp.int8) if v.dtype == bool else v for site, v in values.items()
+    }
 
 
-def _possible_draw(prior: Callable[[Array], Any], key: Array, density: Callable) -> dict[str, Array]:
+def _possible_draw(
+    prior: Callable[[Array], Any], key: Array, density: Callable
+) -> dict[str, Array]:
     """Return a draw of the latent sites from the prior, a possible one if there is one among the first."""
     for number in range(_MOST_DRAWS):
         drawn = prior(jax.random.fold_in(key, number) if number else key)
-        values = {name: jnp.asarray(drawn[name]["value"]) for name in latent_sample_sites(drawn)}
+        values = {
+            name: jnp.asarray(drawn[name]["value"])
+            for name in latent_sample_sites(drawn)
+        }
         if np.isfinite(density(values)):
             break
     return values
@@ -235,16 +321,22 @@ def check_tempering(name: str, betas: Any) -> tuple[float, ...] | None:
 
 
 def tempered_transition(
-    betas: tuple[float, ...], log_density: Callable[[X], Array], sweep: Sweep, x: X, keys: Array
+    betas: tuple[float, ...],
+    log_density: Callable[[X], Array],
+    sweep: Sweep,
+    x: X,
+    keys: Array,
 ) -> tuple[X, Array, Array]:
     """Make one tempered transition of a state, or of each row of states.
 
     :param betas: inverse temperatures from the hottest to 1.
     :param sweep: over all units at ``beta``; backward it must be its reversal.
     :param keys: words of this transition, ``(2,)``, or ``(rows, 2)``.
-    :return: the state, whether the transition was accepted, and the sum of the sweeps' counts.
+    :return: the state, whether the transition was accepted, and the sum of the sweeps'
+        counts.
     """
-    path, rungs = jnp.asarray(betas[::-1]), len(betas) - 1
+    path = jnp.asarray(betas[::-1])
+    rungs = len(betas) - 1
 
     def up(i: Array, carry: tuple) -> tuple:
         x, gain, count = carry
@@ -259,8 +351,19 @@ def tempered_transition(
         return x, gain - (path[i + 1] - path[i]) * log_density(x), count + more
 
     gain = jnp.zeros_like(log_density(x))
-    count = jnp.zeros(jax.eval_shape(lambda x: sweep(x, keys, path[1], False)[1], x).shape, jnp.int32)
+    count = jnp.zeros(
+        jax.eval_shape(lambda x: sweep(x, keys, path[1], False)[1], x).shape, jnp.int32
+    )
     hot = lax.fori_loop(0, rungs, up, (x, gain, count))
     new, gain, count = lax.fori_loop(0, rungs, down, hot)
-    accepted = jnp.log(random.uniform(random.words(random.fold_in(keys, 0, _ACCEPT), 1)[..., 0])) < gain
-    return jax.tree.map(lambda a, b: where_rows(accepted, a, b), new, x), accepted, count
+    accepted = (
+        jnp.log(
+            random.uniform(random.words(random.fold_in(keys, 0, _ACCEPT), 1)[..., 0])
+        )
+        < gain
+    )
+    return (
+        jax.tree.map(lambda a, b: where_rows(accepted, a, b), new, x),
+        accepted,
+        count,
+    )

@@ -25,7 +25,8 @@ class Replaced(Distribution):
     """A distribution with another log density, a function of the value."""
 
     def __init__(self, base: Distribution, log_density: Callable[[Any], Array]) -> None:
-        self.base, self.log_density = base, log_density
+        self.base = base
+        self.log_density = log_density
         super().__init__(base.batch_shape, base.event_shape, validate_args=False)
 
     @property
@@ -53,7 +54,11 @@ def element_of(support: Any) -> Any:
 
 def is_cut_off(value: Any) -> bool:
     """Return True for whole numbers that jax would wrap to others, as its dtype has fewer bits."""
-    if not isinstance(value, np.ndarray | np.integer) or value.dtype.kind not in "iu" or not value.size:
+    if (
+        not isinstance(value, np.ndarray | np.integer)
+        or value.dtype.kind not in "iu"
+        or not value.size
+    ):
         return False
     limits = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
     return bool(np.max(value) > limits.max or np.min(value) < limits.min)
@@ -61,14 +66,23 @@ def is_cut_off(value: Any) -> bool:
 
 def _outside(site: Mapping[str, Any]) -> Any:
     """Return a mask of the rows of an observed site that are outside of their closed support."""
-    base, is_finite = base_of(site["fn"]), lambda a: abs(a) < np.inf
-    to_array = jnp.asarray if is_staged() else np.asarray  # with which no program is compiled
+    base = base_of(site["fn"])
+
+    def is_finite(a):
+        return abs(a) < np.inf
+
+    # with which no program is compiled
+    to_array = jnp.asarray if is_staged() else np.asarray
     if isinstance(base, Unit):
         return ~is_finite(to_array(base.log_factor))
     value: Any = to_array(site["value"])
     element = element_of(base.support)
-    by_row = lambda a: a.reshape(*a.shape[: value.ndim - base.event_dim], -1).all(-1)
-    inside, is_float = by_row(is_finite(value)), jnp.issubdtype(value.dtype, np.floating)
+
+    def by_row(a):
+        return a.reshape(*a.shape[: value.ndim - base.event_dim], -1).all(-1)
+
+    inside = by_row(is_finite(value))
+    is_float = jnp.issubdtype(value.dtype, np.floating)
     if isinstance(element, type(constraints.dependent)):
         return ~inside
     if not is_float or element.is_discrete:
@@ -93,11 +107,15 @@ def impossible_sites(trace: Mapping[str, Any]) -> dict[str, str]:
     for name, site in trace.items():
         if site["type"] != "sample" or not site["is_observed"]:
             continue
-        base, value, outside = base_of(site["fn"]), site["value"], _outside(site)
+        base = base_of(site["fn"])
+        value = site["value"]
+        outside = _outside(site)
         if is_cut_off(value):
             problems[name] = f"of at most 32 bits, got {np.max(value)}"
         elif np.any(outside) and count_impossible(site) > 0:
             value = base.log_factor if isinstance(base, Unit) else value
             row = np.asarray(value).reshape(*outside.shape, -1)[outside][0].tolist()
-            problems[name] = f"in the support {base.support}, got {row if len(row) > 1 else row[0]}"
+            problems[name] = (
+                f"in the support {base.support}, got {row if len(row) > 1 else row[0]}"
+            )
     return problems

@@ -29,20 +29,25 @@ from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.start import Start
 from ebmpp.traced.sweep import Forests, Sweep
 
-_HEATED = 1 << 19  # folded into the keys of the latents that a tempered transition starts with
+# folded into the keys of the latents that a tempered transition starts with
+_HEATED = 1 << 19
 
 
 class ModelBlock(block.Block):
     """A block of sites of a NumPyro model: the result of :meth:`ebmpp.GibbsBlock.from_model`.
 
-    The model's log density is traced once, and which of its terms read which units is read off the traced
-    program, erring toward interaction (:mod:`ebmpp.traced.dependence`). The discrete units that interact are
-    coloured. A sweep first draws the latents of energy priors (``ebmpp.traced.sweep.augmented``),
-    then the discrete sites layer by layer, each from K evaluations of the model for units of K values, then
-    the continuous sites, each from derivatives of the log density (``ebmpp.traced.sweep.continuous``).
+    The model's log density is traced once, and which of its terms read which units is
+    read off the traced program, erring toward interaction
+    (:mod:`ebmpp.traced.dependence`). The discrete units that interact are coloured. A
+    sweep first draws the latents of energy priors (``ebmpp.traced.sweep.augmented``),
+    then the discrete sites layer by layer, each from K evaluations of the model for
+    units of K values, then the continuous sites, each from derivatives of the log
+    density (``ebmpp.traced.sweep.continuous``).
 
-    :param args: the model's arguments. Later calls may have arrays with other values, but not other shapes.
-    :param kwargs: the model's keyword arguments; see :meth:`ebmpp.GibbsBlock.from_model` for the options.
+    :param args: the model's arguments. Later calls may have arrays with other values,
+        but not other shapes.
+    :param kwargs: the model's keyword arguments; see
+        :meth:`ebmpp.GibbsBlock.from_model` for the options.
     """
 
     latents: tuple[str, ...] = ()
@@ -61,43 +66,65 @@ class ModelBlock(block.Block):
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
         self.sequential = checks.flag("GibbsBlock.from_model: sequential", sequential)
-        self.tempering = block.check_tempering("GibbsBlock.from_model: tempering", tempering)
-        self.joint = checks.choice("GibbsBlock.from_model: joint", joint, ("auto", "forest", "units"))
+        self.tempering = block.check_tempering(
+            "GibbsBlock.from_model: tempering", tempering
+        )
+        self.joint = checks.choice(
+            "GibbsBlock.from_model: joint", joint, ("auto", "forest", "units")
+        )
         self.info = ModelInfo(model, sites, tuple(args), kwargs)
         self.sites = self.info.sites
         self.call = Call({}, self.info.args, self.info.kwargs)
         self.sweep = Sweep(self.info, self.sequential, self.joint)
-        has_units, expected = self.sweep.finite or joint != "forest", "'auto' for sites without finite units"
-        checks.require(has_units, "GibbsBlock.from_model: joint", expected, joint)
+        if not self.sweep.finite and joint == "forest":
+            raise checks.error(
+                "GibbsBlock.from_model: joint",
+                "'auto' for sites without finite units",
+                joint,
+            )
         #: the log density as a function of the discrete sites
         self.posterior = self.sweep.posterior
         #: conditionals of the discrete units; None without discrete sites
         self.conditionals = self.sweep.conditionals
-        self.start, self._walk = Start(self.info, self.sweep), jax.jit(self.sweep.walk)
+        self.start = Start(self.info, self.sweep)
+        self._walk = jax.jit(self.sweep.walk)
         if self.tempering is not None and self.sweep.augmented is not None:
             self._check_tempered(self.sweep.augmented.valid)
 
     def _check_tempered(self, priors: Mapping[str, Any]) -> None:
         """Raise an IntractableError where a continuous site would be heated with latents summed out."""
         names = {site.name for site in self.sweep.continuous}
-        read = read_by_params(self.info.model, self.info.args, self.info.kwargs, known=True) if names else {}
+        read = (
+            read_by_params(
+                self.info.model, self.info.args, self.info.kwargs, known=True
+            )
+            if names
+            else {}
+        )
         for prior in priors:
             for name in names.intersection(read.get(prior, ())):
                 raise IntractableError(
-                    f"from_model: tempering heats the latents of site {prior!r}, but the conditional of site "
-                    f"{name!r}, on which their params depend, has them summed out. Leave tempering away, or "
+                    f"from_model: tempering heats the latents of site {prior!r}, but "
+                    "the conditional of site "
+                    f"{name!r}, on which their params depend, has them summed out. "
+                    "Leave tempering away, or "
                     f"{name!r} to another block"
                 )
 
     def __repr__(self) -> str:
-        model, conditionals = self.info.model, self.conditionals
+        model = self.info.model
+        conditionals = self.conditionals
         name = model.__qualname__ if isinstance(model, FunctionType) else repr(model)
         facts = [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
         if self.sweep.augmented is not None:
-            facts.insert(0, f"given {self.sweep.augmented.num_latents} latents of the prior")
+            facts.insert(
+                0, f"given {self.sweep.augmented.num_latents} latents of the prior"
+            )
         if conditionals is not None:
             plural = "s" * (conditionals.num_layers > 1)
-            facts.insert(0, f"{conditionals.size} units, {conditionals.num_layers} layer{plural}")
+            facts.insert(
+                0, f"{conditionals.size} units, {conditionals.num_layers} layer{plural}"
+            )
         return f"GibbsBlock.from_model({name}, {list(self.sites)}): {', '.join(facts)}"
 
     def __copy__(self) -> "ModelBlock":
@@ -109,7 +136,9 @@ class ModelBlock(block.Block):
     def __reduce__(self) -> tuple:
         """Pickle the arguments."""
         names = ("num_sweeps", "sequential", "tempering", "joint")
-        make = functools.partial(type(self), **{name: getattr(self, name) for name in names})
+        make = functools.partial(
+            type(self), **{name: getattr(self, name) for name in names}
+        )
         return make, (self.info.model, self.sites, self.info.args, self.info.kwargs)
 
     @property
@@ -117,12 +146,18 @@ class ModelBlock(block.Block):
         """By discrete site, the number of the layer in which each unit is drawn."""
         if self.conditionals is None:
             return {}
-        spans, colors = self.conditionals.spans, self.conditionals.colors
-        return {s: colors[a:b].reshape(self.posterior.shapes[s]) for s, (a, b) in spans.items()}
+        spans = self.conditionals.spans
+        colors = self.conditionals.colors
+        return {
+            s: colors[a:b].reshape(self.posterior.shapes[s])
+            for s, (a, b) in spans.items()
+        }
 
-    # -- steps -----------------------------------------------------------------------------------
+    # -- steps ------------------------------------------------------------------------
 
-    def advance(self, values: Sites, call: Call, keys: Array, index: Array | None = None) -> Advanced:
+    def advance(
+        self, values: Sites, call: Call, keys: Array, index: Array | None = None
+    ) -> Advanced:
         """Make one step: ``num_sweeps`` sweeps, then a tempered transition if there is ``tempering``.
 
         Layer l of sweep s draws from the words of this step, folded with s and l.
@@ -130,24 +165,41 @@ class ModelBlock(block.Block):
         context = self.info.context(values, call)
         keys = keys if index is None else random.fold_in(random.key_pair(keys), index)
 
-        def sweep_once(s: Array, carry: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+        def sweep_once(
+            s: Array, carry: tuple[dict[str, Array], Array]
+        ) -> tuple[dict[str, Array], Array]:
             moved, degenerate = self.sweep((carry[0], context), random.fold_in(keys, s))
             return self.sweep.without_latents(moved), carry[1] + degenerate
 
-        z, degenerate = block.repeat(self.num_sweeps, sweep_once, (dict(values), jnp.zeros((), jnp.int32)))
+        z, degenerate = block.repeat(
+            self.num_sweeps, sweep_once, (dict(values), jnp.zeros((), jnp.int32))
+        )
         if self.tempering is None:
             return Advanced(z, degenerate=degenerate)
-        density = lambda z: self.sweep.joint.log_density(z, context)
-        sweep = lambda z, keys, beta, backward: self.sweep((z, context), keys, beta, backward)
+
+        def density(z):
+            return self.sweep.joint.log_density(z, context)
+
+        def sweep(z, keys, beta, backward):
+            return self.sweep((z, context), keys, beta, backward)
+
         start = self.sweep.with_latents(z, context, random.fold_in(keys, 0, _HEATED))
-        z, accepted, more = block.tempered_transition(self.tempering, density, sweep, start, keys)
-        counts = {"degenerate": degenerate + more, "transitions": accepted.astype(jnp.int32)}
+        z, accepted, more = block.tempered_transition(
+            self.tempering, density, sweep, start, keys
+        )
+        counts = {
+            "degenerate": degenerate + more,
+            "transitions": accepted.astype(jnp.int32),
+        }
         return Advanced(self.sweep.without_latents(z), **counts)
 
-    def couple(self, first: Chain, second: Chain, keys: Array, coupling: str | None = None) -> Coupled:
+    def couple(
+        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+    ) -> Coupled:
         """Make one step of two chains, each unit's two conditionals coupled maximally.
 
-        :param first: the block's sites in the leading chain, and its call; ``second`` of the following one.
+        :param first: the block's sites in the leading chain, and its call; ``second``
+            of the following one.
         :param keys: words of this step, ``(2,)``.
         :return: the sites of both, and whether a unit's conditional is degenerate.
         """
@@ -159,15 +211,21 @@ class ModelBlock(block.Block):
             return x, y, carry[2] | broken
 
         carry = dict(first[0]), dict(second[0]), jnp.zeros((), bool)
-        return lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_sweeps), sweep_once, carry)
+        return lax.fori_loop(
+            jnp.uint32(0), jnp.uint32(self.num_sweeps), sweep_once, carry
+        )
 
     def check_coupled(self, coupling: str | None) -> None:
         """Raise an ArgumentError for options, and sites, in which two chains are not coupled."""
         problems = ["tempering"] if self.tempering else []
         problems += [f"continuous site {site.name!r}" for site in self.sweep.continuous]
-        expected = "without tempering and continuous sites, in which chains are not coupled"
-        hint = "Leave that away, or give a Conjugate for the site."
-        checks.require(not problems, f"CoupledComposite: {self!r}", expected, problems, hint=hint)
+        if problems:
+            raise checks.error(
+                f"CoupledComposite: {self!r}",
+                "without tempering and continuous sites, in which chains are not coupled",
+                problems,
+                hint="Leave that away, or give a Conjugate for the site.",
+            )
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
         """Draw the sites whose prior is an energy."""
@@ -176,11 +234,17 @@ class ModelBlock(block.Block):
     def draw_prior(self, values: Sites, call: Call, key: Array) -> dict[str, Array]:
         """Draw the sites that are not among the values from the model's prior, given the values."""
         trace = self.info.trace(values, self.info.arguments.take(call, set()), key)
-        return {site: jnp.asarray(trace[site]["value"]) for site in self.sites if site not in values}
+        return {
+            site: jnp.asarray(trace[site]["value"])
+            for site in self.sites
+            if site not in values
+        }
 
-    # -- conditionals ----------------------------------------------------------------------------
+    # -- conditionals -----------------------------------------------------------------
 
-    def log_conditionals(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> dict[str, Array]:
+    def log_conditionals(
+        self, values: Sites, *model_args: Any, **model_kwargs: Any
+    ) -> dict[str, Array]:
         """Return log probabilities of every unit given everything else, latents of priors summed out.
 
         :param values: of all latent sites of the model.
@@ -193,14 +257,19 @@ class ModelBlock(block.Block):
         conditionals = self.sweep.collapsed
         if conditionals is None:
             return {}
-        return self._by_site(jax.nn.log_softmax(jax.jit(conditionals.table)(sites, context), -1))
+        return self._by_site(
+            jax.nn.log_softmax(jax.jit(conditionals.table)(sites, context), -1)
+        )
 
-    def conditional(self, site: str, values: Sites, *model_args: Any, **model_kwargs: Any) -> Distribution:
+    def conditional(
+        self, site: str, values: Sites, *model_args: Any, **model_kwargs: Any
+    ) -> Distribution:
         """Return the distribution of a continuous site given everything else; see :meth:`log_conditionals`.
 
-        :return: a Normal, Gamma, InverseGamma, Beta or Dirichlet of the site's shape; for units that interact
-            a MultivariateNormal of the flattened site.
-        :raises StateError: for another site, missing sites, or shapes that are not the model's.
+        :return: a Normal, Gamma, InverseGamma, Beta or Dirichlet of the site's shape;
+            for units that interact a MultivariateNormal of the flattened site.
+        :raises StateError: for another site, missing sites, or shapes that are not the
+            model's.
         """
         named = {c.name: c for c in self.sweep.continuous}
         checks.names("continuous site", [site], named, StateError)
@@ -216,15 +285,19 @@ class ModelBlock(block.Block):
 
     def _by_site(self, table: Array) -> dict[str, Array]:
         """Return numbers of the values of all units, ``(units, values)``, by site."""
-        result, spans = {}, self.conditionals.spans if self.conditionals else {}
+        result = {}
+        spans = self.conditionals.spans if self.conditionals else {}
         for site, (start, stop) in spans.items():
-            shape, count = self.posterior.shapes[site], len(self.posterior.values[site].table)
+            shape = self.posterior.shapes[site]
+            count = len(self.posterior.values[site].table)
             result[site] = table[start:stop, :count].reshape(*shape, count)
         return result
 
-    # -- sums over discrete sites ----------------------------------------------------------------
+    # -- sums over discrete sites -----------------------------------------------------
 
-    def log_marginal(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> Array:
+    def log_marginal(
+        self, values: Sites, *model_args: Any, **model_kwargs: Any
+    ) -> Array:
         """Return the log of the model's density with the block's discrete sites summed out.
 
         :param values: of all other latent sites of the model.
@@ -236,46 +309,62 @@ class ModelBlock(block.Block):
         """
         return self._summed("log_sum", values, model_args, model_kwargs)
 
-    def marginals(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> dict[str, Array]:
+    def marginals(
+        self, values: Sites, *model_args: Any, **model_kwargs: Any
+    ) -> dict[str, Array]:
         """Return the probabilities of every discrete unit's values, all other discrete units summed out.
 
         Arguments and errors are as in :meth:`log_marginal`.
 
         :return: ``(*shape, K)`` for each site, for its K values in rising order.
         """
-        return self._by_site(self._summed("marginals", values, model_args, model_kwargs))
+        return self._by_site(
+            self._summed("marginals", values, model_args, model_kwargs)
+        )
 
-    def pair_marginals(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> PairsByName:
+    def pair_marginals(
+        self, values: Sites, *model_args: Any, **model_kwargs: Any
+    ) -> PairsByName:
         """Return the probabilities of the values of neighbouring discrete units, all others summed out.
 
-        Arguments and errors are as in :meth:`log_marginal`. Neighbours are units that interact. The sum over
-        the pairs of a chain is the expected number of its transitions.
+        Arguments and errors are as in :meth:`log_marginal`. Neighbours are units that
+        interact. The sum over the pairs of a chain is the expected number of its
+        transitions.
 
         :return: by the sites of the two units, :class:`~ebmpp.moves.forests.Pairs`.
         """
-        table, count = self._summed("pairs", values, model_args, model_kwargs), self.posterior.values
+        table = self._summed("pairs", values, model_args, model_kwargs)
+        count = self.posterior.values
         spans = self.sweep.sums.spans.items()
-        units = {site: (np.arange(b - a), len(count[site].table)) for site, (a, b) in spans}
+        units = {
+            site: (np.arange(b - a), len(count[site].table)) for site, (a, b) in spans
+        }
         return Pairs.by_name(self.sweep.sums.layers[0].forest, table, units)
 
-    def most_probable(self, values: Sites, *model_args: Any, **model_kwargs: Any) -> dict[str, Array]:
+    def most_probable(
+        self, values: Sites, *model_args: Any, **model_kwargs: Any
+    ) -> dict[str, Array]:
         """Return the most probable values of all discrete sites jointly, such as a chain's Viterbi path.
 
-        Arguments and errors are as in :meth:`log_marginal`. Where no values are possible, they are arbitrary.
+        Arguments and errors are as in :meth:`log_marginal`. Where no values are
+        possible, they are arbitrary.
         """
         return self._summed("most_probable", values, model_args, model_kwargs)
 
     def marginal(self, model: Callable[..., Any] | None = None) -> Callable[..., None]:
         """Return the model with the block's discrete sites summed out, a NumPyro model for NUTS.
 
-        Its log density is :meth:`log_marginal`. It lacks deterministic sites that depend on discrete ones.
+        Its log density is :meth:`log_marginal`. It lacks deterministic sites that
+        depend on discrete ones.
 
         :param model: the block's model, the default.
         :raises ArgumentError: for another model.
         :raises IntractableError: where the discrete units do not form a forest.
         """
-        is_same, expected = model in (None, self.info.model), f"the block's model {self.info.model!r}"
-        checks.require(is_same, "marginal: model", expected, model)
+        if model not in (None, self.info.model):
+            raise checks.error(
+                "marginal: model", f"the block's model {self.info.model!r}", model
+            )
         return self.sweep.sums.posterior.summed_out(self.log_marginal)
 
     @functools.cached_property
@@ -284,48 +373,72 @@ class ModelBlock(block.Block):
             sums = self.sweep.sums
         single, pairs = (lambda *at, i=i: sums.marginals(*at)[i] for i in range(2))
         fns = {"log_sum": sums.log_sum, "most_probable": sums.most_probable}
-        return {name: jax.jit(f) for name, f in (fns | {"marginals": single, "pairs": pairs}).items()}
+        return {
+            name: jax.jit(f)
+            for name, f in (fns | {"marginals": single, "pairs": pairs}).items()
+        }
 
-    def _summed(self, name: str, values: Sites, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    def _summed(
+        self, name: str, values: Sites, args: tuple, kwargs: Mapping[str, Any]
+    ) -> Any:
         """Return one of the sums at values of the other sites; the discrete ones may have any."""
         fixed = {site: self.info.latent[site] for site in self.sweep.finite}
         return self._sums[name](*self._split({**values, **fixed}, args, kwargs))
 
-    def walk(self, values: Sites, call: Call, key: Array) -> Iterator[tuple[Sites, float]]:
+    def walk(
+        self, values: Sites, call: Call, key: Array
+    ) -> Iterator[tuple[Sites, float]]:
         """Yield states by random values of layers and draws of continuous sites, with log densities."""
-        values, log_prob = self.start(values, call, random.key_pair(key), "siblings"), 0.0
+        values = self.start(values, call, random.key_pair(key), "siblings")
+        log_prob = 0.0
         context = self.info.context(values, call)
         if isinstance(self.conditionals, Forests):
             all_values = self.sweep.with_latents(values, context, random.key_pair(key))
             self.conditionals.check_tables(all_values, context)
         for step in itertools.count():
             yield values, log_prob
-            values, change = self._walk(values, context, random.key_pair(jax.random.fold_in(key, step)))
+            values, change = self._walk(
+                values, context, random.key_pair(jax.random.fold_in(key, step))
+            )
             log_prob += float(change)
 
-    # -- NumPyro's contract ----------------------------------------------------------------------
+    # -- NumPyro's contract -----------------------------------------------------------
 
     def init(
-        self, rng_key: Array, num_warmup: int, init_params: Init, model_args: tuple, model_kwargs: Kwargs
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Init,
+        model_args: tuple,
+        model_kwargs: Kwargs,
     ) -> BlockState:
         """Return the first state, at ``init_params``, the values of the sites.
 
-        A block of all latent sites is a kernel by itself. It starts at a draw of the prior by default, or at
-        a possible state that a search from there finds. Impossible ``init_params`` are refused. In
-        ``numpyro.infer.Gibbs``, where they may be draws of the prior, the search starts from them.
+        A block of all latent sites is a kernel by itself. It starts at a draw of the
+        prior by default, or at a possible state that a search from there finds.
+        Impossible ``init_params`` are refused. In ``numpyro.infer.Gibbs``, where they
+        may be draws of the prior, the search starts from them.
 
-        :raises StateError: for unknown and missing sites, values outside of their support, impossible states
-            and data, or units whose conditional is not a number.
+        :raises StateError: for unknown and missing sites, values outside of their
+            support, impossible states and data, or units whose conditional is not a
+            number.
         """
-        if random.key_pair(rng_key).ndim > 1:  # one key per chain, of chain_method="vectorized"
-            first = lambda key, values: self.init(key, num_warmup, values, model_args, model_kwargs)
+        # one key per chain, of chain_method="vectorized"
+        if random.key_pair(rng_key).ndim > 1:
+
+            def first(key, values):
+                return self.init(key, num_warmup, values, model_args, model_kwargs)
+
             return jax.vmap(first)(rng_key, init_params)
-        init_params, call = dict(init_params or {}), Call.split(model_args, model_kwargs)
+        init_params = dict(init_params or {})
+        call = Call.split(model_args, model_kwargs)
         checks.names("site of init_params", init_params, self.sites, StateError)
         origin = "siblings" if GIBBS_SITES_KWARG in (model_kwargs or {}) else "given"
         if set(init_params) != set(self.sites):
             if set(self.sites) != set(self.posterior.shapes):
-                raise StateError(f"GibbsBlock needs initial values of its sites {sorted(self.sites)}")
+                raise StateError(
+                    f"GibbsBlock needs initial values of its sites {sorted(self.sites)}"
+                )
             origin = origin if init_params else "prior"
             self.info.check_data(call)
             init_params |= self.draw_prior(init_params, call, rng_key)
@@ -333,7 +446,9 @@ class ModelBlock(block.Block):
         values = self.start(init_params, call, random.key_pair(rng_key), origin)
         return self._first(Advanced(values), rng_key)
 
-    def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable[..., Any]:
+    def postprocess_fn(
+        self, model_args: tuple, model_kwargs: Kwargs
+    ) -> Callable[..., Any]:
         """Return a function that adds the model's deterministic sites to the values of all latent sites."""
         kwargs = Call.split(model_args, model_kwargs).kwargs
         if not self.info.deterministic or set(self.sites) != set(self.posterior.shapes):
@@ -342,6 +457,9 @@ class ModelBlock(block.Block):
         def with_deterministic(z: dict[str, Array]) -> dict[str, Array]:
             model = handlers.substitute(handlers.seed(self.info.model, 0), data=z)
             trace = handlers.trace(model).get_trace(*model_args, **kwargs)
-            return {**z, **{name: trace[name]["value"] for name in self.info.deterministic}}
+            return {
+                **z,
+                **{name: trace[name]["value"] for name in self.info.deterministic},
+            }
 
         return with_deterministic

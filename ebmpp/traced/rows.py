@@ -32,7 +32,9 @@ def on_rows(fn: Callable[[Any], Any], tree: Any) -> Any:
     structures = []
 
     def flat(*rows: Any) -> list[Any]:
-        results, result_structure = jax.tree.flatten(fn(jax.tree.unflatten(structure, rows)))
+        results, result_structure = jax.tree.flatten(
+            fn(jax.tree.unflatten(structure, rows))
+        )
         structures.append(result_structure)
         return results
 
@@ -43,7 +45,8 @@ def on_rows(fn: Callable[[Any], Any], tree: Any) -> Any:
 def checked(check: Callable[[Any], None], tree: Any) -> Any:
     """Return a tree of arrays after a check of its concrete values, with a leading axis of chains.
 
-    Inside of ``jax.jit`` and ``jax.pmap`` the program raises the check's errors when its results are read.
+    Inside of ``jax.jit`` and ``jax.pmap`` the program raises the check's errors when
+    its results are read.
     """
 
     def accept(rows: Any) -> Any:
@@ -54,7 +57,9 @@ def checked(check: Callable[[Any], None], tree: Any) -> Any:
         return on_rows(accept, tree)
 
     def accept_one(values: Any) -> Any:
-        return jax.tree.map(lambda a: a[0], accept(jax.tree.map(lambda a: np.asarray(a)[None], values)))
+        return jax.tree.map(
+            lambda a: a[0], accept(jax.tree.map(lambda a: np.asarray(a)[None], values))
+        )
 
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
     return jax.pure_callback(accept_one, shapes, tree, vmap_method="sequential")
@@ -65,10 +70,17 @@ def _call(*rows: Any, fn: Callable[..., list[Any]]) -> list[Any]:
     return fn(*rows)
 
 
-def _call_batched(rows: Sequence[Any], axes: Sequence[Any], *, fn: Callable[..., list[Any]]) -> tuple:
+def _call_batched(
+    rows: Sequence[Any], axes: Sequence[Any], *, fn: Callable[..., list[Any]]
+) -> tuple:
     """Merge a mapped axis with that of the chains."""
-    size = next(a.shape[axis] for a, axis in zip(rows, axes, strict=True) if axis is not None)
-    in_front = [batching.bdim_at_front(a, axis, size) for a, axis in zip(rows, axes, strict=True)]
+    size = next(
+        a.shape[axis] for a, axis in zip(rows, axes, strict=True) if axis is not None
+    )
+    in_front = [
+        batching.bdim_at_front(a, axis, size)
+        for a, axis in zip(rows, axes, strict=True)
+    ]
     results = _ON_ROWS.bind(*(a.reshape(-1, *a.shape[2:]) for a in in_front), fn=fn)
     return [a.reshape(size, -1, *a.shape[1:]) for a in results], [0] * len(results)
 

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The start of a block's chains: possible states, found by search where a prior draw is impossible.
 
-A Gibbs sampler does not leave a state of probability 0 if all values of each unit are impossible given the
-others. The search draws units from the conditionals of a relaxed log density, in which fewer impossible
-elements are more probable, and starts again from draws of the prior.
+A Gibbs sampler does not leave a state of probability 0 if all values of each unit are
+impossible given the others. The search draws units from the conditionals of a relaxed
+log density, in which fewer impossible elements are more probable, and starts again from
+draws of the prior.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +27,9 @@ from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.rows import checked, is_staged, on_rows
 from ebmpp.traced.sweep import Sweep
 
-_MOST_DRAWS, _MOST_SWEEPS = 20, 50  # of the prior, and sweeps from each
+# of the prior, and sweeps from each
+_MOST_DRAWS = 20
+_MOST_SWEEPS = 50
 _SEARCH = 1 << 22  # folded into the keys of the search
 
 
@@ -34,18 +37,28 @@ class Start:
     """Checks of the first states of chains of a block, and a search for possible ones."""
 
     def __init__(self, info: ModelInfo, sweep: Sweep) -> None:
-        self.info, self.sweep, self.posterior = info, sweep, sweep.posterior
-        density, invalid = self.posterior.log_density, sweep.invalid
-        inspect = lambda values, *rest: (density(values, rest[0]), invalid(values, *rest))
-        self._inspect, self._find = _over_rows(inspect), _over_rows(self._search)
+        self.info = info
+        self.sweep = sweep
+        self.posterior = sweep.posterior
+        density = self.posterior.log_density
+        invalid = sweep.invalid
 
-    def __call__(self, values: Sites, call: Call, keys: Array, origin: str = "given") -> dict[str, Array]:
+        def inspect(values, *rest):
+            return (density(values, rest[0]), invalid(values, *rest))
+
+        self._inspect = _over_rows(inspect)
+        self._find = _over_rows(self._search)
+
+    def __call__(
+        self, values: Sites, call: Call, keys: Array, origin: str = "given"
+    ) -> dict[str, Array]:
         """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
 
-        :param origin: "given" by the user, who may not want others; "siblings" for values that may be
-            impossible given the siblings; "prior" for draws, which may also be at the edge of their support.
-        :raises StateError: for values outside of their support, impossible states and data, nan in the data,
-            and conditionals that are nan.
+        :param origin: "given" by the user, who may not want others; "siblings" for
+            values that may be impossible given the siblings; "prior" for draws, which
+            may also be at the edge of their support.
+        :raises StateError: for values outside of their support, impossible states and
+            data, nan in the data, and conditionals that are nan.
         """
         self.info.check_data(call)
         context = self.info.context(values, call)
@@ -57,12 +70,22 @@ class Start:
 
         def check(rows: Any) -> dict[str, Array]:
             values, mapped, keys = rows
-            filled = [leaf if row is None else row for leaf, row in zip(leaves, mapped, strict=True)]
-            return self._check(values, jax.tree.unflatten(structure, filled), keys, (axes, call, origin))
+            filled = [
+                leaf if row is None else row
+                for leaf, row in zip(leaves, mapped, strict=True)
+            ]
+            return self._check(
+                values,
+                jax.tree.unflatten(structure, filled),
+                keys,
+                (axes, call, origin),
+            )
 
         return on_rows(check, (dict(values), mapped, keys))
 
-    def _check(self, values: Sites, context: Context, keys: Array, how: tuple) -> dict[str, Array]:
+    def _check(
+        self, values: Sites, context: Context, keys: Array, how: tuple
+    ) -> dict[str, Array]:
         """Return possible states of all chains, the rows."""
         axes, call, origin = how
         inside = {site: np.asarray(self._inside(site, v)) for site, v in values.items()}
@@ -72,19 +95,30 @@ class Start:
         is_lost = np.isneginf(log_prob) | ~np.all(list(inside.values()), 0)
         is_possible = np.isfinite(log_prob)
         if not (is_possible | is_lost).all():
-            names, expected = self.info.arguments.with_nan(call), "without nan where the log density reads it"
-            hint = "Leave missing data out, or exclude them by numpyro.handlers.mask."
-            checks.require(not names, "arguments of the model", expected, names, StateError, hint)
+            names = self.info.arguments.with_nan(call)
+            if names:
+                raise checks.error(
+                    "arguments of the model",
+                    "without nan where the log density reads it",
+                    names,
+                    StateError,
+                    "Leave missing data out, or exclude them by numpyro.handlers.mask.",
+                )
         if origin != "given" and is_lost.any():
             values, is_possible = self._find(axes, values, context, keys)
         for site, mask in invalid.items():
             self._refuse_invalid(site, np.asarray(mask)[~is_lost])
         if not is_possible.all():
             row = int(np.argmin(is_possible))
-            at = lambda a, axis=0: a if axis is None else a[row]
+
+            def at(a, axis=0):
+                return a if axis is None else a[row]
+
             leaves, structure = jax.tree.flatten(context)
             context = jax.tree.unflatten(structure, map(at, leaves, axes))
-            self._refuse_impossible({site: at(v) for site, v in values.items()}, context)
+            self._refuse_impossible(
+                {site: at(v) for site, v in values.items()}, context
+            )
         return dict(values)
 
     def _check_staged(self, values: Sites, context: Context) -> dict[str, Array]:
@@ -96,14 +130,19 @@ class Start:
             if not np.isfinite(rows[2]).all():
                 self._refuse_impossible(rows[0], None)
 
-        return checked(check, (dict(values), inside, self.posterior.log_density(values, context)))[0]
+        return checked(
+            check, (dict(values), inside, self.posterior.log_density(values, context))
+        )[0]
 
     def _inside(self, site: str, value: Any) -> Array:
         """Return True where the value is in the site's support, for each chain if there are several."""
         support: Any = self.info.distributions[site].support
         inside = jnp.asarray(support(value)) & True
         rows = jnp.ndim(value) - len(self.info.latent[site].shape)
-        by_row = lambda a: a.reshape(*a.shape[:rows], -1).all(-1)
+
+        def by_row(a):
+            return a.reshape(*a.shape[:rows], -1).all(-1)
+
         return by_row(inside) & by_row(jnp.isfinite(value))
 
     def is_possible(self, values: Sites, context: Context) -> Array:
@@ -123,48 +162,83 @@ class Start:
         drawn: dict[str, Array] = {}
         for number, site in enumerate(self.info.sites):
             if isinstance(self.info.distributions[site], EnergyDistribution):
-                shape, values = self.posterior.shapes[site], self.posterior.values[site]
-                table, valid = (jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1) for a in values)
+                shape = self.posterior.shapes[site]
+                values = self.posterior.values[site]
+                table, valid = (
+                    jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1)
+                    for a in values
+                )
                 key = jax.random.fold_in(as_key(keys), number)
                 picked = jax.random.categorical(key, jnp.where(valid, 0.0, -jnp.inf))
                 drawn[site] = jnp.take_along_axis(table, picked[..., None], -1)[..., 0]
         return drawn
 
-    def _search(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
+    def _search(
+        self, values: Sites, context: Context, keys: Array
+    ) -> tuple[dict[str, Array], Array]:
         """Return values by search, and whether they are possible.
 
-        In the second half siblings are drawn too, as later kernels, such as NUTS, find values that fit.
+        In the second half siblings are drawn too, as later kernels, such as NUTS, find
+        values that fit.
         """
 
         def split(x: Sites) -> tuple[dict[str, Array], Context]:
             siblings = {site: x[site] for site in context.siblings}
-            return {site: x[site] for site in values}, context._replace(siblings=siblings)
+            return {site: x[site] for site in values}, context._replace(
+                siblings=siblings
+            )
 
         def draw(x: Sites, keys: Array, is_late: Array) -> dict[str, Array]:
-            trace = self.info.trace(self.draw_energies(keys), context.arguments, as_key(keys))
-            drawn = {site: jnp.asarray(trace[site]["value"], v.dtype) for site, v in x.items()}
-            return {site: jnp.where(is_late | (site in values), drawn[site], v) for site, v in x.items()}
+            trace = self.info.trace(
+                self.draw_energies(keys), context.arguments, as_key(keys)
+            )
+            drawn = {
+                site: jnp.asarray(trace[site]["value"], v.dtype)
+                for site, v in x.items()
+            }
+            return {
+                site: jnp.where(is_late | (site in values), drawn[site], v)
+                for site, v in x.items()
+            }
 
-        sweep = lambda x, keys: x | self.relaxed(*split(x), keys)
-        is_possible = lambda x: self.is_possible(*split(x))
-        x, possible = search({**context.siblings, **values}, keys, draw, sweep, is_possible)
+        def sweep(x, keys):
+            return x | self.relaxed(*split(x), keys)
+
+        def is_possible(x):
+            return self.is_possible(*split(x))
+
+        x, possible = search(
+            {**context.siblings, **values}, keys, draw, sweep, is_possible
+        )
         return split(x)[0], possible
 
     def _refuse_outside(self, inside: Mapping[str, Any], values: Sites) -> None:
         for site, is_inside in inside.items():
-            expected, value = f"in {self.info.distributions[site].support}", np.asarray(values[site]).tolist()
-            checks.require(np.all(is_inside), f"site {site!r}", expected, value, StateError)
+            if not np.all(is_inside):
+                raise checks.error(
+                    f"site {site!r}",
+                    f"in {self.info.distributions[site].support}",
+                    np.asarray(values[site]).tolist(),
+                    StateError,
+                )
 
     def _refuse_invalid(self, site: str, mask: np.ndarray) -> None:
         """Raise a StateError for a conditional that is nan in one of the chains."""
-        shape, tables = self.posterior.shapes[site], self.posterior.values
+        shape = self.posterior.shapes[site]
+        tables = self.posterior.values
         for _, unit, number in np.argwhere(mask):
-            place, where = tuple(map(int, np.unravel_index(unit, shape))), ""
+            place = tuple(map(int, np.unravel_index(unit, shape)))
+            where = ""
             if site in tables:
-                where = f" where it is {np.broadcast_to(tables[site].table[number], shape)[place]:g}"
+                where = (
+                    " where it is "
+                    f"{np.broadcast_to(tables[site].table[number], shape)[place]:g}"
+                )
             raise StateError(
-                f"the conditional of unit {place} of site {site!r} is nan{where} and would never move. Look "
-                "for nan in the model's arguments, inf - inf and 0 * inf, or start elsewhere by init_params"
+                f"the conditional of unit {place} of site {site!r} is nan{where} and "
+                "would never move. Look "
+                "for nan in the model's arguments, inf - inf and 0 * inf, or start "
+                "elsewhere by init_params"
             )
 
     def _refuse_impossible(self, values: Sites, context: Context | None) -> None:
@@ -172,36 +246,62 @@ class Start:
         culprits: list[str] = []
         if context is not None:
             trace = self.info.trace({**context.siblings, **values}, context.arguments)
-            log_probs = {n: s["fn"].log_prob(s["value"]) for n, s in trace.items() if s["type"] == "sample"}
-            culprits = [name for name, v in log_probs.items() if not np.isfinite(v).all()]
+            log_probs = {
+                n: s["fn"].log_prob(s["value"])
+                for n, s in trace.items()
+                if s["type"] == "sample"
+            }
+            culprits = [
+                name for name, v in log_probs.items() if not np.isfinite(v).all()
+            ]
         where = f" at site {', '.join(map(repr, culprits))}" if culprits else ""
         raise StateError(
-            f"the block of sites {list(values)} must start at a possible state, got one whose log density is "
-            f"not finite{where}. Give possible init_params, or check that there are any for these data"
+            f"the block of sites {list(values)} must start at a possible state, got "
+            "one whose log density is "
+            f"not finite{where}. Give possible init_params, or check that there are "
+            "any for these data"
         )
 
 
 def search(
-    x: Sites, keys: Array, draw: Callable, sweep: Callable, is_possible: Callable[[dict], Array]
+    x: Sites,
+    keys: Array,
+    draw: Callable,
+    sweep: Callable,
+    is_possible: Callable[[dict], Array],
 ) -> tuple[dict[str, Array], Array]:
     """Return a state if it is possible, else one that a search finds; and whether that is possible.
 
     :param keys: words of the start, ``(2,)``.
-    :param draw: ``(state, keys, is_late)`` to a state from which to search; late in the second half.
+    :param draw: ``(state, keys, is_late)`` to a state from which to search; late in the
+        second half.
     :param sweep: ``(state, keys)`` to a less impossible state.
     """
-    is_lost = lambda carry: ~is_possible(carry[1])
-    sweep_once = lambda carry: (carry[0] + 1, sweep(carry[1], random.fold_in(keys, carry[0], _SEARCH)))
+
+    def is_lost(carry):
+        return ~is_possible(carry[1])
+
+    def sweep_once(carry):
+        return (carry[0] + 1, sweep(carry[1], random.fold_in(keys, carry[0], _SEARCH)))
 
     def draw_again(carry: tuple) -> tuple:
         number, x = carry
-        is_late, end = number >= _MOST_DRAWS // 2 * _MOST_SWEEPS, number + _MOST_SWEEPS
+        is_late = number >= _MOST_DRAWS // 2 * _MOST_SWEEPS
+        end = number + _MOST_SWEEPS
         drawn = draw(x, random.fold_in(keys, number, _SEARCH + 1), is_late)
         x = {site: jnp.where(number == 0, v, drawn[site]) for site, v in x.items()}
-        return end, lax.while_loop(lambda c: (c[0] < end) & is_lost(c), sweep_once, (number, x))[1]
+        return end, lax.while_loop(
+            lambda c: (c[0] < end) & is_lost(c), sweep_once, (number, x)
+        )[1]
 
-    more = lambda carry: (carry[0] < _MOST_DRAWS * _MOST_SWEEPS) & is_lost(carry)
-    end = lax.while_loop(more, draw_again, (jnp.uint32(0), {site: jnp.asarray(v) for site, v in x.items()}))
+    def more(carry):
+        return (carry[0] < _MOST_DRAWS * _MOST_SWEEPS) & is_lost(carry)
+
+    end = lax.while_loop(
+        more,
+        draw_again,
+        (jnp.uint32(0), {site: jnp.asarray(v) for site, v in x.items()}),
+    )
     return end[1], ~is_lost(end)
 
 

@@ -23,17 +23,22 @@ from ebmpp.core.archive import digest
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Observed, tables
 
-Data = Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
+Data = (
+    Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
+)
 
 Weights = np.ndarray | None
 T = TypeVar("T")
 
 _DEFAULT_SIZE = 100
-_SAMPLE_ROWS, _SAMPLE_BYTES = 4096, 2**26
+_SAMPLE_ROWS = 4096
+_SAMPLE_BYTES = 2**26
 _END = object()  # of a stream
 _PATIENCE = 1.0  # seconds that the end of a run waits for a batch that is being read
-#: Largest number of steps in one program, and of bytes of the batches that are copied for it.
-CHUNK, _MAX_BYTES = 50, 2**22
+#: Largest number of steps in one program, and of bytes of the batches that are copied
+#: for it.
+CHUNK = 50
+_MAX_BYTES = 2**22
 
 
 class Selection(NamedTuple):
@@ -42,7 +47,8 @@ class Selection(NamedTuple):
     :param rows: the visible blocks, ``(rows, *shape)`` each.
     :param index: numbers of the selected rows; None for all, in order.
     :param weights: one per selected row, of mean 1 over the data; None for equal ones.
-    :param known: masks of known entries, ``(rows, *shape)``, of the blocks that have missing ones.
+    :param known: masks of known entries, ``(rows, *shape)``, of the blocks that have
+        missing ones.
     """
 
     rows: Blocks
@@ -78,7 +84,9 @@ def chunk_size(batch: Selection) -> int:
     return CHUNK if batch.index is not None or size <= _MAX_BYTES else 1
 
 
-def as_source(graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array) -> Source:
+def as_source(
+    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array
+) -> Source:
     """Make the source of ``data``: see :func:`ebmpp.fit`; ``rng_key`` determines the order of the rows."""
     if sharding.processes() > 1:
         return ProcessRows(graph, data, weights, batch_size, rng_key)
@@ -86,12 +94,22 @@ def as_source(graph: FactorGraph, data: Data, weights: Any, batch_size: int | No
 
 
 def _local_source(
-    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, key: Key, on_host: bool = False
+    graph: FactorGraph,
+    data: Data,
+    weights: Any,
+    batch_size: int | None,
+    key: Key,
+    on_host: bool = False,
 ) -> Source:
     """Make the source of this process's data; ``on_host`` leaves arrays on the host."""
     if is_stream(data):
-        expected = "None for a stream of batches, which has no row numbers"
-        checks.require(weights is None, "fit: weights", expected, weights, StateError)
+        if weights is not None:
+            raise checks.error(
+                "fit: weights",
+                "None for a stream of batches, which has no row numbers",
+                weights,
+                StateError,
+            )
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
@@ -105,11 +123,17 @@ def _local_source(
 
 def is_stream(data: object) -> bool:
     """Return True for data that are batches in place of rows."""
-    if isinstance(data, Mapping | Observed) or hasattr(data, "__array__") or hasattr(data, "shape"):
+    if (
+        isinstance(data, Mapping | Observed)
+        or hasattr(data, "__array__")
+        or hasattr(data, "shape")
+    ):
         return False
     if isinstance(data, list | tuple):  # rows of numbers, or batches
         return bool(data) and isinstance(data[0], Mapping | Observed)
-    return callable(data) or (isinstance(data, Iterable) and not isinstance(data, str | bytes))
+    return callable(data) or (
+        isinstance(data, Iterable) and not isinstance(data, str | bytes)
+    )
 
 
 def _is_mapped(data: object) -> bool:
@@ -120,8 +144,13 @@ class Order:
     """Row numbers of each batch, a function of its number: consecutive permutations, cut into batches."""
 
     def __init__(self, key: Key, size: int, batch_size: int) -> None:
-        self.key, self.size, self.batch_size = np.asarray(key).tolist(), size, min(size, batch_size)
-        permutation = lambda epoch: np.random.default_rng([*self.key, epoch]).permutation(self.size)
+        self.key = np.asarray(key).tolist()
+        self.size = size
+        self.batch_size = min(size, batch_size)
+
+        def permutation(epoch):
+            return np.random.default_rng([*self.key, epoch]).permutation(self.size)
+
         self._epoch = lru_cache(maxsize=2)(permutation)  # a batch may span two epochs
 
     def batch(self, number: int) -> np.ndarray:
@@ -139,15 +168,22 @@ class Order:
 class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
-    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Weights, order: Order) -> None:
-        self.rows, self.known, _ = sharding.place(jax.device_put(tables.check_table(graph, table)))
-        self.weights, self.order, self.batch_size = weights, order, order.batch_size
+    def __init__(
+        self, graph: FactorGraph, table: tables.Table, weights: Weights, order: Order
+    ) -> None:
+        self.rows, self.known, _ = sharding.place(
+            jax.device_put(tables.check_table(graph, table))
+        )
+        self.weights = weights
+        self.order = order
+        self.batch_size = order.batch_size
 
     def sample(self) -> Selection:
         return Selection(self.rows, None, self.weights, self.known)
 
     def batch(self, number: int) -> Selection:
-        index = self.order.batch(number).astype(np.int32)  # transferred as an argument, which costs less
+        # transferred as an argument, which costs less
+        index = self.order.batch(number).astype(np.int32)
         weights = None if self.weights is None else self.weights[index]
         return Selection(self.rows, index, weights, self.known)
 
@@ -159,9 +195,14 @@ class DeviceRows:
 class HostRows:
     """Rows in memory-mapped arrays, read and checked when a batch is requested."""
 
-    def __init__(self, graph: FactorGraph, table: tables.Table, weights: Weights, order: Order) -> None:
-        self.graph, self.table, self.weights = graph, table, weights
-        self.order, self.batch_size = order, order.batch_size
+    def __init__(
+        self, graph: FactorGraph, table: tables.Table, weights: Weights, order: Order
+    ) -> None:
+        self.graph = graph
+        self.table = table
+        self.weights = weights
+        self.order = order
+        self.batch_size = order.batch_size
 
     def _sample_index(self) -> np.ndarray:
         """Return evenly spaced row numbers, limited in number and bytes."""
@@ -204,8 +245,10 @@ class Stream:
         self.graph = graph
         batches = data() if callable(data) else data
         self._owned = callable(data)
-        is_valid = isinstance(batches, Iterable)
-        checks.require(is_valid, "fit: value of data, a function,", "batches", batches, StateError)
+        if not isinstance(batches, Iterable):
+            raise checks.error(
+                "fit: value of data, a function,", "batches", batches, StateError
+            )
         self._batches: Iterator[Any] = iter(batches)
         self._number = -1
         self.batch_size = batch_size or 0  # 0 until the first batch determines it
@@ -217,11 +260,19 @@ class Stream:
     def batch(self, number: int) -> Selection:
         """Return a batch; those before it that were not requested are skipped unchecked."""
         if number > self._number:
-            batch = next(itertools.islice(self._batches, number - self._number - 1, None), _END)
-            name, hint = "stream of batches", "Give a longer one, such as itertools.cycle(batches)."
-            expected = f"long enough for batch {number} (counted from 0)"
-            checks.require(batch is not _END, name, expected, "its end", StateError, hint)
-            self._number, self._last = number, self._check(number, batch)
+            batch = next(
+                itertools.islice(self._batches, number - self._number - 1, None), _END
+            )
+            if batch is _END:
+                raise checks.error(
+                    "stream of batches",
+                    f"long enough for batch {number} (counted from 0)",
+                    "its end",
+                    StateError,
+                    "Give a longer one, such as itertools.cycle(batches).",
+                )
+            self._last = self._check(number, batch)
+            self._number = number
         return self._last
 
     def close(self) -> None:
@@ -241,12 +292,21 @@ class Stream:
                 rows, known, _ = tables.check_table(self.graph, table)
         except StateError as error:
             raise StateError(f"batch {number} of the stream: {error}") from None
-        is_same, hint = self.batch_size in (0, size), "Drop an incomplete last batch."
-        expected = f"{self.batch_size} (batch_size, or those of the first batch)"
-        checks.require(is_same, f"rows of batch {number} of the stream", expected, size, StateError, hint)
+        if self.batch_size not in (0, size):
+            raise checks.error(
+                f"rows of batch {number} of the stream",
+                f"{self.batch_size} (batch_size, or those of the first batch)",
+                size,
+                StateError,
+                "Drop an incomplete last batch.",
+            )
         self.batch_size = size
-        # A loader may reuse the memory of a batch: values were converted into new arrays, masks are copied.
-        put = lambda x, how: {b: jax.device_put(how(v)) for b, v in x.items()}
+
+        # A loader may reuse the memory of a batch: values were converted into new
+        # arrays, masks are copied.
+        def put(x, how):
+            return {b: jax.device_put(how(v)) for b, v in x.items()}
+
         return Selection(put(rows, np.asarray), known=put(known, np.array))
 
 
@@ -254,12 +314,23 @@ class ProcessRows:
     """Source of several processes, each of which has a part of every batch. All raise the error of one."""
 
     def __init__(
-        self, graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array
+        self,
+        graph: FactorGraph,
+        data: Data,
+        weights: Any,
+        batch_size: int | None,
+        rng_key: Array,
     ) -> None:
-        count, size = sharding.processes(), batch_size or _DEFAULT_SIZE
+        count = sharding.processes()
+        size = batch_size or _DEFAULT_SIZE
         unsized = batch_size is None and is_stream(data)
-        expected, hint = f"a multiple of the {count} processes", "It is the size of all parts together."
-        checks.require(unsized or size % count == 0, "fit: batch_size", expected, size, hint=hint)
+        if not unsized and size % count != 0:
+            raise checks.error(
+                "fit: batch_size",
+                f"a multiple of the {count} processes",
+                size,
+                hint="It is the size of all parts together.",
+            )
         local_size = None if unsized else size // count
         key = random.fold_in(random.key_pair(rng_key), jax.process_index())
 
@@ -269,9 +340,15 @@ class ProcessRows:
 
         self._local, rows = _in_all_processes(make)
         sizes = sharding.gather(np.array([rows, self._local.batch_size]))
-        is_same, expected = (sizes == sizes[0]).all(), "of one size in all processes"
-        checks.require(is_same, "fit: rows of samples and of batches", expected, sizes.tolist(), StateError)
-        self.batch_size, self._scale = int(sizes[:, 1].sum()), 1.0
+        if not (sizes == sizes[0]).all():
+            raise checks.error(
+                "fit: rows of samples and of batches",
+                "of one size in all processes",
+                sizes.tolist(),
+                StateError,
+            )
+        self.batch_size = int(sizes[:, 1].sum())
+        self._scale = 1.0
         self._read_later = is_stream(data) or _is_mapped(data)
         if weights is not None:  # mean weight of this process relative to that of all
             mean = float(np.mean(np.asarray(weights, float)))
@@ -280,42 +357,66 @@ class ProcessRows:
     def sample(self) -> Selection:
         """Return the samples of all processes."""
         local = self._local.sample()
-        rows, known, weights = sharding.gather((local.rows, local.known, self._weights(local)))
-        flat = lambda tree: jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
+        rows, known, weights = sharding.gather(
+            (local.rows, local.known, self._weights(local))
+        )
+
+        def flat(tree):
+            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
+
         return Selection(flat(rows), None, flat(weights), flat(known))
 
     def batch(self, number: int) -> Selection:
         """Return the parts of all processes, sharded over the devices."""
-        make = lambda: self._local.batch(number)
+
+        def make():
+            return self._local.batch(number)
+
         local = _in_all_processes(make) if self._read_later else make()
-        rows, known, weights = sharding.concatenate_processes((local.rows, local.known, self._weights(local)))
+        rows, known, weights = sharding.concatenate_processes(
+            (local.rows, local.known, self._weights(local))
+        )
         return Selection(rows, None, weights, known)
 
     def identity(self) -> dict[str, Any]:
         """Return a digest of the parts' identities."""
-        local = hashlib.sha256(json.dumps(self._local.identity(), sort_keys=True).encode()).digest()
+        local = hashlib.sha256(
+            json.dumps(self._local.identity(), sort_keys=True).encode()
+        ).digest()
         return {"data": sharding.gather(np.frombuffer(local, np.uint8)).tobytes().hex()}
 
     def _weights(self, local: Selection) -> Weights:
-        return None if local.weights is None else np.asarray(local.weights) * np.float32(self._scale)
+        return (
+            None
+            if local.weights is None
+            else np.asarray(local.weights) * np.float32(self._scale)
+        )
 
 
 def _in_all_processes(make: Callable[[], T]) -> T:
     """Return the result of ``make``, or raise StateError in all processes if it fails in one."""
-    result, error = None, None
+    result = None
+    error = None
     try:
         result = make()
     except BaseException as raised:  # SystemExit too: the others would wait for ever
         error = raised
     failed = np.flatnonzero(sharding.gather(np.array(error is not None)))
     if len(failed) or result is None:
-        raise error or StateError(f"the data of process {failed[0]} are invalid: see its error")
+        raise error or StateError(
+            f"the data of process {failed[0]} are invalid: see its error"
+        )
     return result
 
 
-def _identity(weights: Weights, rows: Mapping[str, Any], known: Mapping[str, Any]) -> dict:
+def _identity(
+    weights: Weights, rows: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict:
     data = jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}})
-    return {"data": digest(data), "weights": None if weights is None else digest({"weights": weights})}
+    return {
+        "data": digest(data),
+        "weights": None if weights is None else digest({"weights": weights}),
+    }
 
 
 def _on_host() -> contextlib.AbstractContextManager:
@@ -329,20 +430,25 @@ def _on_host() -> contextlib.AbstractContextManager:
 class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
     """Batches of a run in order, up to ``last``, of which files and streams are read ahead by a thread.
 
-    Rows on the device and batches of several processes are made when they are requested.
+    Rows on the device and batches of several processes are made when they are
+    requested.
     """
 
     def __init__(self, source: Source, last: int) -> None:
-        self._source, self._last = source, last
+        self._source = source
+        self._last = last
         self._pending: deque[tuple[int, Future[Selection]]] = deque()
-        is_threaded = isinstance(source, HostRows | Stream) and sharding.is_single_device()
+        is_threaded = (
+            isinstance(source, HostRows | Stream) and sharding.is_single_device()
+        )
         self._executor = ThreadPoolExecutor(1, "ebmpp batches") if is_threaded else None
 
     def __exit__(self, *raised: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
             running = [future for _, future in self._pending if not future.cancelled()]
-            if wait(running, _PATIENCE).not_done:  # its reader may wait for someone else
+            # its reader may wait for someone else
+            if wait(running, _PATIENCE).not_done:
                 return
             self._executor.shutdown()
         if isinstance(self._source, Stream):
@@ -356,14 +462,16 @@ class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
             self._pending.popleft()
         self._submit(self._executor, number, 1)
         batch = self._pending[0][1].result()
-        # one more than a program takes, so that the next program's batches are read while this one runs
+        # one more than a program takes, so that the next program's batches are read
+        # while this one runs
         self._submit(self._executor, number, chunk_size(batch) + 1)
         return batch
 
     def _submit(self, executor: ThreadPoolExecutor, number: int, depth: int) -> None:
         # jax keeps what a caller set by a context to the caller's thread
         config: Any = jax.config
-        wide, device = config.jax_enable_x64, config.jax_default_device
+        wide = config.jax_enable_x64
+        device = config.jax_default_device
 
         def read(number: int) -> Selection:
             with jax.enable_x64(wide), jax.default_device(device):

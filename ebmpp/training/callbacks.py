@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 _SIGNS = {"max": 1, "min": -1}  # by mode
 _CAPACITY = 64  # of a path recorder
-_PARTICLES, _MIN_CESS, _MAX_KNOTS = 500, 0.5, 1024  # of the pilot that thins a path
+# of the pilot that thins a path
+_PARTICLES = 500
+_MIN_CESS = 0.5
+_MAX_KNOTS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Progress:
 
     :param step: number of steps done.
     :param params: params after these steps, as is ``estimator_state``.
-    :param history: the history so far, as in :class:`ebmpp.Fit`, including the monitors' values at ``step``.
+    :param history: the history so far, as in :class:`ebmpp.Fit`, including the
+        monitors' values at ``step``.
     """
 
     step: int
@@ -51,10 +55,12 @@ class EarlyStop:
     """Callback that stops a run whose monitor no longer improves.
 
     :param monitor: name of the monitor.
-    :param patience: number of consecutive values without an improvement that stop the run.
+    :param patience: number of consecutive values without an improvement that stop the
+        run.
     :param mode: "max" where larger is better, or "min".
     :param min_delta: smallest improvement that counts, not negative.
-    :raises ArgumentError: for invalid arguments, and during the run for an unknown monitor.
+    :raises ArgumentError: for invalid arguments, and during the run for an unknown
+        monitor.
 
     **Example**
 
@@ -81,9 +87,14 @@ class EarlyStop:
 
     def __call__(self, progress: Progress) -> bool:
         """Return True to stop the run."""
-        names = [str(n) for n, v in progress.history.data_vars.items() if v.dims == ("monitor_step",)]
+        names = [
+            str(n)
+            for n, v in progress.history.data_vars.items()
+            if v.dims == ("monitor_step",)
+        ]
         checks.names("monitor of EarlyStop", [self.monitor], names)
-        best, waited = -math.inf, 0
+        best = -math.inf
+        waited = 0
         for value in _SIGNS[self.mode] * progress.history[self.monitor].values:
             better = value > best + self.min_delta  # False for nan
             best, waited = (value, 0) if better else (best, waited + 1)
@@ -97,13 +108,20 @@ class BestParams:
     :param params: params of the right structure.
     """
 
-    def __init__(self, keep_best: str | tuple[str, str], monitors: Mapping[str, Any], params: Params) -> None:
+    def __init__(
+        self,
+        keep_best: str | tuple[str, str],
+        monitors: Mapping[str, Any],
+        params: Params,
+    ) -> None:
         pair = (keep_best, "max") if isinstance(keep_best, str) else keep_best
         expected = 'a monitor\'s name, or (name, "min")'
         self.name, self.mode = checks.instance("fit: keep_best", pair, tuple, expected)
         checks.choice("fit: keep_best's mode", self.mode, _SIGNS)
         checks.names("monitor in fit: keep_best", [self.name], monitors)
-        self._value, self._step, self._params = -math.inf, -1, params
+        self._value = -math.inf
+        self._step = -1
+        self._params = params
 
     @property
     def result(self) -> tuple[Params | None, int | None]:
@@ -114,15 +132,22 @@ class BestParams:
         """Compare the monitor's value at these params."""
         signed = _SIGNS[self.mode] * float(value)
         if signed > self._value:
-            self._value, self._step, self._params = signed, step, params
+            self._value = signed
+            self._step = step
+            self._params = params
 
     def leaves(self) -> list[Any]:
         """Return arrays for a checkpoint."""
-        return [np.array(self._value), np.array(self._step), *jax.tree.leaves(self._params)]
+        return [
+            np.array(self._value),
+            np.array(self._step),
+            *jax.tree.leaves(self._params),
+        ]
 
     def load(self, leaves: Iterator[np.ndarray]) -> None:
         """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
-        self._value, self._step = float(next(leaves)), int(next(leaves))
+        self._value = float(next(leaves))
+        self._step = int(next(leaves))
         self._params = jax.tree.map(lambda _: jnp.asarray(next(leaves)), self._params)
 
 
@@ -131,34 +156,50 @@ class PathRecorder:
 
     When it is full every second entry is dropped and the stride doubles.
 
-    :param keep_path: True for the default capacity, or the largest number of entries, at least 2.
+    :param keep_path: True for the default capacity, or the largest number of entries,
+        at least 2.
     :param params: params of the right structure.
     """
 
     def __init__(self, keep_path: bool | int, params: Params) -> None:
         capacity = _CAPACITY if keep_path is True else keep_path
-        self.capacity = checks.count("fit: keep_path, unless it is True or False,", capacity, least=2)
+        self.capacity = checks.count(
+            "fit: keep_path, unless it is True or False,", capacity, least=2
+        )
         self.stride = 1
-        self._template, self._steps, self._params = params, [], []
+        self._template = params
+        self._steps = []
+        self._params = []
 
     def record(self, step: int, params: Params) -> None:
         """Record the params after ``step`` steps; a repeated step changes nothing."""
         if step % self.stride or (self._steps and step <= self._steps[-1]):
             return
-        self._steps, self._params = [*self._steps, step], [*self._params, params]
+        self._steps = [*self._steps, step]
+        self._params = [*self._params, params]
         if len(self._steps) > self.capacity:
-            self._steps, self._params, self.stride = self._steps[::2], self._params[::2], 2 * self.stride
+            self._steps = self._steps[::2]
+            self._params = self._params[::2]
+            self.stride = 2 * self.stride
 
     def leaves(self) -> list[Any]:
         """Return arrays for a checkpoint, once there is an entry."""
         stacked = jax.tree.map(lambda *entries: np.stack(entries), *self._params)
-        return [np.array(self.stride), np.array(self._steps, np.int64), *jax.tree.leaves(stacked)]
+        return [
+            np.array(self.stride),
+            np.array(self._steps, np.int64),
+            *jax.tree.leaves(stacked),
+        ]
 
     def load(self, leaves: Iterator[np.ndarray]) -> None:
         """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
-        self.stride, self._steps = int(next(leaves)), next(leaves).tolist()
+        self.stride = int(next(leaves))
+        self._steps = next(leaves).tolist()
         stacked = jax.tree.map(lambda _: next(leaves), self._template)
-        self._params = [jax.tree.map(lambda a: jnp.asarray(a[i]), stacked) for i in range(len(self._steps))]
+        self._params = [
+            jax.tree.map(lambda a: jnp.asarray(a[i]), stacked)
+            for i in range(len(self._steps))
+        ]
 
     def path(self, graph: FactorGraph, eta0: Eta, last: Params, key: Array) -> Path:
         """Return the path from units of ``eta0`` through the entries to the last params, thinned."""
@@ -167,8 +208,10 @@ class PathRecorder:
         if thinned is not None:
             return thinned
         warnings.warn(
-            f"fit: the path needs more than {_MAX_KNOTS} knots for half of the particles to stay effective "
-            f"between neighbours, so it has all {len(complete)} checkpoints. They may be noisy (lower the "
+            f"fit: the path needs more than {_MAX_KNOTS} knots for half of the "
+            "particles to stay effective "
+            f"between neighbours, so it has all {len(complete)} checkpoints. They may "
+            "be noisy (lower the "
             "rate, or average the gradient over more chains) or too few (keep_path=1000).",
             stacklevel=3,
         )

@@ -16,12 +16,17 @@ class History(xr.Dataset):
     def to_dataframe(self, dim_order: Sequence[Hashable] | None = None) -> pd.DataFrame:
         """Return a frame with one row per step: its metrics, and the monitors after it.
 
-        Rows without monitors have nan there. The values before the first step are in the dataset only.
+        Rows without monitors have nan there. The values before the first step are in
+        the dataset only.
 
-        :param dim_order: as in xarray, for a part of the history without monitors or without metrics.
+        :param dim_order: as in xarray, for a part of the history without monitors or
+            without metrics.
         """
         if {*self.dims} != {"step", "monitor_step"}:
             return super().to_dataframe(dim_order)
-        metrics, monitors = (self.drop_dims(dim).to_dataframe() for dim in ("monitor_step", "step"))
-        monitors.index = monitors.index.rename("step") - 1  # step 0 is over when one step is done
+        metrics, monitors = (
+            self.drop_dims(dim).to_dataframe() for dim in ("monitor_step", "step")
+        )
+        # step 0 is over when one step is done
+        monitors.index = monitors.index.rename("step") - 1
         return metrics.join(monitors)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Monitors for :func:`ebmpp.fit`: functions of the params that are evaluated during training.
 
-A monitor can be called like a function. Data are arguments of the compiled program, not constants in it. They
-are checked when a monitor is made, which raises StateError for a wrong name, shape or value.
+A monitor can be called like a function. Data are arguments of the compiled program, not
+constants in it. They are checked when a monitor is made, which raises StateError for a
+wrong name, shape or value.
 """
 
 import dataclasses
@@ -68,11 +69,17 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     -6.2383
     """
     rows = _rows(graph, data, missing=None)
-    monitor = Monitor(Bound(_mean, (exact.log_likelihood, graph)), (rows,), log_likelihood=True)
+    monitor = Monitor(
+        Bound(_mean, (exact.log_likelihood, graph)), (rows,), log_likelihood=True
+    )
     try:
-        jax.eval_shape(monitor, graph.param_shapes)  # plans the sum without computing it
+        # plans the sum without computing it
+        jax.eval_shape(monitor, graph.param_shapes)
     except IntractableError as error:
-        hint = "Use estimated_log_likelihood, which anneals, or free_energy_gap or reconstruction of monitors"
+        hint = (
+            "Use estimated_log_likelihood, which anneals, or free_energy_gap or "
+            "reconstruction of monitors"
+        )
         raise IntractableError(f"{error}. {hint}, which need no sum.") from None
     return monitor
 
@@ -93,19 +100,22 @@ def estimated_log_likelihood(
 ) -> Monitor:
     """Return a monitor of the mean of log p(v) by annealed importance sampling, for large models.
 
-    **Too large on average**, as log Z is estimated from below; :func:`ebmpp.ais` warns of a small effective
-    sample size. The same key gives the same noise at each call.
+    **Too large on average**, as log Z is estimated from below; :func:`ebmpp.ais` warns
+    of a small effective sample size. The same key gives the same noise at each call.
 
     :param graph: a model whose latents given the visibles are one layer.
     :param data: rows of the visible blocks.
     :param rng_key: a jax key.
     :param base: rows whose base rates annealing starts from; default: ``data``.
-    :param num_particles: see :func:`ebmpp.ais`, as for ``num_temperatures`` and ``ladder``.
-    :raises IntractableError: at once, where the latents cannot be summed out in closed form.
+    :param num_particles: see :func:`ebmpp.ais`, as for ``num_temperatures`` and
+        ``ladder``.
+    :raises IntractableError: at once, where the latents cannot be summed out in closed
+        form.
 
     **References**
 
-    1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*.
+    1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief
+       networks*.
 
     **Example**
 
@@ -120,12 +130,20 @@ def estimated_log_likelihood(
     rows = _rows(graph, data)
     states.check_summable(graph, graph.latent)
     rng_key = checks.key("estimated_log_likelihood: rng_key", rng_key)
-    num_particles = checks.count("estimated_log_likelihood: num_particles", num_particles, least=2)
+    num_particles = checks.count(
+        "estimated_log_likelihood: num_particles", num_particles, least=2
+    )
     start = rows if base is None else _rows(graph, base)
-    run = partial(ais, rng_key=rng_key, data=start, num_particles=num_particles, ladder=ladder)
+    run = partial(
+        ais, rng_key=rng_key, data=start, num_particles=num_particles, ladder=ladder
+    )
 
     def estimate(params: Params) -> float:
-        return run(graph, params, num_temperatures=num_temperatures).average_log_likelihood(rows).value
+        return (
+            run(graph, params, num_temperatures=num_temperatures)
+            .average_log_likelihood(rows)
+            .value
+        )
 
     return Monitor(estimate, compiled=False, log_likelihood=True)
 
@@ -135,14 +153,18 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
 
     It grows when a model overfits. log Z cancels, so no sum over states is needed.
 
-    :param graph: a model whose latents given the visibles are one layer; else use :func:`reconstruction`.
-    :param train: rows of the visible blocks, such as a part of the training data of the size of ``held_out``.
+    :param graph: a model whose latents given the visibles are one layer; else use
+        :func:`reconstruction`.
+    :param train: rows of the visible blocks, such as a part of the training data of the
+        size of ``held_out``.
     :param held_out: rows of the visible blocks.
-    :raises IntractableError: at once, where the latents cannot be summed out in closed form.
+    :raises IntractableError: at once, where the latents cannot be summed out in closed
+        form.
 
     **References**
 
-    1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*, section 6.
+    1. Hinton (2012), *A practical guide to training restricted Boltzmann machines*,
+       section 6.
 
     **Example**
 
@@ -154,15 +176,25 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     ()
     """
     states.check_summable(graph, graph.latent)
-    return Monitor(Bound(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out)))
+    return Monitor(
+        Bound(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out))
+    )
 
 
-def _free_energy_gap(graph: FactorGraph, params: Params, train: State, held_out: State) -> Scalar:
-    return graph.free_energy(params, held_out).mean() - graph.free_energy(params, train).mean()
+def _free_energy_gap(
+    graph: FactorGraph, params: Params, train: State, held_out: State
+) -> Scalar:
+    return (
+        graph.free_energy(params, held_out).mean()
+        - graph.free_energy(params, train).mean()
+    )
 
 
 def pseudo_log_likelihood(
-    graph: FactorGraph, data: Any, num_units: int | None = None, rng_key: Array | None = None
+    graph: FactorGraph,
+    data: Any,
+    num_units: int | None = None,
+    rng_key: Array | None = None,
 ) -> Monitor:
     """Return a monitor of the mean over rows of :func:`ebmpp.evaluate.pseudo_log_likelihood`.
 
@@ -181,15 +213,20 @@ def pseudo_log_likelihood(
     """
     rows = _rows(graph, data)
     keys = scores.check_units(graph, num_units, rng_key, rows)
-    return Monitor(Bound(_mean, (scores.pseudo_rows, graph, num_units)), (rows, keys), log_likelihood=True)
+    return Monitor(
+        Bound(_mean, (scores.pseudo_rows, graph, num_units)),
+        (rows, keys),
+        log_likelihood=True,
+    )
 
 
 def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     """Return a monitor of the mean squared reconstruction error of the visible blocks.
 
-    Per unit: t(v) - E[t(v) | latents], squared, averaged over rows and statistics, where the latents are a
-    draw given v (exact where they are one layer; else one sweep from initial draws). Simple, but **not the
-    objective**: a chain that does not mix has a small error too.
+    Per unit: t(v) - E[t(v) | latents], squared, averaged over rows and statistics,
+    where the latents are a draw given v (exact where they are one layer; else one sweep
+    from initial draws). Simple, but **not the objective**: a chain that does not mix
+    has a small error too.
 
     :param data: rows of the visible blocks.
     :param rng_key: a jax key; the same draws at each call, so that the curve is smooth.
@@ -207,13 +244,21 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     0.25
     """
     rng_key = checks.key("reconstruction: rng_key", rng_key)
-    return Monitor(Bound(_reconstruction, (graph,)), (_rows(graph, data), random.key_pair(rng_key)))
+    return Monitor(
+        Bound(_reconstruction, (graph,)), (_rows(graph, data), random.key_pair(rng_key))
+    )
 
 
 def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) -> Array:
     x = phases.sample_latents(graph, params, Batch.uniform(rows), key)
-    mean = lambda b: graph.families[b].mean(energy.natural_rows(graph, params, x, [b])[b])
-    errors = [t - mean(b) for b, t in graph.statistics({b: x[b] for b in graph.visible}).items()]
+
+    def mean(b):
+        return graph.families[b].mean(energy.natural_rows(graph, params, x, [b])[b])
+
+    errors = [
+        t - mean(b)
+        for b, t in graph.statistics({b: x[b] for b in graph.visible}).items()
+    ]
     return (jnp.concatenate(list(map(jnp.ravel, errors))) ** 2).mean()
 
 
@@ -232,8 +277,9 @@ def gradient_bias(
     It may be below 0, and costs ``num_references`` steps of the reference at each call.
 
     :param data: rows of the visible blocks: the batch of each repeat.
-    :param estimator: the run's estimator, from whose state the repeats start; nan for a state of another
-        structure. When called directly, the monitor takes the state as its second argument.
+    :param estimator: the run's estimator, from whose state the repeats start; nan for a
+        state of another structure. When called directly, the monitor takes the state as
+        its second argument.
     :param rng_key: a jax key; the same draws at each call.
     :param num_repeats: see there, as for ``reference`` and ``num_references``.
 
@@ -251,16 +297,22 @@ def gradient_bias(
     options: dict[str, Any] = {
         "rng_key": checks.key("gradient_bias: rng_key", rng_key),
         "num_repeats": checks.count("gradient_bias: num_repeats", num_repeats, least=3),
-        "num_references": checks.count("gradient_bias: num_references", num_references, least=3),
+        "num_references": checks.count(
+            "gradient_bias: num_references", num_references, least=3
+        ),
         "reference": reference,
     }
     for value in (estimator, reference):
-        checks.instance("gradient_bias: estimator", value, Estimator, "an estimator such as CD(k=1)")
+        checks.instance(
+            "gradient_bias: estimator", value, Estimator, "an estimator such as CD(k=1)"
+        )
 
     def measure(params: Params, state: Any) -> float:
         fresh = certificate.state_shapes(graph, params, rows, estimator)
         if state is not None and shapes(state) != shapes(fresh):
             return math.nan
-        return certificate.gradient_bias(graph, params, rows, estimator, state, **options).total.squared_bias
+        return certificate.gradient_bias(
+            graph, params, rows, estimator, state, **options
+        ).total.squared_bias
 
     return Monitor(measure, takes_state=True, compiled=False)

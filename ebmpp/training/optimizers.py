@@ -30,7 +30,8 @@ class Comparable:
 
     :param optimizer: an optax transformation.
     :param digest: digest of the update's code.
-    :param host: identity of an optimiser that calls functions on the host, whose code is unknown.
+    :param host: identity of an optimiser that calls functions on the host, whose code
+        is unknown.
     """
 
     optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
@@ -38,35 +39,58 @@ class Comparable:
     host: int | None = None
 
     @classmethod
-    def for_params(cls, optimizer: optax.GradientTransformation, params: Params) -> "Comparable":
+    def for_params(
+        cls, optimizer: optax.GradientTransformation, params: Params
+    ) -> "Comparable":
         """Lower the update for params of these shapes.
 
-        :raises ArgumentError: for an optimiser that needs more (the loss, say), or changes shapes or dtypes.
+        :raises ArgumentError: for an optimiser that needs more (the loss, say), or
+            changes shapes or dtypes.
         """
-        params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params)
+        params = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params
+        )
         try:
             state = jax.eval_shape(optimizer.init, params)
             lowered = jax.jit(optimizer.update).lower(params, state, params)
         except Exception as error:
             raise ArgumentError(
-                f"fit: optimizer must work as optimizer.update(gradient, state, params), got {error}. Use "
+                "fit: optimizer must work as optimizer.update(gradient, state, "
+                f"params), got {error}. Use "
                 "sgd or adam: optax.lbfgs and reduce_on_plateau need the value of a loss."
             ) from error
-        outline = lambda tree: jax.tree.flatten(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree))
-        got, expected = outline(lowered.out_info), outline((params, state))
-        expectation = f"of the shapes and dtypes that it was passed, {expected}"
-        checks.require(got == expected, "fit: updates and state of optimizer", expectation, got)
-        text = f"{_code(lowered)} {jax.tree.structure(state)}"  # which alone has the state's classes
-        return cls(optimizer, _digest(text), id(optimizer) if "callback" in text else None)
+
+        def outline(tree):
+            return jax.tree.flatten(
+                jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree)
+            )
+
+        got = outline(lowered.out_info)
+        expected = outline((params, state))
+        if got != expected:
+            raise checks.error(
+                "fit: updates and state of optimizer",
+                f"of the shapes and dtypes that it was passed, {expected}",
+                got,
+            )
+        # which alone has the state's classes
+        text = f"{_code(lowered)} {jax.tree.structure(state)}"
+        return cls(
+            optimizer, _digest(text), id(optimizer) if "callback" in text else None
+        )
 
 
 def carried(before: Any, fresh: Any) -> Any:
     """Return an optimiser's first state, with the parts of another optimiser's state that fit.
 
-    Parts of ``optax.chain`` are compared separately. ``optax.inject_hyperparams`` gets the new values.
+    Parts of ``optax.chain`` are compared separately. ``optax.inject_hyperparams`` gets
+    the new values.
     """
     if type(before) is type(fresh) and hasattr(fresh, "hyperparams"):
-        return fresh._replace(count=before.count, inner_state=carried(before.inner_state, fresh.inner_state))
+        return fresh._replace(
+            count=before.count,
+            inner_state=carried(before.inner_state, fresh.inner_state),
+        )
     if type(before) is type(fresh) is tuple and len(before) == len(fresh):
         return tuple(map(carried, before, fresh))
     return before if shapes(before) == shapes(fresh) else fresh
@@ -86,15 +110,19 @@ def _code(lowered: Any) -> str:
     return lowered.as_text().partition("\n")[2]
 
 
-def projected(optimizer: optax.GradientTransformation, projection: Callable[[Params], Params]) -> WithArgs:
+def projected(
+    optimizer: optax.GradientTransformation, projection: Callable[[Params], Params]
+) -> WithArgs:
     """Return an optimiser that projects the params after each update, up to the rounding of a sum.
 
     :param optimizer: any optax transformation.
-    :param projection: params to params: :func:`box`, or a function of ``optax.projections``.
+    :param projection: params to params: :func:`box`, or a function of
+        ``optax.projections``.
 
     **References**
 
-    1. Qiu, Zhang, Wang (2020), Algorithm 2: the projection onto a compact set in which the chains meet.
+    1. Qiu, Zhang, Wang (2020), Algorithm 2: the projection onto a compact set in which
+       the chains meet.
 
     **Example**
 
@@ -108,20 +136,28 @@ def projected(optimizer: optax.GradientTransformation, projection: Callable[[Par
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
-    def update(updates: Params, state: Any, params: Params = None, **extra: Any) -> tuple[Params, Any]:
-        checks.require(params is not None, "projected: params", _PASSED, None)
+    def update(
+        updates: Params, state: Any, params: Params = None, **extra: Any
+    ) -> tuple[Params, Any]:
+        if params is None:
+            raise checks.error("projected: params", _PASSED, None)
         updates, state = optimizer.update(updates, state, params, **extra)
-        return jax.tree.map(jnp.subtract, projection(optax.apply_updates(params, updates)), params), state
+        return jax.tree.map(
+            jnp.subtract, projection(optax.apply_updates(params, updates)), params
+        ), state
 
     return WithArgs(optimizer.init, update)
 
 
-def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params], Params]:
+def box(
+    low: Bound | None = None, high: Bound | None = None
+) -> Callable[[Params], Params]:
     """Return the projection onto ``low <= params <= high``, elementwise.
 
-    :param low: a number for all params, or a dict from the names of some factors to numbers or arrays like
-        their params; None for no bound. So is ``high``.
-    :raises ArgumentError: for a number ``low`` above a number ``high``, or an unknown factor.
+    :param low: a number for all params, or a dict from the names of some factors to
+        numbers or arrays like their params; None for no bound. So is ``high``.
+    :raises ArgumentError: for a number ``low`` above a number ``high``, or an unknown
+        factor.
 
     **Example**
 
@@ -130,7 +166,8 @@ def box(low: Bound | None = None, high: Bound | None = None) -> Callable[[Params
     [1.0, -5.0]
     """
     are_numbers = isinstance(low, int | float) and isinstance(high, int | float)
-    checks.require(not are_numbers or low <= high, "box: low", f"at most high, {high}", low)
+    if are_numbers and not low <= high:
+        raise checks.error("box: low", f"at most high, {high}", low)
 
     def project(params: Params) -> Params:
         bounds = (_bound(low, params, -math.inf), _bound(high, params, math.inf))
@@ -186,13 +223,18 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
     def init(params: Params) -> AveragedState:
         return AveragedState(optimizer.init(params), jnp.zeros((), jnp.int32), params)
 
-    def update(updates: Params, state: Any, params: Params = None, **extra: Any) -> tuple[Params, Any]:
-        checks.require(params is not None, "averaged: params", _PASSED, None)
+    def update(
+        updates: Params, state: Any, params: Params = None, **extra: Any
+    ) -> tuple[Params, Any]:
+        if params is None:
+            raise checks.error("averaged: params", _PASSED, None)
         updates, inner = optimizer.update(updates, state.inner, params, **extra)
         count = state.count + 1
         new = optax.apply_updates(params, updates)
         # before the start the mean equals the params
-        mean = optax.incremental_update(new, state.mean, 1 / jnp.maximum(1, count - start))
+        mean = optax.incremental_update(
+            new, state.mean, 1 / jnp.maximum(1, count - start)
+        )
         return updates, AveragedState(inner, count, mean)
 
     return WithArgs(init, update)
@@ -201,11 +243,21 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
 def averaged_params(optimizer_state: Any) -> Params:
     """Return the mean that :func:`averaged` keeps; before its start, the last params.
 
-    :param optimizer_state: state of an optimiser with one :func:`averaged`, such as ``Fit.optimizer_state``.
+    :param optimizer_state: state of an optimiser with one :func:`averaged`, such as
+        ``Fit.optimizer_state``.
     :raises ArgumentError: for none, or more than one.
     """
-    is_average = lambda s: isinstance(s, AveragedState)
-    states = [s for s in jax.tree.leaves(optimizer_state, is_leaf=is_average) if is_average(s)]
-    name, expected = "averaged_params: optimizer_state", "the state of an optimiser with one averaged(...)"
-    checks.require(len(states) == 1, name, expected, states)
+
+    def is_average(s):
+        return isinstance(s, AveragedState)
+
+    states = [
+        s for s in jax.tree.leaves(optimizer_state, is_leaf=is_average) if is_average(s)
+    ]
+    if len(states) != 1:
+        raise checks.error(
+            "averaged_params: optimizer_state",
+            "the state of an optimiser with one averaged(...)",
+            states,
+        )
     return states[0].mean

@@ -24,9 +24,11 @@ from ebmpp.training.batches import Selection
 from ebmpp.training.history import Metrics
 from ebmpp.training.optimizers import Comparable
 
-# A chunk ends when its sweeps have cost so many multiplications, about a second on two cores. It would else
-# ignore Ctrl-C for minutes where chains meet late. This is a count, not a clock, so runs are reproducible.
-_WORK, _WORK_ACCELERATED = 2.0**31, 2.0**35
+# A chunk ends when its sweeps have cost so many multiplications, about a second on two
+# cores. It would else ignore Ctrl-C for minutes where chains meet late. This is a
+# count, not a clock, so runs are reproducible.
+_WORK = 2.0**31
+_WORK_ACCELERATED = 2.0**35
 _PER_UNIT = 32  # of drawing one unit, in multiplications: measured at 64-20 and 784-500
 
 
@@ -34,8 +36,9 @@ _PER_UNIT = 32  # of drawing one unit, in multiplications: measured at 64-20 and
 class Stage:
     """Part of a run with its own estimator and optimiser: see ``schedule`` of :func:`ebmpp.fit`.
 
-    Params continue from the stage before. The optimiser starts again, and so does the estimator, unless its
-    ``adopt(before, fresh)`` continues the state of the one before, such as persistent chains.
+    Params continue from the stage before. The optimiser starts again, and so does the
+    estimator, unless its ``adopt(before, fresh)`` continues the state of the one
+    before, such as persistent chains.
 
     :param num_steps: gradient steps.
     :param estimator: default :class:`UCD`.
@@ -43,7 +46,8 @@ class Stage:
 
     **References**
 
-    1. Qiu, Zhang, Wang (2020), section 5: PCD for 500 steps, then UCD at a smaller rate.
+    1. Qiu, Zhang, Wang (2020), section 5: PCD for 500 steps, then UCD at a smaller
+       rate.
 
     **Example**
 
@@ -63,9 +67,16 @@ class Stage:
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_steps")
-        checks.instance("Stage: estimator", self.estimator, Estimator, "one such as UCD() or CD(k=1)")
+        checks.instance(
+            "Stage: estimator",
+            self.estimator,
+            Estimator,
+            "one such as UCD() or CD(k=1)",
+        )
         what = "an optax transformation such as optax.sgd(0.1)"
-        checks.instance("Stage: optimizer", self.optimizer, optax.GradientTransformation, what)
+        checks.instance(
+            "Stage: optimizer", self.optimizer, optax.GradientTransformation, what
+        )
 
 
 class Stages:
@@ -73,20 +84,27 @@ class Stages:
 
     ``batches_before`` is the number of batches of rows before the run's first one.
 
-    :param scheduled: True if the user gave a schedule; else there is one stage, the whole run.
-    :raises ArgumentError: for invalid stages, or a ``steps_per_batch`` that is not a positive int.
+    :param scheduled: True if the user gave a schedule; else there is one stage, the
+        whole run.
+    :raises ArgumentError: for invalid stages, or a ``steps_per_batch`` that is not a
+        positive int.
     """
 
     def __init__(self, stages: Sequence[Stage], scheduled: bool) -> None:
-        self.stages, self.scheduled = tuple(checks.sequence("fit: schedule", stages, "stages")), scheduled
+        self.stages = tuple(checks.sequence("fit: schedule", stages, "stages"))
+        self.scheduled = scheduled
         checks.count("fit: number of stages in schedule", len(self.stages))
-        self.first, self._first_batch, self.batches_before = [0], [0], 0
+        self.first = [0]
+        self._first_batch = [0]
+        self.batches_before = 0
         for stage in self.stages:
             checks.instance("fit: schedule's entry", stage, Stage, "an ebmpp.Stage")
             name = f"{type(stage.estimator).__name__}: steps_per_batch"
             per_batch = checks.count(name, stage.estimator.steps_per_batch)
             self.first.append(self.first[-1] + stage.num_steps)
-            self._first_batch.append(self._first_batch[-1] - (-stage.num_steps // per_batch))
+            self._first_batch.append(
+                self._first_batch[-1] - (-stage.num_steps // per_batch)
+            )
         self.num_steps = self.first.pop()
 
     def __getitem__(self, number: int) -> Stage:
@@ -104,7 +122,11 @@ class Stages:
         """Return the number of a step's batch, which several steps may share."""
         number = self.at(step)
         per_batch = self.stages[number].estimator.steps_per_batch
-        return self.batches_before + self._first_batch[number] + (step - self.first[number]) // per_batch
+        return (
+            self.batches_before
+            + self._first_batch[number]
+            + (step - self.first[number]) // per_batch
+        )
 
 
 class State(NamedTuple):
@@ -128,7 +150,8 @@ def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selecti
     """Return the rows that all batches of a chunk share, and the rest, with a leading axis of ``size``."""
     padded = [*batches, *[batches[-1]] * (size - len(batches))]
     if batches[0].index is None:
-        shared, parts = Selection({}), padded
+        shared = Selection({})
+        parts = padded
     else:  # rows stay on the device, and a batch is an index
         shared = batches[0]._replace(index=None, weights=None)
         parts = [Selection({}, batch.index, batch.weights) for batch in padded]
@@ -137,7 +160,12 @@ def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selecti
     return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
-@compiled(statics=1, fast_compile=lambda method, *_, **__: uses_fast_compile(method.graph, method.estimator))
+@compiled(
+    statics=1,
+    fast_compile=lambda method, *_, **__: uses_fast_compile(
+        method.graph, method.estimator
+    ),
+)
 def run_chunk(
     method: Method,
     key: Key,
@@ -150,17 +178,23 @@ def run_chunk(
 ) -> tuple[State, Metrics, Array]:
     """Run up to ``count`` consecutive steps in one program.
 
-    A step depends on its number and on the state alone, so results do not depend on how steps are chunked.
+    A step depends on its number and on the state alone, so results do not depend on how
+    steps are chunked.
 
     :param first: number of the first step.
     :param shared: from :func:`stacked`, as ``parts``.
-    :param offsets: 0, 1, 2, ... for each step of the chunk; None for a single step, whose batch has no
-        leading axis.
-    :return: the state, one row of metrics per step, and the number of steps: fewer where they are expensive.
+    :param offsets: 0, 1, 2, ... for each step of the chunk; None for a single step,
+        whose batch has no leading axis.
+    :return: the state, one row of metrics per step, and the number of steps: fewer
+        where they are expensive.
     """
     if offsets is None:
         state, metrics, _ = _step(method, key, state, first, _merged(shared, parts))
-        return state, jax.tree.map(lambda row: row[None], metrics), jnp.ones((), jnp.int32)
+        return (
+            state,
+            jax.tree.map(lambda row: row[None], metrics),
+            jnp.ones((), jnp.int32),
+        )
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
@@ -180,13 +214,21 @@ def run_chunk(
 
     zero = jnp.zeros((), jnp.int32)
     metrics = jax.eval_shape(step_at, zero, state)[1]
-    table = jax.tree.map(lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), metrics)
-    done, _, state, table = lax.while_loop(cond, body, (zero, jnp.zeros(()), state, table))
+    table = jax.tree.map(
+        lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), metrics
+    )
+    done, _, state, table = lax.while_loop(
+        cond, body, (zero, jnp.zeros(()), state, table)
+    )
     return state, table, done
 
 
 def _merged(shared: Selection, part: Selection) -> Selection:
-    return part if part.index is None else part._replace(rows=shared.rows, known=shared.known)
+    return (
+        part
+        if part.index is None
+        else part._replace(rows=shared.rows, known=shared.known)
+    )
 
 
 def _step(
@@ -197,39 +239,70 @@ def _step(
     After a failure the params stay as they were.
     """
     graph, estimator, optimizer = method
-    take = lambda x: x if selection.index is None else {b: v[selection.index] for b, v in x.items()}
+
+    def take(x):
+        return (
+            x
+            if selection.index is None
+            else {b: v[selection.index] for b, v in x.items()}
+        )
+
     batch = Batch.uniform(take(selection.rows), take(selection.known))
     if selection.weights is not None:
         batch = batch._replace(weights=batch.weights * selection.weights)
     batch = sharding.rows(batch)
     key = random.fold_in(key, step, 2)
     estimate = estimator.estimate(graph, state.params, state.estimator, batch, key)
-    name, expected = f"{type(estimator).__name__}.estimate: gradient", base.shapes(state.params)
-    is_valid = base.shapes(estimate.gradient) == expected
-    checks.require(is_valid, name, f"of the params' shapes {expected}", base.shapes(estimate.gradient))
+    expected = base.shapes(state.params)
+    if base.shapes(estimate.gradient) != expected:
+        raise checks.error(
+            f"{type(estimator).__name__}.estimate: gradient",
+            f"of the params' shapes {expected}",
+            base.shapes(estimate.gradient),
+        )
     params, moved, ok, norm = _update(optimizer, estimate.gradient, state)
     metrics = Metrics.stack({"gradient_norm": norm, "ok": ok, **estimate.metrics})
     units = sum(family.size for family in graph.families.values())
     per_row = sum(np.size(a) for a in jax.tree.leaves(state.params)) + _PER_UNIT * units
     cost = jnp.asarray(estimate.sweeps, jnp.float32) * (len(batch.weights) * per_row)
-    return State(params, moved, estimate.state, ok), metrics, cost.astype(jnp.result_type(float))
+    return (
+        State(params, moved, estimate.state, ok),
+        metrics,
+        cost.astype(jnp.result_type(float)),
+    )
 
 
-def _update(optimizer: Comparable, gradient: Params, state: State) -> tuple[Params, Any, Array, Array]:
+def _update(
+    optimizer: Comparable, gradient: Params, state: State
+) -> tuple[Params, Any, Array, Array]:
     def apply(gradient: Params) -> tuple[Params, Any, Array, Array]:
-        updates, moved = optimizer.optimizer.update(gradient, state.optimizer, state.params)
+        updates, moved = optimizer.optimizer.update(
+            gradient, state.optimizer, state.params
+        )
         proposed = optax.apply_updates(state.params, updates)
-        # Zero times what is not finite is nan: a sum takes one pass, a test of each number several.
+        # Zero times what is not finite is nan: a sum takes one pass, a test of each
+        # number several.
         zeros = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
         ok = state.ok & jnp.isfinite(sum(jax.tree.leaves(zeros)))
-        # The optimiser's state is not restored: training stops, and no checkpoint keeps a failed step.
-        params = jax.tree.map(lambda new, old: jnp.where(ok, new, old), proposed, state.params)
+        # The optimiser's state is not restored: training stops, and no checkpoint keeps
+        # a failed step.
+        params = jax.tree.map(
+            lambda new, old: jnp.where(ok, new, old), proposed, state.params
+        )
         return params, moved, ok, optax.tree.norm(gradient)
 
     if backend.accelerated():  # a branch waits for the device
         return apply(gradient)
-    # XLA would compute the gradient again in each of the optimiser's kernels, but not across a branch: a step
-    # of PCD compiles in 0.8 of the time.
-    skip = lambda _: (state.params, state.optimizer, state.ok, jnp.full((), jnp.nan, norm.dtype))
+
+    # XLA would compute the gradient again in each of the optimiser's kernels, but not
+    # across a branch: a step of PCD compiles in 0.8 of the time.
+    def skip(_):
+        return (
+            state.params,
+            state.optimizer,
+            state.ok,
+            jnp.full((), jnp.nan, norm.dtype),
+        )
+
     norm = jax.eval_shape(optax.tree.norm, gradient)
     return lax.cond(state.ok, apply, skip, gradient)

@@ -23,10 +23,16 @@ from ebmpp.errors import DivergenceError
 
 plt.switch_backend("agg")  # pictures are written to files
 
-_HISTORY = ("free_energy_gap", "gradient_norm", "meeting_time_mean", "meeting_time_max", "lag")
+_HISTORY = (
+    "free_energy_gap",
+    "gradient_norm",
+    "meeting_time_mean",
+    "meeting_time_max",
+    "lag",
+)
 
 
-# -- options -------------------------------------------------------------------------------------
+# -- options -------------------------------------------------------------------------
 
 
 def options(description: str, out: str) -> argparse.ArgumentParser:
@@ -58,7 +64,12 @@ def training_options(
     add("--num-pairs", type=int, default=num_pairs, help="coupled pairs, or chains")
     add("--steps", type=int, default=steps, help="gradient steps")
     add("--batch-size", type=int, default=batch_size)
-    add("--rate", type=float, default=rate, help="first learning rate; it decays along a cosine")
+    add(
+        "--rate",
+        type=float,
+        default=rate,
+        help="first learning rate; it decays along a cosine",
+    )
 
 
 def parse(
@@ -76,10 +87,16 @@ def parse(
     known = {name: 1 for name in ("num_pairs", "steps", "batch_size") if name in args}
     for name, value in (known | least).items():
         if getattr(args, name) < value:
-            parser.error(f"--{name.replace('_', '-')} must be at least {value}, got {getattr(args, name)}.")
-    if getattr(args, "rate", None) is not None and not (args.rate > 0 and math.isfinite(args.rate)):
+            parser.error(
+                f"--{name.replace('_', '-')} must be at least {value}, got {getattr(args, name)}."
+            )
+    if getattr(args, "rate", None) is not None and not (
+        args.rate > 0 and math.isfinite(args.rate)
+    ):
         parser.error(f"--rate must be a positive number, got {args.rate}.")
-    if not (getattr(args, "decay", 0.0) >= 0 and math.isfinite(getattr(args, "decay", 0.0))):
+    if not (
+        getattr(args, "decay", 0.0) >= 0 and math.isfinite(getattr(args, "decay", 0.0))
+    ):
         parser.error(f"--decay must be a number of at least 0, got {args.decay}.")
     if reader is not None:
         with exit_on_error(parser):
@@ -96,7 +113,7 @@ def exit_on_error(parser: argparse.ArgumentParser) -> Iterator[None]:
         parser.error(str(error))
 
 
-# -- training and chains -------------------------------------------------------------------------
+# -- training and chains -------------------------------------------------------------
 
 
 def begin(args: argparse.Namespace, graph: FactorGraph) -> None:
@@ -145,11 +162,19 @@ def train(
         settings["monitor_every"] = max(1, args.steps // 25)
     start = time.monotonic()
     try:
-        fit = ebmpp.fit(graph, data, rng_key=jax.random.key(args.seed), **stages, **settings | others)
+        fit = ebmpp.fit(
+            graph,
+            data,
+            rng_key=jax.random.key(args.seed),
+            **stages,
+            **settings | others,
+        )
     except DivergenceError as error:
         raise SystemExit(str(error)) from error
     jax.block_until_ready(fit.params)
-    steps = " and ".join(f"{s.num_steps} steps of {s.estimator!r}" for s in (Stage(**first), *last))
+    steps = " and ".join(
+        f"{s.num_steps} steps of {s.estimator!r}" for s in (Stage(**first), *last)
+    )
     print_row("training", f"{steps} in {time.monotonic() - start:.0f} s")
     return fit
 
@@ -189,7 +214,7 @@ def chains(
     return mcmc
 
 
-# -- pictures, files and printed rows ------------------------------------------------------------
+# -- pictures, files and printed rows ------------------------------------------------
 
 
 def print_row(name: str, value: str) -> None:
@@ -199,11 +224,17 @@ def print_row(name: str, value: str) -> None:
 
 def describe_ais(ais: Any) -> str:
     """Return the standard error and the effective particles of log Z as text."""
-    error, effective = ais.standard_error, ais.effective_sample_size
-    return f"+- {error:.2f} of log Z by AIS, {effective:.0f} of {len(ais.log_weights)} particles effective"
+    error = ais.standard_error
+    effective = ais.effective_sample_size
+    return (
+        f"+- {error:.2f} of log Z by AIS, {effective:.0f} of "
+        f"{len(ais.log_weights)} particles effective"
+    )
 
 
-def panels(axes: Any, images: Mapping[str, Any], *shape: Any, fontsize: int = 10, **grid: Any) -> None:
+def panels(
+    axes: Any, images: Mapping[str, Any], *shape: Any, fontsize: int = 10, **grid: Any
+) -> None:
     """Draw grids of images, one per title.
 
     :param axes: one per title.
@@ -217,25 +248,44 @@ def panels(axes: Any, images: Mapping[str, Any], *shape: Any, fontsize: int = 10
 
 
 def plot_training(
-    fit: ebmpp.Fit, baselines: Mapping[str, float] | None = None, also: Sequence[str] = ()
+    fit: ebmpp.Fit,
+    baselines: Mapping[str, float] | None = None,
+    also: Sequence[str] = (),
 ) -> Any:
     """Draw the history of training: exact likelihoods if they were monitored, norms and meeting times.
 
     :param baselines: likelihoods to compare with.
     :param also: further columns of the history, if it has them.
     """
-    history, is_exact = fit.history, "log_likelihood_train" in fit.history
+    history = fit.history
+    is_exact = "log_likelihood_train" in fit.history
     columns = history[[name for name in (*_HISTORY, *also) if name in history]]
     count = len(ebmpp.plots.panels(columns)) + is_exact
-    figure, axes = plt.subplots(1, count, figsize=(3.8 * count, 3.1), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, count, figsize=(3.8 * count, 3.1), layout="constrained", squeeze=False
+    )
     ebmpp.plots.plot_history(columns, axes=axes[0, is_exact:])
     if is_exact:
         ax = axes[0, 0]
-        for index, (name, label) in enumerate((("train", "training"), ("held_out", "held out"))):
+        for index, (name, label) in enumerate(
+            (("train", "training"), ("held_out", "held out"))
+        ):
             curve = history[f"log_likelihood_{name}"]
-            ax.plot(history.monitor_step, curve, label=label, linewidth=1.6, **style.look(index))
+            ax.plot(
+                history.monitor_step,
+                curve,
+                label=label,
+                linewidth=1.6,
+                **style.look(index),
+            )
         for index, (name, value) in enumerate((baselines or {}).items()):
-            ax.axhline(value, color=style.INK, linestyle=style.dashes(2 + index), linewidth=1, label=name)
+            ax.axhline(
+                value,
+                color=style.INK,
+                linestyle=style.dashes(2 + index),
+                linewidth=1,
+                label=name,
+            )
         ax.set(xlabel="step", ylabel="exact log-likelihood per image (nats)")
         style.tidy(ax, legend=True, loc="upper center", bbox_to_anchor=(0.5, -0.18))
     return figure

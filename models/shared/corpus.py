@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labelled documents as word counts. Nothing is downloaded.
 
-"docstrings": the docstrings of public functions of numpy, scipy and scikit-learn, labelled by subpackage.
-"newsgroups": the 20 newsgroups, if scikit-learn has them on disk.
+"docstrings": the docstrings of public functions of numpy, scipy and scikit-learn,
+labelled by subpackage. "newsgroups": the 20 newsgroups, if scikit-learn has them on
+disk.
 """
 
 import importlib
@@ -30,7 +31,9 @@ class Corpus(NamedTuple):
     labels: list[str]
 
 
-def load(name: str, num_words: int, seed: int, held_out: float = 0.2, fewest: int = 30) -> Corpus:
+def load(
+    name: str, num_words: int, seed: int, held_out: float = 0.2, fewest: int = 30
+) -> Corpus:
     """Count the commonest words that are in at most a quarter of the documents.
 
     :param name: "docstrings" or "newsgroups".
@@ -44,19 +47,26 @@ def load(name: str, num_words: int, seed: int, held_out: float = 0.2, fewest: in
 
     texts, labels = newsgroups() if name == "newsgroups" else docstrings()
     counter = CountVectorizer(
-        max_features=num_words, max_df=0.25, min_df=3, stop_words="english", token_pattern=_WORDS
+        max_features=num_words,
+        max_df=0.25,
+        min_df=3,
+        stop_words="english",
+        token_pattern=_WORDS,
     )
     counts = np.asarray(counter.fit_transform(texts).todense(), np.float32)
     long = counts.sum(1) >= fewest
-    counts, labels = counts[long], np.asarray(labels)[long]
+    counts = counts[long]
+    labels = np.asarray(labels)[long]
     names, sizes = np.unique(labels, return_counts=True)
     large = np.isin(labels, names[sizes >= _FEWEST])
-    counts, labels = counts[large], labels[large]
+    counts = counts[large]
+    labels = labels[large]
     names = sorted(set(labels.tolist()))
     numbers = np.searchsorted(names, labels)
     order = np.random.default_rng(seed).permutation(len(counts))
     cut = round(held_out * len(counts))
-    test, train = order[:cut], order[cut:]
+    test = order[:cut]
+    train = order[cut:]
     parts = counts[train], numbers[train], counts[test], numbers[test]
     return Corpus(*parts, counter.get_feature_names_out(), names)
 
@@ -89,8 +99,16 @@ def docstrings() -> tuple[list[str], list[str]]:
 
 def _subpackages(package: str) -> list[str]:
     path = importlib.import_module(package).__path__
-    names = (m.name for m in pkgutil.iter_modules(path) if m.ispkg and not m.name.startswith("_"))
-    return sorted(f"{package}.{name}" for name in names if name not in ("tests", "testing", "conftest"))
+    names = (
+        m.name
+        for m in pkgutil.iter_modules(path)
+        if m.ispkg and not m.name.startswith("_")
+    )
+    return sorted(
+        f"{package}.{name}"
+        for name in names
+        if name not in ("tests", "testing", "conftest")
+    )
 
 
 def _import(name: str) -> Any:
@@ -109,6 +127,10 @@ def _docstring(module: Any, name: str) -> str:
             value = getattr(module, name)
         except (AttributeError, ImportError):  # a name that must be enabled first
             return ""
-    if not (inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, np.ufunc)):
+    if not (
+        inspect.isroutine(value)
+        or inspect.isclass(value)
+        or isinstance(value, np.ufunc)
+    ):
         return ""
     return inspect.getdoc(value) or ""

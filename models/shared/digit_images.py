@@ -27,7 +27,10 @@ class Images(NamedTuple):
 def option(parser: argparse.ArgumentParser) -> None:
     """Add ``--data``."""
     parser.add_argument(
-        "--data", choices=("digits", "mnist"), default="digits", help="mnist is read from EBMPP_DATA_DIR"
+        "--data",
+        choices=("digits", "mnist"),
+        default="digits",
+        help="mnist is read from EBMPP_DATA_DIR",
     )
 
 
@@ -39,7 +42,9 @@ def shuffled(name: str, rng: np.random.Generator) -> np.ndarray:
 
 def images(name: str, seed: int) -> Images:
     """Return digits in two levels, one in six held out."""
-    pixels, labels = (ebmpp.data.digits if name == "digits" else ebmpp.data.mnist)(labels=True)
+    pixels, labels = (ebmpp.data.digits if name == "digits" else ebmpp.data.mnist)(
+        labels=True
+    )
     side = math.isqrt(pixels.shape[1])
     train, held_out = _split(ebmpp.data.binarize(pixels).reshape(-1, side, side), seed)
     train_labels, held_out_labels = _split(labels, seed)
@@ -59,13 +64,15 @@ def independent_pixels(train: np.ndarray, held_out: np.ndarray) -> float:
     return float(log_prob.reshape(len(log_prob), -1).sum(1).mean())
 
 
-# -- augmented batches -----------------------------------------------------------------------------
+# -- augmented batches ---------------------------------------------------------------
 
 _MOVED = 0.1  # share of the rows of a batch
 _SHIFTS = np.array([(0, 1), (0, -1), (1, 0), (-1, 0)])
 
 
-def moved(rows: np.ndarray, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
+def moved(
+    rows: np.ndarray, shape: tuple[int, int], generator: np.random.Generator
+) -> np.ndarray:
     """Shift some rows' images by a pixel up, down, left or right; pixels that enter are dark."""
     which = np.flatnonzero(generator.random(len(rows)) < _MOVED)
     corners = 1 - _SHIFTS[generator.integers(len(_SHIFTS), size=len(which))]
@@ -92,7 +99,7 @@ def batches(
     return stream
 
 
-# -- images of any kind ----------------------------------------------------------------------------
+# -- images of any kind --------------------------------------------------------------
 
 
 class Rows(NamedTuple):
@@ -112,13 +119,20 @@ def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
 
     :param source: "digits", "mnist", an IDX file, or a folder of MNIST's files.
     :param folder: folder of "mnist"; None for the environment variable EBMPP_DATA_DIR.
-    :param binarize: "threshold", or "bernoulli": draws with the intensities as probabilities.
+    :param binarize: "threshold", or "bernoulli": draws with the intensities as
+        probabilities.
     :raises OSError: if a file is missing.
     :raises ValueError: if a file holds something else.
     """
     if source == "digits":
         parts = _split(ebmpp.data.digits(), seed)
-        return _binary(*parts, (8, 8), binarize, seed, _share(*parts, "scikit-learn's digits", seed))
+        return _binary(
+            *parts,
+            (8, 8),
+            binarize,
+            seed,
+            _share(*parts, "scikit-learn's digits", seed),
+        )
     path = Path(source)
     if source == "mnist" or path.is_dir():
         folder = folder if source == "mnist" else path
@@ -126,13 +140,17 @@ def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
         try:
             parts = train, ebmpp.data.mnist(folder, "test")
             origin = f"the {len(parts[1])} rows of the test file"
-        except FileNotFoundError:  # only the training file: 10,000 of its 60,000 images are held out
+        except (
+            FileNotFoundError
+        ):  # only the training file: 10,000 of its 60,000 images are held out
             parts = _split(train, seed)
             origin = _share(*parts, "the training file", seed)
         return _binary(*parts, (28, 28), binarize, seed, origin)
     rows = ebmpp.data.idx(path)
     if rows.ndim not in (2, 3) or len(rows) < 2 or not rows.size:
-        raise ValueError(f"{path} must hold at least two images, (N, height, width), got shape {rows.shape}.")
+        raise ValueError(
+            f"{path} must hold at least two images, (N, height, width), got shape {rows.shape}."
+        )
     shape = rows.shape[1:] if rows.ndim == 3 else (1, rows.shape[1])
     scale = 255 if rows.dtype == np.uint8 else 1
     parts = _split(rows.reshape(len(rows), -1) / scale, seed)
@@ -140,11 +158,19 @@ def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
 
 
 def _share(train: np.ndarray, held_out: np.ndarray, name: str, seed: int) -> str:
-    return f"{len(held_out)} of the {len(train) + len(held_out)} rows of {name}, drawn with seed {seed}"
+    return (
+        f"{len(held_out)} of the {len(train) + len(held_out)} rows of {name}, "
+        f"drawn with seed {seed}"
+    )
 
 
 def _binary(
-    train: np.ndarray, held_out: np.ndarray, shape: tuple[int, int], binarize: str, seed: int, origin: str
+    train: np.ndarray,
+    held_out: np.ndarray,
+    shape: tuple[int, int],
+    binarize: str,
+    seed: int,
+    origin: str,
 ) -> Rows:
     if binarize == "threshold":
         binary = (ebmpp.data.binarize(rows) for rows in (train, held_out))

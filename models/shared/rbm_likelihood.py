@@ -2,31 +2,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe ``likelihood`` of rbm.py: training of a machine too large to sum, and bounds of its likelihood.
 
-Training is PCD with centered gradients: batches of 384 rows and 384 chains, momentum 0.5, a rate that falls
-linearly from 0.2 to 0, and a weight decay of 1.5e-4. The model is the mean of the last tenth of the iterates.
-With ``--binarize bernoulli`` a row is drawn at random each time it is used, and one row in ten is shifted by
-a pixel, which does not help beyond the error of log Z.
+Training is PCD with centered gradients: batches of 384 rows and 384 chains, momentum
+0.5, a rate that falls linearly from 0.2 to 0, and a weight decay of 1.5e-4. The model
+is the mean of the last tenth of the iterates. With ``--binarize bernoulli`` a row is
+drawn at random each time it is used, and one row in ten is shifted by a pixel, which
+does not help beyond the error of log Z.
 
 Four estimates of the log-likelihood are reported:
 
-* ``particles``: log Z from particle systems, with the error of ten islands. It is too large on average, by
-  about half the squared error.
-* ``forward``: log Z annealed from independent units to the model. It is too large on average (a theorem).
-* ``reverse``: log Z annealed from the model to independent units. It is too small on average if the runs
-  start at exact draws. A model of this size has none: the runs start at chains of ``sweeps`` sweeps from
-  training rows, and coupled pairs with the same starts bound their distance to the model's distribution.
-  This is evidence, not a bound.
-* ``annealed``: log-likelihood under the distribution of the last state of the forward run. Annealing back
-  from held-out rows bounds it from below on average (a theorem). That distribution is the model's only in
-  the limit of many temperatures.
+* ``particles``: log Z from particle systems, with the error of ten islands. It is too
+  large on average, by about half the squared error.
+* ``forward``: log Z annealed from independent units to the model. It is too large on
+  average (a theorem).
+* ``reverse``: log Z annealed from the model to independent units. It is too small on
+  average if the runs start at exact draws. A model of this size has none: the runs
+  start at chains of ``sweeps`` sweeps from training rows, and coupled pairs with the
+  same starts bound their distance to the model's distribution. This is evidence, not a
+  bound.
+* ``annealed``: log-likelihood under the distribution of the last state of the forward
+  run. Annealing back from held-out rows bounds it from below on average (a theorem).
+  That distribution is the model's only in the limit of many temperatures.
 
 **References**
 
 1. Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief networks*.
 2. Melchior, Fischer, Wiskott (2016), *How to center deep Boltzmann machines*.
-3. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using bidirectional Monte Carlo*.
-4. Burda, Grosse, Salakhutdinov (2015), *Accurate and conservative estimates of MRF log-likelihood using
-   reverse annealing*.
+3. Grosse, Ghahramani, Adams (2015), *Sandwiching the marginal likelihood using
+   bidirectional Monte Carlo*.
+4. Burda, Grosse, Salakhutdinov (2015), *Accurate and conservative estimates of MRF
+   log-likelihood using reverse annealing*.
 """
 
 import argparse
@@ -58,19 +62,23 @@ DEFAULTS = {
     "steps": 40_000,
     "rate": 0.2,
 }
-DECAY, _MOMENTUM, _AVERAGED = 1.5e-4, 0.5, 0.1
+DECAY = 1.5e-4
+_MOMENTUM = 0.5
+_AVERAGED = 0.1
 _POINTS = 10  # of the learning curve
 _ROWS = 10_000  # training rows at most whose likelihood is reported
 _PARTICLES = 10  # particles of a system per particle of annealing
-# Sweeps per temperature, along the run and in the end. With one sweep, ten times as many particles gave 0.8
-# nats more for a 784x500 machine, with an error of 0.2: sweeps reach its modes, particles do not.
-_CURVE_SWEEPS, _FINAL_SWEEPS = 4, 20
+# Sweeps per temperature, along the run and in the end. With one sweep, ten times as
+# many particles gave 0.8 nats more for a 784x500 machine, with an error of 0.2: sweeps
+# reach its modes, particles do not.
+_CURVE_SWEEPS = 4
+_FINAL_SWEEPS = 20
 _CESS_THRESHOLD = 0.98
 _LADDER = "sigmoid"  # of the final estimates
 _MOST_SWEEPS = 2  # limit of a pair, in sweeps of a chain
 
 
-# -- training --------------------------------------------------------------------------------------
+# -- training ------------------------------------------------------------------------
 
 
 def optimizer(
@@ -81,10 +89,15 @@ def optimizer(
     :param warm: share of the steps in which the rate rises from a fifth.
     :param decay: weight decay.
     """
-    weights = lambda params: {name: ":" in name for name in params}
+
+    def weights(params):
+        return {name: ":" in name for name in params}
+
     rising = math.floor(warm * steps)
     falling = optax.linear_schedule(rate, 0.0, steps - rising)
-    rates = optax.join_schedules([optax.linear_schedule(rate / 5, rate, rising), falling], [rising])
+    rates = optax.join_schedules(
+        [optax.linear_schedule(rate / 5, rate, rising), falling], [rising]
+    )
     steepest = optax.sgd(rates if rising else falling, momentum=_MOMENTUM)
     decayed = optax.chain(optax.add_decayed_weights(decay, weights), steepest)
     return ebmpp.optimizers.averaged(decayed, start=math.floor((1 - _AVERAGED) * steps))
@@ -97,27 +110,44 @@ class Curve:
     :param estimate: function from params to numbers.
     """
 
-    def __init__(self, path: Path, estimate: Callable[[Any], dict[str, float]], resume: bool) -> None:
-        self.path, self._estimate = path, estimate
+    def __init__(
+        self, path: Path, estimate: Callable[[Any], dict[str, float]], resume: bool
+    ) -> None:
+        self.path = path
+        self._estimate = estimate
         self.points = json.loads(path.read_text()) if resume and path.exists() else []
-        self._start = time.monotonic() - (self.points[-1]["seconds"] if self.points else 0)
+        self._start = time.monotonic() - (
+            self.points[-1]["seconds"] if self.points else 0
+        )
 
     def __call__(self, progress: Any) -> None:
         """Add a point unless it exists; later points of a stopped run are dropped."""
         self.points = [p for p in self.points if p["step"] <= progress.step]
         if not self.points or self.points[-1]["step"] < progress.step:
-            point = {"step": progress.step, "seconds": round(time.monotonic() - self._start, 1)}
+            point = {
+                "step": progress.step,
+                "seconds": round(time.monotonic() - self._start, 1),
+            }
             self.points.append(point | self._estimate(progress.params))
         self.path.write_text(json.dumps(self.points, indent=1))
 
 
-def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[Any, list[dict[str, float]]]:
+def train(
+    rbm: FactorGraph, args: argparse.Namespace
+) -> tuple[Any, list[dict[str, float]]]:
     """Return the model's params and the learning curve."""
-    data, size = args.images, min(args.batch_size, len(args.images.train))
-    curve = Curve(args.out / "curve.json", lambda params: _curve_point(rbm, params, args), args.resume)
+    data = args.images
+    size = min(args.batch_size, len(args.images.train))
+    curve = Curve(
+        args.out / "curve.json",
+        lambda params: _curve_point(rbm, params, args),
+        args.resume,
+    )
     fit = common.train(
         rbm,
-        data.train if data.grey is None else digit_images.batches(data.grey, size, args.seed, data.shape),
+        data.train
+        if data.grey is None
+        else digit_images.batches(data.grey, size, args.seed, data.shape),
         args,
         ebmpp.estimators.Centered(args.chosen),
         optimizer=optimizer(args.rate, args.steps, decay=args.decay),
@@ -131,11 +161,19 @@ def train(rbm: FactorGraph, args: argparse.Namespace) -> tuple[Any, list[dict[st
     return ebmpp.optimizers.averaged_params(fit.optimizer_state), curve.points
 
 
-def _curve_point(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> dict[str, float]:
+def _curve_point(
+    rbm: FactorGraph, params: Any, args: argparse.Namespace
+) -> dict[str, float]:
     """Return both likelihoods by particle systems, with the error of log Z that they share."""
     result = systems(rbm, params, args, args.seed + 3, _CURVE_SWEEPS)
-    values = {part: result.average_log_likelihood(rows).value for part, rows in _parts(args).items()}
-    return values | {"standard_error": result.standard_error, "effective": result.effective_sample_size}
+    values = {
+        part: result.average_log_likelihood(rows).value
+        for part, rows in _parts(args).items()
+    }
+    return values | {
+        "standard_error": result.standard_error,
+        "effective": result.effective_sample_size,
+    }
 
 
 def _parts(args: argparse.Namespace) -> dict[str, np.ndarray]:
@@ -143,7 +181,9 @@ def _parts(args: argparse.Namespace) -> dict[str, np.ndarray]:
     return {"held_out": args.images.held_out, "train": args.images.train[:_ROWS]}
 
 
-def systems(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int, sweeps: int) -> Any:
+def systems(
+    rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int, sweeps: int
+) -> Any:
     """Estimate log Z by particle systems from the training rows' base rates."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the effective size is reported
@@ -158,7 +198,7 @@ def systems(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int, 
         )
 
 
-# -- evaluation ------------------------------------------------------------------------------------
+# -- evaluation ----------------------------------------------------------------------
 
 
 class Evaluation(NamedTuple):
@@ -170,7 +210,9 @@ class Evaluation(NamedTuple):
     numbers: dict[str, Any]
 
 
-def starts(rbm: FactorGraph, params: Any, rows: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
+def starts(
+    rbm: FactorGraph, params: Any, rows: np.ndarray, count: int, seed: int
+) -> dict[str, np.ndarray]:
     """Draw latents given random training rows; a sweep that starts there draws the pixels first."""
     generator = np.random.default_rng(seed)
     v = rows[generator.integers(len(rows), size=count)]
@@ -178,11 +220,15 @@ def starts(rbm: FactorGraph, params: Any, rows: np.ndarray, count: int, seed: in
     return {"h": (generator.random(means.shape, np.float32) < means).astype(np.float32)}
 
 
-def chains(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+def chains(
+    rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int
+) -> dict[str, Any]:
     """Return states of independent chains after ``sweeps`` sweeps from training rows."""
     init = starts(rbm, params, args.images.train, args.particles, seed)
     kernel = ebmpp.BlockedGibbs(rbm)
-    run = common.chains(kernel, params, seed, warmup=args.sweeps - 1, count=args.particles, init=init)
+    run = common.chains(
+        kernel, params, seed, warmup=args.sweeps - 1, count=args.particles, init=init
+    )
     return run.get_samples()
 
 
@@ -209,14 +255,19 @@ def pairs(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Any:
         return None
 
 
-def annealed(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int) -> np.ndarray:
+def annealed(
+    rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int
+) -> np.ndarray:
     """Return log weights of annealing back from some held-out rows.
 
-    A row's log weight minus its free energy is on average at most its log-likelihood under the distribution
-    of the last state of forward annealing: the mean of the exponential is that likelihood.
+    A row's log weight minus its free energy is on average at most its log-likelihood
+    under the distribution of the last state of forward annealing: the mean of the
+    exponential is that likelihood.
     """
     rows = args.images.held_out
-    index = np.random.default_rng(seed).choice(len(rows), min(args.particles, len(rows)), replace=False)
+    index = np.random.default_rng(seed).choice(
+        len(rows), min(args.particles, len(rows)), replace=False
+    )
     result = ebmpp.annealing.reverse_ais(
         rbm,
         params,
@@ -231,7 +282,8 @@ def annealed(rbm: FactorGraph, params: Any, args: argparse.Namespace, seed: int)
 
 def evaluate(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Evaluation:
     """Return brackets of log Z from independent seeds, and the quality of the draws that they start from."""
-    brackets, increments = [], []
+    brackets = []
+    increments = []
     for seed in range(args.seed + 100, args.seed + 100 + args.repeats):
         result = ebmpp.bracket(
             rbm,
@@ -259,27 +311,48 @@ def evaluate(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Evaluat
     return Evaluation(brackets, coupled, numbers)
 
 
-def _by_particles(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> dict[str, float]:
+def _by_particles(
+    rbm: FactorGraph, params: Any, args: argparse.Namespace
+) -> dict[str, float]:
     """Return both likelihoods by particles of many sweeps."""
     result = systems(rbm, params, args, args.seed + 5, _FINAL_SWEEPS)
-    values = {part: result.average_log_likelihood(r).value for part, r in _parts(args).items()}
-    values |= {"log_partition": result.log_partition, "standard_error": result.standard_error}
-    values |= {"particles": len(result.weights), "rungs": result.num_rungs, "sweeps": _FINAL_SWEEPS}
+    values = {
+        part: result.average_log_likelihood(r).value for part, r in _parts(args).items()
+    }
+    values |= {
+        "log_partition": result.log_partition,
+        "standard_error": result.standard_error,
+    }
+    values |= {
+        "particles": len(result.weights),
+        "rungs": result.num_rungs,
+        "sweeps": _FINAL_SWEEPS,
+    }
     spread = float(result.log_z.std(ddof=1))
     return values | {"spread": spread, "distinct_ancestors": result.distinct_ancestors}
 
 
 def _numbers(brackets: list, coupled: Any, args: argparse.Namespace) -> dict[str, Any]:
-    rows, numbers = _parts(args), {}
-    for side, name in (("lower", "forward"), ("upper", "reverse")):  # a lower log Z is a larger likelihood
+    rows = _parts(args)
+    numbers = {}
+    # a lower log Z is a larger likelihood
+    for side, name in (
+        ("lower", "forward"),
+        ("upper", "reverse"),
+    ):
         sides = [getattr(b, side) for b in brackets]
-        values = {part: [e.average_log_likelihood(r).value for e in sides] for part, r in rows.items()}
+        values = {
+            part: [e.average_log_likelihood(r).value for e in sides]
+            for part, r in rows.items()
+        }
         values["log_partition"] = [e.log_partition for e in sides]
         values["standard_error"] = [e.standard_error for e in sides]
         values["effective"] = [e.effective_sample_size for e in sides]
         # all weights of all seeds are one sample of weights
         numbers[name] = values | {"pooled": _pooled(sides, rows["held_out"])}
-    numbers["row_error"] = brackets[0].lower.average_log_likelihood(rows["held_out"]).row_error
+    numbers["row_error"] = (
+        brackets[0].lower.average_log_likelihood(rows["held_out"]).row_error
+    )
     return numbers | {"meeting": _meeting_numbers(coupled, args)}
 
 
@@ -287,7 +360,12 @@ def _meeting_numbers(coupled: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Summarise the pairs; if none of them met, the distance is bounded by 1 only."""
     if coupled is None:
         count = args.coupled
-        numbers = {"pairs": count, "lag": args.pair_lag, "unmet": count, "later_than_sweeps": count}
+        numbers = {
+            "pairs": count,
+            "lag": args.pair_lag,
+            "unmet": count,
+            "later_than_sweeps": count,
+        }
         return numbers | {"tv_bound": 1.0, "tv_bound_upper": 1.0}
     tau = np.where(coupled.met, coupled.meeting_time, np.nan) - coupled.lag
     early = np.where(coupled.met, tau, np.inf) <= args.sweeps
@@ -311,36 +389,69 @@ def _pooled(sides: list, rows: np.ndarray) -> dict[str, float]:
     top = log_weights.max()
     w = np.exp(log_weights - top)
     log_mean = math.log(w.mean()) + top
-    # log_partition is sign * (log mean weight) for every seed; rows enter only by their free energies
-    value = sides[0].average_log_likelihood(rows).value + sides[0].log_partition - sign * log_mean
+    # log_partition is sign * (log mean weight) for every seed; rows enter only by their
+    # free energies
+    value = (
+        sides[0].average_log_likelihood(rows).value
+        + sides[0].log_partition
+        - sign * log_mean
+    )
     error = w.std(ddof=1) / w.mean() / math.sqrt(len(w))
-    return {"held_out": value, "standard_error": error, "effective": w.sum() ** 2 / (w**2).sum()}
+    return {
+        "held_out": value,
+        "standard_error": error,
+        "effective": w.sum() ** 2 / (w**2).sum(),
+    }
 
 
-# -- report ----------------------------------------------------------------------------------------
+# -- report --------------------------------------------------------------------------
 
 
-def draw(curve: list[dict[str, float]], result: Evaluation, args: argparse.Namespace) -> Any:
+def draw(
+    curve: list[dict[str, float]], result: Evaluation, args: argparse.Namespace
+) -> Any:
     """Draw the learning curve with the final bounds, and the meeting times."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    likelihood_curve.draw(left, curve, result.numbers, args.batch_size / len(args.images.train))
+    likelihood_curve.draw(
+        left, curve, result.numbers, args.batch_size / len(args.images.train)
+    )
     if result.pairs is None:
-        right.text(0.5, 0.5, "none of the pairs met", ha="center", transform=right.transAxes)
+        right.text(
+            0.5, 0.5, "none of the pairs met", ha="center", transform=right.transAxes
+        )
     else:
         ebmpp.plots.plot_meeting_times(result.pairs, ax=right)
-    right.axvline(args.sweeps + args.pair_lag, color=style.FAINT, linestyle="--", linewidth=1)
+    right.axvline(
+        args.sweeps + args.pair_lag, color=style.FAINT, linestyle="--", linewidth=1
+    )
     title = "share of coupled pairs from training rows that have not met;"
-    right.set_title(f"{title}\ndashed: the lag and the {args.sweeps} sweeps of a draw", fontsize=9)
+    right.set_title(
+        f"{title}\ndashed: the lag and the {args.sweeps} sweeps of a draw", fontsize=9
+    )
     return figure
 
 
 def save(curve: list, result: Evaluation, args: argparse.Namespace) -> None:
     """Write all numbers as JSON."""
-    options = ("data", "binarize", "latent", "num_pairs", "batch_size", "steps", "rate", "seed", "sweeps")
+    options = (
+        "data",
+        "binarize",
+        "latent",
+        "num_pairs",
+        "batch_size",
+        "steps",
+        "rate",
+        "seed",
+        "sweeps",
+    )
     options += ("decay", "particles", "temperatures", "repeats")
     numbers = {"options": {name: getattr(args, name) for name in options}}
     numbers["held_out_rows"] = args.images.origin
-    numbers |= {"estimator": repr(ebmpp.estimators.Centered(args.chosen)), "curve": curve, **result.numbers}
+    numbers |= {
+        "estimator": repr(ebmpp.estimators.Centered(args.chosen)),
+        "curve": curve,
+        **result.numbers,
+    }
     path = args.out / "rbm_likelihood.json"
     path.write_text(json.dumps(numbers, indent=1) + "\n")
     print(f"wrote {path}")
@@ -348,18 +459,23 @@ def save(curve: list, result: Evaluation, args: argparse.Namespace) -> None:
 
 def report(result: Evaluation, args: argparse.Namespace) -> None:
     """Print the numbers."""
-    numbers, met = result.numbers, result.numbers["meeting"]
+    numbers = result.numbers
+    met = result.numbers["meeting"]
     common.print_row("likelihoods are of", args.images.origin)
     systems = numbers["particles"]
     common.print_row(
         "log-likelihood, particles",
-        f"{systems['held_out']:.2f} +- {systems['standard_error']:.2f} held out, {systems['train']:.2f} "
+        f"{systems['held_out']:.2f} +- {systems['standard_error']:.2f} held out, "
+        f"{systems['train']:.2f} "
         "training "
         f"rows ({systems['particles']} particles in ten islands whose log Z spread by "
         f"{systems['spread']:.2f}, "
         f"{systems['rungs']} temperatures of {systems['sweeps']} sweeps)",
     )
-    for name, bias in (("forward", "too large on average"), ("reverse", "too small, from exact draws")):
+    for name, bias in (
+        ("forward", "too large on average"),
+        ("reverse", "too small, from exact draws"),
+    ):
         mean = numbers[name]["pooled"]
         common.print_row(
             f"log-likelihood, {name}",
@@ -379,7 +495,8 @@ def report(result: Evaluation, args: argparse.Namespace) -> None:
         others += f"at most {met['max_after_lag']:.0f}"
     common.print_row(
         "draws",
-        f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} of {met['pairs']} "
+        f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} "
+        f"of {met['pairs']} "
         f"coupled pairs had not met ({others}); distance to the model's distribution at most "
         f"{met['tv_bound']:.3g}",
     )

@@ -24,13 +24,21 @@ from ebmpp.ppl import CoupledComposite
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "reference").glob("*.rst"))
-ROOMS = sorted(p.name for p in (ROOT / "ebmpp").iterdir() if (p / "__init__.py").exists())
+ROOMS = sorted(
+    p.name for p in (ROOT / "ebmpp").iterdir() if (p / "__init__.py").exists()
+)
 #: What a page describes: functions and classes, data, whole modules.
-DESCRIBED = re.compile(r"^\.\. (?:py:)?(?:auto)?(?:class|function|data|module):: ([\w.]+)$", re.MULTILINE)
+DESCRIBED = re.compile(
+    r"^\.\. (?:py:)?(?:auto)?(?:class|function|data|module):: ([\w.]+)$", re.MULTILINE
+)
 
 
 def described() -> list[str]:
-    return [name for page in PAGES for name in DESCRIBED.findall(page.read_text(encoding="utf-8"))]
+    return [
+        name
+        for page in PAGES
+        for name in DESCRIBED.findall(page.read_text(encoding="utf-8"))
+    ]
 
 
 def object_at(path: str) -> Any:
@@ -47,15 +55,23 @@ def object_at(path: str) -> Any:
 def test_every_public_name_is_described(room: str) -> None:
     face = importlib.import_module(f"ebmpp.{room}" if room else "ebmpp")
     everything = [object_at(path) for path in described()]
-    missing = [n for n in face.__all__ if not any(obj is getattr(face, n) for obj in everything)]
+    missing = [
+        n
+        for n in face.__all__
+        if not any(obj is getattr(face, n) for obj in everything)
+    ]
     assert not missing, f"put them on docs/reference/{room or 'index'}.rst"
 
 
 @pytest.mark.parametrize("module", ["exact", "monitors", "optimizers", "plots"])
 def test_what_a_module_at_the_root_makes_public_is_described(module: str) -> None:
     room = getattr(ebmpp, module)
-    functions = inspect.getmembers(room, lambda f: inspect.isfunction(f) and f.__module__ == room.__name__)
-    names = getattr(room, "__all__", None) or [n for n, f in functions if f.__doc__ and ">>>" in f.__doc__]
+    functions = inspect.getmembers(
+        room, lambda f: inspect.isfunction(f) and f.__module__ == room.__name__
+    )
+    names = getattr(room, "__all__", None) or [
+        n for n, f in functions if f.__doc__ and ">>>" in f.__doc__
+    ]
     assert names and not set(names) - {path.rsplit(".", 1)[-1] for path in described()}
 
 
@@ -65,7 +81,9 @@ def test_a_name_is_described_once_and_is_there() -> None:
 
 
 def test_the_table_of_the_root_is_whole() -> None:
-    listed = re.findall(r"^   (\w+)$", (ROOT / "docs/reference/index.rst").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^   (\w+)$", (ROOT / "docs/reference/index.rst").read_text(), re.MULTILINE
+    )
     assert set(ebmpp.__all__) - {"__version__"} <= set(listed)
 
 
@@ -76,8 +94,14 @@ WHEN = re.compile(r"(For|To|The estimator to begin with|The first choice)\b")
 def chosen_among() -> list[type]:
     """Estimators and kernels of the faces, but those to inherit from."""
     values = [*vars(estimators).values(), *vars(kernels).values()]
-    kinds = [c for c in values if inspect.isclass(c) and {Estimator, RowKernel} & set(c.__mro__)]
-    return sorted({*kinds, MeanField} - {Estimator, RowKernel}, key=lambda c: c.__name__)
+    kinds = [
+        c
+        for c in values
+        if inspect.isclass(c) and {Estimator, RowKernel} & set(c.__mro__)
+    ]
+    return sorted(
+        {*kinds, MeanField} - {Estimator, RowKernel}, key=lambda c: c.__name__
+    )
 
 
 @pytest.mark.parametrize("kind", chosen_among(), ids=lambda kind: kind.__name__)

@@ -44,12 +44,18 @@ print("started", flush=True)
 """
 
 
-@pytest.mark.parametrize("call", ["unbiased_expectation", "composite_expectation", "perfect_sample", "fit"])
+@pytest.mark.parametrize(
+    "call", ["unbiased_expectation", "composite_expectation", "perfect_sample", "fit"]
+)
 def test_ctrl_c_ends_a_call_and_its_process(call: str) -> None:
     program = [sys.executable, "-c", f"{SETUP}{call}()"]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
-            assert process.stdout is not None and process.stdout.readline() == "started\n"
+            assert (
+                process.stdout is not None and process.stdout.readline() == "started\n"
+            )
             time.sleep(15)  # for the compilation
             assert process.poll() is None
             begin = time.monotonic()
@@ -58,4 +64,7 @@ def test_ctrl_c_ends_a_call_and_its_process(call: str) -> None:
         finally:
             process.kill()
     assert time.monotonic() - begin < 10
-    assert "KeyboardInterrupt" in errors and process.returncode in (130, -signal.SIGINT), errors
+    assert "KeyboardInterrupt" in errors and process.returncode in (
+        130,
+        -signal.SIGINT,
+    ), errors

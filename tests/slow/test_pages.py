@@ -16,7 +16,9 @@ from helpers import assert_like
 from release_files import outputs, python_blocks
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / page for page in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES = [
+    ROOT / page for page in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")
+]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 MAX_README_LINES = 160
 MAX_COLUMNS = 88  # of code on a page of the site, which is cut beyond
@@ -52,14 +54,26 @@ def test_a_page_runs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name)
 def test_code_fits_the_page(page: Path) -> None:
     blocks = python_blocks(page.read_text(encoding="utf-8"))
-    assert not [line for block in blocks for line in block.splitlines() if len(line) > MAX_COLUMNS]
+    assert not [
+        line
+        for block in blocks
+        for line in block.splitlines()
+        if len(line) > MAX_COLUMNS
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_of_a_page_exist(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not [
+        link
+        for link in links
+        if "://" not in link and not (page.parent / link).exists()
+    ]
 
 
 def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
+    assert (
+        len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
+        <= MAX_README_LINES
+    )

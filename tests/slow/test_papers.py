@@ -36,7 +36,9 @@ def run(papers, name, tmp_path):
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("settings", ["quick", "small", "paper"])
-def test_options_of_a_row_parse_and_quick_ones_need_no_file(papers, monkeypatch, name, settings):
+def test_options_of_a_row_parse_and_quick_ones_need_no_file(
+    papers, monkeypatch, name, settings
+):
     monkeypatch.delenv("EBMPP_DATA_DIR", raising=False)
     row = ROWS[name]
     module = papers.program(row)
@@ -45,15 +47,32 @@ def test_options_of_a_row_parse_and_quick_ones_need_no_file(papers, monkeypatch,
     assert row.options(settings)
     for options in row.options(settings):
         args = vars(module.parse([*options, "--out", "somewhere"]))
-        assert args["out"] and (settings != "quick" or args.get("data", "digits") == "digits")
+        assert args["out"] and (
+            settings != "quick" or args.get("data", "digits") == "digits"
+        )
 
 
 def test_every_figure_and_table_has_a_row():
     expected = {
-        "Qiu et al. (2020)": [f"figure {n}" for n in range(2, 13)] + [f"table {n}" for n in (1, 2, 3)],
-        "Taniguchi et al. (2023)": ["figure 1", "figure 2", "figure 3", "table 1", "table 2"],
-        "Upadhya, Sastry (2017)": ["table 1", *(f"figure {n}" for n in "1 2 3 4 5 6a 6b 7a 7b".split())],
-        "Breuleux et al. (2011)": ["figure 1", "figure 2", "figure 3 left", "figure 3 right"],
+        "Qiu et al. (2020)": [f"figure {n}" for n in range(2, 13)]
+        + [f"table {n}" for n in (1, 2, 3)],
+        "Taniguchi et al. (2023)": [
+            "figure 1",
+            "figure 2",
+            "figure 3",
+            "table 1",
+            "table 2",
+        ],
+        "Upadhya, Sastry (2017)": [
+            "table 1",
+            *(f"figure {n}" for n in "1 2 3 4 5 6a 6b 7a 7b".split()),
+        ],
+        "Breuleux et al. (2011)": [
+            "figure 1",
+            "figure 2",
+            "figure 3 left",
+            "figure 3 right",
+        ],
     }
     for paper, printed in expected.items():
         rows = [row for row in ROWS.values() if row.paper == paper]
@@ -65,11 +84,21 @@ def test_every_figure_and_table_has_a_row():
 
 def test_the_list_shows_every_row():
     printed = subprocess.run(
-        [sys.executable, FOLDER / "papers.py", "--list"], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, FOLDER / "papers.py", "--list"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     ).stdout
     for row in ROWS.values():
-        assert f"{row.name}: {row.paper}" in printed and row.state in printed and row.time in printed
-        assert all(f"{row.script}.py {options}".rstrip() in printed for options in row.small)
+        assert (
+            f"{row.name}: {row.paper}" in printed
+            and row.state in printed
+            and row.time in printed
+        )
+        assert all(
+            f"{row.script}.py {options}".rstrip() in printed for options in row.small
+        )
 
 
 def test_bars_and_stripes_are_learned(papers, tmp_path):

@@ -42,11 +42,19 @@ def test_the_sdist_holds_all_that_its_tests_read(tmp_path: Path) -> None:
 
 def test_no_module_repeats_the_version() -> None:
     number = f'"{release_files.VERSION}"'
-    assert not [p for p in (release_files.ROOT / "ebmpp").rglob("*.py") if number in p.read_text("utf-8")]
+    assert not [
+        p
+        for p in (release_files.ROOT / "ebmpp").rglob("*.py")
+        if number in p.read_text("utf-8")
+    ]
 
 
 def test_a_release_is_checked_on_its_pythons() -> None:
-    versions = [c.rsplit(" ", 1)[1] for c in release_files.PROJECT["classifiers"] if ":: Python :: 3." in c]
+    versions = [
+        c.rsplit(" ", 1)[1]
+        for c in release_files.PROJECT["classifiers"]
+        if ":: Python :: 3." in c
+    ]
     assert set(versions) <= set(release_check.VERSIONS)
 
 
@@ -60,4 +68,8 @@ def test_the_table_reports_failed_and_skipped_checks() -> None:
     assert [row.result for row in table.rows] == ["ok", "FAILED", "skipped"]
     assert table.failed
     text = str(table)
-    assert "2 files" in text and "such thing" in text and "no such interpreter here" in text
+    assert (
+        "2 files" in text
+        and "such thing" in text
+        and "no such interpreter here" in text
+    )

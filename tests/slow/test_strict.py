@@ -15,7 +15,17 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Observed, Spin, contrib, exact, layered
+from ebmpp import (
+    Bernoulli,
+    Categorical,
+    FactorGraph,
+    Gaussian,
+    Observed,
+    Spin,
+    contrib,
+    exact,
+    layered,
+)
 from ebmpp.kernels import LongRun
 
 KEY, RBM = zoo.KEY, zoo.graph("rbm")
@@ -34,7 +44,9 @@ def params_of(graph: FactorGraph) -> dict[str, Any]:
 
 
 def draws(kernel: Any, *args: Any, **clamped: Any) -> dict:
-    return run_mcmc(kernel, *args, num_warmup=2, num_samples=3, num_chains=2, clamped=clamped).get_samples()
+    return run_mcmc(
+        kernel, *args, num_warmup=2, num_samples=3, num_chains=2, clamped=clamped
+    ).get_samples()
 
 
 def assert_finite(tree: Any) -> None:
@@ -47,7 +59,9 @@ def test_draws_and_exact_sums(name: str) -> None:
     graph.check(params)
     assert_finite(draws(ebmpp.BlockedGibbs(graph), params))
     assert_finite((exact.log_partition(graph, params), exact.moments(graph, params)))
-    pairs = ebmpp.unbiased_expectation(graph, params, lambda x: x, rng_key=KEY, num_pairs=8, k=1, m=2, lag=1)
+    pairs = ebmpp.unbiased_expectation(
+        graph, params, lambda x: x, rng_key=KEY, num_pairs=8, k=1, m=2, lag=1
+    )
     assert_finite((pairs.value, pairs.standard_error))
 
 
@@ -79,7 +93,9 @@ def test_missing_entries_may_be_nan() -> None:
     observed = Observed.where_finite(v)
     assert_finite(draws(ebmpp.BlockedGibbs(RBM), params, v=observed))
     assert_finite(ebmpp.local_search(RBM, params, rng_key=KEY, v=observed).state)
-    result = ebmpp.complete(RBM, params, rng_key=KEY, v=observed, num_samples=4, num_warmup=2, num_chains=2)
+    result = ebmpp.complete(
+        RBM, params, rng_key=KEY, v=observed, num_samples=4, num_warmup=2, num_chains=2
+    )
     assert_finite(result.mean)
 
 
@@ -98,7 +114,13 @@ def test_missing_entries_may_be_nan() -> None:
 )
 def test_training(estimator: Any) -> None:
     fit = ebmpp.fit(
-        RBM, DATA, estimator=estimator, num_steps=2, batch_size=6, rng_key=KEY, progress_bar=False
+        RBM,
+        DATA,
+        estimator=estimator,
+        num_steps=2,
+        batch_size=6,
+        rng_key=KEY,
+        progress_bar=False,
     )
     assert_finite(fit.params)
 
@@ -110,14 +132,24 @@ def test_paths(name: str) -> None:
     path = ebmpp.annealing.Path.through(graph, eta0, [params])
     other = jax.tree.map(lambda a: 2 * a, params)
     assert_finite(draws(ebmpp.ParallelTempering(graph, path=path), other))
-    assert_finite(ebmpp.smc(graph, other, rng_key=KEY, num_particles=20, path=path).log_partition)
+    assert_finite(
+        ebmpp.smc(graph, other, rng_key=KEY, num_particles=20, path=path).log_partition
+    )
     if name == "rbm":
         fit = ebmpp.fit(
-            RBM, DATA, num_steps=3, rng_key=KEY, estimator=ebmpp.CD(), keep_path=2, progress_bar=False
+            RBM,
+            DATA,
+            num_steps=3,
+            rng_key=KEY,
+            estimator=ebmpp.CD(),
+            keep_path=2,
+            progress_bar=False,
         )
         assert fit.path is not None and fit.path.ends_at(fit.params)
 
 
 def test_annealing() -> None:
-    result = ebmpp.ais(RBM, params_of(RBM), rng_key=KEY, num_particles=20, num_temperatures=50)
+    result = ebmpp.ais(
+        RBM, params_of(RBM), rng_key=KEY, num_particles=20, num_temperatures=50
+    )
     assert_finite((result.log_partition, result.standard_error))

@@ -57,16 +57,25 @@ def binary_model(y: Any) -> None:
     offset = numpyro.sample("offset", dist.Normal(0, 1))
     x = numpyro.sample("x", dist.Bernoulli(0.5).expand(SHAPE).to_event(2))
     spins = 2.0 * x - 1
-    numpyro.factor("prior", 0.5 * COUPLING * jnp.einsum("i,ij,j", spins.ravel(), ADJACENCY, spins.ravel()))
+    numpyro.factor(
+        "prior",
+        0.5 * COUPLING * jnp.einsum("i,ij,j", spins.ravel(), ADJACENCY, spins.ravel()),
+    )
     numpyro.sample("y", dist.Normal(spins + offset, 1.0).to_event(2), obs=y)
 
 
 def spin_model(y: Any) -> None:
     """Model with pixels in -1 and +1, whose prior is a distribution."""
     graph, layout = lattice()
-    params = {"even": jnp.zeros(3), "odd": jnp.zeros(3), "even:odd": jnp.asarray(WEIGHTS)}
+    params = {
+        "even": jnp.zeros(3),
+        "odd": jnp.zeros(3),
+        "even:odd": jnp.asarray(WEIGHTS),
+    }
     offset = numpyro.sample("offset", dist.Normal(0, 1))
-    x = numpyro.sample("x", EnergyDistribution(graph, params, layout=layout, num_sweeps=1))
+    x = numpyro.sample(
+        "x", EnergyDistribution(graph, params, layout=layout, num_sweeps=1)
+    )
     numpyro.sample("y", dist.Normal(x + offset, 1.0).to_event(2), obs=y)
 
 
@@ -82,14 +91,24 @@ def offset_step() -> Conjugate:
 
 def short_hmc(model: Any) -> HMC:
     """HMC with four fixed steps, which compiles fast."""
-    fixed = {"adapt_step_size": False, "adapt_mass_matrix": False, "trajectory_length": None}
+    fixed = {
+        "adapt_step_size": False,
+        "adapt_mass_matrix": False,
+        "trajectory_length": None,
+    }
     return HMC(model, step_size=0.25, num_steps=4, **fixed)
 
 
-def run_chains(kernel: Any, y: Any = NOISY, chains: int = 200, draws: int = 30, **options: Any) -> MCMC:
+def run_chains(
+    kernel: Any, y: Any = NOISY, chains: int = 200, draws: int = 30, **options: Any
+) -> MCMC:
     """Run one chain per key, vectorised unless ``chain_method`` says otherwise."""
     key, fields = options.pop("key", jax.random.key(0)), options.pop("extra_fields", ())
-    settings = {"num_warmup": 40, "chain_method": jax.vmap, "progress_bar": False} | options
+    settings = {
+        "num_warmup": 40,
+        "chain_method": jax.vmap,
+        "progress_bar": False,
+    } | options
     mcmc = MCMC(kernel, num_samples=draws, num_chains=chains, **settings)
     mcmc.run(key, jnp.asarray(y), extra_fields=fields)
     return mcmc
@@ -99,7 +118,9 @@ def assert_posterior(mcmc: MCMC) -> None:
     """Compare with the exact posterior; means of chains are independent, whatever the autocorrelation."""
     draws = mcmc.get_samples(group_by_chain=True)
     probability, offset = exact_posterior()
-    assert_rows_law(np.asarray(draws["x"] > 0, float).mean(1), probability, comparisons=7)
+    assert_rows_law(
+        np.asarray(draws["x"] > 0, float).mean(1), probability, comparisons=7
+    )
     assert_rows_law(np.asarray(draws["offset"]).mean(1), offset, comparisons=7)
 
 

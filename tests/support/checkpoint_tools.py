@@ -16,8 +16,16 @@ from ebmpp.training import Fit
 
 def run(directory: Any = None, num_steps: int = 12, **options: Any) -> Fit:
     """Train with Adam and an estimator whose state is a random walk."""
-    options = {"monitors": {"sum": _sum}, "keep_best": ("sum", "min"), "monitor_every": 3} | options
-    options = {"optimizer": ADAM, "checkpoint_dir": directory, "checkpoint_every": 4} | options
+    options = {
+        "monitors": {"sum": _sum},
+        "keep_best": ("sum", "min"),
+        "monitor_every": 3,
+    } | options
+    options = {
+        "optimizer": ADAM,
+        "checkpoint_dir": directory,
+        "checkpoint_every": 4,
+    } | options
     return train(num_steps=num_steps, **options)
 
 
@@ -27,7 +35,10 @@ def _sum(params: Any) -> Any:
 
 def steps_in(directory: Path) -> list[int]:
     """Return the steps of the checkpoints in a directory."""
-    return sorted(int(path.stem.removeprefix("checkpoint-")) for path in directory.glob("checkpoint-*.zip"))
+    return sorted(
+        int(path.stem.removeprefix("checkpoint-"))
+        for path in directory.glob("checkpoint-*.zip")
+    )
 
 
 def names_in(directory: Path) -> list[str]:
@@ -38,10 +49,13 @@ def names_in(directory: Path) -> list[str]:
 def start_process(directory: Path, die_in: str = "") -> subprocess.Popen:
     """Start a process that resumes an unbounded run in a directory.
 
-    :param die_in: "fsync" or "replace": the process kills itself during its third checkpoint, at this call.
+    :param die_in: "fsync" or "replace": the process kills itself during its third
+        checkpoint, at this call.
     """
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
-    code = f"import checkpoint_tools as t; t.run_endlessly({str(directory)!r}, {die_in!r})"
+    code = (
+        f"import checkpoint_tools as t; t.run_endlessly({str(directory)!r}, {die_in!r})"
+    )
     environment = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen([sys.executable, "-c", code], env=environment)
 

@@ -18,7 +18,8 @@ from helpers import random_params
 #: NumPyro's ways to run several chains
 METHODS = ("sequential", "vectorized", "parallel", jax.vmap)
 
-#: of the zoo's "rbm": all units are off or all on, and chains change between the two slowly
+#: of the zoo's "rbm": all units are off or all on, and chains change between the two
+#: slowly
 TWO_MODES = {
     "v": np.full(4, -2.0, np.float32),
     "h": np.full(3, -3.0, np.float32),
@@ -36,11 +37,19 @@ def reference(graph: FactorGraph) -> dict[str, Any]:
     """Natural parameters of independent units where a path may begin."""
     generator = np.random.default_rng(0)
     noise = lambda f: np.float32(0.3 * generator.normal(size=f.statistic_shape))
-    return {b: np.asarray(f.default_eta()) + noise(f) for b, f in graph.families.items()}
+    return {
+        b: np.asarray(f.default_eta()) + noise(f) for b, f in graph.families.items()
+    }
 
 
-def make_mcmc(kernel: Any, num_samples: int = 8, num_chains: int = 1, **options: Any) -> MCMC:
-    options = {"num_warmup": 0, "chain_method": "vectorized", "progress_bar": False} | options
+def make_mcmc(
+    kernel: Any, num_samples: int = 8, num_chains: int = 1, **options: Any
+) -> MCMC:
+    options = {
+        "num_warmup": 0,
+        "chain_method": "vectorized",
+        "progress_bar": False,
+    } | options
     return MCMC(kernel, num_samples=num_samples, num_chains=num_chains, **options)
 
 
@@ -56,7 +65,13 @@ def run_mcmc(
     """Run a kernel on params (or other model arguments); ``options`` go to :func:`make_mcmc`."""
     mcmc = make_mcmc(kernel, **options)
     key = jax.random.key(key) if isinstance(key, int) else key
-    mcmc.run(key, *args, extra_fields=extra_fields, init_params=init_params, **(clamped or {}))
+    mcmc.run(
+        key,
+        *args,
+        extra_fields=extra_fields,
+        init_params=init_params,
+        **(clamped or {}),
+    )
     return mcmc
 
 
@@ -71,7 +86,14 @@ def fields(mcmc: MCMC) -> dict[str, Any]:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _scan(kernel: Any, num_sweeps: int, keys: Any, args: tuple, clamped: dict, init_params: Any) -> Any:
+def _scan(
+    kernel: Any,
+    num_sweeps: int,
+    keys: Any,
+    args: tuple,
+    clamped: dict,
+    init_params: Any,
+) -> Any:
     def step(state: Any, _: None) -> tuple[Any, Any]:
         state = kernel.sample(state, args, clamped)
         return state, (state.z, getattr(state, "met", None))
@@ -91,11 +113,14 @@ def scan_kernel(
 ) -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
     """Run many chains (or a single one) in one program, which compiles faster than NumPyro's.
 
-    :return: the last state, draws of shape ``(num_sweeps, chains, ...)`` per block, and ``met`` of pairs.
+    :return: the last state, draws of shape ``(num_sweeps, chains, ...)`` per block, and
+        ``met`` of pairs.
     """
     keys = jax.random.key(key)
     keys = keys if num_chains is None else jax.random.split(keys, num_chains)
-    state, (z, met) = jax.device_get(_scan(kernel, num_sweeps, keys, args, dict(clamped or {}), init_params))
+    state, (z, met) = jax.device_get(
+        _scan(kernel, num_sweeps, keys, args, dict(clamped or {}), init_params)
+    )
     return state, z, met
 
 

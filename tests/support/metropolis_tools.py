@@ -19,7 +19,10 @@ class Law:
     """
 
     def __init__(
-        self, graph: FactorGraph, params: Any, among: Callable[[dict], bool] = lambda x: True
+        self,
+        graph: FactorGraph,
+        params: Any,
+        among: Callable[[dict], bool] = lambda x: True,
     ) -> None:
         states, weights, _ = enumerate_numpy(graph, params)
         inside = [i for i, x in enumerate(states) if among(x)]
@@ -28,7 +31,9 @@ class Law:
 
     def at(self, **blocks: Any) -> np.ndarray:
         """Return the distribution concentrated on the state with the values ``blocks``."""
-        is_here = [all(np.array_equal(x[b], v) for b, v in blocks.items()) for x in self.states]
+        is_here = [
+            all(np.array_equal(x[b], v) for b, v in blocks.items()) for x in self.states
+        ]
         assert sum(is_here) == 1
         return np.array(is_here, float)
 
@@ -40,7 +45,9 @@ class Law:
         assert hits.any(1).all(), "a sample is outside the states"
         likely = len(rows) * law > 10
         assert likely.sum() > 1
-        share, exact = (np.append(p[likely], p[~likely].sum()) for p in (hits.mean(0), law))
+        share, exact = (
+            np.append(p[likely], p[~likely].sum()) for p in (hits.mean(0), law)
+        )
         assert_law(share, exact, np.sqrt(exact * (1 - exact) / len(rows)), comparisons)
 
 
@@ -58,11 +65,15 @@ class Chain(Law):
         among: Callable[[dict], bool] = lambda x: True,
     ) -> None:
         super().__init__(graph, params, among)
-        proposed = [tuple(np.concatenate([x[b] for b in x if b not in summed])) for x in self.states]
+        proposed = [
+            tuple(np.concatenate([x[b] for b in x if b not in summed]))
+            for x in self.states
+        ]
         order = {values: i for i, values in enumerate(dict.fromkeys(proposed))}
         group = np.array([order[values] for values in proposed])
         marginal = np.bincount(group, self.target)
-        # alpha[i, j]: the probability that a chain in group i accepts the proposal of group j
+        # alpha[i, j]: the probability that a chain in group i accepts the proposal of
+        # group j
         alpha = np.minimum(1, marginal[None, :] / marginal[:, None])
         move = alpha / len(order)
         np.fill_diagonal(move, 0)
@@ -85,7 +96,10 @@ class Chain(Law):
         joint = (start[:, None] * np.linalg.matrix_power(self.step, lag)).T
         joints, alpha = [], self._alpha
         both = np.minimum(alpha[:, None], alpha[None, :]) / len(alpha)
-        only_x, only_y = alpha[:, None] / len(alpha) - both, alpha[None, :] / len(alpha) - both
+        only_x, only_y = (
+            alpha[:, None] / len(alpha) - both,
+            alpha[None, :] / len(alpha) - both,
+        )
         for _ in range(times):
             joints.append(joint)
             stay = joint * (1 - (both + only_x + only_y).sum(-1))

@@ -47,7 +47,9 @@ def switched_scale(y: Any) -> None:
 def markov_chain(y: Any) -> None:
     """Transitions are a factor of neighbours by index."""
     rows = numpyro.sample("rows", dist.Normal(0, 1).expand([3, 3]).to_event(2))
-    z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(3)).expand([len(y)]).to_event(1))
+    z = numpyro.sample(
+        "z", dist.Categorical(logits=jnp.zeros(3)).expand([len(y)]).to_event(1)
+    )
     numpyro.factor("moves", jax.nn.log_softmax(rows)[z[:-1], z[1:]].sum())
     numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y)
 
@@ -67,7 +69,9 @@ def scanned_chain(y: Any) -> None:
 def lattice(y: Any) -> None:
     """Equal neighbours of an open lattice of three-valued units."""
     coupling = numpyro.sample("coupling", dist.Normal(0, 1))
-    z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(3)).expand(y.shape).to_event(2))
+    z = numpyro.sample(
+        "z", dist.Categorical(logits=jnp.zeros(3)).expand(y.shape).to_event(2)
+    )
     equal = (z[1:] == z[:-1]).sum() + (z[:, 1:] == z[:, :-1]).sum()
     numpyro.factor("prior", coupling * equal)
     numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(2), obs=y)
@@ -77,7 +81,9 @@ def convolved(y: Any) -> None:
     """The sum over neighbours as a convolution with a kernel whose middle is zero."""
     z = numpyro.sample("z", dist.Bernoulli(0.5).expand([2, 3]).to_event(2))
     kernel = jnp.array([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]])
-    total = jax.lax.conv((1.0 * z)[None, None], kernel[None, None], (1, 1), "SAME")[0, 0]
+    total = jax.lax.conv((1.0 * z)[None, None], kernel[None, None], (1, 1), "SAME")[
+        0, 0
+    ]
     numpyro.factor("prior", 0.2 * (total * z).sum())
     numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(2), obs=y)
 
@@ -111,25 +117,37 @@ def grouped_sums(y: Any) -> None:
     z = numpyro.sample("z", dist.Bernoulli(0.4).expand([6]).to_event(1))
     w = numpyro.sample("w", dist.Binomial(2, 0.4).expand([3]).to_event(1))
     sums = jnp.zeros(3, int).at[np.array([0, 1, 2, 0, 1])].add(z[1:] * z[:-1])
-    numpyro.factor("prior", (w * sums).sum() + 0.1 * jnp.zeros(6).at[np.arange(5)].set(1.0 * z[1:]) @ z)
+    numpyro.factor(
+        "prior",
+        (w * sums).sum() + 0.1 * jnp.zeros(6).at[np.arange(5)].set(1.0 * z[1:]) @ z,
+    )
     numpyro.sample("y", dist.Normal(1.0 * w, 1.0).to_event(1), obs=y[:3])
 
 
 def full_covariances(y: Any) -> None:
     """Points in the plane, with one covariance per component."""
     means = numpyro.sample("means", dist.Normal(0, 2).expand([3, 2]).to_event(2))
-    trils = jnp.array([[[1.0, 0], [0.5, 1]], [[2.0, 0], [0.0, 1]], [[1.0, 0], [-0.7, 0.5]]])
+    trils = jnp.array(
+        [[[1.0, 0], [0.5, 1]], [[2.0, 0], [0.0, 1]], [[1.0, 0], [-0.7, 0.5]]]
+    )
     with numpyro.plate("points", 3):
         z = numpyro.sample("z", dist.Categorical(jnp.array([0.2, 0.3, 0.5])))
-        numpyro.sample("y", dist.MultivariateNormal(means[z], scale_tril=trils[z]), obs=y.T)
+        numpyro.sample(
+            "y", dist.MultivariateNormal(means[z], scale_tril=trils[z]), obs=y.T
+        )
 
 
 @cache
 def spin_chain() -> tuple[ebmpp.FactorGraph, dict]:
     """Four spins in a chain, and params."""
     pairs = np.array([[0, 1], [1, 2], [2, 3]])
-    graph = ebmpp.FactorGraph({"s": ebmpp.Spin(4)}, factors=[ebmpp.Bias("s"), ebmpp.Pairwise("s", pairs)])
-    return graph, {"s": np.float32([0.3, -0.2, 0.1, 0.0]), "s:s": np.float32([0.4, -0.3, 0.5])}
+    graph = ebmpp.FactorGraph(
+        {"s": ebmpp.Spin(4)}, factors=[ebmpp.Bias("s"), ebmpp.Pairwise("s", pairs)]
+    )
+    return graph, {
+        "s": np.float32([0.3, -0.2, 0.1, 0.0]),
+        "s:s": np.float32([0.4, -0.3, 0.5]),
+    }
 
 
 def energy_prior(y: Any) -> None:
@@ -167,7 +185,12 @@ CASES = {
         Case(lattice, ("z",), (Y23,), 2),
         Case(convolved, ("z",), (Y23,), 2),
         Case(nested_plates, ("group", "z"), (Y23,), 2),
-        Case(masked_and_scaled, ("z",), (Y5, np.array([True, False, True, True, False])), 1),
+        Case(
+            masked_and_scaled,
+            ("z",),
+            (Y5, np.array([True, False, True, True, False])),
+            1,
+        ),
         Case(counts, ("z",), (Y5,), 1),
         Case(grouped_sums, ("z", "w"), (Y5,), 3),
         Case(full_covariances, ("z",), (Y23,), 1),
@@ -190,7 +213,9 @@ class Conditionals:
     def around(self, row: int = 0) -> tuple[dict[str, np.ndarray], Call]:
         """Return the block's sites and their siblings in one of the states."""
         sites = {site: self.values[site][row] for site in self.case.sites}
-        siblings = {name: v[row] for name, v in self.values.items() if name not in sites}
+        siblings = {
+            name: v[row] for name, v in self.values.items() if name not in sites
+        }
         return sites, Call(siblings, self.case.args, {})
 
     def check(self, atol: float = 2e-5) -> None:
@@ -204,24 +229,39 @@ class Conditionals:
 def latents(model: Callable, args: tuple, seed: int = 0) -> dict[str, np.ndarray]:
     """Latent sites of a draw from the prior; eager, as blocks draw, so that programs are shared."""
     trace = prototype_trace(model, jax.random.key(seed), args, {})
-    return {name: np.asarray(trace[name]["value"]) for name in latent_sample_sites(trace)}
+    return {
+        name: np.asarray(trace[name]["value"]) for name in latent_sample_sites(trace)
+    }
 
 
 def brute_force(case: Case, block: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Log conditionals from the joint density: each unit set to each of its values, one at a time."""
-    sizes = {s: (int(np.prod(values[s].shape)), len(block.posterior.values[s].table)) for s in case.sites}
+    sizes = {
+        s: (int(np.prod(values[s].shape)), len(block.posterior.values[s].table))
+        for s in case.sites
+    }
     rows = {s: [] for s in case.sites}
     for moved, (size, count) in sizes.items():
         for site in case.sites:
             value = jnp.asarray(values[site])
             changed = jnp.broadcast_to(value, (size, count, *value.shape))
             if site == moved:
-                table = jnp.asarray(block.posterior.values[site].table).astype(value.dtype)
+                table = jnp.asarray(block.posterior.values[site].table).astype(
+                    value.dtype
+                )
                 is_moved = np.eye(size, dtype=bool).reshape(size, 1, *value.shape)
-                changed = jnp.where(is_moved, jnp.broadcast_to(table, (count, *value.shape)), changed)
+                changed = jnp.where(
+                    is_moved, jnp.broadcast_to(table, (count, *value.shape)), changed
+                )
             rows[site].append(changed.reshape(-1, *value.shape))
-    density = lambda sites: log_density(case.model, case.args, {}, {**values, **sites})[0]
-    logs, result, start = jax.vmap(density)({s: jnp.concatenate(v) for s, v in rows.items()}), {}, 0
+    density = lambda sites: log_density(case.model, case.args, {}, {**values, **sites})[
+        0
+    ]
+    logs, result, start = (
+        jax.vmap(density)({s: jnp.concatenate(v) for s, v in rows.items()}),
+        {},
+        0,
+    )
     for site, (size, count) in sizes.items():
         shape = (*values[site].shape, count)
         valid = jnp.moveaxis(jnp.asarray(block.posterior.values[site].valid), 0, -1)
@@ -237,10 +277,15 @@ def compare(case: Case, **values: Any) -> Conditionals:
     :param case: the model.
     :param values: of sites, in place of draws from the prior.
     """
-    block = GibbsBlock.from_model(case.model, list(case.sites), *case.args, joint="units", **case.options)
+    block = GibbsBlock.from_model(
+        case.model, list(case.sites), *case.args, joint="units", **case.options
+    )
     states = [latents(case.model, case.args, seed) | values for seed in range(2)]
     stacked = {name: np.stack([state[name] for state in states]) for name in states[0]}
-    at = lambda state: (brute_force(case, block, state), block.log_conditionals(state, *case.args))
+    at = lambda state: (
+        brute_force(case, block, state),
+        block.log_conditionals(state, *case.args),
+    )
     results = jax.tree.map(np.asarray, jax.jit(jax.vmap(at))(stacked))
     return Conditionals(case, block, stacked, *results)
 
@@ -252,7 +297,12 @@ def conditionals(name: str) -> Conditionals:
 
 
 def advance(
-    block: Any, sites: Any, call: Call, num_draws: int = 4000, seed: int = 0, rows: bool = False
+    block: Any,
+    sites: Any,
+    call: Call,
+    num_draws: int = 4000,
+    seed: int = 0,
+    rows: bool = False,
 ) -> Any:
     """One step of a block for each of many keys.
 
@@ -260,16 +310,21 @@ def advance(
     """
     keys = jax.random.split(jax.random.key(seed), num_draws)
     step = jax.vmap(
-        lambda sites, key: block.advance(sites, call, random.key_pair(key)), (0 if rows else None, 0)
+        lambda sites, key: block.advance(sites, call, random.key_pair(key)),
+        (0 if rows else None, 0),
     )
     return jax.tree.map(np.asarray, jax.jit(step)(sites, keys))
 
 
-def run_alone(block: Any, start: dict, steps: int, chains: int, args: tuple = (), **siblings: Any) -> Any:
+def run_alone(
+    block: Any, start: dict, steps: int, chains: int, args: tuple = (), **siblings: Any
+) -> Any:
     """Last states of chains of a block, its siblings held."""
     kwargs = {"_gibbs_sites": siblings}
 
     keys = jax.random.split(jax.random.key(0), chains)
     states = jax.vmap(lambda key: block.init(key, 0, start, args, kwargs))(keys)
-    chain = lambda state: jax.lax.fori_loop(0, steps, lambda _, s: block.sample(s, args, kwargs), state)
+    chain = lambda state: jax.lax.fori_loop(
+        0, steps, lambda _, s: block.sample(s, args, kwargs), state
+    )
     return jax.jit(jax.vmap(chain))(states)

@@ -112,7 +112,9 @@ class Loss(Family):
         return -jnp.log(eta)
 
     def unit_distribution(self, eta: Array) -> dist.Distribution:
-        return dist.TransformedDistribution(dist.Exponential(eta), dist.transforms.AffineTransform(0.0, -1.0))
+        return dist.TransformedDistribution(
+            dist.Exponential(eta), dist.transforms.AffineTransform(0.0, -1.0)
+        )
 
     def in_domain(self, eta: Array) -> Array:
         return eta > 0

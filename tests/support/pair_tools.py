@@ -43,7 +43,9 @@ def params_of(name: str) -> dict[str, Any]:
 def starts_of(name: str, jobs: int = JOBS) -> dict[str, jax.Array]:
     """Return starts far from the model's distribution."""
     families = graph_of(name).families
-    return {b: jnp.asarray(np.ones((jobs, *f.shape), f.dtype)) for b, f in families.items()}
+    return {
+        b: jnp.asarray(np.ones((jobs, *f.shape), f.dtype)) for b, f in families.items()
+    }
 
 
 def run(
@@ -63,26 +65,35 @@ def run(
     x = starts_of(name) if starts is None else starts
     numbers = Window(*(np.int32(n) for n in (*window, max_sweeps)))
     moves = resolve_moves(graph, coupling)
-    return jax.device_get(run_pairs(target, moves, accumulator, num_slots, x, x, key(seed), numbers))
+    return jax.device_get(
+        run_pairs(target, moves, accumulator, num_slots, x, x, key(seed), numbers)
+    )
 
 
-def assert_unbiased(name: str, coupling: Any, windows: list[tuple[int, int, int]]) -> None:
+def assert_unbiased(
+    name: str, coupling: Any, windows: list[tuple[int, int, int]]
+) -> None:
     """Assert that the mean energy gradient of many runs is exact for every window."""
     exact = -flat(grad_log_partition(graph_of(name), params_of(name)))
     for window in windows:
         k, m, lag = window
         runs = [run(name, seed, window, coupling) for seed in range(RUNS)]
         tau = np.stack([r.meeting_time for r in runs])
-        assert tau.min() >= lag and tau.max() > lag + 1  # there was something to correct
+        # there was something to correct
+        assert tau.min() >= lag and tau.max() > lag + 1
         means = np.stack([flat(r.total) for r in runs]) / (JOBS * (m - k + 1))
         error = means.std(0, ddof=1) / math.sqrt(RUNS)
-        # Student's t of 39 degrees of freedom: its tails at 1e-4 equal the tails of a normal 15 % wider
+        # Student's t of 39 degrees of freedom: its tails at 1e-4 equal the tails of a
+        # normal 15 % wider
         assert_law(means.mean(0), exact, 1.15 * error, exact.size * len(windows))
 
 
 def _common(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Joint distribution of two vectors of bits drawn from the same uniforms, unit by unit."""
-    units = [[[1 - max(a, b), max(b - a, 0)], [max(a - b, 0), min(a, b)]] for a, b in zip(p, q, strict=True)]
+    units = [
+        [[1 - max(a, b), max(b - a, 0)], [max(a - b, 0), min(a, b)]]
+        for a, b in zip(p, q, strict=True)
+    ]
     bits = list(itertools.product((0, 1), repeat=len(p)))
     entry = lambda x, y: math.prod(u[c][d] for u, c, d in zip(units, x, y, strict=True))
     return np.array([[entry(x, y) for y in bits] for x in bits])
@@ -96,10 +107,14 @@ def _joint(kind: str, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     left, right = common.sum(1), common.sum(0)
     overlap = np.diag(np.minimum(left, right))
     missing = 1 - np.trace(overlap)
-    rest_left, rest_right = np.maximum(left - right, 0) / missing, np.maximum(right - left, 0) / missing
+    rest_left, rest_right = (
+        np.maximum(left - right, 0) / missing,
+        np.maximum(right - left, 0) / missing,
+    )
     if kind == "maximal_independent":
         return overlap + missing * np.outer(rest_left, rest_right)
-    # Proposals share uniforms until one is accepted; the other chain then continues by itself.
+    # Proposals share uniforms until one is accepted; the other chain then continues by
+    # itself.
     accept_left = np.maximum(1 - right / left, 0)[:, None]
     accept_right = np.maximum(1 - left / right, 0)[None, :]
     both = common * accept_left * accept_right
@@ -112,9 +127,14 @@ def _joint(kind: str, p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 def meeting_tail(kinds: tuple[str, str], times: int) -> np.ndarray:
     """Return P(tau > t) for t = 1, 2, ... with a lag of 1, both chains starting at all ones."""
-    bias_a, bias_b, weight = (np.asarray(params_of("tiny")[name], float) for name in ("a", "b", "a:b"))
+    bias_a, bias_b, weight = (
+        np.asarray(params_of("tiny")[name], float) for name in ("a", "b", "a:b")
+    )
     states = np.array(list(itertools.product((0, 1), repeat=2)), float)
-    given_b, given_a = sigmoid(bias_a + states @ weight.T), sigmoid(bias_b + states @ weight)
+    given_b, given_a = (
+        sigmoid(bias_a + states @ weight.T),
+        sigmoid(bias_b + states @ weight),
+    )
     pair_a = np.array([[_joint(kinds[0], p, q) for q in given_b] for p in given_b])
     pair_b = np.array([[_joint(kinds[1], p, q) for q in given_a] for p in given_a])
     leading_a = _common(given_b[3], given_b[3]).diagonal()

@@ -13,7 +13,9 @@ import tomllib
 import zipfile
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 VERSION = PROJECT["version"]
 #: contents of an sdist: the package, and everything that its tests read
 FOLDERS = ("ebmpp", "tests", "models", "docs", "tutorials", "benchmarks")
@@ -36,7 +38,16 @@ def build(target: str, out: Path) -> Path:
 
     :raises CalledProcessError: if the build fails.
     """
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        target,
+        "--directory",
+        str(out),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     (file,) = out.glob("*.whl" if target == "wheel" else "*.tar.gz")
     return file
@@ -54,10 +65,15 @@ def wheel_faults(wheel: Path) -> list[str]:
         names = set(archive.namelist())
         info = f"ebmpp-{VERSION}.dist-info"
         metadata = message_from_bytes(archive.read(f"{info}/METADATA"))
-    records = {f"{info}/{n}" for n in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")}
+    records = {
+        f"{info}/{n}" for n in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")
+    }
     return [
         *(f"lacks {n}" for n in sorted((sources() | records) - names)),
-        *(f"has {n}, which is no part of the package" for n in sorted(names - sources() - records)),
+        *(
+            f"has {n}, which is no part of the package"
+            for n in sorted(names - sources() - records)
+        ),
         *_metadata_faults(metadata),
     ]
 
@@ -75,7 +91,9 @@ def _metadata_faults(metadata: Message) -> list[str]:
     ]
     extras = set(metadata.get_all("Provides-Extra", []))
     if extras != set(PROJECT["optional-dependencies"]):
-        wrong.append(f"extras are {sorted(extras)}, expected {sorted(PROJECT['optional-dependencies'])}")
+        wrong.append(
+            f"extras are {sorted(extras)}, expected {sorted(PROJECT['optional-dependencies'])}"
+        )
     return wrong
 
 
@@ -83,14 +101,22 @@ def sdist_faults(sdist: Path) -> list[str]:
     """Return the faults of an sdist, which must hold the package, its tests and all that these read."""
     with tarfile.open(sdist) as archive:
         top = f"ebmpp-{VERSION}"
-        paths = [PurePosixPath(m.name).relative_to(top) for m in archive.getmembers() if m.isfile()]
+        paths = [
+            PurePosixPath(m.name).relative_to(top)
+            for m in archive.getmembers()
+            if m.isfile()
+        ]
     names = {str(p) for p in paths} - {".gitignore"}  # hatchling adds it
     tests = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("*.py")}
     strangers = {n for n in names - set(SINGLE) if n.split("/")[0] not in FOLDERS}
     strays = {str(p) for p in paths if _STRAY & set(p.parts)}
     return [
         *(f"lacks {n}" for n in sorted((sources() | tests | set(SINGLE)) - names)),
-        *(f"has nothing of {f}/" for f in FOLDERS if not any(n.startswith(f"{f}/") for n in names)),
+        *(
+            f"has nothing of {f}/"
+            for f in FOLDERS
+            if not any(n.startswith(f"{f}/") for n in names)
+        ),
         *(f"has {n}, which is no part of it" for n in sorted(strangers | strays)),
     ]
 
@@ -98,7 +124,9 @@ def sdist_faults(sdist: Path) -> list[str]:
 def payload(wheel: Path) -> dict[str, bytes]:
     """Return the package's files in a wheel, by name."""
     with zipfile.ZipFile(wheel) as archive:
-        return {n: archive.read(n) for n in archive.namelist() if n.startswith("ebmpp/")}
+        return {
+            n: archive.read(n) for n in archive.namelist() if n.startswith("ebmpp/")
+        }
 
 
 _FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -106,7 +134,10 @@ _FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOT
 
 def python_blocks(text: str) -> list[str]:
     """Return the code of each Python block of a page, padded with newlines to keep its line numbers."""
-    return ["\n" * text.count("\n", 0, m.start(1)) + m.group(1) for m in _FENCE.finditer(text)]
+    return [
+        "\n" * text.count("\n", 0, m.start(1)) + m.group(1)
+        for m in _FENCE.finditer(text)
+    ]
 
 
 def outputs(text: str) -> dict[int, str]:

@@ -16,7 +16,9 @@ from jax import Array
 
 def check(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Apply beartype to annotations of arrays only: the package reports other wrong arguments itself."""
-    hints = {name: hint for name, hint in fn.__annotations__.items() if _has_shape(hint)}
+    hints = {
+        name: hint for name, hint in fn.__annotations__.items() if _has_shape(hint)
+    }
     fn.__annotations__ = {name: _with_numpy(hint) for name, hint in hints.items()}
     return beartype(fn)
 
@@ -32,7 +34,11 @@ def _has_shape(hint: Any) -> bool:
 def _with_numpy(hint: Any) -> Any:
     """Allow NumPy arrays in place of jax's: the type checker distinguishes them."""
     if _is_array(hint):
-        return hint.dtype[Union[Array, np.ndarray], hint.dim_str] if hint.array_type is Array else hint
+        return (
+            hint.dtype[Union[Array, np.ndarray], hint.dim_str]
+            if hint.array_type is Array
+            else hint
+        )
     inner = tuple(map(_with_numpy, get_args(hint)))
     if not inner:
         return hint

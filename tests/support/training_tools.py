@@ -17,20 +17,26 @@ import ebmpp
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.training import Fit
 
-# One object per transformation: optax compares them by identity, and a new one would compile again.
+# One object per transformation: optax compares them by identity, and a new one would
+# compile again.
 SGD, ADAM = optax.sgd(0.5), optax.adam(0.1)
 BATCH = 4
-#: ten rows of the graph "binomial": row i is (i % 4, i // 4), so a batch shows which rows it has
+#: ten rows of the graph "binomial": row i is (i % 4, i // 4), so a batch shows which
+#: rows it has
 ROWS = np.stack([np.arange(10) % 4, np.arange(10) // 4], 1).astype(np.float32)
-ZEROS = {"v": np.zeros(2, np.float32), "h": np.zeros(2, np.float32), "v:h": np.zeros((2, 2), np.float32)}
+ZEROS = {
+    "v": np.zeros(2, np.float32),
+    "h": np.zeros(2, np.float32),
+    "v:h": np.zeros((2, 2), np.float32),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(Estimator):
     """An estimator whose metrics are its inputs, and whose gradient is ``params - 1 + noise * walk``.
 
-    Its state is a random walk, so the params show if any of it is lost. With ``noise=0`` and ``SGD`` the
-    params go from 0 to ``1 - 0.5**t`` in t steps.
+    Its state is a random walk, so the params show if any of it is lost. With
+    ``noise=0`` and ``SGD`` the params go from 0 to ``1 - 0.5**t`` in t steps.
     """
 
     noise: float = 0.0
@@ -38,17 +44,27 @@ class Recorder(Estimator):
     adopts: bool = False
     metric: str = "walk"
 
-    def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> dict[str, jax.Array]:
-        return {"walk": _uniform(key), "steps": jnp.array(0), "batch_size": jnp.array(batch)}
+    def init(
+        self, graph: Any, params: Any, data: Any, batch: int, key: Any
+    ) -> dict[str, jax.Array]:
+        return {
+            "walk": _uniform(key),
+            "steps": jnp.array(0),
+            "batch_size": jnp.array(batch),
+        }
 
-    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
+    def estimate(
+        self, graph: Any, params: Any, state: Any, batch: Any, key: Any
+    ) -> Estimate:
         walk = state["walk"] + _uniform(key)
         rows = batch.rows["v"] @ 4.0 ** jnp.arange(batch.rows["v"].shape[1])
         metrics = {"word": key[0], self.metric: walk, "count": state["steps"]}
         metrics |= {f"row {i}": row for i, row in enumerate(rows)}
         metrics |= {f"weight {i}": weight for i, weight in enumerate(batch.weights)}
         gradient = jax.tree.map(lambda p: p - 1 + self.noise * walk, params)
-        return Estimate(gradient, state | {"walk": walk, "steps": state["steps"] + 1}, metrics)
+        return Estimate(
+            gradient, state | {"walk": walk, "steps": state["steps"] + 1}, metrics
+        )
 
     def adopt(self, old: Any, fresh: Any) -> Any:
         return old if self.adopts else fresh
@@ -61,9 +77,17 @@ def _uniform(key: jax.Array) -> jax.Array:
     return (key[0] % 2001).astype(float) / 1000 - 1
 
 
-def train(data: Any = ROWS, estimator: Estimator = WALKER, graph: str = "binomial", **options: Any) -> Fit:
+def train(
+    data: Any = ROWS,
+    estimator: Estimator = WALKER,
+    graph: str = "binomial",
+    **options: Any,
+) -> Fit:
     """Run five steps from zero params on a graph of the zoo, unless ``options`` differ."""
-    zeros = {name: np.zeros(a.shape, np.float32) for name, a in zoo.graph(graph).param_shapes.items()}
+    zeros = {
+        name: np.zeros(a.shape, np.float32)
+        for name, a in zoo.graph(graph).param_shapes.items()
+    }
     defaults = {"rng_key": zoo.KEY, "params": zeros, "progress_bar": False}
     if hasattr(data, "shape"):
         defaults["batch_size"] = BATCH
@@ -97,22 +121,32 @@ def _columns(fit: Fit, prefix: str) -> np.ndarray:
 
 def leaves(tree: Any) -> np.ndarray:
     """All numbers of a pytree in one vector."""
-    return np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)])
+    return np.concatenate(
+        [np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)]
+    )
 
 
 def assert_same_run(first: Fit, second: Fit) -> None:
     """Assert that two runs agree bitwise in params, states, best params and history."""
     for name in ("params", "optimizer_state", "estimator_state", "best_params"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(first, name), getattr(second, name))
+        jax.tree.map(
+            np.testing.assert_array_equal, getattr(first, name), getattr(second, name)
+        )
     assert first.best_step == second.best_step
     assert first.history.identical(second.history)
-    assert {n: v.dtype for n, v in first.history.items()} == {n: v.dtype for n, v in second.history.items()}
+    assert {n: v.dtype for n, v in first.history.items()} == {
+        n: v.dtype for n, v in second.history.items()
+    }
 
 
 def assert_continues(second: Fit, uninterrupted: Fit) -> None:
     """Assert that a run ends as a longer one does, with the last part of its history."""
     for name in ("params", "optimizer_state", "estimator_state"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(second, name), getattr(uninterrupted, name))
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            getattr(second, name),
+            getattr(uninterrupted, name),
+        )
     for name in second.history:
         last = uninterrupted.history[name].values[-second.history.sizes["step"] :]
         np.testing.assert_array_equal(second.history[name].values, last, err_msg=name)

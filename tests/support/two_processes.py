@@ -29,7 +29,9 @@ def graph() -> ebmpp.FactorGraph:
 
 def params() -> Any:
     """Params under which pairs meet late."""
-    draw = lambda name, shape: 1.5 * np.random.default_rng(len(name)).normal(size=shape).astype(np.float32)
+    draw = lambda name, shape: (
+        1.5 * np.random.default_rng(len(name)).normal(size=shape).astype(np.float32)
+    )
     return {"v": draw("v", 9), "h": draw("h", 4), "v:h": draw("v:h", (9, 4))}
 
 
@@ -39,19 +41,39 @@ class Process:
     def __init__(self, number: int, directory: Path) -> None:
         self.mesh = jax.make_mesh((4,), ("rows",))
         half = len(DATA) // 2
-        self.number, self.directory, self.rows = number, directory, DATA[number * half :][:half]
+        self.number, self.directory, self.rows = (
+            number,
+            directory,
+            DATA[number * half :][:half],
+        )
         self.report: dict[str, Any] = {"same": {}, "errors": {}}
 
     def fit(self, estimator: Any, data: Any = None, **options: Any) -> ebmpp.Fit:
-        options = {"num_steps": 4, "batch_size": len(DATA), "progress_bar": False, **options}
-        options |= {"estimator": estimator, "optimizer": optax.sgd(0.5), "mesh": self.mesh}
-        return ebmpp.fit(graph(), self.rows if data is None else data, rng_key=jax.random.key(0), **options)
+        options = {
+            "num_steps": 4,
+            "batch_size": len(DATA),
+            "progress_bar": False,
+            **options,
+        }
+        options |= {
+            "estimator": estimator,
+            "optimizer": optax.sgd(0.5),
+            "mesh": self.mesh,
+        }
+        return ebmpp.fit(
+            graph(),
+            self.rows if data is None else data,
+            rng_key=jax.random.key(0),
+            **options,
+        )
 
     def train(self) -> None:
         fit = self.fit(ebmpp.UCD(), progress_bar=True)
         weights = np.arange(1.0, 1 + len(self.rows)) + self.number
         stream = lambda: iter(np.split(self.rows, 4) * 2)
-        self.report["history"] = {name: v.values.tolist() for name, v in fit.history.items()}
+        self.report["history"] = {
+            name: v.values.tolist() for name, v in fit.history.items()
+        }
         self.report["same"] |= {
             "ucd": hash_of(fit),
             "small": hash_of(self.fit(ebmpp.PCD(num_chains=16), batch_size=8)),
@@ -68,12 +90,21 @@ class Process:
 
     def sample(self) -> None:
         options = {"rng_key": jax.random.key(2), "mesh": self.mesh}
-        est = ebmpp.unbiased_expectation(graph(), params(), lambda x: x["v"], num_pairs=20, **options)
+        est = ebmpp.unbiased_expectation(
+            graph(), params(), lambda x: x["v"], num_pairs=20, **options
+        )
         self.report["meeting_time"] = est.meeting_time.tolist()
         smc = ebmpp.smc(graph(), params(), num_particles=60, **options)
-        ais = ebmpp.ais(graph(), params(), num_particles=10, num_temperatures=150, **options)
+        ais = ebmpp.ais(
+            graph(), params(), num_particles=10, num_temperatures=150, **options
+        )
         systems = ebmpp.particle_expectation(
-            graph(), params(), lambda x: x["v"].mean(), num_particles=10, num_pairs=5, **options
+            graph(),
+            params(),
+            lambda x: x["v"].mean(),
+            num_particles=10,
+            num_pairs=5,
+            **options,
         )
         values = {
             "value": est.value,
@@ -81,7 +112,9 @@ class Process:
             "ais": ais.log_partition,
             "systems": systems.value,
         }
-        self.report["same"] |= {name: np.asarray(value).tolist() for name, value in values.items()}
+        self.report["same"] |= {
+            name: np.asarray(value).tolist() for name, value in values.items()
+        }
 
     def errors(self) -> None:
         def short_stream() -> Iterator[np.ndarray]:
@@ -92,7 +125,9 @@ class Process:
         self.expect_error("data", lambda: self.fit(cd, self.rows + 5 * self.number))
         self.expect_error("stream", lambda: self.fit(cd, short_stream, batch_size=None))
         self.expect_error("batch", lambda: self.fit(cd, batch_size=7))
-        self.expect_error("checkpoints", lambda: self.fit(cd, checkpoint_dir=self.directory / "run"))
+        self.expect_error(
+            "checkpoints", lambda: self.fit(cd, checkpoint_dir=self.directory / "run")
+        )
 
     def expect_error(self, name: str, call: Callable[[], object]) -> None:
         try:

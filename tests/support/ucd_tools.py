@@ -25,7 +25,9 @@ BATCHES, ROWS = 40, 400
 SCALES = {"rbm": 2.0, "deep": 1.2, "gaussian": 0.8}
 _SHARES = np.array([0.5, 2.5, 0.0, 1.5], np.float32)
 WEIGHTS = np.tile(_SHARES, ROWS // 4) / ROWS  # of sum 1.125
-_PATTERN = np.array([[1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 1, 0]], np.float32)
+_PATTERN = np.array(
+    [[1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 1, 0]], np.float32
+)
 
 
 def key(seed: int) -> jax.Array:
@@ -35,15 +37,23 @@ def key(seed: int) -> jax.Array:
 
 def flat(tree: Any) -> Array:
     """Return all leaves of a tree as one vector in float64."""
-    return np.concatenate([np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)])
+    return np.concatenate(
+        [np.asarray(leaf, float).ravel() for leaf in jax.tree.leaves(tree)]
+    )
 
 
 @functools.cache
-def problem(name: str, rows: int = ROWS) -> tuple[FactorGraph, dict[str, Any], dict[str, jax.Array]]:
+def problem(
+    name: str, rows: int = ROWS
+) -> tuple[FactorGraph, dict[str, Any], dict[str, jax.Array]]:
     """Return a graph of the zoo, strong params, and rows far from the model's distribution."""
     graph = zoo.graph(name)
     pattern = np.tile(_PATTERN, (rows // 4, 1))[:, : graph.families["v"].size]
-    return graph, random_params(graph, seed=2, scale=SCALES[name]), {"v": jnp.asarray(pattern)}
+    return (
+        graph,
+        random_params(graph, seed=2, scale=SCALES[name]),
+        {"v": jnp.asarray(pattern)},
+    )
 
 
 def two_modes(weight: float = 3.0, field: float = 0.3) -> dict[str, Any]:
@@ -55,7 +65,13 @@ def two_modes(weight: float = 3.0, field: float = 0.3) -> dict[str, Any]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def estimate(
-    estimator: Any, graph: FactorGraph, params: Any, state: Any, rows: Any, pair: Any, weights: Any = None
+    estimator: Any,
+    graph: FactorGraph,
+    params: Any,
+    state: Any,
+    rows: Any,
+    pair: Any,
+    weights: Any = None,
 ) -> Estimate:
     """Return one step's estimate."""
     batch = Batch.uniform(rows) if weights is None else Batch(rows, weights)
@@ -63,18 +79,29 @@ def estimate(
 
 
 def log_likelihood(
-    graph: FactorGraph, params: Any, rows: Mapping[str, Array], known: Mapping[str, Array] | None = None
+    graph: FactorGraph,
+    params: Any,
+    rows: Mapping[str, Array],
+    known: Mapping[str, Array] | None = None,
 ) -> Array:
     """Return log p of each row by enumeration in float64, or of its known entries where units are finite."""
     joint = Oracle(graph, params, {})
     size = len(next(iter(rows.values())))
     if known is None:
         row = lambda i: {b: np.asarray(v[i], float) for b, v in rows.items()}
-        return np.array([Oracle(graph, params, row(i)).log_z for i in range(size)]) - joint.log_z
+        return (
+            np.array([Oracle(graph, params, row(i)).log_z for i in range(size)])
+            - joint.log_z
+        )
     values = []
     for i in range(size):
-        agree = [((joint.x[b] == rows[b][i]) | ~known[b][i]).reshape(len(joint.x[b]), -1) for b in rows]
-        values.append(np.logaddexp.reduce(joint.log_weights[np.concatenate(agree, 1).all(1)]))
+        agree = [
+            ((joint.x[b] == rows[b][i]) | ~known[b][i]).reshape(len(joint.x[b]), -1)
+            for b in rows
+        ]
+        values.append(
+            np.logaddexp.reduce(joint.log_weights[np.concatenate(agree, 1).all(1)])
+        )
     return np.array(values) - joint.log_z
 
 
@@ -87,7 +114,9 @@ def differences(value: Callable[[Any], float], params: Any) -> dict[str, Array]:
             up, down = a.copy(), a.copy()
             up[index] += step
             down[index] -= step
-            gradient[name][index] = (value({**base, name: up}) - value({**base, name: down})) / (2 * step)
+            gradient[name][index] = (
+                value({**base, name: up}) - value({**base, name: down})
+            ) / (2 * step)
     return gradient
 
 
@@ -112,13 +141,17 @@ def exact_gradient(
     """Return the gradient of -sum_i w_i log p(row_i)."""
     size = len(next(iter(rows.values())))
     weights = np.full(size, 1 / size) if weights is None else np.asarray(weights, float)
-    return differences(lambda p: -float(weights @ log_likelihood(graph, p, rows, known)), params)
+    return differences(
+        lambda p: -float(weights @ log_likelihood(graph, p, rows, known)), params
+    )
 
 
 def step(estimator: Any, name: str, state: Any, seed: int) -> Estimate:
     """Return one step on a problem's weighted rows, on the host."""
     graph, params, data = problem(name)
-    return jax.device_get(estimate(estimator, graph, params, state, data, key(seed), WEIGHTS))
+    return jax.device_get(
+        estimate(estimator, graph, params, state, data, key(seed), WEIGHTS)
+    )
 
 
 def initial(estimator: Any, name: str, seed: int = 0) -> Any:
@@ -137,15 +170,20 @@ def assert_mean(gradients: list[Any], exact: Mapping[str, Array]) -> None:
     """Assert that independent gradients have the exact mean, factor by factor."""
     size = sum(np.size(value) for value in exact.values())
     for factor, value in exact.items():
-        assert_rows_law(np.stack([np.asarray(g[factor]) for g in gradients]), value, size)
+        assert_rows_law(
+            np.stack([np.asarray(g[factor]) for g in gradients]), value, size
+        )
 
 
-def assert_unbiased(estimator: Any, name: str, batches: int = BATCHES) -> list[dict[str, Array]]:
+def assert_unbiased(
+    estimator: Any, name: str, batches: int = BATCHES
+) -> list[dict[str, Array]]:
     """Assert that steps of an estimator are unbiased at fixed params, and return their metrics."""
     state, gradients, metrics = initial(estimator, name), [], []
     for seed in range(batches):
         result = step(estimator, name, state, seed + 1)
-        state = result.state  # an adaptive lag moves, and every step stays unbiased given the past
+        # an adaptive lag moves, and every step stays unbiased given the past
+        state = result.state
         gradients.append(result.gradient)
         metrics.append(result.metrics)
     exact = problem_gradient(name)
@@ -176,18 +214,24 @@ def visible_transition(params: Any) -> Array:
 
 def visible_distribution(rows: Array, weights: Array) -> Array:
     """Return the weight of each visible state among rows."""
-    return ((np.asarray(rows)[:, None] == STATES).all(-1) * np.asarray(weights)[:, None]).sum(0)
+    return (
+        (np.asarray(rows)[:, None] == STATES).all(-1) * np.asarray(weights)[:, None]
+    ).sum(0)
 
 
 def phase(params: Any, rows: Array, weights: Array) -> dict[str, Array]:
     """Return sum_i w_i E[-dE/dparams | v_i]."""
     rows, weights = np.asarray(rows, float), np.asarray(weights, float)
-    hidden = sigmoid(np.asarray(params["h"], float) + rows @ np.asarray(params["v:h"], float))
+    hidden = sigmoid(
+        np.asarray(params["h"], float) + rows @ np.asarray(params["v:h"], float)
+    )
     both = np.einsum("n,ni,nj->ij", weights, rows, hidden)
     return {"v": weights @ rows, "h": weights @ hidden, "v:h": both}
 
 
-def difference(first: Mapping[str, Array], second: Mapping[str, Array]) -> dict[str, Array]:
+def difference(
+    first: Mapping[str, Array], second: Mapping[str, Array]
+) -> dict[str, Array]:
     """Return ``first - second`` by factor."""
     return {name: np.asarray(value) - second[name] for name, value in first.items()}
 
@@ -196,9 +240,19 @@ def measure_bias(estimator: Any, state: Any = None, **options: Any) -> GradientB
     """Return the measured bias of an estimator on the rows of the zoo's rbm, without weights."""
     graph, params, data = problem("rbm")
     reference = ParticleUCD(num_particles=400, max_rungs=8)
-    options = {"num_repeats": 40, "num_references": 60, "reference": reference} | options
+    options = {
+        "num_repeats": 40,
+        "num_references": 60,
+        "reference": reference,
+    } | options
     return gradient_bias(
-        graph, params, np.asarray(data["v"]), estimator, state, rng_key=jax.random.key(0), **options
+        graph,
+        params,
+        np.asarray(data["v"]),
+        estimator,
+        state,
+        rng_key=jax.random.key(0),
+        **options,
     )
 
 
@@ -217,4 +271,9 @@ def assert_bias(result: GradientBias, exact: Mapping[str, Array]) -> None:
     for name, part in result.factors.items():
         assert_law(result.bias[name], exact[name], result.bias_error[name], size)
         assert_law(part.squared_bias, squared[name], part.standard_error, size)
-    assert_law(result.total.squared_bias, sum(squared.values()), result.total.standard_error, size)
+    assert_law(
+        result.total.squared_bias,
+        sum(squared.values()),
+        result.total.standard_error,
+        size,
+    )

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dozen fixed small graphs, shared by all tests so that they share compiled programs.
 
-Every graph has an exact answer: :func:`moments` enumerates it in float64 on the host, without the package's
-own sums. Graphs and params are made on first use, because a declaration compiles. Use ``KEY``, ``NUM_PAIRS``
-and ``BATCH`` unless the test is about another size: each new shape is another program.
+Every graph has an exact answer: :func:`moments` enumerates it in float64 on the host,
+without the package's own sums. Graphs and params are made on first use, because a
+declaration compiles. Use ``KEY``, ``NUM_PAIRS`` and ``BATCH`` unless the test is about
+another size: each new shape is another program.
 """
 
 from functools import cache
@@ -16,7 +17,16 @@ from oracle import Oracle, numpy_statistics
 
 import jax
 
-from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin, layered
+from ebmpp import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    FactorGraph,
+    Gaussian,
+    Poisson,
+    Spin,
+    layered,
+)
 import helpers
 
 KEY = jax.random.key(0)
@@ -73,7 +83,9 @@ def moments(name: str) -> dict[str, np.ndarray]:
     covariance = np.linalg.inv(exact.precision) if exact.normal else None
     for block, family in graph(name).families.items():
         if block not in exact.reals:
-            means[block] = np.tensordot(weights, numpy_statistics(family, exact.x[block]), 1)
+            means[block] = np.tensordot(
+                weights, numpy_statistics(family, exact.x[block]), 1
+            )
             continue
         units = [i for i, (b, _) in enumerate(exact.normal) if b == block]
         mean = exact.mean[:, units]

@@ -36,23 +36,26 @@ class FPCDState(NamedTuple):
 class FPCD(Estimator):
     """Persistent CD with fast weights: the chains run under params that move away from where they have been.
 
-    For a :class:`~ebmpp.PCD` whose chains do not move, at a small rate of the params. Fast weights learn at
-    ``rate`` from the same gradient and decay by the factor ``decay`` per step; the chains run under the sum
-    of params and fast weights, so they mix fast while the params learn slowly. The negative phase is not one
-    of the model, so the gradient is **biased** on purpose.
+    For a :class:`~ebmpp.PCD` whose chains do not move, at a small rate of the params.
+    Fast weights learn at ``rate`` from the same gradient and decay by the factor
+    ``decay`` per step; the chains run under the sum of params and fast weights, so they
+    mix fast while the params learn slowly. The negative phase is not one of the model,
+    so the gradient is **biased** on purpose.
 
     :param k: sweeps per step.
     :param num_chains: number of persistent chains.
-    :param rate: learning rate of the fast weights, at least 0; 0 is :class:`~ebmpp.PCD`.
+    :param rate: learning rate of the fast weights, at least 0; 0 is
+        :class:`~ebmpp.PCD`.
     :param decay: factor of the fast weights per step, in [0, 1).
     :param posterior: see :class:`~ebmpp.CD`.
     :raises ArgumentError: for numbers out of range.
 
     **References**
 
-    1. Tieleman, Hinton (2009), *Using fast weights to improve persistent contrastive divergence*.
-    2. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from an RBM-derived
-       process*, section 3.
+    1. Tieleman, Hinton (2009), *Using fast weights to improve persistent contrastive
+       divergence*.
+    2. Breuleux, Bengio, Vincent (2011), *Quickly generating representative samples from
+       an RBM-derived process*, section 3.
 
     **Example**
 
@@ -77,7 +80,9 @@ class FPCD(Estimator):
         checks.number("FPCD: rate", self.rate, least=0)
         checks.number("FPCD: decay", self.decay, least=0, below=1)
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> FPCDState:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> FPCDState:
         """Draw initial states of every block; the fast weights are 0."""
         check_posterior(graph, "FPCD", self.posterior)
         chains = fresh_chains(graph, self.num_chains, key)
@@ -89,16 +94,32 @@ class FPCD(Estimator):
         return FPCDState(cycle_chains(carried_chains(before), fresh.chains), fast)
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: FPCDState, batch: Batch, key: Key
+        self,
+        graph: FactorGraph,
+        params: Params,
+        state: FPCDState,
+        batch: Batch,
+        key: Key,
     ) -> Estimate:
         """Subtract the gradient at the chains, moved under params plus fast weights, from the data's."""
-        batch = complete_batch(graph, params, batch, self.k, random.fold_in(key, 9), self.posterior)
+        batch = complete_batch(
+            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
+        )
         target = Target(graph, jax.tree.map(jnp.add, params, state.fast))
         model, _ = sweep_chains(target, state.chains, self.k, key)
         gradient = two_phases(Target(graph, params), batch, model, self.posterior)
-        fast = jax.tree.map(lambda f, g: self.decay * f - self.rate * g, state.fast, gradient)
-        return Estimate(gradient, FPCDState(model, fast), {}, self.k * self.num_chains / len(batch.weights))
+        fast = jax.tree.map(
+            lambda f, g: self.decay * f - self.rate * g, state.fast, gradient
+        )
+        return Estimate(
+            gradient,
+            FPCDState(model, fast),
+            {},
+            self.k * self.num_chains / len(batch.weights),
+        )
 
     def _repeats(self, state: FPCDState, count: int) -> Repeats:
         groups, size = split_chains(state.chains, count)
-        return Repeats(self, tuple(FPCDState(chains, state.fast) for chains in groups), size)
+        return Repeats(
+            self, tuple(FPCDState(chains, state.fast) for chains in groups), size
+        )

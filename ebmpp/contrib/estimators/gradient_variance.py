@@ -19,15 +19,20 @@ from ebmpp.training.monitors import Bound, Monitor
 
 
 def gradient_variance(
-    graph: FactorGraph, data: Any, estimator: Estimator, num_repeats: int, rng_key: Array
+    graph: FactorGraph,
+    data: Any,
+    estimator: Estimator,
+    num_repeats: int,
+    rng_key: Array,
 ) -> Monitor:
     """Return a monitor of the total variance of an estimator's gradient: the sum over all params.
 
-    The rows are the same in each repeat, so it is the variance of the estimator's draws. An estimator with a
-    state (persistent chains, an adaptive lag) starts each repeat from the state of the run, so the variance
-    is conditional on it. If the run's state has another structure (of another estimator, or with one chain
-    per row of another batch size) the value is nan. When called directly, the monitor takes the state as its
-    second argument.
+    The rows are the same in each repeat, so it is the variance of the estimator's
+    draws. An estimator with a state (persistent chains, an adaptive lag) starts each
+    repeat from the state of the run, so the variance is conditional on it. If the run's
+    state has another structure (of another estimator, or with one chain per row of
+    another batch size) the value is nan. When called directly, the monitor takes the
+    state as its second argument.
 
     :param data: rows of the visible blocks: the batch of each repeat.
     :param estimator: the run's estimator, or one without a state.
@@ -37,7 +42,8 @@ def gradient_variance(
 
     **References**
 
-    1. Qiu, Zhang, Wang (2020), section 5, where the variance along training is compared.
+    1. Qiu, Zhang, Wang (2020), section 5, where the variance along training is
+       compared.
 
     **Example**
 
@@ -49,11 +55,20 @@ def gradient_variance(
     >>> bool(variance(rbm.init(key)) > 0)
     True
     """
-    checks.instance("gradient_variance: estimator", estimator, Estimator, "an estimator such as CD(k=1)")
+    checks.instance(
+        "gradient_variance: estimator",
+        estimator,
+        Estimator,
+        "an estimator such as CD(k=1)",
+    )
     num_repeats = checks.count("gradient_variance: num_repeats", num_repeats, least=2)
     rows, _ = tables.check_rows(graph, data, "gradient_variance")
     key = random.key_pair(checks.key("gradient_variance: rng_key", rng_key))
-    return Monitor(Bound(_gradient_variance, (graph, estimator, num_repeats)), (rows, key), takes_state=True)
+    return Monitor(
+        Bound(_gradient_variance, (graph, estimator, num_repeats)),
+        (rows, key),
+        takes_state=True,
+    )
 
 
 def _gradient_variance(
@@ -72,13 +87,20 @@ def _gradient_variance(
         return jnp.full((), jnp.nan)
     batch = Batch.uniform(rows)
 
-    def repeat(carry: tuple[Params, Array], i: Array) -> tuple[tuple[Params, Array], None]:
+    def repeat(
+        carry: tuple[Params, Array], i: Array
+    ) -> tuple[tuple[Params, Array], None]:
         """Welford's update: no difference of large sums, and only two gradients in memory."""
         mean, total = carry
-        gradient = estimator.estimate(graph, params, state, batch, random.fold_in(key, i)).gradient
+        gradient = estimator.estimate(
+            graph, params, state, batch, random.fold_in(key, i)
+        ).gradient
         before = jax.tree.map(jnp.subtract, gradient, mean)
         mean = jax.tree.map(lambda m, d: m + d / (i + 1), mean, before)
-        return (mean, total + optax.tree.vdot(before, jax.tree.map(jnp.subtract, gradient, mean))), None
+        return (
+            mean,
+            total + optax.tree.vdot(before, jax.tree.map(jnp.subtract, gradient, mean)),
+        ), None
 
     zero = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
     (_, total), _ = jax.lax.scan(repeat, zero, jnp.arange(num_repeats))

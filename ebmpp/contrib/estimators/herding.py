@@ -33,7 +33,8 @@ class HerdingState(NamedTuple):
 
     def visited(self) -> Rows:
         """Return the stored states, oldest first: the pseudo-samples."""
-        count, capacity = int(self.size), len(next(iter(self.buffer.values())))
+        count = int(self.size)
+        capacity = len(next(iter(self.buffer.values())))
         order = (int(self.position) - count + jnp.arange(count)) % capacity
         return {b: v[order] for b, v in self.buffer.items()}
 
@@ -50,20 +51,23 @@ class HerdingState(NamedTuple):
 class Herding(Estimator):
     """Herding: the model's states climb to a mode, and the params move away from it.
 
-    For pseudo-samples with the data's moments, not for a model. Both phases are at zero temperature: the
-    latents of the data are at a mode of their posterior, and the model's states continue from step to step by
-    local search, each layer in turn set to its mode. With ``optax.sgd(1.0)`` this is herding. The params do
-    not converge, but the visited states have the data's moments: ``fit.estimator_state.visited()`` returns
-    them, oldest first. **No likelihood is climbed.**
+    For pseudo-samples with the data's moments, not for a model. Both phases are at zero
+    temperature: the latents of the data are at a mode of their posterior, and the
+    model's states continue from step to step by local search, each layer in turn set to
+    its mode. With ``optax.sgd(1.0)`` this is herding. The params do not converge, but
+    the visited states have the data's moments: ``fit.estimator_state.visited()``
+    returns them, oldest first. **No likelihood is climbed.**
 
     :param num_chains: persistent states.
-    :param num_kept: number of visited states that are kept, over all chains, at least ``num_chains``.
-        ``num_steps * num_chains`` keeps the whole run. Each step copies them once.
+    :param num_kept: number of visited states that are kept, over all chains, at least
+        ``num_chains``. ``num_steps * num_chains`` keeps the whole run. Each step copies
+        them once.
     :raises ArgumentError: for numbers out of range.
 
     **References**
 
-    1. Welling (2009), *Herding dynamic weights for partially observed random field models*.
+    1. Welling (2009), *Herding dynamic weights for partially observed random field
+       models*.
     2. Breuleux, Bengio, Vincent (2011), section 2.
 
     **Example**
@@ -86,25 +90,41 @@ class Herding(Estimator):
         checks.count("Herding: num_chains", self.num_chains)
         checks.count("Herding: num_kept", self.num_kept, least=self.num_chains)
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> HerdingState:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> HerdingState:
         """Draw initial states of every block; none of them counts as visited."""
         x = fresh_chains(graph, self.num_chains, key)
-        buffer = {b: jnp.zeros((self.num_kept, *v.shape[1:]), v.dtype) for b, v in x.items()}
+        buffer = {
+            b: jnp.zeros((self.num_kept, *v.shape[1:]), v.dtype) for b, v in x.items()
+        }
         return HerdingState(x, buffer, jnp.array(0, jnp.int32), jnp.array(0, jnp.int32))
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: HerdingState, batch: Batch, key: Key
+        self,
+        graph: FactorGraph,
+        params: Params,
+        state: HerdingState,
+        batch: Batch,
+        key: Key,
     ) -> Estimate:
         """Subtract the statistics at modes of all blocks from those at modes of the latents."""
         size = len(batch.weights)
-        keys = [row_keys(random.fold_in(key, i), n) for i, n in enumerate((size, size, self.num_chains))]
+        keys = [
+            row_keys(random.fold_in(key, i), n)
+            for i, n in enumerate((size, size, self.num_chains))
+        ]
         target = posterior_of(graph, params, batch)
         data = local_modes(target, start(target, keys[0]), keys[1]).x
         model = local_modes(Target(graph, params), state.x, keys[2]).x
         equal = jnp.broadcast_to(batch.weights.sum() / self.num_chains, self.num_chains)
         both = {b: jnp.concatenate([data[b], model[b]]) for b in model}
-        gradient = weighted_gradient(graph, params, both, jnp.concatenate([batch.weights, -equal]))
+        gradient = weighted_gradient(
+            graph, params, both, jnp.concatenate([batch.weights, -equal])
+        )
         return Estimate(gradient, state.visit(model), {})
 
     def _repeats(self, state: HerdingState, count: int) -> NoReturn:
-        raise ArgumentError(f"{self!r} climbs no likelihood, so the bias of its gradient is not defined.")
+        raise ArgumentError(
+            f"{self!r} climbs no likelihood, so the bias of its gradient is not defined."
+        )

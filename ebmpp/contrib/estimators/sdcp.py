@@ -44,7 +44,8 @@ class SDCPState(NamedTuple):
 class SDCP(Estimator):
     """Stochastic difference-of-convex programming: d steps per batch with the positive phase fixed.
 
-    For small rates and few epochs: d updates for the sweeps of one step of :class:`ebmpp.CD`.
+    For small rates and few epochs: d updates for the sweeps of one step of
+    :class:`ebmpp.CD`.
 
     The negative log-likelihood is f - g, both convex where the energy is linear in the params. g is replaced
     by its tangent at the params that the batch meets first, and f - tangent, which is convex, is descended
@@ -52,20 +53,22 @@ class SDCP(Estimator):
     value from inner step 0, and the chains, which start at the batch's rows, continue from inner step to
     inner step under the params of each.
 
-    An inner step is a step of :func:`ebmpp.fit`, so any optimiser can be used; ``steps_per_batch`` requests
-    each batch d times. Its d steps of k sweeps cost one step of CD(d k). Biased like CD, which d = 1 is.
+    An inner step is a step of :func:`ebmpp.fit`, so any optimiser can be used;
+    ``steps_per_batch`` requests each batch d times. Its d steps of k sweeps cost one
+    step of CD(d k). Biased like CD, which d = 1 is.
 
     :param d: inner steps per batch.
     :param k: sweeps per inner step.
-    :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`, needed where the latents
-        given the visibles are not one layer.
+    :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`,
+        needed where the latents given the visibles are not one layer.
     :raises ArgumentError: for numbers out of range.
 
     **References**
 
-    1. Upadhya, Sastry (2017), *Learning RBM with a DC programming approach*, Algorithm 2 (one row) and
-       Algorithm 3 (a batch). The latter as printed never resets the accumulated step between inner steps;
-       this is Algorithm 2, averaged over the batch.
+    1. Upadhya, Sastry (2017), *Learning RBM with a DC programming approach*, Algorithm
+       2 (one row) and Algorithm 3 (a batch). The latter as printed never resets the
+       accumulated step between inner steps; this is Algorithm 2, averaged over the
+       batch.
 
     **Example**
 
@@ -91,40 +94,64 @@ class SDCP(Estimator):
         """Number of consecutive steps that need the same rows: d."""
         return self.d
 
-    def init(self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key) -> Any:
+    def init(
+        self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
+    ) -> Any:
         """Begin at inner step 0, which reads neither chains nor the positive phase; empty if d = 1."""
         check_posterior(graph, "SDCP", self.posterior)
         if self.d == 1:
             return ()
         chains = fresh_chains(graph, batch, key)
-        return SDCPState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), chains)
+        return SDCPState(
+            jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), chains
+        )
 
-    def estimate(self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key) -> Estimate:
+    def estimate(
+        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+    ) -> Estimate:
         """Subtract the gradient at chains of k more sweeps from the tangent's."""
         if self.d == 1:
             return CD(self.k, self.posterior).estimate(graph, params, state, batch, key)
 
-        size, start_key = len(batch.weights), random.fold_in(key, 0)
+        size = len(batch.weights)
+        start_key = random.fold_in(key, 0)
 
         def begin() -> tuple[Params, Rows]:
-            latents = initial_rows(graph, graph.latent, row_keys(random.fold_in(start_key, 0), size))
-            missing_key, posterior = random.fold_in(start_key, 2), self.posterior
-            complete = complete_batch(graph, params, batch, self.k, missing_key, posterior)
-            chains = {b: v.astype(state.chains[b].dtype) for b, v in {**complete.rows, **latents}.items()}
+            latents = initial_rows(
+                graph, graph.latent, row_keys(random.fold_in(start_key, 0), size)
+            )
+            missing_key = random.fold_in(start_key, 2)
+            posterior = self.posterior
+            complete = complete_batch(
+                graph, params, batch, self.k, missing_key, posterior
+            )
+            chains = {
+                b: v.astype(state.chains[b].dtype)
+                for b, v in {**complete.rows, **latents}.items()
+            }
             return positive_gradient(graph, params, complete, posterior), chains
 
-        positive, chains = lax.cond(state.inner == 0, begin, lambda: (state.positive, state.chains))
-        # Algorithm 2 continues from the visible units: latents are redrawn under the params of the step.
-        latent_sweep, target = gibbs_sweep(graph, graph.visible), Target(graph, params)
-        start, _ = draw_sweep(target, chains, latent_sweep, row_keys(random.fold_in(start_key, 1), size))
+        positive, chains = lax.cond(
+            state.inner == 0, begin, lambda: (state.positive, state.chains)
+        )
+        # Algorithm 2 continues from the visible units: latents are redrawn under the
+        # params of the step.
+        latent_sweep = gibbs_sweep(graph, graph.visible)
+        target = Target(graph, params)
+        start, _ = draw_sweep(
+            target, chains, latent_sweep, row_keys(random.fold_in(start_key, 1), size)
+        )
         model, _ = sweep_chains(target, start, self.k, random.fold_in(key, 1))
-        negative = signed_gradient(graph, params, model, -batch.weights)  # a chain has its row's weight
+        # a chain has its row's weight
+        negative = signed_gradient(graph, params, model, -batch.weights)
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})
 
     def _repeats(self, state: Any, count: int) -> Repeats:
         # inner step 0: a state past it belongs to the rows that it began with
-        fresh = state if self.d == 1 else state._replace(inner=jnp.zeros_like(state.inner))
+        fresh = (
+            state if self.d == 1 else state._replace(inner=jnp.zeros_like(state.inner))
+        )
         return Repeats(self, (fresh,) * count)
 
 
@@ -144,7 +171,8 @@ def CSDCP(
 
     **References**
 
-    1. Upadhya, Sastry (2017), Algorithm 4, but for the offsets: see :class:`~ebmpp.estimators.Centered`.
+    1. Upadhya, Sastry (2017), Algorithm 4, but for the offsets: see
+       :class:`~ebmpp.estimators.Centered`.
 
     **Example**
 

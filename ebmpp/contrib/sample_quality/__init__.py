@@ -3,8 +3,15 @@
 """Scores that compare samples with data rows: Frechet distance, kernel density, nearest neighbours."""
 
 from ebmpp.contrib.sample_quality.features import ClassifierFeatures, ImageFeatures
-from ebmpp.contrib.sample_quality.frechet import FrechetDistance, frechet_distance, gaussian_frechet
-from ebmpp.contrib.sample_quality.neighbours import AdversarialAccuracy, adversarial_accuracy
+from ebmpp.contrib.sample_quality.frechet import (
+    FrechetDistance,
+    frechet_distance,
+    gaussian_frechet,
+)
+from ebmpp.contrib.sample_quality.neighbours import (
+    AdversarialAccuracy,
+    adversarial_accuracy,
+)
 from ebmpp.contrib.sample_quality.parzen import SampleLikelihood, indirect_likelihood
 
 __all__ = [

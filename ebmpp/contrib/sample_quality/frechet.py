@@ -39,7 +39,8 @@ class FrechetDistance:
         more = f", extrapolated {self.extrapolated:.4g} +- {self.standard_error:.2g}"
         more = "" if math.isnan(self.extrapolated) else more
         return (
-            f"FrechetDistance({self.value:.4g}{more}; {self.num_features} features of {self.num_samples} "
+            f"FrechetDistance({self.value:.4g}{more}; {self.num_features} features of "
+            f"{self.num_samples} "
             f"samples and {self.num_reference} reference rows)"
         )
 
@@ -60,22 +61,33 @@ def gaussian_frechet(mean: Any, cov: Any, other_mean: Any, other_cov: Any) -> fl
 
     **References**
 
-    1. Dowson, Landau (1982), *The Frechet distance between multivariate normal distributions*.
+    1. Dowson, Landau (1982), *The Frechet distance between multivariate normal
+       distributions*.
 
     **Example**
 
     >>> gaussian_frechet(np.zeros(2), np.eye(2), np.array([3.0, 0.0]), 4 * np.eye(2))
     11.0
     """
-    mean, other_mean = np.asarray(mean, float), np.asarray(other_mean, float)
+    mean = np.asarray(mean, float)
+    other_mean = np.asarray(other_mean, float)
     if mean.ndim != 1 or mean.shape != other_mean.shape:
-        raise ArgumentError(f"means must have the same shape (d,), got {mean.shape} and {other_mean.shape}")
-    cov, other_cov = (_covariance(*c, len(mean)) for c in (("cov", cov), ("other_cov", other_cov)))
+        raise ArgumentError(
+            f"means must have the same shape (d,), got {mean.shape} and {other_mean.shape}"
+        )
+    cov, other_cov = (
+        _covariance(*c, len(mean)) for c in (("cov", cov), ("other_cov", other_cov))
+    )
     values, vectors = np.linalg.eigh(cov)
     root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
     inner = np.linalg.eigvalsh(root @ other_cov @ root)
     shared = np.sqrt(np.maximum(inner, 0)).sum()
-    distance = ((mean - other_mean) ** 2).sum() + np.trace(cov) + np.trace(other_cov) - 2 * shared
+    distance = (
+        ((mean - other_mean) ** 2).sum()
+        + np.trace(cov)
+        + np.trace(other_cov)
+        - 2 * shared
+    )
     return max(float(distance), 0.0)
 
 
@@ -88,7 +100,8 @@ def _covariance(name: str, value: Any, size: int) -> Float[np.ndarray, "d d"]:
         or np.linalg.eigvalsh(cov).min() < -1e-6 * scale
     ):
         raise ArgumentError(
-            f"{name} must be a symmetric positive semidefinite matrix of shape ({size}, {size}), got "
+            f"{name} must be a symmetric positive semidefinite matrix of shape "
+            f"({size}, {size}), got "
             f"{checks.tell(cov)}"
         )
     return cov
@@ -105,30 +118,34 @@ def frechet_distance(
 ) -> FrechetDistance:
     """Return the squared Frechet distance between features of samples and of reference rows.
 
-    Only means and covariances of the features are compared. **The distance is biased upwards**, by about the
-    squared number of features divided by the number of rows. Compare distances for equal numbers of rows
-    only, and compute the distance of held-out data once as a baseline. ``extrapolate=True`` extrapolates
-    linearly in the inverse number of rows, which removes most of the bias.
+    Only means and covariances of the features are compared. **The distance is biased
+    upwards**, by about the squared number of features divided by the number of rows.
+    Compare distances for equal numbers of rows only, and compute the distance of
+    held-out data once as a baseline. ``extrapolate=True`` extrapolates linearly in the
+    inverse number of rows, which removes most of the bias.
 
-    **This is the FID of the literature only for the Inception network's features**; :class:`ImageFeatures`
-    scales and resizes images for it. Without ``features`` the rows themselves are compared.
+    **This is the FID of the literature only for the Inception network's features**;
+    :class:`ImageFeatures` scales and resizes images for it. Without ``features`` the
+    rows themselves are compared.
 
     :param samples: shape ``(samples, *shape)``.
     :param reference: shape ``(rows, *shape)``, the data.
-    :param features: a function from an array ``(batch, *shape)`` to one ``(batch, d)``; or "digits", a small
-        classifier of scikit-learn's digits (:class:`ClassifierFeatures`), for rows of 8x8 pixels in [0, 1].
-    :param extrapolate: extrapolate to infinitely many rows. Give the samples in the order of the chain: the
-        jackknife leaves out successive ones, so its standard error includes their dependence.
+    :param features: a function from an array ``(batch, *shape)`` to one ``(batch, d)``;
+        or "digits", a small classifier of scikit-learn's digits
+        (:class:`ClassifierFeatures`), for rows of 8x8 pixels in [0, 1].
+    :param extrapolate: extrapolate to infinitely many rows. Give the samples in the
+        order of the chain: the jackknife leaves out successive ones, so its standard
+        error includes their dependence.
     :param seed: seed of the jackknife's groups of reference rows.
     :param batch_size: number of rows per call of ``features``.
     :raises ArgumentError: arrays or features that do not fit, or too few rows.
 
     **References**
 
-    1. Heusel et al. (2017), *GANs trained by a two time-scale update rule converge to a local Nash
-       equilibrium*, on the FID.
-    2. Chong, Forsyth (2020), *Effectively unbiased FID and Inception Score and where to find them*, who
-       extrapolate from subsets of many sizes.
+    1. Heusel et al. (2017), *GANs trained by a two time-scale update rule converge to a
+       local Nash equilibrium*, on the FID.
+    2. Chong, Forsyth (2020), *Effectively unbiased FID and Inception Score and where to
+       find them*, who extrapolate from subsets of many sizes.
 
     **Example**
 
@@ -142,23 +159,34 @@ def frechet_distance(
     batch_size = checks.count("frechet_distance: batch_size", batch_size)
     if isinstance(features, str):
         features = _named_features(features, np.asarray(samples))
-    a, b = (_features(features, np.asarray(x), batch_size) for x in (samples, reference))
+    a, b = (
+        _features(features, np.asarray(x), batch_size) for x in (samples, reference)
+    )
     least = 2 * _GROUPS if extrapolate else 2
     if min(len(a), len(b)) < least:
         raise ArgumentError(
-            f"frechet_distance needs at least {least} samples and reference rows, got {len(a)} and {len(b)}"
+            f"frechet_distance needs at least {least} samples and reference rows, got "
+            f"{len(a)} and {len(b)}"
         )
-    value, (line, error) = _distance(a, b), (math.nan, math.nan)
+    value = _distance(a, b)
+    line = math.nan
+    error = math.nan
     if extrapolate:
         line, error = _jackknife(a, b, value, np.random.default_rng(seed))
     return FrechetDistance(value, line, error, len(a), len(b), a.shape[1])
 
 
 def _named_features(name: str, rows: np.ndarray) -> Features:
-    checks.choice("frechet_distance: features", name, ("digits",), also="a function of rows, or None")
+    checks.choice(
+        "frechet_distance: features",
+        name,
+        ("digits",),
+        also="a function of rows, or None",
+    )
     if rows[0].size != 64:
         raise ArgumentError(
-            f'features="digits" needs images of 64 pixels, got {rows[0].size}. Train another network by '
+            f'features="digits" needs images of 64 pixels, got {rows[0].size}. Train '
+            "another network by "
             "ClassifierFeatures.fit(images, labels)"
         )
     return ClassifierFeatures.of_digits()
@@ -172,24 +200,42 @@ def _features(
     batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
     results = [np.asarray(features(batch)) for batch in batches]
     for batch, result in zip(batches, results, strict=True):
-        if result.ndim != 2 or len(result) != len(batch) or not np.isfinite(result).all():
+        if (
+            result.ndim != 2
+            or len(result) != len(batch)
+            or not np.isfinite(result).all()
+        ):
             raise ArgumentError(
-                f"features must return finite numbers of shape ({len(batch)}, d), got shape {result.shape}"
+                f"features must return finite numbers of shape ({len(batch)}, d), got "
+                f"shape {result.shape}"
             )
     return np.concatenate(results).astype(float)
 
 
-def _distance(a: Float[np.ndarray, "samples d"], b: Float[np.ndarray, "rows d"]) -> float:
-    moments = [m for x in (a, b) for m in (x.mean(0), np.atleast_2d(np.cov(x, rowvar=False)))]
+def _distance(
+    a: Float[np.ndarray, "samples d"], b: Float[np.ndarray, "rows d"]
+) -> float:
+    moments = [
+        m for x in (a, b) for m in (x.mean(0), np.atleast_2d(np.cov(x, rowvar=False)))
+    ]
     return gaussian_frechet(*moments)
 
 
-def _jackknife(a: np.ndarray, b: np.ndarray, value: float, rng: np.random.Generator) -> tuple[float, float]:
+def _jackknife(
+    a: np.ndarray, b: np.ndarray, value: float, rng: np.random.Generator
+) -> tuple[float, float]:
     """Return the value at infinitely many rows, if it is linear in 1/rows, and its standard error.
 
-    Groups of samples are successive, so that a chain's dependence is included; groups of rows are random.
+    Groups of samples are successive, so that a chain's dependence is included; groups
+    of rows are random.
     """
-    groups = (np.array_split(np.arange(len(a)), _GROUPS), np.array_split(rng.permutation(len(b)), _GROUPS))
-    without = [_distance(np.delete(a, i, 0), np.delete(b, j, 0)) for i, j in zip(*groups, strict=True)]
+    groups = (
+        np.array_split(np.arange(len(a)), _GROUPS),
+        np.array_split(rng.permutation(len(b)), _GROUPS),
+    )
+    without = [
+        _distance(np.delete(a, i, 0), np.delete(b, j, 0))
+        for i, j in zip(*groups, strict=True)
+    ]
     pseudo = _GROUPS * value - (_GROUPS - 1) * np.array(without)
     return float(pseudo.mean()), float(standard_error(pseudo))

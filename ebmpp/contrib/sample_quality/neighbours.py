@@ -25,37 +25,44 @@ class AdversarialAccuracy:
     """Share of synthetic rows that are nearer to another synthetic row than to a real one."""
     standard_error: float
     """Standard error for independent rows. Rows share neighbours: over repeated draws the value's standard
-    deviation is a quarter larger for real-valued rows, and half larger for binary rows with many ties."""
+    deviation is a quarter larger for real-valued rows, and half larger for binary rows
+    with many ties."""
     tied: float
     """Share of rows at equal distance from both sets, which count one half."""
 
     def __repr__(self) -> str:
         return (
-            f"AdversarialAccuracy({self.value:.3f} +- {self.standard_error:.2g}; real {self.real:.3f}, "
+            f"AdversarialAccuracy({self.value:.3f} +- {self.standard_error:.2g}; real "
+            f"{self.real:.3f}, "
             f"synthetic {self.synthetic:.3f}, tied {self.tied:.3f})"
         )
 
 
-def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = 1024) -> AdversarialAccuracy:
+def adversarial_accuracy(
+    real: Any, synthetic: Any, *, chunk: int = 1024
+) -> AdversarialAccuracy:
     """Return the leave-one-out accuracy of the nearest neighbour in separating real and synthetic rows.
 
-    A value of 1/2 means indistinguishable. A larger value means that the synthetic rows lie elsewhere or miss
-    some of the real ones. A smaller value means that they are copies of real rows. Use held-out rows to
-    measure quality and training rows to detect copying; the paper calls the difference the privacy loss. The
-    score is insensitive to a rare missing mode, and distances of raw pixels differ from perception.
+    A value of 1/2 means indistinguishable. A larger value means that the synthetic rows
+    lie elsewhere or miss some of the real ones. A smaller value means that they are
+    copies of real rows. Use held-out rows to measure quality and training rows to
+    detect copying; the paper calls the difference the privacy loss. The score is
+    insensitive to a rare missing mode, and distances of raw pixels differ from
+    perception.
 
-    Ties count one half. The paper counts them 0, which makes binary rows with many ties look like copies;
-    ``value - tied / 2`` is the paper's score.
+    Ties count one half. The paper counts them 0, which makes binary rows with many ties
+    look like copies; ``value - tied / 2`` is the paper's score.
 
     :param real: shape ``(rows, *shape)``, at least two rows.
     :param synthetic: as many rows; a larger set would have nearer neighbours.
-    :param chunk: number of rows whose distances from all others are in memory at a time.
+    :param chunk: number of rows whose distances from all others are in memory at a
+        time.
     :raises ArgumentError: arrays that do not fit.
 
     **References**
 
-    1. Yale, Dash, Dutta, Guyon, Pavao, Bennett (2019), *Assessing privacy and quality of synthetic health
-       data*, where it is AA_TS.
+    1. Yale, Dash, Dutta, Guyon, Pavao, Bennett (2019), *Assessing privacy and quality
+       of synthetic health data*, where it is AA_TS.
 
     **Example**
 
@@ -69,20 +76,28 @@ def adversarial_accuracy(real: Any, synthetic: Any, *, chunk: int = 1024) -> Adv
     a, b = as_rows(real=real, synthetic=synthetic)
     if len(a) != len(b) or len(a) < 2:
         raise ArgumentError(
-            f"real and synthetic must have the same number of rows, at least 2, got {len(a)} and {len(b)}. "
+            "real and synthetic must have the same number of rows, at least 2, got "
+            f"{len(a)} and {len(b)}. "
             "Choose as many of the larger set at random"
         )
-    (real_score, real_tied), (synthetic_score, synthetic_tied) = _own_set(a, b, chunk), _own_set(b, a, chunk)
-    scores, tied = np.concatenate([real_score, synthetic_score]), np.concatenate([real_tied, synthetic_tied])
+    real_score, real_tied = _own_set(a, b, chunk)
+    synthetic_score, synthetic_tied = _own_set(b, a, chunk)
+    scores = np.concatenate([real_score, synthetic_score])
+    tied = np.concatenate([real_tied, synthetic_tied])
     means = (float(score.mean()) for score in (scores, real_score, synthetic_score))
-    return AdversarialAccuracy(*means, float(standard_error(scores)), float(tied.mean()))
+    return AdversarialAccuracy(
+        *means, float(standard_error(scores)), float(tied.mean())
+    )
 
 
 def _own_set(
-    rows: Float[np.ndarray, "rows units"], other: Float[np.ndarray, "rows units"], chunk: int
+    rows: Float[np.ndarray, "rows units"],
+    other: Float[np.ndarray, "rows units"],
+    chunk: int,
 ) -> tuple[Float[np.ndarray, "rows"], Bool[np.ndarray, "rows"]]:
     """Return 1 for each row whose nearest neighbour is in its own set (1/2 if tied), and which are tied."""
-    inside, across = _nearest(rows, rows, chunk, True), _nearest(rows, other, chunk, False)
+    inside = _nearest(rows, rows, chunk, True)
+    across = _nearest(rows, other, chunk, False)
     tied = inside == across
     return np.where(tied, 0.5, across > inside), tied
 

@@ -15,8 +15,8 @@ from ebmpp.errors import ArgumentError
 def as_rows(**arrays: Any) -> list[Float32[np.ndarray, "_ units"]]:
     """Return arrays as float32 rows with the same number of values.
 
-    :raises ArgumentError: an array without rows, with values that are not finite, or with another row shape
-        than the first array.
+    :raises ArgumentError: an array without rows, with values that are not finite, or
+        with another row shape than the first array.
     """
     arrays = {name: np.asarray(value) for name, value in arrays.items()}
     first, shape = next((name, array.shape[1:]) for name, array in arrays.items())
@@ -24,7 +24,8 @@ def as_rows(**arrays: Any) -> list[Float32[np.ndarray, "_ units"]]:
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub" or array.ndim < 2 or not array.size:
             raise ArgumentError(
-                f"{name} must be an array of numbers of shape (rows, *shape) with at least one row, got "
+                f"{name} must be an array of numbers of shape (rows, *shape) with at "
+                "least one row, got "
                 f"shape {array.shape} of {array.dtype}"
             )
         if array.shape[1:] != shape:
@@ -35,14 +36,17 @@ def as_rows(**arrays: Any) -> list[Float32[np.ndarray, "_ units"]]:
         invalid = np.argwhere(~np.isfinite(rows))
         if len(invalid):
             raise ArgumentError(
-                f"{name} must be finite, got {len(invalid)} other values, the first in row {invalid[0][0]}"
+                f"{name} must be finite, got {len(invalid)} other values, the first "
+                f"in row {invalid[0][0]}"
             )
         result.append(rows)
     return result
 
 
 def square_distances(
-    rows: Shaped[np.ndarray, "rows units"], others: Shaped[np.ndarray, "others units"], chunk: int
+    rows: Shaped[np.ndarray, "rows units"],
+    others: Shaped[np.ndarray, "others units"],
+    chunk: int,
 ) -> Iterator[Float32[np.ndarray, "chunk others"]]:
     """Yield squared distances of ``chunk`` rows at a time from all others; exact for small integers."""
     from sklearn.metrics.pairwise import euclidean_distances  # half a second to import

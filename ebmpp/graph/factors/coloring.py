@@ -16,30 +16,41 @@ from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.lateral import Local, Split, by_group
 
 _STRATEGIES = ("DSATUR", "smallest_last", "largest_first")
-_MAX_DSATUR = 20_000  # edges and nodes; DSATUR takes 9 s on a torus of 4096 nodes, 14 s on a clique of 784
+# edges and nodes; DSATUR takes 9 s on a torus of 4096 nodes, 14 s on a clique of 784
+_MAX_DSATUR = 20_000
 _MAX_SMALLEST_LAST = 1_000_000  # edges and nodes; many seconds beyond
 
 
 def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
     """Split the nodes of an undirected graph into independent sets, as few as the strategies find.
 
-    A bipartite graph gets two sets; others the best of networkx's greedy strategies. Sets keep the order of
-    the nodes, and the first node of every connected component is in the first set. Nodes are coloured by
-    position: networkx takes nodes out of Python sets, whose order for strings changes with
-    ``PYTHONHASHSEED``, and layers, draws and resumed runs would change with it.
+    A bipartite graph gets two sets; others the best of networkx's greedy strategies.
+    Sets keep the order of the nodes, and the first node of every connected component is
+    in the first set. Nodes are coloured by position: networkx takes nodes out of Python
+    sets, whose order for strings changes with ``PYTHONHASHSEED``, and layers, draws and
+    resumed runs would change with it.
     """
     try:  # the first node of a component has side 1 where it has neighbours
-        colors = {node: bool(graph[node]) - side for node, side in nx.bipartite.color(graph).items()}
+        colors = {
+            node: bool(graph[node]) - side
+            for node, side in nx.bipartite.color(graph).items()
+        }
     except nx.NetworkXError:
         position = {node: i for i, node in enumerate(graph)}
-        edges = sorted(tuple(sorted((position[a], position[b]))) for a, b in graph.edges)
+        edges = sorted(
+            tuple(sorted((position[a], position[b]))) for a, b in graph.edges
+        )
         by_position = nx.empty_graph(len(position))
         by_position.add_edges_from(edges)
         size = len(edges) + len(position)
-        strategies = _STRATEGIES[0 if size <= _MAX_DSATUR else 1 if size <= _MAX_SMALLEST_LAST else 2 :]
+        strategies = _STRATEGIES[
+            0 if size <= _MAX_DSATUR else 1 if size <= _MAX_SMALLEST_LAST else 2 :
+        ]
         candidates = [nx.greedy_color(by_position, strategies[0])]
         if max(candidates[0].values()) > 2:  # an odd cycle needs three sets
-            candidates += [nx.greedy_color(by_position, strategy) for strategy in strategies[1:]]
+            candidates += [
+                nx.greedy_color(by_position, strategy) for strategy in strategies[1:]
+            ]
         best = min(candidates, key=lambda c: max(c.values()))
         colors = {node: best[i] for node, i in position.items()}
     classes: dict[int, list[Any]] = {}
@@ -58,10 +69,14 @@ class SplitBlock(Split):
     @functools.cached_property
     def locals(self) -> tuple[Local | None, ...]:
         """Fast path of each factor of :attr:`inner_factors`, if it has one."""
-        return tuple(f.local({self.block: self.family}, self) for f in self.inner_factors)
+        return tuple(
+            f.local({self.block: self.family}, self) for f in self.inner_factors
+        )
 
 
-def split_blocks(families: Mapping[str, Family], factors: Sequence[Factor]) -> dict[str, SplitBlock]:
+def split_blocks(
+    families: Mapping[str, Family], factors: Sequence[Factor]
+) -> dict[str, SplitBlock]:
     """Split every block whose units interact."""
     pairs: dict[str, list[np.ndarray]] = {}
     for factor in factors:
@@ -84,17 +99,22 @@ def split_blocks(families: Mapping[str, Family], factors: Sequence[Factor]) -> d
 def color_units(size: int, edges: np.ndarray) -> np.ndarray:
     """Return a colour per unit, given distinct pairs; equal components, such as replicas, get equal colours.
 
-    Bipartite and complete components are coloured by array operations, others by networkx.
+    Bipartite and complete components are coloured by array operations, others by
+    networkx.
     """
-    if 2 * len(edges) == size * (size - 1):  # complete: 50 million pairs for 10,000 units
+    # complete: 50 million pairs for 10,000 units
+    if 2 * len(edges) == size * (size - 1):
         return np.arange(size)
     label, colors = _two_colors(size, edges)
     if (colors >= 0).all():
         return colors
-    count, place = label.max() + 1, np.zeros(size, np.int64)
-    members, joined = by_group(label, count), by_group(label[edges[:, 0]], count)
+    count = label.max() + 1
+    place = np.zeros(size, np.int64)
+    members = by_group(label, count)
+    joined = by_group(label[edges[:, 0]], count)
     for component in np.unique(label[colors < 0]):
-        units, pairs = members[component], edges[joined[component]]
+        units = members[component]
+        pairs = edges[joined[component]]
         if 2 * len(pairs) == len(units) * (len(units) - 1):
             colors[units] = np.arange(len(units))
             continue
@@ -106,16 +126,23 @@ def color_units(size: int, edges: np.ndarray) -> np.ndarray:
 def _two_colors(size: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return each unit's component and its colour 0 or 1, or -1 in components with an odd cycle.
 
-    Each unit has two copies, and an edge joins unlike copies. The copies of a unit are in one component if
-    there is an odd cycle; otherwise they separate the two sides.
+    Each unit has two copies, and an edge joins unlike copies. The copies of a unit are
+    in one component if there is an odd cycle; otherwise they separate the two sides.
     """
     a, b = edges.T
-    rows, columns = np.concatenate([a, a + size]), np.concatenate([b + size, b])
-    cover = sparse.coo_matrix((np.ones(len(rows), np.int8), (rows, columns)), shape=(2 * size, 2 * size))
+    rows = np.concatenate([a, a + size])
+    columns = np.concatenate([b + size, b])
+    cover = sparse.coo_matrix(
+        (np.ones(len(rows), np.int8), (rows, columns)), shape=(2 * size, 2 * size)
+    )
     _, twice = sparse.csgraph.connected_components(cover, directed=False)
-    here, there = twice[:size], twice[size:]
-    _, first, label = np.unique(np.minimum(here, there), return_index=True, return_inverse=True)
-    colors = (here != here[first][label]).astype(np.int64)  # the first unit of a component has colour 0
+    here = twice[:size]
+    there = twice[size:]
+    _, first, label = np.unique(
+        np.minimum(here, there), return_index=True, return_inverse=True
+    )
+    # the first unit of a component has colour 0
+    colors = (here != here[first][label]).astype(np.int64)
     return label, np.where(here == there, -1, colors)
 
 

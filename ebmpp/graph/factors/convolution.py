@@ -29,33 +29,40 @@ class _Correlation:
     padding: str | tuple[tuple[int, int], ...]
 
     def __call__(self, filters: Array, image: Array) -> Array:
-        return lax.conv_general_dilated(image[None], filters, self.stride, self.padding)[0]
+        return lax.conv_general_dilated(
+            image[None], filters, self.stride, self.padding
+        )[0]
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Convolution(Factor):
     """``-<w * t(a), t(b)>`` with filters ``w`` that are shared by all positions.
 
-    The last axes of both blocks are positions, as many as ``window`` has; axes before them, and the
-    statistics of a unit (the categories of a Categorical), are channels. The params are filters of shape
-    ``(channels of b, channels of a, *window)``, and ``*`` is a cross-correlation, as in deep learning.
-    ``Bias(b, shared=...)`` shares a bias over positions.
+    The last axes of both blocks are positions, as many as ``window`` has; axes before
+    them, and the statistics of a unit (the categories of a Categorical), are channels.
+    The params are filters of shape ``(channels of b, channels of a, *window)``, and
+    ``*`` is a cross-correlation, as in deep learning. ``Bias(b, shared=...)`` shares a
+    bias over positions.
 
-    The scheme "orthogonal" of :meth:`ebmpp.FactorGraph.init` makes the filters orthonormal, not the whole
-    map. Gaussian units with learned variance take part with x only.
+    The scheme "orthogonal" of :meth:`ebmpp.FactorGraph.init` makes the filters
+    orthonormal, not the whole map. Gaussian units with learned variance take part with
+    x only.
 
     :param first: the image block, ``a``.
     :param second: the block of feature maps, ``b``.
     :param window: extent of a filter along each axis of positions.
     :param stride: distance between windows, an int or one per axis.
-    :param padding: "VALID", "SAME", a number of zeros at every border, or a pair per axis.
+    :param padding: "VALID", "SAME", a number of zeros at every border, or a pair per
+        axis.
     :param name: key of its params; ``"first:second"`` by default.
-    :raises DeclarationError: for an invalid window, stride or padding, or (on declaration of a graph) feature
-        maps whose positions differ from the positions of ``b``.
+    :raises DeclarationError: for an invalid window, stride or padding, or (on
+        declaration of a graph) feature maps whose positions differ from the positions
+        of ``b``.
 
     **References**
 
-    1. Lee, Grosse, Ranganath, Ng (2009), *Convolutional deep belief networks*, section 3.1.
+    1. Lee, Grosse, Ranganath, Ng (2009), *Convolutional deep belief networks*, section
+       3.1.
 
     **Example**
 
@@ -86,11 +93,19 @@ class Convolution(Factor):
         name: str | None = None,
     ) -> None:
         sizes = tuple(window) if isinstance(window, Sequence) else ()
-        strides = tuple(stride) if isinstance(stride, Sequence) else (stride,) * len(sizes)
-        are_sizes = lambda parsed: 0 < len(parsed) == len(sizes) and all(map(is_positive_int, parsed))
-        who, expected = f"Convolution({first!r}, {second!r}):", "positive ints, one per axis of positions"
-        checks.require(are_sizes(sizes), f"{who} window", expected, window, DeclarationError)
-        checks.require(are_sizes(strides), f"{who} stride", expected, stride, DeclarationError)
+        strides = (
+            tuple(stride) if isinstance(stride, Sequence) else (stride,) * len(sizes)
+        )
+
+        def are_sizes(parsed):
+            return 0 < len(parsed) == len(sizes) and all(map(is_positive_int, parsed))
+
+        who = f"Convolution({first!r}, {second!r}):"
+        expected = "positive ints, one per axis of positions"
+        if not are_sizes(sizes):
+            raise checks.error(f"{who} window", expected, window, DeclarationError)
+        if not are_sizes(strides):
+            raise checks.error(f"{who} stride", expected, stride, DeclarationError)
         pads = _as_padding(f"{who} padding", padding, len(sizes))
         energy = InnerProduct((first, second), _Correlation(strides, pads))
         super().__init__(first, second, energy=energy, name=name)
@@ -105,17 +120,26 @@ class Convolution(Factor):
             options += f", padding={self.padding!r}"
         return super().__repr__().removesuffix(")") + options + ")"
 
-    def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
+    def evaluate(
+        self, params: Array, *statistics: Array, families: tuple[Family, ...]
+    ) -> Array:
         return self.energy(params, *map(self._image, families, statistics))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         """Return zero filters after checking that the positions of both blocks agree."""
         first, second = (self._image_shape(b, families[b]) for b in self.blocks)
         shape = (second[0], first[0], *self.window)
-        arguments = (jax.ShapeDtypeStruct(s, jnp.result_type(float)) for s in (shape, first))
+        arguments = (
+            jax.ShapeDtypeStruct(s, jnp.result_type(float)) for s in (shape, first)
+        )
         maps = jax.eval_shape(_Correlation(self.stride, self.padding), *arguments).shape
-        name, expected = f"{self!r}: last axes of block {self.blocks[1]!r}", f"{maps[1:]} for this window"
-        checks.require(maps == second, name, expected, second[1:], DeclarationError)
+        if maps != second:
+            raise checks.error(
+                f"{self!r}: last axes of block {self.blocks[1]!r}",
+                f"{maps[1:]} for this window",
+                second[1:],
+                DeclarationError,
+            )
         return jnp.zeros(shape)
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
@@ -123,9 +147,16 @@ class Convolution(Factor):
         return 1
 
     def _image_shape(self, block: str, family: Family) -> tuple[int, ...]:
-        expected, is_valid = "of at least the axes of window", len(family.shape) >= len(self.window)
-        checks.require(is_valid, f"{self!r}: block {block!r}", expected, family, DeclarationError)
-        statistics = jax.ShapeDtypeStruct(family.statistic_shape, jnp.result_type(float))
+        if not len(family.shape) >= len(self.window):
+            raise checks.error(
+                f"{self!r}: block {block!r}",
+                "of at least the axes of window",
+                family,
+                DeclarationError,
+            )
+        statistics = jax.ShapeDtypeStruct(
+            family.statistic_shape, jnp.result_type(float)
+        )
         return jax.eval_shape(partial(self._image, family), statistics).shape
 
     def _image(self, family: Family, statistics: Array) -> Array:
@@ -136,13 +167,26 @@ class Convolution(Factor):
         return t.reshape(-1, *t.shape[t.ndim - len(self.window) :])
 
 
-def _as_padding(name: str, padding: Any, rank: int) -> str | tuple[tuple[int, int], ...]:
+def _as_padding(
+    name: str, padding: Any, rank: int
+) -> str | tuple[tuple[int, int], ...]:
     """Return padding as lax takes it."""
     pairs = ((padding, padding),) * rank if isinstance(padding, int) else padding
     result: str | tuple[tuple[int, int], ...] = ""
     with contextlib.suppress(TypeError, ValueError):
-        result = padding.upper() if isinstance(padding, str) else tuple((int(a), int(b)) for a, b in pairs)
-    are_pairs = len(result) == rank and all(isinstance(p, tuple) and min(p) >= 0 for p in result)
-    expected = '"VALID", "SAME", an int >= 0 or a pair of them per axis'
-    checks.require(are_pairs or result in ("VALID", "SAME"), name, expected, padding, DeclarationError)
+        result = (
+            padding.upper()
+            if isinstance(padding, str)
+            else tuple((int(a), int(b)) for a, b in pairs)
+        )
+    are_pairs = len(result) == rank and all(
+        isinstance(p, tuple) and min(p) >= 0 for p in result
+    )
+    if not are_pairs and result not in ("VALID", "SAME"):
+        raise checks.error(
+            name,
+            '"VALID", "SAME", an int >= 0 or a pair of them per axis',
+            padding,
+            DeclarationError,
+        )
     return result

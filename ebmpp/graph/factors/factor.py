@@ -43,17 +43,19 @@ class Factor:
     """A term of the energy over one or more blocks.
 
     :param blocks: names of the blocks in its scope.
-    :param energy: function ``energy(params, *statistics)`` of one state that returns a scalar. Statistics
-        come in the order of ``blocks``, with shapes ``shape + stat_shape``. It must be affine in the
-        statistics of each unit while all other units are held fixed; units of one block may interact only as
+    :param energy: function ``energy(params, *statistics)`` of one state that returns a
+        scalar. Statistics come in the order of ``blocks``, with shapes
+        ``shape + stat_shape``. It must be affine in the statistics of each unit while
+        all other units are held fixed; units of one block may interact only as
         ``lateral`` declares.
-    :param init: initial params: a pytree of arrays, a function of a jax key that returns one, or None for a
-        factor without params.
+    :param init: initial params: a pytree of arrays, a function of a jax key that
+        returns one, or None for a factor without params.
     :param name: key of its params; the blocks joined by ":" by default.
-    :param lateral: pairs of interacting units by block, as an array or a networkx graph. A unit is its number
-        in the flattened block, or its index in a block of several axes.
-    :raises DeclarationError: for missing or repeated blocks, an energy that is not callable, or invalid
-        pairs.
+    :param lateral: pairs of interacting units by block, as an array or a networkx
+        graph. A unit is its number in the flattened block, or its index in a block of
+        several axes.
+    :raises DeclarationError: for missing or repeated blocks, an energy that is not
+        callable, or invalid pairs.
 
     **Example**
 
@@ -71,9 +73,11 @@ class Factor:
     name: str
     lateral: tuple[tuple[str, Pairs], ...] = ()
 
-    #: which entry of an initialisation scheme fills the params: "weight", "bias", "lateral" or None.
+    #: which entry of an initialisation scheme fills the params: "weight", "bias",
+    #: "lateral" or None.
     role: ClassVar[str | None] = None
-    #: True if the energy of this very class is multi-affine; a subclass, which may change it, says so again.
+    #: True if the energy of this very class is multi-affine; a subclass, which may
+    #: change it, says so again.
     affine: ClassVar[bool] = False
 
     def __init__(
@@ -86,12 +90,24 @@ class Factor:
     ) -> None:
         lateral = lateral or {}
         are_names = bool(blocks) and all(isinstance(b, str) and b for b in blocks)
-        is_valid, who = are_names and len(set(blocks)) == len(blocks), f"factor over {blocks}:"
-        hint = "Units of one block interact in a Pairwise, or in a Factor with lateral=..."
-        checks.require(is_valid, f"{who} blocks", "different names", blocks, DeclarationError, hint)
-        checks.require(callable(energy), f"{who} energy", "a function", energy, DeclarationError)
-        is_valid, expected = set(lateral) <= set(blocks), "pairs by block of the factor"
-        checks.require(is_valid, f"{who} lateral", expected, list(lateral), DeclarationError)
+        who = f"factor over {blocks}:"
+        if not are_names or len(set(blocks)) != len(blocks):
+            raise checks.error(
+                f"{who} blocks",
+                "different names",
+                blocks,
+                DeclarationError,
+                "Units of one block interact in a Pairwise, or in a Factor with lateral=...",
+            )
+        if not callable(energy):
+            raise checks.error(f"{who} energy", "a function", energy, DeclarationError)
+        if not set(lateral) <= set(blocks):
+            raise checks.error(
+                f"{who} lateral",
+                "pairs by block of the factor",
+                list(lateral),
+                DeclarationError,
+            )
         put = super().__setattr__  # that of a frozen dataclass raises
         put("blocks", tuple(blocks))
         put("energy", energy)
@@ -107,12 +123,15 @@ class Factor:
     @property
     def is_affine(self) -> bool:
         """True if the energy is multi-affine by construction, so that a declaration need not probe it."""
-        return vars(type(self)).get("affine", False) or bool(getattr(self.energy, "is_affine", False))
+        return vars(type(self)).get("affine", False) or bool(
+            getattr(self.energy, "is_affine", False)
+        )
 
     def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
         """Return the pairs of interacting units of each block, ``(edges, 2)``.
 
-        :raises DeclarationError: for a unit that the block lacks, or a pair of one unit.
+        :raises DeclarationError: for a unit that the block lacks, or a pair of one
+            unit.
         """
         return {b: pairs.edges(repr(self), b, families[b]) for b, pairs in self.lateral}
 
@@ -124,7 +143,9 @@ class Factor:
         name = "" if self.name == ":".join(self.blocks) else f", name={self.name!r}"
         return f"{type(self).__name__}({', '.join(map(repr, self.blocks))}{name})"
 
-    def evaluate(self, params: Params, *statistics: Array, families: tuple[Family, ...]) -> Array:
+    def evaluate(
+        self, params: Params, *statistics: Array, families: tuple[Family, ...]
+    ) -> Array:
         """Return the energy of one state, a scalar."""
         return self.energy(params, *statistics)
 
@@ -135,14 +156,21 @@ class Factor:
         values = self.init(rng_key) if callable(self.init) else self.init.unflatten()
         return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), values)
 
-    def init_checked(self, rng_key: Array, families: Mapping[str, Family], shape: tuple[int, ...]) -> Array:
+    def init_checked(
+        self, rng_key: Array, families: Mapping[str, Family], shape: tuple[int, ...]
+    ) -> Array:
         """Return ``init`` as one array of a known shape.
 
         :raises DeclarationError: for an ``init`` of another shape.
         """
         values = Factor.init_params(self, rng_key, families)
-        is_valid, expected = jnp.shape(values) == shape, f"of shape {shape}"
-        checks.require(is_valid, f"{self!r}: init", expected, jnp.shape(values), DeclarationError)
+        if jnp.shape(values) != shape:
+            raise checks.error(
+                f"{self!r}: init",
+                f"of shape {shape}",
+                jnp.shape(values),
+                DeclarationError,
+            )
         return values
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:

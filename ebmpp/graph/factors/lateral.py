@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interacting units of one block: the declared pairs, and parts of units that do not interact.
 
-The units of a part are drawn jointly given the other parts. Arrays of a part have the units first and the
-rows last: the values of a neighbour are then contiguous, and a sweep of a 64x64 lattice takes a fifth of the
-time that it takes with the rows first (100 chains, two cores).
+The units of a part are drawn jointly given the other parts. Arrays of a part have the
+units first and the rows last: the values of a neighbour are then contiguous, and a
+sweep of a 64x64 lattice takes a fifth of the time that it takes with the rows first
+(100 chains, two cores).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,8 @@ from ebmpp.core.backend import barrier_pays
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 
-#: Number of parts up to which they are unrolled; 128 parts would compile for half a minute.
+#: Number of parts up to which they are unrolled; 128 parts would compile for half a
+#: minute.
 UNROLLED = 4
 
 #: Statistics of units of the block by their numbers: ``(*numbers, rows, *stat_shape)``.
@@ -37,18 +39,28 @@ Edges = Integer[np.ndarray, "edges 2"]
 
 def check_network(name: str, graph: nx.Graph) -> None:
     """Check that a networkx graph is undirected."""
-    hint = "Convert it by graph.to_undirected()."
-    checks.require(not graph.is_directed(), name, "undirected", graph, DeclarationError, hint)
+    if graph.is_directed():
+        raise checks.error(
+            name,
+            "undirected",
+            graph,
+            DeclarationError,
+            "Convert it by graph.to_undirected().",
+        )
 
 
 def by_group(groups: Integer[np.ndarray, "items"], count: int) -> list[np.ndarray]:
     """Return the positions of the items of each group, in order."""
-    return np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=count))[:-1])
+    return np.split(
+        np.argsort(groups, kind="stable"),
+        np.cumsum(np.bincount(groups, minlength=count))[:-1],
+    )
 
 
 def ranks(groups: Integer[np.ndarray, "items"]) -> Integer[np.ndarray, "items"]:
     """Return the number of each item among the items of its group, in order."""
-    order, counts = np.argsort(groups, kind="stable"), np.bincount(groups)
+    order = np.argsort(groups, kind="stable")
+    counts = np.bincount(groups)
     rank = np.empty(len(groups), np.int64)
     rank[order] = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
     return rank
@@ -98,9 +110,17 @@ class Pairs(Constant):
             array = np.empty(0, object)
         if isinstance(pairs, list | tuple | np.ndarray) and not len(pairs):
             array = np.empty((0, 2), np.int64)
-        is_valid = array.ndim in (2, 3) and array.shape[1:2] == (2,) and array.dtype.kind in "iu"
-        expected = "pairs of unit numbers, pairs of indices of units, or a networkx graph over these"
-        checks.require(is_valid, f"lateral pairs of block {block!r}", expected, pairs, DeclarationError)
+        if (
+            array.ndim not in (2, 3)
+            or array.shape[1:2] != (2,)
+            or array.dtype.kind not in "iu"
+        ):
+            raise checks.error(
+                f"lateral pairs of block {block!r}",
+                "pairs of unit numbers, pairs of indices of units, or a networkx graph over these",
+                pairs,
+                DeclarationError,
+            )
         return cls.copy(array.astype(np.int64))
 
     @functools.lru_cache(maxsize=64)
@@ -108,11 +128,18 @@ class Pairs(Constant):
         """Return the distinct pairs by unit numbers in the flattened block."""
         name = f"{factor}: lateral pairs of block {block!r}"
         expected = f"pairs of different units of {family!r}"
-        refuse = lambda wrong: checks.require(not len(wrong), name, expected, wrong, DeclarationError)
-        units, shape = self.array, family.shape
+
+        def refuse(wrong):
+            if len(wrong):
+                raise checks.error(name, expected, wrong, DeclarationError)
+
+        units = self.array
+        shape = family.shape
         if units.ndim == 3:
             refuse([] if units.shape[2] == len(shape) else units[:1].tolist())
-        outside = np.argwhere((units < 0) | (units >= (shape if units.ndim == 3 else family.size)))
+        outside = np.argwhere(
+            (units < 0) | (units >= (shape if units.ndim == 3 else family.size))
+        )
         refuse(units[outside[:1, 0]].tolist())
         if units.ndim == 3:
             units = np.ravel_multi_index(tuple(np.moveaxis(units, -1, 0)), shape)
@@ -121,7 +148,9 @@ class Pairs(Constant):
         return units if len(first) == len(number) else units[first]
 
     @functools.cached_property
-    def distinct(self) -> tuple[Integer[np.ndarray, "edges"], Integer[np.ndarray, "pairs"]]:
+    def distinct(
+        self,
+    ) -> tuple[Integer[np.ndarray, "edges"], Integer[np.ndarray, "pairs"]]:
         """Places of the distinct pairs in order of appearance, and the number of each declared pair in it."""
         ends = self.array if self.array.ndim == 3 else self.array[..., None]
         ends = ends - ends.min((0, 1), initial=0)
@@ -191,7 +220,12 @@ class Split:
     def padded(self, arrays: Sequence[Numbers], fill: Any) -> np.ndarray:
         """Stack arrays ``(units, ...)``, one per part, to ``(parts, most units, ...)``."""
         most = max(map(len, arrays))
-        fit = lambda a: np.pad(a, [(0, most - len(a)), *[(0, 0)] * (a.ndim - 1)], constant_values=fill)
+
+        def fit(a):
+            return np.pad(
+                a, [(0, most - len(a)), *[(0, 0)] * (a.ndim - 1)], constant_values=fill
+            )
+
         return np.stack([fit(a) for a in arrays])
 
     def at(self, part: Any) -> Any:
@@ -205,20 +239,34 @@ class Split:
 
     def mask(self, part: Any) -> Bool[Array, "units"] | None:
         """Return False at the padding of :meth:`at`; None if there is none."""
-        return None if self.unrolled else jnp.asarray(self.table)[part] < self.family.size
+        return (
+            None if self.unrolled else jnp.asarray(self.table)[part] < self.family.size
+        )
 
-    def take(self, values: Shaped[Numbers, "size ..."], part: Any) -> Shaped[Array, "units ..."]:
+    def take(
+        self, values: Shaped[Numbers, "size ..."], part: Any
+    ) -> Shaped[Array, "units ..."]:
         """Return ``values`` at the units of a part."""
         return jnp.take(values, self.at(part), axis=0, mode="clip")
 
     def put(self, values: Numbers, part: Any, new: Array) -> Array:
         """Return ``values``, ``(size, ...)``, with ``new``, ``(units, ...)``, at the units of a part."""
         new = new.astype(values.dtype)
-        if self.unrolled and barrier_pays(new.size):  # a gather per unit, half the time of a scatter
+        # a gather per unit, half the time of a scatter
+        if self.unrolled and barrier_pays(new.size):
             here = (self.colors == part).reshape(-1, *(1,) * (new.ndim - 1))
-            return jnp.where(here, jnp.take(new, self.place, axis=0, mode="clip"), jnp.asarray(values))
-        # padding is dropped; it repeats one number, so indices are unique only without it
-        return jnp.asarray(values).at[self.at(part)].set(new, mode="drop", unique_indices=self.unrolled)
+            return jnp.where(
+                here,
+                jnp.take(new, self.place, axis=0, mode="clip"),
+                jnp.asarray(values),
+            )
+        # padding is dropped; it repeats one number, so indices are unique only without
+        # it
+        return (
+            jnp.asarray(values)
+            .at[self.at(part)]
+            .set(new, mode="drop", unique_indices=self.unrolled)
+        )
 
 
 def part_name(block: str, part: int) -> str:

@@ -23,12 +23,13 @@ class Bias(Factor):
     """``-<b, t(x)>``, with ``b`` a natural parameter of the block.
 
     :param block: name of the block.
-    :param shared: axes of the block's shape along which units share a bias, such as the positions of a
-        feature map; the params have length 1 there.
-    :param init: initial biases, an array or a function of a jax key; by default from the scheme of
-        :meth:`ebmpp.FactorGraph.init`.
+    :param shared: axes of the block's shape along which units share a bias, such as the
+        positions of a feature map; the params have length 1 there.
+    :param init: initial biases, an array or a function of a jax key; by default from
+        the scheme of :meth:`ebmpp.FactorGraph.init`.
     :param name: key of its params; the block's name by default.
-    :raises DeclarationError: for axes that the block lacks, or an ``init`` of another shape.
+    :raises DeclarationError: for axes that the block lacks, or an ``init`` of another
+        shape.
 
     **Example**
 
@@ -45,11 +46,20 @@ class Bias(Factor):
     affine = True
 
     def __init__(
-        self, block: str, *, shared: Sequence[int] = (), init: Any = None, name: str | None = None
+        self,
+        block: str,
+        *,
+        shared: Sequence[int] = (),
+        init: Any = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(block, energy=_bias_energy, init=init, name=name)
-        are_axes = isinstance(shared, Sequence) and all(isinstance(axis, int) for axis in shared)
-        checks.require(are_axes, f"Bias({block!r}): shared", "a tuple of axes", shared, DeclarationError)
+        if not isinstance(shared, Sequence) or not all(
+            isinstance(axis, int) for axis in shared
+        ):
+            raise checks.error(
+                f"Bias({block!r}): shared", "a tuple of axes", shared, DeclarationError
+            )
         object.__setattr__(self, "shared", tuple(shared))
 
     def __repr__(self) -> str:
@@ -57,11 +67,21 @@ class Bias(Factor):
         return super().__repr__().removesuffix(")") + shared + ")"
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
-        family, rank = families[self.blocks[0]], len(families[self.blocks[0]].shape)
-        are_axes = all(-rank <= axis < rank for axis in self.shared)
-        checks.require(are_axes, f"{self!r}: shared", f"axes of {family!r}", self.shared, DeclarationError)
+        family = families[self.blocks[0]]
+        rank = len(families[self.blocks[0]].shape)
+        if not all(-rank <= axis < rank for axis in self.shared):
+            raise checks.error(
+                f"{self!r}: shared",
+                f"axes of {family!r}",
+                self.shared,
+                DeclarationError,
+            )
         start = self.pool(family.default_eta(), family)
-        return start if self.init is None else self.init_checked(rng_key, families, start.shape)
+        return (
+            start
+            if self.init is None
+            else self.init_checked(rng_key, families, start.shape)
+        )
 
     def pool(self, statistics: Array, family: Family) -> Array:
         """Average statistics over the shared axes, which keep length 1."""
@@ -73,7 +93,8 @@ class Bias(Factor):
 
 
 def _bias_energy(bias: Array, statistics: Array) -> Array:
-    # Not vdot: XLA compiles a kernel of its own for a product of vectors, which takes long.
+    # Not vdot: XLA compiles a kernel of its own for a product of vectors, which takes
+    # long.
     return -(jnp.broadcast_to(bias, statistics.shape) * statistics).sum()
 
 
@@ -81,7 +102,8 @@ def _bias_energy(bias: Array, statistics: Array) -> Array:
 class Bilinear(Factor):
     """``-sum_ij w_ij t_i(a) t_j(b)``, with ``w`` of the joined shapes of both blocks' statistics.
 
-    A Gaussian with learned variance takes part with x only; use a :class:`Factor` to couple x^2.
+    A Gaussian with learned variance takes part with x only; use a :class:`Factor` to
+    couple x^2.
 
     :param first: name of a block.
     :param second: name of another block.
@@ -94,21 +116,29 @@ class Bilinear(Factor):
     def __init__(self, first: str, second: str, *, name: str | None = None) -> None:
         super().__init__(first, second, energy=_bilinear_energy, name=name)
 
-    def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        return self.energy(params, *map(lambda f, t: f.interaction(t), families, statistics))
+    def evaluate(
+        self, params: Array, *statistics: Array, families: tuple[Family, ...]
+    ) -> Array:
+        return self.energy(
+            params, *map(lambda f, t: f.interaction(t), families, statistics)
+        )
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         first, second = (families[b].interaction_shape for b in self.blocks)
-        return jax.device_put(np.zeros(first + second, jnp.result_type(float)))  # compiles nothing
+        # compiles nothing
+        return jax.device_put(np.zeros(first + second, jnp.result_type(float)))
 
     def row_axes(self, families: Mapping[str, Family]) -> int:
         return len(families[self.blocks[0]].interaction_shape)
 
 
 def _bilinear_energy(weight: Array, first: Array, second: Array) -> Array:
-    # With this order the vmapped gradients in either block come out row by row. (weight @ second) gives the
-    # transpose, and reading that in a loop over rows costs a tenth of a coupled sweep at 784x500.
-    return -(first.ravel() @ (second.ravel() @ weight.reshape(first.size, second.size).T))
+    # With this order the vmapped gradients in either block come out row by row. (weight
+    # @ second) gives the transpose, and reading that in a loop over rows costs a tenth
+    # of a coupled sweep at 784x500.
+    return -(
+        first.ravel() @ (second.ravel() @ weight.reshape(first.size, second.size).T)
+    )
 
 
 Forward = Callable[[Params, Array], Array]
@@ -123,9 +153,14 @@ class InnerProduct:
 
     def __call__(self, params: Params, first: Array, second: Array) -> Array:
         image = self.forward(params, first)
-        name, shape = f"Linear{self.blocks!r}: shape of the value of forward", jnp.shape(image)
-        expected = f"{second.shape}, that of the statistics of {self.blocks[1]!r}"
-        checks.require(shape == second.shape, name, expected, shape, DeclarationError)
+        shape = jnp.shape(image)
+        if shape != second.shape:
+            raise checks.error(
+                f"Linear{self.blocks!r}: shape of the value of forward",
+                f"{second.shape}, that of the statistics of {self.blocks[1]!r}",
+                shape,
+                DeclarationError,
+            )
         return -jnp.vdot(image, second)
 
 
@@ -133,28 +168,32 @@ class InnerProduct:
 class Linear(Factor):
     """``-<forward(params, t(a)), t(b)>``, with a custom linear map from ``a`` to natural parameters of ``b``.
 
-    The map from ``b`` to ``a`` is the transpose of ``forward``, by autodiff. Use it for weights that are
-    shared, sparse or low-rank, and for fixed operators; convolutions have :class:`~ebmpp.Convolution`.
-    ``forward`` may be affine: its value at zero is a bias on ``b``. A Gaussian with learned variance takes
-    part with x only.
+    The map from ``b`` to ``a`` is the transpose of ``forward``, by autodiff. Use it for
+    weights that are shared, sparse or low-rank, and for fixed operators; convolutions
+    have :class:`~ebmpp.Convolution`. ``forward`` may be affine: its value at zero is a
+    bias on ``b``. A Gaussian with learned variance takes part with x only.
 
     :param first: name of a block, ``a``.
     :param second: name of another block, ``b``.
-    :param forward: ``forward(params, statistics of a)`` for one state, which returns an array of the shape of
-        the statistics of ``b``. It must be affine in the statistics.
-    :param shape: shape of the weights, one array filled by the scheme of :meth:`FactorGraph.init`.
-        "orthogonal" makes the matrix whose rows are the first axis semi-orthogonal, not necessarily the whole
-        map.
-    :param init: initial params in place of ``shape`` and of a scheme: a pytree of arrays, or a function of a
-        jax key that returns one. With neither, the params are ``()``.
+    :param forward: ``forward(params, statistics of a)`` for one state, which returns an
+        array of the shape of the statistics of ``b``. It must be affine in the
+        statistics.
+    :param shape: shape of the weights, one array filled by the scheme of
+        :meth:`FactorGraph.init`. "orthogonal" makes the matrix whose rows are the first
+        axis semi-orthogonal, not necessarily the whole map.
+    :param init: initial params in place of ``shape`` and of a scheme: a pytree of
+        arrays, or a function of a jax key that returns one. With neither, the params
+        are ``()``.
     :param name: key of its params; ``"first:second"`` by default.
-    :raises DeclarationError: for both ``shape`` and ``init``, or (on declaration of a graph) a value of the
-        wrong shape.
-    :raises NotMultiAffineError: on declaration of a graph, if ``forward`` is not affine.
+    :raises DeclarationError: for both ``shape`` and ``init``, or (on declaration of a
+        graph) a value of the wrong shape.
+    :raises NotMultiAffineError: on declaration of a graph, if ``forward`` is not
+        affine.
 
     **Example**
 
-    Each latent unit sees three neighbouring visible ones through the same three weights:
+    Each latent unit sees three neighbouring visible ones through the same three
+    weights:
 
     >>> import jax, jax.numpy as jnp
     >>> from ebmpp import Bernoulli, Bias, FactorGraph
@@ -179,12 +218,28 @@ class Linear(Factor):
         init: Any = None,
         name: str | None = None,
     ) -> None:
-        is_shape = shape is None or (isinstance(shape, Sequence) and all(map(is_positive_int, shape)))
-        who, is_only = f"Linear({first!r}, {second!r}):", shape is None or init is None
-        checks.require(callable(forward), f"{who} forward", "a function", forward, DeclarationError)
-        checks.require(is_shape, f"{who} shape", "positive ints", shape, DeclarationError)
-        checks.require(is_only, f"{who} init", "None where shape is given", init, DeclarationError)
-        super().__init__(first, second, energy=InnerProduct((first, second), forward), init=init, name=name)
+        is_shape = shape is None or (
+            isinstance(shape, Sequence) and all(map(is_positive_int, shape))
+        )
+        who = f"Linear({first!r}, {second!r}):"
+        is_only = shape is None or init is None
+        if not callable(forward):
+            raise checks.error(
+                f"{who} forward", "a function", forward, DeclarationError
+            )
+        if not is_shape:
+            raise checks.error(f"{who} shape", "positive ints", shape, DeclarationError)
+        if not is_only:
+            raise checks.error(
+                f"{who} init", "None where shape is given", init, DeclarationError
+            )
+        super().__init__(
+            first,
+            second,
+            energy=InnerProduct((first, second), forward),
+            init=init,
+            name=name,
+        )
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
 
     @property
@@ -192,11 +247,19 @@ class Linear(Factor):
         """Return "weight" if a scheme fills the params, None if ``init`` does."""
         return None if self.shape is None else "weight"
 
-    def evaluate(self, params: Params, *statistics: Array, families: tuple[Family, ...]) -> Array:
-        return self.energy(params, *map(lambda f, t: f.interaction(t), families, statistics))
+    def evaluate(
+        self, params: Params, *statistics: Array, families: tuple[Family, ...]
+    ) -> Array:
+        return self.energy(
+            params, *map(lambda f, t: f.interaction(t), families, statistics)
+        )
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Params:
-        return super().init_params(rng_key, families) if self.shape is None else jnp.zeros(self.shape)
+        return (
+            super().init_params(rng_key, families)
+            if self.shape is None
+            else jnp.zeros(self.shape)
+        )
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:
         """Return 1 for weights of several axes."""

@@ -32,17 +32,18 @@ _MAX_PADDING = 2.0  # slots of the neighbour table per neighbour
 class Pairwise(Factor):
     """``-sum_e w_e <t_i, t_j>`` over pairs e = (i, j) of units of one block, with one weight per pair.
 
-    The units are coloured and the block is drawn part by part, a lattice in two. Spin units make an Ising
-    model, Categorical units a Potts model, Gaussian units a Markov random field. A Gaussian with learned
-    variance takes part with x only.
+    The units are coloured and the block is drawn part by part, a lattice in two. Spin
+    units make an Ising model, Categorical units a Potts model, Gaussian units a Markov
+    random field. A Gaussian with learned variance takes part with x only.
 
     :param block: name of the block.
-    :param edges: pairs of units by number in the flattened block or by index, or an undirected networkx graph
-        over the units, whose edge attribute ``weight`` gives the initial weights. The weights of parallel
-        edges add up: a torus of side 2 has two bonds between its neighbours.
+    :param edges: pairs of units by number in the flattened block or by index, or an
+        undirected networkx graph over the units, whose edge attribute ``weight`` gives
+        the initial weights. The weights of parallel edges add up: a torus of side 2 has
+        two bonds between its neighbours.
     :param shared: use one weight for all pairs, a scalar; repeated pairs count.
-    :param init: initial weights, an array or a function of a jax key; by default from the scheme of
-        :meth:`ebmpp.FactorGraph.init`.
+    :param init: initial weights, an array or a function of a jax key; by default from
+        the scheme of :meth:`ebmpp.FactorGraph.init`.
     :param name: key of its params; ``"block:block"`` by default.
     :raises DeclarationError: for invalid pairs or edge attributes.
 
@@ -61,12 +62,20 @@ class Pairwise(Factor):
     shared: bool = False
 
     def __init__(
-        self, block: str, edges: Any, *, shared: bool = False, init: Any = None, name: str | None = None
+        self,
+        block: str,
+        edges: Any,
+        *,
+        shared: bool = False,
+        init: Any = None,
+        name: str | None = None,
     ) -> None:
         name = f"{block}:{block}" if name is None else name
         if isinstance(edges, nx.Graph) and init is None:
             init = edge_weights(f"Pairwise({block!r})", edges, shared)
-        super().__init__(block, energy=_pairwise_energy, init=init, name=name, lateral={block: edges})
+        super().__init__(
+            block, energy=_pairwise_energy, init=init, name=name, lateral={block: edges}
+        )
         object.__setattr__(self, "shared", bool(shared))
 
     def __repr__(self) -> str:
@@ -75,7 +84,9 @@ class Pairwise(Factor):
         name = "" if self.name == f"{block}:{block}" else f", name={self.name!r}"
         return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{name})"
 
-    def evaluate(self, params: Array, *statistics: Array, families: tuple[Family, ...]) -> Array:
+    def evaluate(
+        self, params: Array, *statistics: Array, families: tuple[Family, ...]
+    ) -> Array:
         family = families[0]
         edges = self.edges({self.blocks[0]: family})[self.blocks[0]]
         units = family.interaction(statistics[0]).reshape(family.size, -1)
@@ -85,11 +96,19 @@ class Pairwise(Factor):
         """Return one weight per distinct pair."""
         first, number = self.lateral[0][1].distinct
         weights = jnp.broadcast_to(params, len(number))
-        return weights if len(first) == len(number) else jax.ops.segment_sum(weights, number, len(first))
+        return (
+            weights
+            if len(first) == len(number)
+            else jax.ops.segment_sum(weights, number, len(first))
+        )
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         shape = () if self.shared else (self.lateral[0][1].shape[0],)
-        return jnp.zeros(shape) if self.init is None else self.init_checked(rng_key, families, shape)
+        return (
+            jnp.zeros(shape)
+            if self.init is None
+            else self.init_checked(rng_key, families, shape)
+        )
 
     def local(self, families: Mapping[str, Family], split: Split) -> "Neighbours":
         return Neighbours(self, split, self.edges(families)[self.blocks[0]])
@@ -98,22 +117,36 @@ class Pairwise(Factor):
 def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
     """Return the weights of a graph's edges, None if no edge has one."""
     weights = attribute(f"{name}: weight", [w for *_, w in graph.edges(data="weight")])
-    is_valid, expected = weights is None or not shared, "False where edges have weights"
-    checks.require(is_valid, f"{name}: shared", expected, shared, DeclarationError)
+    if weights is not None and shared:
+        raise checks.error(
+            f"{name}: shared",
+            "False where edges have weights",
+            shared,
+            DeclarationError,
+        )
     return weights
 
 
-def attribute(name: str, values: list[Any], shape: Batch = ()) -> Float[np.ndarray, "items ..."] | None:
+def attribute(
+    name: str, values: list[Any], shape: Batch = ()
+) -> Float[np.ndarray, "items ..."] | None:
     """Stack an attribute of nodes or edges, None if no item has it."""
     if all(value is None for value in values):
         return None
     for value in values:
         try:
-            is_valid = value is not None and np.asarray(value, float).size == np.prod(shape, dtype=int)
+            is_valid = value is not None and np.asarray(value, float).size == np.prod(
+                shape, dtype=int
+            )
         except (TypeError, ValueError):
             is_valid = False
-        expected = f"numbers of shape {shape} at all nodes or edges, or at none"
-        checks.require(is_valid, name, expected, value, DeclarationError)
+        if not is_valid:
+            raise checks.error(
+                name,
+                f"numbers of shape {shape} at all nodes or edges, or at none",
+                value,
+                DeclarationError,
+            )
     return np.array([np.asarray(value, float).reshape(shape) for value in values])
 
 
@@ -122,7 +155,8 @@ def _is_dense(size: int, edges: np.ndarray) -> bool:
 
 
 def _matrix(weights: Array, edges: np.ndarray, size: int) -> Array:
-    # In bounds: checking two million indices cost XLA eight seconds when it compiled the gradient.
+    # In bounds: checking two million indices cost XLA eight seconds when it compiled
+    # the gradient.
     at = jnp.zeros((size, size), weights.dtype).at[edges[:, 0], edges[:, 1]]
     return at.set(weights, mode="promise_in_bounds", unique_indices=True)
 
@@ -152,13 +186,19 @@ def table(size: int, edges: Edges) -> Adjacency:
     unit, other = np.concatenate([edges, edges[:, ::-1]]).T
     pair = np.tile(np.arange(empty), 2)
     order = np.lexsort((other, unit))
-    unit, other, pair = unit[order], other[order], pair[order]
+    unit = unit[order]
+    other = other[order]
+    pair = pair[order]
     degree = np.bincount(unit, minlength=size)
     rank = np.arange(len(unit)) - (np.cumsum(degree) - degree)[unit]
-    most, mean = int(degree.max()), float(degree.mean())
+    most = int(degree.max())
+    mean = float(degree.mean())
     # not so many that most of the table would be padding
-    slots = most if most <= _MAX_PADDING * mean + 4 else max(1, round(_MAX_PADDING * mean))
-    others, pairs = np.zeros((size, slots), np.int64), np.full((size, slots), empty)
+    slots = (
+        most if most <= _MAX_PADDING * mean + 4 else max(1, round(_MAX_PADDING * mean))
+    )
+    others = np.zeros((size, slots), np.int64)
+    pairs = np.full((size, slots), empty)
     inside = rank < slots
     others[unit[inside], rank[inside]] = other[inside]
     pairs[unit[inside], rank[inside]] = pair[inside]
@@ -168,12 +208,15 @@ def table(size: int, edges: Edges) -> Adjacency:
 class Neighbours:
     """The :class:`~ebmpp.graph.factors.lateral.Local` of a :class:`Pairwise` factor.
 
-    Autodiff over the whole block gives the same values by scatters: a sweep of a 64x64 torus then takes 50
-    times as long, and one of a complete graph of 128 units 22 times (100 chains).
+    Autodiff over the whole block gives the same values by scatters: a sweep of a 64x64
+    torus then takes 50 times as long, and one of a complete graph of 128 units 22 times
+    (100 chains).
     """
 
     def __init__(self, factor: Pairwise, split: Split, edges: np.ndarray) -> None:
-        self.factor, self.split, self.edges = factor, split, edges
+        self.factor = factor
+        self.split = split
+        self.edges = edges
         self.dense = _is_dense(split.family.size, edges)
 
     def prepare(self, params: Array) -> Array:
@@ -188,12 +231,24 @@ class Neighbours:
     def field(self, prepared: Array, statistics_at: StatisticsAt, part: Any) -> Field:
         """Return natural parameters of the units of ``part``."""
         family = self.split.family
-        read = lambda numbers: family.interaction(statistics_at(numbers))
+
+        def read(numbers):
+            return family.interaction(statistics_at(numbers))
+
         if self.dense:
-            total = jnp.tensordot(self.split.take(prepared, part), read(np.arange(family.size)), 1)
+            total = jnp.tensordot(
+                self.split.take(prepared, part), read(np.arange(family.size)), 1
+            )
         else:
-            pick = lambda a: jnp.asarray(a)[part]
-            table = self._tables[part] if self.split.unrolled else jax.tree.map(pick, self._stacked)
+
+            def pick(a):
+                return jnp.asarray(a)[part]
+
+            table = (
+                self._tables[part]
+                if self.split.unrolled
+                else jax.tree.map(pick, self._stacked)
+            )
             total = _weighted_sum(prepared, table, read)
             if table.to.shape[-1]:
                 weights = prepared[table.more_pair]
@@ -201,22 +256,33 @@ class Neighbours:
                 terms = weights.reshape(-1, *(1,) * (units.ndim - 1)) * units
                 total = total.at[table.to].add(terms, mode="drop")
         extra = len(family.interaction_shape) - len(family.shape)
-        zero = jnp.zeros(total.shape[: total.ndim - extra] + family.stat_shape, total.dtype)
-        return jax.vjp(family.interaction, zero)[1](total)[0]  # 0 for statistics that do not interact
+        zero = jnp.zeros(
+            total.shape[: total.ndim - extra] + family.stat_shape, total.dtype
+        )
+        # 0 for statistics that do not interact
+        return jax.vjp(family.interaction, zero)[1](total)[0]
 
     @functools.cached_property
     def _stacked(self) -> Adjacency:
         """The tables of all parts, padded to one shape and stacked."""
-        slots, empty = max(t.other.shape[1] for t in self._tables), len(self.edges)
-        widen = lambda a, fill: np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)
-        wide = (t._replace(other=widen(t.other, 0), pair=widen(t.pair, empty)) for t in self._tables)
+        slots = max(t.other.shape[1] for t in self._tables)
+        empty = len(self.edges)
+
+        def widen(a, fill):
+            return np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)
+
+        wide = (
+            t._replace(other=widen(t.other, 0), pair=widen(t.pair, empty))
+            for t in self._tables
+        )
         fills = (0, empty, self.split.table.shape[1], 0, empty)
         return Adjacency(*map(self.split.padded, zip(*wide, strict=True), fills))
 
     @functools.cached_property
     def _tables(self) -> list[Adjacency]:
         block = table(self.split.family.size, self.edges)
-        place, tables = self.split.place, []
+        place = self.split.place
+        tables = []
         for number, units in enumerate(self.split.units):
             more = self.split.colors[block.to] == number
             rest = place[block.to[more]], block.more_other[more], block.more_pair[more]
@@ -224,10 +290,13 @@ class Neighbours:
         return tables
 
 
-def _weighted_sum(weights: Array, table: Adjacency, read: Callable[[Any], Array]) -> Array:
+def _weighted_sum(
+    weights: Array, table: Adjacency, read: Callable[[Any], Array]
+) -> Array:
     """Sum weights times neighbours over the slots.
 
-    Few slots are unrolled: XLA fuses them into one loop, in a fifth of the time of a product for each unit.
+    Few slots are unrolled: XLA fuses them into one loop, in a fifth of the time of a
+    product for each unit.
     """
     if table.other.shape[1] > _MAX_UNROLLED_SLOTS:
         return jnp.einsum("ud,ud...->u...", weights[table.pair], read(table.other))

@@ -24,12 +24,16 @@ from ebmpp.graph.factors.lateral import Split
 
 #: Operations that map polynomials to polynomials.
 _ARITHMETIC = frozenset(
-    "add add_any broadcast_in_dim concatenate conv_general_dilated convert_element_type copy cumsum "
-    "dot_general integer_pow mul neg optimization_barrier pad reduce_precision reduce_sum reshape rev slice "
+    "add add_any broadcast_in_dim concatenate conv_general_dilated "
+    "convert_element_type copy cumsum "
+    "dot_general integer_pow mul neg optimization_barrier pad reduce_precision "
+    "reduce_sum reshape rev slice "
     "split square squeeze sub tile transpose".split()
 )
 #: The same, where these operands do not depend on the variables.
-_CONSTANT_OPERANDS = dict.fromkeys(("div", "dynamic_slice", "gather"), slice(1, None)) | {
+_CONSTANT_OPERANDS = dict.fromkeys(
+    ("div", "dynamic_slice", "gather"), slice(1, None)
+) | {
     "dynamic_update_slice": slice(2, None),
     "scatter-add": slice(1, 2),
     "select_n": slice(1),
@@ -37,7 +41,8 @@ _CONSTANT_OPERANDS = dict.fromkeys(("div", "dynamic_slice", "gather"), slice(1, 
 _COUNTS = 128  # each of which is tried
 _FAR = np.rint(np.geomspace(1, 1e5, 30))
 _STATES = 8
-_ROUNDING = 128 * float(np.finfo(np.float32).eps)  # relative, of a sum, per root of the number of terms
+# relative, of a sum, per root of the number of terms
+_ROUNDING = 128 * float(np.finfo(np.float32).eps)
 _STATE_TOLERANCE = 1e-3  # relative; some states are far from zero, and kinks are coarse
 
 _ONE_PART = np.zeros((), int)  # of a block whose units do not interact
@@ -47,33 +52,59 @@ _Point = list[np.ndarray]
 _Move = tuple[_Point, _Point]
 
 
-def probe(factor: Factor, families: Families, params: Params, splits: Mapping[str, Split]) -> None:
+def probe(
+    factor: Factor, families: Families, params: Params, splits: Mapping[str, Split]
+) -> None:
     """Check that the energy is affine in the statistics of each block of ``factor``, or of each of its parts.
 
-    The gradient in one block's statistics is compared between random points that differ in this block alone,
-    and the change of the energy with the gradient. A smooth function that passes is affine there with
-    probability one. A function with kinks or jumps, such as a comparison, can be constant between two random
-    points, so it is also tried at states, and between each and the state with a block at 0, where energies
-    are differentiated. Unless its traced form is a polynomial, it is tried over the range of each family.
+    The gradient in one block's statistics is compared between random points that differ
+    in this block alone, and the change of the energy with the gradient. A smooth
+    function that passes is affine there with probability one. A function with kinks or
+    jumps, such as a comparison, can be constant between two random points, so it is
+    also tried at states, and between each and the state with a block at 0, where
+    energies are differentiated. Unless its traced form is a polynomial, it is tried
+    over the range of each family.
     """
     scope = tuple(families[b] for b in factor.blocks)
     floats = np.dtype(jnp.result_type(float))
     generator = np.random.default_rng(0)
-    noisy = lambda a: (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
+
+    def noisy(a):
+        return (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
+
     between, *moves = _points(factor, families, generator)
-    probed = _Probe(factor, scope, {b: _parts(splits[b]) for b, _ in factor.lateral if b in splits})
-    # One program, dropped on return: op by op, each width of a block would leave twenty in jax's caches.
+    probed = _Probe(
+        factor, scope, {b: _parts(splits[b]) for b, _ in factor.lateral if b in splits}
+    )
+    # One program, dropped on return: op by op, each width of a block would leave twenty
+    # in jax's caches.
     measure = jax.jit(probed.measure)
-    for values in (jax.tree.map(noisy, params), params):  # an energy may restrict its params, as a logarithm
+    # an energy may restrict its params, as a logarithm
+    for values in (
+        jax.tree.map(noisy, params),
+        params,
+    ):
         value = probed.run(measure, values, *between).value
         if np.isfinite(value):
             break
-    is_finite, name = bool(np.isfinite(value)), f"{factor!r}: energy"
-    checks.require(is_finite, name, "finite at its initial params", float(value), DeclarationError)
-    fine = np.asarray(_ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats)
+    if not bool(np.isfinite(value)):
+        raise checks.error(
+            f"{factor!r}: energy",
+            "finite at its initial params",
+            float(value),
+            DeclarationError,
+        )
+    fine = np.asarray(
+        _ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats
+    )
     coarse = np.maximum(fine, np.asarray(_STATE_TOLERANCE, floats))
-    energy = lambda *t: factor.evaluate(values, *t, families=scope)
-    is_exact = is_polynomial(jax.make_jaxpr(energy)(*between[0]).jaxpr, [True] * len(scope))
+
+    def energy(*t):
+        return factor.evaluate(values, *t, families=scope)
+
+    is_exact = is_polynomial(
+        jax.make_jaxpr(energy)(*between[0]).jaxpr, [True] * len(scope)
+    )
     far = () if is_exact else _far_moves(scope)
     coarsely = ((move, coarse) for move in itertools.chain(moves, far))
     for points, tolerance in itertools.chain([(between, fine)], coarsely):
@@ -83,21 +114,38 @@ def probe(factor: Factor, families: Families, params: Params, splits: Mapping[st
 def _far_moves(scope: Sequence[Family]) -> Iterator[_Move]:
     """Yield pairs of points over the range of each family."""
     floats = np.dtype(jnp.result_type(float))
-    columns = [[np.asarray(t, floats) for t in far_statistics(family)] for family in scope]
+    columns = [
+        [np.asarray(t, floats) for t in far_statistics(family)] for family in scope
+    ]
     if all(columns):
         length = max(map(len, columns))
-        rows = zip(*(itertools.islice(itertools.cycle(column), length) for column in columns), strict=True)
+        rows = zip(
+            *(itertools.islice(itertools.cycle(column), length) for column in columns),
+            strict=True,
+        )
         yield from itertools.pairwise(map(list, rows))
 
 
-def _points(factor: Factor, families: Families, generator: np.random.Generator) -> list[_Move]:
+def _points(
+    factor: Factor, families: Families, generator: np.random.Generator
+) -> list[_Move]:
     """Return pairs of random points, and then of states."""
-    scope, floats = [families[b] for b in factor.blocks], np.dtype(jnp.result_type(float))
-    draw = lambda: [generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats) for f in scope]
+    scope = [families[b] for b in factor.blocks]
+    floats = np.dtype(jnp.result_type(float))
+
+    def draw():
+        return [
+            generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats) for f in scope
+        ]
+
     states = jax.device_get(random_statistics(families, factor.blocks, _STATES + 1))
-    rows = [[states[b][i].astype(floats) for b in factor.blocks] for i in range(_STATES + 1)]
+    rows = [
+        [states[b][i].astype(floats) for b in factor.blocks] for i in range(_STATES + 1)
+    ]
     zero = [np.zeros_like(t) for t in rows[0]]
-    moves = [(row, to) for row, after in itertools.pairwise(rows) for to in (after, zero)]
+    moves = [
+        (row, to) for row, after in itertools.pairwise(rows) for to in (after, zero)
+    ]
     return [(draw(), draw()), *moves]
 
 
@@ -119,7 +167,13 @@ class _Probe:
     scope: tuple[Family, ...]
     parts: Mapping[str, np.ndarray]
 
-    def run(self, measure: Callable[..., _Probed], params: Params, here: _Point, there: _Point) -> _Probed:
+    def run(
+        self,
+        measure: Callable[..., _Probed],
+        params: Params,
+        here: _Point,
+        there: _Point,
+    ) -> _Probed:
         """Return measurements on the host; raise DeclarationError if the energy fails."""
         try:
             return jax.device_get(measure(params, here, there))
@@ -128,60 +182,101 @@ class _Probe:
         except Exception as error:
             shapes = {b: t.shape for b, t in zip(self.factor.blocks, here, strict=True)}
             raise DeclarationError(
-                f"{self.factor!r}: energy failed for params of shape {jax.tree.map(np.shape, params)} and "
+                f"{self.factor!r}: energy failed for params of shape "
+                f"{jax.tree.map(np.shape, params)} and "
                 f"statistics of shape {shapes}: {error} (jax compiles it: write it in jax.numpy)"
             ) from error
 
     @full_precision
-    def measure(self, params: Params, here: Sequence[Array], there: Sequence[Array]) -> _Probed:
+    def measure(
+        self, params: Params, here: Sequence[Array], there: Sequence[Array]
+    ) -> _Probed:
         """Return the energy at a point, its gradients, and both with each part of one block moved."""
-        factor, scope = self.factor, self.scope
+        factor = self.factor
+        scope = self.scope
         value = factor.evaluate(params, *here, families=scope)
         is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
-        is_scalar = is_number and jnp.shape(value) == ()
-        checks.require(is_scalar, f"{factor!r}: value of energy", "a scalar", value, DeclarationError)
+        if not is_number or jnp.shape(value) != ():
+            raise checks.error(
+                f"{factor!r}: value of energy", "a scalar", value, DeclarationError
+            )
         moved = []
         for i, block in enumerate(factor.blocks):
-            energy_at = lambda t, i=i: factor.evaluate(params, *here[:i], t, *here[i + 1 :], families=scope)
+
+            def energy_at(t, i=i):
+                return factor.evaluate(
+                    params, *here[:i], t, *here[i + 1 :], families=scope
+                )
+
             colors = self.parts.get(block, _ONE_PART)
-            move = lambda part, i=i, colors=colors: jnp.where(colors == part, there[i], here[i])
-            along = lambda part, f=energy_at, move=move: jax.value_and_grad(f)(move(part))
+
+            def move(part, i=i, colors=colors):
+                return jnp.where(colors == part, there[i], here[i])
+
+            def along(part, f=energy_at, move=move):
+                return jax.value_and_grad(f)(move(part))
+
             moved.append(jax.lax.map(along, jnp.arange(colors.max() + 1)))
-        slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(tuple(here))
+        slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(
+            tuple(here)
+        )
         return _Probed(jnp.asarray(value), slopes, tuple(moved))
 
-    def check(self, probed: _Probed, here: _Point, there: _Point, tolerance: np.ndarray) -> None:
+    def check(
+        self, probed: _Probed, here: _Point, there: _Point, tolerance: np.ndarray
+    ) -> None:
         """Refuse an energy that is not affine between two points."""
-        for i, (block, family) in enumerate(zip(self.factor.blocks, self.scope, strict=True)):
+        for i, (block, family) in enumerate(
+            zip(self.factor.blocks, self.scope, strict=True)
+        ):
             colors = self.parts.get(block, _ONE_PART)
             if not _is_affine(probed, i, colors, there[i] - here[i], tolerance):
-                pairs = "beyond its lateral pairs, " if block in self.parts else "with one another, "
+                pairs = (
+                    "beyond its lateral pairs, "
+                    if block in self.parts
+                    else "with one another, "
+                )
                 raise NotMultiAffineError(
-                    f"{self.factor!r}: energy must be affine in the statistics of each unit of block "
-                    f"{block!r} ({family!r}) given all other units. If its units interact {pairs}declare all "
+                    f"{self.factor!r}: energy must be affine in the statistics of "
+                    "each unit of block "
+                    f"{block!r} ({family!r}) given all other units. If its units "
+                    f"interact {pairs}declare all "
                     "such pairs with lateral=... or Pairwise, or split the block. Otherwise write "
-                    "comparisons, jnp.where and activations as products: x**2 of 0 and 1 is x, a == b is "
-                    "a*b + (1-a)*(1-b); x**2 of reals is a statistic of Gaussian(..., variance='learned')."
+                    "comparisons, jnp.where and activations as products: x**2 of 0 "
+                    "and 1 is x, a == b is "
+                    "a*b + (1-a)*(1-b); x**2 of reals is a statistic of Gaussian(..., "
+                    "variance='learned')."
                 )
 
 
 def _parts(split: Split) -> np.ndarray:
     """Return the part of each unit, broadcastable to statistics."""
-    return split.colors.reshape(split.family.shape + (1,) * len(split.family.stat_shape))
+    return split.colors.reshape(
+        split.family.shape + (1,) * len(split.family.stat_shape)
+    )
 
 
 # On the host: compiling these dozen sums takes longer than the energy.
-def _is_affine(probed: _Probed, i: int, colors: np.ndarray, step: np.ndarray, tolerance: np.ndarray) -> bool:
+def _is_affine(
+    probed: _Probed, i: int, colors: np.ndarray, step: np.ndarray, tolerance: np.ndarray
+) -> bool:
     """Return True if no part's gradient changes as it moves, and the energy follows the gradient."""
-    value, slope = probed.value, probed.slopes[i]
+    value = probed.value
+    slope = probed.slopes[i]
     with np.errstate(all="ignore"):  # nan is not affine
         size = (abs(slope) * abs(step)).sum() + abs(value)
-        for part, (value_there, slope_there) in enumerate(zip(*probed.moved[i], strict=True)):
+        for part, (value_there, slope_there) in enumerate(
+            zip(*probed.moved[i], strict=True)
+        ):
             inside = colors == part
             change = np.where(inside, slope_there - slope, 0)
             jump = value_there - value - (slope * np.where(inside, step, 0)).sum()
-            scale, total = abs(slope).max() + abs(slope_there).max(), size + abs(value_there)
-            if not (abs(change).max() <= tolerance * scale and abs(jump) <= tolerance * total):
+            scale = abs(slope).max() + abs(slope_there).max()
+            total = size + abs(value_there)
+            if not (
+                abs(change).max() <= tolerance * scale
+                and abs(jump) <= tolerance * total
+            ):
                 return False
     return True
 
@@ -189,8 +284,8 @@ def _is_affine(probed: _Probed, i: int, colors: np.ndarray, step: np.ndarray, to
 def is_polynomial(jaxpr: Any, variables: list[bool]) -> bool:
     """Return True if all results are polynomials in the inputs that ``variables`` marks.
 
-    A polynomial that is affine between random points is affine everywhere. Comparisons and roots
-    are not polynomials, and may be affine on a part of the states.
+    A polynomial that is affine between random points is affine everywhere. Comparisons
+    and roots are not polynomials, and may be affine on a part of the states.
     """
     varying = {v for v, varies in zip(jaxpr.invars, variables, strict=True) if varies}
     for equation in jaxpr.eqns:
@@ -203,7 +298,8 @@ def is_polynomial(jaxpr: Any, variables: list[bool]) -> bool:
 
 
 def _keeps_polynomials(equation: Any, inputs: list[bool]) -> bool:
-    name, params = equation.primitive.name, equation.params
+    name = equation.primitive.name
+    params = equation.params
     inner = params.get("call_jaxpr", params.get("jaxpr"))
     if inner is not None and name not in ("while", "cond"):
         inner = getattr(inner, "jaxpr", inner)
@@ -220,23 +316,29 @@ def _keeps_polynomials(equation: Any, inputs: list[bool]) -> bool:
 
 def far_statistics(family: Family) -> list[Array]:
     """Return statistics of states over the range of a family, of equal units and of two random halves."""
-    states, generator = family.states(), np.random.default_rng(0)
+    states = family.states()
+    generator = np.random.default_rng(0)
     if states is None:
         values = np.concatenate([np.arange(_COUNTS), _FAR, -_FAR])
     else:
-        values = np.asarray(states)[np.linspace(0, len(states) - 1, min(len(states), _COUNTS)).astype(int)]
+        values = np.asarray(states)[
+            np.linspace(0, len(states) - 1, min(len(states), _COUNTS)).astype(int)
+        ]
     values = values[np.asarray(family.in_support(values.astype(float)))]
     equal = [np.full(family.shape, value) for value in values]
-    moved = [np.where(generator.random(family.shape) < 0.5, x, equal[0]) for x in equal[-2 * len(_FAR) :]]
+    moved = [
+        np.where(generator.random(family.shape) < 0.5, x, equal[0])
+        for x in equal[-2 * len(_FAR) :]
+    ]
     return [family.statistics(jnp.asarray(x, family.dtype)) for x in equal + moved]
 
 
 def random_statistics(families: Families, blocks: Iterable[str], rows: int) -> Eta:
     """Return statistics of ``rows`` states, the same in every call.
 
-    Units of finitely many values take them with proportions that differ between rows, and are nearly all
-    equal in every second row. Others are initial draws, ten times as large in every second row where they are
-    unbounded.
+    Units of finitely many values take them with proportions that differ between rows,
+    and are nearly all equal in every second row. Others are initial draws, ten times as
+    large in every second row where they are unbounded.
     """
     generator = np.random.default_rng(0)
     scope = tuple((b, families[b]) for b in blocks)
@@ -247,20 +349,31 @@ def _numbers(family: Family, rows: int, generator: np.random.Generator) -> np.nd
     """Return numbers of values, or random words where there are infinitely many values."""
     states = family.states()
     if states is None:
-        return generator.integers(0, 2**32, (rows, *family.shape, family.num_words), np.uint32)
+        return generator.integers(
+            0, 2**32, (rows, *family.shape, family.num_words), np.uint32
+        )
     shares = generator.dirichlet(np.full(len(states), 0.5), rows)
-    shares[::2] = 0.05 * shares[::2] + 0.95 * np.eye(len(states))[np.arange(0, rows, 2) // 2 % len(states)]
-    return np.stack([generator.choice(len(states), family.shape, p=p) for p in shares]).astype(np.int32)
+    shares[::2] = (
+        0.05 * shares[::2]
+        + 0.95 * np.eye(len(states))[np.arange(0, rows, 2) // 2 % len(states)]
+    )
+    return np.stack(
+        [generator.choice(len(states), family.shape, p=p) for p in shares]
+    ).astype(np.int32)
 
 
 @compiled(statics=1)
-def _statistics_of(scope: tuple[tuple[str, Family], ...], numbers: dict[str, Array]) -> Eta:
+def _statistics_of(
+    scope: tuple[tuple[str, Family], ...], numbers: dict[str, Array]
+) -> Eta:
     statistics = {}
     for b, family in scope:
         states = family.states()
         x = family.initial(numbers[b]) if states is None else states[numbers[b]]
         if np.isinf(family.statistic_bounds).any():
-            far = jnp.where(jnp.arange(len(x)) % 2, 10, 1).reshape(-1, *(1,) * (x.ndim - 1))
+            far = jnp.where(jnp.arange(len(x)) % 2, 10, 1).reshape(
+                -1, *(1,) * (x.ndim - 1)
+            )
             x = (x * far.astype(x.dtype)).astype(x.dtype)
         statistics[b] = family.statistics(x)
     return statistics

@@ -21,21 +21,22 @@ from ebmpp.graph.transforms.rewire import Part, rewire, unchanged, with_blocks
 def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> FactorGraph:
     """Return the graph of the other blocks given these values.
 
-    The values are built into the energy. Factors keep their names and params, so the params of ``graph`` are
-    params of the result, which describes p(rest, values) with the values' base measures: its log Z is the log
-    of the sum over the rest. Unknown units of an :class:`Observed` block stay under the block's name, as one
-    axis.
+    The values are built into the energy. Factors keep their names and params, so the
+    params of ``graph`` are params of the result, which describes p(rest, values) with
+    the values' base measures: its log Z is the log of the sum over the rest. Unknown
+    units of an :class:`Observed` block stay under the block's name, as one axis.
 
-    Values become part of the declaration, and each compiles its own programs. For many values in turn, or one
-    per chain, clamp the block instead: pass it by name to a kernel's ``run``, to :func:`unbiased_expectation`
-    or to :func:`local_search`.
+    Values become part of the declaration, and each compiles its own programs. For many
+    values in turn, or one per chain, clamp the block instead: pass it by name to a
+    kernel's ``run``, to :func:`unbiased_expectation` or to :func:`local_search`.
 
-    If no visible block is left, the others become visible. Initialise with ``graph.init``: the new graph's
-    own has no scheme for the changed factors.
+    If no visible block is left, the others become visible. Initialise with
+    ``graph.init``: the new graph's own has no scheme for the changed factors.
 
     :param values: one value per block, of the block's shape; or ``clamped={...}``.
     :return: the graph of the rest.
-    :raises StateError: for an unknown block, a wrong shape or value, several rows, or a traced value.
+    :raises StateError: for an unknown block, a wrong shape or value, several rows, or a
+        traced value.
     :raises DeclarationError: if no unit is left.
 
     **Example**
@@ -56,31 +57,59 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
         return graph
     with sharding.at_once():
         for b, v in values.items():
-            is_concrete = all(map(states.is_concrete, jax.tree.leaves(v)))
-            hint = "Condition outside of the transformed function, or clamp the block in a kernel."
-            expected = "concrete, not traced by jit, vmap or grad"
-            checks.require(is_concrete, f"condition: block {b!r}", expected, v, StateError, hint)
+            if not all(map(states.is_concrete, jax.tree.leaves(v))):
+                raise checks.error(
+                    f"condition: block {b!r}",
+                    "concrete, not traced by jit, vmap or grad",
+                    v,
+                    StateError,
+                    "Condition outside of the transformed function, or clamp the block in a kernel.",
+                )
         clamped = states.as_clamped(graph.families, values)
-        hint = "Clamp the blocks in a kernel to hold one row per chain."
-        expected = "one state of the graph, without leading axes"
-        checks.require(not clamped.batch, "condition: values", expected, clamped.batch, StateError, hint)
+        if clamped.batch:
+            raise checks.error(
+                "condition: values",
+                "one state of the graph, without leading axes",
+                clamped.batch,
+                StateError,
+                "Clamp the blocks in a kernel to hold one row per chain.",
+            )
         parts = {b: unchanged(b, f) for b, f in graph.families.items()}
-        remaining, offsets = dict(graph.families), dict.fromkeys((f.name for f in graph.factors), 0.0)
+        remaining = dict(graph.families)
+        offsets = dict.fromkeys((f.name for f in graph.factors), 0.0)
         for b, value in {**clamped.full, **clamped.partial}.items():
             family = graph.families[b]
-            known = np.asarray(clamped.keep[b][0]) if b in clamped.keep else np.ones(family.shape, bool)
+            known = (
+                np.asarray(clamped.keep[b][0])
+                if b in clamped.keep
+                else np.ones(family.shape, bool)
+            )
             parts[b], left = _fixed_part(b, family, value[0], known)
             measure = family.log_base_measure(value[0])
-            first = next(f.name for f in graph.factors if b in f.blocks)  # every block has a factor
+            # every block has a factor
+            first = next(f.name for f in graph.factors if b in f.blocks)
             offsets[first] -= float(np.asarray(measure, float)[known].sum())
-            remaining = {n: left if n == b else f for n, f in remaining.items() if n != b or left is not None}
-    expected = f"such that a unit of {list(graph.families)} is left"
-    checks.require(remaining, "condition: values", expected, list(values), DeclarationError)
-    factors = [rewire(f, parts, next(iter(remaining)), offsets[f.name]) for f in graph.factors]
+            remaining = {
+                n: left if n == b else f
+                for n, f in remaining.items()
+                if n != b or left is not None
+            }
+    if not remaining:
+        raise checks.error(
+            "condition: values",
+            f"such that a unit of {list(graph.families)} is left",
+            list(values),
+            DeclarationError,
+        )
+    factors = [
+        rewire(f, parts, next(iter(remaining)), offsets[f.name]) for f in graph.factors
+    ]
     return with_blocks(graph, remaining, factors, parts)
 
 
-def _fixed_part(block: str, family: Family, value: Array, known: np.ndarray) -> tuple[Part, Family | None]:
+def _fixed_part(
+    block: str, family: Family, value: Array, known: np.ndarray
+) -> tuple[Part, Family | None]:
     """Return the assembly of the block's statistics, and the family of its free units."""
     free = np.flatnonzero(~known)
     if len(free) == family.size:

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact marginalisation of a block where the rest is a factor graph again.
 
-With h summed out, the energy is ``E(t, 0) - sum_j A(eta_j(t))``. Its first term stays multi-affine. A
-log-normaliser is not affine in the neighbours' statistics in general, but any function of a unit with
-finitely many values is affine in statistics that separate the values (for a unit in {0, 1}, ``f(t) = (1 - t)
-f(0) + t f(1)``), and a quadratic function of a Gaussian unit is affine in x and x**2. So if unit j of h
-depends on at most one unit of each neighbouring block, A is tabulated at a few values of each (nodes) and
-contracted with the statistics, exactly.
+With h summed out, the energy is ``E(t, 0) - sum_j A(eta_j(t))``. Its first term stays
+multi-affine. A log-normaliser is not affine in the neighbours' statistics in general,
+but any function of a unit with finitely many values is affine in statistics that
+separate the values (for a unit in {0, 1}, ``f(t) = (1 - t) f(0) + t f(1)``), and a
+quadratic function of a Gaussian unit is affine in x and x**2. So if unit j of h depends
+on at most one unit of each neighbouring block, A is tabulated at a few values of each
+(nodes) and contracted with the statistics, exactly.
 """
 
 from collections.abc import Iterable
@@ -37,33 +38,48 @@ from ebmpp.graph.transforms.rewire import WithParams, unchanged, with_blocks
 _MAX_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbours
 _TOLERANCE = 1e-3  # relative, in float32
 _STATES = 64
-_CANDIDATES = (0.0, 1.0, -1.0, 2.0, 3.0, 0.5)  # nodes of families without a list of values
+# nodes of families without a list of values
+_CANDIDATES = (
+    0.0,
+    1.0,
+    -1.0,
+    2.0,
+    3.0,
+    0.5,
+)
 
 Blocks = str | Iterable[str]
 
 
 @overload
-def marginalize(graph: FactorGraph, blocks: Blocks, *, name: str | None = None) -> FactorGraph: ...
+def marginalize(
+    graph: FactorGraph, blocks: Blocks, *, name: str | None = None
+) -> FactorGraph: ...
 @overload
 def marginalize(
     graph: FactorGraph, blocks: Blocks, *, params: Params, name: str | None = None
 ) -> WithParams: ...
 def marginalize(
-    graph: FactorGraph, blocks: Blocks, *, params: Params | None = None, name: str | None = None
+    graph: FactorGraph,
+    blocks: Blocks,
+    *,
+    params: Params | None = None,
+    name: str | None = None,
 ) -> FactorGraph | WithParams:
     """Return the exact marginal distribution of the other blocks as a graph.
 
-    Blocks are summed out sequentially. All factors of a summed block become one factor over its neighbours,
-    named after the block. Its params are theirs, in a dict: nothing is copied, and training updates them as
-    before.
+    Blocks are summed out sequentially. All factors of a summed block become one factor
+    over its neighbours, named after the block. Its params are theirs, in a dict:
+    nothing is copied, and training updates them as before.
 
-    Each unit of the block must depend on at most one unit of each neighbour, and the neighbours' units must
-    take few values, or be Gaussian with ``variance="learned"`` beside a Gaussian block.
-    :func:`ebmpp.contrib.graphs.split` cuts a large block into such blocks; a table doubles with every binary
-    unit. ``graph.free_energy`` and ``graph.marginal`` need no table, and return the density only.
+    Each unit of the block must depend on at most one unit of each neighbour, and the
+    neighbours' units must take few values, or be Gaussian with ``variance="learned"``
+    beside a Gaussian block. :func:`ebmpp.contrib.graphs.split` cuts a large block into
+    such blocks; a table doubles with every binary unit. ``graph.free_energy`` and
+    ``graph.marginal`` need no table, and return the density only.
 
-    If no visible block is left, the others become visible. Start training from the returned params; the new
-    graph's own ``init`` has no scheme for the new factor.
+    If no visible block is left, the others become visible. Start training from the
+    returned params; the new graph's own ``init`` has no scheme for the new factor.
 
     :param blocks: a name, or several in the order in which they are summed out.
     :param params: of ``graph``.
@@ -83,9 +99,13 @@ def marginalize(
     """
     names = (blocks,) if isinstance(blocks, str) else tuple(blocks)
     states.check_names(names, graph.families)
-    is_valid = set(names) != set(graph.families) and (name is None or len(names) == 1)
-    expected = "names that leave a block, and one block where name is given"
-    checks.require(is_valid, "marginalize: blocks", expected, names, DeclarationError)
+    if set(names) == set(graph.families) or name is not None and len(names) != 1:
+        raise checks.error(
+            "marginalize: blocks",
+            "names that leave a block, and one block where name is given",
+            names,
+            DeclarationError,
+        )
     for block in names:
         absorbed = [f.name for f in graph.factors if block in f.blocks]
         current = None if params is None else states.ordered_params(graph, params)
@@ -105,14 +125,24 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     touched = _touched(local, block, near).items()
     tables = tuple(_Nodes.choose(b, local.families[b], units) for b, units in touched)
     entries = graph.families[block].size * math.prod(t.count for t in tables)
-    where = f"marginalize: entries of the table of block {block!r} over values of {[t.block for t in tables]}"
-    expected, hint = f"at most {_MAX_ENTRIES}", "graph.free_energy and graph.marginal need no table."
-    checks.require(entries <= _MAX_ENTRIES, where, expected, entries, IntractableError, hint)
+    if not entries <= _MAX_ENTRIES:
+        raise checks.error(
+            f"marginalize: entries of the table of block {block!r} over values of "
+            f"{[t.block for t in tables]}",
+            f"at most {_MAX_ENTRIES}",
+            entries,
+            IntractableError,
+            "graph.free_energy and graph.marginal need no table.",
+        )
     summed = SummedOut(local, block, near, tables)
     _verify(summed)
-    factor = Factor(*(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=name)
+    factor = Factor(
+        *(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=name
+    )
     parts = {b: unchanged(b, f) for b, f in rest.items()}
-    return with_blocks(graph, rest, [f for f in graph.factors if f not in factors] + [factor], parts)
+    return with_blocks(
+        graph, rest, [f for f in graph.factors if f not in factors] + [factor], parts
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +152,11 @@ class _InitialOfAll:
     local: Declaration
 
     def __call__(self, rng_key: Array) -> Params:
-        pairs = zip(self.local.factors, jax.random.split(rng_key, len(self.local.factors)), strict=True)
+        pairs = zip(
+            self.local.factors,
+            jax.random.split(rng_key, len(self.local.factors)),
+            strict=True,
+        )
         return {f.name: f.init_params(key, self.local.families) for f, key in pairs}
 
 
@@ -130,7 +164,8 @@ class _InitialOfAll:
 class _Nodes:
     """Values of a neighbour's unit that determine a function of it, and their weights at given statistics.
 
-    The function must be affine in the statistics; if these separate all values of a unit, every function is.
+    The function must be affine in the statistics; if these separate all values of a
+    unit, every function is.
     """
 
     block: str
@@ -160,9 +195,12 @@ class _Nodes:
                 if bool(family.in_support(jnp.full(family.shape, value)).all()):
                     longer = np.concatenate([table, _statistics(family, [value])])
                     table = longer if _rank(longer) == len(longer) else table
-        # the least-norm solution of [1, table] @ weights = identity, without its rounding
+        # the least-norm solution of [1, table] @ weights = identity, without its
+        # rounding
         weights = np.round(np.linalg.pinv(np.insert(table, 0, 1.0, axis=1)), 12)
-        nodes = (Constant.copy(a.astype(jnp.result_type(float))) for a in (table, weights))
+        nodes = (
+            Constant.copy(a.astype(jnp.result_type(float))) for a in (table, weights)
+        )
         return cls(block, *nodes, Constant.copy(units), complete)
 
     def at(self, node: Array, family: Family) -> Array:
@@ -178,7 +216,9 @@ class _Nodes:
 
 
 def _statistics(family: Family, values: Any) -> np.ndarray:
-    return np.asarray(family.statistics(jnp.asarray(values)), float).reshape(len(values), -1)
+    return np.asarray(family.statistics(jnp.asarray(values)), float).reshape(
+        len(values), -1
+    )
 
 
 def _rank(table: np.ndarray) -> int:
@@ -196,14 +236,20 @@ class SummedOut:
     """The neighbours."""
     tables: tuple[_Nodes, ...]
 
-    @partial(jax.jit, static_argnums=0)  # one program; a declaration would compile each operation
+    @partial(
+        jax.jit, static_argnums=0
+    )  # one program; a declaration would compile each operation
     def __call__(self, params: Params, *statistics: Array) -> Array:
         """Return the energy of one state of the neighbours."""
-        stats = dict(zip(self.around, statistics, strict=False))  # a block without neighbours has an anchor
+        # a block without neighbours has an anchor
+        stats = dict(zip(self.around, statistics, strict=False))
         at_zero, _ = energy.affine(self.local, params, stats, (self.block,))
-        value = self._tabulated(params).T  # (units, joint nodes), the last neighbour's nodes fastest
+        # (units, joint nodes), the last neighbour's nodes fastest
+        value = self._tabulated(params).T
         for nodes in reversed(self.tables):
-            value = value.reshape(len(value), value.shape[1] // nodes.count, nodes.count)
+            value = value.reshape(
+                len(value), value.shape[1] // nodes.count, nodes.count
+            )
             value = jnp.einsum("uan,un->ua", value, nodes(stats[nodes.block]))
         return -(at_zero + value.sum())
 
@@ -215,41 +261,74 @@ class SummedOut:
         rest = {b: jnp.zeros(families[b].statistic_shape) for b in self.around}
 
         def log_normalizer_at(nodes: Array) -> Array:
-            at = {t.block: t.at(nodes[i], families[t.block]) for i, t in enumerate(self.tables)}
-            eta = energy.natural(self.local, params, {**rest, **at}, (self.block,))[self.block]
+            at = {
+                t.block: t.at(nodes[i], families[t.block])
+                for i, t in enumerate(self.tables)
+            }
+            eta = energy.natural(self.local, params, {**rest, **at}, (self.block,))[
+                self.block
+            ]
             return families[self.block].log_normalizer(eta).ravel()
 
-        return jax.vmap(log_normalizer_at)(jnp.asarray(joint.reshape(math.prod(counts), len(counts))))
+        return jax.vmap(log_normalizer_at)(
+            jnp.asarray(joint.reshape(math.prod(counts), len(counts)))
+        )
 
 
-def _touched(local: Declaration, block: str, near: tuple[str, ...]) -> dict[str, np.ndarray]:
+def _touched(
+    local: Declaration, block: str, near: tuple[str, ...]
+) -> dict[str, np.ndarray]:
     """Return the unit of each neighbour that every unit of the block depends on, if any.
 
-    Derivatives are taken at random params and states, where an existing one is nonzero with probability one.
+    Derivatives are taken at random params and states, where an existing one is nonzero
+    with probability one.
     """
     if not near:
         return {}
-    generator, families = np.random.default_rng(0), local.families
+    generator = np.random.default_rng(0)
+    families = local.families
     params = _noisy(local, generator, 1.0)
-    draw = lambda f: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float))
+
+    def draw(f):
+        return jnp.asarray(
+            generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float)
+        )
+
     stats = {b: draw(families[b]) for b in near}
-    slopes = jax.jit(jax.jacrev(lambda t: energy.natural(local, params, t, (block,))[block]))(stats)
+    slopes = jax.jit(
+        jax.jacrev(lambda t: energy.natural(local, params, t, (block,))[block])
+    )(stats)
     touched = {}
     for b in near:
         slope = np.asarray(slopes[b])
         width = math.prod(families[b].stat_shape)
-        depends = (slope.reshape(families[block].size, -1, families[b].size, width) != 0).any((1, 3))
-        most, name = int(depends.sum(1).max()), f"marginalize: number of units of block {b!r} that one of"
-        hint = "Use graph.free_energy or graph.marginal, or split the blocks (ebmpp.contrib.graphs.split)."
-        checks.require(most < 2, f"{name} {block!r} depends on", "at most 1", most, IntractableError, hint)
+        depends = (
+            slope.reshape(families[block].size, -1, families[b].size, width) != 0
+        ).any((1, 3))
+        most = int(depends.sum(1).max())
+        name = f"marginalize: number of units of block {b!r} that one of"
+        if not most < 2:
+            raise checks.error(
+                f"{name} {block!r} depends on",
+                "at most 1",
+                most,
+                IntractableError,
+                "Use graph.free_energy or graph.marginal, or split the blocks "
+                "(ebmpp.contrib.graphs.split).",
+            )
         if depends.any():
             touched[b] = depends.argmax(1)
     return touched
 
 
 def _noisy(local: Declaration, generator: np.random.Generator, scale: float) -> Params:
-    start = {f.name: f.init_params(jax.random.key(0), local.families) for f in local.factors}
-    return jax.tree.map(lambda a: a + jnp.asarray(scale * generator.normal(size=a.shape), a.dtype), start)
+    start = {
+        f.name: f.init_params(jax.random.key(0), local.families) for f in local.factors
+    }
+    return jax.tree.map(
+        lambda a: a + jnp.asarray(scale * generator.normal(size=a.shape), a.dtype),
+        start,
+    )
 
 
 def _verify(summed: SummedOut) -> None:
@@ -259,17 +338,27 @@ def _verify(summed: SummedOut) -> None:
         return
     families = summed.local.families
     stats = random_statistics(families, summed.around, _STATES)
-    exact_at = lambda params, t: -energy.log_marginal(summed.local, params, t, (summed.block,))
+
+    def exact_at(params, t):
+        return -energy.log_marginal(summed.local, params, t, (summed.block,))
+
     exactly = jax.jit(jax.vmap(exact_at, (None, 0)))
     generator = np.random.default_rng(1)
-    for scale in np.repeat([1.0, 0.5, 0.25, 0.1], 8):  # until one is in the family's domain
+    # until one is in the family's domain
+    for scale in np.repeat([1.0, 0.5, 0.25, 0.1], 8):
         params = _noisy(summed.local, generator, scale)
         exact = exactly(params, stats)
         if jnp.isfinite(exact).all():
             break
-    tabulated = jax.vmap(lambda s: summed(params, *(s[b] for b in summed.around)))(stats)
-    is_affine = jnp.abs(tabulated - exact).max() <= _TOLERANCE * jnp.abs(exact).max()
-    name, others = f"marginalize: energy without block {summed.block!r}", {b: families[b] for b in doubtful}
-    hint = "Use graph.free_energy or graph.marginal; of Gaussians beside Gaussians variance='learned'."
-    expected = "affine in the statistics of its neighbours"
-    checks.require(is_affine, name, expected, others, IntractableError, hint)
+    tabulated = jax.vmap(lambda s: summed(params, *(s[b] for b in summed.around)))(
+        stats
+    )
+    if not jnp.abs(tabulated - exact).max() <= _TOLERANCE * jnp.abs(exact).max():
+        raise checks.error(
+            f"marginalize: energy without block {summed.block!r}",
+            "affine in the statistics of its neighbours",
+            {b: families[b] for b in doubtful},
+            IntractableError,
+            "Use graph.free_energy or graph.marginal; of Gaussians beside Gaussians "
+            "variance='learned'.",
+        )

@@ -37,7 +37,9 @@ class Part:
         if len(self.pieces) == 1 and self.pieces[0][1] is None:
             return statistics[self.pieces[0][0]]
         shape = self.family.statistic_shape
-        block = jnp.zeros(shape) if self.fixed is None else jnp.asarray(self.fixed.array)
+        block = (
+            jnp.zeros(shape) if self.fixed is None else jnp.asarray(self.fixed.array)
+        )
         units = (self.family.size, *self.family.stat_shape)
         block = block.reshape(units)
         for name, places in self.pieces:
@@ -80,28 +82,40 @@ class Rewired:
         return self.factor.evaluate(params, *inputs, families=families) + self.offset
 
 
-def rewire(factor: Factor, parts: Mapping[str, Part], anchor: str, offset: float = 0.0) -> Factor:
+def rewire(
+    factor: Factor, parts: Mapping[str, Part], anchor: str, offset: float = 0.0
+) -> Factor:
     """Return a factor over other blocks with the same name and params.
 
     :param parts: assembly of the statistics of each of its blocks.
-    :param anchor: block of a factor that would be left without any, whose energy is a constant.
+    :param anchor: block of a factor that would be left without any, whose energy is a
+        constant.
     :param offset: added to the energy.
     """
     assemblies = tuple(parts[b] for b in factor.blocks)
     if not offset and all(parts[b].pieces == ((b, None),) for b in factor.blocks):
         return factor
-    scope = tuple(dict.fromkeys(name for part in assemblies for name, _ in part.pieces)) or (anchor,)
+    scope = tuple(
+        dict.fromkeys(name for part in assemblies for name, _ in part.pieces)
+    ) or (anchor,)
     init = Initial(factor, tuple((b, parts[b].family) for b in factor.blocks))
-    energy, lateral = Rewired(factor, assemblies, scope, offset), _lateral(factor, parts)
+    energy = Rewired(factor, assemblies, scope, offset)
+    lateral = _lateral(factor, parts)
     return Factor(*scope, energy=energy, init=init, name=factor.name, lateral=lateral)
 
 
 def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]:
     """Return the pairs of units that share a piece, by their numbers in it."""
     lateral = {}
-    for block, edges in factor.edges({b: parts[b].family for b in factor.blocks}).items():
+    for block, edges in factor.edges(
+        {b: parts[b].family for b in factor.blocks}
+    ).items():
         for name, places in parts[block].pieces:
-            units = np.arange(parts[block].family.size) if places is None else places.array.ravel()
+            units = (
+                np.arange(parts[block].family.size)
+                if places is None
+                else places.array.ravel()
+            )
             if len(inside := induced(edges, units, parts[block].family.size)):
                 lateral[name] = inside
     return lateral
@@ -113,13 +127,24 @@ def unchanged(block: str, family: Family) -> Part:
 
 
 def with_blocks(
-    graph: FactorGraph, remaining: Mapping[str, Family], factors: Iterable[Factor], parts: Mapping[str, Part]
+    graph: FactorGraph,
+    remaining: Mapping[str, Family],
+    factors: Iterable[Factor],
+    parts: Mapping[str, Part],
 ) -> FactorGraph:
     """Return a graph of the remaining blocks, all visible if no visible block remains."""
     seen = {name for b in graph.visible if b in parts for name, _ in parts[b].pieces}
     visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
     latent = {b: f for b, f in remaining.items() if b not in visible}
-    pick = lambda names, places: names if places is None else tuple(names[i] for i in places.array)
-    pieces = [(names, *piece) for b, names in graph.labels.items() if b in parts for piece in parts[b].pieces]
+
+    def pick(names, places):
+        return names if places is None else tuple(names[i] for i in places.array)
+
+    pieces = [
+        (names, *piece)
+        for b, names in graph.labels.items()
+        if b in parts
+        for piece in parts[b].pieces
+    ]
     labels = {name: pick(names, places) for names, name, places in pieces}
     return FactorGraph(visible, latent, factors, labels=labels)

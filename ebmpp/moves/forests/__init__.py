@@ -4,6 +4,22 @@
 
 from ebmpp.moves.forests.layers import forest_layers
 from ebmpp.moves.forests.structure import Forest
-from ebmpp.moves.forests.sums import Pairs, draw, draw_pair, log_sum, marginals, most_probable
+from ebmpp.moves.forests.sums import (
+    Pairs,
+    draw,
+    draw_pair,
+    log_sum,
+    marginals,
+    most_probable,
+)
 
-__all__ = ["Forest", "Pairs", "draw", "draw_pair", "forest_layers", "log_sum", "marginals", "most_probable"]
+__all__ = [
+    "Forest",
+    "Pairs",
+    "draw",
+    "draw_pair",
+    "forest_layers",
+    "log_sum",
+    "marginals",
+    "most_probable",
+]

@@ -11,7 +11,8 @@ from ebmpp.core.random import inverse_cdf
 
 #: Sums or maximises one axis of log weights.
 Reduce = Callable[[Array, int], Array]
-#: From log weights, uniforms with an axis in front, and the axis of the states, which is not in the result.
+#: From log weights, uniforms with an axis in front, and the axis of the states, which
+#: is not in the result.
 Pick = Callable[[Array, Array, int], Array]
 
 _MOST_UNROLLED = 16  # states; XLA's cumulative sums are slow along any axis
@@ -21,7 +22,8 @@ def log_sum_exp(logs: Array, axis: int) -> Array:
     """As jax.nn.logsumexp, with a gradient of 0 where all are -inf."""
     top = finite_max(logs, axis)
     total = jnp.exp(logs - top).sum(axis)
-    top, possible = jnp.squeeze(top, axis), total > 0
+    top = jnp.squeeze(top, axis)
+    possible = total > 0
     return jnp.where(possible, jnp.log(jnp.where(possible, total, 1.0)) + top, -jnp.inf)
 
 
@@ -43,13 +45,15 @@ def best(logs: Array, u: Array, axis: int) -> Array:
 
 def couple(logs: Array, u: Array, axis: int) -> Array:
     """Draw the states of two chains, coupled maximally: the halves of the last axis that has no states."""
-    weights, rows = _weights(logs, axis), logs.ndim - 1 - (axis == logs.ndim - 1)
+    weights = _weights(logs, axis)
+    rows = logs.ndim - 1 - (axis == logs.ndim - 1)
     total = weights.sum(axis, keepdims=True).clip(jnp.finfo(weights.dtype).tiny)
     p, q = jnp.split(weights / total, 2, axis=rows)
     x = _invert(u[0], p, axis)
     is_same = u[1] * take(p, x, axis, 0.0) < take(q, x, axis, 0.0)
     residual = jnp.maximum(q - p, 0.0)
-    residual = jnp.where(residual.any(axis, keepdims=True), residual, q)  # lost to rounding
+    # lost to rounding
+    residual = jnp.where(residual.any(axis, keepdims=True), residual, q)
     y = jnp.where(is_same, x, _invert(u[2], residual, axis))
     return jnp.concatenate([x, y], rows - (axis < rows))
 
@@ -72,5 +76,7 @@ def _invert(u: Array, weights: Array, axis: int) -> Array:
     below = jnp.tril(jnp.ones((size, size), weights.dtype))
     below = below.reshape(size, size, *(1,) * (weights.ndim - 1 - axis))
     cumulated = (jnp.expand_dims(weights, axis) * below).sum(axis + 1)
-    threshold = jnp.expand_dims(u, axis) * lax.slice_in_dim(cumulated, size - 1, size, axis=axis)
+    threshold = jnp.expand_dims(u, axis) * lax.slice_in_dim(
+        cumulated, size - 1, size, axis=axis
+    )
     return (cumulated <= threshold).sum(axis).clip(0, size - 1).astype(jnp.int32)

@@ -18,7 +18,8 @@ class Forest:
 
     :param num_units: number of units; those without an edge are trees of one unit.
     :param edges: pairs of different units, ``(edges, 2)``, in any order.
-    :raises ValueError: for units out of range, and edges that make a cycle or are parallel.
+    :raises ValueError: for units out of range, and edges that make a cycle or are
+        parallel.
     """
 
     num_units: int
@@ -30,10 +31,16 @@ class Forest:
         object.__setattr__(self, "pairs", Constant.copy(edges))
         outside = edges[((edges < 0) | (edges >= num_units)).any(1)]
         if len(outside):
-            raise ValueError(f"edges must join units from 0 to {num_units - 1}, got {outside[0]}.")
-        left = np.setdiff1d(np.arange(num_units), [*self._peeled[0][0], *self.roots])[:10].tolist()
+            raise ValueError(
+                f"edges must join units from 0 to {num_units - 1}, got {outside[0]}."
+            )
+        left = np.setdiff1d(np.arange(num_units), [*self._peeled[0][0], *self.roots])[
+            :10
+        ].tolist()
         if left:
-            raise ValueError(f"edges must not make a cycle or be parallel, got one among units {left}.")
+            raise ValueError(
+                f"edges must not make a cycle or be parallel, got one among units {left}."
+            )
 
     @property
     def edges(self) -> Integer[np.ndarray, "edges 2"]:
@@ -44,15 +51,17 @@ class Forest:
     def _peeled(self) -> tuple[np.ndarray, np.ndarray]:
         """Units, parents and edges, ``(3, edges)``, in the order in which leaves are removed; and the roots.
 
-        The last unit of a tree is its centre. The exclusive or of the numbers of a unit's remaining edges is,
-        at a leaf, the number of its only edge.
+        The last unit of a tree is its centre. The exclusive or of the numbers of a
+        unit's remaining edges is, at a leaf, the number of its only edge.
         """
-        ends, remaining = self.edges.tolist(), [0] * self.num_units
+        ends = self.edges.tolist()
+        remaining = [0] * self.num_units
         degree = np.bincount(self.edges.ravel(), minlength=self.num_units).tolist()
         for number, (a, b) in enumerate(ends):
             remaining[a] ^= number
             remaining[b] ^= number
-        removed, roots = [], []
+        removed = []
+        roots = []
         queue = [unit for unit, count in enumerate(degree) if count <= 1]
         for unit in queue:  # grows
             if degree[unit] == 0:
@@ -65,7 +74,9 @@ class Forest:
             degree[parent] -= 1
             if degree[parent] == 1:
                 queue.append(parent)
-        return np.array(removed, np.int64).reshape(-1, 3).T, np.sort(np.array(roots, np.int64))
+        return np.array(removed, np.int64).reshape(-1, 3).T, np.sort(
+            np.array(roots, np.int64)
+        )
 
     @property
     def roots(self) -> Integer[np.ndarray, "trees"]:
@@ -84,8 +95,9 @@ class Forest:
     def steps(self) -> Integer[np.ndarray, "3 steps width"]:
         """Lower units, upper units and edges in steps from the deepest edges to the roots.
 
-        A depth takes several steps if it has more edges than the mean, so that at most half of the places or
-        so are padding, however unlike the trees are. Padding is out of range.
+        A depth takes several steps if it has more edges than the mean, so that at most
+        half of the places or so are padding, however unlike the trees are. Padding is
+        out of range.
         """
         depth = self.depth[self._peeled[0][0]]
         edges = self._peeled[0][:, np.argsort(-depth, kind="stable")]
@@ -94,7 +106,9 @@ class Forest:
         blocks = -(-counts // width)
         rank = np.arange(len(depth)) - np.repeat(np.cumsum(counts) - counts, counts)
         step = np.repeat(np.cumsum(blocks) - blocks, counts) + rank // width
-        steps = np.full((3, blocks.sum(), width), max(self.num_units, len(depth)), np.int64)
+        steps = np.full(
+            (3, blocks.sum(), width), max(self.num_units, len(depth)), np.int64
+        )
         steps[:, step, rank % width] = edges
         return steps
 
@@ -102,13 +116,19 @@ class Forest:
     def arms(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Units and edges of the arms of paths, ``(steps, arms)`` each from ends to centres, and arms' roots.
 
-        Roots are positions in ``roots``. Short arms are padded by -1 in front. None if a tree is no path, or
-        most places would be padding.
+        Roots are positions in ``roots``. Short arms are padded by -1 in front. None if
+        a tree is no path, or most places would be padding.
         """
-        (units, parents, edges), depth = self._peeled[0], self.depth
+        units, parents, edges = self._peeled[0]
+        depth = self.depth
         is_first = depth[units] == 1
-        steps, count = depth.max(initial=0), is_first.sum()
-        if not count or np.bincount(self.edges.ravel()).max() > 2 or steps * count > 2 * len(edges):
+        steps = depth.max(initial=0)
+        count = is_first.sum()
+        if (
+            not count
+            or np.bincount(self.edges.ravel()).max() > 2
+            or steps * count > 2 * len(edges)
+        ):
             return None
         arm = np.empty(self.num_units, np.int64)
         arm[units[is_first]] = np.arange(count)

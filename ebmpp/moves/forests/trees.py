@@ -12,13 +12,17 @@ from ebmpp.moves.forests.logs import Pick, Reduce, finite_max, take
 from ebmpp.moves.forests.structure import Forest
 
 
-def up(forest: Forest, unary: Array, pairwise: Array, reduce: Reduce) -> tuple[tuple[Array, Array], Array]:
+def up(
+    forest: Forest, unary: Array, pairwise: Array, reduce: Reduce
+) -> tuple[tuple[Array, Array], Array]:
     """Sum the units out, from the leaves to the roots.
 
     :param unary: ``(units, states, rows)``.
     :param pairwise: ``(edges, states, states, rows or 1)``.
-    :return: log weights of each unit with all units below it summed out, up to a constant, and pairwise ones
-        by step, ``(steps, width, states below, states above, rows or 1)``; and the log of the whole sum.
+    :return: log weights of each unit with all units below it summed out, up to a
+        constant, and pairwise ones by step,
+        ``(steps, width, states below, states above, rows or 1)``; and the log of the
+        whole sum.
     """
     child, parent, edge = forest.steps
     pairs = jnp.zeros((*edge.shape, *pairwise.shape[1:3], 1), pairwise.dtype)
@@ -35,7 +39,9 @@ def up(forest: Forest, unary: Array, pairwise: Array, reduce: Reduce) -> tuple[t
         top = finite_max(message, 1)
         return beliefs.at[parent].add(message - top, mode="drop"), top[:, 0]
 
-    beliefs, tops = lax.scan(step, unary, (jnp.asarray(child), jnp.asarray(parent), pairs))
+    beliefs, tops = lax.scan(
+        step, unary, (jnp.asarray(child), jnp.asarray(parent), pairs)
+    )
     shifts = jnp.where((child < forest.num_units)[..., None], tops, 0.0).sum(1)
     return (beliefs, pairs), reduce(beliefs[forest.roots], 1).sum(0) + shifts.sum(0)
 
@@ -45,7 +51,9 @@ def down(forest: Forest, sums: tuple[Array, Array], pick: Pick, u: Array) -> Arr
 
     :param u: the units' uniforms, ``(draws, units, rows)``.
     """
-    (beliefs, pairs), roots, (child, parent, _) = sums, forest.roots, forest.steps
+    beliefs, pairs = sums
+    roots = forest.roots
+    child, parent, _ = forest.steps
     states = jnp.zeros((forest.num_units, beliefs.shape[2]), jnp.int32)
     states = states.at[roots].set(pick(beliefs[roots], u[:, roots], 1))
 
@@ -53,6 +61,10 @@ def down(forest: Forest, sums: tuple[Array, Array], pick: Pick, u: Array) -> Arr
         child, parent, pair = inputs
         above = states.at[parent].get(mode="clip")[:, None]
         logs = beliefs.at[child].get(mode="clip") + take(pair, above, 2)
-        return states.at[child].set(pick(logs, u.at[:, child].get(mode="clip"), 1), mode="drop"), None
+        return states.at[child].set(
+            pick(logs, u.at[:, child].get(mode="clip"), 1), mode="drop"
+        ), None
 
-    return lax.scan(step, states, (jnp.asarray(child), jnp.asarray(parent), pairs), reverse=True)[0]
+    return lax.scan(
+        step, states, (jnp.asarray(child), jnp.asarray(parent), pairs), reverse=True
+    )[0]

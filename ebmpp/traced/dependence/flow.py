@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Propagation of dependence through one primitive.
 
-A :class:`Flow` maps, forward, the sets of units that each element of the operands reads (arrays of numbers of
-:class:`~ebmpp.traced.dependence.unit_sets.UnitSets`) to the sets that the results read. Backward, for
-primitives through which a sum passes, it maps a mask of the results' elements that matter to masks of the
-operands. A primitive without a rule reads all of its operands.
+A :class:`Flow` maps, forward, the sets of units that each element of the operands reads
+(arrays of numbers of :class:`~ebmpp.traced.dependence.unit_sets.UnitSets`) to the sets
+that the results read. Backward, for primitives through which a sum passes, it maps a
+mask of the results' elements that matter to masks of the operands. A primitive without
+a rule reads all of its operands.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,8 @@ class Flow:
 class Joined(Flow):
     """Dependence on the elements at the same place along some axes, and on all along the others.
 
-    :param axes: per operand, the axes along which all elements are read; scalars are read everywhere.
+    :param axes: per operand, the axes along which all elements are read; scalars are
+        read everywhere.
     :param remain: False if the results lack these axes.
     :param zeros: by operand, where it is multiplied by a known zero.
     """
@@ -63,12 +65,21 @@ class Joined(Flow):
 
     def backward(self, live: Live) -> Live:
         """Return the results' masks, extended along the axes; a smaller operand matters as a whole."""
-        at, masks = np.logical_or.reduce(live), []
+        at = np.logical_or.reduce(live)
+        masks = []
         for i, (shape, axes) in enumerate(zip(self.shapes, self.axes, strict=True)):
             mask = at & ~self.zeros.get(i, np.False_)
-            mask = mask.any(axes, keepdims=True) if self.remain else np.expand_dims(mask, axes)
+            mask = (
+                mask.any(axes, keepdims=True)
+                if self.remain
+                else np.expand_dims(mask, axes)
+            )
             is_smaller = self.remain and shape != at.shape
-            masks.append(np.full(shape, mask.any()) if is_smaller else np.broadcast_to(mask, shape))
+            masks.append(
+                np.full(shape, mask.any())
+                if is_smaller
+                else np.broadcast_to(mask, shape)
+            )
         return masks
 
 
@@ -76,7 +87,8 @@ class Joined(Flow):
 class Moved(Flow):
     """Dependence on one element of the operands, or none, by each of several maps.
 
-    :param origins: per result, ``(maps, *shape)``: positions in all flattened operands together, or -1.
+    :param origins: per result, ``(maps, *shape)``: positions in all flattened operands
+        together, or -1.
     """
 
     origins: Sequence[np.ndarray]
@@ -91,7 +103,9 @@ class Moved(Flow):
         for origin, mask in zip(self.origins, live, strict=True):
             flat[origin[:, mask]] = True
         masks = np.split(flat[:-1], np.cumsum(sizes)[:-1])
-        return [mask.reshape(shape) for mask, shape in zip(masks, self.shapes, strict=True)]
+        return [
+            mask.reshape(shape) for mask, shape in zip(masks, self.shapes, strict=True)
+        ]
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,7 +120,9 @@ class Contraction(Flow):
     nonzero: dict[int, np.ndarray]
 
     def __post_init__(self) -> None:
-        self.nonzero = {i: self._fold(i, a) for i, a in self.nonzero.items() if not a.all()}
+        self.nonzero = {
+            i: self._fold(i, a) for i, a in self.nonzero.items() if not a.all()
+        }
 
     def _order(self, side: int) -> list[list[int]]:
         summed, batch = (axes[side] for axes in self.dimensions)
@@ -116,11 +132,15 @@ class Contraction(Flow):
     def _fold(self, side: int, a: np.ndarray) -> np.ndarray:
         """Return an operand as (batch, free, summed)."""
         axes = self._order(side)
-        return a.transpose(sum(axes, [])).reshape([int(np.prod([a.shape[d] for d in part])) for part in axes])
+        return a.transpose(sum(axes, [])).reshape(
+            [int(np.prod([a.shape[d] for d in part])) for part in axes]
+        )
 
     def _unfold(self, side: int, a: np.ndarray) -> np.ndarray:
         order = sum(self._order(side), [])
-        return a.reshape([self.shapes[side][d] for d in order]).transpose(np.argsort(order))
+        return a.reshape([self.shapes[side][d] for d in order]).transpose(
+            np.argsort(order)
+        )
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         folded = [self._fold(side, read) for side, read in enumerate(reads)]
@@ -131,10 +151,13 @@ class Contraction(Flow):
             if not read.any():
                 continue
             if other is None:
-                part = np.broadcast_to(np.expand_dims(sets.merge(read, (2,)), 2 - side), shape)
+                part = np.broadcast_to(
+                    np.expand_dims(sets.merge(read, (2,)), 2 - side), shape
+                )
             else:
                 b, q, k = np.nonzero(other)
-                p, num_free = np.arange(read.shape[1]), other.shape[1]
+                p = np.arange(read.shape[1])
+                num_free = other.shape[1]
                 group = (b[:, None] * num_free + q[:, None]) * len(p) + p
                 count = len(read) * num_free * len(p)
                 part = sets.of_groups(group.ravel(), read[b, :, k].ravel(), count)
@@ -145,12 +168,18 @@ class Contraction(Flow):
 
     def backward(self, live: Live) -> Live:
         """Return which factors of the elements that matter are not multiplied by a known zero."""
-        ones = [self._fold(side, np.ones(shape, bool)) for side, shape in enumerate(self.shapes)]
-        at, masks = live[0].reshape(len(ones[0]), ones[0].shape[1], ones[1].shape[1]), []
+        ones = [
+            self._fold(side, np.ones(shape, bool))
+            for side, shape in enumerate(self.shapes)
+        ]
+        at = live[0].reshape(len(ones[0]), ones[0].shape[1], ones[1].shape[1])
+        masks = []
         for side in range(2):
             facing = (at if side else at.transpose(0, 2, 1)).astype(np.float32)
             other = self.nonzero.get(1 - side, ones[1 - side]).astype(np.float32)
-            masks.append(self._unfold(side, np.einsum("bqp,bqk->bpk", facing, other) > 0))
+            masks.append(
+                self._unfold(side, np.einsum("bqp,bqk->bpk", facing, other) > 0)
+            )
         return masks
 
 
@@ -161,24 +190,40 @@ class Lookup(Flow):
     params: Any
 
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
-        (operand, indices), (shape,), numbers = reads, self.results, self.params["dimension_numbers"]
+        operand, indices = reads
+        (shape,) = self.results
+        numbers = self.params["dimension_numbers"]
         batch = [d for d in range(len(shape)) if d not in numbers.offset_dims]
         result = self._place(sets.merge(indices, (indices.ndim - 1,)), batch)
         if operand.any():
             removed = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
             offsets = (d for d in range(operand.ndim) if d not in removed)
             places = dict(zip(offsets, numbers.offset_dims, strict=True))
-            places = {d: o for d, o in places.items() if self.params["slice_sizes"][d] == operand.shape[d]}
-            pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+            places = {
+                d: o
+                for d, o in places.items()
+                if self.params["slice_sizes"][d] == operand.shape[d]
+            }
+            pairs = zip(
+                numbers.operand_batching_dims,
+                numbers.start_indices_batching_dims,
+                strict=True,
+            )
             places |= {d: batch[i] for d, i in pairs}
-            rest = sets.merge(operand, tuple(d for d in range(operand.ndim) if d not in places))
-            result = sets.union(result, self._place(rest, [places[d] for d in sorted(places)]))
+            rest = sets.merge(
+                operand, tuple(d for d in range(operand.ndim) if d not in places)
+            )
+            result = sets.union(
+                result, self._place(rest, [places[d] for d in sorted(places)])
+            )
         return [np.broadcast_to(result, shape)]
 
     def _place(self, a: np.ndarray, axes: Sequence[int]) -> np.ndarray:
         """Return ``a`` with its axes at ``axes`` of the result."""
         a = a.transpose(np.argsort(axes))
-        return np.expand_dims(a, tuple(d for d in range(len(self.results[0])) if d not in axes))
+        return np.expand_dims(
+            a, tuple(d for d in range(len(self.results[0])) if d not in axes)
+        )
 
 
 @dataclasses.dataclass(eq=False)
@@ -193,8 +238,14 @@ class Scattered(Flow):
     def forward(self, sets: UnitSets, reads: Reads) -> Reads:
         inside = self.targets.ravel() >= 0
         size = int(np.prod(self.results[0]))
-        added = sets.of_groups(self.targets.ravel()[inside], reads[2].ravel()[inside], size)
+        added = sets.of_groups(
+            self.targets.ravel()[inside], reads[2].ravel()[inside], size
+        )
         return [sets.union(reads[0], added.reshape(self.results[0]))]
 
     def backward(self, live: Live) -> Live:
-        return [live[0], np.zeros(self.shapes[1], bool), np.append(live[0].ravel(), False)[self.targets]]
+        return [
+            live[0],
+            np.zeros(self.shapes[1], bool),
+            np.append(live[0].ravel(), False)[self.targets],
+        ]

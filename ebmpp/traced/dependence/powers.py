@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The powers of a site that a traced log density is a sum of.
 
-Each value is represented by a set of exponents: ``{0, 1, 2}`` is a polynomial of degree two in all units of
-the site jointly, ``log`` a logarithm of one of them, ``log1m`` one of 1 - x. A value that is no such sum (an
-``exp``, a maximum) is represented by the name of its primitive. The result holds for all values of everything
-else. Where a value selects between units and others, as ``where(t < tau, x, y)`` or ``x * (1 - z) + y * z``
+Each value is represented by a set of exponents: ``{0, 1, 2}`` is a polynomial of degree
+two in all units of the site jointly, ``log`` a logarithm of one of them, ``log1m`` one
+of 1 - x. A value that is no such sum (an ``exp``, a maximum) is represented by the name
+of its primitive. The result holds for all values of everything else. Where a value
+selects between units and others, as ``where(t < tau, x, y)`` or ``x * (1 - z) + y * z``
 of a binary z do, each element is one of them, and so still a power of one unit.
 """
 
@@ -24,21 +25,28 @@ import jax.numpy as jnp
 from ebmpp.traced.dependence.program import Program, Step
 from ebmpp.traced.dependence.rules import ELEMENTWISE, LINEAR, MOVING
 
-LOG, LOG1M = "log", "log1m"
+LOG = "log"
+LOG1M = "log1m"
 Powers = frozenset[Any]
 _SIGN_KEEPING = frozenset(
-    "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape rsqrt sqrt squeeze "
+    "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape "
+    "rsqrt sqrt squeeze "
     "square".split()
 )
 _CONVERSIONS = ("convert_element_type", "copy", "copy_p")
 _EXPONENTS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
-_COMPARISONS, _CLIPS = ("eq", "ne", "gt", "ge"), ("max", "min")
+_COMPARISONS = ("eq", "ne", "gt", "ge")
+_CLIPS = ("max", "min")
 _TRUTH_KEEPING = ("reduce_and", "reduce_or", "convert_element_type", "copy")
 _MOST_POWERS = 64
 _HIGHEST = 8
 _MOST_ROUNDS = 8  # of a loop
-_FREE, _X, _COMPLEMENT = (0.0, 0.0), (0.0, 1.0), (1.0, -1.0)
-_LEAST, _MOST = 1e-30, 1 - 2e-7  # bounds of probabilities that are no more than rounding
+_FREE = (0.0, 0.0)
+_X = (0.0, 1.0)
+_COMPLEMENT = (1.0, -1.0)
+# bounds of probabilities that are no more than rounding
+_LEAST = 1e-30
+_MOST = 1 - 2e-7
 
 
 class Facts(NamedTuple):
@@ -57,10 +65,14 @@ class _Sum(NamedTuple):
     single: bool = True  # each element is a function of one unit
     separable: bool = True  # each element is a sum of functions of one unit each
     positive: bool = False  # known to be positive
-    origin: int | None = None  # elements at one place of values of one origin are of the same unit
+    origin: int | None = (
+        None  # elements at one place of values of one origin are of the same unit
+    )
     truth: bool | None = None
     """A truth value that is the same for all values of the units, such as being in the support."""
-    is_power: bool = False  # each element is one of the powers of one unit, times any factor
+    is_power: bool = (
+        False  # each element is one of the powers of one unit, times any factor
+    )
     lines: frozenset[tuple[float, float]] = frozenset()
     """Pairs (a, b), one of which makes each element x into a + b x; (0, 0) for any without units."""
 
@@ -91,51 +103,79 @@ def powers_of(program: Program, facts: Facts) -> tuple[Powers, bool] | str:
 
     :return: the powers, and True if the result is a sum of functions of one unit each.
     """
-    slots, x = program.sites.values(), frozenset([1.0])
-    units = {s: _Sum(x, True, True, facts.positive, s, None, True, frozenset([_X])) for s in slots}
-    facts = facts._replace(one_unit=sum(math.prod(program.shapes[slot]) for slot in slots) == 1)
+    slots = program.sites.values()
+    x = frozenset([1.0])
+    units = {
+        s: _Sum(x, True, True, facts.positive, s, None, True, frozenset([_X]))
+        for s in slots
+    }
+    facts = facts._replace(
+        one_unit=sum(math.prod(program.shapes[slot]) for slot in slots) == 1
+    )
     value = _propagate(program, units, facts).get(program.output, _CONSTANT)
     return value if isinstance(value, str) else (value.powers, value.separable)
 
 
-def _propagate(program: Program, units: Mapping[int, _Sum], facts: Facts) -> dict[int, _Sum | str]:
+def _propagate(
+    program: Program, units: Mapping[int, _Sum], facts: Facts
+) -> dict[int, _Sum | str]:
     """Return the sums that the slots are which depend on units."""
     values: dict[int, _Sum | str] = dict(units)
     for step in program.steps:
-        step = _as_selection(program, step, facts.indicators) if facts.positive else step
+        step = (
+            _as_selection(program, step, facts.indicators) if facts.positive else step
+        )
         depends = [i for i, slot in enumerate(step.inputs) if slot in values]
         if not depends:
             continue
         operands = [values.get(slot, _CONSTANT) for slot in step.inputs]
         names = [value for value in operands if isinstance(value, str)]
         sums = [value for value in operands if isinstance(value, _Sum)]
-        at, truth = _Operands(program, step, sums, depends, facts), getattr(operands[0], "truth", None)
+        at = _Operands(program, step, sums, depends, facts)
+        truth = getattr(operands[0], "truth", None)
         if step.name == "select_n" and truth is not None:
             results = [values.get(step.inputs[2 if truth else 1])]
         elif step.name != "scan" or names or not (results := _loop(at)):
             results = [names[0] if names else _sum_of(at)] * len(step.outputs)
-        values |= {o: r for o, r in zip(step.outputs, results, strict=True) if r is not None}
+        values |= {
+            o: r for o, r in zip(step.outputs, results, strict=True) if r is not None
+        }
     return values
 
 
 def _loop(at: _Operands) -> list[_Sum | None] | None:
     """Return the results of a scan, whose carry is one sum in all rounds; None where there is no such sum."""
-    params, facts = at.step.params, at.facts._replace(indicators=frozenset())
-    fn, avals = core.jaxpr_as_fun(params["jaxpr"]), params["jaxpr"].in_avals
+    params = at.step.params
+    facts = at.facts._replace(indicators=frozenset())
+    fn = core.jaxpr_as_fun(params["jaxpr"])
+    avals = params["jaxpr"].in_avals
     shapes = {i: jax.ShapeDtypeStruct(a.shape, a.dtype) for i, a in enumerate(avals)}
     body = Program(lambda inputs, *_: fn(*(inputs[i] for i in shapes)), shapes, {}, [])
-    slots, first, count = list(body.sites.values()), params["num_consts"], params["num_carry"]
-    carried, inputs = slots[first : first + count], {slots[i]: at.sums[i] for i in at.depends}
+    slots = list(body.sites.values())
+    first = params["num_consts"]
+    count = params["num_carry"]
+    carried = slots[first : first + count]
+    inputs = {slots[i]: at.sums[i] for i in at.depends}
     for _ in range(_MOST_ROUNDS):
         inputs = {slot: value._replace(origin=slot) for slot, value in inputs.items()}
         values = _propagate(body, inputs, facts)
-        sums = [value for o in body.outputs if isinstance(value := values.get(o), _Sum | None)]
-        if len(sums) < len(body.outputs) or any(value and value.truth is not None for value in sums):
+        sums = [
+            value
+            for o in body.outputs
+            if isinstance(value := values.get(o), _Sum | None)
+        ]
+        if len(sums) < len(body.outputs) or any(
+            value and value.truth is not None for value in sums
+        ):
             break
         pairs = [(i, value) for i, value in zip(carried, sums, strict=False) if value]
-        joined = inputs | {i: _join(inputs.get(i, _CONSTANT), value) for i, value in pairs}
+        joined = inputs | {
+            i: _join(inputs.get(i, _CONSTANT), value) for i, value in pairs
+        }
         if all(joined[i]._replace(origin=i) == inputs.get(i) for i in joined):
-            results = zip([*map(inputs.get, carried), *sums[count:]], at.step.outputs, strict=True)
+            results = zip(
+                [*map(inputs.get, carried), *sums[count:]], at.step.outputs, strict=True
+            )
             return [value and value._replace(origin=o) for value, o in results]
         inputs = joined
     return None
@@ -145,25 +185,38 @@ def _join(a: _Sum, b: _Sum) -> _Sum:
     """Return a sum that is one of two."""
     both = [x and y for x, y in zip(a[1:4], b[1:4], strict=True)]
     lines = a.lines | b.lines if a.lines and b.lines else frozenset[Any]()
-    return _Sum(a.powers | b.powers, *both, is_power=a.is_power and b.is_power, lines=lines)
+    return _Sum(
+        a.powers | b.powers, *both, is_power=a.is_power and b.is_power, lines=lines
+    )
 
 
 def _sum_of(at: _Operands) -> _Sum | str | None:
     """Return a step's result, or the step's name; None where it does not depend on the units after all."""
-    step, sums = at.step, at.sums
+    step = at.step
+    sums = at.sums
     if any(s.truth is not None for s in sums) or step.name in _COMPARISONS:
         return _truth(at)
-    dependent, dtypes = [sums[i] for i in at.depends], [at.program.dtypes[step.inputs[i]] for i in at.depends]
+    dependent = [sums[i] for i in at.depends]
+    dtypes = [at.program.dtypes[step.inputs[i]] for i in at.depends]
     if not all(jnp.issubdtype(dtype, np.floating) for dtype in dtypes):
         return step.name
     powers = _powers(at)
-    has_roots = powers is not None and any(isinstance(p, str) or p < 0 or p % 1 for p in powers)
-    if powers is None or len(powers) > _MOST_POWERS or (has_roots and not at.facts.positive):
+    has_roots = powers is not None and any(
+        isinstance(p, str) or p < 0 or p % 1 for p in powers
+    )
+    if (
+        powers is None
+        or len(powers) > _MOST_POWERS
+        or (has_roots and not at.facts.positive)
+    ):
         return step.name
-    origins, moves = {s.origin for s in dependent}, step.name in MOVING
+    origins = {s.origin for s in dependent}
+    moves = step.name in MOVING
     is_scaling = len(dependent) == 1 and step.name in ("mul", "dot_general")
     inside = step.name in ELEMENTWISE and len(origins) == 1 and None not in origins
-    single = at.facts.one_unit or (all(s.single for s in dependent) and (inside or moves))
+    single = at.facts.one_unit or (
+        all(s.single for s in dependent) and (inside or moves)
+    )
     linear = moves or is_scaling or step.name in LINEAR
     separable = single or (linear and all(s.separable for s in dependent))
     origin = (next(iter(origins)) if inside else step.outputs[0]) if single else None
@@ -171,28 +224,39 @@ def _sum_of(at: _Operands) -> _Sum | str | None:
     signed = sums[:1] if step.name == "pow" else sums
     positive = step.name in _SIGN_KEEPING and all(s.positive for s in signed)
     keeps = moves or step.name in (*_SIGN_KEEPING, "div", "neg", *_CLIPS)
-    is_power = single and (len(powers) == 1 or (keeps and all(s.is_power for s in sums)))
+    is_power = single and (
+        len(powers) == 1 or (keeps and all(s.is_power for s in sums))
+    )
     is_power = is_power and not any(isinstance(p, str) for p in powers)
     return _Sum(powers, single, separable, positive, origin, None, is_power, _lines(at))
 
 
 def _truth(at: _Operands) -> _Sum | str | None:
     """Return a comparison with a known outcome, or the result of an operation on such; or the step's name."""
-    name, truths = at.step.name, [s.truth for s in at.sums]
+    name = at.step.name
+    truths = [s.truth for s in at.sums]
     if name in _COMPARISONS:
         outcome = _outcome(at)
-        is_free = outcome is not None and _FREE in at.sums[0].lines  # as is each element without units
+        # as is each element without units
+        is_free = outcome is not None and _FREE in at.sums[0].lines
         return name if outcome is None else None if is_free else _TRUTH[outcome]
-    if at.program.dtypes[at.step.outputs[0]] != np.bool_ or any(truths[i] is None for i in at.depends):
+    if at.program.dtypes[at.step.outputs[0]] != np.bool_ or any(
+        truths[i] is None for i in at.depends
+    ):
         return name
     if name in ("or", "and"):
-        decisive = name == "or"  # the truth value that decides, whatever the other one is
+        # the truth value that decides, whatever the other one is
+        decisive = name == "or"
         if decisive in truths:
             return _TRUTH[decisive]
         return None if None in truths else _TRUTH[not decisive]
     if name == "not":
         return _TRUTH[not truths[0]]
-    keeps = name in (*_TRUTH_KEEPING, *MOVING) and name != "select_n" and len(set(truths)) == 1
+    keeps = (
+        name in (*_TRUTH_KEEPING, *MOVING)
+        and name != "select_n"
+        and len(set(truths)) == 1
+    )
     return at.sums[0] if keeps else name
 
 
@@ -214,7 +278,9 @@ def _outcome(at: _Operands) -> bool | None:
 
 def _powers(at: _Operands) -> Powers | None:
     """Return the powers in a step's result; None where it is no sum of powers."""
-    name, first, sets = at.step.name, at.sums[0], [s.powers for s in at.sums]
+    name = at.step.name
+    first = at.sums[0]
+    sets = [s.powers for s in at.sums]
     positive = at.facts.positive
     match name:
         case "mul" | "dot_general":
@@ -223,18 +289,32 @@ def _powers(at: _Operands) -> Powers | None:
             inverse = _power(at.sums[1], -1.0, positive)
             return None if inverse is None else _product(sets[0], inverse)
         case "square" | "sqrt" | "rsqrt" | "integer_pow" | "pow":
-            exponent = at.constant(1) if name == "pow" else _EXPONENTS.get(name) or float(at.step.params["y"])
-            return None if exponent is None or at.depends != [0] else _power(first, exponent, positive)
+            exponent = (
+                at.constant(1)
+                if name == "pow"
+                else _EXPONENTS.get(name) or float(at.step.params["y"])
+            )
+            return (
+                None
+                if exponent is None or at.depends != [0]
+                else _power(first, exponent, positive)
+            )
         case "log" | "log1p":
             return _logarithm(first, float(name == "log1p"))
         case "abs":  # of a power that is never negative
-            return sets[0] if first.is_power and (positive or all(p % 2 == 0 for p in sets[0])) else None
+            return (
+                sets[0]
+                if first.is_power and (positive or all(p % 2 == 0 for p in sets[0]))
+                else None
+            )
         case "max" | "min":
             return sets[at.depends[0]] if _is_rounding(at) else None
         case "triangular_solve":
             return sets[1] if at.depends == [1] else None
     values = _values(at.step)
-    if (name not in MOVING and name not in LINEAR) or not {*values}.issuperset(at.depends):
+    if (name not in MOVING and name not in LINEAR) or not {*values}.issuperset(
+        at.depends
+    ):
         return None
     return frozenset[Any]().union(*(sets[i] for i in values))
 
@@ -255,21 +335,29 @@ def _logarithm(base: _Sum, offset: float) -> Powers | None:
 
 def _lines(at: _Operands) -> frozenset[tuple[float, float]]:
     """Return the lines of a step's result; none where they are unknown."""
-    name, lines = at.step.name, [s.lines for s in at.sums]
+    name = at.step.name
+    lines = [s.lines for s in at.sums]
     if name in MOVING or name in (*_CONVERSIONS, "neg", *_CLIPS):
-        values = [lines[i] for i in (at.depends if name in _CLIPS else _values(at.step))]
+        values = [
+            lines[i] for i in (at.depends if name in _CLIPS else _values(at.step))
+        ]
         joined = frozenset[Any]().union(*values) if all(values) else frozenset[Any]()
         return frozenset((-a, -b) for a, b in joined) if name == "neg" else joined
     if name not in ("add", "sub", "mul") or len(at.depends) != 1:
         return frozenset()
     i = at.depends[0]
-    if name == "mul" and _is_indicator(at.program, at.step.inputs[1 - i], at.facts.indicators):
+    if name == "mul" and _is_indicator(
+        at.program, at.step.inputs[1 - i], at.facts.indicators
+    ):
         return lines[i] | {_FREE} if lines[i] else lines[i]
     if (c := at.constant(1 - i)) is None:
         return frozenset()
     scale = c if name == "mul" else -1.0 if name == "sub" and i else 1.0
     shift = 0.0 if name == "mul" else -c if name == "sub" and not i else c
-    moved = lambda line: line if line == _FREE else (shift + scale * line[0], scale * line[1])
+
+    def moved(line):
+        return line if line == _FREE else (shift + scale * line[0], scale * line[1])
+
     return frozenset(map(moved, lines[i]))
 
 
@@ -279,10 +367,16 @@ def _is_probability(value: _Sum) -> bool:
 
 def _is_rounding(at: _Operands) -> bool:
     """Return True for probabilities that are kept from 0 and 1."""
-    if not at.facts.probability or len(at.depends) != 1 or not _is_probability(at.sums[at.depends[0]]):
+    if (
+        not at.facts.probability
+        or len(at.depends) != 1
+        or not _is_probability(at.sums[at.depends[0]])
+    ):
         return False
     bound = at.constant(1 - at.depends[0])
-    return bound is not None and (bound <= _LEAST if at.step.name == "max" else bound >= _MOST)
+    return bound is not None and (
+        bound <= _LEAST if at.step.name == "max" else bound >= _MOST
+    )
 
 
 def _is_indicator(program: Program, slot: int, indicators: frozenset[int]) -> bool:
@@ -292,7 +386,9 @@ def _is_indicator(program: Program, slot: int, indicators: frozenset[int]) -> bo
     step = program.makers.get(slot)
     if step is None or step.name not in (*MOVING, *_CONVERSIONS):
         return False
-    return all(_is_indicator(program, step.inputs[i], indicators) for i in _values(step))
+    return all(
+        _is_indicator(program, step.inputs[i], indicators) for i in _values(step)
+    )
 
 
 def _as_selection(program: Program, step: Step, indicators: frozenset[int]) -> Step:
@@ -300,8 +396,12 @@ def _as_selection(program: Program, step: Step, indicators: frozenset[int]) -> S
     makers = [program.makers.get(slot) for slot in step.inputs]
     if step.name == "add" and all(maker and maker.name == "mul" for maker in makers):
         (a, x), (b, y) = (maker.inputs for maker in makers if maker)
-        for (z, value), (other, last) in itertools.product(((a, x), (x, a)), ((b, y), (y, b))):
-            is_binary = any(_is_indicator(program, slot, indicators) for slot in (z, other))
+        for (z, value), (other, last) in itertools.product(
+            ((a, x), (x, a)), ((b, y), (y, b))
+        ):
+            is_binary = any(
+                _is_indicator(program, slot, indicators) for slot in (z, other)
+            )
             if is_binary and _add_up_to(program, 1, z, other):
                 return step._replace(primitive=lax.select_n_p, inputs=(z, last, value))
     return step
@@ -311,11 +411,25 @@ def _add_up_to(program: Program, total: int, a: int, b: int) -> bool:
     """Return True where a + b = 1 by the steps that compute them, or a = b if ``total`` is 0."""
     first, second = (program.makers.get(slot) for slot in (a, b))
     for step, other in ((first, b), (second, a)):
-        if step and step.name in _CONVERSIONS and program.dtypes[step.outputs[0]] != np.bool_:
+        if (
+            step
+            and step.name in _CONVERSIONS
+            and program.dtypes[step.outputs[0]] != np.bool_
+        ):
             return _add_up_to(program, total, step.inputs[0], other)
-        if step and step.name == "sub" and np.all(np.asarray(program.constants.get(step.inputs[0])) == 1):
+        if (
+            step
+            and step.name == "sub"
+            and np.all(np.asarray(program.constants.get(step.inputs[0])) == 1)
+        ):
             return _add_up_to(program, 1 - total, step.inputs[1], other)
-    if first and second and len(first.inputs) == 1 and first.name in MOVING and first[:2] == second[:2]:
+    if (
+        first
+        and second
+        and len(first.inputs) == 1
+        and first.name in MOVING
+        and first[:2] == second[:2]
+    ):
         return _add_up_to(program, total, first.inputs[0], second.inputs[0])
     return a == b and not total
 

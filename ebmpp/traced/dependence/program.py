@@ -15,9 +15,12 @@ from jax.extend import core
 import jax.numpy as jnp
 
 #: Primitives that only call an inner program.
-_CALLS = frozenset("jit pjit closed_call core_call checkpoint remat2 custom_jvp_call custom_vjp_call".split())
+_CALLS = frozenset(
+    "jit pjit closed_call core_call checkpoint remat2 custom_jvp_call custom_vjp_call".split()
+)
 _MOST_IMPOSSIBLE = 2**20  # elements of a relaxed log density
-_MOST_PRODUCTS = 2**22  # of a contraction of two sides that depend on the units, written out
+# of a contraction of two sides that depend on the units, written out
+_MOST_PRODUCTS = 2**22
 
 #: Arrays, or their shapes, by name or number; and values by slot.
 Named = Mapping[Any, Any]
@@ -42,14 +45,18 @@ class Step(NamedTuple):
 class Program:
     """A function of a block's sites, of their siblings and of arguments, as a list of primitives.
 
-    Each value has a slot, a number. Inner programs are inlined, and steps that no result needs are dropped.
+    Each value has a slot, a number. Inner programs are inlined, and steps that no
+    result needs are dropped.
 
     :param fn: ``fn(sites, siblings, arguments)``, one array or several.
     :param sites: arrays by name; their elements are the units.
-    :param siblings: arrays by name, whose values are unknown; the values of ``arguments`` are known.
+    :param siblings: arrays by name, whose values are unknown; the values of
+        ``arguments`` are known.
     """
 
-    def __init__(self, fn: Callable, sites: Named, siblings: Named, arguments: Sequence) -> None:
+    def __init__(
+        self, fn: Callable, sites: Named, siblings: Named, arguments: Sequence
+    ) -> None:
         closed = jax.make_jaxpr(fn)(dict(sites), dict(siblings), list(arguments))
         self.steps: list[Step] = []
         self.shapes: list[tuple[int, ...]] = []
@@ -57,8 +64,12 @@ class Program:
         #: inputs that each slot depends on
         self.sources: list[frozenset[int]] = []
         self.constants: dict[int, Any] = {}
-        slots = [self._slot(v.aval, frozenset([i])) for i, v in enumerate(closed.jaxpr.invars)]
-        first, second = len(sites), len(sites) + len(siblings)
+        slots = [
+            self._slot(v.aval, frozenset([i]))
+            for i, v in enumerate(closed.jaxpr.invars)
+        ]
+        first = len(sites)
+        second = len(sites) + len(siblings)
         self.sites = dict(zip(sorted(sites), slots[:first], strict=True))
         self.siblings = dict(zip(sorted(siblings), slots[first:second], strict=True))
         self.arguments = slots[second:]
@@ -80,7 +91,10 @@ class Program:
 
     def is_known(self, slot: int) -> bool:
         """Return True if a slot depends on nothing but arguments and constants."""
-        return all(source >= len(self.sites) + len(self.siblings) for source in self.sources[slot])
+        return all(
+            source >= len(self.sites) + len(self.siblings)
+            for source in self.sources[slot]
+        )
 
     def is_key(self, slot: int) -> bool:
         """Return True if a slot holds jax keys."""
@@ -94,26 +108,53 @@ class Program:
 
     def _constant(self, value: Any, aval: Any) -> int:
         slot = self._slot(aval, frozenset())
-        self.constants[slot] = value if self.is_key(slot) else np.asarray(value, aval.dtype)
+        self.constants[slot] = (
+            value if self.is_key(slot) else np.asarray(value, aval.dtype)
+        )
         return slot
 
-    def _inline(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[int]) -> list[int]:
+    def _inline(
+        self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[int]
+    ) -> list[int]:
         slots = dict(zip(jaxpr.invars, inputs, strict=True))
-        slots |= {var: self._constant(c, var.aval) for var, c in zip(jaxpr.constvars, consts, strict=True)}
-        slot = lambda v: self._constant(v.val, v.aval) if isinstance(v, core.Literal) else slots[v]
+        slots |= {
+            var: self._constant(c, var.aval)
+            for var, c in zip(jaxpr.constvars, consts, strict=True)
+        }
+
+        def slot(v):
+            return (
+                self._constant(v.val, v.aval)
+                if isinstance(v, core.Literal)
+                else slots[v]
+            )
+
         for equation in jaxpr.eqns:
             outputs = self._append(equation, [slot(v) for v in equation.invars])
             slots |= dict(zip(equation.outvars, outputs, strict=True))
         return [slot(v) for v in jaxpr.outvars]
 
     def _append(self, equation: Any, inputs: Sequence[int]) -> list[int]:
-        primitive, params = equation.primitive, equation.params
-        inner = params.get("jaxpr", params.get("call_jaxpr")) if primitive.name in _CALLS else None
+        primitive = equation.primitive
+        params = equation.params
+        inner = (
+            params.get("jaxpr", params.get("call_jaxpr"))
+            if primitive.name in _CALLS
+            else None
+        )
         if primitive.name == "dot_general" and all(map(self.depends, inputs)):
-            sides = [jax.ShapeDtypeStruct(self.shapes[i], self.dtypes[i]) for i in inputs]
-            inner = _written_out(params["dimension_numbers"], sides, equation.outvars[0].aval.dtype)
+            sides = [
+                jax.ShapeDtypeStruct(self.shapes[i], self.dtypes[i]) for i in inputs
+            ]
+            inner = _written_out(
+                params["dimension_numbers"], sides, equation.outvars[0].aval.dtype
+            )
         if inner is not None:
-            closed = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+            closed = (
+                inner
+                if isinstance(inner, core.ClosedJaxpr)
+                else core.ClosedJaxpr(inner, ())
+            )
             return self._inline(closed.jaxpr, closed.consts, inputs)
         sources = frozenset[int]().union(*(self.sources[i] for i in inputs))
         outputs = [self._slot(v.aval, sources) for v in equation.outvars]
@@ -131,28 +172,43 @@ class Program:
 
     def needed(self, targets: Iterable[int], available: Iterable[int]) -> list[Step]:
         """Return the steps between the ``available`` slots and the ``targets`` ones, in order."""
-        missing, steps = set(targets) - set(available), []
+        missing = set(targets) - set(available)
+        steps = []
         for step in reversed(self.steps):
             if not missing.isdisjoint(step.outputs):
                 steps.append(step)
                 missing.update(set(step.inputs) - set(available))
         return steps[::-1]
 
-    def inputs(self, values: Mapping[str, Any], arguments: Sequence[Any]) -> dict[int, Any]:
+    def inputs(
+        self, values: Mapping[str, Any], arguments: Sequence[Any]
+    ) -> dict[int, Any]:
         """Return the values of all input slots, converted to the traced dtypes; other names are ignored."""
-        slots = {slot: values[name] for name, slot in (self.sites | self.siblings).items()}
+        slots = {
+            slot: values[name] for name, slot in (self.sites | self.siblings).items()
+        }
         slots |= dict(zip(self.arguments, arguments, strict=True))
-        return {s: v if self.is_key(s) else jnp.asarray(v, self.dtypes[s]) for s, v in slots.items()}
+        return {
+            s: v if self.is_key(s) else jnp.asarray(v, self.dtypes[s])
+            for s, v in slots.items()
+        }
 
-    def run(self, known: Slots, targets: Iterable[int], bind: Bind | None = None) -> dict[int, Any]:
+    def run(
+        self, known: Slots, targets: Iterable[int], bind: Bind | None = None
+    ) -> dict[int, Any]:
         """Return the values of the ``targets`` slots, given the values of slots that precede them.
 
         :param bind: replaces :func:`evaluate_step`.
         """
-        evaluate, targets = bind or self.evaluate, list(targets)
+        evaluate = bind or self.evaluate
+        targets = list(targets)
         values = self.constants | dict(known)
         for step in self.needed(targets, known):
-            values |= zip(step.outputs, evaluate(step, [values[i] for i in step.inputs]), strict=True)
+            values |= zip(
+                step.outputs,
+                evaluate(step, [values[i] for i in step.inputs]),
+                strict=True,
+            )
         return {slot: values[slot] for slot in targets}
 
 
@@ -164,24 +220,41 @@ def evaluate_step(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
 
 def _evaluate_above(step: Step, operands: Sequence[Any]) -> list[Any]:
     """Return a step's results without -inf; many of the numbers in its place can be added."""
-    is_float = lambda a: jnp.issubdtype(a.dtype, np.floating)
-    lowest = lambda a: jnp.where(jnp.isneginf(a), jnp.finfo(a.dtype).min / _MOST_IMPOSSIBLE, a)
+
+    def is_float(a):
+        return jnp.issubdtype(a.dtype, np.floating)
+
+    def lowest(a):
+        return jnp.where(jnp.isneginf(a), jnp.finfo(a.dtype).min / _MOST_IMPOSSIBLE, a)
+
     return [lowest(a) if is_float(a) else a for a in evaluate_step(step, operands)]
 
 
-def _written_out(dimensions: Any, sides: Sequence[jax.ShapeDtypeStruct], dtype: Any) -> Any:
+def _written_out(
+    dimensions: Any, sides: Sequence[jax.ShapeDtypeStruct], dtype: Any
+) -> Any:
     """Return a contraction as a program of products and a sum; None where these are too many."""
     (sum_left, sum_right), (batch_left, batch_right) = dimensions
-    free_left = [d for d in range(len(sides[0].shape)) if d not in (*sum_left, *batch_left)]
-    free_right = [d for d in range(len(sides[1].shape)) if d not in (*sum_right, *batch_right)]
-    if math.prod(sides[0].shape) * math.prod(sides[1].shape[d] for d in free_right) > _MOST_PRODUCTS:
+    free_left = [
+        d for d in range(len(sides[0].shape)) if d not in (*sum_left, *batch_left)
+    ]
+    free_right = [
+        d for d in range(len(sides[1].shape)) if d not in (*sum_right, *batch_right)
+    ]
+    if (
+        math.prod(sides[0].shape) * math.prod(sides[1].shape[d] for d in free_right)
+        > _MOST_PRODUCTS
+    ):
         return None
 
     def contraction(a: Array, b: Array) -> Array:
         a = a.astype(dtype).transpose([*batch_left, *free_left, *sum_left])
         b = b.astype(dtype).transpose([*batch_right, *free_right, *sum_right])
-        k, m, n = len(batch_left), len(free_left), len(free_right)
-        a, b = jnp.expand_dims(a, range(k + m, k + m + n)), jnp.expand_dims(b, range(k, k + m))
+        k = len(batch_left)
+        m = len(free_left)
+        n = len(free_right)
+        a = jnp.expand_dims(a, range(k + m, k + m + n))
+        b = jnp.expand_dims(b, range(k, k + m))
         return (a * b).sum(range(k + m + n, k + m + n + len(sum_left)))
 
     return jax.make_jaxpr(contraction)(*sides)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives in which zero times an infinite number is zero.
 
-In ``where(p, a * x, inf * x)`` the branch that is not selected has the cotangent 0, from which the chain rule
-makes 0 * inf. Here 0 times anything is 0 on the way back, and finite derivatives of any order are unchanged.
+In ``where(p, a * x, inf * x)`` the branch that is not selected has the cotangent 0,
+from which the chain rule makes 0 * inf. Here 0 times anything is 0 on the way back, and
+finite derivatives of any order are unchanged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +18,36 @@ import jax.numpy as jnp
 
 from ebmpp.traced.dependence.program import Program, Step, evaluate_step
 
-#: Primitives that multiply a cotangent by values that may be infinite: element by element, or in sums.
-_ELEMENTWISE = ("abs", "div", "integer_pow", "log", "mul", "pow", "rsqrt", "sqrt", "square")
+#: Primitives that multiply a cotangent by values that may be infinite: element by
+#: element, or in sums.
+_ELEMENTWISE = (
+    "abs",
+    "div",
+    "integer_pow",
+    "log",
+    "mul",
+    "pow",
+    "rsqrt",
+    "sqrt",
+    "square",
+)
 _CONTRACTIONS = ("dot_general", "conv_general_dilated")
 
 
-def guard(program: Program, is_moving: Callable[[int], bool]) -> Callable[..., Sequence[Any]]:
+def guard(
+    program: Program, is_moving: Callable[[int], bool]
+) -> Callable[..., Sequence[Any]]:
     """Return an evaluation of steps that guards derivatives in slots that move where these may be nan."""
 
     def bind(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
         moving = [i for i, slot in enumerate(step.inputs) if is_moving(slot)]
         multiplies = step.name in (*_ELEMENTWISE, *_CONTRACTIONS)
         is_guarded = moving and multiplies and not _is_harmless(program, step, moving)
-        return guarded(step, operands, moving) if is_guarded else evaluate_step(step, operands)
+        return (
+            guarded(step, operands, moving)
+            if is_guarded
+            else evaluate_step(step, operands)
+        )
 
     return bind
 
@@ -41,24 +59,36 @@ def run_guarded(program: Program, inputs: Mapping[int, Any], slot: int) -> Any:
 
 def _is_harmless(program: Program, step: Step, moving: Sequence[int]) -> bool:
     """Return True for products with a constant that keeps finite cotangents finite."""
-    is_product = step.name in ("mul", *_CONTRACTIONS) or (step.name == "div" and moving == [0])
+    is_product = step.name in ("mul", *_CONTRACTIONS) or (
+        step.name == "div" and moving == [0]
+    )
     if len(moving) != 1 or not is_product:
         return False
     value = np.asarray(program.constants.get(step.inputs[1 - moving[0]], np.inf), float)
     return bool(np.isfinite(value).all() and (step.name != "div" or value.all()))
 
 
-def guarded(step: Step, operands: Sequence[Array], moving: Sequence[int]) -> Sequence[Any]:
+def guarded(
+    step: Step, operands: Sequence[Array], moving: Sequence[int]
+) -> Sequence[Any]:
     """Return a step's results, with guarded derivatives in the operands at the positions ``moving``."""
     elementwise = step.name in _ELEMENTWISE
-    rule, operands = (_pull_each, jnp.broadcast_arrays(*operands)) if elementwise else (_pull_sum, operands)
-    fn = lambda *values: evaluate_step(step, values)[0]
+    rule, operands = (
+        (_pull_each, jnp.broadcast_arrays(*operands))
+        if elementwise
+        else (_pull_sum, operands)
+    )
+
+    def fn(*values):
+        return evaluate_step(step, values)[0]
 
     def pull(cotangent: Array, *operands: Array) -> list[Array]:
         cotangents = jax.vjp(fn, *operands)[1](cotangent)
         return [cotangents[i] for i in moving]
 
-    def backward(operands: Sequence[Array], cotangent: Array) -> tuple[Array | None, ...]:
+    def backward(
+        operands: Sequence[Array], cotangent: Array
+    ) -> tuple[Array | None, ...]:
         cotangents = dict(zip(moving, rule(pull, operands, cotangent), strict=True))
         return tuple(cotangents.get(i) for i in range(len(operands)))
 
@@ -67,20 +97,34 @@ def guarded(step: Step, operands: Sequence[Array], moving: Sequence[int]) -> Seq
     return [evaluate(*operands)]
 
 
-def _pull_each(pull: Callable, operands: Sequence[Array], cotangent: Array) -> list[Array]:
-    return [jnp.where((cotangent == 0) & ~jnp.isfinite(p), 0, p) for p in pull(cotangent, *operands)]
+def _pull_each(
+    pull: Callable, operands: Sequence[Array], cotangent: Array
+) -> list[Array]:
+    return [
+        jnp.where((cotangent == 0) & ~jnp.isfinite(p), 0, p)
+        for p in pull(cotangent, *operands)
+    ]
 
 
-def _pull_sum(pull: Callable, operands: Sequence[Array], cotangent: Array) -> list[Array]:
+def _pull_sum(
+    pull: Callable, operands: Sequence[Array], cotangent: Array
+) -> list[Array]:
     """Pull back through sums of products, looking for dead products only where a factor is not finite."""
     finite = [jnp.isfinite(v) for v in operands]
 
     def without_dead_products() -> list[Array]:
         is_infinite = [1 - f.astype(cotangent.dtype) for f in finite]
         counts = pull((cotangent != 0).astype(cotangent.dtype), *is_infinite)
-        clean = pull(cotangent, *(jnp.where(f, v, 0) for f, v in zip(finite, operands, strict=True)))
+        clean = pull(
+            cotangent,
+            *(jnp.where(f, v, 0) for f, v in zip(finite, operands, strict=True)),
+        )
         plain = pull(cotangent, *operands)
-        return [jnp.where(n > 0, p, c) for n, p, c in zip(counts, plain, clean, strict=True)]
+        return [
+            jnp.where(n > 0, p, c) for n, p, c in zip(counts, plain, clean, strict=True)
+        ]
 
     all_finite = jnp.stack([f.all() for f in finite]).all()
-    return lax.cond(all_finite, lambda: pull(cotangent, *operands), without_dead_products)
+    return lax.cond(
+        all_finite, lambda: pull(cotangent, *operands), without_dead_products
+    )

@@ -13,13 +13,23 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.traced.dependence.flow import Contraction, Flow, Joined, Lookup, Moved, Scattered
+from ebmpp.traced.dependence.flow import (
+    Contraction,
+    Flow,
+    Joined,
+    Lookup,
+    Moved,
+    Scattered,
+)
 from ebmpp.traced.dependence.program import Bind, Program, Step, evaluate_step
 
 ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp "
-    "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt "
-    "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul "
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
+    "cbrt ceil clamp "
+    "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp "
+    "exp2 expm1 floor ge gt "
+    "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p "
+    "logistic lt max min mul "
     "name ne neg nextafter not or polygamma population_count pow real reduce_precision "
     "regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic "
     "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta".split()
@@ -27,7 +37,9 @@ ELEMENTWISE = frozenset(
 _REDUCED = frozenset(
     "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
 )
-_ALONG = frozenset("cumlogsumexp cummax cummin cumprod cumsum sort cholesky triangular_solve".split())
+_ALONG = frozenset(
+    "cumlogsumexp cummax cummin cumprod cumsum sort cholesky triangular_solve".split()
+)
 #: Primitives that move elements, and the positions of operands that say where to.
 MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
     "broadcast_in_dim concatenate pad reshape rev slice split squeeze stack tile transpose unstack".split(),
@@ -42,11 +54,14 @@ MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
 LINEAR = frozenset(
     "add add_any convert_element_type copy copy_p cumsum name neg reduce_precision reduce_sum sub".split()
 )
-#: Primitives that are affine in their other operands, and the positions of those in which they need not be.
+#: Primitives that are affine in their other operands, and the positions of those in
+#: which they need not be.
 _AFFINE: dict[str, Callable[[int], range]] = (
     MOVING
     | dict.fromkeys(LINEAR, lambda count: range(0))
-    | dict.fromkeys(("div", "scatter-add", "conv_general_dilated"), lambda count: range(1, 2))
+    | dict.fromkeys(
+        ("div", "scatter-add", "conv_general_dilated"), lambda count: range(1, 2)
+    )
 )
 #: Primitives that are affine in either operand while the other is fixed.
 PRODUCTS = ("mul", "dot_general")
@@ -56,21 +71,25 @@ _ZERO_KEEPING = frozenset(
     "slice squeeze transpose select_n gather".split()
 )
 _MOST_TAPS = 512
-_MOST_ELEMENTS = 2**24  # of arrays that are searched for zeros, or whose elements are followed
+# of arrays that are searched for zeros, or whose elements are followed
+_MOST_ELEMENTS = 2**24
 
 
 def is_affine(program: Program, step: Step, depends: Sequence[int]) -> bool:
     """Return True if a step is jointly affine in the operands at the positions ``depends``."""
     if step.name in PRODUCTS:
         return len(depends) == 1 and is_wide(program.dtypes[step.inputs[depends[0]]])
-    if step.name not in _AFFINE or set(depends) & set(_AFFINE[step.name](len(step.inputs))):
+    if step.name not in _AFFINE or set(depends) & set(
+        _AFFINE[step.name](len(step.inputs))
+    ):
         return False
     return all(_is_exact(program, step, i) for i in depends)
 
 
 def _is_exact(program: Program, step: Step, operand: int) -> bool:
     """Return True if the arithmetic is that of real numbers: no rounding, no wrapping of integers."""
-    source, target = program.dtypes[step.inputs[operand]], program.dtypes[step.outputs[0]]
+    source = program.dtypes[step.inputs[operand]]
+    target = program.dtypes[step.outputs[0]]
     if step.name == "div":
         return jnp.issubdtype(source, np.floating)
     if step.name != "convert_element_type":
@@ -87,32 +106,52 @@ def is_wide(dtype: np.dtype) -> bool:
 class Known:
     """Values of slots that depend on constants and arguments alone, as far as flows ask for them.
 
-    Indices and matrices among the arguments are used, and their slots collected in ``relied``: another call
-    must have the same values. Masks and factors among them are not used: data may be zero by chance.
+    Indices and matrices among the arguments are used, and their slots collected in
+    ``relied``: another call must have the same values. Masks and factors among them are
+    not used: data may be zero by chance.
     """
 
     def __init__(self, program: Program, arguments: Sequence[Any]) -> None:
-        self.program, self.relied = program, set[int]()
+        self.program = program
+        self.relied = set[int]()
         slots = {slot for step in program.steps for slot in self._requested(step)}
         inputs = dict(zip(program.arguments, arguments, strict=True))
         available = inputs | program.constants
         rest = sorted(slots - set(available))
-        computed = jax.jit(lambda inputs: program.run(inputs, rest))(inputs) if rest else {}
-        self.values = {slot: np.asarray(computed.get(slot, available.get(slot))) for slot in slots}
+        computed = (
+            jax.jit(lambda inputs: program.run(inputs, rest))(inputs) if rest else {}
+        )
+        self.values = {
+            slot: np.asarray(computed.get(slot, available.get(slot))) for slot in slots
+        }
 
     def _requested(self, step: Step) -> list[int]:
         """Return the known slots whose values the step's flow uses."""
-        program, slots = self.program, []
+        program = self.program
+        slots = []
         if not any(map(program.depends, step.inputs)):
             return []
         if step.name in (*MOVING, "scatter-add"):
             slots = [step.inputs[i] for i in _AFFINE[step.name](len(step.inputs))]
         elif step.name in (*PRODUCTS, "conv_general_dilated"):
-            slots = [f for slot in step.inputs if not program.depends(slot) for f in self._factors(slot)]
+            slots = [
+                f
+                for slot in step.inputs
+                if not program.depends(slot)
+                for f in self._factors(slot)
+            ]
         elif step.name == "scan":
             slots = [slot for slot in step.inputs if not program.is_key(slot)]
-        slots = [s for s in slots if program.is_known(s) and math.prod(program.shapes[s]) <= _MOST_ELEMENTS]
-        return [s for s in slots if step.name not in ("mul", "select_n") or not program.sources[s]]
+        slots = [
+            s
+            for s in slots
+            if program.is_known(s) and math.prod(program.shapes[s]) <= _MOST_ELEMENTS
+        ]
+        return [
+            s
+            for s in slots
+            if step.name not in ("mul", "select_n") or not program.sources[s]
+        ]
 
     def places(self, slot: int) -> np.ndarray | None:
         """Return a value that says where elements come from; None where it is unknown."""
@@ -133,7 +172,8 @@ class Known:
 
     def nonzero(self, slot: int) -> np.ndarray:
         """Return where a value may differ from zero, whatever is unknown."""
-        value, shape = self.values.get(slot), self.program.shapes[slot]
+        value = self.values.get(slot)
+        shape = self.program.shapes[slot]
         if value is not None:
             if not (value != 0).all():
                 self.relied |= self.program.sources[slot]
@@ -142,17 +182,25 @@ class Known:
         if step is None or step.name not in _ZERO_KEEPING or not self._factors(slot):
             return np.ones(shape, bool)
         if step.name in MOVING:
-            moved = _moved(step, self, [self.program.shapes[i] for i in step.inputs], [shape])
+            moved = _moved(
+                step, self, [self.program.shapes[i] for i in step.inputs], [shape]
+            )
             if moved is None:
                 return np.ones(shape, bool)
-            flat = np.concatenate([*(self.nonzero(i).ravel() for i in step.inputs), [True]])
+            flat = np.concatenate(
+                [*(self.nonzero(i).ravel() for i in step.inputs), [True]]
+            )
             return flat[moved.origins[step.outputs.index(slot)][0]]
         factors = step.inputs[:1] if step.name == "div" else step.inputs
         combine = np.logical_and if step.name == "mul" else np.logical_or
-        return combine.reduce([np.broadcast_to(self.nonzero(i), shape) for i in factors])
+        return combine.reduce(
+            [np.broadcast_to(self.nonzero(i), shape) for i in factors]
+        )
 
 
-def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool]) -> Flow:
+def flow_of(
+    program: Program, step: Step, known: Known, depends: Sequence[bool]
+) -> Flow:
     """Return the flow of a step, given which of its operands depend on units; at least one does."""
     shapes = [program.shapes[i] for i in step.inputs]
     results = [program.shapes[o] for o in step.outputs]
@@ -166,7 +214,9 @@ def flow_of(program: Program, step: Step, known: Known, depends: Sequence[bool])
     if step.name in ELEMENTWISE:
         zeros = {}
         if step.name == "mul" and not all(depends):
-            zeros[int(depends[1])] = np.broadcast_to(~known.nonzero(step.inputs[depends[0]]), results[0])
+            zeros[int(depends[1])] = np.broadcast_to(
+                ~known.nonzero(step.inputs[depends[0]]), results[0]
+            )
         return Joined(shapes, results, [()] * len(shapes), zeros=zeros)
     if step.name in _REDUCED:
         return Joined(shapes, results, [tuple(step.params["axes"])], remain=False)
@@ -194,16 +244,24 @@ def _axes_along(step: Step, shapes: list) -> list[tuple[int, ...]]:
 def _scatter_add(step: Step, operand: Array, indices: Array, updates: Array) -> Array:
     """Return the result of a scatter-add for arrays of another dtype."""
     names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-    return lax.scatter_add(operand, indices, updates, **{name: step.params[name] for name in names})
+    return lax.scatter_add(
+        operand, indices, updates, **{name: step.params[name] for name in names}
+    )
 
 
-def in_floats(step: Step, operands: Sequence[Any], bind: Bind = evaluate_step) -> Sequence[Any]:
+def in_floats(
+    step: Step, operands: Sequence[Any], bind: Bind = evaluate_step
+) -> Sequence[Any]:
     """Return the results of an affine step in floats, so that integers have derivatives too."""
     arrays = [jnp.asarray(v) for v in operands]
     if step.name == "convert_element_type":
         return arrays
     dtype = jnp.result_type(float)
-    is_index = step.name in ("scatter-add", *MOVING)  # indices and choices remain integers
+    # indices and choices remain integers
+    is_index = step.name in (
+        "scatter-add",
+        *MOVING,
+    )
     indices = _AFFINE[step.name](len(arrays)) if is_index else range(0)
     floats = [v if i in indices else v.astype(dtype) for i, v in enumerate(arrays)]
     if step.name == "scatter-add":
@@ -214,16 +272,29 @@ def in_floats(step: Step, operands: Sequence[Any], bind: Bind = evaluate_step) -
     return bind(step._replace(params=params), floats)
 
 
-def _summed(step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]) -> Flow | None:
+def _summed(
+    step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]
+) -> Flow | None:
     """Return the flow of a sum of elements from known places."""
-    zeros_of = lambda shape: jnp.zeros(shape, jnp.float32)
-    numbers_of = lambda shape: jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
+
+    def zeros_of(shape):
+        return jnp.zeros(shape, jnp.float32)
+
+    def numbers_of(shape):
+        return jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
+
     if step.name == "scatter-add":
         index = known.places(step.inputs[1])
         if index is None:
             return None
-        with sharding.at_once():  # the gradient of the updates is the number of each one's target
-            add = lambda updates: _scatter_add(step, zeros_of(shapes[0]), jnp.asarray(index), updates)
+        # the gradient of the updates is the number of each one's target
+        with sharding.at_once():
+
+            def add(updates):
+                return _scatter_add(
+                    step, zeros_of(shapes[0]), jnp.asarray(index), updates
+                )
+
             (targets,) = jax.vjp(add, zeros_of(shapes[2]))[1](numbers_of(results[0]))
         return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
     if step.name != "conv_general_dilated" or depends[1]:
@@ -231,37 +302,62 @@ def _summed(step: Step, known: Known, shapes: list, results: list, depends: Sequ
     taps = np.argwhere(known.nonzero(step.inputs[1]))
     if not 0 < len(taps) <= _MOST_TAPS:
         return None
-    params = {**step.params, "precision": lax.Precision.HIGHEST, "preferred_element_type": None}
+    params = {
+        **step.params,
+        "precision": lax.Precision.HIGHEST,
+        "preferred_element_type": None,
+    }
     with sharding.at_once():
-        kernels = zeros_of((len(taps), *shapes[1])).at[(jnp.arange(len(taps)), *taps.T)].set(1.0)
+        kernels = (
+            zeros_of((len(taps), *shapes[1]))
+            .at[(jnp.arange(len(taps)), *taps.T)]
+            .set(1.0)
+        )
         plain = step._replace(params=params)
-        convolve = lambda kernel: evaluate_step(plain, [numbers_of(shapes[0]), kernel])[0]
+
+        def convolve(kernel):
+            return evaluate_step(plain, [numbers_of(shapes[0]), kernel])[0]
+
         origins = np.rint(np.asarray(jax.vmap(convolve)(kernels))).astype(int) - 1
     return Moved(shapes, results, [origins])
 
 
 def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | None:
     """Return the flow of a step that moves elements to known places."""
-    values = {i: known.places(step.inputs[i]) for i in MOVING[step.name](len(step.inputs))}
+    values = {
+        i: known.places(step.inputs[i]) for i in MOVING[step.name](len(step.inputs))
+    }
     if any(v is None for v in values.values()):
         return None
     starts = np.cumsum([0, *map(math.prod, shapes)])
-    number = lambda i, shape: np.arange(starts[i], starts[i + 1], dtype=np.int32).reshape(shape)
+
+    def number(i, shape):
+        return np.arange(starts[i], starts[i + 1], dtype=np.int32).reshape(shape)
+
     numbers = [values.get(i, number(i, shape)) for i, shape in enumerate(shapes)]
     if step.name in _ON_HOST:
         origins = [_ON_HOST[step.name](step.params, *numbers)]
     else:
         with sharding.at_once():
-            origins = [np.asarray(o) for o in evaluate_step(step, [jnp.asarray(a) for a in numbers])]
+            origins = [
+                np.asarray(o)
+                for o in evaluate_step(step, [jnp.asarray(a) for a in numbers])
+            ]
     # of updates of one place, any may win
-    if step.name == "scatter" and len(np.unique(origins[0][origins[0] >= starts[2]])) < math.prod(shapes[2]):
+    if step.name == "scatter" and len(
+        np.unique(origins[0][origins[0] >= starts[2]])
+    ) < math.prod(shapes[2]):
         return None
     # a gather fills in the least integer, which is no element
     return Moved(shapes, results, [np.where(o < 0, -1, o)[None] for o in origins])
 
 
 def _broadcast(params: Any, a: np.ndarray) -> np.ndarray:
-    new = [d for d in range(len(params["shape"])) if d not in params["broadcast_dimensions"]]
+    new = [
+        d
+        for d in range(len(params["shape"]))
+        if d not in params["broadcast_dimensions"]
+    ]
     return np.broadcast_to(np.expand_dims(a, new), params["shape"])
 
 
@@ -272,7 +368,9 @@ def _reshape(params: Any, a: np.ndarray) -> np.ndarray:
 
 def _slice(params: Any, a: np.ndarray) -> np.ndarray:
     strides = params["strides"] or [1] * a.ndim
-    return a[tuple(map(slice, params["start_indices"], params["limit_indices"], strides))]
+    return a[
+        tuple(map(slice, params["start_indices"], params["limit_indices"], strides))
+    ]
 
 
 #: Moves by numpy, which jax would compile for each shape.

@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A traced log density as a sum of terms, and the units that interact in it.
 
-From its end backward, a log density is a sum: through sums, moves, masks, scales and products of values that
-depend on different units, up to primitives that are none of these. Their results are the *terms*, arrays of
-elements each of which is a function of the units that it reads. The steps in between, the *tail*, are affine
-in the terms of any one unit, the others fixed. Therefore:
+From its end backward, a log density is a sum: through sums, moves, masks, scales and
+products of values that depend on different units, up to primitives that are none of
+these. Their results are the *terms*, arrays of elements each of which is a function of
+the units that it reads. The steps in between, the *tail*, are affine in the terms of
+any one unit, the others fixed. Therefore:
 
-- Two units interact if an element reads both, or if elements that read them are multiplied. That is read off
-  the program, so it holds for all values, and can only err toward interaction.
-- Where no two units of a layer interact, a unit's part of the log density is the sum of the elements that
-  read it, times their coefficients, the gradient of the tail.
+- Two units interact if an element reads both, or if elements that read them are
+  multiplied. That is read off the program, so it holds for all values, and can only err
+  toward interaction.
+- Where no two units of a layer interact, a unit's part of the log density is the sum of
+  the elements that read it, times their coefficients, the gradient of the tail.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,17 +41,23 @@ class Terms:
 
     :param program: a scalar function of units.
     :param arguments: values of its arguments.
-    :param tables: by site, all values of its units, ``(K, *shape)`` or ``(K, 1, ..., 1)``. A truth value that
-        is the same for all values of the one unit that it reads is then known to read none.
-    :param products: True if products of different units belong to the tail; if not they are terms, and the
-        tail is affine in all terms jointly.
+    :param tables: by site, all values of its units, ``(K, *shape)`` or
+        ``(K, 1, ..., 1)``. A truth value that is the same for all values of the one
+        unit that it reads is then known to read none.
+    :param products: True if products of different units belong to the tail; if not they
+        are terms, and the tail is affine in all terms jointly.
     """
 
-    def __init__(self, program: Program, arguments: Sequence, tables: Mapping, products: bool) -> None:
-        self.program, self._products = program, products
+    def __init__(
+        self, program: Program, arguments: Sequence, tables: Mapping, products: bool
+    ) -> None:
+        self.program = program
+        self._products = products
         #: True if the tail has products of different units
         self.has_products = False
-        units, size = {}, 0  # units are numbered through the flattened sites
+        # units are numbered through the flattened sites
+        units = {}
+        size = 0
         for slot in program.sites.values():
             count = math.prod(program.shapes[slot])
             units[slot] = size + 1 + np.arange(count).reshape(program.shapes[slot])
@@ -61,7 +69,8 @@ class Terms:
         #: slots of the terms, and which of their elements matter
         self.live: dict[int, np.ndarray] = {}
         self.tail: list[Step] = []
-        self._count, self._pairs = 0, sparse.csr_array((size, size), dtype=bool)
+        self._count = 0
+        self._pairs = sparse.csr_array((size, size), dtype=bool)
         self._trace_back()
         self.relied = frozenset(program.arguments.index(slot) for slot in known.relied)
         self._flows.clear()
@@ -78,16 +87,27 @@ class Terms:
     @cached_property
     def is_forest(self) -> bool:
         """True if the units that interact form a forest."""
-        edges, size = self.edges, self.sets.size
+        edges = self.edges
+        size = self.sets.size
         if edges is None or len(edges) >= size:
             return False
-        adjacency = sparse.coo_array((np.ones(len(edges)), tuple(edges.T)), (size, size))
-        return sparse.csgraph.connected_components(adjacency, directed=False)[0] == size - len(edges)
+        adjacency = sparse.coo_array(
+            (np.ones(len(edges)), tuple(edges.T)), (size, size)
+        )
+        return sparse.csgraph.connected_components(adjacency, directed=False)[
+            0
+        ] == size - len(edges)
 
     @property
     def most_together(self) -> int:
         """The largest number of units that one element reads; at least as many layers are needed."""
-        return max((int(self.sets.sizes(self._sets(slot)).max(initial=0)) for slot in self.live), default=0)
+        return max(
+            (
+                int(self.sets.sizes(self._sets(slot)).max(initial=0))
+                for slot in self.live
+            ),
+            default=0,
+        )
 
     def elements(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the elements of a term (flattened) and the units that they read, as pairs of numbers."""
@@ -98,7 +118,8 @@ class Terms:
         return np.where(self.live[slot], self._reads[slot], 0).ravel()
 
     def _trace_back(self) -> None:
-        program, reads = self.program, self._reads
+        program = self.program
+        reads = self._reads
         live: dict[int, np.ndarray] = {program.output: np.ones((), bool)}
         for step in reversed(program.steps):
             matters = {o: live[o] for o in step.outputs if o in live}
@@ -113,15 +134,26 @@ class Terms:
                     live.pop(slot)
                 continue
             self.tail.append(step)
-            masks = [live.get(o, np.zeros(program.shapes[o], bool)) for o in step.outputs]
+            masks = [
+                live.get(o, np.zeros(program.shapes[o], bool)) for o in step.outputs
+            ]
             back = self._flows[step.outputs[0]].backward(masks)
             for i in through:
                 slot = step.inputs[i]
-                live[slot] = live.get(slot, np.zeros(program.shapes[slot], bool)) | back[i]
+                live[slot] = (
+                    live.get(slot, np.zeros(program.shapes[slot], bool)) | back[i]
+                )
         self.tail.reverse()
-        self.live |= {slot: live[slot] for slot in program.sites.values() if slot in live}
-        is_term = lambda slot, mask: slot in reads and (mask & (reads[slot] > 0)).any()
-        self.live = {slot: mask for slot, mask in self.live.items() if is_term(slot, mask)}
+        self.live |= {
+            slot: live[slot] for slot in program.sites.values() if slot in live
+        }
+
+        def is_term(slot, mask):
+            return slot in reads and (mask & (reads[slot] > 0)).any()
+
+        self.live = {
+            slot: mask for slot, mask in self.live.items() if is_term(slot, mask)
+        }
         for slot in self.live:
             numbers = np.unique(self._sets(slot))
             sizes = self.sets.sizes(numbers)
@@ -130,7 +162,8 @@ class Terms:
     def _multiply(self, step: Step, live: np.ndarray) -> bool:
         """Return True if no unit is read by both factors of a product; pairs across then interact."""
         a, b = (np.broadcast_to(self._reads[i], live.shape)[live] for i in step.inputs)
-        both, sizes = self._reads[step.outputs[0]][live], self.sets.sizes
+        both = self._reads[step.outputs[0]][live]
+        sizes = self.sets.sizes
         wide = all(is_wide(self.program.dtypes[i]) for i in step.inputs)
         if not wide or (sizes(both) != sizes(a) + sizes(b)).any():
             return False
@@ -145,38 +178,63 @@ class Terms:
         if count and self._count <= _MOST_PAIRS:  # a set of one unit has no pair
             self._pairs = self._pairs + self.sets.rows(first).T @ self.sets.rows(second)
 
-    def evaluate(self, inputs: Slots, slots: Iterable[int], guarded: bool = False) -> dict[int, Array]:
+    def evaluate(
+        self, inputs: Slots, slots: Iterable[int], guarded: bool = False
+    ) -> dict[int, Array]:
         """Return some of the terms, as floats, given values of all of the program's inputs.
 
-        :param guarded: True for derivatives in all inputs, in which zero times infinity is zero.
+        :param guarded: True for derivatives in all inputs, in which zero times infinity
+            is zero.
         """
-        values = self.program.run(inputs, slots, guard(self.program, self._is_moving) if guarded else None)
-        return {slot: jnp.asarray(v).astype(jnp.result_type(float)) for slot, v in values.items()}
+        values = self.program.run(
+            inputs, slots, guard(self.program, self._is_moving) if guarded else None
+        )
+        return {
+            slot: jnp.asarray(v).astype(jnp.result_type(float))
+            for slot, v in values.items()
+        }
 
     def _is_moving(self, slot: int) -> bool:
         """Return True for floats that depend on an input."""
-        return bool(self.program.sources[slot]) and jnp.issubdtype(self.program.dtypes[slot], np.floating)
+        return bool(self.program.sources[slot]) and jnp.issubdtype(
+            self.program.dtypes[slot], np.floating
+        )
 
     def coefficients(self, inputs: Mapping[int, Any]) -> dict[int, Array]:
         """Return the derivatives in the terms; in the terms of a unit these do not depend on it."""
         return jax.grad(self._total(inputs))(self.evaluate(inputs, self.live))
 
-    def expand(self, inputs: Mapping[int, Any], guarded: bool = False) -> tuple[Array, dict[int, Array]]:
+    def expand(
+        self, inputs: Mapping[int, Any], guarded: bool = False
+    ) -> tuple[Array, dict[int, Array]]:
         """Return the log density without the elements that read units, and the derivatives in the terms.
 
-        Both are the same for all values of the units, as the tail must be affine in all terms jointly.
+        Both are the same for all values of the units, as the tail must be affine in all
+        terms jointly.
         """
         terms = self.evaluate(inputs, self.live, guarded)
-        reads = {slot: self._sets(slot).reshape(v.shape) > 0 for slot, v in terms.items()}
+        reads = {
+            slot: self._sets(slot).reshape(v.shape) > 0 for slot, v in terms.items()
+        }
         rest = {slot: jnp.where(reads[slot], 0, v) for slot, v in terms.items()}
         return jax.value_and_grad(self._total(inputs, guarded))(rest)
 
-    def _total(self, inputs: Mapping[int, Any], guarded: bool = False) -> Callable[[dict], Array]:
+    def _total(
+        self, inputs: Mapping[int, Any], guarded: bool = False
+    ) -> Callable[[dict], Array]:
         """Return the log density as a function of the terms."""
-        program, inside = self.program, {o for step in self.tail for o in step.outputs} | set(self.live)
-        read = {program.output, *(i for step in self.tail for i in step.inputs)} - inside
-        rest = program.run(inputs, read, guard(program, self._is_moving) if guarded else None)
-        bind = guard(program, lambda slot: slot in inside or (guarded and self._is_moving(slot)))
+        program = self.program
+        inside = {o for step in self.tail for o in step.outputs} | set(self.live)
+        read = {
+            program.output,
+            *(i for step in self.tail for i in step.inputs),
+        } - inside
+        rest = program.run(
+            inputs, read, guard(program, self._is_moving) if guarded else None
+        )
+        bind = guard(
+            program, lambda slot: slot in inside or (guarded and self._is_moving(slot))
+        )
 
         def total(terms: Mapping[int, Array]) -> Array:
             values = rest | dict(terms)
@@ -187,10 +245,13 @@ class Terms:
 
         return total
 
-    def multiply(self, coefficients: Mapping[int, Array], terms: Mapping[int, Array]) -> dict[int, Array]:
+    def multiply(
+        self, coefficients: Mapping[int, Array], terms: Mapping[int, Array]
+    ) -> dict[int, Array]:
         """Return the terms times their coefficients.
 
-        A coefficient of 0 cancels an infinite term, and so does a truth value that does not hold.
+        A coefficient of 0 cancels an infinite term, and so does a truth value that does
+        not hold.
         """
         result = {}
         for slot, term in terms.items():
@@ -201,14 +262,30 @@ class Terms:
         return result
 
 
-def _constant_truths(program: Program, tables: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
+def _constant_truths(
+    program: Program, tables: Mapping[str, np.ndarray]
+) -> dict[int, np.ndarray]:
     """Return where truth values that depend on units alone are the same for every value of a unit.
 
-    All units take their k-th value at once, so this holds for elements that read one unit.
+    All units take their k-th value at once, so this holds for elements that read one
+    unit.
     """
-    slots = {step.inputs[0] for step in program.steps if step.name in ("reduce_and", "reduce_or", "select_n")}
-    reads_units_alone = lambda s: all(source < len(program.sites) for source in program.sources[s])
-    is_candidate = lambda s: reads_units_alone(s) and program.depends(s) and program.dtypes[s] == np.bool_
+    slots = {
+        step.inputs[0]
+        for step in program.steps
+        if step.name in ("reduce_and", "reduce_or", "select_n")
+    }
+
+    def reads_units_alone(s):
+        return all(source < len(program.sites) for source in program.sources[s])
+
+    def is_candidate(s):
+        return (
+            reads_units_alone(s)
+            and program.depends(s)
+            and program.dtypes[s] == np.bool_
+        )
+
     slots = sorted(filter(is_candidate, slots))
     if not slots or set(tables) != set(program.sites):
         return {}
@@ -216,6 +293,10 @@ def _constant_truths(program: Program, tables: Mapping[str, np.ndarray]) -> dict
     stacked = {}
     for name, slot in program.sites.items():
         table = tables[name][np.minimum(np.arange(count), len(tables[name]) - 1)]
-        stacked[slot] = np.broadcast_to(table, (count, *program.shapes[slot])).astype(program.dtypes[slot])
-    values = jax.device_get(jax.jit(jax.vmap(lambda sites: program.run(sites, slots)))(stacked))
+        stacked[slot] = np.broadcast_to(table, (count, *program.shapes[slot])).astype(
+            program.dtypes[slot]
+        )
+    values = jax.device_get(
+        jax.jit(jax.vmap(lambda sites: program.run(sites, slots)))(stacked)
+    )
     return {slot: (v == v[0]).all(0) for slot, v in values.items()}

@@ -11,14 +11,16 @@ _MOST_MEMBERS = 2**25  # of all sets that one operation joins
 class UnitSets:
     """Subsets of the units 0, ..., ``size`` - 1, numbered: 0 is the empty set, u + 1 is {u}, others follow.
 
-    Equal sets have equal numbers, so an array of numbers says which units each element of an array reads.
-    Where a union would exceed the memory limit, it becomes the set of all units, a superset.
+    Equal sets have equal numbers, so an array of numbers says which units each element
+    of an array reads. Where a union would exceed the memory limit, it becomes the set
+    of all units, a superset.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._rows = sparse.eye_array(size + 1, size, k=-1, dtype=bool, format="csr")
-        # a set's key sums 128 random bits per unit: two of a million sets collide with probability 1e-27
+        # a set's key sums 128 random bits per unit: two of a million sets collide with
+        # probability 1e-27
         self._bits = np.random.default_rng(0).integers(0, 2**64, (size, 2), np.uint64)
         self._numbers: dict[tuple[int, int], int] = {}
 
@@ -34,13 +36,19 @@ class UnitSets:
         """Return the union, element by element, of arrays of numbers that broadcast."""
         result, *others = np.broadcast_arrays(*numbers)
         for other in others:
-            mixed, base = (result != other) & (result != 0) & (other != 0), self._rows.shape[0]
-            before, result = result, np.where(result == 0, other, result)
+            mixed = (result != other) & (result != 0) & (other != 0)
+            base = self._rows.shape[0]
+            before = result
+            result = np.where(result == 0, other, result)
             if not mixed.any():
                 continue
-            codes, position = np.unique(before[mixed] * base + other[mixed], return_inverse=True)
+            codes, position = np.unique(
+                before[mixed] * base + other[mixed], return_inverse=True
+            )
             group = np.tile(np.arange(len(codes)), 2)
-            joined = self.of_groups(group, np.concatenate(np.divmod(codes, base)), len(codes))
+            joined = self.of_groups(
+                group, np.concatenate(np.divmod(codes, base)), len(codes)
+            )
             result[mixed] = joined[position]
         return result
 
@@ -48,19 +56,27 @@ class UnitSets:
         """Return the union along axes, which are removed."""
         remaining = [d for d in range(numbers.ndim) if d not in axes]
         shape = tuple(numbers.shape[d] for d in remaining)
-        count, width = int(np.prod(shape)), int(np.prod([numbers.shape[d] for d in axes]))
+        count = int(np.prod(shape))
+        width = int(np.prod([numbers.shape[d] for d in axes]))
         rows = numbers.transpose([*remaining, *axes]).reshape(count, width)
         if width == 1:
             return rows.reshape(shape)
         group = np.repeat(np.arange(count), width)
         return self.of_groups(group, rows.ravel(), count).reshape(shape)
 
-    def of_groups(self, group: np.ndarray, numbers: np.ndarray, count: int) -> np.ndarray:
+    def of_groups(
+        self, group: np.ndarray, numbers: np.ndarray, count: int
+    ) -> np.ndarray:
         """Return the union of the sets of each group, ``group`` being that of each of ``numbers``."""
-        ones, shape = np.ones(np.count_nonzero(numbers), bool), (count, self._rows.shape[0])
-        picked = sparse.csr_array((ones, (group[numbers > 0], numbers[numbers > 0])), shape)
-        lengths, result = np.diff(picked.indptr), np.zeros(count, np.int64)
-        row, is_union = np.repeat(np.arange(count), lengths), lengths > 1
+        ones = np.ones(np.count_nonzero(numbers), bool)
+        shape = (count, self._rows.shape[0])
+        picked = sparse.csr_array(
+            (ones, (group[numbers > 0], numbers[numbers > 0])), shape
+        )
+        lengths = np.diff(picked.indptr)
+        result = np.zeros(count, np.int64)
+        row = np.repeat(np.arange(count), lengths)
+        is_union = lengths > 1
         result[row] = picked.indices  # final for groups of one set
         is_all = self.sizes(picked.indices) == self.size
         result[row[is_all]] = picked.indices[is_all]
@@ -69,7 +85,9 @@ class UnitSets:
             return result
         picked = picked[np.flatnonzero(is_union)]
         if self.sizes(picked.indices).sum() > _MOST_MEMBERS:
-            result[is_union] = self._number(sparse.csr_array(np.ones((1, self.size), bool)))
+            result[is_union] = self._number(
+                sparse.csr_array(np.ones((1, self.size), bool))
+            )
         else:
             result[is_union] = self._number(picked @ self._rows)
         return result

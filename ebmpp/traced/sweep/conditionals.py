@@ -23,11 +23,15 @@ from ebmpp.traced.sweep.posterior import Posterior
 
 #: Columns of a table up to which these are processed one at a time.
 MOST_COLUMNS = 16
-#: A chain's discrete sites, and values of the program's inputs, of which the sites' are ignored.
+#: A chain's discrete sites, and values of the program's inputs, of which the sites' are
+#: ignored.
 Chain = tuple[Sites, Mapping[int, Any]]
-#: From a layer's number, its units, each chain's log probabilities ``(units, values)`` and a carry to each
-#: chain's values by number, with a mask of those to take, and the carry.
-Visit = Callable[[Any, Any, Sequence[Array], Any], tuple[Sequence[tuple[Array, Array]], Any]]
+#: From a layer's number, its units, each chain's log probabilities ``(units, values)``
+#: and a carry to each chain's values by number, with a mask of those to take, and the
+#: carry.
+Visit = Callable[
+    [Any, Any, Sequence[Array], Any], tuple[Sequence[tuple[Array, Array]], Any]
+]
 #: The sites of each chain after a visit of all layers, and the carry.
 Visited = tuple[list[dict[str, Array]], Any]
 
@@ -38,20 +42,28 @@ class Conditionals(ABC):
     terms: Any = None  # of the log density, where draws evaluate these
 
     def __init__(self, posterior: Posterior, colors: np.ndarray) -> None:
-        self.posterior, self.colors = posterior, colors
+        self.posterior = posterior
+        self.colors = colors
         self.num_layers = int(colors.max(initial=-1)) + 1
-        sizes = {name: math.prod(posterior.shapes[name]) for name in sorted(posterior.sites)}
+        sizes = {
+            name: math.prod(posterior.shapes[name]) for name in sorted(posterior.sites)
+        }
         ends = np.cumsum([0, *sizes.values()]).tolist()
         #: by site, the range of the numbers of its units
-        self.spans = dict(zip(sizes, zip(ends[:-1], ends[1:], strict=True), strict=True))
+        self.spans = dict(
+            zip(sizes, zip(ends[:-1], ends[1:], strict=True), strict=True)
+        )
         self.size = ends[-1]
         self.num_values = max(len(v.table) for v in posterior.values.values())
 
     @abstractmethod
-    def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
+    def visit(
+        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+    ) -> Visited:
         """Visit all layers in order, each given the values of those before; return sites and carry.
 
-        :param fn: chooses values; the last unit numbers of a layer may be padding, ``size``.
+        :param fn: chooses values; the last unit numbers of a layer may be padding,
+            ``size``.
         :param backward: the last layer first.
         """
 
@@ -60,55 +72,106 @@ class Conditionals(ABC):
         masks = {name: self.posterior.values[name].valid for name in self.spans}
         if all(len(v) == self.num_values and v.all() for v in masks.values()):
             return np.ones((1, self.num_values), bool)
-        by_unit = lambda v, shape: np.broadcast_to(v, (len(v), *shape)).reshape(len(v), -1).T
+
+        def by_unit(v, shape):
+            return np.broadcast_to(v, (len(v), *shape)).reshape(len(v), -1).T
+
         rows = [by_unit(v, self.posterior.shapes[name]) for name, v in masks.items()]
-        rows = [np.pad(row, ((0, 0), (0, self.num_values - row.shape[1]))) for row in rows]
+        rows = [
+            np.pad(row, ((0, 0), (0, self.num_values - row.shape[1]))) for row in rows
+        ]
         rows.append(np.ones((1, self.num_values), bool))  # of the padding of a layer
         return jnp.asarray(np.concatenate(rows))[units]
 
-    def put(self, sites: Sites, units: Any, numbers: Array, accepted: Array) -> dict[str, Array]:
+    def put(
+        self, sites: Sites, units: Any, numbers: Array, accepted: Array
+    ) -> dict[str, Array]:
         """Return the sites with the values of some units, by number, where accepted."""
-        is_all = isinstance(units, np.ndarray) and np.array_equal(units, np.arange(self.size))
-        spread = lambda a: a if is_all else jnp.zeros(self.size, a.dtype).at[units].set(a, mode="drop")
-        spread_numbers, mask, result = spread(numbers), spread(accepted), {}
+        is_all = isinstance(units, np.ndarray) and np.array_equal(
+            units, np.arange(self.size)
+        )
+
+        def spread(a):
+            return (
+                a
+                if is_all
+                else jnp.zeros(self.size, a.dtype).at[units].set(a, mode="drop")
+            )
+
+        spread_numbers = spread(numbers)
+        mask = spread(accepted)
+        result = {}
         for name, (start, stop) in self.spans.items():
             shape = self.posterior.shapes[name]
             table = jnp.asarray(self.posterior.values[name].table, sites[name].dtype)
             index = spread_numbers[start:stop].reshape(shape)
-            index = index if len(table) == self.num_values else jnp.minimum(index, len(table) - 1)
+            index = (
+                index
+                if len(table) == self.num_values
+                else jnp.minimum(index, len(table) - 1)
+            )
             is_shared = math.prod(table.shape[1:]) == 1
-            value = table.ravel()[index] if is_shared else jnp.take_along_axis(table, index[None], 0)[0]
-            result[name] = jnp.where(mask[start:stop].reshape(shape), value, sites[name])
+            value = (
+                table.ravel()[index]
+                if is_shared
+                else jnp.take_along_axis(table, index[None], 0)[0]
+            )
+            result[name] = jnp.where(
+                mask[start:stop].reshape(shape), value, sites[name]
+            )
         return result
 
     def numbers(self, values: Sites) -> Array:
         """Return the values of all units by number."""
-        number = lambda name, v: ((values[name] == v.table) & v.valid).argmax(0).ravel()
-        return jnp.concatenate([number(name, self.posterior.values[name]) for name in self.spans])
+
+        def number(name, v):
+            return ((values[name] == v.table) & v.valid).argmax(0).ravel()
+
+        return jnp.concatenate(
+            [number(name, self.posterior.values[name]) for name in self.spans]
+        )
 
     def _chain(self, values: Sites, context: Context) -> Chain:
-        return {name: values[name] for name in self.spans}, self.posterior.inputs(values, context)
+        return {name: values[name] for name in self.spans}, self.posterior.inputs(
+            values, context
+        )
 
-    def move(self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False) -> Moved:
+    def move(
+        self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
+    ) -> Moved:
         """Draw all layers in order; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
 
-        def fn(number: Any, units: Any, logits: Sequence[Array], rejected: Array) -> tuple:
+        def fn(
+            number: Any, units: Any, logits: Sequence[Array], rejected: Array
+        ) -> tuple:
             drawn, valid = _draw(random.fold_in(keys, number), logits[0], beta)
-            return [(drawn, valid)], rejected + ((units < self.size) & ~valid).sum(dtype=jnp.int32)
+            return [(drawn, valid)], rejected + ((units < self.size) & ~valid).sum(
+                dtype=jnp.int32
+            )
 
-        (sites,), rejected = self.visit(fn, [self._chain(*inputs)], jnp.zeros((), jnp.int32), backward)
+        (sites,), rejected = self.visit(
+            fn, [self._chain(*inputs)], jnp.zeros((), jnp.int32), backward
+        )
         return sites, rejected
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
         """Draw all layers of two chains, coupled maximally; also return if a conditional is degenerate."""
         family = Categorical(1, max(2, self.num_values))
 
-        def fn(number: Any, units: Any, logits: Sequence[Array], broken: Array) -> tuple:
-            words = random.words(random.fold_in(keys, number), 3 * len(logits[0])).reshape(-1, 3)
+        def fn(
+            number: Any, units: Any, logits: Sequence[Array], broken: Array
+        ) -> tuple:
+            words = random.words(
+                random.fold_in(keys, number), 3 * len(logits[0])
+            ).reshape(-1, 3)
             valid = jnp.isfinite(logits[0].max(-1)) & jnp.isfinite(logits[1].max(-1))
-            return [(drawn, valid) for drawn in family.couple(words, *logits)], broken | ~valid.all()
+            return [
+                (drawn, valid) for drawn in family.couple(words, *logits)
+            ], broken | ~valid.all()
 
-        (x, y), broken = self.visit(fn, [self._chain(*first), self._chain(*second)], jnp.zeros((), bool))
+        (x, y), broken = self.visit(
+            fn, [self._chain(*first), self._chain(*second)], jnp.zeros((), bool)
+        )
         return x, y, broken
 
     def table(self, values: Sites, context: Context) -> Array:
@@ -122,16 +185,28 @@ class Conditionals(ABC):
         table = jnp.full((self.size, self.num_values), -jnp.inf)
         return self.visit(fn, [self._chain(values, context)], table)[1]
 
-    def walk(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
+    def walk(
+        self, values: Sites, context: Context, keys: Array
+    ) -> tuple[dict[str, Array], Array]:
         """Set units to random possible values; also return the change that the conditionals imply."""
         present = self.numbers(values)
 
-        def fn(number: Any, units: Any, logits: Sequence[Array], change: Array) -> tuple:
-            (rows,), before = logits, present.at[units].get(mode="clip")
-            uniforms = random.uniform(random.words(random.fold_in(keys, number), rows.size))
-            after = jnp.where(jnp.isfinite(rows), uniforms.reshape(rows.shape), -1).argmax(1)
+        def fn(
+            number: Any, units: Any, logits: Sequence[Array], change: Array
+        ) -> tuple:
+            (rows,) = logits
+            before = present.at[units].get(mode="clip")
+            uniforms = random.uniform(
+                random.words(random.fold_in(keys, number), rows.size)
+            )
+            after = jnp.where(
+                jnp.isfinite(rows), uniforms.reshape(rows.shape), -1
+            ).argmax(1)
             moves = (units < self.size) & (after != before) & jnp.isfinite(rows).any(1)
-            at = lambda numbers: jnp.take_along_axis(rows, numbers[:, None], 1)[:, 0]
+
+            def at(numbers):
+                return jnp.take_along_axis(rows, numbers[:, None], 1)[:, 0]
+
             change += jnp.where(moves, at(after) - at(before), 0).sum()
             return [(after, moves)], change
 
@@ -152,5 +227,8 @@ def _draw(keys: Array, logits: Array, beta: Any) -> tuple[Array, Array]:
     top = functools.reduce(jnp.maximum, columns)
     cumulated = list(itertools.accumulate(jnp.exp(column - top) for column in columns))
     threshold = uniforms * cumulated[-1]
-    drawn = sum(((c <= threshold).astype(jnp.int32) for c in cumulated[:-1]), jnp.zeros(len(top), jnp.int32))
+    drawn = sum(
+        ((c <= threshold).astype(jnp.int32) for c in cumulated[:-1]),
+        jnp.zeros(len(top), jnp.int32),
+    )
     return drawn, jnp.isfinite(top)

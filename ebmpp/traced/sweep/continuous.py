@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Continuous sites whose conditional is of a known family, which is read off the traced log density.
 
-Where a model's log density is a polynomial of degree two in all units of a site, the site given everything
-else is Gaussian. Where it is a sum of x and log x its units are Gamma, and of 1/x and log x inverse Gamma.
-Parameters follow from two derivatives at the present value. Units that interact are drawn jointly.
+Where a model's log density is a polynomial of degree two in all units of a site, the
+site given everything else is Gaussian. Where it is a sum of x and log x its units are
+Gamma, and of 1/x and log x inverse Gamma. Parameters follow from two derivatives at the
+present value. Units that interact are drawn jointly.
 
-Where it is a sum of log x of a site's rows on the simplex, the rows given everything else are Dirichlet;
-where it is one of log x and log(1 - x), units are Beta. With L the log density, its coefficients are
-:math:`x_k \partial L / \partial x_k` at any x. They are taken in the middle of the simplex, and at the two
-ends of the interval, and so do not depend on the present value.
+Where it is a sum of log x of a site's rows on the simplex, the rows given everything
+else are Dirichlet; where it is one of log x and log(1 - x), units are Beta. With L the
+log density, its coefficients are :math:`x_k \partial L / \partial x_k` at any x. They
+are taken in the middle of the simplex, and at the two ends of the interval, and so do
+not depend on the present value.
 """
 
 import math
@@ -38,7 +40,8 @@ _MOST_JOINT = 1024  # units that are drawn jointly
 _CONTINUOUS = 1 << 16  # folded into keys beside a site's number
 _MOST_COLUMNS = 64  # of second derivatives at once
 _EDGE = 2.0**-20  # distance from the ends of the interval; 1 - x is exact there
-_SCALE = 2.0**-24  # of the log density, so that counts / tiny, the slope of a clipped log 0, are finite
+# of the log density, so that counts / tiny, the slope of a clipped log 0, are finite
+_SCALE = 2.0**-24
 #: by kind of site, the powers of each family
 _FAMILIES: dict[str, dict[str, set[Any]]] = {
     "real": {"Gaussian": {0.0, 1.0, 2.0}},
@@ -60,15 +63,21 @@ class Derivatives(NamedTuple):
 class ContinuousSite:
     """A site of real, or positive, numbers with a Gaussian, Gamma or inverse Gamma conditional.
 
-    :raises IntractableError: where the conditional is of no known family, or too many units interact.
+    :raises IntractableError: where the conditional is of no known family, or too many
+        units interact.
     """
 
     def __init__(self, info: ModelInfo, name: str) -> None:
-        self.name, self.posterior = name, Posterior(info, [name])
-        self.number, kind = info.continuous.index(name), str(info.kind(name))
-        self.shape, program = self.posterior.shapes[name], self.posterior.program
+        self.name = name
+        self.posterior = Posterior(info, [name])
+        self.number = info.continuous.index(name)
+        kind = str(info.kind(name))
+        self.shape = self.posterior.shapes[name]
+        program = self.posterior.program
         siblings = program.siblings.items()
-        indicators = frozenset(slot for site, slot in siblings if info.support(site) == constraints.boolean)
+        indicators = frozenset(
+            slot for site, slot in siblings if info.support(site) == constraints.boolean
+        )
         facts = Facts(kind != "real", kind in ("unit_interval", "simplex"), indicators)
         self.family, separable, problem = _family(powers_of(program, facts), kind)
         edges = np.zeros((0, 2), int) if separable else self.posterior.terms().edges
@@ -76,20 +85,35 @@ class ContinuousSite:
         self.groups, self.places = self.index = _groups(math.prod(self.shape), edges)
         self.most = int(self.places.max(initial=-1)) + 1
         if self.most > 1 and self.family != "Gaussian" and not problem:
-            problem = f"units must not interact where their conditional is {self.family}"
+            problem = (
+                f"units must not interact where their conditional is {self.family}"
+            )
         elif self.most > _MOST_JOINT:
-            problem = f"units that interact must be at most {_MOST_JOINT}, got {self.most}"
+            problem = (
+                f"units that interact must be at most {_MOST_JOINT}, got {self.most}"
+            )
         if problem:
-            hint = "Select values by jnp.where(z, a, b), or leave the site to another block, such as NUTS"
+            hint = (
+                "Select values by jnp.where(z, a, b), or leave the site to another "
+                "block, such as NUTS"
+            )
             raise IntractableError(f"from_model: site {name!r}: {problem}. {hint}")
 
     def derivatives(self, values: Sites, context: Context) -> Any:
         """Return the derivatives from which the conditional follows."""
-        program, inputs = self.posterior.program, self.posterior.inputs(values, context)
-        slot, dtype = program.sites[self.name], program.dtypes[program.sites[self.name]]
-        at = lambda flat: run_guarded(program, {**inputs, slot: flat.reshape(self.shape)}, program.output)
+        program = self.posterior.program
+        inputs = self.posterior.inputs(values, context)
+        slot = program.sites[self.name]
+        dtype = program.dtypes[program.sites[self.name]]
+
+        def at(flat):
+            return run_guarded(
+                program, {**inputs, slot: flat.reshape(self.shape)}, program.output
+            )
+
         slope = jax.grad(at)
-        flat, places = jnp.asarray(values[self.name], dtype).ravel(), jnp.asarray(self.places)
+        flat = jnp.asarray(values[self.name], dtype).ravel()
+        places = jnp.asarray(self.places)
 
         def column(place: Array) -> Array:
             """Return second derivatives in the unit at this place of each group."""
@@ -97,33 +121,51 @@ class ContinuousSite:
 
         columns = lax.map(column, jnp.arange(self.most), batch_size=_MOST_COLUMNS)
         groups = int(self.groups.max(initial=-1)) + 1
-        spread = lambda a: jnp.zeros((groups, self.most), dtype).at[self.index].set(a)
-        curvature = jnp.broadcast_to(jnp.eye(self.most, dtype=dtype), (groups, self.most, self.most))
-        curvature = curvature.at[self.index].set(-columns.T if len(places) else columns.T)
+
+        def spread(a):
+            return jnp.zeros((groups, self.most), dtype).at[self.index].set(a)
+
+        curvature = jnp.broadcast_to(
+            jnp.eye(self.most, dtype=dtype), (groups, self.most, self.most)
+        )
+        curvature = curvature.at[self.index].set(
+            -columns.T if len(places) else columns.T
+        )
         return Derivatives(spread(flat), spread(slope(flat)), curvature)
 
     def move(self, inputs: Inputs, keys: Array, beta: Any = None, *_: Any) -> Moved:
         """Draw the site; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
         keys = random.fold_in(keys, self.number, _CONTINUOUS)
-        new, degenerate = self.draw(self.derivatives(*inputs), keys, 1.0 if beta is None else beta)
+        new, degenerate = self.draw(
+            self.derivatives(*inputs), keys, 1.0 if beta is None else beta
+        )
         return {self.name: new.astype(inputs[0][self.name].dtype)}, degenerate
 
-    def draw(self, at: Any, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
+    def draw(
+        self, at: Any, keys: Array, beta: Array | float = 1.0
+    ) -> tuple[Array, Array]:
         """Return a new value, and the number of units that kept theirs as their conditional is degenerate."""
-        new, valid = (_draw_gaussian if self.family == "Gaussian" else self._draw_gamma)(at, keys, beta)
+        new, valid = (
+            _draw_gaussian if self.family == "Gaussian" else self._draw_gamma
+        )(at, keys, beta)
         value = jnp.where(valid[:, None], new, at.x)[self.index]
         return value.reshape(self.shape), (~valid)[self.groups].sum(dtype=jnp.int32)
 
-    def _draw_gamma(self, at: Derivatives, keys: Array, beta: Array | float) -> tuple[Array, Array]:
+    def _draw_gamma(
+        self, at: Derivatives, keys: Array, beta: Array | float
+    ) -> tuple[Array, Array]:
         concentration, rate = self._gamma_params(at, beta)
         drawn = jax.random.gamma(jax.random.wrap_key_data(keys), concentration) / rate
         new = drawn if self.family == "Gamma" else 1 / drawn
         valid = (concentration > 0) & (rate > 0) & jnp.isfinite(new) & (new > 0)
         return jnp.where(valid, new, 1), valid[:, 0]
 
-    def _gamma_params(self, at: Derivatives, beta: Array | float = 1.0) -> tuple[Array, Array]:
+    def _gamma_params(
+        self, at: Derivatives, beta: Array | float = 1.0
+    ) -> tuple[Array, Array]:
         """Return concentration and rate of a log density a log x - b x, or a log x - b / x."""
-        first, second = at.x * at.slope, -(at.x**2) * at.curvature[..., 0]
+        first = at.x * at.slope
+        second = -(at.x**2) * at.curvature[..., 0]
         if self.family == "Gamma":
             return beta * -second + 1, beta * -(first + second) / at.x
         rate = -at.x * (first + second)
@@ -131,10 +173,14 @@ class ContinuousSite:
 
     def walk(self, values: Sites, context: Context, keys: Array) -> tuple[Sites, Array]:
         """Draw the site, and return the change of the log density that its conditional implies."""
-        at, old = self.derivatives(values, context), values[self.name]
-        conditional, (new, _) = self.distribution(at), self.draw(at, keys)
+        at = self.derivatives(values, context)
+        old = values[self.name]
+        conditional = self.distribution(at)
+        new, _ = self.draw(at, keys)
         flat = jnp.ravel if self.most > 1 else jnp.asarray
-        change = jnp.subtract(conditional.log_prob(flat(new)), conditional.log_prob(flat(old)))
+        change = jnp.subtract(
+            conditional.log_prob(flat(new)), conditional.log_prob(flat(old))
+        )
         is_same = (new == old).reshape(*change.shape, -1).all(-1)
         return {self.name: new}, jnp.where(is_same, 0, change).sum()
 
@@ -146,8 +192,12 @@ class ContinuousSite:
         """Return the conditional, of the site's shape; if units interact, that of the flattened site."""
         if self.family != "Gaussian":
             params = [a[self.index].reshape(self.shape) for a in self._gamma_params(at)]
-            return (dist.Gamma if self.family == "Gamma" else dist.InverseGamma)(*params)
-        mean = (at.x + jnp.linalg.solve(at.curvature, at.slope[..., None])[..., 0])[self.index]
+            return (dist.Gamma if self.family == "Gamma" else dist.InverseGamma)(
+                *params
+            )
+        mean = (at.x + jnp.linalg.solve(at.curvature, at.slope[..., None])[..., 0])[
+            self.index
+        ]
         if self.most <= 1:
             scale = at.curvature[self.groups, 0, 0].reshape(self.shape) ** -0.5
             return dist.Normal(mean.reshape(self.shape), scale)
@@ -171,50 +221,75 @@ class Probabilities(ContinuousSite):
     """
 
     def __init__(self, info: ModelInfo, name: str) -> None:
-        with validation_enabled(False):  # values are inside of their supports, for which masks would stand
+        # values are inside of their supports, for which masks would stand
+        with validation_enabled(False):
             super().__init__(info, name)
-            if info.support(name) not in (constraints.simplex, constraints.unit_interval):
+            if info.support(name) not in (
+                constraints.simplex,
+                constraints.unit_interval,
+            ):
                 self.posterior.check_bounds(name)
 
     def derivatives(self, values: Sites, context: Context) -> Counts:
-        program, inputs = self.posterior.program, self.posterior.inputs(values, context)
+        program = self.posterior.program
+        inputs = self.posterior.inputs(values, context)
         slot = program.sites[self.name]
-        at = lambda x: _SCALE * run_guarded(program, {**inputs, slot: x}, program.output)
-        slope = lambda x: jax.grad(at)(x) / _SCALE
-        fill = lambda x: jnp.full(self.shape, x, program.dtypes[slot])
+
+        def at(x):
+            return _SCALE * run_guarded(program, {**inputs, slot: x}, program.output)
+
+        def slope(x):
+            return jax.grad(at)(x) / _SCALE
+
+        def fill(x):
+            return jnp.full(self.shape, x, program.dtypes[slot])
+
         if self.family == "Dirichlet":
             middle = 1 / self.shape[-1]
             return Counts(values[self.name], middle * slope(fill(middle)))
         low, high = _EDGE * jax.vmap(slope)(jnp.stack([fill(_EDGE), fill(1 - _EDGE)]))
         ratio = _EDGE / (1 - _EDGE)  # low is a - b ratio, and high is a ratio - b
-        ones, zeros = low - ratio * high, ratio * low - high
+        ones = low - ratio * high
+        zeros = ratio * low - high
         return Counts(values[self.name], jnp.stack([ones, zeros], -1) / (1 - ratio**2))
 
-    def draw(self, at: Counts, keys: Array, beta: Array | float = 1.0) -> tuple[Array, Array]:
+    def draw(
+        self, at: Counts, keys: Array, beta: Array | float = 1.0
+    ) -> tuple[Array, Array]:
         concentration = beta * at.counts + 1
         drawn = jax.random.dirichlet(jax.random.wrap_key_data(keys), concentration)
         limits = jnp.finfo(drawn.dtype)
-        # A draw that rounds to 0 or 1 becomes the nearest float inside, where log x is finite, as in NumPyro.
+        # A draw that rounds to 0 or 1 becomes the nearest float inside, where log x is
+        # finite, as in NumPyro.
         drawn = jnp.clip(drawn, limits.tiny, 1 - limits.eps)
         valid = ((concentration > 0) & jnp.isfinite(drawn)).all(-1)
         is_beta = self.family == "Beta"
-        new = jnp.where(valid, drawn[..., 0], at.x) if is_beta else jnp.where(valid[..., None], drawn, at.x)
+        new = (
+            jnp.where(valid, drawn[..., 0], at.x)
+            if is_beta
+            else jnp.where(valid[..., None], drawn, at.x)
+        )
         return new, (~valid).sum(dtype=jnp.int32)
 
     def distribution(self, at: Counts) -> dist.Distribution:
         concentration = at.counts + 1
         if self.family == "Dirichlet":
-            return dist.Dirichlet(concentration, validate_args=False)  # rounding moves rows off the simplex
+            # rounding moves rows off the simplex
+            return dist.Dirichlet(concentration, validate_args=False)
         return dist.Beta(concentration[..., 0], concentration[..., 1])
 
     def invalid(self, at: Any) -> Array:
         return jnp.isnan(at.counts).reshape(len(at.x.ravel()), -1).any(-1)
 
 
-def _draw_gaussian(at: Derivatives, keys: Array, beta: Array | float) -> tuple[Array, Array]:
+def _draw_gaussian(
+    at: Derivatives, keys: Array, beta: Array | float
+) -> tuple[Array, Array]:
     """Draw each group with mean x + C^-1 g and covariance C^-1 / beta."""
     words = random.words(keys, at.x.size)
-    noise = jax.scipy.special.ndtri(random.open_uniform(words)).reshape(at.x.shape) / jnp.sqrt(beta)
+    noise = jax.scipy.special.ndtri(random.open_uniform(words)).reshape(
+        at.x.shape
+    ) / jnp.sqrt(beta)
     if at.x.shape[1] == 1:
         precision = at.curvature[..., 0]
         new = at.x + at.slope / precision + noise / jnp.sqrt(precision)
@@ -222,15 +297,24 @@ def _draw_gaussian(at: Derivatives, keys: Array, beta: Array | float) -> tuple[A
         factor = jnp.linalg.cholesky(at.curvature)
         mean = jax.scipy.linalg.cho_solve((factor, True), at.slope[..., None])
         spread = lax.linalg.triangular_solve(
-            factor, noise[..., None].astype(factor.dtype), left_side=True, lower=True, transpose_a=True
+            factor,
+            noise[..., None].astype(factor.dtype),
+            left_side=True,
+            lower=True,
+            transpose_a=True,
         )
         new = at.x + (mean + spread)[..., 0]
     return new.astype(at.x.dtype), jnp.isfinite(new).all(-1)
 
 
-def _family(powers: tuple[Powers, bool] | str, kind: str) -> tuple[str, bool, str | None]:
+def _family(
+    powers: tuple[Powers, bool] | str, kind: str
+) -> tuple[str, bool, str | None]:
     """Return the family, whether units are independent, and a problem where there is no family."""
-    words = lambda powers: [_IN_WORDS.get(p) or f"x^{p:g}" for p in sorted(powers - {0.0}, key=str)]
+
+    def words(powers):
+        return [_IN_WORDS.get(p) or f"x^{p:g}" for p in sorted(powers - {0.0}, key=str)]
+
     if isinstance(powers, str):
         form = f"a function with {powers!r}"
     else:
@@ -238,8 +322,14 @@ def _family(powers: tuple[Powers, bool] | str, kind: str) -> tuple[str, bool, st
             if powers[0] <= allowed:
                 return family, powers[1], None
         form = ", ".join(words(powers[0]))
-    sums = ", or ".join(" and ".join(words(allowed)) for allowed in _FAMILIES[kind].values())
-    return "", True, f"its conditional could not be shown to be a sum of {sums}: it has {form}"
+    sums = ", or ".join(
+        " and ".join(words(allowed)) for allowed in _FAMILIES[kind].values()
+    )
+    return (
+        "",
+        True,
+        f"its conditional could not be shown to be a sum of {sums}: it has {form}",
+    )
 
 
 def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditionals of all units of a layer at once, from as many evaluations as a unit has values.
 
-A layer holds units that do not interact, so all of them are set to their k-th value in one evaluation of the
-model's terms. The conditional of a unit follows from the sum of the elements that read it
-(:mod:`ebmpp.traced.dependence.terms`). Forests have such sums for pairs of units as well.
+A layer holds units that do not interact, so all of them are set to their k-th value in
+one evaluation of the model's terms. The conditional of a unit follows from the sum of
+the elements that read it (:mod:`ebmpp.traced.dependence.terms`). Forests have such sums
+for pairs of units as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,18 @@ import jax.numpy as jnp
 from ebmpp.graph.factors.lateral import by_group, ranks
 from ebmpp.traced.block import Sites
 from ebmpp.traced.dependence import Terms
-from ebmpp.traced.sweep.conditionals import MOST_COLUMNS, Chain, Conditionals, Visit, Visited
+from ebmpp.traced.sweep.conditionals import (
+    MOST_COLUMNS,
+    Chain,
+    Conditionals,
+    Visit,
+    Visited,
+)
 from ebmpp.traced.sweep.posterior import Posterior
 
 _MOST_PADDING = 4  # padded entries of a table per entry in use
-_MOST_UNROLLED = 4  # layers that are compiled separately; more share one program, padded to the largest
+# layers that are compiled separately; more share one program, padded to the largest
+_MOST_UNROLLED = 4
 
 
 class Reads(NamedTuple):
@@ -54,7 +62,12 @@ class Reads(NamedTuple):
 
 
 def place(
-    slot: int, padding: int, reads: Sequence[Reads], sizes: Sequence[int], pairs: list[tuple], stacked: bool
+    slot: int,
+    padding: int,
+    reads: Sequence[Reads],
+    sizes: Sequence[int],
+    pairs: list[tuple],
+    stacked: bool,
 ) -> None:
     """Record the elements of a term that layers read: as a table, or as a list where that is smaller.
 
@@ -65,30 +78,51 @@ def place(
     """
     counts = [int(np.bincount(positions).max(initial=0)) for _, positions in pairs]
     width = max(len(elements) for elements, _ in pairs)
-    total, most = sum(len(elements) for elements, _ in pairs), max(counts)
+    total = sum(len(elements) for elements, _ in pairs)
+    most = max(counts)
     ragged = most * sum(sizes) > _MOST_PADDING * total + sum(sizes)
-    for layer, size, (elements, positions), count in zip(reads, sizes, pairs, counts, strict=True):
+    for layer, size, (elements, positions), count in zip(
+        reads, sizes, pairs, counts, strict=True
+    ):
         if not stacked and not len(elements):
             continue
         if not ragged:
-            table = layer.tables[slot] = np.full((size, most if stacked else count), padding, np.int32)
+            table = layer.tables[slot] = np.full(
+                (size, most if stacked else count), padding, np.int32
+            )
             table[positions, ranks(positions)] = elements
             continue
         spare = (0, width - len(elements) if stacked else 0)
-        fill = lambda a, value, spare=spare: np.pad(a, spare, constant_values=value).astype(np.int32)
+
+        def fill(a, value, spare=spare):
+            return np.pad(a, spare, constant_values=value).astype(np.int32)
+
         layer.ragged[slot] = fill(elements, padding), fill(positions, size)
 
 
 def _sum_at(values: Array, table: Any) -> Array:
     """Return the sums of the values at each row of a table."""
-    is_all = isinstance(table, np.ndarray) and np.array_equal(table.ravel(), np.arange(len(values)))
+    is_all = isinstance(table, np.ndarray) and np.array_equal(
+        table.ravel(), np.arange(len(values))
+    )
     if table.shape[1] > MOST_COLUMNS:
-        picked = values.reshape(table.shape) if is_all else values.at[table].get(mode="fill", fill_value=0)
+        picked = (
+            values.reshape(table.shape)
+            if is_all
+            else values.at[table].get(mode="fill", fill_value=0)
+        )
         return picked.sum(1)
+
     # column by column: XLA on CPU sums a short last axis twenty times slower
-    column = lambda j: values.reshape(table.shape)[:, j]
-    pick = lambda j: values.at[table[:, j]].get(mode="fill", fill_value=0)
-    return sum(((column if is_all else pick)(j) for j in range(table.shape[1])), jnp.zeros(()))
+    def column(j):
+        return values.reshape(table.shape)[:, j]
+
+    def pick(j):
+        return values.at[table[:, j]].get(mode="fill", fill_value=0)
+
+    return sum(
+        ((column if is_all else pick)(j) for j in range(table.shape[1])), jnp.zeros(())
+    )
 
 
 class _Layer(NamedTuple):
@@ -113,30 +147,52 @@ class Layers(Conditionals):
 
     def __init__(self, posterior: Posterior, terms: Terms, colors: np.ndarray) -> None:
         super().__init__(posterior, colors)
-        self.terms, self._layers = terms, self._make_layers(terms)
+        self._layers = self._make_layers(terms)
+        self.terms = terms
 
     def _make_layers(self, terms: Terms) -> list[_Layer]:
         """Return the layers, or all of them stacked where there are many."""
-        units, stacked = by_group(self.colors, self.num_layers), self.num_layers > _MOST_UNROLLED
+        units = by_group(self.colors, self.num_layers)
+        stacked = self.num_layers > _MOST_UNROLLED
         most = max(map(len, units)) if stacked else 0
-        pad = lambda u: np.pad(u, (0, max(0, most - len(u))), constant_values=self.size)
-        layers = [_Layer(np.int32(i), pad(u).astype(np.int32), Reads({}, {})) for i, u in enumerate(units)]
-        reads, sizes = [layer.reads for layer in layers], [len(layer.units) for layer in layers]
+
+        def pad(u):
+            return np.pad(u, (0, max(0, most - len(u))), constant_values=self.size)
+
+        layers = [
+            _Layer(np.int32(i), pad(u).astype(np.int32), Reads({}, {}))
+            for i, u in enumerate(units)
+        ]
+        reads = [layer.reads for layer in layers]
+        sizes = [len(layer.units) for layer in layers]
         position = ranks(self.colors)  # of a unit in its layer
         for slot, mask in terms.live.items():
             element, unit = terms.elements(slot)
-            pairs = [(element[p], position[unit[p]]) for p in by_group(self.colors[unit], self.num_layers)]
+            pairs = [
+                (element[p], position[unit[p]])
+                for p in by_group(self.colors[unit], self.num_layers)
+            ]
             place(slot, mask.size, reads, sizes, pairs, stacked)
         return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers
 
-    def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
+    def visit(
+        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+    ) -> Visited:
         inputs = [chain[1] for chain in chains]
 
         def at_layer(state: tuple, layer: _Layer) -> tuple[tuple, None]:
             sites, carry = state
-            logits = [self._logits(layer, *chain) for chain in zip(sites, inputs, strict=True)]
+            logits = [
+                self._logits(layer, *chain) for chain in zip(sites, inputs, strict=True)
+            ]
             picked, carry = fn(layer.number, layer.units, logits, carry)
-            return ([self.put(x, layer.units, *c) for x, c in zip(sites, picked, strict=True)], carry), None
+            return (
+                [
+                    self.put(x, layer.units, *c)
+                    for x, c in zip(sites, picked, strict=True)
+                ],
+                carry,
+            ), None
 
         state: tuple = [dict(sites) for sites, _ in chains], carry
         if self.num_layers > _MOST_UNROLLED:
@@ -147,19 +203,31 @@ class Layers(Conditionals):
 
     def _logits(self, layer: _Layer, sites: Sites, inputs: Mapping[int, Any]) -> Array:
         """Return log probabilities of a layer's units, each up to a constant, ``(units, values)``."""
-        coefficients = self.terms.coefficients({**inputs, **self.posterior.site_inputs(sites)})
+        coefficients = self.terms.coefficients(
+            {**inputs, **self.posterior.site_inputs(sites)}
+        )
 
         def sums_at(k: Array) -> Array:
             """Return the part of the log density of each unit, all at their k-th value."""
             moved = {}
             for name, (start, stop) in self.spans.items():
-                mask = (self.colors[start:stop] == layer.number).reshape(self.posterior.shapes[name])
-                table = jnp.asarray(self.posterior.values[name].table, sites[name].dtype)
+                mask = (self.colors[start:stop] == layer.number).reshape(
+                    self.posterior.shapes[name]
+                )
+                table = jnp.asarray(
+                    self.posterior.values[name].table, sites[name].dtype
+                )
                 at = table[jnp.minimum(k, len(table) - 1)]
                 is_all = isinstance(mask, np.ndarray) and mask.all()
-                moved[name] = jnp.broadcast_to(at, mask.shape) if is_all else jnp.where(mask, at, sites[name])
+                moved[name] = (
+                    jnp.broadcast_to(at, mask.shape)
+                    if is_all
+                    else jnp.where(mask, at, sites[name])
+                )
             values = {**inputs, **self.posterior.site_inputs(moved)}
-            terms = self.terms.multiply(coefficients, self.terms.evaluate(values, layer.reads.slots))
+            terms = self.terms.multiply(
+                coefficients, self.terms.evaluate(values, layer.reads.slots)
+            )
             return layer.reads.sums(terms, len(layer.units))
 
         logits = jax.vmap(sums_at)(jnp.arange(self.num_values))

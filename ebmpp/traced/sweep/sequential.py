@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units drawn sequentially where all of them interact, at the cost of the changes of one unit.
 
-A log density often reads its units through sums first, as a regression does through ``x @ (z * b)``: values
-that are affine in all units jointly, which is read off the traced program. A sweep keeps the present values
-of these sums and the share that each unit adds to them. A unit's conditional then takes K - 1 evaluations of
-what follows the sums, because the log density at the present value is known.
+A log density often reads its units through sums first, as a regression does through
+``x @ (z * b)``: values that are affine in all units jointly, which is read off the
+traced program. A sweep keeps the present values of these sums and the share that each
+unit adds to them. A unit's conditional then takes K - 1 evaluations of what follows the
+sums, because the log density at the present value is known.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,8 @@ from ebmpp.traced.sweep.posterior import Posterior
 _MOST_SHARES = 2**24  # numbers
 #: Steps that keep elements in their order.
 _IN_ORDER = frozenset(
-    "add add_any broadcast_in_dim convert_element_type copy div expand_dims mul neg reshape squeeze "
+    "add add_any broadcast_in_dim convert_element_type copy div expand_dims mul neg "
+    "reshape squeeze "
     "sub".split()
 )
 
@@ -48,40 +50,72 @@ class Sequential(Conditionals):
     """
 
     def __init__(self, posterior: Posterior) -> None:
-        super().__init__(posterior, np.arange(sum(math.prod(posterior.shapes[s]) for s in posterior.sites)))
+        super().__init__(
+            posterior,
+            np.arange(sum(math.prod(posterior.shapes[s]) for s in posterior.sites)),
+        )
         program = posterior.program
         self.before, self.sums = _affine_part(program)
-        if self.size * sum(math.prod(program.shapes[s]) for s in self.sums) > _MOST_SHARES:
-            self.before, self.sums = [], []
+        if (
+            self.size * sum(math.prod(program.shapes[s]) for s in self.sums)
+            > _MOST_SHARES
+        ):
+            self.before = []
+            self.sums = []
         steps = program.needed([program.output], [*program.sites.values(), *self.sums])
         after = [step for step in steps if any(map(program.depends, step.inputs))]
         #: slots that do not depend on units and are read repeatedly
-        self.fixed = {i for step in (*after, *self.before) for i in step.inputs if not program.depends(i)}
+        self.fixed = {
+            i
+            for step in (*after, *self.before)
+            for i in step.inputs
+            if not program.depends(i)
+        }
 
-    def visit(self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False) -> Visited:
+    def visit(
+        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+    ) -> Visited:
         states, fixed = zip(*(self._start(*chain) for chain in chains), strict=True)
-        for name, (start, stop) in reversed(self.spans.items()) if backward else self.spans.items():
+        for name, (start, stop) in (
+            reversed(self.spans.items()) if backward else self.spans.items()
+        ):
 
-            def step(i: Array, loop: tuple, name: str = name, start: int = start, stop: int = stop) -> tuple:
+            def step(
+                i: Array,
+                loop: tuple,
+                name: str = name,
+                start: int = start,
+                stop: int = stop,
+            ) -> tuple:
                 states, carry = loop
                 unit = stop - 1 - i if backward else start + i
                 pairs = zip(states, fixed, strict=True)
-                visited = [self._visit_unit(s, *f, name, unit, unit - start) for s, f in pairs]
-                picked, carry = fn(unit, unit[None], [logits for logits, _ in visited], carry)
-                return tuple(take(*c) for (_, take), c in zip(visited, picked, strict=True)), carry
+                visited = [
+                    self._visit_unit(s, *f, name, unit, unit - start) for s, f in pairs
+                ]
+                picked, carry = fn(
+                    unit, unit[None], [logits for logits, _ in visited], carry
+                )
+                return tuple(
+                    take(*c) for (_, take), c in zip(visited, picked, strict=True)
+                ), carry
 
             states, carry = lax.fori_loop(0, stop - start, step, (states, carry))
         return [state.sites for state in states], carry
 
     def _start(self, sites: Sites, inputs: Mapping[int, Any]) -> tuple[_State, tuple]:
         """Return a chain's state, values of slots that do not depend on units, and shares in the sums."""
-        program, shares = self.posterior.program, _Shares(self.size)
+        program = self.posterior.program
+        shares = _Shares(self.size)
         fixed = dict(inputs) | program.run(inputs, self.fixed)
         values = program.constants | fixed
         for name, (start, _) in self.spans.items():
             slot = program.sites[name]
             values[slot] = sites[name].astype(jnp.result_type(float))
-            shares.ordered[slot] = start, jnp.ones(program.shapes[slot], values[slot].dtype)
+            shares.ordered[slot] = (
+                start,
+                jnp.ones(program.shapes[slot], values[slot].dtype),
+            )
         for step in self.before:
             operands = [values[i] for i in step.inputs]
             shares.propagate(step, operands)
@@ -91,24 +125,42 @@ class Sequential(Conditionals):
         return state, (fixed, {s: shares.dense(s) for s in self.sums})
 
     def _visit_unit(
-        self, state: _State, fixed: Mapping, shares: Mapping, name: str, unit: Array, place: Array
+        self,
+        state: _State,
+        fixed: Mapping,
+        shares: Mapping,
+        name: str,
+        unit: Array,
+        place: Array,
     ) -> tuple[Array, Callable[[Array, Array], _State]]:
         """Return a unit's log probabilities, and the state with its new value, by number, if accepted."""
-        value, share = state.sites[name], {slot: v[unit] for slot, v in shares.items()}
+        value = state.sites[name]
+        share = {slot: v[unit] for slot, v in shares.items()}
         present = value.ravel()[place]
         table, valid = (a.reshape(len(a), -1) for a in self.posterior.values[name])
         column = jnp.minimum(place, table.shape[1] - 1)
-        table, valid = jnp.asarray(table, value.dtype)[:, column], jnp.asarray(valid)[:, column]
-        number, count = ((table == present) & valid).argmax(), len(table)
+        table = jnp.asarray(table, value.dtype)[:, column]
+        valid = jnp.asarray(valid)[:, column]
+        number = ((table == present) & valid).argmax()
+        count = len(table)
 
         def moved(k: Array) -> tuple[dict[str, Array], dict[int, Array]]:
             new = value.ravel().at[place].set(table[k]).reshape(value.shape)
             step = (table[k] - present).astype(jnp.result_type(float))
-            return {**state.sites, name: new}, {s: v + step * share[s] for s, v in state.sums.items()}
+            return {**state.sites, name: new}, {
+                s: v + step * share[s] for s, v in state.sums.items()
+            }
 
         others = jnp.arange(count - 1) + (jnp.arange(count - 1) >= number)
-        density = lambda k: self._density(fixed, *moved(k))
-        moves = density(others[0])[None] if count == 2 else lax.map(density, others, batch_size=count)
+
+        def density(k):
+            return self._density(fixed, *moved(k))
+
+        moves = (
+            density(others[0])[None]
+            if count == 2
+            else lax.map(density, others, batch_size=count)
+        )
         densities = jnp.full(count, state.density).at[others].set(moves)
 
         def take(numbers: Array, accepted: Array) -> _State:
@@ -117,7 +169,9 @@ class Sequential(Conditionals):
 
         return jnp.where(valid, densities, -jnp.inf)[None], take
 
-    def _density(self, fixed: Mapping[int, Any], sites: Sites, sums: Mapping[int, Array]) -> Array:
+    def _density(
+        self, fixed: Mapping[int, Any], sites: Sites, sums: Mapping[int, Array]
+    ) -> Array:
         program = self.posterior.program
         slots = {program.sites[name]: v for name, v in sites.items()} | dict(sums)
         cast = {slot: _cast(v, program.dtypes[slot]) for slot, v in slots.items()}
@@ -132,7 +186,8 @@ class _Shares:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        #: for values with one element per unit, in order: the first unit, and the share of each
+        #: for values with one element per unit, in order: the first unit, and the share
+        #: of each
         self.ordered: dict[int, tuple[int, Array]] = {}
         self._dense: dict[int, Array] = {}
 
@@ -151,30 +206,51 @@ class _Shares:
 
         :param operands: values of its operands.
         """
-        depends = [i for i, slot in enumerate(step.inputs) if slot in self.ordered or slot in self._dense]
+        depends = [
+            i
+            for i, slot in enumerate(step.inputs)
+            if slot in self.ordered or slot in self._dense
+        ]
         slots = [step.inputs[i] for i in depends]
         ordered = all(slot in self.ordered for slot in slots)
         starts = {self.ordered[slot][0] for slot in slots} if ordered else set()
         if step.name == "dot_general" and ordered and operands[depends[0]].ndim == 1:
-            summed, batch = (sides[1 - depends[0]] for sides in step.params["dimension_numbers"])
-            if len(summed) == 1 and not batch:  # a column of the matrix per unit, without a product
+            summed, batch = (
+                sides[1 - depends[0]] for sides in step.params["dimension_numbers"]
+            )
+            # a column of the matrix per unit, without a product
+            if len(summed) == 1 and not batch:
                 start, share = self.ordered[slots[0]]
-                matrix = jnp.moveaxis(jnp.asarray(operands[1 - depends[0]], share.dtype), summed[0], 0)
+                matrix = jnp.moveaxis(
+                    jnp.asarray(operands[1 - depends[0]], share.dtype), summed[0], 0
+                )
                 rows = matrix * share.reshape(-1, *(1,) * (matrix.ndim - 1))
                 spread = jnp.zeros((self.size, *rows.shape[1:]), rows.dtype)
-                self._dense[step.outputs[0]] = spread.at[start : start + len(rows)].set(rows)
+                self._dense[step.outputs[0]] = spread.at[start : start + len(rows)].set(
+                    rows
+                )
                 return
         elif len(starts) == 1 and step.name in _IN_ORDER:
             shares = [self.ordered[slot][1] for slot in slots]
             results = _pushed(step, operands, depends, shares)
             if all(a.size == share.size for a in results for share in shares):
-                self.ordered |= {o: (min(starts), a) for o, a in zip(step.outputs, results, strict=True)}
+                self.ordered |= {
+                    o: (min(starts), a)
+                    for o, a in zip(step.outputs, results, strict=True)
+                }
                 return
-        push = lambda *tangents: _pushed(step, operands, depends, list(tangents))
-        self._dense |= zip(step.outputs, jax.vmap(push)(*map(self.dense, slots)), strict=True)
+
+        def push(*tangents):
+            return _pushed(step, operands, depends, list(tangents))
+
+        self._dense |= zip(
+            step.outputs, jax.vmap(push)(*map(self.dense, slots)), strict=True
+        )
 
 
-def _pushed(step: Step, operands: list[Any], depends: list[int], tangents: list[Array]) -> list[Array]:
+def _pushed(
+    step: Step, operands: list[Any], depends: list[int], tangents: list[Array]
+) -> list[Array]:
     """Return the tangents of an affine step's results."""
 
     def results(*moving: Array) -> list[Array]:
@@ -187,13 +263,17 @@ def _pushed(step: Step, operands: list[Any], depends: list[int], tangents: list[
 
 
 def _cast(value: Array, dtype: Any) -> Array:
-    is_rounded = jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.floating)
+    is_rounded = jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(
+        value.dtype, jnp.floating
+    )
     return (jnp.rint(value) if is_rounded else value).astype(dtype)
 
 
 def _affine_part(program: Program) -> tuple[list[Step], list[int]]:
     """Return the steps that are affine in all units jointly, and their results that other steps read."""
-    affine, before, read = {*program.sites.values()}, [], {program.output}
+    affine = {*program.sites.values()}
+    before = []
+    read = {program.output}
     for step in program.steps:
         depends = [i for i, slot in enumerate(step.inputs) if program.depends(slot)]
         inside = depends and all(step.inputs[i] in affine for i in depends)

@@ -33,9 +33,11 @@ class Sweep:
     """The sites of a block, and how each of them is drawn given everything else.
 
     :param info: the model.
-    :param sequential: True if discrete units may be drawn sequentially where all of them interact.
-    :param how: "forest" to draw discrete units by layers that are forests, "units" by layers of units that do
-        not interact; "auto" the former where all units form a forest.
+    :param sequential: True if discrete units may be drawn sequentially where all of
+        them interact.
+    :param how: "forest" to draw discrete units by layers that are forests, "units" by
+        layers of units that do not interact; "auto" the former where all units form a
+        forest.
     :raises IntractableError: for sites that cannot be drawn, or not many units at once.
     """
 
@@ -43,12 +45,22 @@ class Sweep:
         self.info = info
         self.finite = tuple(name for name in info.sites if name not in info.continuous)
         self.posterior = Posterior(info, self.finite)
-        self.conditionals = _conditionals(self.posterior, sequential, how) if self.finite else None
-        #: the density of the discrete units, joint with the latents of energy priors if these are drawn too
-        self.joint = self.posterior if self.conditionals is None else self.conditionals.posterior
+        self.conditionals = (
+            _conditionals(self.posterior, sequential, how) if self.finite else None
+        )
+        #: the density of the discrete units, joint with the latents of energy priors if
+        #: these are drawn too
+        self.joint = (
+            self.posterior if self.conditionals is None else self.conditionals.posterior
+        )
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
-        is_real = lambda name: info.kind(name) in ("real", "positive")
-        site_of = lambda name: (ContinuousSite if is_real(name) else Probabilities)(info, name)
+
+        def is_real(name):
+            return info.kind(name) in ("real", "positive")
+
+        def site_of(name):
+            return (ContinuousSite if is_real(name) else Probabilities)(info, name)
+
         self.continuous = tuple(map(site_of, info.continuous))
         parts = self.augmented, self.conditionals, *self.continuous
         self.parts: list[Any] = [part for part in parts if part is not None]
@@ -56,61 +68,86 @@ class Sweep:
     @functools.cached_property
     def collapsed(self) -> Conditionals | None:
         """Conditionals of the discrete units given everything else, latents summed out."""
-        return self.conditionals if self.augmented is None else Sequential(self.posterior)
+        return (
+            self.conditionals if self.augmented is None else Sequential(self.posterior)
+        )
 
     @functools.cached_property
     def sums(self) -> Forests:
         """Sums over the states of all discrete units; an IntractableError where these are no forest."""
         drawn = self.conditionals
-        if isinstance(drawn, Forests) and drawn.posterior is self.posterior and drawn.num_layers == 1:
+        if (
+            isinstance(drawn, Forests)
+            and drawn.posterior is self.posterior
+            and drawn.num_layers == 1
+        ):
             return drawn
         terms = None if drawn is None else self.posterior.terms(products=False)
         if drawn is None or terms is None or not terms.is_forest:
             raise IntractableError(
-                f"from_model: the discrete units of sites {list(self.info.sites)} must form a forest to be "
+                f"from_model: the discrete units of sites {list(self.info.sites)} "
+                "must form a forest to be "
                 "summed out. Leave sites that join them in cycles to another block"
             )
         return Forests(self.posterior, terms, np.zeros(terms.sets.size, int), drawn)
 
-    def with_latents(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
+    def with_latents(
+        self, values: Sites, context: Context, keys: Array
+    ) -> dict[str, Array]:
         """Return the sites, and latents drawn given everything else where there are any."""
-        latents = {} if self.augmented is None else self.augmented.move((values, context), keys)[0]
+        latents = (
+            {}
+            if self.augmented is None
+            else self.augmented.move((values, context), keys)[0]
+        )
         return {**values, **latents}
 
     def without_latents(self, values: Sites) -> dict[str, Array]:
         """Return the sites alone."""
         return {name: values[name] for name in self.info.sites}
 
-    def __call__(self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False) -> Moved:
+    def __call__(
+        self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
+    ) -> Moved:
         """Draw all sites once.
 
-        :param inputs: the sites, and latents where these are drawn too, which a forward sweep ignores; and
-            everything else.
+        :param inputs: the sites, and latents where these are drawn too, which a forward
+            sweep ignores; and everything else.
         :param keys: words of this sweep, ``(2,)``.
         :param beta: exponent of the density that is drawn from; 1 by default.
         :param backward: the last layer first, which is the reversal of the sweep.
-        :return: the sites, with latents, and the number of units that kept their value because their
-            conditional is degenerate.
+        :return: the sites, with latents, and the number of units that kept their value
+            because their conditional is degenerate.
         """
-        (values, context), degenerate = inputs, jnp.zeros((), jnp.int32)
+        values, context = inputs
+        degenerate = jnp.zeros((), jnp.int32)
         for part in self.parts[::-1] if backward else self.parts:
             moved, more = part.move((values, context), keys, beta, backward)
-            values, degenerate = {**values, **moved}, degenerate + more
+            values = {**values, **moved}
+            degenerate = degenerate + more
         return dict(values), degenerate
 
     def invalid(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
         """Return, by site, a mask of the conditionals that are nan, ``(units, values)``."""
-        values, result = self.with_latents(values, context, keys), {}
+        values = self.with_latents(values, context, keys)
+        result = {}
         if self.conditionals is not None:
             table = jnp.isnan(self.conditionals.table(values, context))
-            result = {name: table[start:stop] for name, (start, stop) in self.conditionals.spans.items()}
+            result = {
+                name: table[start:stop]
+                for name, (start, stop) in self.conditionals.spans.items()
+            }
         for site in self.continuous:
             result[site.name] = site.invalid(site.derivatives(values, context))[:, None]
         return result
 
-    def walk(self, values: Sites, context: Context, keys: Array) -> tuple[dict[str, Array], Array]:
+    def walk(
+        self, values: Sites, context: Context, keys: Array
+    ) -> tuple[dict[str, Array], Array]:
         """Return random values of the sites, and the change of the log density that conditionals imply."""
-        change, conditionals, augmented = jnp.zeros(()), self.conditionals, self.augmented
+        change = jnp.zeros(())
+        conditionals = self.conditionals
+        augmented = self.augmented
         if conditionals is not None:
             before = self.with_latents(values, context, keys)
             moved, change = conditionals.walk(before, context, keys)
@@ -121,7 +158,8 @@ class Sweep:
             values = after
         for site in self.continuous:
             moved, more = site.walk(values, context, keys)
-            values, change = {**values, **moved}, change + more
+            values = {**values, **moved}
+            change = change + more
         return dict(values), change
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
@@ -129,10 +167,13 @@ class Sweep:
 
         Which units interact is the same in both chains, and so are their layers.
         """
-        conditionals, (x, y) = cast(Conditionals, self.conditionals), (first[0], second[0])
+        conditionals = cast(Conditionals, self.conditionals)
+        x = first[0]
+        y = second[0]
         if self.augmented is not None:
             latents = self.augmented.couple(first, second, keys)
-            x, y = {**x, **latents[0]}, {**y, **latents[1]}
+            x = {**x, **latents[0]}
+            y = {**y, **latents[1]}
         return conditionals.couple((x, first[1]), (y, second[1]), keys)
 
 
@@ -152,7 +193,8 @@ def _conditionals(posterior: Posterior, sequential: bool, how: str) -> Condition
     colors = None if edges is None else forest_layers(edges, [0] * units.size)
     if colors is None or colors.max() >= _FEW_LAYERS:
         raise IntractableError(
-            f"from_model: the discrete units of sites {list(posterior.sites)} must split into at most "
+            f"from_model: the discrete units of sites {list(posterior.sites)} must "
+            "split into at most "
             f"{_FEW_LAYERS} forests, and too many of them interact. Leave joint='forest' away"
         )
     return Forests(units.posterior, terms, colors, units)
@@ -160,7 +202,9 @@ def _conditionals(posterior: Posterior, sequential: bool, how: str) -> Condition
 
 def _by_units(posterior: Posterior, sequential: bool) -> Conditionals:
     """Raise an IntractableError where hardly two units can be drawn at once, without ``sequential``."""
-    info, sites, joint = posterior.info, posterior.sites, None
+    info = posterior.info
+    sites = posterior.sites
+    joint = None
     terms = posterior.terms()
     if priors_with_latents(info, sites):
         augmented = Augmented(info, sites)
@@ -174,22 +218,37 @@ def _by_units(posterior: Posterior, sequential: bool) -> Conditionals:
         return collapsed
     if sequential:
         return Sequential(posterior)
-    size, edges = terms.sets.size, terms.edges
-    degree = size - 1 if edges is None else int(np.bincount(edges.ravel(), minlength=1).max())
+    size = terms.sets.size
+    edges = terms.edges
+    degree = (
+        size - 1
+        if edges is None
+        else int(np.bincount(edges.ravel(), minlength=1).max())
+    )
     cost = size * max(len(v.table) for v in posterior.values.values())
-    number = f"all {size} units" if degree == size - 1 else f"units with up to {degree} of {size - 1} others"
+    number = (
+        f"all {size} units"
+        if degree == size - 1
+        else f"units with up to {degree} of {size - 1} others"
+    )
     raise IntractableError(
         f"from_model: {number} of sites {list(sites)} interact. "
-        "Hardly two can be drawn at once. Declare the graph by GibbsBlock(graph, sites, params), or draw one "
+        "Hardly two can be drawn at once. Declare the graph by GibbsBlock(graph, "
+        "sites, params), or draw one "
         f"unit at a time with sequential=True, at {cost} evaluations of the model per sweep"
     )
 
 
 def _in_layers(posterior: Posterior, terms: Terms) -> Conditionals | None:
     """Return conditionals by layers; None where hardly two units can be drawn at once."""
-    size, edges = terms.sets.size, terms.edges
+    size = terms.sets.size
+    edges = terms.edges
     if edges is None:
         return None
     colors = color_units(size, edges) if len(edges) else np.zeros(size, int)
     layers = int(colors.max(initial=0)) + 1
-    return Layers(posterior, terms, colors) if layers <= _FEW_LAYERS or 2 * layers <= size else None
+    return (
+        Layers(posterior, terms, colors)
+        if layers <= _FEW_LAYERS or 2 * layers <= size
+        else None
+    )

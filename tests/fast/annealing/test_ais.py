@@ -24,7 +24,13 @@ from ebmpp.annealing.bidirectional import anneal
 from ebmpp.annealing.ladder import temperatures
 from ebmpp.annealing.path import summed_blocks
 from ebmpp.annealing.reference import reference
-from ebmpp.errors import ArgumentError, DomainError, IntractableError, ParameterError, StateError
+from ebmpp.errors import (
+    ArgumentError,
+    DomainError,
+    IntractableError,
+    ParameterError,
+    StateError,
+)
 from ebmpp.exact.centring import Centred
 from helpers import assert_law, assert_rows_law, often, random_params
 
@@ -33,10 +39,14 @@ PAIR = np.zeros(2, np.uint32)
 NUM = 2000
 
 
-def model(name: str, seed: int = 1, scale: float = 1.0) -> tuple[FactorGraph, dict, float]:
+def model(
+    name: str, seed: int = 1, scale: float = 1.0
+) -> tuple[FactorGraph, dict, float]:
     """Return a graph of the zoo with stronger params, and its log Z by enumeration in NumPy."""
     graph = zoo.graph(name)
-    params = random_params(graph, seed, {"poisson": 0.5, "learned": 0.3}.get(name, scale))
+    params = random_params(
+        graph, seed, {"poisson": 0.5, "learned": 0.3}.get(name, scale)
+    )
     return graph, params, Oracle(graph, params, {}).log_z
 
 
@@ -48,7 +58,16 @@ def uniform(graph: FactorGraph) -> dict:
 RUN = {"num_particles": NUM, "num_temperatures": 20}
 
 
-MODELS = ("rbm", "mixed", "deep", "gated", "categorical", "gaussian", "learned", "poisson")
+MODELS = (
+    "rbm",
+    "mixed",
+    "deep",
+    "gated",
+    "categorical",
+    "gaussian",
+    "learned",
+    "poisson",
+)
 
 
 @pytest.mark.parametrize("name", often(MODELS, "mixed"))
@@ -56,7 +75,12 @@ MODELS = ("rbm", "mixed", "deep", "gated", "categorical", "gaussian", "learned",
 def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     """Few temperatures and a far start show a draw at the wrong temperature or before its weight."""
     graph, params, log_z = model(name)
-    options = {"rng_key": KEY, "num_particles": NUM, "ladder": [0, 0.2, 1], "reference": uniform(graph)}
+    options = {
+        "rng_key": KEY,
+        "num_particles": NUM,
+        "ladder": [0, 0.2, 1],
+        "reference": uniform(graph),
+    }
     above = reverse_ais(graph, params, **options)
     below = ebmpp.ais(graph, params, **options)
     assert_rows_law(np.exp(below.log_weights - log_z), 1.0)
@@ -64,7 +88,9 @@ def test_weights_are_unbiased_in_both_directions(name: str) -> None:
     # by Jensen, a single particle is below log Z forward and above it in reverse
     for result, sign in ((below, 1), (above, -1)):
         gap = log_z - sign * result.log_weights
-        assert gap.std() < 0.3 or sign * gap.mean() > 3 * gap.std() / math.sqrt(len(gap))
+        assert gap.std() < 0.3 or sign * gap.mean() > 3 * gap.std() / math.sqrt(
+            len(gap)
+        )
     assert (below.bound, above.bound, above.unbiased) == ("lower", "upper", True)
 
 
@@ -75,7 +101,10 @@ def test_brackets_have_honest_standard_errors() -> None:
         result = ebmpp.bracket(graph, params, rng_key=jax.random.key(seed), **RUN)
         assert result.exact == pytest.approx(log_z, abs=1e-4)
         assert result.lower.effective_sample_size > NUM / 4
-        z += [(side.log_partition - log_z) / side.standard_error for side in (result.lower, result.upper)]
+        z += [
+            (side.log_partition - log_z) / side.standard_error
+            for side in (result.lower, result.upper)
+        ]
         assert abs(result.gap) < 4 * result.standard_error
     # twenty numbers show standard errors that are twice too small or too large
     assert stats.chi2(20).ppf(1e-3) < np.square(z).sum() < stats.chi2(20).isf(1e-3)
@@ -84,12 +113,23 @@ def test_brackets_have_honest_standard_errors() -> None:
 def test_any_reference_gives_unbiased_weights() -> None:
     graph, params, log_z = model("rbm", 2)
     rows = np.float32([[1, 1, 1, 0], [1, 0, 1, 0]])
-    far = {"v": np.linspace(-1, 1, 4, dtype=np.float32), "h": np.full(3, 0.5, np.float32)}
-    for options in ({}, {"reference": far}, {"data": rows, "reference": {"h": far["h"]}}):
-        result = ebmpp.ais(graph, params, rng_key=KEY, **(RUN | {"num_temperatures": 4} | options))
+    far = {
+        "v": np.linspace(-1, 1, 4, dtype=np.float32),
+        "h": np.full(3, 0.5, np.float32),
+    }
+    for options in (
+        {},
+        {"reference": far},
+        {"data": rows, "reference": {"h": far["h"]}},
+    ):
+        result = ebmpp.ais(
+            graph, params, rng_key=KEY, **(RUN | {"num_temperatures": 4} | options)
+        )
         assert_rows_law(np.exp(result.log_weights - log_z), 1.0, comparisons=4)
     eta = reference(graph, Centred(params, {}), PAIR, rows)
-    np.testing.assert_allclose(1 / (1 + np.exp(-np.asarray(eta["v"]))), (rows.sum(0) + 0.5) / 3, rtol=1e-5)
+    np.testing.assert_allclose(
+        1 / (1 + np.exp(-np.asarray(eta["v"]))), (rows.sum(0) + 0.5) / 3, rtol=1e-5
+    )
 
 
 def test_samples_of_the_user_start_the_reverse_direction() -> None:
@@ -98,7 +138,9 @@ def test_samples_of_the_user_start_the_reverse_direction() -> None:
     options = {"rng_key": KEY, "num_temperatures": 20}
     chain = reverse_ais(graph, params, samples=states, **options)
     assert not chain.unbiased and len(chain.log_weights) == NUM
-    result = reverse_ais(graph, params, samples={"h": states["h"]}, unbiased=True, **options)
+    result = reverse_ais(
+        graph, params, samples={"h": states["h"]}, unbiased=True, **options
+    )
     assert result.unbiased  # v is drawn given h
     assert_rows_law(np.exp(result.log_weights + log_z), 1.0)
     bracket = ebmpp.bracket(graph, params, samples={"v": states["v"]}, **options)
@@ -110,7 +152,9 @@ def test_as_many_units_as_possible_are_summed_out() -> None:
         assert summed_blocks(zoo.graph(name)) == blocks
 
 
-def test_brackets_make_draws_where_no_exact_ones_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brackets_make_draws_where_no_exact_ones_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The upper side is then marked, and its error holds that of the draws."""
     graph, params, log_z = model("rbm", 4, scale=2.0)
 
@@ -133,14 +177,26 @@ def test_brackets_make_draws_where_no_exact_ones_can_be_had(monkeypatch: pytest.
 
 def test_intervals_use_the_quantile_of_few_islands_and_doubts_one_rule() -> None:
     graph, params, _ = model("rbm")
-    result = ebmpp.smc(graph, params, rng_key=KEY, num_particles=200, ladder=[0, 0.2, 0.5, 1])
+    result = ebmpp.smc(
+        graph, params, rng_key=KEY, num_particles=200, ladder=[0, 0.2, 0.5, 1]
+    )
     low, high = result.interval()
-    assert high - low == pytest.approx(2 * stats.t(9).ppf(0.975) * result.standard_error)
+    assert high - low == pytest.approx(
+        2 * stats.t(9).ppf(0.975) * result.standard_error
+    )
     assert f"{low:.6g} to {high:.6g}" in str(result)
     with pytest.raises(ArgumentError, match="level"):
         result.interval(95)
-    fields = "standard_error", "effective_sample_size", "correlation", "num_sweeps", "relative_ancestry"
-    doubt = lambda *values: dataclasses.replace(result, **dict(zip(fields, values, strict=False))).doubt
+    fields = (
+        "standard_error",
+        "effective_sample_size",
+        "correlation",
+        "num_sweeps",
+        "relative_ancestry",
+    )
+    doubt = lambda *values: (
+        dataclasses.replace(result, **dict(zip(fields, values, strict=False))).doubt
+    )
     assert doubt(0.1, 50, 0.4, 20, 1.0) is None and doubt(0.29, 50, 0.0) is None
     assert "80% of the ancestors" in str(doubt(0.1, 50, 0.4, 20, 0.8))
     for values in ((0.1, 49), (0.31, 50), (0.1, 50, 0.7), (0.1, 50, 0.0, 1, 0.8)):
@@ -159,7 +215,12 @@ def test_ladders() -> None:
 def test_adaptive_ladders_have_even_steps() -> None:
     graph, params, log_z = model("rbm", 3, scale=2.5)
     eta, count = uniform(graph), 60
-    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": count, "reference": eta}
+    options = {
+        "rng_key": KEY,
+        "num_particles": NUM,
+        "num_temperatures": count,
+        "reference": eta,
+    }
     result = ebmpp.ais(graph, params, ladder="adaptive", **options)
     assert result.betas[0] == 0 and result.betas[-1] == 1 and len(result.betas) == count
     variation = []
@@ -170,9 +231,13 @@ def test_adaptive_ladders_have_even_steps() -> None:
     assert_law(result.log_partition, log_z, result.standard_error)
 
 
-def test_particles_depend_on_the_key_and_their_number_alone(capsys: pytest.CaptureFixture) -> None:
+def test_particles_depend_on_the_key_and_their_number_alone(
+    capsys: pytest.CaptureFixture,
+) -> None:
     graph, params, _ = model("rbm")
-    run = lambda key, **options: ebmpp.ais(graph, params, rng_key=key, **(RUN | options)).log_weights
+    run = lambda key, **options: (
+        ebmpp.ais(graph, params, rng_key=key, **(RUN | options)).log_weights
+    )
     first = run(KEY)
     np.testing.assert_array_equal(run(KEY, progress_bar=True), first)
     assert "19/19" in capsys.readouterr().err
@@ -187,11 +252,15 @@ def test_log_likelihoods_of_rows() -> None:
     values = np.asarray(result.log_likelihood(rows))
     p = {name: np.asarray(value, float) for name, value in params.items()}
     exact = rows @ p["v"] + np.logaddexp(0, p["h"] + rows @ p["v:h"]).sum(-1) - log_z
-    np.testing.assert_allclose(values + (result.log_partition - log_z), exact, rtol=1e-5)
+    np.testing.assert_allclose(
+        values + (result.log_partition - log_z), exact, rtol=1e-5
+    )
     mean = result.average_log_likelihood(rows)
     assert mean.value == pytest.approx(float(values.mean()))
     assert mean.standard_error == result.standard_error
-    assert mean.row_error == pytest.approx(float(values.std(ddof=1)) / math.sqrt(6), rel=1e-4)
+    assert mean.row_error == pytest.approx(
+        float(values.std(ddof=1)) / math.sqrt(6), rel=1e-4
+    )
     with pytest.raises(StateError, match="'h'"):
         result.log_likelihood({"h": rows})
 
@@ -217,7 +286,11 @@ def test_invalid_options_are_refused(options: dict, message: str) -> None:
 
 
 def test_invalid_params_references_and_samples_are_refused() -> None:
-    graph, params, options = zoo.graph("learned"), zoo.params("learned"), {"num_temperatures": 5}
+    graph, params, options = (
+        zoo.graph("learned"),
+        zoo.params("learned"),
+        {"num_temperatures": 5},
+    )
     run = lambda p, **more: ebmpp.ais(graph, p, rng_key=KEY, **options, **more)
     with pytest.raises(ParameterError, match="'h'"):
         run(params | {"h": np.full(2, np.nan, np.float32)})
@@ -246,7 +319,12 @@ def test_invalid_params_references_and_samples_are_refused() -> None:
 def test_small_effective_sample_sizes_cause_one_warning() -> None:
     graph, params, _ = model("rbm", 0)
     params = {name: 15 * np.asarray(value) for name, value in params.items()}
-    options = {"rng_key": KEY, "num_particles": NUM, "num_temperatures": 2, "reference": uniform(graph)}
+    options = {
+        "rng_key": KEY,
+        "num_particles": NUM,
+        "num_temperatures": 2,
+        "reference": uniform(graph),
+    }
     with pytest.warns(UserWarning, match="num_temperatures"):
         result = ebmpp.ais(graph, params, **options)
     assert result.effective_sample_size < NUM / 4
@@ -263,13 +341,17 @@ def test_large_means_do_not_cancel(variance: str, scale: float) -> None:
     rows = np.float32(np.random.default_rng(0).normal(1e4, scale, (100, 4)))
     graph = layered(v=Gaussian(4, variance=variance), h=Bernoulli(3))
     params = graph.init(KEY, rows) | {"v:h": jnp.zeros((4, 3))}
-    mean, deviation = (np.asarray(m, float) for m in graph.families["v"].moments(params["v"]))
+    mean, deviation = (
+        np.asarray(m, float) for m in graph.families["v"].moments(params["v"])
+    )
     truth = stats.norm(mean, deviation).logpdf(rows).sum(1)
     options = {"rng_key": KEY, "num_temperatures": 10, "num_particles": 10}
     assert_allclose = partial(np.testing.assert_allclose, desired=truth, atol=0.05)
     assert_allclose(exact.log_likelihood(graph, params, rows))
     for start in ({}, {"reference": {"v": params["v"]}}):
-        assert_allclose(ebmpp.ais(graph, params, **options, **start).log_likelihood(rows))
+        assert_allclose(
+            ebmpp.ais(graph, params, **options, **start).log_likelihood(rows)
+        )
     both = ebmpp.bracket(graph, params, **options)
     assert_allclose(both.upper.log_likelihood(rows))
     assert both.exact is not None and abs(both.lower.log_partition - both.exact) < 0.01
@@ -282,16 +364,27 @@ def test_large_means_do_not_cancel(variance: str, scale: float) -> None:
 @pytest.mark.parametrize("name", ["categorical", "poisson", "mixed"])
 def test_references_without_data_have_the_means_of_the_model(name: str) -> None:
     graph, params, _ = model(name)
-    eta, moments = reference(graph, Centred(params, {}), PAIR), exact.moments(graph, params)
+    eta, moments = (
+        reference(graph, Centred(params, {}), PAIR),
+        exact.moments(graph, params),
+    )
     for b, family in graph.families.items():
         variance = 0.25
         if not family.stat_shape:
-            variance = float(jax.jvp(family.mean, (eta[b],), (jnp.ones_like(eta[b]),))[1].max())
-        assert np.abs(family.mean(eta[b]) - moments[b]).max() < 5 * math.sqrt(variance / 200)
+            variance = float(
+                jax.jvp(family.mean, (eta[b],), (jnp.ones_like(eta[b]),))[1].max()
+            )
+        assert np.abs(family.mean(eta[b]) - moments[b]).max() < 5 * math.sqrt(
+            variance / 200
+        )
     first = next(iter(eta))
-    fixed = reference(graph, Centred(params, {}), PAIR, fixed={first: jnp.ones_like(eta[first])})
+    fixed = reference(
+        graph, Centred(params, {}), PAIR, fixed={first: jnp.ones_like(eta[first])}
+    )
     for b in eta:
-        np.testing.assert_array_equal(fixed[b], jnp.ones_like(eta[b]) if b == first else eta[b])
+        np.testing.assert_array_equal(
+            fixed[b], jnp.ones_like(eta[b]) if b == first else eta[b]
+        )
 
 
 @pytest.mark.slow
@@ -299,14 +392,18 @@ def test_independent_blocks_are_exact() -> None:
     graph = FactorGraph({"a": Poisson(3)}, {"b": Gaussian(2)}, [Bias("a"), Bias("b")])
     params = random_params(graph)
     result = ebmpp.ais(graph, params, rng_key=KEY, num_particles=3, num_temperatures=5)
-    assert result.log_partition == pytest.approx(float(exact.log_partition(graph, params)), rel=1e-6)
+    assert result.log_partition == pytest.approx(
+        float(exact.log_partition(graph, params)), rel=1e-6
+    )
     assert result.effective_sample_size == pytest.approx(3)
 
 
 @pytest.mark.slow
 def test_large_and_deep_models_are_refused_where_samples_are_missing() -> None:
     graph, params, _ = model("deep")
-    result = ebmpp.ais(graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=20)
+    result = ebmpp.ais(
+        graph, params, rng_key=KEY, num_particles=NUM, num_temperatures=20
+    )
     with pytest.raises(IntractableError, match="'h1' and 'h2'"):
         result.average_log_likelihood(np.zeros((2, 3)))
     large = layered(v=Bernoulli(40), h=Bernoulli(30))

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals of wrong arguments: each row of the tables is a call, and the error that it raises.
 
-A row is ``call  # ErrorClass | word | word``: the class is one of the library's own, and the words are the
-argument's name and the offending value, which the message contains.
+A row is ``call  # ErrorClass | word | word``: the class is one of the library's own,
+and the words are the argument's name and the offending value, which the message
+contains.
 """
 
 from functools import cache
@@ -59,8 +60,22 @@ def subsampled() -> None:
 def names() -> dict[str, Any]:
     """Return the names that the calls use: public names, small graphs, data, and shorthands."""
     key, rbm, params = jax.random.key(0), zoo.graph("rbm"), zoo.params("rbm")
-    rooms = [ebmpp, ebmpp.graph, ebmpp.moves, ebmpp.exact, ebmpp.coupling, ebmpp.annealing, ebmpp.kernels]
-    rooms += [contrib.graphs, ebmpp.estimators, ebmpp.evaluate, ebmpp.training, ebmpp.ppl]
+    rooms = [
+        ebmpp,
+        ebmpp.graph,
+        ebmpp.moves,
+        ebmpp.exact,
+        ebmpp.coupling,
+        ebmpp.annealing,
+        ebmpp.kernels,
+    ]
+    rooms += [
+        contrib.graphs,
+        ebmpp.estimators,
+        ebmpp.evaluate,
+        ebmpp.training,
+        ebmpp.ppl,
+    ]
     rooms += [ebmpp.diagnostics, contrib]
     public = {name: getattr(room, name) for room in rooms for name in room.__all__}
     graphs = {
@@ -82,18 +97,31 @@ def names() -> dict[str, Any]:
     initial = {f"{name}_PARAMS": graph.init(key) for name, graph in graphs.items()}
 
     def zeros(graph: FactorGraph) -> dict[str, Any]:
-        return {name: np.zeros(expected.shape) for name, expected in graph.param_shapes.items()}
+        return {
+            name: np.zeros(expected.shape)
+            for name, expected in graph.param_shapes.items()
+        }
 
     def fit(*args: Any, **options: Any) -> ebmpp.Fit:
         if "schedule" not in options:
             options = {"num_steps": 1, "estimator": ebmpp.CD(), **options}
         return ebmpp.fit(*args, **{"progress_bar": False, **options})
 
-    def estimate(graph: Any = rbm, params: Any = params, fn: Any = lambda x: x["v"], **options: Any) -> Any:
-        return ebmpp.unbiased_expectation(graph, params, fn, **{"rng_key": key, "num_pairs": 4, **options})
+    def estimate(
+        graph: Any = rbm,
+        params: Any = params,
+        fn: Any = lambda x: x["v"],
+        **options: Any,
+    ) -> Any:
+        return ebmpp.unbiased_expectation(
+            graph, params, fn, **{"rng_key": key, "num_pairs": 4, **options}
+        )
 
     def tempered(betas: Any = (0, 1), **options: Any) -> Any:
-        return estimate(coupling=ebmpp.moves.tempered(betas, options.pop("coupling", None)), **options)
+        return estimate(
+            coupling=ebmpp.moves.tempered(betas, options.pop("coupling", None)),
+            **options,
+        )
 
     def composite(fn: Any = lambda s: s["v"], **options: Any) -> Any:
         kernel = ebmpp.ppl.CoupledComposite([ebmpp.GibbsBlock(rbm, ["v"], params)])
@@ -101,18 +129,55 @@ def names() -> dict[str, Any]:
         return ebmpp.ppl.composite_expectation(options.pop("kernel"), fn, **options)
 
     def run(kernel: Any, *args: Any, **options: Any) -> None:
-        MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False).run(key, *args, **options)
+        MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False).run(
+            key, *args, **options
+        )
 
     def exchange(graph: Any = rbm, params: Any = params) -> Any:
-        return ebmpp.ppl.Exchange(graph, {"a": dist.Uniform(0, 1)}, lambda s, x: params, lambda s, x: x)
+        return ebmpp.ppl.Exchange(
+            graph, {"a": dist.Uniform(0, 1)}, lambda s, x: params, lambda s, x: x
+        )
 
-    functions = (zeros, fit, estimate, tempered, composite, run, exchange, coins, noisy, subsampled)
+    functions = (
+        zeros,
+        fit,
+        estimate,
+        tempered,
+        composite,
+        run,
+        exchange,
+        coins,
+        noisy,
+        subsampled,
+    )
     shorthands = {f.__name__: f for f in functions}
-    modules = {"np": np, "nx": nx, "jax": jax, "jnp": jnp, "dist": dist, "optax": optax, "numpyro": numpyro}
+    modules = {
+        "np": np,
+        "nx": nx,
+        "jax": jax,
+        "jnp": jnp,
+        "dist": dist,
+        "optax": optax,
+        "numpyro": numpyro,
+    }
     modules |= {"pd": pd, "zoo": zoo}
     bits = {"encode_bits": encode_bits, "decode_bits": decode_bits, "MCMC": MCMC}
-    data = np.array([[1.0, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]])
-    arrays = {"DATA": data, "LABELS": np.zeros((6, 1)), "V": np.array([1.0, 0, 1, 0]), "H": np.ones(3)}
+    data = np.array(
+        [
+            [1.0, 0, 1, 0],
+            [0, 1, 0, 1],
+            [1, 1, 0, 0],
+            [0, 0, 1, 1],
+            [1, 1, 1, 1],
+            [0, 0, 0, 0],
+        ]
+    )
+    arrays = {
+        "DATA": data,
+        "LABELS": np.zeros((6, 1)),
+        "V": np.array([1.0, 0, 1, 0]),
+        "H": np.ones(3),
+    }
     arrays |= {"KEY": key, "RBM": rbm, "PARAMS": params}
     return public | graphs | initial | shorthands | modules | bits | arrays
 
@@ -131,7 +196,9 @@ def test_wrong_argument_is_refused(call: str, error: str) -> None:
         eval(call, dict(names()))
     assert type(caught.value).__name__ == name
     for word in words:
-        assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(caught.value)), f"no {word}: {caught.value}"
+        assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", str(caught.value)), (
+            f"no {word}: {caught.value}"
+        )
 
 
 def test_every_row_is_another_call() -> None:

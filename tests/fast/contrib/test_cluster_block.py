@@ -23,7 +23,9 @@ from helpers import assert_rows_law, slow
 
 def potts(y: Any) -> None:
     """Three values on a lattice of 2 x 3; some pairs attract, others repel."""
-    z = numpyro.sample("z", dist.Categorical(logits=jnp.zeros(3)).expand(y.shape).to_event(2))
+    z = numpyro.sample(
+        "z", dist.Categorical(logits=jnp.zeros(3)).expand(y.shape).to_event(2)
+    )
     strength = jnp.array([1.5, -0.8, 1.2])
     numpyro.factor("rows", (strength * (z[1:] == z[:-1])).sum())
     numpyro.factor("columns", 0.9 * (z[:, 1:] == z[:, :-1]).sum())
@@ -35,7 +37,9 @@ def ordered(y: Any) -> None:
     z = numpyro.sample("z", dist.Binomial(jnp.array([2, 1, 2, 2]), 0.5).to_event(1))
     w = numpyro.sample("w", dist.Bernoulli(0.4))
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-    numpyro.factor("chain", -((z[1:] - 0.7 * z[:-1]) ** 2).sum() / scale + 1.3 * w * z[0])
+    numpyro.factor(
+        "chain", -((z[1:] - 0.7 * z[:-1]) ** 2).sum() / scale + 1.3 * w * z[0]
+    )
     numpyro.sample("y", dist.Normal(1.0 * z, 1.0).to_event(1), obs=y[:4])
 
 
@@ -48,7 +52,11 @@ MODELS = {
 
 @pytest.mark.parametrize(
     ("name", "beta"),
-    [("potts", None), slow("potts", 0.6), *(slow(name, 0.6) for name in ("ordered", "energy_prior"))],
+    [
+        ("potts", None),
+        slow("potts", 0.6),
+        *(slow(name, 0.6) for name in ("ordered", "energy_prior")),
+    ],
 )
 def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
     """States drawn exactly by enumeration keep their distribution, and do move."""
@@ -60,10 +68,15 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
     numbers = np.stack(np.unravel_index(np.arange(np.prod(counts)), counts), 1)
     states, start = {}, 0
     for site, count in sizes.items():
-        table, shape = np.asarray(block.posterior.values[site].table), values[site].shape
+        table, shape = (
+            np.asarray(block.posterior.values[site].table),
+            values[site].shape,
+        )
         table = np.broadcast_to(table, (len(table), *shape))
         index = numbers[:, start : start + len(count)].reshape(-1, *shape)
-        states[site] = np.stack([np.choose(i, table) for i in index]).astype(values[site].dtype)
+        states[site] = np.stack([np.choose(i, table) for i in index]).astype(
+            values[site].dtype
+        )
         start += len(count)
 
     density = lambda sites: log_density(model, (y,), {}, {**siblings, **sites})[0]
@@ -74,13 +87,21 @@ def test_move_preserves_the_distribution(name: str, beta: Any) -> None:
 
     def move(key: Any, sites: Any) -> Any:
         context = block.info.context(sites, Call(siblings, (y,), {}))
-        return block.sweep.parts[0].move((sites, context), random.key_pair(key), beta)[0]
+        return block.sweep.parts[0].move((sites, context), random.key_pair(key), beta)[
+            0
+        ]
 
     after = jax.jit(jax.vmap(move))(jax.random.split(jax.random.key(1), 4000), before)
-    flat = lambda z: np.concatenate([np.asarray(z[s], float).reshape(len(z[s]), -1) for s in sizes], 1)
+    flat = lambda z: np.concatenate(
+        [np.asarray(z[s], float).reshape(len(z[s]), -1) for s in sizes], 1
+    )
     before, after, exact = flat(before), flat(after), flat(states)
     assert 0.05 < (before != after).any(1).mean() < 1
-    for feature in (lambda a: a, lambda a: a[:, 1:] * a[:, :-1], lambda a: 1.0 * (a[:, 1:] == a[:, :-1])):
+    for feature in (
+        lambda a: a,
+        lambda a: a[:, 1:] * a[:, :-1],
+        lambda a: 1.0 * (a[:, 1:] == a[:, :-1]),
+    ):
         assert_rows_law(feature(after), weight @ feature(exact), comparisons=24)
 
 

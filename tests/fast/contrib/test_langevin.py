@@ -46,7 +46,9 @@ def moments(v: Any, h: Any) -> np.ndarray:
     """First and second moments of v, and of v with h; ``(rows, 10)``."""
     v, h = np.asarray(v, float), np.asarray(h, float)
     second = (v[:, :, None] * v[:, None]).reshape(len(v), -1)
-    return np.concatenate([v, second, (v[:, :, None] * h[:, None]).reshape(len(v), -1)], 1)
+    return np.concatenate(
+        [v, second, (v[:, :, None] * h[:, None]).reshape(len(v), -1)], 1
+    )
 
 
 def exact_moments() -> np.ndarray:
@@ -111,22 +113,50 @@ def test_wrong_uses_are_refused():
         kernel.sample(state, (PARAMS,), observed)
     unadjusted = UCD(coupling=langevin_sweep(zoo.graph("learned"), adjust=False))
     with pytest.raises(ValueError, match="adjust"):
-        unadjusted.init(zoo.graph("learned"), PARAMS, {"v": jnp.zeros((2, 2))}, 2, np.zeros(2, np.uint32))
+        unadjusted.init(
+            zoo.graph("learned"),
+            PARAMS,
+            {"v": jnp.zeros((2, 2))},
+            2,
+            np.zeros(2, np.uint32),
+        )
 
 
 CHAINS = 8000
 
 
-def run(step_size, num_samples=1, num_chains=CHAINS, num_steps=3, adjust=True, marginalize=(), **options):
-    kernel = GibbsLangevin(zoo.graph("learned"), step_size, num_steps, adjust=adjust, marginalize=marginalize)
-    return run_mcmc(kernel, PARAMS, key=4, num_samples=num_samples, num_chains=num_chains, **options)
+def run(
+    step_size,
+    num_samples=1,
+    num_chains=CHAINS,
+    num_steps=3,
+    adjust=True,
+    marginalize=(),
+    **options,
+):
+    kernel = GibbsLangevin(
+        zoo.graph("learned"),
+        step_size,
+        num_steps,
+        adjust=adjust,
+        marginalize=marginalize,
+    )
+    return run_mcmc(
+        kernel, PARAMS, key=4, num_samples=num_samples, num_chains=num_chains, **options
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("step_size", "marginalize"), [(0.5, ()), (1.9, "h")])
 def test_adjusted_steps_keep_the_distribution_for_any_step_size(step_size, marginalize):
     start = stationary(CHAINS, 1)
-    mcmc = run(step_size, 4, marginalize=marginalize, init_params=start, extra_fields=("acceptance",))
+    mcmc = run(
+        step_size,
+        4,
+        marginalize=marginalize,
+        init_params=start,
+        extra_fields=("acceptance",),
+    )
     last = {b: x[:, -1] for b, x in samples(mcmc).items()}
     assert_rows_law(moments(**last), exact_moments())
     assert (last["v"] != start["v"]).mean() > 0.5
@@ -138,7 +168,9 @@ def test_adjusted_steps_keep_the_distribution_for_any_step_size(step_size, margi
 @pytest.mark.parametrize("step_size", [0.6, 1.2])
 def test_unadjusted_steps_have_the_documented_distribution(step_size):
     """Given h: the right mean, and a variance too large by 1 / (1 - step_size**2 / 4)."""
-    mcmc = run(step_size, num_steps=25, adjust=False, clamped={"h": np.array([1.0, 0.0])})
+    mcmc = run(
+        step_size, num_steps=25, adjust=False, clamped={"h": np.array([1.0, 0.0])}
+    )
     assert mcmc.sampler.get_diagnostics_str(mcmc.last_state) == "1 sweeps, unadjusted"
     states, _, centre = mixture()
     mean = centre[(states == [1, 0]).all(1)][0]
@@ -166,7 +198,9 @@ def test_observed_units_stay_and_the_others_have_their_distribution():
 @pytest.mark.parametrize("marginalize", [(), ("h",)])
 def test_chain_methods_give_the_same_draws(method, marginalize):
     options = {"num_chains": 2, "num_steps": 2, "marginalize": marginalize}
-    first, second = (samples(run(0.9, 4, chain_method=m, **options)) for m in ("vectorized", method))
+    first, second = (
+        samples(run(0.9, 4, chain_method=m, **options)) for m in ("vectorized", method)
+    )
     np.testing.assert_array_equal(first["h"], second["h"])
     np.testing.assert_allclose(first["v"], second["v"], rtol=0, atol=2e-5)
     assert (first["v"][0] != first["v"][1]).any()
@@ -176,33 +210,52 @@ def test_chain_methods_give_the_same_draws(method, marginalize):
 def test_acceptance_is_the_mean_over_all_proposals():
     start = {"v": np.zeros((3, 2)), "h": np.zeros((3, 2))}
     mcmc = run(1.6, 20, 3, num_steps=1, extra_fields=("acceptance",), init_params=start)
-    moved = np.diff(np.concatenate([np.zeros((3, 1, 2)), samples(mcmc)["v"]], 1), axis=1) != 0
+    moved = (
+        np.diff(np.concatenate([np.zeros((3, 1, 2)), samples(mcmc)["v"]], 1), axis=1)
+        != 0
+    )
     share = np.cumsum(moved.any(-1), 1) / np.arange(1, 21)
     np.testing.assert_allclose(fields(mcmc)["acceptance"], share, atol=1e-6)
     kernel = mcmc.sampler
-    assert kernel.get_diagnostics_str(mcmc.last_state).startswith("20 sweeps, acceptance 0.")
+    assert kernel.get_diagnostics_str(mcmc.last_state).startswith(
+        "20 sweeps, acceptance 0."
+    )
     assert repr(pickle.loads(pickle.dumps(kernel))) == repr(kernel)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("marginalize", [(), ("h",)])
 def test_coupled_expectations_are_unbiased(marginalize):
+    # fmt: skip
     estimate = ebmpp.unbiased_expectation(
-        zoo.graph("learned"), PARAMS,
-        lambda x: jnp.concatenate([x["v"], *(jnp.outer(x["v"], x[b]).ravel() for b in ("v", "h"))]),
-        rng_key=jax.random.key(2), num_pairs=6000, k=2, lag=2,
-        coupling=langevin_sweep(zoo.graph("learned"), step_size=1.3, num_steps=2, marginalize=marginalize),
-    )  # fmt: skip
+        zoo.graph("learned"),
+        PARAMS,
+        lambda x: jnp.concatenate(
+            [x["v"], *(jnp.outer(x["v"], x[b]).ravel() for b in ("v", "h"))]
+        ),
+        rng_key=jax.random.key(2),
+        num_pairs=6000,
+        k=2,
+        lag=2,
+        coupling=langevin_sweep(
+            zoo.graph("learned"), step_size=1.3, num_steps=2, marginalize=marginalize
+        ),
+    )
     assert_law(estimate.value, exact_moments(), estimate.standard_error)
     assert 0.3 < estimate.acceptance < 1 and estimate.meeting_time.max() > 4
 
 
 @pytest.mark.slow
 def test_persistent_chains_move_by_langevin_steps():
-    estimator = PCD(num_chains=CHAINS, moves=langevin_sweep(zoo.graph("learned"), step_size=1.5, num_steps=2))
+    estimator = PCD(
+        num_chains=CHAINS,
+        moves=langevin_sweep(zoo.graph("learned"), step_size=1.5, num_steps=2),
+    )
     batch = ebmpp.estimators.Batch.uniform({"v": jnp.zeros((2, 2))})
     pair = jnp.array([3, 4], jnp.uint32)
-    step = jax.jit(lambda x: estimator.estimate(zoo.graph("learned"), PARAMS, x, batch, pair))
+    step = jax.jit(
+        lambda x: estimator.estimate(zoo.graph("learned"), PARAMS, x, batch, pair)
+    )
     result = step(stationary(CHAINS, 8))
     assert_rows_law(moments(**result.state), exact_moments())
     assert 0.1 < result.metrics["acceptance"] < 0.9

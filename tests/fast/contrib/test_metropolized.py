@@ -19,12 +19,18 @@ from helpers import alone, assert_law, slow
 ROWS = 6000
 
 
-@pytest.mark.parametrize("family", [Categorical(1, 3), slow(Binomial(1, 3)), slow(Spin(1))])
+@pytest.mark.parametrize(
+    "family", [Categorical(1, 3), slow(Binomial(1, 3)), slow(Spin(1))]
+)
 def test_transitions_are_those_of_liu(family: Family) -> None:
     """The move goes from x to y with probability min(p_y / (1 - p_x), p_y / (1 - p_y))."""
     graph, values = alone(family), np.array(unit_values(family))
-    eta = np.random.default_rng(0).normal(size=family.statistic_shape).astype(np.float32)
-    log_p = statistics_of(family, values[:, None]) @ eta.ravel() + log_base(family, values[:, None])
+    eta = (
+        np.random.default_rng(0).normal(size=family.statistic_shape).astype(np.float32)
+    )
+    log_p = statistics_of(family, values[:, None]) @ eta.ravel() + log_base(
+        family, values[:, None]
+    )
     p = np.exp(log_p) / np.exp(log_p).sum()
     start = np.arange(ROWS) % len(values)
 
@@ -32,7 +38,9 @@ def test_transitions_are_those_of_liu(family: Family) -> None:
     def sweep(eta):
         keys = random.fold_in(np.array([0, 3], np.uint32), jnp.arange(ROWS))
         x = {"a": jnp.asarray(values[start][:, None], family.dtype)}
-        return draw_sweep(Target(graph, {"a": eta}), x, (Metropolized(("a",)),), keys)[0]["a"]
+        return draw_sweep(Target(graph, {"a": eta}), x, (Metropolized(("a",)),), keys)[
+            0
+        ]["a"]
 
     end = np.asarray(sweep(eta))[:, 0]
     for x in range(len(values)):
@@ -41,6 +49,8 @@ def test_transitions_are_those_of_liu(family: Family) -> None:
         exact[x] = 1 - exact.sum()
         rows = end[start == x]
         share = (rows[:, None] == values).mean(0)
-        assert_law(share, exact, np.sqrt(exact * (1 - exact) / len(rows)), len(values) ** 2)
+        assert_law(
+            share, exact, np.sqrt(exact * (1 - exact) / len(rows)), len(values) ** 2
+        )
     large = np.asarray(sweep(200 * eta))  # probabilities that round to 0 and 1
     assert np.isin(large, values).all()

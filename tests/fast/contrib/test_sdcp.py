@@ -18,7 +18,9 @@ ESTIMATOR = SDCP(d=D, k=2)
 
 def inner_params() -> list[dict[str, jax.Array]]:
     """Params of three inner steps, far apart."""
-    return [random_params(problem("rbm")[0], seed=seed, scale=2.0) for seed in (1, 2, 3)]
+    return [
+        random_params(problem("rbm")[0], seed=seed, scale=2.0) for seed in (1, 2, 3)
+    ]
 
 
 def test_run_follows_algorithm_2() -> None:
@@ -33,11 +35,24 @@ def test_run_follows_algorithm_2() -> None:
     for batch in range(2):
         start, v = dict(theta), rows if batch == 0 else 1 - rows
         for inner in range(D):
-            result = estimate(ESTIMATOR, graph, params, state, {"v": v}, key(1 + D * batch + inner), weights)
+            result = estimate(
+                ESTIMATOR,
+                graph,
+                params,
+                state,
+                {"v": v},
+                key(1 + D * batch + inner),
+                weights,
+            )
             result = jax.device_get(result)
-            params = {n: np.asarray(p) - np.float32(rate) * result.gradient[n] for n, p in params.items()}
+            params = {
+                n: np.asarray(p) - np.float32(rate) * result.gradient[n]
+                for n, p in params.items()
+            }
             state = result.state
-            step = difference(phase(theta, state.chains["v"], weights), phase(start, v, weights))
+            step = difference(
+                phase(theta, state.chains["v"], weights), phase(start, v, weights)
+            )
             theta = {n: theta[n] - rate * step[n] for n in theta}
             for name, value in theta.items():
                 np.testing.assert_allclose(params[name], value, atol=1e-5)

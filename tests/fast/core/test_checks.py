@@ -26,8 +26,17 @@ def test_integers_of_every_library_are_counts():
 
 
 def test_invalid_counts_are_refused():
-    messages = {"n .*0": 0, "True": True, "n ": np.bool_(True), "3.0": 3.0, "'3'": "3", "None": None}
-    for message, value in (messages | {str(2**31): 2**31, r"\(3,\)": np.arange(3)}).items():
+    messages = {
+        "n .*0": 0,
+        "True": True,
+        "n ": np.bool_(True),
+        "3.0": 3.0,
+        "'3'": "3",
+        "None": None,
+    }
+    for message, value in (
+        messages | {str(2**31): 2**31, r"\(3,\)": np.arange(3)}
+    ).items():
         with pytest.raises(ArgumentError, match=message):
             checks.count("n", value)
 
@@ -46,7 +55,13 @@ def test_numbers_have_bounds():
     for value in (0, 1.5, float("nan"), float("inf"), "0.5", True, None, [0.5, 0.5]):
         with pytest.raises(ArgumentError, match=r"rate.*\(0, 1\]"):
             checks.number("rate", value, above=0, most=1)
-    for bounds in ({"least": 0, "below": 1}, {"above": 3}, {"least": 3}, {"below": 1}, {"most": 1}):
+    for bounds in (
+        {"least": 0, "below": 1},
+        {"above": 3},
+        {"least": 3},
+        {"below": 1},
+        {"most": 1},
+    ):
         with pytest.raises(ArgumentError, match="rate.*2"):
             checks.number("rate", 2, **bounds)
 
@@ -71,10 +86,20 @@ def test_flags_are_booleans_and_instances_are_not_classes():
 
 def test_keys_of_every_form_are_accepted():
     legacy = jax.random.PRNGKey(1)
-    for key in (jax.random.key(1), legacy, np.asarray(legacy), jax.random.key(1, impl="rbg")):
+    for key in (
+        jax.random.key(1),
+        legacy,
+        np.asarray(legacy),
+        jax.random.key(1, impl="rbg"),
+    ):
         assert checks.key("rng_key", key).shape == key.shape
     keys = jax.random.split(jax.random.key(0), 3)
-    cases = {"jax.random.key(7)": np.int64(7), "None": None, "(3,)": keys, "(2,)": np.ones(2)}
+    cases = {
+        "jax.random.key(7)": np.int64(7),
+        "None": None,
+        "(3,)": keys,
+        "(2,)": np.ones(2),
+    }
     for message, value in cases.items():
         with pytest.raises(ArgumentError, match="rng_key.*" + re.escape(message)):
             checks.key("rng_key", value)
@@ -83,7 +108,18 @@ def test_keys_of_every_form_are_accepted():
 def test_block_names():
     for name in ("v", "h1", "x.y", "v:h", "rng_key", "Bild 1", "ü"):
         assert checks.block_name(name) == name
-    for name in ("chain", "draw", "clamped", "v_dim_0", "x[0]", "a/b", "..", "", " v", 3):
+    for name in (
+        "chain",
+        "draw",
+        "clamped",
+        "v_dim_0",
+        "x[0]",
+        "a/b",
+        "..",
+        "",
+        " v",
+        3,
+    ):
         with pytest.raises(DeclarationError, match="block"):
             checks.block_name(name)
 
@@ -96,17 +132,27 @@ def test_arrays_of_numbers():
             checks.numbers("v", value, StateError)
 
 
-CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, BaseException)]
+CLASSES = [
+    c
+    for c in vars(errors).values()
+    if isinstance(c, type) and issubclass(c, BaseException)
+]
 
 
-@pytest.mark.parametrize("clone", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+@pytest.mark.parametrize(
+    "clone", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))]
+)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_an_error_survives_pickle(kind: type, clone: Any) -> None:
     is_training = issubclass(kind, errors.TrainingError)
     error = kind("failed", *(({"v": np.ones(2)}, [1.0, 2.0], 7) if is_training else ()))
     error.add_note("a note")
     result = clone(error)
-    assert type(result) is kind and str(result) == "failed" and result.__notes__ == ["a note"]
+    assert (
+        type(result) is kind
+        and str(result) == "failed"
+        and result.__notes__ == ["a note"]
+    )
     if is_training:
         np.testing.assert_array_equal(result.params["v"], np.ones(2))
         assert (result.history, result.step) == ([1.0, 2.0], 7)

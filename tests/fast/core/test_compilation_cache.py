@@ -39,8 +39,12 @@ def compile_again(constant: float) -> None:
 
 
 def test_programs_are_stored_and_found_again(tmp_path: Path, hits: list[str]) -> None:
-    compile_again(0.125)  # JAX opens its cache at the first program, if a directory is set
-    assert ebmpp.enable_compilation_cache(tmp_path / "new" / "cache") == tmp_path / "new" / "cache"
+    # JAX opens its cache at the first program, if a directory is set
+    compile_again(0.125)
+    assert (
+        ebmpp.enable_compilation_cache(tmp_path / "new" / "cache")
+        == tmp_path / "new" / "cache"
+    )
     hits.clear()  # of another cache, where the environment names one
     compile_again(0.25)
     assert not hits and list((tmp_path / "new" / "cache").glob("jit_add_constant-*"))
@@ -59,10 +63,18 @@ def test_a_disabled_cache_is_enabled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("configured", "xdg", "expected"),
-    [("dir", "xdg", "dir"), (None, "xdg", "xdg/ebmpp/jax"), (None, "", "home/.cache/ebmpp/jax")],
+    [
+        ("dir", "xdg", "dir"),
+        (None, "xdg", "xdg/ebmpp/jax"),
+        (None, "", "home/.cache/ebmpp/jax"),
+    ],
 )
 def test_default_directory(
-    configured: str | None, xdg: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configured: str | None,
+    xdg: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     in_folder: Callable[[str], str] = lambda name: str(tmp_path / name) if name else ""
     jax.config.update("jax_compilation_cache_dir", configured and in_folder(configured))

@@ -15,7 +15,9 @@ from ebmpp.core.compile import Compiled, compiled
 def test_a_function_is_compiled_once() -> None:
     traces = []
     fn = Compiled(lambda x: traces.append(x) or x + 1)
-    np.testing.assert_array_equal([fn(np.float32([0, 1])) for _ in range(3)], [[1, 2]] * 3)
+    np.testing.assert_array_equal(
+        [fn(np.float32([0, 1])) for _ in range(3)], [[1, 2]] * 3
+    )
     assert len(traces) == fn._cache_size() == 1
 
 
@@ -24,8 +26,11 @@ def test_a_compiled_function_is_traced_and_differentiated_inside_another() -> No
     x = np.linspace(0, 1, 7, dtype=np.float32)
     expected = np.sin(x) ** 2
     np.testing.assert_allclose(jax.jit(lambda y: fn(y))(x), expected, rtol=1e-6)
-    np.testing.assert_allclose(jax.jit(lambda y: y + fn(x))(0 * x), expected, rtol=1e-6)  # a constant
-    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(fn)))(x), np.sin(2 * x), rtol=1e-6)
+    # a constant
+    np.testing.assert_allclose(jax.jit(lambda y: y + fn(x))(0 * x), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(jax.grad(fn)))(x), np.sin(2 * x), rtol=1e-6
+    )
 
 
 def test_static_arguments_select_a_program_and_the_oldest_is_dropped() -> None:

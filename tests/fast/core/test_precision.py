@@ -25,7 +25,9 @@ def equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
     """All equations of a program and of the programs that it calls."""
     for equation in jaxpr.eqns:
         yield equation
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")
+        ):
             inner = getattr(inner, "jaxpr", inner)
             if hasattr(inner, "eqns"):
                 yield from equations(inner)
@@ -40,7 +42,9 @@ def precisions(fn: Callable[..., Any], *args: Any) -> set:
 
 
 def rows(graph: ebmpp.FactorGraph) -> dict[str, Any]:
-    return {b: np.zeros((zoo.BATCH, *f.shape), f.dtype) for b, f in graph.families.items()}
+    return {
+        b: np.zeros((zoo.BATCH, *f.shape), f.dtype) for b, f in graph.families.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["rbm", slow("mixed"), slow("lattice")])
@@ -66,14 +70,20 @@ ESTIMATORS = {
 
 @pytest.mark.parametrize(
     ("name", "estimator"),
-    [("rbm", "ucd"), *(slow("rbm", e) for e in ESTIMATORS if e != "ucd"), slow("mixed", "ucd")],
+    [
+        ("rbm", "ucd"),
+        *(slow("rbm", e) for e in ESTIMATORS if e != "ucd"),
+        slow("mixed", "ucd"),
+    ],
 )
 def test_gradients(name: str, estimator: str) -> None:
     graph, key = zoo.graph(name), np.zeros(2, np.uint32)
     estimator, params = ESTIMATORS[estimator](), graph.init(zoo.KEY)
     data = {b: v for b, v in rows(graph).items() if b in graph.visible}
     state = estimator.init(graph, params, data, zoo.BATCH, key)
-    step = lambda params, state, batch, key: estimator.estimate(graph, params, state, batch, key)
+    step = lambda params, state, batch, key: estimator.estimate(
+        graph, params, state, batch, key
+    )
     assert precisions(step, params, state, Batch.uniform(data), key) == {HIGHEST}
 
 
@@ -98,4 +108,6 @@ def test_evaluations_and_their_gradients(name: str) -> None:
 def test_a_lower_precision_of_the_user_is_respected() -> None:
     graph = zoo.graph("rbm")
     with jax.default_matmul_precision("tensorfloat32"):
-        assert HIGHEST not in precisions(lambda p: graph.free_energy(p, rows(graph)["v"]), zoo.params("rbm"))
+        assert HIGHEST not in precisions(
+            lambda p: graph.free_energy(p, rows(graph)["v"]), zoo.params("rbm")
+        )

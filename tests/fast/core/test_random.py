@@ -22,10 +22,14 @@ def words(keys: np.ndarray, count: int) -> np.ndarray:
 def test_words_are_those_of_jax_and_depend_on_their_row_alone(count: int) -> None:
     result = words(KEYS, count)
     counter = np.arange(count + count % 2, dtype=np.uint32)
-    expected = [np.asarray(threefry_2x32(jnp.asarray(key), counter))[:count] for key in KEYS]
+    expected = [
+        np.asarray(threefry_2x32(jnp.asarray(key), counter))[:count] for key in KEYS
+    ]
     assert result.dtype == np.uint32
     np.testing.assert_array_equal(result, expected)
-    np.testing.assert_array_equal(words(KEYS[[4, 2, 0, 1, 3]], count), result[[4, 2, 0, 1, 3]])
+    np.testing.assert_array_equal(
+        words(KEYS[[4, 2, 0, 1, 3]], count), result[[4, 2, 0, 1, 3]]
+    )
     np.testing.assert_array_equal(words(KEYS[1], count), result[1])
     assert words(KEYS, 0).shape == (5, 0)
 
@@ -39,8 +43,12 @@ def test_fold_in_separates_every_counter() -> None:
     np.testing.assert_array_equal(random.fold_in(KEYS[2], 3), keys[2, 3, 0])
 
 
-def test_keys_on_an_accelerator_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    fold = lambda: random._folded.__wrapped__(KEYS, np.array(7, np.uint32), np.arange(5, dtype=np.uint32))
+def test_keys_on_an_accelerator_are_those_of_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fold = lambda: random._folded.__wrapped__(
+        KEYS, np.array(7, np.uint32), np.arange(5, dtype=np.uint32)
+    )
     on_cpu = np.asarray(fold())
     monkeypatch.setattr(random.backend, "accelerated", lambda: True)
     np.testing.assert_array_equal(fold(), on_cpu)
@@ -48,7 +56,9 @@ def test_keys_on_an_accelerator_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPat
 
 def test_key_pairs_of_typed_legacy_and_other_keys() -> None:
     typed = jax.random.key(5)
-    np.testing.assert_array_equal(random.key_pair(typed), random.key_pair(jax.random.key_data(typed)))
+    np.testing.assert_array_equal(
+        random.key_pair(typed), random.key_pair(jax.random.key_data(typed))
+    )
     keys = jax.random.split(typed, (2, 3))
     pairs = np.asarray(random.key_pair(keys))
     assert pairs.shape == (2, 3, 2)

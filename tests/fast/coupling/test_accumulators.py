@@ -23,17 +23,24 @@ def products(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 @pytest.mark.parametrize("rows", [None, 5])
-@pytest.mark.parametrize("wide", [None, 1, 10**9], ids=["at once", "singly", "in parts"])
-def test_sums_match_numpy(wide: int | None, rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "wide", [None, 1, 10**9], ids=["at once", "singly", "in parts"]
+)
+def test_sums_match_numpy(
+    wide: int | None, rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = np.random.default_rng(0)
     v = generator.normal(size=(50, 4)).astype(np.float32)
-    weights = np.where(np.arange(50) % 7 == 0, 0.0, np.linspace(-1, 2, 50)).astype(np.float32)
+    weights = np.where(np.arange(50) % 7 == 0, 0.0, np.linspace(-1, 2, 50)).astype(
+        np.float32
+    )
     v[7] = np.nan  # has no weight
     jobs = np.arange(50, dtype=np.int32) * 5 % 23
     target = Target(zoo.graph("rbm"), zoo.params("rbm"))
     if wide is not None:
         monkeypatch.setattr(accumulators, "_WIDE", wide)
-        monkeypatch.setattr(accumulators, "_MAX_VALUES", 17 * 8)  # eight rows at a time, and two at last
+        # eight rows at a time, and two at last
+        monkeypatch.setattr(accumulators, "_MAX_VALUES", 17 * 8)
 
     @jax.jit
     def sums(x: Any, weights: Any, jobs: Any) -> Any:
@@ -56,7 +63,9 @@ def test_memory_does_not_grow_with_the_number_of_pairs() -> None:
     for num in (2000, 10**6):
         blocks = function.in_blocks(num)
         assert not blocks.per_job
-        (total,) = jax.tree.leaves(jax.eval_shape(lambda b=blocks, n=num: b.init(target, n)))
+        (total,) = jax.tree.leaves(
+            jax.eval_shape(lambda b=blocks, n=num: b.init(target, n))
+        )
         assert total.shape == (accumulators.BLOCKS, 4, 1000)
         assert blocks.pairs(np.ones(num, bool)).sum() == num
     assert function.in_blocks(1000) == function

@@ -52,18 +52,36 @@ def statistics(name: str) -> Any:
 def params_for(name: str) -> dict[str, Any]:
     """Params whose tails are lighter than the tails of initial draws, where these are proposed."""
     special = {
-        "learned": {"v": [[0.6, -0.8], [-0.4, -1.0]], "h": [0.5, -0.7], "v:h": [[1.5, -1.2], [0.8, 1.6]]},
-        "poisson": {"v": [-1.0, -0.6], "h": [0.5, -0.7], "v:h": [[0.6, 0.3], [0.2, 0.4]]},
+        "learned": {
+            "v": [[0.6, -0.8], [-0.4, -1.0]],
+            "h": [0.5, -0.7],
+            "v:h": [[1.5, -1.2], [0.8, 1.6]],
+        },
+        "poisson": {
+            "v": [-1.0, -0.6],
+            "h": [0.5, -0.7],
+            "v:h": [[0.6, 0.3], [0.2, 0.4]],
+        },
     }
     if name not in special:
         return params_of(name)
-    return {factor: jnp.asarray(np.float32(value)) for factor, value in special[name].items()}
+    return {
+        factor: jnp.asarray(np.float32(value))
+        for factor, value in special[name].items()
+    }
 
 
 def estimate(name: str, coupling: Any, **options: Any) -> UnbiasedEstimate:
-    options = {"rng_key": jax.random.key(1), "num_pairs": PAIRS, "num_slots": 4, **options}
+    options = {
+        "rng_key": jax.random.key(1),
+        "num_pairs": PAIRS,
+        "num_slots": 4,
+        **options,
+    }
     options["coupling"] = coupling
-    return ebmpp.unbiased_expectation(graph_of(name), params_for(name), statistics(name), **options)
+    return ebmpp.unbiased_expectation(
+        graph_of(name), params_for(name), statistics(name), **options
+    )
 
 
 def name_of(value: Any) -> str:
@@ -75,19 +93,42 @@ def test_every_coupling_is_unbiased(name: str, coupling: Any) -> None:
     exact = flat(exact_means(graph_of(name), params_for(name)))
     for k, m, lag in WINDOWS:
         result = estimate(name, coupling, k=k, m=m, lag=lag)
-        assert_law(flat(result.value), exact, flat(result.standard_error), exact.size * len(WINDOWS))
-        assert (result.meeting_time > lag + 1).mean() > 0.03  # there was something to correct
-        assert (result.cost == np.maximum(m, result.meeting_time) + result.meeting_time - lag).all()
-        assert (0 < result.acceptance < 1) if callable(coupling) else np.isnan(result.acceptance)
+        assert_law(
+            flat(result.value),
+            exact,
+            flat(result.standard_error),
+            exact.size * len(WINDOWS),
+        )
+        # there was something to correct
+        assert (result.meeting_time > lag + 1).mean() > 0.03
+        assert (
+            result.cost
+            == np.maximum(m, result.meeting_time) + result.meeting_time - lag
+        ).all()
+        assert (
+            (0 < result.acceptance < 1)
+            if callable(coupling)
+            else np.isnan(result.acceptance)
+        )
         late = result.meeting_time > lag
-        interval = stats.binomtest(int(late.sum()), PAIRS, alternative="less").proportion_ci(0.95, "exact")
-        assert result.late == late.mean() and result.late_upper == pytest.approx(interval.high)
+        interval = stats.binomtest(
+            int(late.sum()), PAIRS, alternative="less"
+        ).proportion_ci(0.95, "exact")
+        assert result.late == late.mean() and result.late_upper == pytest.approx(
+            interval.high
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "coupling", "clamped", "error", "message"),
     [
-        ("tiny", Metropolis(("a", "b")), {"a": [1.0, 0.0]}, ArgumentError, r"\['a', 'b'\].*\['b'\]"),
+        (
+            "tiny",
+            Metropolis(("a", "b")),
+            {"a": [1.0, 0.0]},
+            ArgumentError,
+            r"\['a', 'b'\].*\['b'\]",
+        ),
         ("tiny", Metropolis(("a",)), {}, ArgumentError, r"\['a'\].*\['a', 'b'\]"),
         ("tiny", (), {}, ArgumentError, r"\[\]"),
         ("tiny", ("metropolised", "common"), {}, ArgumentError, "'metropolised'"),
@@ -96,7 +137,11 @@ def test_every_coupling_is_unbiased(name: str, coupling: Any) -> None:
     ],
 )
 def test_moves_that_do_not_fit_are_refused(
-    name: str, coupling: Any, clamped: dict[str, Any], error: type[Exception], message: str
+    name: str,
+    coupling: Any,
+    clamped: dict[str, Any],
+    error: type[Exception],
+    message: str,
 ) -> None:
     with pytest.raises(error, match=message):
         estimate(name, coupling, **{b: jnp.array(v) for b, v in clamped.items()})

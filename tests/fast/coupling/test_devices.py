@@ -38,16 +38,28 @@ def values(x: dict[str, Any]) -> dict[str, Any]:
     return dict(x)
 
 
-def pairs(mesh: Any, params: Any = None, num_pairs: int = 20, **options: Any) -> UnbiasedEstimate:
+def pairs(
+    mesh: Any, params: Any = None, num_pairs: int = 20, **options: Any
+) -> UnbiasedEstimate:
     graph, usual, _ = problem("rbm")
     return ebmpp.unbiased_expectation(
-        graph, params or usual, values, rng_key=zoo.KEY, num_pairs=num_pairs, mesh=mesh, **options
+        graph,
+        params or usual,
+        values,
+        rng_key=zoo.KEY,
+        num_pairs=num_pairs,
+        mesh=mesh,
+        **options,
     )
 
 
 @pytest.mark.parametrize(
     ("devices", "options"),
-    [slow(2, {"m": 5}), slow(8, {"coupling": metropolis_sweep}), slow(8, {"v": ROWS})],  # 8 do not divide 20
+    [
+        slow(2, {"m": 5}),
+        slow(8, {"coupling": metropolis_sweep}),
+        slow(8, {"v": ROWS}),
+    ],  # 8 do not divide 20
     ids=lambda value: str(value)[:9],
 )
 def test_pairs_are_those_of_one_device(devices: int, options: dict[str, Any]) -> None:
@@ -64,12 +76,19 @@ def test_pairs_are_those_of_one_device(devices: int, options: dict[str, Any]) ->
 def test_params_sharded_over_axes_that_do_not_fit_are_refused() -> None:
     graph, params, _ = problem("rbm")
     shard = lambda kind: NamedSharding(
-        jax.make_mesh((2, 4), ("rows", "units"), axis_types=(kind,) * 2), P("units", None)
+        jax.make_mesh((2, 4), ("rows", "units"), axis_types=(kind,) * 2),
+        P("units", None),
     )
-    cut = {**params, "v:h": jax.device_put(np.asarray(params["v:h"]), shard(AxisType.Auto))}
+    cut = {
+        **params,
+        "v:h": jax.device_put(np.asarray(params["v:h"]), shard(AxisType.Auto)),
+    }
     with pytest.raises(ArgumentError, match=r"'units'.*\['v:h'\]"):
         pairs(mesh_of(2), cut)
-    cut = {**params, "v:h": jax.device_put(np.asarray(params["v:h"]), shard(AxisType.Explicit))}
+    cut = {
+        **params,
+        "v:h": jax.device_put(np.asarray(params["v:h"]), shard(AxisType.Explicit)),
+    }
     with pytest.raises(ParameterError, match="'v:h' .*explicit"):
         graph.free_energy(cut, {"v": ROWS})
     rows = jax.device_put(ROWS, NamedSharding(shard(AxisType.Explicit).mesh, P("rows")))
@@ -83,7 +102,9 @@ def test_invalid_meshes_are_refused() -> None:
         with pytest.raises(ArgumentError, match="unbiased_expectation: mesh"):
             pairs(mesh)
     with pytest.raises(ArgumentError, match="smc: mesh"):
-        ebmpp.smc(graph, params, rng_key=zoo.KEY, mesh=Mesh(np.array(jax.devices()[0]), ()))
+        ebmpp.smc(
+            graph, params, rng_key=zoo.KEY, mesh=Mesh(np.array(jax.devices()[0]), ())
+        )
 
 
 def run(name: str, *arguments: Any, **options: Any) -> list[Any]:
@@ -101,7 +122,9 @@ def test_particles_and_their_pairs_are_those_of_one_device() -> None:
     np.testing.assert_array_equal(sharded.particles["v"], single.particles["v"])
     assert sharded.num_rungs == single.num_rungs
     for ladder in ("linear", "adaptive"):
-        single, sharded = run("ais", num_particles=20, num_temperatures=150, ladder=ladder)
+        single, sharded = run(
+            "ais", num_particles=20, num_temperatures=150, ladder=ladder
+        )
         np.testing.assert_allclose(sharded.log_weights, single.log_weights, rtol=1e-4)
     options = {"num_particles": 2, "num_pairs": 9, "ladder": [0, 1]}
     single, sharded = run("particle_expectation", values, **options)
@@ -122,7 +145,8 @@ def test_params_may_be_sharded_over_another_axis() -> None:
 
 
 _COLLECTIVE = re.compile(
-    r"= (?:\([^()]*\)|\S+) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    r"= (?:\([^()]*\)|\S+) "
+    r"(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 )
 
 
@@ -133,15 +157,25 @@ def test_devices_synchronise_once_per_run() -> None:
     start = {b: np.zeros((24, *f.shape), np.float32) for b, f in graph.families.items()}
     statics = resolve_moves(graph, None), EnergyGradient(), 4
     with sharding.over("mesh", mesh_of(8)):
-        program = run_pairs.lower(Target(graph, params), *statics, start, start, key(7), window)
+        program = run_pairs.lower(
+            Target(graph, params), *statics, start, start, key(7), window
+        )
         text = program.compile().as_text()
     outside_loops = re.search(r"^ENTRY .*?^\}", text, re.M | re.S)
-    assert outside_loops and _COLLECTIVE.findall(outside_loops.group()).count("all-reduce") == 1
+    assert (
+        outside_loops
+        and _COLLECTIVE.findall(outside_loops.group()).count("all-reduce") == 1
+    )
     assert _COLLECTIVE.findall(text) == _COLLECTIVE.findall(outside_loops.group())
 
 
 def sampler(kernel: Any, method: Any, num_chains: int = 8) -> MCMC:
-    options = {"num_warmup": 1, "num_samples": 4, "num_chains": num_chains, "progress_bar": False}
+    options = {
+        "num_warmup": 1,
+        "num_samples": 4,
+        "num_chains": num_chains,
+        "progress_bar": False,
+    }
     return MCMC(kernel, chain_method=method, **options)
 
 

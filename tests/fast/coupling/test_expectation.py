@@ -49,9 +49,16 @@ def exact() -> np.ndarray:
 @pytest.mark.parametrize(("k", "m", "lag"), WINDOWS)
 def test_estimates_are_unbiased(k: int, m: int, lag: int) -> None:
     result = estimate(k=k, m=m, lag=lag)
-    assert_law(flat(result.value), exact(), flat(result.standard_error), exact().size * len(WINDOWS))
+    assert_law(
+        flat(result.value),
+        exact(),
+        flat(result.standard_error),
+        exact().size * len(WINDOWS),
+    )
     assert result.met.all() and result.meeting_time.max() > lag + 1
-    assert (result.cost == np.maximum(m, result.meeting_time) + result.meeting_time - lag).all()
+    assert (
+        result.cost == np.maximum(m, result.meeting_time) + result.meeting_time - lag
+    ).all()
 
 
 def test_standard_errors_match_the_spread_of_estimates() -> None:
@@ -91,13 +98,20 @@ def test_clamped_blocks_give_posterior_expectations() -> None:
     posterior = zoo.Oracle(graph, params, clamped)
     weights = np.exp(posterior.log_weights - posterior.log_z)
     result = ebmpp.unbiased_expectation(
-        graph, params, lambda x: x["fn"], rng_key=zoo.KEY, num_pairs=PAIRS, clamped=clamped
+        graph,
+        params,
+        lambda x: x["fn"],
+        rng_key=zoo.KEY,
+        num_pairs=PAIRS,
+        clamped=clamped,
     )
     assert result.meeting_time.max() > 1
     assert_law(result.value, weights @ posterior.x["fn"], result.standard_error)
     search = ebmpp.local_search(graph, params, rng_key=zoo.KEY, clamped=clamped)
     assert search.state["k"].tolist() == [1, 0]
-    run = lambda **options: ebmpp.local_search(graph, params, rng_key=zoo.KEY, **options)
+    run = lambda **options: ebmpp.local_search(
+        graph, params, rng_key=zoo.KEY, **options
+    )
     for options, message in (
         ({"k": clamped["k"], "clamped": clamped}, "clamped .*'k'"),
         ({"clamped": 3}, "clamped .*3"),
@@ -116,13 +130,21 @@ def test_unmet_pairs_raise_or_are_dropped_with_a_warning() -> None:
         result = estimate(k=1, max_sweeps=2, unmet="drop")
     free = estimate(k=1)
     assert result.num_unmet == (~result.met).sum() == (free.meeting_time > 2).sum() > 0
-    assert np.isinf(result.meeting_time[~result.met]).all() and np.isinf(result.cost[~result.met]).all()
-    np.testing.assert_array_equal(result.meeting_time[result.met], free.meeting_time[result.met])
+    assert (
+        np.isinf(result.meeting_time[~result.met]).all()
+        and np.isinf(result.cost[~result.met]).all()
+    )
+    np.testing.assert_array_equal(
+        result.meeting_time[result.met], free.meeting_time[result.met]
+    )
     assert result.late == free.late  # unmet pairs are late
     # means of the pairs that met alone
     early = (free.meeting_time <= 2).mean()
     assert 0.1 < early < 0.95
-    assert np.abs(flat(result.value) - exact()).max() > 5 * flat(result.standard_error).min()
+    assert (
+        np.abs(flat(result.value) - exact()).max()
+        > 5 * flat(result.standard_error).min()
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,13 +167,24 @@ def test_invalid_arguments_raise(options: dict[str, Any], message: str) -> None:
 
 def test_repr_shows_values_and_errors() -> None:
     result = estimate()
-    scalar = dataclasses.replace(result, value=jnp.float32(0.51234), standard_error=jnp.float32(0.00456))
-    assert repr(scalar).startswith("UnbiasedEstimate(0.5123 +- 0.0046; 2000 pairs, 0 unmet, ")
+    scalar = dataclasses.replace(
+        result, value=jnp.float32(0.51234), standard_error=jnp.float32(0.00456)
+    )
+    assert repr(scalar).startswith(
+        "UnbiasedEstimate(0.5123 +- 0.0046; 2000 pairs, 0 unmet, "
+    )
     assert repr(result).startswith("UnbiasedEstimate(19 numbers from ")
 
 
-def estimate_of(name: str, fn: Any, seed: int = 1, params: Any = None, **options: Any) -> UnbiasedEstimate:
-    options = {"rng_key": jax.random.key(seed), "num_pairs": 6000, "num_slots": 4, **options}
+def estimate_of(
+    name: str, fn: Any, seed: int = 1, params: Any = None, **options: Any
+) -> UnbiasedEstimate:
+    options = {
+        "rng_key": jax.random.key(seed),
+        "num_pairs": 6000,
+        "num_slots": 4,
+        **options,
+    }
     params = params_of(name) if params is None else params
     return ebmpp.unbiased_expectation(graph_of(name), params, fn, **options)
 
@@ -163,15 +196,24 @@ def units(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
 @pytest.mark.slow
 def test_independent_starts_show_modes_that_chains_do_not_leave() -> None:
     graph, params, _ = problem("rbm")
-    result = estimate_of("rbm", graph.statistics, params=params, independent_starts=True)
+    result = estimate_of(
+        "rbm", graph.statistics, params=params, independent_starts=True
+    )
     exact = exact_means(graph, params)
     assert_law(flat(result.value), flat(exact), flat(result.standard_error))
-    options = {"params": two_modes(8.0, 0.0), "num_pairs": 1000, "max_sweeps": 30, "unmet": "drop"}
+    options = {
+        "params": two_modes(8.0, 0.0),
+        "num_pairs": 1000,
+        "max_sweeps": 30,
+        "unmet": "drop",
+    }
     with pytest.warns(UserWarning, match="overlap z"):
         same = estimate_of("rbm", lambda x: x["v"].sum(), **options)
     assert same.met.all()  # both chains of a pair are in the mode that they started in
     with pytest.warns(UserWarning, match="of 1000 pairs did not meet"):
-        separate = estimate_of("rbm", lambda x: x["v"].sum(), independent_starts=True, **options)
+        separate = estimate_of(
+            "rbm", lambda x: x["v"].sum(), independent_starts=True, **options
+        )
     assert 300 < (~separate.met).sum() < 700
 
 
@@ -180,13 +222,27 @@ def test_estimates_without_any_correction_give_a_warning() -> None:
     graph = layered(v=Spin(30), h=Spin(30))
     scheme = {"weight": "orthogonal", "bias": "logistic"}
     params = {n: 2 * a for n, a in graph.init(jax.random.key(3), scheme=scheme).items()}
-    options = {"rng_key": zoo.KEY, "num_pairs": 400, "num_slots": 4, "init": "local_mode"}
+    options = {
+        "rng_key": zoo.KEY,
+        "num_pairs": 400,
+        "num_slots": 4,
+        "init": "local_mode",
+    }
     with pytest.warns(UserWarning, match="all 400 pairs met at the first"):
         result = ebmpp.unbiased_expectation(
-            graph, params, lambda x: graph.energy(params, x), coupling=metropolis_sweep, **options
+            graph,
+            params,
+            lambda x: graph.energy(params, x),
+            coupling=metropolis_sweep,
+            **options,
         )
-    assert result.late == 0 and result.acceptance < 0.01 and (result.meeting_time == 1).all()
-    assert result.late_upper == pytest.approx(1 - 0.05 ** (1 / 400))  # the rule of three, exactly
+    assert (
+        result.late == 0
+        and result.acceptance < 0.01
+        and (result.meeting_time == 1).all()
+    )
+    # the rule of three, exactly
+    assert result.late_upper == pytest.approx(1 - 0.05 ** (1 / 400))
     frozen = {"a": 40 * jnp.ones(2), "b": 40 * jnp.ones(2), "a:b": jnp.zeros((2, 2))}
     ones = {"a": jnp.ones(2), "b": jnp.ones(2)}
     assert estimate_of("tiny", units, params=frozen, init=ones).late == 0
@@ -197,41 +253,65 @@ def products(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 @pytest.mark.slow
-def test_block_sums_have_the_same_means_and_similar_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_sums_have_the_same_means_and_similar_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = {"num_pairs": 700, "k": 0, "m": 2}
     by_pair = estimate_of("tiny", lambda x: products(x), **options)
     monkeypatch.setattr(accumulators, "_MAX_VALUES", 1000)
     result = estimate_of("tiny", lambda x: products(x), **options)
     np.testing.assert_array_equal(result.meeting_time, by_pair.meeting_time)
-    np.testing.assert_allclose(flat(result.value), flat(by_pair.value), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        flat(result.value), flat(by_pair.value), rtol=1e-5, atol=1e-6
+    )
     ratio = flat(result.standard_error) / flat(by_pair.standard_error)
-    assert 0.7 < ratio.min() < ratio.max() < 1.4 and not np.allclose(ratio, 1, rtol=1e-4)
+    assert 0.7 < ratio.min() < ratio.max() < 1.4 and not np.allclose(
+        ratio, 1, rtol=1e-4
+    )
     with pytest.warns(UserWarning, match="dropped"):
-        dropped = estimate_of("tiny", lambda x: jnp.ones(3), max_sweeps=3, unmet="drop", **options)
+        dropped = estimate_of(
+            "tiny", lambda x: jnp.ones(3), max_sweeps=3, unmet="drop", **options
+        )
     assert 0 < dropped.num_unmet < 700
-    np.testing.assert_allclose(dropped.value, 1, rtol=1e-6)  # weights of pairs that met sum to 1
+    # weights of pairs that met sum to 1
+    np.testing.assert_allclose(dropped.value, 1, rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_pair_that_fails_after_it_has_met_is_unmet() -> None:
     unit = dist.Normal(0.0, 1.0)
     broken = lambda s: dist.Normal(0.0, jnp.where(s["a"] > 2, jnp.nan, 1.0))
-    kernel = CoupledComposite([Conjugate("a", lambda s: unit, unit), Conjugate("b", broken, unit)])
-    run = partial(composite_expectation, kernel, lambda s: s["a"], rng_key=zoo.KEY, num_pairs=50, k=1)
+    kernel = CoupledComposite(
+        [Conjugate("a", lambda s: unit, unit), Conjugate("b", broken, unit)]
+    )
+    run = partial(
+        composite_expectation,
+        kernel,
+        lambda s: s["a"],
+        rng_key=zoo.KEY,
+        num_pairs=50,
+        k=1,
+    )
     with pytest.raises(UnmetError, match=r"(\d+) of 50 pairs .*\1 because"):
         run(m=100)
     with pytest.warns(UserWarning, match="biased"):
         result = run(m=20, unmet="drop")
-    assert 0 < result.num_unmet < 50 and np.isinf(result.meeting_time[~result.met]).all()
+    assert (
+        0 < result.num_unmet < 50 and np.isinf(result.meeting_time[~result.met]).all()
+    )
 
 
 def particle_estimate(**options: Any) -> UnbiasedEstimate:
     options = {"rng_key": zoo.KEY, "num_particles": 2, "ladder": [0, 1], **options}
-    return ebmpp.particle_expectation(zoo.graph("rbm"), two_modes(), lambda x: x["v"], **options)
+    return ebmpp.particle_expectation(
+        zoo.graph("rbm"), two_modes(), lambda x: x["v"], **options
+    )
 
 
 @pytest.mark.slow
-def test_unmet_and_long_pairs_of_systems_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmet_and_long_pairs_of_systems_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(UnmetError, match="of 60 pairs .* 3 systems"):
         particle_estimate(num_pairs=60, max_systems=3)
     with pytest.warns(UserWarning, match="biased"):

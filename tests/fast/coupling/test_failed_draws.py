@@ -46,10 +46,16 @@ def at_scale(size: int, scale: float) -> dict[str, jax.Array]:
     weight = 0.3 / scale / np.sqrt(size)
     v = np.tile(np.float32([1 / scale, -0.5 * scale**-2]), (size, 1))
     full = lambda shape, value: jnp.asarray(np.full(shape, value, np.float32))
-    return {"v": jnp.asarray(v), "h": full(5, -5 * weight * scale), "v:h": full((size, 5), weight)}
+    return {
+        "v": jnp.asarray(v),
+        "h": full(5, -5 * weight * scale),
+        "v:h": full((size, 5), weight),
+    }
 
 
-def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, pair: jax.Array, x: dict) -> np.ndarray:
+def times_of_sweeps(
+    graph: FactorGraph, params: Any, moves: Any, pair: jax.Array, x: dict
+) -> np.ndarray:
     """Meeting times by single sweeps, with the words that the engine draws."""
     keys, target = random.fold_in(pair, np.arange(PAIRS)), Target(graph, params)
     leading, _ = draw(target, x, moves, random.fold_in(keys, 1))
@@ -59,7 +65,8 @@ def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, pair: jax.Array
         z, together, broken, _ = coupled(target, z, moves, random.fold_in(keys, t))
         assert not broken.any()
         same = np.all([equal(v) for v in z.values()], axis=0)
-        np.testing.assert_array_equal(same, together)  # equal values have the same bits in both chains
+        # equal values have the same bits in both chains
+        np.testing.assert_array_equal(same, together)
         assert same[times > 0].all()  # and they stay equal
         times = np.where((times < 0) & same, t, times)
         if (times > 0).all():
@@ -69,10 +76,17 @@ def times_of_sweeps(graph: FactorGraph, params: Any, moves: Any, pair: jax.Array
 
 @pytest.mark.parametrize(
     ("size", "moves", "by_sweeps"),
-    [slow(30, None, False), slow(3, None, True), slow(1000, REFLECTED, True), slow(30, LANGEVIN, True)],
+    [
+        slow(30, None, False),
+        slow(3, None, True),
+        slow(1000, REFLECTED, True),
+        slow(30, LANGEVIN, True),
+    ],
     ids=str,
 )
-def test_pairs_of_real_units_meet_at_every_scale(size: int, moves: Any, by_sweeps: bool) -> None:
+def test_pairs_of_real_units_meet_at_every_scale(
+    size: int, moves: Any, by_sweeps: bool
+) -> None:
     graph, pair = machine(size), key(3)
     moves = resolve_moves(graph, moves)
     x = jax.jit(lambda keys: initial_rows(graph, graph.families, keys))(
@@ -82,25 +96,39 @@ def test_pairs_of_real_units_meet_at_every_scale(size: int, moves: Any, by_sweep
         params = at_scale(size, scale)
         start = {**x, "v": np.float32(scale) * np.asarray(x["v"])}
         window = Window(*(np.int32(n) for n in (1, 1, 1, 60)))
-        result = run_pairs(Target(graph, params), moves, EnergyGradient(), 16, start, start, pair, window)
+        result = run_pairs(
+            Target(graph, params),
+            moves,
+            EnergyGradient(),
+            16,
+            start,
+            start,
+            pair,
+            window,
+        )
         tau = np.asarray(result.meeting_time)
         assert int(result.broken) == 0 and 0 < tau.min() and tau.max() > 2
         if by_sweeps:
-            np.testing.assert_array_equal(tau, times_of_sweeps(graph, params, moves, pair, start))
+            np.testing.assert_array_equal(
+                tau, times_of_sweeps(graph, params, moves, pair, start)
+            )
 
 
 def test_real_units_that_only_share_noise_are_refused() -> None:
     graph = layered(v=Gaussian(2), h=Gaussian(2))
     with pytest.raises(DeclarationError, match="'v', 'h'"):
         resolve_moves(graph, "common")
-    resolve_moves(layered(v=Gaussian(2), h=Bernoulli(2)), "common")  # h meets, and then v
+    # h meets, and then v
+    resolve_moves(layered(v=Gaussian(2), h=Bernoulli(2)), "common")
     resolve_moves(graph, ("maximal", "common"))
 
 
 class Lopsided(Bernoulli):
     """Log ratios are too small by 1 at every value, so that the residual has no mass."""
 
-    def unit_log_ratio(self, eta: jax.Array, other: jax.Array, statistics: jax.Array) -> jax.Array:
+    def unit_log_ratio(
+        self, eta: jax.Array, other: jax.Array, statistics: jax.Array
+    ) -> jax.Array:
         return super().unit_log_ratio(eta, other, statistics) - 1
 
 
@@ -112,7 +140,9 @@ def test_a_residual_without_mass_is_flagged() -> None:
     @jax.jit
     def attempt(pairs: jax.Array) -> Any:
         trial = Trial(pairs, jnp.asarray(rows), jnp.asarray(~rows), most=50)
-        return couple_focused(Target(graph, {}), eta, z, Layer(("a",), "maximal"), 0, trial)
+        return couple_focused(
+            Target(graph, {}), eta, z, Layer(("a",), "maximal"), 0, trial
+        )
 
     result = attempt(random.fold_in(key(0), np.arange(9)))
     np.testing.assert_array_equal(result.broken, ~result.together["a"])
@@ -125,7 +155,14 @@ def test_a_residual_without_mass_raises(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(engine, "MOST_TRIALS", 4096)
     graph = pair(Lopsided(2), Bernoulli(2))
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2), "a:b": jnp.ones((2, 2))}
-    run = partial(ebmpp.unbiased_expectation, graph, params, lambda x: x["a"], rng_key=zoo.KEY, num_pairs=20)
+    run = partial(
+        ebmpp.unbiased_expectation,
+        graph,
+        params,
+        lambda x: x["a"],
+        rng_key=zoo.KEY,
+        num_pairs=20,
+    )
     for max_sweeps in (None, 2):
         with pytest.raises(UnmetError, match=r"\d+ because a draw failed"):
             run(max_sweeps=max_sweeps)

@@ -46,7 +46,8 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def test_bars_and_stripes(n: int) -> None:
     rows = bars_and_stripes(n)
     assert rows.shape == (2 ** (n + 1), n * n) and rows.dtype == np.float32
-    # for one pixel the bars are the stripes; otherwise only the blank and the full image are
+    # for one pixel the bars are the stripes; otherwise only the blank and the full
+    # image are
     assert len(np.unique(rows, axis=0)) == (2 if n == 1 else 2 ** (n + 1) - 2)
     bars, stripes = np.split(rows.reshape(-1, n, n), 2)
     assert (bars == bars[:, :1, :]).all() and (stripes == stripes[:, :, :1]).all()
@@ -59,7 +60,9 @@ def test_shifting_bar(n: int, length: int) -> None:
     rows = shifting_bar(n, length)
     assert rows.shape == (n, n) and rows.dtype == np.float32
     for i in range(n):
-        np.testing.assert_array_equal(rows[i], np.roll([1.0] * length + [0.0] * (n - length), i))
+        np.testing.assert_array_equal(
+            rows[i], np.roll([1.0] * length + [0.0] * (n - length), i)
+        )
     for wrong in (0, n + 1):
         with pytest.raises(ArgumentError, match=str(wrong)):
             shifting_bar(n, wrong)
@@ -68,24 +71,39 @@ def test_shifting_bar(n: int, length: int) -> None:
 def test_digits() -> None:
     images, labels = digits(labels=True)
     assert images.shape == (1797, 64) and images.dtype == np.float32
-    assert images.min() == 0 and images.max() == 1 and (images * 16 == np.round(images * 16)).all()
-    assert labels.shape == (1797,) and labels.dtype == np.int32 and set(labels.tolist()) == set(range(10))
+    assert (
+        images.min() == 0
+        and images.max() == 1
+        and (images * 16 == np.round(images * 16)).all()
+    )
+    assert (
+        labels.shape == (1797,)
+        and labels.dtype == np.int32
+        and set(labels.tolist()) == set(range(10))
+    )
     assert (digits() == images).all()
 
 
 arrays = st.sampled_from(sorted(CODES)).flatmap(
-    lambda code: hnp.arrays(code, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
+    lambda code: hnp.arrays(
+        code, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4)
+    )
 )
 
 
 @settings(max_examples=30)
 @given(array=arrays, zipped=st.booleans())
-def test_idx_round_trip(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, zipped: bool) -> None:
+def test_idx_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, zipped: bool
+) -> None:
     content = idx_bytes(array)
-    path = tmp_path_factory.getbasetemp() / "round-trip.gz"  # a wrong suffix half of the time
+    # a wrong suffix half of the time
+    path = tmp_path_factory.getbasetemp() / "round-trip.gz"
     path.write_bytes(gzip.compress(content, mtime=0) if zipped else content)
     result = idx(path)
-    assert result.dtype == array.dtype and result.dtype.isnative and result.flags.writeable
+    assert (
+        result.dtype == array.dtype and result.dtype.isnative and result.flags.writeable
+    )
     np.testing.assert_array_equal(result, array)
 
 
@@ -99,22 +117,37 @@ BAD_FILES = {
     "half a header": (FILE[:6], "truncated"),
     "truncated": (FILE[:-1], "3 bytes.* 2"),
     "trailing": (FILE + b"\n", "more than 3"),
-    "promise": (b"\0\0\x08\x01" + struct.pack(">I", MAX_UINT) + b"abc", f"{MAX_UINT} bytes"),
-    "too large": (b"\0\0\x0e\x02" + struct.pack(">2I", MAX_UINT, MAX_UINT), f"{MAX_UINT}, {MAX_UINT}"),
-    "empty and too large": (b"\0\0\x08\x04" + struct.pack(">4I", 0, *[MAX_UINT] * 3), f"0, {MAX_UINT}"),
-    "many dimensions": (b"\0\0\x08\xff" + struct.pack(">255I", *[1] * 255) + b"a", "dimensions"),
+    "promise": (
+        b"\0\0\x08\x01" + struct.pack(">I", MAX_UINT) + b"abc",
+        f"{MAX_UINT} bytes",
+    ),
+    "too large": (
+        b"\0\0\x0e\x02" + struct.pack(">2I", MAX_UINT, MAX_UINT),
+        f"{MAX_UINT}, {MAX_UINT}",
+    ),
+    "empty and too large": (
+        b"\0\0\x08\x04" + struct.pack(">4I", 0, *[MAX_UINT] * 3),
+        f"0, {MAX_UINT}",
+    ),
+    "many dimensions": (
+        b"\0\0\x08\xff" + struct.pack(">255I", *[1] * 255) + b"a",
+        "dimensions",
+    ),
 }
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES)
-def test_invalid_idx_files(write: Callable[..., Path], content: bytes, message: str, zipped: bool) -> None:
+def test_invalid_idx_files(
+    write: Callable[..., Path], content: bytes, message: str, zipped: bool
+) -> None:
     path = write(gzip.compress(content) if zipped else content)
     tracemalloc.start()
     try:
         with pytest.raises(ArgumentError, match=f"{re.escape(str(path))}.*{message}"):
             idx(path)
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20  # a header may promise 4 GiB
+        # a header may promise 4 GiB
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
 
@@ -129,13 +162,21 @@ def test_missing_and_damaged_files(write: Callable[..., Path], tmp_path: Path) -
     flipped = bytearray(content)
     flipped[-8] ^= 1  # the check sum, which is seen only at the end of the file
     garbled = content[:10] + b"\xff" * 20 + content[30:]
-    for damaged in (content[:1000], content[:5], content[:-4], bytes(flipped), garbled, content + b"junk"):
+    for damaged in (
+        content[:1000],
+        content[:5],
+        content[:-4],
+        bytes(flipped),
+        garbled,
+        content + b"junk",
+    ):
         with pytest.raises(ArgumentError, match="gzip"):
             idx(write(damaged))
 
 
 @pytest.mark.parametrize(
-    ("split", "prefix", "folder", "zipped"), [("train", "train", ".", False), ("test", "t10k", "mnist", True)]
+    ("split", "prefix", "folder", "zipped"),
+    [("train", "train", ".", False), ("test", "t10k", "mnist", True)],
 )
 def test_mnist_reads_its_files(
     write: Callable[..., Path],
@@ -154,13 +195,19 @@ def test_mnist_reads_its_files(
         monkeypatch.setenv("EBMPP_DATA_DIR", str(variable))
         images, labels = mnist(directory, split, labels=True)
         assert images.dtype == np.float32 and labels.dtype == np.int32
-        np.testing.assert_array_equal(images, IMAGES.reshape(3, 784).astype(np.float32) / 255)
+        np.testing.assert_array_equal(
+            images, IMAGES.reshape(3, 784).astype(np.float32) / 255
+        )
         assert labels.tolist() == LABELS.tolist()
         np.testing.assert_array_equal(mnist(directory, split), images)
 
 
-def test_mnist_names_the_folders_that_it_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match="EBMPP_DATA_DIR.*" + re.escape(str(tmp_path / "mnist"))):
+def test_mnist_names_the_folders_that_it_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        FileNotFoundError, match="EBMPP_DATA_DIR.*" + re.escape(str(tmp_path / "mnist"))
+    ):
         mnist(tmp_path, "test")
     with pytest.raises(ArgumentError, match="split.*'valid'"):
         mnist(tmp_path, "valid")
@@ -169,8 +216,12 @@ def test_mnist_names_the_folders_that_it_searched(tmp_path: Path, monkeypatch: p
         mnist()
 
 
-@pytest.mark.parametrize("array", [IMAGES[:, :8, :8], IMAGES.astype(np.float32), LABELS])
-def test_mnist_refuses_other_images_and_labels(write: Callable[..., Path], array: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "array", [IMAGES[:, :8, :8], IMAGES.astype(np.float32), LABELS]
+)
+def test_mnist_refuses_other_images_and_labels(
+    write: Callable[..., Path], array: np.ndarray
+) -> None:
     path = write(idx_bytes(array), "train-images-idx3-ubyte")
     with pytest.raises(ArgumentError, match=re.escape(str(path))):
         mnist(path.parent)
@@ -196,7 +247,8 @@ def test_binarize_draws_bernoulli_pixels() -> None:
     p = np.array([0.0, 0.1, 0.5, 0.9, 1.0])
     x = np.broadcast_to(p, (40_000, 5))
     first, repeated, other = (
-        binarize(x, method="bernoulli", rng_key=jax.random.key(seed)) for seed in (0, 0, 1)
+        binarize(x, method="bernoulli", rng_key=jax.random.key(seed))
+        for seed in (0, 0, 1)
     )
     assert first.dtype == np.float32 and set(np.unique(first)) == {0.0, 1.0}
     assert (np.abs(first.mean(0) - p) <= 4 * np.sqrt(p * (1 - p) / 40_000)).all()

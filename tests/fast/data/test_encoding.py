@@ -12,7 +12,9 @@ from ebmpp.data import decode_bits, encode_bits
 def test_every_byte_is_encoded_without_loss(spin):
     grey = np.arange(256).reshape(4, 64) / 255
     digits = encode_bits(grey, spin=spin)
-    expected = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).reshape(4, 64, 8)
+    expected = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).reshape(
+        4, 64, 8
+    )
     np.testing.assert_array_equal((digits + spin) / (1 + spin), expected)
     np.testing.assert_allclose(decode_bits(digits, spin=spin), grey, atol=1e-7)
     mean = decode_bits(digits.reshape(-1, 8).mean(0), spin=spin)

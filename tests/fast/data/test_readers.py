@@ -41,25 +41,35 @@ def idx_images(images: np.ndarray) -> bytes:
 
 
 def usps_text(ink: np.ndarray, labels: tuple[int, ...]) -> bytes:
-    line = lambda y, x: f"{y} " + " ".join(f"{i}:{v:g}" for i, v in enumerate(x, 1)) + "\n"
+    line = lambda y, x: (
+        f"{y} " + " ".join(f"{i}:{v:g}" for i, v in enumerate(x, 1)) + "\n"
+    )
     return "".join(map(line, labels, ink)).encode()
 
 
 def docword(counts: np.ndarray) -> bytes:
     entries = np.argwhere(counts)
-    lines = [*counts.shape, len(entries), *(f"{d + 1} {w + 1} {counts[d, w]}" for d, w in entries)]
+    lines = [
+        *counts.shape,
+        len(entries),
+        *(f"{d + 1} {w + 1} {counts[d, w]}" for d, w in entries),
+    ]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def cifar(labels: tuple[int, ...] = (7, 0)) -> bytes:
-    return b"".join(bytes([y]) + x.tobytes() for y, x in zip(labels, PHOTOS, strict=True))
+    return b"".join(
+        bytes([y]) + x.tobytes() for y, x in zip(labels, PHOTOS, strict=True)
+    )
 
 
 def silhouettes(**replaced: np.ndarray) -> dict[str, np.ndarray]:
     """Splits of 1, 2 and 3 images; the pixels of an image go down its columns."""
     variables = {}
     for n, split in enumerate(("train", "val", "test"), 1):
-        variables[f"{split}_data"] = (GREY[:n] > 0.5).transpose(0, 2, 1).reshape(n, 784).astype(np.uint8)
+        variables[f"{split}_data"] = (
+            (GREY[:n] > 0.5).transpose(0, 2, 1).reshape(n, 784).astype(np.uint8)
+        )
         variables[f"{split}_labels"] = np.arange(1, n + 1)[:, None]
     return variables | replaced
 
@@ -70,7 +80,11 @@ def characters(**replaced: np.ndarray) -> dict[str, np.ndarray]:
     alphabet[[4, 0, 49], [0, 1, 2]] = 1
     columns = GREY.transpose(0, 2, 1).reshape(3, 784).T
     variables = {"data": columns, "target": alphabet}
-    return variables | {"testdata": columns[:, 1:], "testtarget": alphabet[:, 1:]} | replaced
+    return (
+        variables
+        | {"testdata": columns[:, 1:], "testtarget": alphabet[:, 1:]}
+        | replaced
+    )
 
 
 def test_omniglot(tmp_path, monkeypatch):
@@ -83,7 +97,9 @@ def test_omniglot(tmp_path, monkeypatch):
 
 def test_caltech101_silhouettes(tmp_path):
     write(tmp_path, f"caltech101/{CALTECH}", silhouettes())
-    images, classes = readers.caltech101_silhouettes(tmp_path, "validation", labels=True)
+    images, classes = readers.caltech101_silhouettes(
+        tmp_path, "validation", labels=True
+    )
     assert images.dtype == np.float32 and classes.tolist() == [0, 1]
     np.testing.assert_array_equal(images.reshape(2, 28, 28), GREY[:2] > 0.5)
 
@@ -99,14 +115,31 @@ def test_cifar10(tmp_path):
     for n in range(1, 6):
         write(tmp_path, f"cifar-10-batches-bin/data_batch_{n}.bin", cifar((n, 0)))
     images, labels = readers.cifar10(tmp_path, labels=True)
-    assert images.dtype == np.float32 and labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
-    np.testing.assert_allclose(images.reshape(5, 2, 3, 32, 32)[3], PHOTOS / 255, atol=1e-6)
+    assert images.dtype == np.float32 and labels.tolist() == [
+        1,
+        0,
+        2,
+        0,
+        3,
+        0,
+        4,
+        0,
+        5,
+        0,
+    ]
+    np.testing.assert_allclose(
+        images.reshape(5, 2, 3, 32, 32)[3], PHOTOS / 255, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_bag_of_words(tmp_path, packed):
     content = docword(COUNTS)
-    write(tmp_path, "docword.kos.txt" + ".gz" * packed, gzip.compress(content) if packed else content)
+    write(
+        tmp_path,
+        "docword.kos.txt" + ".gz" * packed,
+        gzip.compress(content) if packed else content,
+    )
     write(tmp_path, "vocab.kos.txt", b"ant\nbee\ncow\ndog\n")
     counts, words = readers.bag_of_words(tmp_path, words=True)
     assert counts.dtype == np.float32 and words == ["ant", "bee", "cow", "dog"]
@@ -127,12 +160,20 @@ def test_fashion_mnist_is_not_confused_with_mnist(tmp_path, monkeypatch):
     expected = (255 - pixels.reshape(3, 784)) / np.float32(255)
     for folder in (None, tmp_path, tmp_path / "fashion-mnist"):
         np.testing.assert_array_equal(data.fashion_mnist(folder), expected)
-    np.testing.assert_array_equal(data.mnist(), pixels.reshape(3, 784) / np.float32(255))
+    np.testing.assert_array_equal(
+        data.mnist(), pixels.reshape(3, 784) / np.float32(255)
+    )
 
 
 def test_labels_out_of_range_are_refused(tmp_path):
-    write(tmp_path, "train-images-idx3-ubyte", idx_images((255 * GREY).astype(np.uint8)))
-    write(tmp_path, "train-labels-idx1-ubyte", struct.pack(">HBBI", 0, 8, 1, 3) + bytes([9, 0, 10]))
+    write(
+        tmp_path, "train-images-idx3-ubyte", idx_images((255 * GREY).astype(np.uint8))
+    )
+    write(
+        tmp_path,
+        "train-labels-idx1-ubyte",
+        struct.pack(">HBBI", 0, 8, 1, 3) + bytes([9, 0, 10]),
+    )
     write(tmp_path, OMNIGLOT, characters(target=np.eye(60)[:, [4, 0, 59]]))
     images = len(silhouettes()["train_data"])
     for labels in (102, 1.5, 0):
@@ -151,7 +192,11 @@ def test_unpacked_data_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(data.files, "_MOST_PER_BYTE", 5)
     line = usps_text(INK, (1, 2))
     write(tmp_path, "usps.bz2", bz2.compress(50 * line))
-    write(tmp_path, "docword.kos.txt.gz", gzip.compress(b"1\n1\n5000\n" + 5000 * b"1 1 1\n"))
+    write(
+        tmp_path,
+        "docword.kos.txt.gz",
+        gzip.compress(b"1\n1\n5000\n" + 5000 * b"1 1 1\n"),
+    )
     write(tmp_path, OMNIGLOT, characters())
     for reader in (readers.usps, readers.bag_of_words, readers.omniglot):
         with pytest.raises(ArgumentError, match=r"at most \d+"):
@@ -194,7 +239,12 @@ WRONG = [
     (readers.omniglot, OMNIGLOT, {"x": GREY[0]}, "'data'"),
     (readers.omniglot, OMNIGLOT, characters(data=GREY[0]), r"\(28, 28\)"),
     (readers.omniglot, OMNIGLOT, characters(target=np.ones((50, 3))), r"\(50, 3\)"),
-    (readers.caltech101_silhouettes, CALTECH, silhouettes(train_labels=np.ones((2, 1))), r"\(2, 1\)"),
+    (
+        readers.caltech101_silhouettes,
+        CALTECH,
+        silhouettes(train_labels=np.ones((2, 1))),
+        r"\(2, 1\)",
+    ),
     (readers.usps, "usps", b"", "truncated"),
     (readers.usps, "usps", usps_text(2 + INK, (1, 2)), "line 1"),
     (readers.usps, "usps", usps_text(INK, (1, 11)), "line 2"),
@@ -204,8 +254,18 @@ WRONG = [
     (readers.bag_of_words, "docword.kos.txt", b"1 2 3\n", "1 2 3"),
     (readers.bag_of_words, "docword.kos.txt", docword(COUNTS)[:-6], "4 counts"),
     (readers.bag_of_words, "docword.kos.txt", b"1\n2\n2\n1 1 1\n1 3 1\n", "line 5"),
-    (readers.bag_of_words, "docword.kos.txt", b"9999999999999\n9999999\n1\n1 1 1\n", "memory"),
-    (readers.bag_of_words, "docword.kos.txt.gz", gzip.compress(docword(COUNTS), mtime=0)[:-9], "gzip"),
+    (
+        readers.bag_of_words,
+        "docword.kos.txt",
+        b"9999999999999\n9999999\n1\n1 1 1\n",
+        "memory",
+    ),
+    (
+        readers.bag_of_words,
+        "docword.kos.txt.gz",
+        gzip.compress(docword(COUNTS), mtime=0)[:-9],
+        "gzip",
+    ),
 ]
 
 

@@ -29,7 +29,10 @@ def log_probs(means: np.ndarray) -> np.ndarray:
 
 def switched(samples: dict) -> dict[str, np.ndarray]:
     """Samples with a random order of the components in each ten draws."""
-    result, rng = {name: a.copy() for name, a in samples.items()}, np.random.default_rng(1)
+    result, rng = (
+        {name: a.copy() for name, a in samples.items()},
+        np.random.default_rng(1),
+    )
     for start in range(0, DRAWS, 10):
         order, at = rng.permutation(3), slice(start, start + 10)
         result["means"][at] = samples["means"][at][:, order]
@@ -41,13 +44,16 @@ def switched(samples: dict) -> dict[str, np.ndarray]:
 def test_switched_components_are_put_in_one_order() -> None:
     original, mixed = draws(), switched(draws())
     before = {name: a.copy() for name, a in mixed.items()}
-    result = relabel(mixed, {"z": log_probs(mixed["means"])}, {"means": 0, "rows": (0, -1)})
+    result = relabel(
+        mixed, {"z": log_probs(mixed["means"])}, {"means": 0, "rows": (0, -1)}
+    )
     order = result["means"].mean(0).argsort()  # any one order of all draws
     assert np.array_equal(result["means"][..., order], original["means"])
     assert np.array_equal(result["rows"][..., order, :][..., order], original["rows"])
     assert np.array_equal(np.argsort(order)[result["z"]], original["z"])
     assert np.array_equal(result["scale"], mixed["scale"])
-    assert all(np.array_equal(mixed[name], a) for name, a in before.items())  # inputs unchanged
+    # inputs unchanged
+    assert all(np.array_equal(mixed[name], a) for name, a in before.items())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ LATE = np.concatenate([RNG.normal(size=(1, 200)), np.full((1, 800), 0.01)], axis
 THREES = np.repeat(np.arange(3.0)[:, None], 1000, 1)
 UNCERTAIN = ["ess_bulk", "ess_tail", "mcse_mean", "mcse_sd"]
 CASES = {
-    "coin": (np.vstack([COIN, np.ones((1, 1000))]), 1),  # cases 4 of the reports that failed
+    "coin": (
+        np.vstack([COIN, np.ones((1, 1000))]),
+        1,
+    ),  # cases 4 of the reports that failed
     "normal": (np.vstack([NORMAL, np.full((1, 1000), 0.3)]), 1),
     "two of five": (np.vstack([COIN, np.zeros((2, 1000))]), 2),
     "late": (np.vstack([NORMAL, LATE]), 1),
@@ -29,11 +32,20 @@ CASES = {
     "one moves": (np.vstack([THREES, NORMAL[:1]]), 3),
     "apart": (np.vstack([THREES, THREES[:1]]), 4),
     "agree": (np.ones((4, 1000)), 4),
-    "two of three": (np.vstack([THREES[:2], np.repeat([[0.0, 1.0, 0.0]], [400, 200, 400], 1)]), 2),
+    "two of three": (
+        np.vstack([THREES[:2], np.repeat([[0.0, 1.0, 0.0]], [400, 200, 400], 1)]),
+        2,
+    ),
     "rare": (1.0 * (RNG.random((4, 1000)) < 1e-3), None),
     "sound": (RNG.normal(size=(4, 1000)), 0),
 }
-KIND = {"one switch": "apart", "apart": "apart", "agree": "agree", "rare": "", "sound": ""}
+KIND = {
+    "one switch": "apart",
+    "apart": "apart",
+    "agree": "agree",
+    "rare": "",
+    "sound": "",
+}
 
 
 def table_of(**draws):
@@ -51,7 +63,9 @@ def test_a_chain_that_stands_still_has_no_effective_sample_size(name):
     assert np.isnan(row[UNCERTAIN].astype(float)).all() == (kind != "")
     assert len(caught) == (kind != "")
     if kind == "apart":
-        assert np.isposinf(row["r_hat"]) and "different values" in str(caught[0].message)
+        assert np.isposinf(row["r_hat"]) and "different values" in str(
+            caught[0].message
+        )
     elif kind == "agree":
         assert np.isnan(row["r_hat"]) and "all chains agree" in str(caught[0].message)
     else:
@@ -67,7 +81,9 @@ def test_values_of_one_table_are_told_apart_and_nothing_else_changes():
     named = [["x[0]" in str(w.message), "x[2]" in str(w.message)] for w in caught]
     assert named == [[True, False], [False, True]]
     with pytest.warns(UserWarning, match="1 of 1"):
-        table = summary(arviz_base.from_dict({"posterior": {"x": values}}), coords={"x_dim_0": 0})
+        table = summary(
+            arviz_base.from_dict({"posterior": {"x": values}}), coords={"x_dim_0": 0}
+        )
     assert table["frozen"].all()
     single = table_of(x=values[:1, :, 1])  # a single chain
     assert not single["frozen"].any() and single["ess_bulk"].notna().all()
@@ -93,7 +109,9 @@ KERNELS = {
 
 
 def run(kernel, params=FROZEN, **options):
-    return run_mcmc(KERNELS[kernel], params, num_chains=3, num_samples=25, num_warmup=5, **options)
+    return run_mcmc(
+        KERNELS[kernel], params, num_chains=3, num_samples=25, num_warmup=5, **options
+    )
 
 
 @pytest.mark.parametrize("kernel", often(KERNELS, "gibbs"))
@@ -108,7 +126,11 @@ def test_a_block_that_never_moved_is_reported(kernel):
     with pytest.warns(UserWarning, match=r"\(x\): chains are stuck at different"):
         to_datatree(run(kernel, init_params=both))
     certain = {"x": np.full(9, 40.0, np.float32), "x:x": np.zeros(12, np.float32)}
-    for params in (zoo.params("lattice"), certain):  # chains that move to one certain state are sound
+    # chains that move to one certain state are sound
+    for params in (
+        zoo.params("lattice"),
+        certain,
+    ):
         sound = run(kernel, params)
         to_datatree(sound)
         assert "NOT MOVED" not in KERNELS[kernel].get_diagnostics_str(sound.last_state)

@@ -31,7 +31,9 @@ def declared() -> None:
 
 def energy(k: Any = 0, known: bool = False) -> EnergyDistribution:
     """The energy at params that depend on ``k``, with its log Z if ``known``."""
-    log_partition = (lambda p: exact.log_partition(zoo.graph("rbm"), p)) if known else None
+    log_partition = (
+        (lambda p: exact.log_partition(zoo.graph("rbm"), p)) if known else None
+    )
     params = zoo.params("rbm")
     params = params | {"v": params["v"] + k}
     return EnergyDistribution(zoo.graph("rbm"), params, log_partition=log_partition)
@@ -42,7 +44,9 @@ def scaled(law: Any, factor: Any = 2.0) -> Any:
 
 
 def mixture(k: Any, *laws: Any) -> Any:
-    return dist.MixtureGeneral(dist.Categorical(jnp.stack([0.2 + 0.3 * k, 0.8 - 0.3 * k])), list(laws))
+    return dist.MixtureGeneral(
+        dist.Categorical(jnp.stack([0.2 + 0.3 * k, 0.8 - 0.3 * k])), list(laws)
+    )
 
 
 def same_family(k: Any) -> Any:
@@ -66,7 +70,10 @@ REFUSED: dict[str, tuple[Callable, str]] = {
     "components": (lambda k: observe(mixture(0, energy(), energy(k))), "v"),
     "weights": (lambda k: observe(mixture(k, energy(), energy(1))), "v"),
     "same family": (lambda k: observe(same_family(k)), "v"),
-    "nested": (lambda k: observe(scaled(mixture(0, energy(), energy(k))).mask(True)), "v"),
+    "nested": (
+        lambda k: observe(scaled(mixture(0, energy(), energy(k))).mask(True)),
+        "v",
+    ),
     "factor": (lambda k: factor(energy(k)), "f"),
 }
 ACCEPTED: dict[str, Callable] = {
@@ -75,7 +82,9 @@ ACCEPTED: dict[str, Callable] = {
     "transform": lambda k: observe(scaled(energy(), 1.0 + k)),
     "factor with log Z": lambda k: factor(energy(k, True)),
     "factor of fixed params": lambda k: factor(energy()),
-    "deterministic": lambda k: numpyro.deterministic("told", energy(k).log_prob(OBSERVED)),
+    "deterministic": lambda k: numpyro.deterministic(
+        "told", energy(k).log_prob(OBSERVED)
+    ),
 }
 
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ucd_tools import STATES, difference, estimate, flat, key, phase, problem, sigmoid, visible_transition
+from ucd_tools import (
+    STATES,
+    difference,
+    estimate,
+    flat,
+    key,
+    phase,
+    problem,
+    sigmoid,
+    visible_transition,
+)
 import zoo
 
 import jax
@@ -36,7 +46,9 @@ class Constant(Estimator):
     def init(self, graph: Any, params: Any, data: Any, batch: int, pair: Any) -> Any:
         return {name: np.ones_like(a) for name, a in params.items()}
 
-    def estimate(self, graph: Any, params: Any, state: Any, batch: Batch, pair: Any) -> Estimate:
+    def estimate(
+        self, graph: Any, params: Any, state: Any, batch: Batch, pair: Any
+    ) -> Estimate:
         return Estimate(state, state, {"seen": batch.weights.sum()})
 
     def adopt(self, before: Any, fresh: Any) -> Any:
@@ -52,11 +64,17 @@ def graph_of(name: str) -> FactorGraph:
     if name == "curved":
         factor = Factor("a", "b", energy=curved_energy, init=np.ones(2))
         return FactorGraph(
-            {"a": Bernoulli(3)}, {"b": Bernoulli(2)}, [Bias("a"), Bias("b", name="own"), factor]
+            {"a": Bernoulli(3)},
+            {"b": Bernoulli(2)},
+            [Bias("a"), Bias("b", name="own"), factor],
         )
     if name == "triangle":
         edges = [Bilinear("a", "b"), Bilinear("b", "c"), Bilinear("a", "c")]
-        return FactorGraph({"a": Bernoulli(2), "b": Spin(2)}, {"c": Poisson(2)}, [*map(Bias, "abc"), *edges])
+        return FactorGraph(
+            {"a": Bernoulli(2), "b": Spin(2)},
+            {"c": Poisson(2)},
+            [*map(Bias, "abc"), *edges],
+        )
     return zoo.graph(name)
 
 
@@ -74,10 +92,16 @@ def test_direction_is_the_jacobian_times_its_transpose(name: str) -> None:
     vector, unravel = ravel_pytree(params)
     natural = lambda p: ravel_pytree(natural_params(graph, unravel(p), offsets))[0]
     jacobian = np.asarray(jax.jit(jax.jacfwd(natural))(vector), float)
-    rates = {f.name: 0.2 + i for i, f in enumerate(graph.factors[1:])}  # the first keeps its rate of 1
+    # the first keeps its rate of 1
+    rates = {f.name: 0.2 + i for i, f in enumerate(graph.factors[1:])}
     scale = flat({n: np.full(a.shape, rates.get(n, 1.0)) for n, a in params.items()})
-    plain, scaled = jacobian @ jacobian.T @ flat(g), jacobian @ (scale * (jacobian.T @ flat(g)))
-    np.testing.assert_allclose(flat(direction(graph, params, offsets, g, {})), plain, atol=2e-4, rtol=1e-4)
+    plain, scaled = (
+        jacobian @ jacobian.T @ flat(g),
+        jacobian @ (scale * (jacobian.T @ flat(g))),
+    )
+    np.testing.assert_allclose(
+        flat(direction(graph, params, offsets, g, {})), plain, atol=2e-4, rtol=1e-4
+    )
     np.testing.assert_allclose(
         flat(direction(graph, params, offsets, g, rates)), scaled, atol=2e-4, rtol=1e-4
     )
@@ -108,7 +132,11 @@ def test_zero_offsets_give_the_inner_estimator() -> None:
     state = estimator.init(graph, params, ROWS, 4, key(0))
     plain = estimate(CD(k=2), graph, params, (), ROWS, key(1))
     result = estimate(estimator, graph, params, state, ROWS, key(1))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), result.gradient, plain.gradient)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        result.gradient,
+        plain.gradient,
+    )
     assert all((np.asarray(o) == 0).all() for o in result.state.offsets.values())
 
 
@@ -127,8 +155,13 @@ def test_run_follows_algorithm_4() -> None:
         rows = ROWS["v"][:2] if number < d else ROWS["v"][1:3]
         if number % d == 0:
             data_hidden = sigmoid((rows - mu) @ w + c)
-        result = jax.device_get(estimate(estimator, graph, params, state, {"v": rows}, key(number + 1)))
-        params = {n: np.asarray(p) - np.float32(rate) * result.gradient[n] for n, p in params.items()}
+        result = jax.device_get(
+            estimate(estimator, graph, params, state, {"v": rows}, key(number + 1))
+        )
+        params = {
+            n: np.asarray(p) - np.float32(rate) * result.gradient[n]
+            for n, p in params.items()
+        }
         state = result.state
         model = state.inner.chains["v"].astype(float)
         model_hidden = sigmoid((model - mu) @ w + c)
@@ -146,13 +179,20 @@ def test_run_follows_algorithm_4() -> None:
         np.testing.assert_allclose(state.offsets["h"], lam, atol=1e-6)
 
 
-@pytest.mark.parametrize(("offsets", "share"), [("data", 0.0), ("model", 1.0), ("average", 0.5)])
-def test_offsets_follow_weighted_means_of_data_and_model(offsets: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("offsets", "share"), [("data", 0.0), ("model", 1.0), ("average", 0.5)]
+)
+def test_offsets_follow_weighted_means_of_data_and_model(
+    offsets: str, share: float
+) -> None:
     graph, params, _ = problem("rbm")
     weights = np.float32([0.5, 0.0, 1.5, 0.5])
     uniform = np.full(4, 0.25)
     model = np.linalg.matrix_power(visible_transition(params), 10_000)[0]
-    data_mean, model_mean = phase(params, ROWS["v"], weights / weights.sum()), phase(params, STATES, model)
+    data_mean, model_mean = (
+        phase(params, ROWS["v"], weights / weights.sum()),
+        phase(params, STATES, model),
+    )
     estimator = Centered(Constant(), sliding=0.25, offsets=offsets)
     state = estimator.init(graph, params, ROWS, 4, key(0))
     # the inner gradient: the model's means minus the means of the weighted rows
@@ -164,7 +204,9 @@ def test_offsets_follow_weighted_means_of_data_and_model(offsets: str, share: fl
     first = {"v": phase(params, ROWS["v"], uniform)["v"], "h": np.full(3, 0.5)}
     for b in ("v", "h"):
         mean = share * model_mean[b] + (1 - share) * data_mean[b]
-        np.testing.assert_allclose(result.state.offsets[b], 0.75 * first[b] + 0.25 * mean, atol=1e-5)
+        np.testing.assert_allclose(
+            result.state.offsets[b], 0.75 * first[b] + 0.25 * mean, atol=1e-5
+        )
     np.testing.assert_allclose(result.metrics["seen"], 2.5)
 
 
@@ -184,7 +226,9 @@ def test_offsets_of_several_layers_take_one_mean_field_pass() -> None:
 def test_offsets_and_chains_are_adopted() -> None:
     graph, params, _ = problem("rbm")
     start = lambda estimator: estimator.init(graph, params, ROWS, 4, key(0))
-    before = start(Centered(CD()))._replace(offsets={"v": np.full(4, 0.1), "h": np.full(3, 0.2)})
+    before = start(Centered(CD()))._replace(
+        offsets={"v": np.full(4, 0.1), "h": np.full(3, 0.2)}
+    )
     fresh = start(Centered(UCD(k=1)))
     adopted = Centered(UCD(k=1)).adopt(before, fresh)
     assert isinstance(adopted, CenteredState)
@@ -199,18 +243,24 @@ def test_offsets_and_chains_are_adopted() -> None:
 
 
 def test_graphs_without_a_centered_form_are_refused() -> None:
-    lacking = FactorGraph({"a": Bernoulli(2)}, {"b": Bernoulli(2)}, [Bias("a"), Bilinear("a", "b")])
+    lacking = FactorGraph(
+        {"a": Bernoulli(2)}, {"b": Bernoulli(2)}, [Bias("a"), Bilinear("a", "b")]
+    )
     for graph, message in (
         (gated(), "over one block, or two .* got Factor"),
         (lacking, r"without one: \['b'\]"),
     ):
         with pytest.raises(DeclarationError, match=message):
-            Centered(Constant()).init(graph, random_params(graph), {"a": np.zeros((1, 2))}, 1, key(0))
+            Centered(Constant()).init(
+                graph, random_params(graph), {"a": np.zeros((1, 2))}, 1, key(0)
+            )
 
 
 def test_invalid_arguments_raise() -> None:
     graph, params, _ = problem("rbm")
-    assert hash(Centered(CD(), rates={"v:h": 0.1})) == hash(Centered(CD(), rates=(("v:h", 0.1),)))
+    assert hash(Centered(CD(), rates={"v:h": 0.1})) == hash(
+        Centered(CD(), rates=(("v:h", 0.1),))
+    )
     with pytest.raises(ArgumentError, match="rates .*'v-h'"):
         Centered(CD(), rates={"v-h": 0.1}).init(graph, params, ROWS, 1, key(0))
     for options, message in (

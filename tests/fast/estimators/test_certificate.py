@@ -32,7 +32,12 @@ from helpers import assert_law, slow
 
 
 @pytest.mark.parametrize(
-    "estimator", [CD(), slow(UCD(k=1, lag=1, num_slots=4)), slow(ParticleUCD(num_particles=50, max_rungs=8))]
+    "estimator",
+    [
+        CD(),
+        slow(UCD(k=1, lag=1, num_slots=4)),
+        slow(ParticleUCD(num_particles=50, max_rungs=8)),
+    ],
 )
 def test_measured_bias_matches_enumeration(estimator: Any) -> None:
     graph, params, data = problem("rbm")
@@ -44,7 +49,12 @@ def test_measured_bias_matches_enumeration(estimator: Any) -> None:
     assert (result.total.squared_bias > 5 * result.total.standard_error) == biased
     gradient = exact_gradient(graph, params, {"v": np.asarray(data["v"])[:4]})
     for name, factor in result.factors.items():
-        assert_law(factor.squared_gradient, (gradient[name] ** 2).sum(), factor.gradient_error, 6)
+        assert_law(
+            factor.squared_gradient,
+            (gradient[name] ** 2).sum(),
+            factor.gradient_error,
+            6,
+        )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +62,12 @@ def test_measured_bias_matches_enumeration(estimator: Any) -> None:
     [
         (PCD(num_chains=10), None, ArgumentError, "state=fit.estimator_state"),
         (PCD(num_chains=2), PCD(num_chains=2), ArgumentError, "2 chains"),
-        (UCD(start="persistent"), UCD(start="persistent", num_pairs=4), StateError, "400 rows"),
+        (
+            UCD(start="persistent"),
+            UCD(start="persistent", num_pairs=4),
+            StateError,
+            "400 rows",
+        ),
         (Herding(), None, ArgumentError, "likelihood"),
         (Discriminative("v"), (), ArgumentError, "no bias"),
     ],
@@ -89,13 +104,17 @@ def test_bias_of_pcd_is_that_of_the_distribution_of_its_chains(mixed: bool) -> N
     assert (result.total.squared_bias > 3 * result.total.standard_error) == (not mixed)
     fast = FPCDState(chains, jax.tree.map(jax.numpy.zeros_like, params))
     same = measure_bias(FPCD(num_chains=CHAINS, rate=0.0), fast)
-    assert same.total.squared_bias == pytest.approx(result.total.squared_bias, rel=1e-4, abs=1e-7)
+    assert same.total.squared_bias == pytest.approx(
+        result.total.squared_bias, rel=1e-4, abs=1e-7
+    )
 
 
 @pytest.mark.slow
 def test_unmet_pairs_are_refused_unless_allowed() -> None:
     options = {"k": 0, "lag": 1, "max_sweeps": 2, "num_slots": 4}
-    assert np.isfinite(measure_bias(UCD(**options, allow_unmet=True)).total.squared_bias)
+    assert np.isfinite(
+        measure_bias(UCD(**options, allow_unmet=True)).total.squared_bias
+    )
     with pytest.raises(UnmetError, match="max_sweeps=2"):
         measure_bias(UCD(**options))
 
@@ -104,11 +123,18 @@ def test_unmet_pairs_are_refused_unless_allowed() -> None:
 def test_repeats_use_groups_of_chains_or_the_same_state() -> None:
     groups = PCD(num_chains=11)._repeats(initial(PCD(num_chains=11), "rbm"), 3)
     assert groups.chains == 3 and [len(s["v"]) for s in groups.states] == [3, 3, 3]
-    assert len(PCD(num_chains=2)._repeats(initial(PCD(num_chains=2), "rbm"), 5).states) == 2
+    assert (
+        len(PCD(num_chains=2)._repeats(initial(PCD(num_chains=2), "rbm"), 5).states)
+        == 2
+    )
     tempered = TemperedPCD(num_chains=6, num_temperatures=2)
     state = initial(tempered, "rbm")
     groups = tempered._repeats(state, 3)
-    assert groups.estimator.num_chains == 2 and groups.states[0].chains["v"].shape == (2, 2, 4)
+    assert groups.estimator.num_chains == 2 and groups.states[0].chains["v"].shape == (
+        2,
+        2,
+        4,
+    )
     parts = np.concatenate([s.chains["v"] for s in groups.states])
     np.testing.assert_array_equal(parts, state.chains["v"])
     inner = Centered(PCD(num_chains=6))

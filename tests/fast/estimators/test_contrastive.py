@@ -39,13 +39,18 @@ CHAINS = 500
 def gradient_at(distribution: np.ndarray) -> dict[str, np.ndarray]:
     """The gradient of the weighted loss with the model's distribution replaced."""
     _, params, data = problem("rbm")
-    return difference(phase(params, STATES, distribution), phase(params, data["v"], WEIGHTS))
+    return difference(
+        phase(params, STATES, distribution), phase(params, data["v"], WEIGHTS)
+    )
 
 
 @pytest.mark.parametrize("k", [2, slow(1)])
 def test_cd_mean_gradient_is_that_of_the_k_step_distribution(k: int) -> None:
     _, params, data = problem("rbm")
-    start, transition = visible_distribution(data["v"], WEIGHTS), visible_transition(params)
+    start, transition = (
+        visible_distribution(data["v"], WEIGHTS),
+        visible_transition(params),
+    )
     gradients = [step(CD(k=k), "rbm", (), seed).gradient for seed in range(BATCHES)]
     exact = gradient_at(start @ np.linalg.matrix_power(transition, k))
     assert_mean(gradients, exact)
@@ -60,7 +65,10 @@ def test_cd_mean_gradient_is_that_of_the_k_step_distribution(k: int) -> None:
 def test_pcd_chains_continue_and_reach_the_exact_gradient() -> None:
     estimator = PCD(num_chains=CHAINS)
     state = first = initial(estimator, "rbm")
-    assert {b: v.shape for b, v in state.items()} == {"v": (CHAINS, 4), "h": (CHAINS, 3)}
+    assert {b: v.shape for b, v in state.items()} == {
+        "v": (CHAINS, 4),
+        "h": (CHAINS, 3),
+    }
     gradients = []
     for seed in range(300):
         result = step(estimator, "rbm", state, seed + 1)
@@ -74,7 +82,9 @@ def test_pcd_chains_continue_and_reach_the_exact_gradient() -> None:
 def test_pcd_sweep_starts_from_the_given_chains() -> None:
     _, params, _ = problem("rbm")
     ones = {"v": jnp.ones((CHAINS, 4)), "h": jnp.ones((CHAINS, 3))}
-    results = [step(PCD(num_chains=CHAINS), "rbm", ones, seed) for seed in range(BATCHES)]
+    results = [
+        step(PCD(num_chains=CHAINS), "rbm", ones, seed) for seed in range(BATCHES)
+    ]
     # the first sweep draws v given h = 1
     exact = sigmoid(np.asarray(params["v"]) + np.asarray(params["v:h"]).sum(1))
     assert_rows_law([r.state["v"].mean(0) for r in results], exact)
@@ -94,7 +104,9 @@ def test_fast_weights_learn_decay_and_move_the_chains_alone() -> None:
     moved = step(pcd, "rbm", first.state.chains, 2)
     assert any((second.state.chains[b] != moved.state[b]).any() for b in moved.state)
     # the gradient is that of the params themselves
-    model = phase(params, second.state.chains["v"], np.full(CHAINS, WEIGHTS.sum() / CHAINS))
+    model = phase(
+        params, second.state.chains["v"], np.full(CHAINS, WEIGHTS.sum() / CHAINS)
+    )
     for name, g in difference(model, phase(params, data["v"], WEIGHTS)).items():
         np.testing.assert_allclose(second.gradient[name], g, atol=1e-5)
         expected = 0.6 * first.state.fast[name] - 0.3 * g
@@ -121,7 +133,9 @@ def test_chains_are_adopted_from_stage_to_stage() -> None:
 @pytest.mark.parametrize("estimator", [CD(), PCD(num_chains=2)], ids=["CD", "PCD"])
 def test_interacting_latents_need_a_posterior(estimator: Any) -> None:
     graph, params, data = problem("deep")
-    with pytest.raises(IntractableError, match=rf"^{type(estimator).__name__} .*'h1' and 'h2' interact"):
+    with pytest.raises(
+        IntractableError, match=rf"^{type(estimator).__name__} .*'h1' and 'h2' interact"
+    ):
         estimator.init(graph, params, data, 4, key(0))
 
 

@@ -44,9 +44,13 @@ def bound(means: dict[str, np.ndarray], row: int) -> float:
 def test_passes_raise_the_bound_to_a_local_maximum_below_the_likelihood() -> None:
     results = [means_of(passes) for passes in (1, 2, 50, 51)]
     bounds = np.array([[bound(means, row) for row in range(3)] for means in results])
-    assert (np.diff(bounds, axis=0) > -1e-5).all() and (bounds[2] - bounds[0] > 1e-3).any()
+    assert (np.diff(bounds, axis=0) > -1e-5).all() and (
+        bounds[2] - bounds[0] > 1e-3
+    ).any()
     np.testing.assert_allclose(bounds[2], bounds[3], atol=1e-5)
-    log_z = [Oracle(zoo.graph("deep"), params(), {"v": v.astype(float)}).log_z for v in ROWS]
+    log_z = [
+        Oracle(zoo.graph("deep"), params(), {"v": v.astype(float)}).log_z for v in ROWS
+    ]
     assert (bounds[2] < log_z).all()
     for b, unit, shift in itertools.product(("h1", "h2"), range(2), (-0.02, 0.02)):
         moved = {name: v.copy() for name, v in results[2].items()}

@@ -69,28 +69,45 @@ def test_mean_gradient_matches_exact_gradient(name: str, estimator: UCD) -> None
     params = random_params(graph, 3, scale=1.2)
     weights = np.arange(1.0, 6) / 15
     hidden = np.where(known, values, values.min()).astype(values.dtype)
-    batch = Batch({"v": jnp.asarray(hidden)}, jnp.asarray(weights, jnp.float32), {"v": jnp.asarray(known)})
+    batch = Batch(
+        {"v": jnp.asarray(hidden)},
+        jnp.asarray(weights, jnp.float32),
+        {"v": jnp.asarray(known)},
+    )
     state = estimator.init(graph, params, batch.rows, 5, key(0))
     draw = lambda seed: (
-        estimator.estimate(graph, params, state, batch, jnp.stack([jnp.uint32(3), seed])).gradient
+        estimator.estimate(
+            graph, params, state, batch, jnp.stack([jnp.uint32(3), seed])
+        ).gradient
     )
-    gradients = jax.jit(lambda seeds: jax.lax.map(draw, seeds))(np.arange(DRAWS, dtype=np.uint32))
+    gradients = jax.jit(lambda seeds: jax.lax.map(draw, seeds))(
+        np.arange(DRAWS, dtype=np.uint32)
+    )
     gradients = jax.device_get(gradients)
     expected = exact_gradient(graph, params, {"v": values}, weights, {"v": known})
-    assert_mean([{n: g[i] for n, g in gradients.items()} for i in range(DRAWS)], expected)
+    assert_mean(
+        [{n: g[i] for n, g in gradients.items()} for i in range(DRAWS)], expected
+    )
 
 
 def test_missing_entries_are_drawn_from_their_posterior() -> None:
     graph, params, _ = problem("rbm")
     row, known = np.float32([1, 0, 0, 1]), np.array([True, False, False, True])
     batch = Batch.uniform(
-        {"v": jnp.asarray(np.tile(row, (4000, 1)))}, {"v": jnp.asarray(np.tile(known, (4000, 1)))}
+        {"v": jnp.asarray(np.tile(row, (4000, 1)))},
+        {"v": jnp.asarray(np.tile(known, (4000, 1)))},
     )
-    result = jax.jit(complete_batch, static_argnums=(0, 3))(graph, params, batch, 30, key(1), None)
+    result = jax.jit(complete_batch, static_argnums=(0, 3))(
+        graph, params, batch, 30, key(1), None
+    )
     assert not result.known
-    np.testing.assert_array_equal(np.asarray(result.rows["v"])[:, known], np.tile(row[known], (4000, 1)))
+    np.testing.assert_array_equal(
+        np.asarray(result.rows["v"])[:, known], np.tile(row[known], (4000, 1))
+    )
     joint = zoo.Oracle(graph, params, {})
-    weights = np.exp(joint.log_weights - joint.log_z) * (joint.x["v"] == row)[:, known].all(1)
+    weights = np.exp(joint.log_weights - joint.log_z) * (joint.x["v"] == row)[
+        :, known
+    ].all(1)
     expected = weights @ joint.x["v"][:, ~known] / weights.sum()
     assert_rows_law(np.asarray(result.rows["v"])[:, ~known], expected)
 
@@ -102,7 +119,9 @@ def test_base_rates_are_those_of_known_entries() -> None:
     rates = (np.nansum(table, 0) + 0.5) / (counts + 1)  # one pseudo-row of 1/2
     np.testing.assert_allclose(1 / (1 + np.exp(-bias)), rates, rtol=1e-5)
     weights = np.array([0, 0, 3.0])
-    weighted = zoo.graph("rbm").init(zoo.KEY, Observed.where_finite(table), weights=weights)["v"]
+    weighted = zoo.graph("rbm").init(
+        zoo.KEY, Observed.where_finite(table), weights=weights
+    )["v"]
     assert weighted[0] < 0 < weighted[2]
 
 
@@ -112,18 +131,27 @@ class Plain(Estimator):
     def init(self, graph: Any, params: Any, data: Any, batch: int, pair: Any) -> tuple:
         return ()
 
-    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, pair: Any) -> Any:
+    def estimate(
+        self, graph: Any, params: Any, state: Any, batch: Any, pair: Any
+    ) -> Any:
         raise AssertionError("must not be called")
 
 
 def train(data: Any, estimator: Any, graph: Any = None, **options: Any) -> Any:
-    options = {"num_steps": 2, "optimizer": optax.sgd(0.2), "progress_bar": False, **options}
+    options = {
+        "num_steps": 2,
+        "optimizer": optax.sgd(0.2),
+        "progress_bar": False,
+        **options,
+    }
     graph = zoo.graph("rbm") if graph is None else graph
     return ebmpp.fit(graph, data, rng_key=zoo.KEY, estimator=estimator, **options)
 
 
 @pytest.mark.parametrize(
-    "estimator", [Centered(CD()), Discriminative("v"), Plain()], ids=lambda e: type(e).__name__
+    "estimator",
+    [Centered(CD()), Discriminative("v"), Plain()],
+    ids=lambda e: type(e).__name__,
 )
 def test_estimators_of_complete_rows_refuse_missing_entries(estimator: Any) -> None:
     data = Observed(*some_rows("rbm"))
@@ -131,13 +159,17 @@ def test_estimators_of_complete_rows_refuse_missing_entries(estimator: Any) -> N
         train(data, estimator)
     stages = [ebmpp.Stage(num_steps=1), ebmpp.Stage(num_steps=1, estimator=estimator)]
     with pytest.raises(StateError, match="missing entries"):
-        ebmpp.fit(zoo.graph("rbm"), data, rng_key=zoo.KEY, schedule=stages, progress_bar=False)
+        ebmpp.fit(
+            zoo.graph("rbm"), data, rng_key=zoo.KEY, schedule=stages, progress_bar=False
+        )
 
 
 def test_other_refusals_of_missing_entries() -> None:
     values, known = some_rows("rbm")
     with pytest.raises(IntractableError, match=r"MeanField\(passes=20\)"):
-        train(Observed(*some_rows("deep")), PCD(posterior=MeanField()), zoo.graph("deep"))
+        train(
+            Observed(*some_rows("deep")), PCD(posterior=MeanField()), zoo.graph("deep")
+        )
     with pytest.raises(StateError, match=r"block 'v' .*nan.*Observed.where_finite"):
         train(np.where(known, values, np.nan), UCD())
     with pytest.raises(StateError, match="pool"):

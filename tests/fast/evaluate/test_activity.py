@@ -17,9 +17,15 @@ from helpers import pair, random_params
 V = np.random.default_rng(0).integers(0, 2, (200, 4)).astype(np.float32)
 
 
-def machine(family: ebmpp.Family, bias: np.ndarray, weight: np.ndarray) -> tuple[FactorGraph, dict]:
+def machine(
+    family: ebmpp.Family, bias: np.ndarray, weight: np.ndarray
+) -> tuple[FactorGraph, dict]:
     graph = layered(v=Bernoulli(4), h=family)
-    return graph, {"v": np.zeros(4, np.float32), "h": np.float32(bias), "v:h": np.float32(weight)}
+    return graph, {
+        "v": np.zeros(4, np.float32),
+        "h": np.float32(bias),
+        "v:h": np.float32(weight),
+    }
 
 
 def test_status_of_units() -> None:
@@ -41,12 +47,24 @@ def test_status_of_units() -> None:
 def test_status_of_categories_counts_and_reals() -> None:
     weight = np.zeros((4, 1, 3))
     weight[0, 0, 1] = 4.0
-    status = lambda *args: unit_activity(*machine(*args), V, rng_key=zoo.KEY)["status"].tolist()
-    assert status(Categorical(1, 3), np.array([[0.0, 0.0, -12.0]]), weight) == ["active", "active", "off"]
+    status = lambda *args: unit_activity(*machine(*args), V, rng_key=zoo.KEY)[
+        "status"
+    ].tolist()
+    assert status(Categorical(1, 3), np.array([[0.0, 0.0, -12.0]]), weight) == [
+        "active",
+        "active",
+        "off",
+    ]
     for family in (Poisson(2), Gaussian(2)):
-        assert status(family, np.full(2, 0.3), np.eye(4, 2) * [2.0, 0.0]) == ["active", "constant"]
-    assert status(Poisson(1), np.array([-30.0]), np.zeros((4, 1))) == ["constant"]  # an unbounded range
-    ordinal = status(Ordinal(2), np.array([[9.0, 0.0], [-9.0, 0.0]]), np.zeros((4, 2, 2)))
+        assert status(family, np.full(2, 0.3), np.eye(4, 2) * [2.0, 0.0]) == [
+            "active",
+            "constant",
+        ]
+    # an unbounded range
+    assert status(Poisson(1), np.array([-30.0]), np.zeros((4, 1))) == ["constant"]
+    ordinal = status(
+        Ordinal(2), np.array([[9.0, 0.0], [-9.0, 0.0]]), np.zeros((4, 2, 2))
+    )
     assert ordinal == ["on", "on", "off", "off"]  # x and x**2 have their own ranges
 
 
@@ -57,17 +75,24 @@ def test_status_in_deep_models_accounts_for_noise_of_chains() -> None:
     params["v:h1"] = params["v:h1"].at[0, 0].set(5.0)
     params["h1:h2"] = params["h1:h2"].at[0, 0].set(5.0).at[1, 1].set(2.0)
     params["h2"] = jnp.array([-2.5, -1.0, 12.0])
-    status = unit_activity(graph, params, V, rng_key=zoo.KEY).set_index(["block", "unit"])["status"]
+    status = unit_activity(graph, params, V, rng_key=zoo.KEY).set_index(
+        ["block", "unit"]
+    )["status"]
     assert status.loc["h1"].tolist() == ["active", "constant", "constant"]
     assert status.loc["h2"].tolist() == ["active", "constant", "on"]
-    only_h2 = unit_activity(graph, params, V, rng_key=zoo.KEY, blocks=["h2"], num_sweeps=5)
+    only_h2 = unit_activity(
+        graph, params, V, rng_key=zoo.KEY, blocks=["h2"], num_sweeps=5
+    )
     assert set(only_h2["block"]) == {"h2"}
 
 
 def log_sums(graph: FactorGraph, params: dict, rows: np.ndarray) -> np.ndarray:
     """log sum_h exp(-E(v, h)) r(v, h) of each row, by enumeration."""
     oracle, (block, *_) = zoo.Oracle(graph, params, {}), graph.visible
-    agrees = [(oracle.x[block] == row).reshape(len(oracle.x[block]), -1).all(1) for row in rows]
+    agrees = [
+        (oracle.x[block] == row).reshape(len(oracle.x[block]), -1).all(1)
+        for row in rows
+    ]
     return np.array([np.logaddexp.reduce(oracle.log_weights[a]) for a in agrees])
 
 
@@ -89,8 +114,11 @@ def test_weighted_draws_are_unbiased_and_tighten_the_bound() -> None:
     params = random_params(graph, 4, 1.5)
     exact = log_sums(graph, params, ROWS)
     repeated = np.broadcast_to(ROWS, (2000, *ROWS.shape))
-    draws = np.asarray(mean_field_bound(graph, params, repeated, num_draws=num_draws, rng_key=zoo.KEY))
-    ratios = np.exp(draws - exact)  # a mean weight is unbiased, and its logarithm is too small
+    draws = np.asarray(
+        mean_field_bound(graph, params, repeated, num_draws=num_draws, rng_key=zoo.KEY)
+    )
+    # a mean weight is unbiased, and its logarithm is too small
+    ratios = np.exp(draws - exact)
     error = ratios.std(0, ddof=1) / np.sqrt(len(ratios))
     assert (np.abs(ratios.mean(0) - 1) < 4 * error).all() and (error > 0).all()
     plain = np.asarray(mean_field_bound(graph, params, ROWS))
@@ -100,11 +128,15 @@ def test_weighted_draws_are_unbiased_and_tighten_the_bound() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [Poisson(3), Gaussian(3, variance="learned"), Categorical(2, 3)])
+@pytest.mark.parametrize(
+    "family", [Poisson(3), Gaussian(3, variance="learned"), Categorical(2, 3)]
+)
 def test_bounds_of_one_layer_are_exact(family: ebmpp.Family) -> None:
     graph = pair(Bernoulli(3), family)
     params = random_params(graph, 1, 0.3)
     expected = -graph.free_energy(params, {"a": ROWS})
-    np.testing.assert_allclose(mean_field_bound(graph, params, ROWS), expected, rtol=1e-4)
+    np.testing.assert_allclose(
+        mean_field_bound(graph, params, ROWS), expected, rtol=1e-4
+    )
     draws = mean_field_bound(graph, params, ROWS, num_draws=1, rng_key=zoo.KEY)
     np.testing.assert_allclose(draws, expected, rtol=1e-4)

@@ -54,20 +54,28 @@ def test_columns_become_blocks_by_kind_and_number_of_levels() -> None:
         "categories_4": Categorical(1, 4),
         "categories_3": Categorical(2, 3),
     }
-    assert table.graph.latent == {"latent": Bernoulli(2)} and len(table.graph.layers) == 2
+    assert (
+        table.graph.latent == {"latent": Bernoulli(2)} and len(table.graph.layers) == 2
+    )
     np.testing.assert_allclose(table.rows["numbers"].mean(0), 0, atol=1e-9)
     np.testing.assert_allclose(table.rows["numbers"].std(0), 1)
-    np.testing.assert_array_equal(table.rows["categories_3"], [[2, 0], [1, 1], [2, 2], [0, 0]])
+    np.testing.assert_array_equal(
+        table.rows["categories_3"], [[2, 0], [1, 1], [2, 2], [0, 0]]
+    )
     deep = declare(FRAME, {"z": Categorical(1, 3), "y": Gaussian(2)})
     assert set(deep.graph.latent) == {"y", "z"}
 
 
-@pytest.mark.parametrize("df", [FRAME, FRAME.astype({"is_new": object, "city": "string"})])
+@pytest.mark.parametrize(
+    "df", [FRAME, FRAME.astype({"is_new": object, "city": "string"})]
+)
 def test_a_frame_comes_back(df: pd.DataFrame) -> None:
     table = declare(df)
     back = table.to_dataframe(table.rows)
     pd.testing.assert_frame_equal(back, df.reset_index(drop=True))
-    pd.testing.assert_frame_equal(table.to_dataframe(table.encode(df[::-1])), df[::-1].reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        table.to_dataframe(table.encode(df[::-1])), df[::-1].reset_index(drop=True)
+    )
 
 
 def test_missing_cells_are_marked_and_known_ones_do_not_change() -> None:
@@ -77,14 +85,19 @@ def test_missing_cells_are_marked_and_known_ones_do_not_change() -> None:
     assert sum((~x.known).sum() for x in rows.values()) == 7
     table = declare(FRAME)
     for block, x in table.encode(df).items():
-        np.testing.assert_array_equal(np.where(x.known, x.values, 0), np.where(x.known, table.rows[block], 0))
+        np.testing.assert_array_equal(
+            np.where(x.known, x.values, 0), np.where(x.known, table.rows[block], 0)
+        )
 
 
 def test_samples_have_any_batch_and_become_rows_of_the_columns_dtypes() -> None:
     table = declare(FRAME.assign(byte=np.arange(4, dtype=np.uint8)))
     shapes = {b: (2, 3, f.size) for b, f in table.graph.visible.items()}
-    frame = table.to_dataframe({b: -np.ones(s) if b == "numbers" else np.zeros(s) for b, s in shapes.items()})
-    assert frame.shape == (6, 8) and frame["byte"].tolist() == [0] * 6  # mean 1.5, scale 1.1
+    frame = table.to_dataframe(
+        {b: -np.ones(s) if b == "numbers" else np.zeros(s) for b, s in shapes.items()}
+    )
+    # mean 1.5, scale 1.1
+    assert frame.shape == (6, 8) and frame["byte"].tolist() == [0] * 6
     with pytest.raises(StateError, match="booleans"):
         table.to_dataframe({"numbers": np.zeros((1, 3))})
 
@@ -96,7 +109,9 @@ def dependent(num_rows: int, seed: int) -> pd.DataFrame:
     flip = rng.random(num_rows) < 0.05
     return pd.DataFrame(
         {
-            "level": pd.Categorical.from_codes(cause, ["low", "middle", "high"], ordered=True),
+            "level": pd.Categorical.from_codes(
+                cause, ["low", "middle", "high"], ordered=True
+            ),
             "is_high": np.where(flip, cause < 2, cause == 2),
             "weight": 50.0 + 10 * cause + rng.normal(size=num_rows),
         }
@@ -106,21 +121,30 @@ def dependent(num_rows: int, seed: int) -> pd.DataFrame:
 @pytest.mark.slow
 def test_filled_in_cells_are_better_than_the_mode_of_their_column() -> None:
     df = dependent(240, 0)
-    holes = np.random.default_rng(1).integers(3, size=len(df))  # one in each of two thirds of the rows
+    # one in each of two thirds of the rows
+    holes = np.random.default_rng(1).integers(3, size=len(df))
     missing = df.astype({"is_high": object})
     for i, name in enumerate(["level", "is_high"]):
         missing[name] = missing[name].mask(holes == i)
     table = ebmpp.from_dataframe(missing, latent=6)
-    options: dict[str, Any] = {"estimator": CD(k=2), "optimizer": optax.adam(0.05), "progress_bar": False}
+    options: dict[str, Any] = {
+        "estimator": CD(k=2),
+        "optimizer": optax.adam(0.05),
+        "progress_bar": False,
+    }
     fit = ebmpp.fit(table.graph, table.rows, rng_key=zoo.KEY, num_steps=150, **options)
-    filled = table.fill_missing(missing, fit.params, rng_key=zoo.KEY, num_samples=100, num_warmup=50)
+    filled = table.fill_missing(
+        missing, fit.params, rng_key=zoo.KEY, num_samples=100, num_warmup=50
+    )
     assert not filled.isna().any().any() and (filled.dtypes == missing.dtypes).all()
     drawn = table.fill_missing(
         missing, fit.params, rng_key=zoo.KEY, draw=True, num_samples=100, num_warmup=50
     )
     for i, name in enumerate(["level", "is_high"]):
         truth, hole = df[name].astype(object), holes == i
-        assert (filled[name][~hole] == truth[~hole]).all() and (drawn[name][~hole] == truth[~hole]).all()
+        assert (filled[name][~hole] == truth[~hole]).all() and (
+            drawn[name][~hole] == truth[~hole]
+        ).all()
         mode = (truth[hole] == truth[~hole].mode()[0]).mean()
         assert (filled[name][hole] == truth[hole]).mean() > mode + 0.15
         assert (drawn[name][hole] == truth[hole]).mean() > mode
@@ -129,7 +153,11 @@ def test_filled_in_cells_are_better_than_the_mode_of_their_column() -> None:
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"city": "Paris"}, "city"), ({"length": "long"}, "length"), ({"length": np.inf}, "length")],
+    [
+        ({"city": "Paris"}, "city"),
+        ({"length": "long"}, "length"),
+        ({"length": np.inf}, "length"),
+    ],
 )
 def test_other_frames_must_have_the_same_columns(change: dict, word: str) -> None:
     table = declare(FRAME)

@@ -13,7 +13,15 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Spin, layered, perfect_sample
+from ebmpp import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    FactorGraph,
+    Spin,
+    layered,
+    perfect_sample,
+)
 from ebmpp.errors import IntractableError, UnmetError
 from helpers import alone, assert_rows_law, often, pair, random_params
 
@@ -32,23 +40,34 @@ GRAPHS = {
 def assert_joint_moments(graph: FactorGraph, params: Any, x: dict[str, Any]) -> None:
     """First and second moments of all statistics."""
     joint = zoo.Oracle(graph, params, {})
-    columns = lambda x: [statistics_of(f, np.asarray(x[b])) for b, f in graph.families.items()]
+    columns = lambda x: [
+        statistics_of(f, np.asarray(x[b])) for b, f in graph.families.items()
+    ]
     states, draws = (np.concatenate(columns(values), axis=1) for values in (joint.x, x))
     upper = np.triu_indices(states.shape[1])
-    moments = lambda t: np.concatenate([t, np.einsum("ri,rj->rij", t, t)[:, *upper]], axis=1)
-    assert_rows_law(moments(draws), np.exp(joint.log_weights - joint.log_z) @ moments(states))
+    moments = lambda t: np.concatenate(
+        [t, np.einsum("ri,rj->rij", t, t)[:, *upper]], axis=1
+    )
+    assert_rows_law(
+        moments(draws), np.exp(joint.log_weights - joint.log_z) @ moments(states)
+    )
 
 
 def attractive(graph: FactorGraph, signs: dict[str, float]) -> dict[str, Any]:
     """Random params whose interactions of two blocks have one sign each."""
     params = random_params(graph, 1)
-    return {n: signs.get(n, 1.0) * jnp.abs(a) if ":" in n else a for n, a in params.items()}
+    return {
+        n: signs.get(n, 1.0) * jnp.abs(a) if ":" in n else a for n, a in params.items()
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "signs"), [("chain", {}), ("chain", {"a:b": -1.0, "b:c": -1.0}), ("counts", {"a:b": -1.0})]
+    ("name", "signs"),
+    [("chain", {}), ("chain", {"a:b": -1.0, "b:c": -1.0}), ("counts", {"a:b": -1.0})],
 )
-def test_coupling_from_the_past_matches_enumeration(name: str, signs: dict[str, float]) -> None:
+def test_coupling_from_the_past_matches_enumeration(
+    name: str, signs: dict[str, float]
+) -> None:
     graph = GRAPHS[name]()
     params = attractive(graph, signs)
     draws = perfect_sample(graph, params, jax.random.key(0), NUM_SAMPLES, method=PAST)
@@ -59,13 +78,17 @@ def test_coupling_from_the_past_matches_enumeration(name: str, signs: dict[str, 
 def test_draws_by_enumeration_match_enumeration(name: str) -> None:
     graph = GRAPHS[name]()
     params = random_params(graph, 2)
-    assert_joint_moments(graph, params, perfect_sample(graph, params, jax.random.key(2), NUM_SAMPLES))
+    assert_joint_moments(
+        graph, params, perfect_sample(graph, params, jax.random.key(2), NUM_SAMPLES)
+    )
 
 
 @pytest.mark.slow
 def test_unbounded_blocks_are_drawn_given_the_others() -> None:
     graph = zoo.graph("gaussian")
-    draws = perfect_sample(graph, zoo.params("gaussian"), jax.random.key(0), NUM_SAMPLES)
+    draws = perfect_sample(
+        graph, zoo.params("gaussian"), jax.random.key(0), NUM_SAMPLES
+    )
     for b, mean in zoo.moments("gaussian").items():
         assert_rows_law(np.asarray(draws[b]), mean)
 
@@ -75,24 +98,35 @@ def test_random_clusters_match_enumeration(up: float, strength: float) -> None:
     """Fields of one sign: of spins at 0, of units in {0, 1} at 1/2."""
     graph, w = GRAPHS["mixed"](), strength * np.float32([[0.7, 0.3], [0.2, 0.9]])
     a, b = up * np.float32([0.2, 0.4]) - 0.5 * w.sum(1), up * np.float32([0.1, 0.3])
-    params = {name: jnp.asarray(value) for name, value in {"a": a, "b": b, "a:b": w}.items()}
+    params = {
+        name: jnp.asarray(value) for name, value in {"a": a, "b": b, "a:b": w}.items()
+    }
     draws = perfect_sample(graph, params, jax.random.key(3), NUM_SAMPLES, BONDS)
     assert_joint_moments(graph, params, draws)
 
 
 @pytest.mark.slow
 def test_random_clusters_couple_where_single_units_do_not() -> None:
-    graph = FactorGraph.from_networkx(nx.grid_2d_graph(8, 8), Spin, shared=True, bias=False)
+    graph = FactorGraph.from_networkx(
+        nx.grid_2d_graph(8, 8), Spin, shared=True, bias=False
+    )
     params = {"x:x": jnp.float32(1.0)}
     with pytest.raises(UnmetError, match="random_cluster"):
         perfect_sample(graph, params, jax.random.key(0), 4, PAST, max_sweeps=1024)
-    x = np.asarray(perfect_sample(graph, params, jax.random.key(0), 40, BONDS, max_sweeps=32)["x"])
+    x = np.asarray(
+        perfect_sample(graph, params, jax.random.key(0), 40, BONDS, max_sweeps=32)["x"]
+    )
     magnet = x.reshape(40, -1).mean(1)
-    assert (np.abs(magnet) > 0.9).mean() > 0.8 and 8 < (magnet > 0).sum() < 32  # both phases
+    # both phases
+    assert (np.abs(magnet) > 0.9).mean() > 0.8 and 8 < (magnet > 0).sum() < 32
 
 
 def spin_params(coupling: float) -> dict[str, Any]:
-    return {"a": jnp.full(2, 0.1), "b": jnp.zeros(2), "a:b": coupling * jnp.ones((2, 2))}
+    return {
+        "a": jnp.full(2, 0.1),
+        "b": jnp.zeros(2),
+        "a:b": coupling * jnp.ones((2, 2)),
+    }
 
 
 @pytest.mark.slow
@@ -100,7 +134,10 @@ def test_draws_depend_on_their_number_alone_and_work_under_jit_and_vmap() -> Non
     graph, params, rng_key = GRAPHS["spins"](), spin_params(0.3), jax.random.key(4)
     for method in (PAST, "enumerate"):
         draw = lambda p, k, method=method: perfect_sample(graph, p, k, 6, method)
-        draws, first = draw(params, rng_key), perfect_sample(graph, params, rng_key, 2, method)
+        draws, first = (
+            draw(params, rng_key),
+            perfect_sample(graph, params, rng_key, 2, method),
+        )
         stacked = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
         both = jax.jit(jax.vmap(draw, (0, None)))(stacked, rng_key)
         for b, v in draws.items():
@@ -117,4 +154,6 @@ def test_failures_are_nan_under_jit_and_errors_outside() -> None:
     with pytest.raises(UnmetError, match="of 4 pairs.* 1 sweeps"):
         perfect_sample(graph, spin_params(3.0), rng_key, 4, PAST, max_sweeps=1)
     with pytest.raises(IntractableError, match="both signs"):
-        perfect_sample(graph, spin_params(0.3) | {"b": jnp.full(2, -1.0)}, rng_key, method=BONDS)
+        perfect_sample(
+            graph, spin_params(0.3) | {"b": jnp.full(2, -1.0)}, rng_key, method=BONDS
+        )

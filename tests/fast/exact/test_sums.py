@@ -12,17 +12,30 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Categorical, Factor, FactorGraph, Gaussian, exact, layered
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Categorical,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    exact,
+    layered,
+)
 from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration
 from ebmpp.graph import normalization
 from helpers import often, pair, random_params
 
 
-@pytest.mark.parametrize("name", often(zoo.NAMES, "rbm", "gated", "mixed", "poisson", "lattice"))
+@pytest.mark.parametrize(
+    "name", often(zoo.NAMES, "rbm", "gated", "mixed", "poisson", "lattice")
+)
 def test_log_partition_and_moments(name: str) -> None:
     graph, params = zoo.graph(name), zoo.params(name)
-    np.testing.assert_allclose(exact.log_partition(graph, params), zoo.oracle(name).log_z, rtol=5e-6)
+    np.testing.assert_allclose(
+        exact.log_partition(graph, params), zoo.oracle(name).log_z, rtol=5e-6
+    )
     moments = exact.moments(graph, params)
     assert list(moments) == list(graph.families)
     for b, mean in zoo.moments(name).items():
@@ -43,19 +56,26 @@ def numpy_gradient(name: str, rows: np.ndarray) -> dict[str, np.ndarray]:
         term = weights
         for b in factor.blocks:
             left = term.reshape(*term.shape, *(1,) * (t[b].ndim - 1))
-            term = left * t[b].reshape(len(probs), *(1,) * (term.ndim - 1), *t[b].shape[1:])
+            term = left * t[b].reshape(
+                len(probs), *(1,) * (term.ndim - 1), *t[b].shape[1:]
+            )
         gradient[factor.name] = term.sum(0)
     return gradient
 
 
-@pytest.mark.parametrize("name", often(("rbm", "deep", "gated", "categorical", "binomial"), "deep"))
+@pytest.mark.parametrize(
+    "name", often(("rbm", "deep", "gated", "categorical", "binomial"), "deep")
+)
 def test_log_likelihood_and_its_gradient(name: str) -> None:
     """In the deep graph the latents interact given a row, so that they are enumerated as well."""
     graph, params = zoo.graph(name), zoo.params(name)
     oracle, block = zoo.oracle(name), next(iter(graph.visible))
     rows = np.unique(oracle.x[block], axis=0).astype(np.float32)[:8]
     probs = np.exp(oracle.log_weights - oracle.log_z)
-    p = [probs[(oracle.x[block] == row).reshape(len(probs), -1).all(1)].sum() for row in rows]
+    p = [
+        probs[(oracle.x[block] == row).reshape(len(probs), -1).all(1)].sum()
+        for row in rows
+    ]
     batch = rows.reshape(2, len(rows) // 2, *rows.shape[1:])
     result = exact.log_likelihood(graph, params, batch)
     assert result.shape == batch.shape[:2]
@@ -71,20 +91,30 @@ def test_probabilities_list_every_state() -> None:
     states, probs = exact.probabilities(graph, zoo.params("rbm"))
     for b in graph.families:
         np.testing.assert_array_equal(states[b], oracle.x[b])
-    np.testing.assert_allclose(probs, np.exp(oracle.log_weights - oracle.log_z), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(
+        probs, np.exp(oracle.log_weights - oracle.log_z), rtol=1e-4, atol=1e-7
+    )
 
 
-def test_states_are_summed_in_chunks_with_a_remainder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_summed_in_chunks_with_a_remainder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """3**4 states in chunks of 16 leave one, so a state that is missing or counted twice shows."""
     monkeypatch.setattr(enumeration, "CHUNK", 16)
-    graph = layered(v=Categorical(4, num_categories=3), h=Categorical(5, num_categories=3))
+    graph = layered(
+        v=Categorical(4, num_categories=3), h=Categorical(5, num_categories=3)
+    )
     params = random_params(graph, seed=6, scale=1.0)
-    assert enumeration.make_plan(graph).enumerated == ("v",), "the smaller side is enumerated"
+    assert enumeration.make_plan(graph).enumerated == ("v",), (
+        "the smaller side is enumerated"
+    )
     p = {name: np.asarray(value, float) for name, value in params.items()}
     t = numpy_statistics(graph.families["v"], np.array(list(np.ndindex(3, 3, 3, 3))))
     eta = p["h"] + np.tensordot(t, p["v:h"], 2)
     weights = (p["v"] * t).sum((1, 2)) + np.logaddexp.reduce(eta, axis=-1).sum(-1)
-    np.testing.assert_allclose(exact.log_partition(graph, params), np.logaddexp.reduce(weights), rtol=2e-6)
+    np.testing.assert_allclose(
+        exact.log_partition(graph, params), np.logaddexp.reduce(weights), rtol=2e-6
+    )
 
 
 def test_plans_sum_out_both_ends_of_a_chain() -> None:
@@ -96,15 +126,28 @@ def test_plans_sum_out_both_ends_of_a_chain() -> None:
 
 
 @pytest.mark.slow
-def test_models_that_do_not_normalise_in_one_state_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Factor("a", "b", "h", energy=lambda w, a, b, h: -w * (a @ b) * h.sum(), init=jnp.zeros(()))
-    graph = FactorGraph({"a": Gaussian(1)}, {"b": Gaussian(1), "h": Bernoulli(1)}, [gate, *map(Bias, "abh")])
+def test_models_that_do_not_normalise_in_one_state_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Factor(
+        "a",
+        "b",
+        "h",
+        energy=lambda w, a, b, h: -w * (a @ b) * h.sum(),
+        init=jnp.zeros(()),
+    )
+    graph = FactorGraph(
+        {"a": Gaussian(1)},
+        {"b": Gaussian(1), "h": Bernoulli(1)},
+        [gate, *map(Bias, "abh")],
+    )
     params = random_params(graph) | {"a:b:h": jnp.float32(0.8)}
     divergent = params | {"a:b:h": jnp.float32(1.2)}
     assert np.isfinite(exact.log_partition(graph, params))
     with pytest.raises(DomainError, match=r"-0.2.*'h'"):
         exact.log_partition(graph, divergent)
-    monkeypatch.setattr(normalization, "_check_precision", lambda *_: None)  # the sum shows it, too
+    # the sum shows it, too
+    monkeypatch.setattr(normalization, "_check_precision", lambda *_: None)
     with pytest.raises(DomainError, match="'a', 'b'"):
         exact.log_partition(graph, divergent)
 
@@ -121,11 +164,17 @@ def test_variances(name: str) -> None:
 
 @pytest.mark.slow
 def test_interacting_gaussian_blocks() -> None:
-    graph = FactorGraph.from_networkx(nx.cycle_graph(3), lambda n: Gaussian(n, "learned"))
+    graph = FactorGraph.from_networkx(
+        nx.cycle_graph(3), lambda n: Gaussian(n, "learned")
+    )
     params = random_params(graph, seed=7, scale=0.2)
     oracle = zoo.Oracle(graph, params, {})
-    np.testing.assert_allclose(exact.log_partition(graph, params), oracle.log_z, rtol=1e-5)
-    np.testing.assert_allclose(exact.moments(graph, params)["x"][:, 0], oracle.mean[0], atol=1e-5)
+    np.testing.assert_allclose(
+        exact.log_partition(graph, params), oracle.log_z, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        exact.moments(graph, params)["x"][:, 0], oracle.mean[0], atol=1e-5
+    )
     both = pair(Gaussian(2), Gaussian(1, "learned"))
     params = random_params(both, seed=7)
     np.testing.assert_allclose(
@@ -134,7 +183,9 @@ def test_interacting_gaussian_blocks() -> None:
     side = np.linspace(-8, 8, 81, dtype=np.float32)
     rows = np.stack(np.meshgrid(side, side), -1)
     density = np.exp(np.asarray(exact.log_likelihood(both, params, rows), float))
-    assert density.shape == (81, 81) and density.sum() * 0.2**2 == pytest.approx(1, rel=1e-4)
+    assert density.shape == (81, 81) and density.sum() * 0.2**2 == pytest.approx(
+        1, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("weight", [1e38, -1e38])
@@ -155,7 +206,9 @@ def test_params_that_overflow_are_refused_or_summed_right(weight: float) -> None
             with pytest.raises(ebmpp.errors.DomainError, match="'v:h'"):
                 call()
         with pytest.raises(ebmpp.errors.IntractableError):
-            ebmpp.perfect_sample(graph, params, jax.random.key(0), 3, method="enumerate")
+            ebmpp.perfect_sample(
+                graph, params, jax.random.key(0), 3, method="enumerate"
+            )
         return
     expected = np.log(2**4 + 2**3 - 1)  # states in which a block is all zero
     np.testing.assert_allclose(calls["log_partition"](), expected, 1e-6)

@@ -15,7 +15,16 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
+from ebmpp import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Exponential,
+    Family,
+    Gaussian,
+    Poisson,
+    Spin,
+)
 from ebmpp.core import random
 from ebmpp.families.family import log_ratio
 from helpers import FAMILIES, FINITE, assert_law, assert_rows_law, often
@@ -44,21 +53,28 @@ def grid(family: Family) -> tuple[np.ndarray, float]:
     return np.asarray(family.states(), float), 1.0
 
 
-def log_ratio_of(family: Family, eta: jax.Array, other: jax.Array, statistics: jax.Array) -> jax.Array:
+def log_ratio_of(
+    family: Family, eta: jax.Array, other: jax.Array, statistics: jax.Array
+) -> jax.Array:
     return log_ratio({"x": family}, {"x": eta}, {"x": other}, {"x": statistics})
 
 
 def compute(family: Family, eta: jax.Array, other: jax.Array) -> dict[str, Any]:
     """Everything that a family computes at two natural parameters."""
     keys = random.fold_in(random.key_pair(zoo.KEY), jnp.arange(ROWS + 20))
-    words = lambda count, number: random.words(random.fold_in(keys, number), family.size * count).reshape(
-        ROWS + 20, *family.shape, count
-    )
+    words = lambda count, number: random.words(
+        random.fold_in(keys, number), family.size * count
+    ).reshape(ROWS + 20, *family.shape, count)
     rows = lambda e, count=ROWS: jnp.broadcast_to(e, (count, *e.shape))
     drawn, coupled = words(family.num_words, 0), words(family.num_couple_words, 1)
-    # the last rows have equal parameters; one call, because a sampler takes seconds to compile
-    x, y = family.couple(coupled, rows(eta, ROWS + 20), jnp.concatenate([rows(other), rows(eta, 20)]))
-    sample = family.sample(drawn[:ROWS], rows(eta)) if family.num_words == 1 else x[:ROWS]
+    # the last rows have equal parameters; one call, because a sampler takes seconds to
+    # compile
+    x, y = family.couple(
+        coupled, rows(eta, ROWS + 20), jnp.concatenate([rows(other), rows(eta, 20)])
+    )
+    sample = (
+        family.sample(drawn[:ROWS], rows(eta)) if family.num_words == 1 else x[:ROWS]
+    )
     result = {
         "log_normalizer": family.log_normalizer(eta),
         "mean": family.mean(eta),
@@ -72,7 +88,9 @@ def compute(family: Family, eta: jax.Array, other: jax.Array) -> dict[str, Any]:
         "equal": (x[ROWS:], y[ROWS:]),
         "log_base": family.log_base_measure(sample[:20]),
         "log_prob": family.distribution(eta).log_prob(sample[:20]),
-        "log_ratio": log_ratio_of(family, rows(eta, 20), rows(other, 20), family.statistics(sample[:20])),
+        "log_ratio": log_ratio_of(
+            family, rows(eta, 20), rows(other, 20), family.statistics(sample[:20])
+        ),
     }
     if family.num_words == 1:
         default = family.mean(family.default_eta())
@@ -84,7 +102,9 @@ def compute(family: Family, eta: jax.Array, other: jax.Array) -> dict[str, Any]:
 def results(name: str) -> dict[str, Any]:
     """:func:`compute` in one compiled program."""
     family = FAMILIES[name]
-    return jax.device_get(jax.jit(functools.partial(compute, family))(etas(family), etas(family, seed=1)))
+    return jax.device_get(
+        jax.jit(functools.partial(compute, family))(etas(family), etas(family, seed=1))
+    )
 
 
 def log_weights(name: str, x: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -106,10 +126,14 @@ def exact_mean(name: str, seed: int = 0) -> np.ndarray:
     """Mean statistics by sums over the values of a unit."""
     family = FAMILIES[name]
     t = numpy_statistics(family, grid(family)[0])
-    return (probabilities(name, seed).T @ t.reshape(len(t), -1)).reshape(family.statistic_shape)
+    return (probabilities(name, seed).T @ t.reshape(len(t), -1)).reshape(
+        family.statistic_shape
+    )
 
 
-@pytest.fixture(params=often(sorted(FAMILIES), *(set(FAMILIES) - {"binomial", "poisson"})))
+@pytest.fixture(
+    params=often(sorted(FAMILIES), *(set(FAMILIES) - {"binomial", "poisson"}))
+)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -128,7 +152,11 @@ def test_numpyro_distribution_has_the_density_of_the_family(name: str) -> None:
     x = result["sample"][:20]
     base = log_base(family, x)
     np.testing.assert_allclose(result["log_base"].sum(-1), base, rtol=1e-5, atol=1e-5)
-    inner = (etas(family).astype(float) * numpy_statistics(family, x)).reshape(20, -1).sum(-1)
+    inner = (
+        (etas(family).astype(float) * numpy_statistics(family, x))
+        .reshape(20, -1)
+        .sum(-1)
+    )
     expected = inner + base - result["log_normalizer"].sum()
     np.testing.assert_allclose(result["log_prob"], expected, rtol=1e-5, atol=1e-5)
 
@@ -140,9 +168,12 @@ def test_draws_have_the_distribution(name: str) -> None:
     t = numpy_statistics(family, result["sample"]).reshape(ROWS, -1)
     mean = result["mean"].ravel()
     assert_rows_law(t, mean, 4 * len(mean))
-    # second moments too, and no correlation between units: the Hessian of the log-normaliser
+    # second moments too, and no correlation between units: the Hessian of the
+    # log-normaliser
     products = (t - mean)[:, :, None] * (t - mean)[:, None, :]
-    assert_rows_law(products, result["hessian"].reshape(len(mean), -1), 4 * len(mean) ** 2)
+    assert_rows_law(
+        products, result["hessian"].reshape(len(mean), -1), 4 * len(mean) ** 2
+    )
     if "initial" in result:
         assert_rows_law(*result["initial"])
 
@@ -150,7 +181,9 @@ def test_draws_have_the_distribution(name: str) -> None:
 def test_coupled_draws_have_their_distributions(name: str) -> None:
     family, result = FAMILIES[name], results(name)
     for x, mean in zip(result["couple"], ("mean", "other_mean"), strict=True):
-        assert_rows_law(numpy_statistics(family, x), result[mean], 2 * result[mean].size)
+        assert_rows_law(
+            numpy_statistics(family, x), result[mean], 2 * result[mean].size
+        )
     np.testing.assert_allclose(*result["equal"], rtol=1e-6)
 
 
@@ -174,20 +207,27 @@ def test_log_ratio_is_a_difference_of_log_densities(name: str) -> None:
     t = numpy_statistics(family, result["sample"][:20]).reshape(20, -1)
     change = (etas(family, seed=1).astype(float) - etas(family)).ravel()
     x, _ = grid(family)
-    normalizers = [np.logaddexp.reduce(log_weights(name, x, seed)).sum() for seed in (0, 1)]
+    normalizers = [
+        np.logaddexp.reduce(log_weights(name, x, seed)).sum() for seed in (0, 1)
+    ]
     expected = t @ change - normalizers[1] + normalizers[0]
     np.testing.assert_allclose(result["log_ratio"], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FINITE)
 def test_log_ratio_of_large_parameters_is_accurate(name: str) -> None:
-    family = type(FAMILIES[name])(1, *([3] if name in ("categorical", "binomial") else []))
+    family = type(FAMILIES[name])(
+        1, *([3] if name in ("categorical", "binomial") else [])
+    )
     values = np.asarray(family.states(), float)
     t = numpy_statistics(family, values).reshape(len(values), -1)
     base = log_base(family, values)
     scales = np.float32([-80, -30, -5, -1e-3, 0, 0.3, 17, 80])
     direction = np.arange(t.shape[1]) - 1 if t.shape[1] > 1 else np.ones(1)
-    eta, other = (np.outer(s, direction) for s in zip(*itertools.product(scales, scales), strict=True))
+    eta, other = (
+        np.outer(s, direction)
+        for s in zip(*itertools.product(scales, scales), strict=True)
+    )
     normalizers = [np.logaddexp.reduce(base + e @ t.T, axis=1) for e in (eta, other)]
     log_ratio = jax.jit(functools.partial(log_ratio_of, family))
     shape = (-1, *family.statistic_shape)
@@ -196,7 +236,9 @@ def test_log_ratio_of_large_parameters_is_accurate(name: str) -> None:
         stats = np.broadcast_to(statistic, eta.shape).reshape(shape)
         args = (a.reshape(shape).astype(np.float32) for a in (eta, other, stats))
         # float32 terms of up to 240 cancel
-        assert (np.abs(log_ratio(*args) - expected) <= 2e-6 * (240 + np.abs(expected))).all()
+        assert (
+            np.abs(log_ratio(*args) - expected) <= 2e-6 * (240 + np.abs(expected))
+        ).all()
 
 
 SUPPORTS = {
@@ -215,7 +257,10 @@ def test_support(name: str) -> None:
     inside, outside = SUPPORTS[name]
     values = np.float32(inside + outside)
     expected = [True] * len(inside) + [False] * len(outside)
-    for result in (FAMILIES[name].in_support(values), jax.jit(FAMILIES[name].in_support)(values)):
+    for result in (
+        FAMILIES[name].in_support(values),
+        jax.jit(FAMILIES[name].in_support)(values),
+    ):
         np.testing.assert_array_equal(result, expected)
 
 
@@ -227,7 +272,10 @@ def test_draws_at_extreme_words_are_finite() -> None:
 
 
 def test_draws_do_not_depend_on_the_default_generator() -> None:
-    words, eta = np.arange(24, dtype=np.uint32).reshape(4, 3, 2), np.zeros((4, 3), np.float32)
+    words, eta = (
+        np.arange(24, dtype=np.uint32).reshape(4, 3, 2),
+        np.zeros((4, 3), np.float32),
+    )
     expected = jax.jit(Ternary(3).sample)(words, eta)
     with jax.default_prng_impl("rbg"):
         np.testing.assert_array_equal(jax.jit(Ternary(3).sample)(words, eta), expected)
@@ -238,7 +286,9 @@ def test_mean_of_two_valued_units_is_an_exact_sigmoid() -> None:
     eta = np.float32([-80, -3, 0, 2, 80])
     mean = 1 / (1 + np.exp(-eta.astype(float)))
     for family, count in ((Bernoulli(5), 1), (Binomial(5, 7), 7)):
-        slope = jax.jit(lambda e, f=family: (f.mean(e), jax.grad(lambda e: f.mean(e).sum())(e)))
+        slope = jax.jit(
+            lambda e, f=family: (f.mean(e), jax.grad(lambda e: f.mean(e).sum())(e))
+        )
         result, curvature = slope(eta)
         np.testing.assert_allclose(result, count * mean, rtol=1e-6)
         np.testing.assert_allclose(curvature, count * mean * (1 - mean), rtol=1e-5)

@@ -22,14 +22,24 @@ ROWS = 20_000
 
 def test_custom_family_in_a_graph() -> None:
     graph = layered(n=Geometric(2), h=Bernoulli(1))
-    params = {"n": np.float32([-1, -0.7]), "h": np.float32([0.3]), "n:h": np.float32([[-0.5], [0.2]])}
+    params = {
+        "n": np.float32([-1, -0.7]),
+        "h": np.float32([0.3]),
+        "n:h": np.float32([[-0.5], [0.2]]),
+    }
     eta = np.float32([-1.5, -0.5])
     h = {"h": np.ones((3, 1), np.float32)}
-    np.testing.assert_allclose(graph.natural_parameters(params, h, "n"), np.tile(eta, (3, 1)), rtol=1e-6)
-    np.testing.assert_allclose(graph.mean(params, h, "n"), np.tile(1 / np.expm1(-eta), (3, 1)), rtol=1e-5)
+    np.testing.assert_allclose(
+        graph.natural_parameters(params, h, "n"), np.tile(eta, (3, 1)), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        graph.mean(params, h, "n"), np.tile(1 / np.expm1(-eta), (3, 1)), rtol=1e-5
+    )
     marginal = graph.marginal(params, {"h": np.float32([[0], [1]])}, "n")
     off = -np.log1p(-np.exp([-1.0, -0.7])).sum()
-    np.testing.assert_allclose(marginal, [off, 0.3 - np.log1p(-np.exp(eta)).sum()], rtol=1e-5)
+    np.testing.assert_allclose(
+        marginal, [off, 0.3 - np.log1p(-np.exp(eta)).sum()], rtol=1e-5
+    )
 
     def sample(eta: jax.Array) -> jax.Array:
         keys = random.fold_in(random.key_pair(zoo.KEY), jnp.arange(ROWS))
@@ -39,17 +49,27 @@ def test_custom_family_in_a_graph() -> None:
     assert_rows_law(jax.jit(sample)(eta), 1 / np.expm1(-eta))
     with pytest.raises(NotImplementedError, match=r"Geometric must define mode\(eta\)"):
         graph.mode(params, h, "n")
-    with pytest.raises(NotImplementedError, match=r"Geometric must define from_mean\(mean\)"):
+    with pytest.raises(
+        NotImplementedError, match=r"Geometric must define from_mean\(mean\)"
+    ):
         graph.init(zoo.KEY, np.ones((5, 2)))
 
 
-DEFAULTS = {"ternary": Ternary(5), "ordinal": Ordinal(5), "categorical": FAMILIES["categorical"]}
+DEFAULTS = {
+    "ternary": Ternary(5),
+    "ordinal": Ordinal(5),
+    "categorical": FAMILIES["categorical"],
+}
 
 
 @pytest.mark.parametrize("name", often(DEFAULTS, "ordinal"))
 def test_defaults_invert_the_mean_and_find_the_mode(name: str) -> None:
     family = DEFAULTS[name]
-    eta = np.random.default_rng(1).uniform(-1, 1, (50, *family.statistic_shape)).astype(np.float32)
+    eta = (
+        np.random.default_rng(1)
+        .uniform(-1, 1, (50, *family.statistic_shape))
+        .astype(np.float32)
+    )
 
     @jax.jit
     def derive(eta: jax.Array) -> tuple:
@@ -100,8 +120,15 @@ def test_inverse_of_means_of_several_statistics() -> None:
 @pytest.mark.parametrize("family", [Ternary(4), Ordinal((2, 2))], ids=repr)
 def test_training_with_a_custom_visible_family(family: Family) -> None:
     graph = layered(v=family, h=Bernoulli(2))
-    data = np.random.default_rng(0).integers(0, 3, (40, *family.shape)).astype(np.float32)
-    options = {"num_steps": 5, "batch_size": 20, "rng_key": zoo.KEY, "progress_bar": False}
+    data = (
+        np.random.default_rng(0).integers(0, 3, (40, *family.shape)).astype(np.float32)
+    )
+    options = {
+        "num_steps": 5,
+        "batch_size": 20,
+        "rng_key": zoo.KEY,
+        "progress_bar": False,
+    }
     params = fit(graph, data, estimator=PCD(num_chains=20), **options).params
     graph.check(params)
     state = local_search(graph, params, rng_key=zoo.KEY).state

@@ -30,7 +30,9 @@ def networks(draw: st.DrawFn) -> tuple[int, np.ndarray]:
 
 @settings(max_examples=60)
 @given(networks())
-def test_colours_are_proper_and_as_few_as_networkx_needs(network: tuple[int, np.ndarray]) -> None:
+def test_colours_are_proper_and_as_few_as_networkx_needs(
+    network: tuple[int, np.ndarray],
+) -> None:
     size, edges = network
     colors = color_units(size, edges)
     assert colors.shape == (size,) and colors.min() == 0
@@ -46,7 +48,11 @@ def test_colours_are_proper_and_as_few_as_networkx_needs(network: tuple[int, np.
         layers = color(component)
         assert sorted(itertools.chain(*layers)) == units and layers[0][0] == units[0]
         assert not any(component.subgraph(layer).edges for layer in layers)
-        assert colors[units].max() + 1 <= len(layers) <= (2 if nx.is_bipartite(component) else size)
+        assert (
+            colors[units].max() + 1
+            <= len(layers)
+            <= (2 if nx.is_bipartite(component) else size)
+        )
 
 
 def test_replicas_have_the_same_colours() -> None:
@@ -57,17 +63,28 @@ def test_replicas_have_the_same_colours() -> None:
 
 def test_pairs_of_two_factors_count_once() -> None:
     square = [(0, 1), (1, 2), (2, 3), (3, 0)]
-    factors = [Bias("x"), Pairwise("x", square), Pairwise("x", [(1, 0), (2, 1)], name="more")]
+    factors = [
+        Bias("x"),
+        Pairwise("x", square),
+        Pairwise("x", [(1, 0), (2, 1)], name="more"),
+    ]
     assert FactorGraph({"x": Spin(4)}, factors=factors).layers == (("x[0]",), ("x[1]",))
 
 
-def test_large_torus_is_coloured_without_networkx(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_torus_is_coloured_without_networkx(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     side = 400
     number = np.arange(side * side).reshape(side, side)
-    right, down = (np.stack([number, np.roll(number, -1, axis)], -1).reshape(-1, 2) for axis in (0, 1))
+    right, down = (
+        np.stack([number, np.roll(number, -1, axis)], -1).reshape(-1, 2)
+        for axis in (0, 1)
+    )
     monkeypatch.setattr(coloring, "_color_component", None)
     colors = color_units(side * side, np.concatenate([right, down]))
-    np.testing.assert_array_equal(colors.reshape(side, side), np.indices((side, side)).sum(0) % 2)
+    np.testing.assert_array_equal(
+        colors.reshape(side, side), np.indices((side, side)).sum(0) % 2
+    )
 
 
 def colored() -> str:
@@ -84,8 +101,13 @@ def colored() -> str:
 
 @pytest.mark.slow
 def test_layers_are_the_same_in_another_process() -> None:
-    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {
+        "PYTHONHASHSEED": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     program = f"import runpy; print(runpy.run_path({__file__!r})['colored']())"
     command = [sys.executable, "-c", program]
-    other = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    other = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    )
     assert other.stdout.strip() == colored()

@@ -9,7 +9,17 @@ import zoo
 import jax
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Factor, FactorGraph, Gaussian, Spin, exact, layered
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    Spin,
+    exact,
+    layered,
+)
 from helpers import FAMILIES, alone, assert_law, often, random_state, slow
 
 
@@ -40,7 +50,8 @@ def test_logistic_biases_stay_in_the_domain() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", often(FAMILIES, "bernoulli", "spin", "categorical", "poisson", "gaussian_learned")
+    "name",
+    often(FAMILIES, "bernoulli", "spin", "categorical", "poisson", "gaussian_learned"),
 )
 def test_biases_from_base_rates(name: str) -> None:
     """The mean at the initial bias is that of the data and one row of the default distribution."""
@@ -56,7 +67,9 @@ def test_biases_from_base_rates(name: str) -> None:
 def test_init_of_custom_factors() -> None:
     init = lambda key: {"scale": jax.random.normal(key)}
     factor = Factor("a", energy=lambda p, a: -(p["scale"] * a).sum(), init=init)
-    scale = FactorGraph({"a": Bernoulli(2)}, factors=[factor]).init(zoo.KEY)["a"]["scale"]
+    scale = FactorGraph({"a": Bernoulli(2)}, factors=[factor]).init(zoo.KEY)["a"][
+        "scale"
+    ]
     assert (scale.shape, scale.dtype) == ((), np.float32)
     free = Factor("a", energy=lambda p, a: -a.sum())
     assert FactorGraph({"a": Bernoulli(2)}, factors=[free]).init(zoo.KEY) == {"a": ()}
@@ -66,7 +79,10 @@ def test_init_of_custom_factors() -> None:
 def test_large_means_with_learned_variance(latents: int) -> None:
     """A row at 0 widened the columns to a standard deviation of 224, and -E and log Z cancelled."""
     rows = np.random.default_rng(0).normal(1e4, 3, (2000, 4))
-    family, factors = Gaussian(4, variance="learned"), [Bias("v"), Bias("h"), Bilinear("v", "h")]
+    family, factors = (
+        Gaussian(4, variance="learned"),
+        [Bias("v"), Bias("h"), Bilinear("v", "h")],
+    )
     latent = {"h": Bernoulli(latents)} if latents else {}
     graph = FactorGraph({"v": family}, latent, factors if latents else factors[:1])
     params = graph.init(zoo.KEY, data=rows)
@@ -77,15 +93,22 @@ def test_large_means_with_learned_variance(latents: int) -> None:
     assert abs(exact.log_likelihood(graph, params, rows).mean() - expected) < 0.03
     # masks and weights take the same path
     known = np.random.default_rng(1).random(rows.shape) < 0.7
-    partial = graph.init(zoo.KEY, data=ebmpp.Observed(rows, known), weights=np.ones(2000))
+    partial = graph.init(
+        zoo.KEY, data=ebmpp.Observed(rows, known), weights=np.ones(2000)
+    )
     np.testing.assert_allclose(family.moments(partial["v"])[0], rows.mean(0), atol=0.3)
     unit = FactorGraph({"v": Gaussian(4)}, factors=[Bias("v")])
-    np.testing.assert_allclose(unit.init(zoo.KEY, data=rows)["v"], rows.mean(0), atol=0.01)
+    np.testing.assert_allclose(
+        unit.init(zoo.KEY, data=rows)["v"], rows.mean(0), atol=0.01
+    )
 
 
 def test_scales_that_do_not_fit_a_gaussian_are_named() -> None:
     rows = np.random.default_rng(0).normal(size=(1000, 3))
-    unit, learned = layered(v=Gaussian(3), h=Bernoulli(2)), layered(v=Gaussian(3, "learned"), h=Bernoulli(2))
+    unit, learned = (
+        layered(v=Gaussian(3), h=Bernoulli(2)),
+        layered(v=Gaussian(3, "learned"), h=Bernoulli(2)),
+    )
     unit.init(zoo.KEY, data=rows)  # may be rows of the model
     learned.init(zoo.KEY, data=(rows - rows.mean(0)) / rows.std(0))
     FactorGraph({"v": Gaussian(3)}, factors=[Bias("v")]).init(zoo.KEY, data=0.1 * rows)

@@ -24,13 +24,19 @@ from ebmpp.moves.target import Target
 from helpers import assert_law, often
 
 ROWS = 4000
-CASES = {f"{name}, {kind}": (name, kind) for name, kind in itertools.product(NAMES, ("maximal", "common"))}
+CASES = {
+    f"{name}, {kind}": (name, kind)
+    for name, kind in itertools.product(NAMES, ("maximal", "common"))
+}
 
 
 def features(graph: FactorGraph, x: dict[str, np.ndarray]) -> np.ndarray:
     """Statistics of all units, and products of two."""
-    states = {b: np.asarray(f.states()) for b, f in graph.families.items()}  # x may be in another order
-    indicators = [(x[b][..., None] == v[1:]).reshape(len(x[b]), -1) for b, v in states.items()]
+    # x may be in another order
+    states = {b: np.asarray(f.states()) for b, f in graph.families.items()}
+    indicators = [
+        (x[b][..., None] == v[1:]).reshape(len(x[b]), -1) for b, v in states.items()
+    ]
     t = np.concatenate([np.ones((len(indicators[0]), 1)), *indicators], 1)
     return (t[:, :, None] * t[:, None, :])[:, *np.triu_indices(t.shape[1], 1)]
 
@@ -58,8 +64,14 @@ def test_sweeps_keep_the_distribution(case: str) -> None:
 
     alone, both, met, broken = jax.device_get(sweep(params, z))
     chains = [alone, *({b: v[i] for b, v in both.items()} for i in range(2))]
-    assert not broken.any() and met[-ROWS // 4 :].all() and 0 < met[: ROWS // 2].mean() < 1
-    for chain in (alone, {b: v[0] for b, v in both.items()}):  # every unit is drawn again
+    assert (
+        not broken.any() and met[-ROWS // 4 :].all() and 0 < met[: ROWS // 2].mean() < 1
+    )
+    # every unit is drawn again
+    for chain in (
+        alone,
+        {b: v[0] for b, v in both.items()},
+    ):
         assert all((chain[b] != start[0]).any(0).all() for b, start in z.items())
     equal = np.all([(v[0] == v[1]).reshape(ROWS, -1).all(1) for v in both.values()], 0)
     np.testing.assert_array_equal(met, equal)
@@ -76,7 +88,11 @@ def test_mean_field_of_interacting_latents_is_a_fixed_point() -> None:
     weight = np.zeros((3, 3))
     for w, (i, j) in zip(params["h:h"], nx.path_graph(3).edges, strict=True):
         weight[i, j] = weight[j, i] = w
-    eta = np.asarray(params["h"]) + v["v"][0] @ np.asarray(params["v:h"]) + weight @ np.asarray(mean)
+    eta = (
+        np.asarray(params["h"])
+        + v["v"][0] @ np.asarray(params["v:h"])
+        + weight @ np.asarray(mean)
+    )
     np.testing.assert_allclose(mean, np.tanh(eta), atol=1e-5)
 
 

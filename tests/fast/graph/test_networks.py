@@ -13,7 +13,17 @@ import pytest
 import zoo
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Pairwise, Spin, condition, layered
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    FactorGraph,
+    Pairwise,
+    Spin,
+    condition,
+    layered,
+)
 from ebmpp.contrib.graphs import merge, rename, split
 from ebmpp.errors import ArgumentError, DeclarationError
 from helpers import often, random_params, random_state
@@ -42,7 +52,11 @@ def convolutional() -> FactorGraph:
 
 
 def semi_restricted() -> FactorGraph:
-    factors = [Bias("v"), Pairwise("v", [(2, 0), (1, 2)], shared=True), Bilinear("v", "h")]
+    factors = [
+        Bias("v"),
+        Pairwise("v", [(2, 0), (1, 2)], shared=True),
+        Bilinear("v", "h"),
+    ]
     return FactorGraph({"v": Spin(3)}, {"h": Bernoulli(2)}, factors)
 
 
@@ -62,21 +76,35 @@ def test_network_has_the_energy_of_the_graph(name: str) -> None:
     energies = np.asarray(graph.energy(params, x))
     number = lambda index: index[0] if len(index) == 1 else index
     for row, energy in enumerate(energies):
-        value = {(b, number(i)): v for b, a in x.items() for i, v in np.ndenumerate(a[row])}
+        value = {
+            (b, number(i)): v for b, a in x.items() for i, v in np.ndenumerate(a[row])
+        }
         assert set(value) == set(network)
         total = sum(bias * value[n] for n, bias in network.nodes(data="bias"))
-        total += sum(w * value[a] * value[b] for a, b, w in network.edges(data="weight"))
+        total += sum(
+            w * value[a] * value[b] for a, b, w in network.edges(data="weight")
+        )
         np.testing.assert_allclose(energy, -total, atol=1e-4)
     assert {network.nodes[n]["block"] for n in network} == set(graph.families)
 
 
 def test_biases_of_a_network() -> None:
     network = nx.path_graph(3)
-    nx.set_node_attributes(network, {n: np.array([n, 1.0, -1.0]) for n in network}, "bias")
+    nx.set_node_attributes(
+        network, {n: np.array([n, 1.0, -1.0]) for n in network}, "bias"
+    )
     graph = FactorGraph.from_networkx(network, lambda n: Categorical(n, 3), shared=True)
-    np.testing.assert_array_equal(graph.init(zoo.KEY)["x"], [[n, 1.0, -1.0] for n in network])
-    graph = FactorGraph({"x": Bernoulli(2)}, factors=[Bias("x", init=np.array([1.0, -1.0]))])
-    assert graph.init(zoo.KEY, data=np.ones((5, 2)))["x"].tolist() == [1.0, -1.0]  # data do not override it
+    np.testing.assert_array_equal(
+        graph.init(zoo.KEY)["x"], [[n, 1.0, -1.0] for n in network]
+    )
+    graph = FactorGraph(
+        {"x": Bernoulli(2)}, factors=[Bias("x", init=np.array([1.0, -1.0]))]
+    )
+    # data do not override it
+    assert graph.init(zoo.KEY, data=np.ones((5, 2)))["x"].tolist() == [
+        1.0,
+        -1.0,
+    ]
 
 
 @cache
@@ -89,18 +117,26 @@ def test_renamed_and_merged_graphs_keep_labels() -> None:
     graph, start = labelled()
     renamed, params = rename(graph, {"x": "y"}, params=start)
     assert dict(renamed.labels) == {"y": ("a", "b", "c", "d")}
-    assert dict(renamed.to_networkx(params).nodes(data="bias")) == dict(WEIGHTED.nodes(data="bias"))
+    assert dict(renamed.to_networkx(params).nodes(data="bias")) == dict(
+        WEIGHTED.nodes(data="bias")
+    )
     assert rename(renamed, {"y": "x"}) == graph
     more = FactorGraph({"x": Spin(4)}, factors=[Bias("x", name="more")])
-    assert dict(merge(more, graph, zoo.graph("rbm")).labels) == {"x": ("a", "b", "c", "d")}
-    other = FactorGraph({"x": Spin(4)}, factors=[Bias("x", name="more")], labels={"x": "abdc"})
+    assert dict(merge(more, graph, zoo.graph("rbm")).labels) == {
+        "x": ("a", "b", "c", "d")
+    }
+    other = FactorGraph(
+        {"x": Spin(4)}, factors=[Bias("x", name="more")], labels={"x": "abdc"}
+    )
     with pytest.raises(DeclarationError, match="block 'x'.*labels"):
         merge(graph, other)
 
 
 def test_remaining_units_keep_labels() -> None:
     known = np.array([False, True, False, True])
-    rest = condition(labelled()[0], x=ebmpp.Observed(np.array([1.0, -1.0, 1.0, 1.0]), known))
+    rest = condition(
+        labelled()[0], x=ebmpp.Observed(np.array([1.0, -1.0, 1.0, 1.0]), known)
+    )
     assert dict(rest.labels) == {"x": ("a", "c")}
     factors, labels = [Bias("x"), Bilinear("x", "h")], {"x": "abcd", "h": "z"}
     graph = FactorGraph({"x": Spin(4)}, {"h": Spin(1)}, factors, labels=labels)
@@ -112,13 +148,19 @@ def test_remaining_units_keep_labels() -> None:
 class StandIn:
     """The parts of dimod.BinaryQuadraticModel that are used, for machines without dimod."""
 
-    def __init__(self, linear: dict, quadratic: dict, offset: float, vartype: str) -> None:
+    def __init__(
+        self, linear: dict, quadratic: dict, offset: float, vartype: str
+    ) -> None:
         self.linear, self.quadratic, self.offset = linear, quadratic, offset
         self.vartype = SimpleNamespace(name=vartype)
 
     def energy(self, sample: dict) -> float:
         linear = sum(h * sample[v] for v, h in self.linear.items())
-        return self.offset + linear + sum(w * sample[a] * sample[b] for (a, b), w in self.quadratic.items())
+        return (
+            self.offset
+            + linear
+            + sum(w * sample[a] * sample[b] for (a, b), w in self.quadratic.items())
+        )
 
 
 @pytest.fixture(params=["stand-in", "dimod"])
@@ -145,7 +187,9 @@ def test_bqm_round_trip_keeps_the_energy(model: type, kind: str) -> None:
     np.testing.assert_allclose(graph.energy(params, {"s": x}), expected, rtol=1e-5)
     result = graph.to_bqm(params)
     assert result.vartype.name == kind
-    np.testing.assert_allclose([result.energy(sample) for sample in samples], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        [result.energy(sample) for sample in samples], expected, rtol=1e-5
+    )
 
 
 def test_dicts_of_an_ising_model() -> None:
@@ -157,39 +201,58 @@ def test_dicts_of_an_ising_model() -> None:
 
 
 def test_terms_of_one_pair_add_up_as_in_dimod() -> None:
-    graph = FactorGraph.from_bqm(({"c": 0.5}, {("a", "b"): -1, ("b", "a"): -0.5, ("c", "c"): 3.0}))
+    graph = FactorGraph.from_bqm(
+        ({"c": 0.5}, {("a", "b"): -1, ("b", "a"): -0.5, ("c", "c"): 3.0})
+    )
     params = graph.init(zoo.KEY)
-    assert (graph.labels["x"], params["x"].tolist()) == (("c", "a", "b"), [-0.5, 0.0, 0.0])
+    assert (graph.labels["x"], params["x"].tolist()) == (
+        ("c", "a", "b"),
+        [-0.5, 0.0, 0.0],
+    )
     assert params["x:x"].tolist() == [1.5]
-    bits = FactorGraph.from_bqm(StandIn({"a": 0.5}, {("a", "a"): 3.0, ("b", "b"): 1.0}, 0.0, "BINARY"))
+    bits = FactorGraph.from_bqm(
+        StandIn({"a": 0.5}, {("a", "a"): 3.0, ("b", "b"): 1.0}, 0.0, "BINARY")
+    )
     assert bits.init(zoo.KEY)["x"].tolist() == [-3.5, -1.0]
 
 
 def test_parallel_edges_add_their_weights() -> None:
     torus = nx.MultiGraph()
     for i, j in np.ndindex(2, 4):
-        torus.add_edges_from([((i, j), ((i + 1) % 2, j)), ((i, j), (i, (j + 1) % 4))], weight=0.3)
+        torus.add_edges_from(
+            [((i, j), ((i + 1) % 2, j)), ((i, j), (i, (j + 1) % 4))], weight=0.3
+        )
     expected = 6.719073  # by enumeration in float64
     weighted = FactorGraph.from_networkx(torus, Spin, bias=False)
-    np.testing.assert_allclose(ebmpp.exact.log_partition(weighted, weighted.init(zoo.KEY)), expected, 1e-6)
+    np.testing.assert_allclose(
+        ebmpp.exact.log_partition(weighted, weighted.init(zoo.KEY)), expected, 1e-6
+    )
     network = weighted.to_networkx(weighted.init(zoo.KEY))
-    assert sorted(w for *_, w in network.edges(data="weight")) == pytest.approx([0.3] * 8 + [0.6] * 4)
+    assert sorted(w for *_, w in network.edges(data="weight")) == pytest.approx(
+        [0.3] * 8 + [0.6] * 4
+    )
     numbered = nx.convert_node_labels_to_integers(torus)
     plain = nx.MultiGraph(list(numbered.edges()))
     pairs = [(int(a), int(b)) for a, b in numbered.edges()]
     for edges in (plain, pairs):
         graph = FactorGraph({"x": Spin(8)}, factors=[Pairwise("x", edges, shared=True)])
         params = {"x:x": np.float32(0.3)}
-        np.testing.assert_allclose(ebmpp.exact.log_partition(graph, params), expected, 1e-6)
+        np.testing.assert_allclose(
+            ebmpp.exact.log_partition(graph, params), expected, 1e-6
+        )
         natural = graph.natural_parameters(params, {"x": np.ones(8)}, "x")
         np.testing.assert_allclose(natural, 1.2, 1e-6)
 
 
-def test_networks_of_thousands_of_units_take_no_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_of_thousands_of_units_take_no_second_derivatives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They took 12 s of 5,000 variables."""
     monkeypatch.delattr("ebmpp.graph.networks._second_derivatives")
     graph = FactorGraph.from_networkx(nx.cycle_graph(5000), Spin, shared=True)
-    network = graph.to_networkx({"x": np.ones(5000), "x:x": np.full((), 0.5, np.float32)})
+    network = graph.to_networkx(
+        {"x": np.ones(5000), "x:x": np.full((), 0.5, np.float32)}
+    )
     assert network.number_of_edges() == 5000 and network.edges[4999, 0]["weight"] == 0.5
 
 

@@ -15,7 +15,17 @@ import zoo
 import jax
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Factor, FactorGraph, Gaussian, Pairwise, Spin, exact
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    Pairwise,
+    Spin,
+    exact,
+)
 from ebmpp.contrib.graphs import rename
 from ebmpp.errors import NotMultiAffineError
 from ebmpp.graph.energy import natural_rows
@@ -26,7 +36,9 @@ from helpers import often, random_params, random_state
 
 def single(family: ebmpp.Family, edges: object, **options: object) -> FactorGraph:
     """One block whose units interact."""
-    return FactorGraph({"x": family}, factors=[Bias("x"), Pairwise("x", edges, **options)])
+    return FactorGraph(
+        {"x": family}, factors=[Bias("x"), Pairwise("x", edges, **options)]
+    )
 
 
 def test_renamed_blocks_keep_their_pairs() -> None:
@@ -34,22 +46,36 @@ def test_renamed_blocks_keep_their_pairs() -> None:
     renamed = rename(zoo.graph("lattice"), {"x": "y"}, factors={"x:x": "y:y"})
     named = FactorGraph.from_networkx(lattice, Spin, block="y")
     assert renamed == named
-    assert named.labels == {"y": tuple(lattice.nodes)} and pickle.loads(pickle.dumps(named)) == named
+    assert (
+        named.labels == {"y": tuple(lattice.nodes)}
+        and pickle.loads(pickle.dumps(named)) == named
+    )
 
 
 def test_parts_are_layers_between_those_of_other_blocks() -> None:
     assert zoo.graph("lattice").layers == (("x[0]",), ("x[1]",))
     assert len(single(Spin(3), nx.complete_graph(3)).layers) == 3
-    factors = [Bias("v"), Bilinear("v", "h"), Bilinear("v", "g"), Pairwise("v", [(0, 1), (2, 3)])]
-    graph = FactorGraph({"v": Bernoulli(4)}, {"h": Bernoulli(2), "g": Bernoulli(2)}, factors)
+    factors = [
+        Bias("v"),
+        Bilinear("v", "h"),
+        Bilinear("v", "g"),
+        Pairwise("v", [(0, 1), (2, 3)]),
+    ]
+    graph = FactorGraph(
+        {"v": Bernoulli(4)}, {"h": Bernoulli(2), "g": Bernoulli(2)}, factors
+    )
     assert graph.layers == (("v[0]",), ("v[1]",), ("h", "g"))
     assert graph.block_layers == (("v",), ("h", "g"))
     first, second = map(set, graph.splits["v"].units)
-    assert first | second == {0, 1, 2, 3} and all(len(first & pair) == 1 for pair in ({0, 1}, {2, 3}))
+    assert first | second == {0, 1, 2, 3} and all(
+        len(first & pair) == 1 for pair in ({0, 1}, {2, 3})
+    )
 
 
 @pytest.mark.parametrize(
-    "edges", [[], np.zeros((0, 2), int), nx.empty_graph(4)], ids=["list", "array", "graph"]
+    "edges",
+    [[], np.zeros((0, 2), int), nx.empty_graph(4)],
+    ids=["list", "array", "graph"],
 )
 def test_no_pairs(edges: object) -> None:
     graph = single(Spin(4), edges)
@@ -68,11 +94,15 @@ def test_params_start_at_the_weights_of_a_network() -> None:
     assert float(graph.energy(params, {"x": np.float32([1, 1, -1])})) == -3.0
     numbered = nx.relabel_nodes(network, {"b": 0, "a": 1, "c": 2})
     assert single(Spin(3), numbered).init(zoo.KEY)["x:x"].tolist() == [2.0, -1.0]
-    assert single(Spin(3), numbered, init=np.array([3.0, 4.0])).init(zoo.KEY)["x:x"].tolist() == [3.0, 4.0]
+    assert single(Spin(3), numbered, init=np.array([3.0, 4.0])).init(zoo.KEY)[
+        "x:x"
+    ].tolist() == [3.0, 4.0]
 
 
 def test_energies_with_undeclared_pairs_are_refused() -> None:
-    incomplete = Factor("x", energy=triples, init=np.zeros(2), lateral={"x": [(0, 1), (1, 2), (1, 3)]})
+    incomplete = Factor(
+        "x", energy=triples, init=np.zeros(2), lateral={"x": [(0, 1), (1, 2), (1, 3)]}
+    )
     with pytest.raises(NotMultiAffineError, match="block 'x'"):
         FactorGraph({"x": Bernoulli(4)}, factors=[incomplete])
 
@@ -109,14 +139,22 @@ def test_natural_parameters_of_parts_are_gradients_of_the_energy(case: str) -> N
             return {"v": scalar(eta["v"])}
 
         moved = visit(Target(graph, params), x, ("v",), new)["v"]
-        return moved, scalar(natural_rows(graph, params, x, ("v",))["v"]), graph.energy(params, x)
+        return (
+            moved,
+            scalar(natural_rows(graph, params, x, ("v",))["v"]),
+            graph.energy(params, x),
+        )
 
     moved, eta, energy = jax.device_get(derive(params, x))
     assert max(widths) == max(len(units) for units in graph.splits["v"].units)
     # units of the first part saw the state as it was
     first = graph.splits["v"].units[0]
-    np.testing.assert_allclose(moved[:, first], eta[:, first].astype(moved.dtype), rtol=1e-5, atol=1e-5)
-    energies = [numpy_energy(graph, params, {b: v[i] for b, v in x.items()}) for i in range(3)]
+    np.testing.assert_allclose(
+        moved[:, first], eta[:, first].astype(moved.dtype), rtol=1e-5, atol=1e-5
+    )
+    energies = [
+        numpy_energy(graph, params, {b: v[i] for b, v in x.items()}) for i in range(3)
+    ]
     np.testing.assert_allclose(energy, energies, rtol=1e-5, atol=1e-4)
 
 
@@ -134,13 +172,18 @@ def test_conditional_of_a_part_matches_enumeration() -> None:
 
 def test_gaussian_fields_are_integrated_exactly() -> None:
     graph = single(Gaussian(4), nx.cycle_graph(4))
-    params = {"x": np.float32([0.5, -1.0, 0.2, 0.0]), "x:x": np.float32([0.3, -0.2, 0.1, 0.4])}
+    params = {
+        "x": np.float32([0.5, -1.0, 0.2, 0.0]),
+        "x:x": np.float32([0.3, -0.2, 0.1, 0.4]),
+    }
     precision = np.eye(4)
     for w, (i, j) in zip(params["x:x"], nx.cycle_graph(4).edges, strict=True):
         precision[i, j] = precision[j, i] = -w
     mean = np.linalg.solve(precision, params["x"])
     log_z = 0.5 * params["x"] @ mean - 0.5 * np.linalg.slogdet(precision)[1]
-    value, gradient = jax.jit(jax.value_and_grad(lambda p: exact.log_partition(graph, p)))(params)
+    value, gradient = jax.jit(
+        jax.value_and_grad(lambda p: exact.log_partition(graph, p))
+    )(params)
     assert float(value) == pytest.approx(log_z, abs=1e-5)
     np.testing.assert_allclose(gradient["x"], mean, atol=1e-5)
 

@@ -18,7 +18,18 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Binomial, Factor, FactorGraph, Poisson, Spin, load, save
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Binomial,
+    Factor,
+    FactorGraph,
+    Poisson,
+    Spin,
+    load,
+    save,
+)
 from ebmpp.errors import ParameterError, SavedFileError
 from helpers import gated, random_params, three_way_energy
 
@@ -37,8 +48,16 @@ def assert_same(first: Any, second: Any) -> None:
 
 
 def fields() -> FactorGraph:
-    visible = {"x": ebmpp.Gaussian((2, 2), variance="learned"), "y": ebmpp.Categorical(1, 3)}
-    factors = [Bias("x", name="precision"), Bias("y"), Bilinear("h", "x", name="w"), Bias("h", shared=(0,))]
+    visible = {
+        "x": ebmpp.Gaussian((2, 2), variance="learned"),
+        "y": ebmpp.Categorical(1, 3),
+    }
+    factors = [
+        Bias("x", name="precision"),
+        Bias("y"),
+        Bilinear("h", "x", name="w"),
+        Bias("h", shared=(0,)),
+    ]
     return FactorGraph(visible, {"h": Binomial(2, total_count=4)}, factors)
 
 
@@ -69,7 +88,10 @@ def test_graph_round_trip(path: Path, name: str) -> None:
     save(path, graph, params)
     loaded, values = load(path)
     assert loaded == graph and hash(loaded) == hash(graph)
-    assert (list(loaded.families), loaded.layers) == (list(graph.families), graph.layers)
+    assert (list(loaded.families), loaded.layers) == (
+        list(graph.families),
+        graph.layers,
+    )
     assert loaded.labels == graph.labels
     assert_same(values, params)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -86,8 +108,12 @@ def nested_energy(params: Any, v: jax.Array, h: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float64", "int64"])
 def test_params_keep_their_bits(path: Path, dtype: str) -> None:
     weight = np.array([[1.1, -0.0, 3.0], [5e-3, 2, -7]]).astype(jnp.dtype(dtype))
-    params = {"nested": {"w": weight, "rest": [(np.float64(1 / 3), np.arange(3)), None]}}
-    nested = Factor("v", "h", energy=nested_energy, init=params["nested"], name="nested")
+    params = {
+        "nested": {"w": weight, "rest": [(np.float64(1 / 3), np.arange(3)), None]}
+    }
+    nested = Factor(
+        "v", "h", energy=nested_energy, init=params["nested"], name="nested"
+    )
     graph = FactorGraph({"v": Bernoulli(2)}, {"h": Spin(3)}, [nested])
     save(path, graph, params)
     assert_same(load(path, factors=graph.factors)[1], params)
@@ -100,7 +126,9 @@ class Doubled(Bernoulli):
     factor: float = 2.0
 
 
-def other_energy(weight: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+def other_energy(
+    weight: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array
+) -> jax.Array:
     return 2 * three_way_energy(weight, a, b, c)
 
 
@@ -118,14 +146,19 @@ def test_custom_factors_are_passed_to_load(path: Path) -> None:
         (Factor("a", "b", "c", energy=other_energy, init=init), "factor 'a:b:c'"),
         (Factor("a", energy=other_energy, name="gate"), "factor 'gate'"),
         (Factor("a", energy=other_energy), "factor 'a' must be a Bias"),
-        (Factor("a", "b", "c", energy=three_way_energy, init=init[:1]), "'a:b:c'.*1, 2, 2"),
+        (
+            Factor("a", "b", "c", energy=three_way_energy, init=init[:1]),
+            "'a:b:c'.*1, 2, 2",
+        ),
     ):
         with pytest.raises(SavedFileError, match=message):
             load(path, factors=[factor])
 
 
 def test_custom_families_are_passed_to_load(path: Path) -> None:
-    declare = lambda field: FactorGraph({"v": Doubled(2, factor=field)}, factors=[Bias("v")])
+    declare = lambda field: FactorGraph(
+        {"v": Doubled(2, factor=field)}, factors=[Bias("v")]
+    )
     params = {"v": np.zeros(2, np.float32)}
     save(path, declare(3.0), params)
     with pytest.raises(SavedFileError, match="block 'v'.*'Doubled'"):
@@ -159,7 +192,9 @@ def test_unsupported_content_is_refused(path: Path) -> None:
         factor = Factor("v", energy=lambda p, v: -v.sum(), init=tree, name="x")
         with pytest.raises(SavedFileError, match=message):
             save(path, FactorGraph({"v": Poisson(2)}, factors=[factor]), {"x": tree})
-    labelled = FactorGraph({"v": Spin(2)}, factors=[Bias("v")], labels={"v": [frozenset(), 1]})
+    labelled = FactorGraph(
+        {"v": Spin(2)}, factors=[Bias("v")], labels={"v": [frozenset(), 1]}
+    )
     with pytest.raises(SavedFileError, match=r"labels of block 'v' .* frozenset\(\)"):
         save(path, labelled, {"v": np.zeros(2)})
     assert not list(path.parent.iterdir())
@@ -174,7 +209,11 @@ def rewritten(path: Path, change: Callable[[dict], None]) -> Path:
     header = json.loads(members["header"].tobytes())
     change(header)
     with path.open("wb") as file:
-        np.savez(file, **members | {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)})
+        np.savez(
+            file,
+            **members
+            | {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)},
+        )
     return path
 
 
@@ -182,7 +221,11 @@ def test_other_versions_and_files_are_refused(path: Path) -> None:
     with pytest.raises(SavedFileError, match="version 2"):
         load(rewritten(path, lambda h: h.update(version=2)))
     with pytest.raises(SavedFileError, match="factor 'v'"):
-        load(rewritten(path, lambda h: h["body"]["blocks"]["v"]["fields"].update(shape=[5])))
+        load(
+            rewritten(
+                path, lambda h: h["body"]["blocks"]["v"]["fields"].update(shape=[5])
+            )
+        )
     other = path.with_suffix(".npz")
     np.savez(other, a=np.zeros(300))
     path.write_text("no archive at all")
@@ -209,7 +252,9 @@ def test_damage_is_detected(path: Path) -> None:
         assert_same(values, params)
 
 
-def test_failed_writes_leave_the_file_unchanged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_writes_leave_the_file_unchanged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rbm, params = zoo.graph("rbm"), zoo.params("rbm")
     save(path, rbm, params)
     before = path.read_bytes()
@@ -220,7 +265,9 @@ def test_failed_writes_leave_the_file_unchanged(path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="the disk is full"):
         save(path, rbm, {name: 0 * np.asarray(value) for name, value in params.items()})
-    assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [
+        path.name
+    ]
 
 
 def test_files_follow_the_umask_and_symbolic_links(tmp_path: Path) -> None:

@@ -17,7 +17,16 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, BlockedGibbs, FactorGraph, Observed, Poisson, evaluate, exact, local_search
+from ebmpp import (
+    Bernoulli,
+    BlockedGibbs,
+    FactorGraph,
+    Observed,
+    Poisson,
+    evaluate,
+    exact,
+    local_search,
+)
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph.factors import Bias, Bilinear
 from ebmpp.training import batches, monitors
@@ -30,7 +39,9 @@ declared = cache(pair)
 @cache
 def two_visible() -> tuple[FactorGraph, dict]:
     factors = [*map(Bias, "uvh"), Bilinear("u", "h"), Bilinear("v", "h")]
-    graph = FactorGraph({"u": Bernoulli(2), "v": Bernoulli(4)}, {"h": Bernoulli(2)}, factors)
+    graph = FactorGraph(
+        {"u": Bernoulli(2), "v": Bernoulli(4)}, {"h": Bernoulli(2)}, factors
+    )
     return graph, random_params(graph)
 
 
@@ -44,7 +55,10 @@ def in_file(path: Path, values: np.ndarray) -> np.ndarray:
 def read(graph: FactorGraph, data: Any) -> dict[str, np.ndarray]:
     """The rows of the first batch of a training run."""
     batch = batches.as_source(graph, data, None, 4, zoo.KEY).batch(0)
-    return {b: np.asarray(v if batch.index is None else v[batch.index]) for b, v in batch.rows.items()}
+    return {
+        b: np.asarray(v if batch.index is None else v[batch.index])
+        for b, v in batch.rows.items()
+    }
 
 
 def anneal(graph: FactorGraph, params: dict, data: Any) -> Any:
@@ -55,23 +69,33 @@ def anneal(graph: FactorGraph, params: dict, data: Any) -> Any:
 #: functions that take data
 FUNCTIONS: dict[str, Callable[[FactorGraph, dict, Any], Any]] = {
     "fit": lambda graph, params, data: read(graph, data),
-    "stream": lambda graph, params, data: batches.as_source(graph, iter([data]), None, None, zoo.KEY),
+    "stream": lambda graph, params, data: batches.as_source(
+        graph, iter([data]), None, None, zoo.KEY
+    ),
     "init": lambda graph, params, data: graph.init(zoo.KEY, data),
     "log_likelihood": exact.log_likelihood,
     "gradient": exact.grad_log_likelihood,
     "pseudo": evaluate.pseudo_log_likelihood,
     "bound": evaluate.mean_field_bound,
-    "activity": lambda graph, params, data: evaluate.unit_activity(graph, params, data, rng_key=zoo.KEY),
+    "activity": lambda graph, params, data: evaluate.unit_activity(
+        graph, params, data, rng_key=zoo.KEY
+    ),
     "ais": anneal,
-    "monitor": lambda graph, params, data: monitors.reconstruction(graph, data, zoo.KEY)(params),
+    "monitor": lambda graph, params, data: monitors.reconstruction(
+        graph, data, zoo.KEY
+    )(params),
 }
 #: functions that take a state of the visible blocks, whose axes broadcast
 OF_STATES: dict[str, Callable[[FactorGraph, dict, Any], Any]] = {
     "free_energy": lambda graph, params, data: graph.free_energy(params, data),
-    "conditional": lambda graph, params, data: graph.conditional(params, data, "h").mean,
+    "conditional": lambda graph, params, data: (
+        graph.conditional(params, data, "h").mean
+    ),
 }
 CHEAP = ("fit", "init", "log_likelihood", "free_energy")
-every_function = pytest.mark.parametrize("function", often(FUNCTIONS | OF_STATES, *CHEAP))
+every_function = pytest.mark.parametrize(
+    "function", often(FUNCTIONS | OF_STATES, *CHEAP)
+)
 
 TYPES = {
     "int64": V,
@@ -82,7 +106,9 @@ TYPES = {
     "tensor": Tensor(V),
     "frame": pd.DataFrame(V, columns=["c", "a", "b", "d"]),
     "nullable frame": pd.DataFrame(V).astype("Int64"),
-    "mixed frame": pd.DataFrame({"x": V[:, 0], "y": V[:, 1] > 0, "z": V[:, 2] / 1.0, "w": V[:, 3]}),
+    "mixed frame": pd.DataFrame(
+        {"x": V[:, 0], "y": V[:, 1] > 0, "z": V[:, 2] / 1.0, "w": V[:, 3]}
+    ),
     "observed": Observed(V, np.ones(4, bool)),
 }
 
@@ -92,11 +118,16 @@ def test_array_types_give_equal_results(function: str, tmp_path: Path) -> None:
     call = (FUNCTIONS | OF_STATES)[function]
     rbm, params = zoo.graph("rbm"), zoo.params("rbm")
     expected = jax.tree.leaves(call(rbm, params, V.astype(np.float32)))
-    types = TYPES | {"bfloat16": jnp.asarray(V, jnp.bfloat16), "file": in_file(tmp_path / "v", V)}
+    types = TYPES | {
+        "bfloat16": jnp.asarray(V, jnp.bfloat16),
+        "file": in_file(tmp_path / "v", V),
+    }
     for name, data in types.items():
         if name == "observed" and function == "conditional":
             continue  # a state, of which every unit is needed
-        for a, b in zip(jax.tree.leaves(call(rbm, params, data)), expected, strict=True):
+        for a, b in zip(
+            jax.tree.leaves(call(rbm, params, data)), expected, strict=True
+        ):
             if hasattr(b, "dtype"):
                 np.testing.assert_array_equal(a, b, err_msg=name)
 
@@ -108,9 +139,18 @@ WRONG = {
     "complex": (V + 0j, "complex"),
     "masked": (np.ma.masked_array(V, V == 0), "mask"),
     "tuple": ((V, V > 0), "mask"),
-    "text frame": (pd.DataFrame({"a": [1], "b": ["x"], "c": [2], "d": [0]}), "column 'b'"),
-    "missing": (np.where(V == 0, np.nan, V), "got nan at index .*Observed.where_finite"),
-    "missing in a frame": (pd.DataFrame(V).astype("Int64").replace(0, pd.NA), "Observed.where_finite"),
+    "text frame": (
+        pd.DataFrame({"a": [1], "b": ["x"], "c": [2], "d": [0]}),
+        "column 'b'",
+    ),
+    "missing": (
+        np.where(V == 0, np.nan, V),
+        "got nan at index .*Observed.where_finite",
+    ),
+    "missing in a frame": (
+        pd.DataFrame(V).astype("Int64").replace(0, pd.NA),
+        "Observed.where_finite",
+    ),
     "shape": (V[:, :2], r"shape.*\(4, 2\)"),
     "outside": (2 * V, r"got 2 at index \(0, 0\)"),
     "infinite": (np.where(V == 0, np.inf, V), "got inf at index"),
@@ -133,18 +173,28 @@ WIDE = [
     (np.array([[2**64 - 1]], np.uint64), "18446744073709551615"),
     (np.array([[1e39]]), r"1e\+39"),
     (pd.DataFrame({"a": [2**40 + 1]}), "1099511627777"),
-    (pd.DataFrame({"a": [2**53 + 1]}).astype("Int64"), "9007199254740992|got 9007199254740993"),
+    (
+        pd.DataFrame({"a": [2**53 + 1]}).astype("Int64"),
+        "9007199254740992|got 9007199254740993",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("values", "number"), WIDE, ids=[number for _, number in WIDE])
-def test_counts_that_float32_cannot_hold_are_refused(values: Any, number: str, tmp_path: Path) -> None:
+def test_counts_that_float32_cannot_hold_are_refused(
+    values: Any, number: str, tmp_path: Path
+) -> None:
     counts = declared(Poisson(1), Bernoulli(1))
     ways = [values, {"a": values}]
     if isinstance(values, np.ndarray):
-        ways += [in_file(tmp_path / "v", values), Observed(values, np.ones((1, 1), bool))]
+        ways += [
+            in_file(tmp_path / "v", values),
+            Observed(values, np.ones((1, 1), bool)),
+        ]
     for data in ways:
-        with pytest.raises(StateError, match=rf"block 'a' \(Poisson\(1\)\).*got {number}"):
+        with pytest.raises(
+            StateError, match=rf"block 'a' \(Poisson\(1\)\).*got {number}"
+        ):
             read(counts, data)
     with pytest.raises(StateError, match=number):
         local_search(counts, random_params(counts), rng_key=zoo.KEY, a=values)
@@ -153,11 +203,14 @@ def test_counts_that_float32_cannot_hold_are_refused(values: Any, number: str, t
 def test_numbers_that_float32_holds_are_read() -> None:
     counts = declared(Poisson(1), Bernoulli(1))
     values = np.array([[2**24], [2**24 + 2], [2**40], [3]])
-    np.testing.assert_array_equal(np.sort(read(counts, values)["a"], axis=0), np.sort(values, axis=0))
+    np.testing.assert_array_equal(
+        np.sort(read(counts, values)["a"], axis=0), np.sort(values, axis=0)
+    )
     # values of unknown units are ignored
     observed = Observed(np.array([[2**32 + 3], [4]]), np.array([[False], [True]]))
     assert set(read(counts, observed)["a"].ravel()) <= {0.0, 4.0}
-    frame = pd.DataFrame({"a": [2**53 + 1], "b": [0.0]})  # as doubles 2**53, which float32 holds
+    # as doubles 2**53, which float32 holds
+    frame = pd.DataFrame({"a": [2**53 + 1], "b": [0.0]})
     with pytest.raises(StateError, match=r"float32.*at index \(0, 0\)"):
         read(declared(Poisson(2), Bernoulli(1)), frame)
 
@@ -194,8 +247,13 @@ def test_bare_array_is_the_only_visible_block() -> None:
         np.testing.assert_array_equal(method(params, V), method(params, {"a": V}))
     rbm, params = zoo.graph("rbm"), zoo.params("rbm")
     for method in (rbm.natural_parameters, rbm.mean, rbm.mode, rbm.marginal):
-        np.testing.assert_array_equal(method(params, V, "h"), method(params, {"v": V}, "h"))
-    for call in (lambda: rbm.energy(params, V), lambda: rbm.conditional(params, V, "v")):
+        np.testing.assert_array_equal(
+            method(params, V, "h"), method(params, {"v": V}, "h")
+        )
+    for call in (
+        lambda: rbm.energy(params, V),
+        lambda: rbm.conditional(params, V, "v"),
+    ):
         with pytest.raises(StateError, match="'h' is missing"):
             call()
     with pytest.raises(StateError, match=r"\['u', 'v'\]"):
@@ -231,13 +289,18 @@ def test_partly_observed_rows_are_refused_where_all_units_are_needed() -> None:
 
 def test_free_energy_sums_out_unknown_units() -> None:
     """The latents must be given; otherwise it is refused."""
-    rbm, params = zoo.graph("rbm"), {n: np.asarray(p, float) for n, p in zoo.params("rbm").items()}
+    rbm, params = (
+        zoo.graph("rbm"),
+        {n: np.asarray(p, float) for n, p in zoo.params("rbm").items()},
+    )
     h, known = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]]), V > 0
     result = rbm.free_energy(zoo.params("rbm"), {"v": Observed(V, known), "h": h})
     states = np.array(list(itertools.product([0, 1], repeat=4)))
     for row, mask, latent, value in zip(V, known, h, result, strict=True):
         v = states[(states[:, mask] == row[mask]).all(1)]
-        log_weights = v @ params["v"] + latent @ params["h"] + v @ params["v:h"] @ latent
+        log_weights = (
+            v @ params["v"] + latent @ params["h"] + v @ params["v:h"] @ latent
+        )
         np.testing.assert_allclose(value, -np.logaddexp.reduce(log_weights), rtol=1e-5)
     with pytest.raises(IntractableError, match="'v'.*exact.log_likelihood"):
         rbm.free_energy(zoo.params("rbm"), Observed(V, known))
@@ -246,6 +309,8 @@ def test_free_energy_sums_out_unknown_units() -> None:
 def test_array_types_of_params() -> None:
     rbm, params = zoo.graph("rbm"), zoo.params("rbm")
     wide = {name: np.asarray(a, float) for name, a in params.items()}
-    np.testing.assert_allclose(rbm.free_energy(wide, V), rbm.free_energy(params, V), rtol=1e-6)
+    np.testing.assert_allclose(
+        rbm.free_energy(wide, V), rbm.free_energy(params, V), rtol=1e-6
+    )
     with pytest.raises(ParameterError, match="Tensor"):
         rbm.free_energy({name: Tensor(a) for name, a in wide.items()}, V)

@@ -6,7 +6,15 @@ from functools import cache
 import itertools
 import pickle
 
-from mcmc_tools import assert_same, fields, make_mcmc, run_mcmc, samples, scan_kernel, strong_params
+from mcmc_tools import (
+    assert_same,
+    fields,
+    make_mcmc,
+    run_mcmc,
+    samples,
+    scan_kernel,
+    strong_params,
+)
 from metropolis_tools import Law
 import networkx as nx
 import numpy as np
@@ -24,8 +32,14 @@ ROWS = {"v": np.array([[0.0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])}
 
 
 def draw(method="vectorized", num_samples=8, num_chains=2, params=None, **options):
-    options |= {"chain_method": method, "num_samples": num_samples, "num_chains": num_chains}
-    return samples(run_mcmc(BlockedGibbs(zoo.graph("rbm")), params or strong_params(), **options))
+    options |= {
+        "chain_method": method,
+        "num_samples": num_samples,
+        "num_chains": num_chains,
+    }
+    return samples(
+        run_mcmc(BlockedGibbs(zoo.graph("rbm")), params or strong_params(), **options)
+    )
 
 
 @cache
@@ -35,7 +49,12 @@ def usual_draws():
 
 @pytest.mark.parametrize(
     ("method", "clamped"),
-    [("sequential", {}), slow("parallel", {}), slow(jax.vmap, {}), slow("parallel", ROWS)],
+    [
+        ("sequential", {}),
+        slow("parallel", {}),
+        slow(jax.vmap, {}),
+        slow("parallel", ROWS),
+    ],
 )
 def test_chain_methods_give_the_same_draws(method, clamped):
     expected = draw(clamped=clamped) if clamped else usual_draws()
@@ -89,7 +108,9 @@ def test_clamped_values_broadcast_and_may_have_any_number_type():
 )
 def test_wrong_clamped_values_are_refused(clamped, message):
     with pytest.raises(StateError, match=message):
-        BlockedGibbs(zoo.graph("rbm")).init(zoo.KEY, 0, None, (strong_params(),), clamped)
+        BlockedGibbs(zoo.graph("rbm")).init(
+            zoo.KEY, 0, None, (strong_params(),), clamped
+        )
 
 
 @pytest.mark.parametrize("jit_model_args", [True, slow(False)])
@@ -114,9 +135,15 @@ def test_a_second_run_uses_its_own_params(jit_model_args):
 )
 @pytest.mark.parametrize("method", ["vectorized", slow("parallel")])
 def test_wrong_params_are_refused(change, error, message, method):
-    args = () if change is None else ({n: a for n, a in (strong_params() | change).items() if a is not None},)
+    args = (
+        ()
+        if change is None
+        else ({n: a for n, a in (strong_params() | change).items() if a is not None},)
+    )
     with pytest.raises(error, match=message):
-        run_mcmc(BlockedGibbs(zoo.graph("rbm")), *args, num_chains=2, chain_method=method)
+        run_mcmc(
+            BlockedGibbs(zoo.graph("rbm")), *args, num_chains=2, chain_method=method
+        )
 
 
 def test_params_that_do_not_normalise_are_refused():
@@ -128,15 +155,22 @@ def test_params_that_do_not_normalise_are_refused():
 
 def initial_values(num_chains, init_params, **clamped):
     keys = zoo.KEY if num_chains == 1 else jax.random.split(zoo.KEY, num_chains)
-    return BlockedGibbs(zoo.graph("rbm")).init(keys, 0, init_params, (strong_params(),), clamped).z
+    return (
+        BlockedGibbs(zoo.graph("rbm"))
+        .init(keys, 0, init_params, (strong_params(),), clamped)
+        .z
+    )
 
 
 def test_init_params_replace_some_blocks():
     z = initial_values(1, {"v": np.ones(4, np.int8)})
     np.testing.assert_array_equal(z["v"], np.ones(4))
     assert z["v"].dtype == np.float32
-    np.testing.assert_array_equal(initial_values(3, {"v": np.eye(3, 4)})["v"], np.eye(3, 4))
-    rows = initial_values(3, {"h": np.eye(3)}, v=np.zeros((5, 4)))["h"]  # one value for five rows
+    np.testing.assert_array_equal(
+        initial_values(3, {"v": np.eye(3, 4)})["v"], np.eye(3, 4)
+    )
+    # one value for five rows
+    rows = initial_values(3, {"h": np.eye(3)}, v=np.zeros((5, 4)))["h"]
     np.testing.assert_array_equal(rows, np.broadcast_to(np.eye(3)[:, None], (3, 5, 3)))
 
 
@@ -164,15 +198,22 @@ def test_a_resumed_run_continues_the_chains(method):
     first = samples(mcmc)
     mcmc.post_warmup_state = mcmc.last_state
     mcmc.run(mcmc.post_warmup_state.rng_key, strong_params())
-    assert_same({b: np.concatenate([first[b], x], axis=1) for b, x in samples(mcmc).items()}, expected)
+    assert_same(
+        {b: np.concatenate([first[b], x], axis=1) for b, x in samples(mcmc).items()},
+        expected,
+    )
     with pytest.raises(StateError, match="post_warmup_state"):
         mcmc.run(mcmc.post_warmup_state.rng_key, strong_params(), v=np.zeros(4))
 
 
 def test_warmup_and_thinning_drop_draws():
     expected = draw(num_samples=12)["v"]
-    np.testing.assert_array_equal(draw(num_samples=12, thinning=3)["v"], expected[:, 2::3])
-    np.testing.assert_array_equal(draw(num_samples=7, num_warmup=5)["v"], expected[:, 5:])
+    np.testing.assert_array_equal(
+        draw(num_samples=12, thinning=3)["v"], expected[:, 2::3]
+    )
+    np.testing.assert_array_equal(
+        draw(num_samples=7, num_warmup=5)["v"], expected[:, 5:]
+    )
 
 
 def test_extra_fields_diagnostics_and_summary(capsys):
@@ -197,7 +238,9 @@ def test_a_progress_bar_does_not_change_the_draws(method, capfd, monkeypatch):
 
 
 def test_a_kernel_can_be_pickled_and_needs_a_graph():
-    kernel = pickle.loads(pickle.dumps(BlockedGibbs(zoo.graph("rbm"), init="local_mode")))
+    kernel = pickle.loads(
+        pickle.dumps(BlockedGibbs(zoo.graph("rbm"), init="local_mode"))
+    )
     assert vars(kernel) == vars(BlockedGibbs(zoo.graph("rbm"), init="local_mode"))
     with pytest.raises(TypeError, match="FactorGraph"):
         BlockedGibbs({})
@@ -208,7 +251,9 @@ def test_a_kernel_can_be_pickled_and_needs_a_graph():
 def test_chain_methods_agree_on_a_large_lattice(observed):
     """Large enough, with twenty chains, for the code paths that pay for many numbers only."""
     lattice = nx.grid_2d_graph(30, 30, periodic=True)
-    kernel = BlockedGibbs(FactorGraph.from_networkx(lattice, family=Spin, shared=True, bias=False))
+    kernel = BlockedGibbs(
+        FactorGraph.from_networkx(lattice, family=Spin, shared=True, bias=False)
+    )
     params = {"x:x": np.float32(0.5)}  # its sums are exact in any order
     clamped = {"x": Observed(np.ones(900), np.arange(900) < 100)} if observed else {}
     options = {"num_samples": 3, "num_chains": 20, "clamped": clamped}
@@ -216,17 +261,25 @@ def test_chain_methods_agree_on_a_large_lattice(observed):
     assert_same(run("vectorized"), run("sequential"))
     # mapped over chains, values were scattered, which took most of a sweep
     state = kernel.init(jax.random.split(zoo.KEY, 20), 0, None, (params,), clamped)
-    assert observed or "scatter" not in str(jax.make_jaxpr(kernel.sample)(state, (params,), clamped))
+    assert observed or "scatter" not in str(
+        jax.make_jaxpr(kernel.sample)(state, (params,), clamped)
+    )
 
 
 @pytest.mark.slow
 def test_draws_in_double_precision_equal_those_in_single():
-    kernel, options = BlockedGibbs(zoo.graph("rbm")), {"num_samples": 6, "num_chains": 2}
+    kernel, options = (
+        BlockedGibbs(zoo.graph("rbm")),
+        {"num_samples": 6, "num_chains": 2},
+    )
     with jax.enable_x64(True):
         mcmc = run_mcmc(kernel, jax.tree.map(jnp.float64, strong_params()), **options)
         drawn = samples(mcmc)
         assert drawn["v"].dtype == np.float64 and mcmc.last_state.i.dtype == np.int32
-    assert_same(drawn, jax.tree.map(np.float64, samples(run_mcmc(kernel, strong_params(), **options))))
+    assert_same(
+        drawn,
+        jax.tree.map(np.float64, samples(run_mcmc(kernel, strong_params(), **options))),
+    )
 
 
 @pytest.mark.slow
@@ -255,14 +308,24 @@ def test_joint_states_match_enumeration(case):
     # the last draws of many chains are independent
     mcmc = run_mcmc(BlockedGibbs(zoo.graph(name)), params, num_samples=1, num_chains=4000, num_warmup=30,
                     clamped=clamped)  # fmt: skip
-    exact = Law(zoo.graph(name), params, lambda x: all((x[b] == v).all() for b, v in clamped.items()))
-    exact.assert_law({b: x[:, -1] for b, x in samples(mcmc).items()}, exact.target, len(exact.states))
+    exact = Law(
+        zoo.graph(name),
+        params,
+        lambda x: all((x[b] == v).all() for b, v in clamped.items()),
+    )
+    exact.assert_law(
+        {b: x[:, -1] for b, x in samples(mcmc).items()}, exact.target, len(exact.states)
+    )
 
 
 def test_moments_of_real_units_match_exact_moments():
-    state, *_ = scan_kernel(BlockedGibbs(zoo.graph("learned")), 30, zoo.params("learned"), num_chains=4000)
+    state, *_ = scan_kernel(
+        BlockedGibbs(zoo.graph("learned")), 30, zoo.params("learned"), num_chains=4000
+    )
     exact = zoo.moments("learned")
-    assert_rows_law(np.stack([state.z["v"], state.z["v"] ** 2], -1), exact["v"], comparisons=6)
+    assert_rows_law(
+        np.stack([state.z["v"], state.z["v"] ** 2], -1), exact["v"], comparisons=6
+    )
     assert_rows_law(state.z["h"], exact["h"], comparisons=6)
 
 
@@ -271,5 +334,7 @@ def test_rows_of_clamped_values_have_their_own_conditionals():
     v = np.array(list(itertools.product([0.0, 1.0], repeat=4)))
     exact = 1 / (1 + np.exp(-params["h"] - v @ params["v:h"]))
     kernel = BlockedGibbs(zoo.graph("rbm"))
-    drawn = scan_kernel(kernel, 1, strong_params(), num_chains=3000, clamped={"v": v})[0].z["h"]
+    drawn = scan_kernel(kernel, 1, strong_params(), num_chains=3000, clamped={"v": v})[
+        0
+    ].z["h"]
     assert_law(drawn.mean(0), exact, np.sqrt(exact * (1 - exact) / len(drawn)))

@@ -26,7 +26,8 @@ def model() -> Law:
 def assert_modes(state: dict, fixed: dict) -> np.ndarray:
     """Assert that no layer can raise the probability of a row.
 
-    :param fixed: masks, which broadcast to ``state``, of units that the search must not change.
+    :param fixed: masks, which broadcast to ``state``, of units that the search must not
+        change.
     :return: the probability of each row.
     """
     states = {b: np.array([x[b] for x in model().states]) for b in state}
@@ -52,7 +53,8 @@ def test_no_layer_can_raise_the_density_of_a_result():
     mode = search(zoo.graph("deep"), strong_params("deep", 2.0), num_rows=200)
     values = assert_modes(mode.state, {})
     assert (mode.steps >= 0).all() and len(np.unique(mode.steps)) > 1
-    assert values.max() == pytest.approx(model().target.max(), rel=1e-4)  # one of 200 is the global mode
+    # one of 200 is the global mode
+    assert values.max() == pytest.approx(model().target.max(), rel=1e-4)
 
 
 def test_observed_units_stay_and_the_others_are_optimal():
@@ -79,7 +81,9 @@ def test_the_first_layer_is_random():
     names, bonds = ("a", "b", "c"), (("a", "b"), ("b", "c"), ("a", "c"))
     factors = [*map(ebmpp.Bias, names), *(ebmpp.Bilinear(*bond) for bond in bonds)]
     graph = ebmpp.FactorGraph({b: Bernoulli(1) for b in names}, factors=factors)
-    params = {b: np.ones(1) for b in names} | {":".join(bond): np.full((1, 1), -3.0) for bond in bonds}
+    params = {b: np.ones(1) for b in names} | {
+        ":".join(bond): np.full((1, 1), -3.0) for bond in bonds
+    }
     state = search(graph, params, init={b: np.zeros((3000, 1)) for b in names}).state
     on = np.concatenate([state[b] for b in names], axis=1)
     assert (on.sum(1) == 1).all()
@@ -89,10 +93,16 @@ def test_the_first_layer_is_random():
 @pytest.mark.slow
 def test_gaussian_means():
     params = {"v": np.ones(3), "h": np.zeros(2), "v:h": 0.3 * np.ones((3, 2))}
-    state = search(ebmpp.layered(v=Gaussian(3), h=Gaussian(2)), params, num_rows=3).state
-    precision = np.block([[np.eye(3), -0.3 * np.ones((3, 2))], [-0.3 * np.ones((2, 3)), np.eye(2)]])
+    state = search(
+        ebmpp.layered(v=Gaussian(3), h=Gaussian(2)), params, num_rows=3
+    ).state
+    precision = np.block(
+        [[np.eye(3), -0.3 * np.ones((3, 2))], [-0.3 * np.ones((2, 3)), np.eye(2)]]
+    )
     exact = np.linalg.solve(precision, np.array([1.0, 1, 1, 0, 0]))
-    np.testing.assert_allclose(state["v"], np.broadcast_to(exact[:3], (3, 3)), atol=2e-3)
+    np.testing.assert_allclose(
+        state["v"], np.broadcast_to(exact[:3], (3, 3)), atol=2e-3
+    )
 
 
 @pytest.mark.slow
@@ -133,4 +143,6 @@ def test_other_kernels_start_one_sweep_from_a_mode():
     given_mode = np.asarray(graph.mean(params, mode, "v"))
     error = np.sqrt((first["v"].var(0) + given_mode.var(0)) / rows)
     assert_law(first["v"].mean(0), given_mode.mean(0), error)
-    assert_rows_law(first["h1"] - np.asarray(graph.mean(params, first, "h1")), np.zeros(3))
+    assert_rows_law(
+        first["h1"] - np.asarray(graph.mean(params, first, "h1")), np.zeros(3)
+    )

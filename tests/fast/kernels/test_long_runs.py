@@ -7,7 +7,15 @@ import shutil
 import signal
 
 import arviz_stats
-from long_run_tools import DRAWS, THINNING, assert_same_run, chains, kernel, run, start_killed_run
+from long_run_tools import (
+    DRAWS,
+    THINNING,
+    assert_same_run,
+    chains,
+    kernel,
+    run,
+    start_killed_run,
+)
 from mcmc_tools import samples, strong_params
 import numpy as np
 import numpyro
@@ -43,7 +51,8 @@ class Stopped(Exception):
     pass
 
 
-# Files are renamed in this order: checkpoints of steps 27, 45 and 60, the complete draws.
+# Files are renamed in this order: checkpoints of steps 27, 45 and 60, the complete
+# draws.
 @pytest.mark.parametrize("calls", [2, slow(3), slow(4)])
 def test_a_stopped_run_resumes_bit_by_bit(calls, complete, tmp_path, monkeypatch):
     replace, count = os.replace, iter(range(1, 100))
@@ -69,8 +78,12 @@ def test_moments_are_those_of_all_draws(complete):
     np.testing.assert_array_equal(tree.sample_stats["i"][0], np.arange(10, 68, 3))
     for block, x in all_draws(chains(), strong_params()).items():
         flat = x.reshape(-1, x.shape[-1]).astype(float)
-        np.testing.assert_allclose(complete.moments.mean[block], flat.mean(0), rtol=1e-6)
-        np.testing.assert_allclose(complete.moments.variance[block], flat.var(0, ddof=1), rtol=1e-5)
+        np.testing.assert_allclose(
+            complete.moments.mean[block], flat.mean(0), rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            complete.moments.variance[block], flat.var(0, ddof=1), rtol=1e-5
+        )
         lazy, draws = tree.posterior[block], x[:, THINNING - 1 :: THINNING]
         np.testing.assert_array_equal(lazy[1, 2:17:3], draws[1, 2:17:3])
         np.testing.assert_array_equal(lazy, draws)
@@ -103,9 +116,15 @@ def all_draws(mcmc, *args, **options):
     return samples(mcmc)
 
 
-def long_run(mcmc=None, fn=None, params=None, extra_fields=(), rng_key=zoo.KEY, **options):
+def long_run(
+    mcmc=None, fn=None, params=None, extra_fields=(), rng_key=zoo.KEY, **options
+):
     long = LongRun(chains() if mcmc is None else mcmc, fn, **options)
-    return long.run(rng_key, strong_params() if params is None else params, extra_fields=extra_fields)
+    return long.run(
+        rng_key,
+        strong_params() if params is None else params,
+        extra_fields=extra_fields,
+    )
 
 
 @pytest.mark.slow
@@ -114,14 +133,20 @@ def test_errors_match_those_computed_from_the_draws():
     x = all_draws(chains(), strong_params())["v"].astype(float)
     batches = x[:, :56].reshape(24, 7, 4).mean(1)
     for errors, sizes, exact in (
-        ("mcse_batches", "ess_batches", np.sqrt(7 * batches.var(0, ddof=1) / (3 * DRAWS))),
+        (
+            "mcse_batches",
+            "ess_batches",
+            np.sqrt(7 * batches.var(0, ddof=1) / (3 * DRAWS)),
+        ),
         ("mcse_chains", "ess_chains", x.mean(1).std(0, ddof=1) / np.sqrt(3)),
     ):
         np.testing.assert_allclose(getattr(moments, errors)["v"], exact, rtol=1e-4)
         size = x.reshape(-1, 4).var(0, ddof=1) / exact**2
         np.testing.assert_allclose(getattr(moments, sizes)["v"], size, rtol=1e-4)
     data = xr.Dataset({"v": (("chain", "draw", "unit"), x)})
-    np.testing.assert_allclose(moments.r_hat["v"], arviz_stats.rhat(data, method="identity")["v"], rtol=1e-5)
+    np.testing.assert_allclose(
+        moments.r_hat["v"], arviz_stats.rhat(data, method="identity")["v"], rtol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -139,12 +164,16 @@ def test_one_chain_and_few_draws_have_no_error():
     moments = long_run(chains(count=1, draws=3), batch_length=3).moments
     for values in (moments.mcse_chains, moments.mcse_batches, moments.r_hat):
         assert np.isnan(values["v"]).all()
-    frozen = long_run(params=strong_params() | {"v": np.full(4, 60.0, np.float32)}).moments
+    frozen = long_run(
+        params=strong_params() | {"v": np.full(4, 60.0, np.float32)}
+    ).moments
     assert (frozen.mean["v"] == 1).all() and np.isnan(frozen.r_hat["v"]).all()
 
 
 def mixture(y):
-    means = numpyro.sample("means", dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1))
+    means = numpyro.sample(
+        "means", dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1)
+    )
     with numpyro.plate("points", len(y)):
         z = numpyro.sample("z", dist.Categorical(jnp.array([0.5, 0.5])))
         numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
@@ -155,7 +184,9 @@ def mixture(y):
 def test_other_kernels_have_the_same_draws_and_resume(kind, tmp_path):
     if kind == "composite":
         y, method = np.array([-2.1, 1.9, -1.0, 2.5, 0.1], np.float32), jax.vmap
-        make = lambda: Gibbs([(GibbsBlock.from_model(mixture, ["z"], y), ["z"]), (NUTS(mixture), None)])
+        make = lambda: Gibbs(
+            [(GibbsBlock.from_model(mixture, ["z"], y), ["z"]), (NUTS(mixture), None)]
+        )
     else:
         make, method = lambda: kind(zoo.graph("rbm")), "vectorized"
     options = {"draws": 12, "count": 2, "chain_method": method, "num_warmup": 4}
@@ -167,7 +198,9 @@ def test_other_kernels_have_the_same_draws_and_resume(kind, tmp_path):
     draws = all_draws(chains(kernel, **options), arg)
     for site, x in draws.items():
         np.testing.assert_allclose(posterior[site], x[:, 2::3], rtol=1e-3, atol=1e-3)
-        np.testing.assert_allclose(first.moments.mean[site], x.mean((0, 1)), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            first.moments.mean[site], x.mean((0, 1)), rtol=1e-3, atol=1e-3
+        )
     for path in sorted(tmp_path.glob("checkpoint-*.zip"))[1:]:
         path.unlink()
     second = LongRun(chains(make(), **options), **long, resume=True).run(zoo.KEY, arg)
@@ -179,7 +212,8 @@ def test_other_kernels_have_the_same_draws_and_resume(kind, tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_resumes_bit_by_bit(complete, tmp_path):
     assert start_killed_run(tmp_path, 3).wait(timeout=300) == -signal.SIGKILL
-    assert [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]  # what it was writing
+    # what it was writing
+    assert [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
     assert_same_run(run(tmp_path, resume=True), complete)
 
 
@@ -223,12 +257,22 @@ def test_a_directory_in_use_is_refused(folder, tmp_path):
 def test_only_the_same_run_resumes(change, message, folder, complete):
     pick = lambda *names: {n: v for n, v in change.items() if n in names}
     options = pick("num_warmup", "chain_method")
-    equal = ParallelTempering(zoo.graph("rbm")) if "some_kernel" in change else BlockedGibbs(zoo.graph("rbm"))
+    equal = (
+        ParallelTempering(zoo.graph("rbm"))
+        if "some_kernel" in change
+        else BlockedGibbs(zoo.graph("rbm"))
+    )
     assert equal is not kernel()
     long = {"batch_length": 9, "keep": True} | pick("fn", "batch_length", "keep")
     call = {"extra_fields": ("i",)} | pick("extra_fields")
     before = sorted(path.name for path in folder.iterdir())
-    resumed = LongRun(chains(equal, **options), **long, directory=folder, checkpoint_every=20, resume=True)
+    resumed = LongRun(
+        chains(equal, **options),
+        **long,
+        directory=folder,
+        checkpoint_every=20,
+        resume=True,
+    )
     args = change.get("key", zoo.KEY), strong_params() | change.get("params", {})
     if message is None:
         assert_same_run(resumed.run(*args, **call), complete)

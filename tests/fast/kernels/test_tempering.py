@@ -28,7 +28,9 @@ BETAS = (0.0, 0.5, 1.0)
 
 
 def make_pairs(graph, betas, kind=None, **options):
-    return ebmpp.MaximalCoupling(graph, coupling=ebmpp.moves.tempered(betas, kind), **options)
+    return ebmpp.MaximalCoupling(
+        graph, coupling=ebmpp.moves.tempered(betas, kind), **options
+    )
 
 
 def params_at(beta: float) -> dict:
@@ -50,7 +52,9 @@ def test_every_replica_has_the_distribution_of_its_temperature():
     interaction = np.array([numpy_energy(graph, params_at(1.0) | {"v": np.zeros(4), "h": np.zeros(3)}, x)
                             for x in laws[0].states])  # fmt: skip
     for low in range(2):
-        gain = (BETAS[low + 1] - BETAS[low]) * (interaction[None, :] - interaction[:, None])
+        gain = (BETAS[low + 1] - BETAS[low]) * (
+            interaction[None, :] - interaction[:, None]
+        )
         accepted = laws[low].target @ np.minimum(1, np.exp(gain)) @ laws[low + 1].target
         assert_rows_law(state.rejection[:, low], 1 - accepted, comparisons=2)
     assert (np.sort(state.origin, axis=-1) == np.arange(3)).all()
@@ -63,17 +67,31 @@ def test_observed_units_stay_fixed_in_every_replica():
     known = np.array([[True, False, True, True], [False] * 4])
     observed = Observed(np.array([[1.0, 0.0, 0.0, 1.0], [0.0] * 4]), known)
     kernel = ParallelTempering(graph, BETAS)
-    state, *_ = scan_kernel(kernel, 12, params, num_chains=2000, clamped={"v": observed})
-    assert state.z["v"].shape == (2000, 2, 4) and state.replicas["v"].shape == (2000, 2, 3, 4)
+    state, *_ = scan_kernel(
+        kernel, 12, params, num_chains=2000, clamped={"v": observed}
+    )
+    assert state.z["v"].shape == (2000, 2, 4) and state.replicas["v"].shape == (
+        2000,
+        2,
+        3,
+        4,
+    )
     assert (state.replicas["v"][:, 0][..., known[0]] == [1, 0, 1]).all()
-    for row, inside in enumerate((lambda x: (x["v"] == [1, x["v"][1], 0, 1]).all(), lambda x: True)):
+    for row, inside in enumerate(
+        (lambda x: (x["v"] == [1, x["v"][1], 0, 1]).all(), lambda x: True)
+    ):
         exact = Law(graph, params, inside)
-        exact.assert_law({b: z[:, row] for b, z in state.z.items()}, exact.target, 2 * 128)
+        exact.assert_law(
+            {b: z[:, row] for b, z in state.z.items()}, exact.target, 2 * 128
+        )
 
 
 @pytest.mark.parametrize("make", [ParallelTempering, make_pairs])
 def test_a_state_keeps_its_shapes_with_clamped_rows(make):
-    kernel, args = make(zoo.graph("rbm"), BETAS), ((strong_params(),), {"h": np.ones((4, 5, 3), np.float32)})
+    kernel, args = (
+        make(zoo.graph("rbm"), BETAS),
+        ((strong_params(),), {"h": np.ones((4, 5, 3), np.float32)}),
+    )
     start = jax.eval_shape(lambda key: kernel.init(key, 3, None, *args), zoo.KEY)
     after = jax.eval_shape(lambda state: kernel.sample(state, *args), start)
     shapes = lambda state: jax.tree.map(lambda a: (a.shape, a.dtype), state)
@@ -82,26 +100,46 @@ def test_a_state_keeps_its_shapes_with_clamped_rows(make):
 
 
 def test_temperatures_adapt_at_the_end_of_rounds_that_double():
-    kernel, args = ParallelTempering(zoo.graph("rbm"), num_temperatures=3), ((strong_params(),), {})
+    kernel, args = (
+        ParallelTempering(zoo.graph("rbm"), num_temperatures=3),
+        ((strong_params(),), {}),
+    )
     state = kernel.init(zoo.KEY, 13, None, *args)
-    step = lambda s, _: (lambda new: (new, (new.betas, new.count)))(kernel.sample(s, *args))
+    step = lambda s, _: (lambda new: (new, (new.betas, new.count)))(
+        kernel.sample(s, *args)
+    )
     _, (betas, counts) = jax.jit(lambda s: jax.lax.scan(step, s, length=16))(state)
     ladders = np.concatenate([state.betas[None], betas])
     changed = [i for i in range(1, 17) if (ladders[i] != ladders[i - 1]).any()]
     assert changed == [1, 3, 6, 13]
-    np.testing.assert_array_equal(counts, [0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3])
+    np.testing.assert_array_equal(
+        counts, [0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3]
+    )
 
 
 @pytest.mark.parametrize("summed", often([("v", "h2"), ()], ("v", "h2")))
 def test_swap_ratios_along_a_path_match_enumeration(summed):
     graph, params = zoo.graph("deep"), strong_params("deep")
-    path = Path.through(graph, reference(graph), [random_params(graph, seed=i, scale=1.5) for i in range(2)])
+    path = Path.through(
+        graph,
+        reference(graph),
+        [random_params(graph, seed=i, scale=1.5) for i in range(2)],
+    )
     ensemble = Ensemble.along(Target(graph, params), Knots.before(path, params))
-    x = {b: random_state(f, i, (3,)) for i, (b, f) in enumerate(ensemble.graph.families.items())}
+    x = {
+        b: random_state(f, i, (3,))
+        for i, (b, f) in enumerate(ensemble.graph.families.items())
+    }
     log_ratio = jax.jit(swaps.log_ratio, static_argnums=(2, 3))
-    ratios = [log_ratio(Target(ensemble.graph, ensemble.params), x, i, summed) for i in range(2)]
+    ratios = [
+        log_ratio(Target(ensemble.graph, ensemble.params), x, i, summed)
+        for i in range(2)
+    ]
     models, betas = [None, path.params_at(1), path.params_at(2), params], [0, 1, 1, 1]
-    inside = [{"v": s[:3], "h2": s[3:]} for s in np.array(list(itertools.product([0.0, 1], repeat=5)))]
+    inside = [
+        {"v": s[:3], "h2": s[3:]}
+        for s in np.array(list(itertools.product([0.0, 1], repeat=5)))
+    ]
 
     def log_density(r, x):
         """Return the quantity at knot ``r``, with ``summed`` summed out by enumeration."""
@@ -114,9 +152,19 @@ def test_swap_ratios_along_a_path_match_enumeration(summed):
         return total
 
     for row, low in itertools.product(range(3), range(3)):
-        a, b = ({name: np.asarray(v[row, r], float) for name, v in x.items()} for r in (low, low + 1))
-        exact = log_density(low, b) + log_density(low + 1, a) - log_density(low, a) - log_density(low + 1, b)
-        np.testing.assert_allclose(ratios[low % 2][row, low], exact, rtol=1e-4, atol=1e-4)
+        a, b = (
+            {name: np.asarray(v[row, r], float) for name, v in x.items()}
+            for r in (low, low + 1)
+        )
+        exact = (
+            log_density(low, b)
+            + log_density(low + 1, a)
+            - log_density(low, a)
+            - log_density(low + 1, b)
+        )
+        np.testing.assert_allclose(
+            ratios[low % 2][row, low], exact, rtol=1e-4, atol=1e-4
+        )
         assert ratios[1 - low % 2][row, low] == 0
 
 
@@ -156,6 +204,9 @@ def test_a_path_of_another_graph_or_beside_betas_is_refused():
 
 
 def test_kernels_print_and_pickle():
-    for kernel in (ParallelTempering(zoo.graph("rbm"), BETAS), make_pairs(zoo.graph("rbm"), BETAS, lag=2)):
+    for kernel in (
+        ParallelTempering(zoo.graph("rbm"), BETAS),
+        make_pairs(zoo.graph("rbm"), BETAS, lag=2),
+    ):
         assert repr(pickle.loads(pickle.dumps(kernel))) == repr(kernel)
         assert "betas=(0.0, 0.5, 1.0)" in repr(kernel)

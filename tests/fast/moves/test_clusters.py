@@ -35,10 +35,14 @@ from helpers import slow
 def test_components_match_scipy(graph: nx.Graph, chance: float) -> None:
     edges = np.array(nx.convert_node_labels_to_integers(graph).edges)
     bonds = np.random.default_rng(0).random((len(edges), 5)) < chance
-    label = np.asarray(jax.jit(lambda b: components(table(len(graph), edges), b))(bonds))
+    label = np.asarray(
+        jax.jit(lambda b: components(table(len(graph), edges), b))(bonds)
+    )
     for row in range(5):
         a, b = edges[bonds[:, row]].T
-        _, expected = connected_components(coo_array((np.ones(len(a)), (a, b)), shape=[len(graph)] * 2))
+        _, expected = connected_components(
+            coo_array((np.ones(len(a)), (a, b)), shape=[len(graph)] * 2)
+        )
         first = np.unique(expected, return_index=True)[1]
         np.testing.assert_array_equal(label[:, row], first[expected])
 
@@ -46,7 +50,10 @@ def test_components_match_scipy(graph: nx.Graph, chance: float) -> None:
 def test_negative_weights_of_categories_are_refused_or_reported() -> None:
     graph = FactorGraph.from_networkx(nx.cycle_graph(4), lambda n: Categorical(n, 3))
     params = {"x": np.zeros((4, 3), np.float32), "x:x": np.float32([1, -1, 1, 1])}
-    for kernel in (SwendsenWang(graph), MaximalCoupling(graph, coupling=cluster_sweep(graph))):
+    for kernel in (
+        SwendsenWang(graph),
+        MaximalCoupling(graph, coupling=cluster_sweep(graph)),
+    ):
         with pytest.raises(ParameterError, match="'x:x'.*-1"):
             kernel.init(zoo.KEY, 0, None, (params,), {})
     # traced params have no values: the draw is invalid, and a pair is marked

@@ -27,13 +27,23 @@ def test_expectations_are_unbiased_for_any_pool_and_compile_once() -> None:
     graph, params = zoo.graph("rbm"), zoo.params("rbm")
     values = []
     for seed in range(2):
-        pool = {"v": np.random.default_rng(seed).integers(0, 2, (7, 4)).astype(np.float32)}
+        pool = {
+            "v": np.random.default_rng(seed).integers(0, 2, (7, 4)).astype(np.float32)
+        }
         num_programs = run_pairs._cache_size()
         result = ebmpp.unbiased_expectation(
-            graph, params, statistics, rng_key=zoo.KEY, num_pairs=zoo.NUM_PAIRS, coupling="mixture", pool=pool
+            graph,
+            params,
+            statistics,
+            rng_key=zoo.KEY,
+            num_pairs=zoo.NUM_PAIRS,
+            coupling="mixture",
+            pool=pool,
         )
         assert seed == 0 or num_programs == run_pairs._cache_size()
-        for b, value, error in zip("vh", result.value, result.standard_error, strict=True):
+        for b, value, error in zip(
+            "vh", result.value, result.standard_error, strict=True
+        ):
             assert_law(value, zoo.moments("rbm")[b], error, 14)
         assert 0.2 < result.acceptance < 1
         values.append(result.value[0])
@@ -59,11 +69,20 @@ def test_moves_change_the_free_blocks() -> None:
 
 def test_mixtures_propose_the_smaller_layer() -> None:
     moves = mixture_sweep(zoo.graph("deep"))
-    assert [move.blocks for move in moves] == [("h1",), ("v", "h2"), ("h1",), ("v", "h2")]
+    assert [move.blocks for move in moves] == [
+        ("h1",),
+        ("v", "h2"),
+        ("h1",),
+        ("v", "h2"),
+    ]
 
 
 def test_metropolized_sweeps_move_the_visible_blocks_by_default() -> None:
     graph = zoo.graph("rbm")
     assert metropolized_sweep(graph) == (Metropolized(("v",)), Layer(("h",)))
-    assert metropolized_sweep(graph, blocks="h", clamped=("v",)) == (Metropolized(("h",)),)
-    assert metropolized_sweep(zoo.graph("gaussian")) == gibbs_sweep(zoo.graph("gaussian"))
+    assert metropolized_sweep(graph, blocks="h", clamped=("v",)) == (
+        Metropolized(("h",)),
+    )
+    assert metropolized_sweep(zoo.graph("gaussian")) == gibbs_sweep(
+        zoo.graph("gaussian")
+    )

@@ -14,7 +14,16 @@ from scipy import stats
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Binomial, Categorical, Exponential, Family, Gaussian, Poisson, Spin
+from ebmpp import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Exponential,
+    Family,
+    Gaussian,
+    Poisson,
+    Spin,
+)
 from ebmpp.core import random
 from ebmpp.moves.couplings import KINDS, Attempt, Trial, attempt, resolve
 from helpers import assert_law, slow
@@ -27,18 +36,27 @@ MAXIMAL = ("maximal", "maximal_independent")
 FAMILIES: dict[str, tuple[Family, list, list]] = {
     "bernoulli": (Bernoulli(3), [0.5, -1.0, 2.0], [-0.4, 0.3, 1.0]),
     "spin": (Spin(2), [0.5, -0.3], [-0.2, 0.4]),
-    "categorical": (Categorical(2, 3), [[0, 1, -1], [0.5, 0.2, 0]], [[0.8, 0, 0.3], [-0.5, 0.2, 1]]),
+    "categorical": (
+        Categorical(2, 3),
+        [[0, 1, -1], [0.5, 0.2, 0]],
+        [[0.8, 0, 0.3], [-0.5, 0.2, 1]],
+    ),
     "binomial": (Binomial(2, total_count=3), [0.5, -1.0], [-0.2, 0.1]),
     "poisson": (Poisson(2), [0.5, 1.2], [0.1, 1.6]),
     "exponential": (Exponential(2), [-1.0, -2.0], [-0.6, -3.0]),
     "gaussian": (Gaussian(2), [0.3, -0.5], [1.0, 0.2]),
-    "gaussian_learned": (Gaussian(2, "learned"), [[0.3, -0.5], [1, -1]], [[1, -0.8], [0, -0.4]]),
+    "gaussian_learned": (
+        Gaussian(2, "learned"),
+        [[0.3, -0.5], [1, -1]],
+        [[1, -0.8], [0, -0.4]],
+    ),
 }
 
 
 def _is_fast(name: str, kind: str) -> bool:
     """Return True if the pair is not another case of code that a cheaper pair runs."""
-    if name == "binomial":  # its draws take as long to compile as draws of all other finite units
+    # its draws take as long to compile as draws of all other finite units
+    if name == "binomial":
         return False
     match kind:
         case "independent":
@@ -67,27 +85,36 @@ def program(family: Family, kind: str):
 
     @jax.jit
     def run(eta, other, number, is_first, is_same):
-        keys, rows = random.fold_in(ROOT_KEY, jnp.arange(ROWS), number), jnp.ones(ROWS, bool)
+        keys, rows = (
+            random.fold_in(ROOT_KEY, jnp.arange(ROWS), number),
+            jnp.ones(ROWS, bool),
+        )
         trial = Trial(keys, is_first & rows, is_same & rows)
         return attempt(graph.families, kind, ({"a": eta}, {"a": other}), trial)
 
     return run
 
 
-def try_once(family: Family, kind: str, etas: tuple, number: int = 0, is_same: bool = False) -> Attempt:
+def try_once(
+    family: Family, kind: str, etas: tuple, number: int = 0, is_same: bool = False
+) -> Attempt:
     shape = (ROWS, *family.statistic_shape)
     eta, other = (np.broadcast_to(np.asarray(e, np.float32), shape) for e in etas)
     return program(family, kind)(eta, other, np.uint32(number), number == 0, is_same)
 
 
-def draw(family: Family, kind: str, etas: tuple, is_same: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    family: Family, kind: str, etas: tuple, is_same: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Coupled draws. Trials repeat, and each chain takes the first proposal that it accepts."""
     chains = [np.zeros((ROWS, *family.shape)), np.zeros((ROWS, *family.shape))]
     is_pending = np.ones((2, ROWS), bool)
     for number in range(500):
         trial = try_once(family, kind, etas, number, is_same)
         assert not np.asarray(trial.broken).any()
-        for i, (values, accept) in enumerate([(trial.x, trial.accept_x), (trial.y, trial.accept_y)]):
+        for i, (values, accept) in enumerate(
+            [(trial.x, trial.accept_x), (trial.y, trial.accept_y)]
+        ):
             accepted = is_pending[i] & np.asarray(accept)
             chains[i][accepted] = np.asarray(values["a"])[accepted]
             is_pending[i] &= ~accepted
@@ -109,9 +136,13 @@ def unit_distribution(family: Family, eta: np.ndarray) -> stats.rv_continuous:
         case Bernoulli():
             return stats.bernoulli(1 / (1 + math.exp(-eta)))
         case Spin():
-            return stats.rv_discrete(values=([-1, 1], 1 / (1 + np.exp([2 * eta, -2 * eta]))))
+            return stats.rv_discrete(
+                values=([-1, 1], 1 / (1 + np.exp([2 * eta, -2 * eta])))
+            )
         case Categorical():
-            return stats.rv_discrete(values=(np.arange(len(eta)), np.exp(eta) / np.exp(eta).sum()))
+            return stats.rv_discrete(
+                values=(np.arange(len(eta)), np.exp(eta) / np.exp(eta).sum())
+            )
         case Binomial():
             return stats.binom(family.total_count, 1 / (1 + math.exp(-eta)))
         case Poisson():
@@ -130,8 +161,14 @@ def block_distributions(family: Family, eta: list) -> list:
 def probability_table(family: Family, eta: list) -> np.ndarray:
     """Probabilities of all joint values of the block, on a grid for real units."""
     if isinstance(family, Gaussian | Exponential):
-        edges = np.linspace(-8, 8, 801) if isinstance(family, Gaussian) else np.linspace(0, 20, 2001)
-        columns = [np.diff(unit.cdf(edges)) for unit in block_distributions(family, eta)]
+        edges = (
+            np.linspace(-8, 8, 801)
+            if isinstance(family, Gaussian)
+            else np.linspace(0, 20, 2001)
+        )
+        columns = [
+            np.diff(unit.cdf(edges)) for unit in block_distributions(family, eta)
+        ]
     else:
         values = np.arange(-1, 40)
         columns = [unit.pmf(values) for unit in block_distributions(family, eta)]
@@ -141,10 +178,16 @@ def probability_table(family: Family, eta: list) -> np.ndarray:
 def overlap(name: str) -> float:
     """1 - TV of the two distributions of the block."""
     family, eta, other = FAMILIES[name]
-    return float(np.minimum(probability_table(family, eta), probability_table(family, other)).sum())
+    return float(
+        np.minimum(
+            probability_table(family, eta), probability_table(family, other)
+        ).sum()
+    )
 
 
-def assert_distribution(family: Family, eta: list, samples: np.ndarray, num_tests: int = 1) -> None:
+def assert_distribution(
+    family: Family, eta: list, samples: np.ndarray, num_tests: int = 1
+) -> None:
     """Compare the joint distribution function at many points, with binomial standard errors."""
     points = np.array([-1.5, -0.7, 0.0, 0.5, 1.0, 2.0, 4.0])
     below = [unit.cdf(points) for unit in block_distributions(family, eta)]
@@ -157,7 +200,9 @@ def assert_distribution(family: Family, eta: list, samples: np.ndarray, num_test
 
 def assert_share(is_equal: np.ndarray, exact: float, comparisons: int) -> None:
     assert 0.05 < exact < 0.95, "the case cannot show a fault"
-    assert_law(is_equal.mean(), exact, math.sqrt(exact * (1 - exact) / ROWS), comparisons)
+    assert_law(
+        is_equal.mean(), exact, math.sqrt(exact * (1 - exact) / ROWS), comparisons
+    )
 
 
 @every_coupling
@@ -167,13 +212,19 @@ def test_each_chain_keeps_its_distribution(name: str, kind: str) -> None:
         assert_distribution(family, eta, samples, num_tests=2)
 
 
-@pytest.mark.parametrize(("name", "kind"), [*cases(MAXIMAL), ("gaussian", "reflection")])
-def test_maximal_couplings_meet_with_probability_one_minus_tv(name: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [*cases(MAXIMAL), ("gaussian", "reflection")]
+)
+def test_maximal_couplings_meet_with_probability_one_minus_tv(
+    name: str, kind: str
+) -> None:
     x, y = pairs(name, kind)
     assert_share((x == y).all(-1), overlap(name), 2 * len(FAMILIES))
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(tuple(k for k in KINDS if k != "independent")))
+@pytest.mark.parametrize(
+    ("name", "kind"), cases(tuple(k for k in KINDS if k != "independent"))
+)
 def test_equal_conditionals_give_equal_draws(name: str, kind: str) -> None:
     family, eta, _ = FAMILIES[name]
     np.testing.assert_array_equal(*draw(family, kind, (eta, eta)))
@@ -191,7 +242,10 @@ def test_rows_marked_same_stay_equal_despite_rounding(name: str, kind: str) -> N
 @every_coupling
 def test_invalid_natural_parameters_are_reported(name: str, kind: str) -> None:
     family, eta, other = FAMILIES[name]
-    etas = [np.tile(np.asarray(e, np.float32), (ROWS, *(1,) * np.ndim(e))) for e in (eta, other)]
+    etas = [
+        np.tile(np.asarray(e, np.float32), (ROWS, *(1,) * np.ndim(e)))
+        for e in (eta, other)
+    ]
     unit = (0,) * np.ndim(eta)
     wrong = itertools.product((np.nan, np.inf, -np.inf), ((0,), (0, 1)))
     for row, (value, chains) in enumerate(wrong, start=1):
@@ -206,7 +260,9 @@ def test_invalid_natural_parameters_are_reported(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["maximal", "common"])
 def test_negative_precisions_are_reported(kind: str) -> None:
     family, eta, _ = FAMILIES["gaussian_learned"]
-    assert np.asarray(try_once(family, kind, (eta, [[0.3, 0.5], [1.0, -1.0]])).broken).all()
+    assert np.asarray(
+        try_once(family, kind, (eta, [[0.3, 0.5], [1.0, -1.0]])).broken
+    ).all()
 
 
 def natural_parameters(mean: list[float], scale: list[float]) -> list[list[float]]:
@@ -232,9 +288,14 @@ def test_reflection_mirrors_the_noise_of_pairs_that_do_not_meet(variance: str) -
 
 def test_reflection_with_unequal_scales_shares_the_noise() -> None:
     family = Gaussian(2, variance="learned")
-    etas = natural_parameters([0.3, -0.5], [0.5, 2.0]), natural_parameters([1.0, -0.5], [0.5, 1.0])
+    etas = (
+        natural_parameters([0.3, -0.5], [0.5, 2.0]),
+        natural_parameters([1.0, -0.5], [0.5, 1.0]),
+    )
     x, y = draw(family, "reflection", etas)
-    np.testing.assert_allclose((x - [0.3, -0.5]) / [0.5, 2.0], (y - [1.0, -0.5]) / [0.5, 1.0], atol=1e-5)
+    np.testing.assert_allclose(
+        (x - [0.3, -0.5]) / [0.5, 2.0], (y - [1.0, -0.5]) / [0.5, 1.0], atol=1e-5
+    )
 
 
 LAYERS = (("v",), ("h",), ("g",))
@@ -242,4 +303,8 @@ LAYERS = (("v",), ("h",), ("g",))
 
 def test_one_kind_per_layer() -> None:
     assert resolve(None, LAYERS) == resolve("maximal", LAYERS) == ("maximal",) * 3
-    assert resolve(["common", "independent", "maximal"], LAYERS) == ("common", "independent", "maximal")
+    assert resolve(["common", "independent", "maximal"], LAYERS) == (
+        "common",
+        "independent",
+        "maximal",
+    )

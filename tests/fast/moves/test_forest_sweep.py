@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits of graphs into induced forests, and forest moves in kernels, expectations and training.
 
-Agreement of the sweeps with enumeration, coupled marginals included, is tested in test_sweeps.py.
+Agreement of the sweeps with enumeration, coupled marginals included, is tested in
+test_sweeps.py.
 """
 
 import networkx as nx
@@ -14,7 +15,16 @@ import jax
 import optax
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Pairwise, Poisson, Spin
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    FactorGraph,
+    Pairwise,
+    Poisson,
+    Spin,
+)
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.moves import Forests, Layer, Target, forest_sweep
@@ -35,8 +45,12 @@ def units_of(move: Forests) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("side", [4, 16])
 def test_a_torus_takes_two_forests(side: int) -> None:
-    torus = nx.convert_node_labels_to_integers(nx.grid_2d_graph(side, side, periodic=True))
-    moves = forest_sweep(FactorGraph.from_networkx(torus, Spin, shared=True, bias=False))
+    torus = nx.convert_node_labels_to_integers(
+        nx.grid_2d_graph(side, side, periodic=True)
+    )
+    moves = forest_sweep(
+        FactorGraph.from_networkx(torus, Spin, shared=True, bias=False)
+    )
     layers = [units_of(move)["x"] for move in moves]
     assert len(layers) == 2
     assert sorted(layers[0] + layers[1]) == list(torus)
@@ -45,9 +59,13 @@ def test_a_torus_takes_two_forests(side: int) -> None:
 
 
 def test_trees_are_one_draw_and_other_blocks_keep_their_layers() -> None:
-    (tree,) = forest_sweep(FactorGraph.from_networkx(nx.random_labeled_tree(30, seed=0), Spin))
+    (tree,) = forest_sweep(
+        FactorGraph.from_networkx(nx.random_labeled_tree(30, seed=0), Spin)
+    )
     assert units_of(tree) == {"x": list(range(30))}
-    assert not tree.reads(FactorGraph.from_networkx(nx.random_labeled_tree(30, seed=0), Spin))
+    assert not tree.reads(
+        FactorGraph.from_networkx(nx.random_labeled_tree(30, seed=0), Spin)
+    )
     machine = chain_machine()
     chain, layer = forest_sweep(machine)
     assert layer == Layer(("v",), "maximal")
@@ -67,7 +85,9 @@ def test_three_units_of_one_term_are_never_in_one_forest() -> None:
 
 
 def test_graphs_without_forests_and_cycles_are_refused_by_name() -> None:
-    counts = FactorGraph({"n": Poisson(3)}, factors=[Bias("n"), Pairwise("n", nx.path_graph(3))])
+    counts = FactorGraph(
+        {"n": Poisson(3)}, factors=[Bias("n"), Pairwise("n", nx.path_graph(3))]
+    )
     with pytest.raises(IntractableError, match="'n'"):
         forest_sweep(counts)
     with pytest.raises(IntractableError, match="'v'"):
@@ -78,7 +98,9 @@ def test_graphs_without_forests_and_cycles_are_refused_by_name() -> None:
     with pytest.raises(IntractableError, match="'n'"):
         Forests((("n", Constant.copy(np.arange(3))),)).check(counts)
     machine = chain_machine()
-    units = tuple((b, Constant.copy(np.arange(f.size))) for b, f in machine.families.items())
+    units = tuple(
+        (b, Constant.copy(np.arange(f.size))) for b, f in machine.families.items()
+    )
     with pytest.raises(IntractableError, match="factor"):
         Forests(units).check(machine)
 
@@ -88,7 +110,12 @@ def test_a_hidden_chain_is_one_exact_draw_per_sweep() -> None:
     params, v = random_params(machine, seed=2, scale=1.0), np.float32([1, 0, 1])
     kernel = ebmpp.BlockedGibbs(machine, moves=forest_sweep(machine, ["v"]))
     mcmc = MCMC(
-        kernel, num_warmup=1, num_samples=2000, num_chains=2, chain_method="vectorized", progress_bar=False
+        kernel,
+        num_warmup=1,
+        num_samples=2000,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
     )
     mcmc.run(jax.random.key(0), params, v=v)
     drawn = np.eye(3)[np.asarray(mcmc.get_samples(group_by_chain=True)["h"])]
@@ -99,7 +126,9 @@ def test_a_hidden_chain_is_one_exact_draw_per_sweep() -> None:
     states = np.stack(np.unravel_index(np.arange(81), (3,) * 4), 1)
     energy = machine.energy(params, {"v": np.tile(v, (81, 1)), "h": states})
     hot, weights = np.eye(3)[states], np.asarray(jax.nn.softmax(-energy))
-    single, pairs = kernel.moves[0].marginals(Target(machine, params), {"v": v[None], "h": states[:1]})
+    single, pairs = kernel.moves[0].marginals(
+        Target(machine, params), {"v": v[None], "h": states[:1]}
+    )
     np.testing.assert_allclose(single["h"][0], exact, atol=1e-5)
     joint = np.einsum("s,sei,sej->eij", weights, hot[:, :-1], hot[:, 1:])
     np.testing.assert_array_equal(pairs["h", "h"].units, [[0, 1], [1, 2], [2, 3]])
@@ -112,7 +141,13 @@ def test_a_hidden_chain_is_one_exact_draw_per_sweep() -> None:
 def test_expectations_are_unbiased_and_a_tree_meets_at_once() -> None:
     machine = chain_machine()
     params = random_params(machine, seed=2, scale=1.0)
-    options = {"rng_key": jax.random.key(1), "num_pairs": 500, "k": 1, "m": 4, "coupling": forest_sweep}
+    options = {
+        "rng_key": jax.random.key(1),
+        "num_pairs": 500,
+        "k": 1,
+        "m": 4,
+        "coupling": forest_sweep,
+    }
     result = ebmpp.unbiased_expectation(machine, params, lambda x: x, **options)
     assert result.met.all()
     exact = np.asarray(ebmpp.exact.moments(machine, params)["v"])
@@ -123,15 +158,21 @@ def test_expectations_are_unbiased_and_a_tree_meets_at_once() -> None:
 @pytest.mark.parametrize("name", ["ucd", "pcd"])
 def test_machines_with_chains_are_trained(name: str) -> None:
     """Chains among the latents, for which PCD has no positive phase, or among the visible units."""
-    visible = FactorGraph({"v": Bernoulli(3)}, factors=[Bias("v"), Pairwise("v", nx.path_graph(3))])
+    visible = FactorGraph(
+        {"v": Bernoulli(3)}, factors=[Bias("v"), Pairwise("v", nx.path_graph(3))]
+    )
     machine = chain_machine() if name == "ucd" else visible
     ucd = ebmpp.UCD(num_pairs=20, coupling=forest_sweep)
-    rows = (np.random.default_rng(0).random((16, 3)) < [0.8, 0.8, 0.2]).astype(np.float32)
+    rows = (np.random.default_rng(0).random((16, 3)) < [0.8, 0.8, 0.2]).astype(
+        np.float32
+    )
     start = machine.init(jax.random.key(0))
     fit = ebmpp.fit(
         machine,
         {"v": rows},
-        estimator=ucd if name == "ucd" else ebmpp.PCD(num_chains=20, moves=forest_sweep(machine)),
+        estimator=ucd
+        if name == "ucd"
+        else ebmpp.PCD(num_chains=20, moves=forest_sweep(machine)),
         optimizer=optax.sgd(0.2),
         num_steps=8,
         batch_size=16,
@@ -139,5 +180,7 @@ def test_machines_with_chains_are_trained(name: str) -> None:
         params=start,
         progress_bar=False,
     )
-    likelihood = lambda params: float(ebmpp.exact.log_likelihood(machine, params, {"v": rows}).mean())
+    likelihood = lambda params: float(
+        ebmpp.exact.log_likelihood(machine, params, {"v": rows}).mean()
+    )
     assert likelihood(fit.params) > likelihood(start) + 0.1

@@ -12,7 +12,14 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp.moves.forests import Forest, draw, draw_pair, log_sum, marginals, most_probable
+from ebmpp.moves.forests import (
+    Forest,
+    draw,
+    draw_pair,
+    log_sum,
+    marginals,
+    most_probable,
+)
 from helpers import assert_law
 
 STATES = 3
@@ -22,19 +29,25 @@ def random_forest(rng: np.random.Generator, num_units: int) -> Forest:
     """A random forest: each unit but the first is joined to an earlier one, or starts a tree."""
     edges = [(u, rng.integers(u)) for u in range(1, num_units) if rng.random() < 0.8]
     order = rng.permutation(num_units)
-    return Forest(num_units, [(order[a], order[b])[:: rng.choice([-1, 1])] for a, b in edges])
+    return Forest(
+        num_units, [(order[a], order[b])[:: rng.choice([-1, 1])] for a, b in edges]
+    )
 
 
 #: paths of 4, 3 and 2 units, not in order
 PATHS = Forest(9, [(0, 5), (5, 1), (7, 1), (8, 6), (6, 2), (3, 4)])
 
 
-def random_tables(rng: np.random.Generator, forest: Forest, zeros: float, batch: tuple = ()) -> tuple:
+def random_tables(
+    rng: np.random.Generator, forest: Forest, zeros: float, batch: tuple = ()
+) -> tuple:
     """Log weights with hard zeros, and 2 or 3 states per unit; state 0 of all units is possible."""
     unary = rng.normal(size=(*batch, forest.num_units, STATES))
     pairwise = 2 * rng.normal(size=(*batch, len(forest.edges), STATES, STATES))
     for table in (unary, pairwise):
-        possible = table[..., 0, 0].copy() if table is pairwise else table[..., 0].copy()
+        possible = (
+            table[..., 0, 0].copy() if table is pairwise else table[..., 0].copy()
+        )
         table[rng.random(table.shape) < zeros] = -np.inf
         table[(..., 0, 0) if table is pairwise else (..., 0)] = possible
     unary[..., rng.random(forest.num_units) < 0.3, 2] = -np.inf
@@ -47,7 +60,9 @@ def enumerate_states(forest: Forest, unary: np.ndarray, pairwise: np.ndarray) ->
     logs = unary.astype(float)[np.arange(forest.num_units), states].sum(1)
     if len(forest.edges):
         a, b = forest.edges.T
-        logs = logs + pairwise.astype(float)[np.arange(len(a)), states[:, a], states[:, b]].sum(1)
+        logs = logs + pairwise.astype(float)[
+            np.arange(len(a)), states[:, a], states[:, b]
+        ].sum(1)
     return states, logs
 
 
@@ -70,10 +85,17 @@ def test_paths_are_arms_from_their_ends_to_their_centres() -> None:
     twice = Forest(18, np.concatenate(copies))
     tables = (np.concatenate([table, table]) for table in (unary, pairwise))
     np.testing.assert_allclose(log_sum(twice, *tables), 2 * exact, rtol=1e-5)
-    assert Forest(5, [(0, 1), (0, 2), (0, 3)]).arms is None and Forest(2, []).arms is None
+    assert (
+        Forest(5, [(0, 1), (0, 2), (0, 3)]).arms is None and Forest(2, []).arms is None
+    )
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
 @given(st.integers(0, 2**31))
 def test_sums_marginals_and_modes_are_those_of_enumeration(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -81,7 +103,11 @@ def test_sums_marginals_and_modes_are_those_of_enumeration(seed: int) -> None:
     unary, pairwise = random_tables(rng, forest, zeros=0.3)
     states, logs = enumerate_states(forest, unary, pairwise)
     weights = np.exp(logs - np.logaddexp.reduce(logs))
-    results = lambda a, b: (log_sum(forest, a, b), marginals(forest, a, b), most_probable(forest, a, b))
+    results = lambda a, b: (
+        log_sum(forest, a, b),
+        marginals(forest, a, b),
+        most_probable(forest, a, b),
+    )
     total, (units, pairs), (mode, log_weight) = jax.jit(results)(unary, pairwise)
     np.testing.assert_allclose(total, np.logaddexp.reduce(logs), rtol=1e-5, atol=1e-5)
     one_hot = np.eye(STATES)[states]
@@ -94,7 +120,9 @@ def test_sums_marginals_and_modes_are_those_of_enumeration(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["trees", "paths"])
-def test_draws_follow_the_joint_distribution_and_never_enter_impossible_states(name: str) -> None:
+def test_draws_follow_the_joint_distribution_and_never_enter_impossible_states(
+    name: str,
+) -> None:
     rng = np.random.default_rng(3)
     forest = forests_of(name, rng)
     unary, pairwise = random_tables(rng, forest, zeros=0.3)
@@ -103,7 +131,9 @@ def test_draws_follow_the_joint_distribution_and_never_enter_impossible_states(n
     uniforms = rng.random((4000, forest.num_units), np.float32)
     drawn = np.asarray(draw(forest, unary, pairwise, jnp.asarray(uniforms)))
     np.testing.assert_array_equal(draw(forest, unary, pairwise, uniforms[0]), drawn[0])
-    count = np.bincount(drawn @ STATES ** np.arange(forest.num_units)[::-1], minlength=len(states))
+    count = np.bincount(
+        drawn @ STATES ** np.arange(forest.num_units)[::-1], minlength=len(states)
+    )
     assert drawn.dtype == np.int32
     assert not count[weights == 0].any()
     error = np.sqrt(weights * (1 - weights) / len(drawn))
@@ -141,7 +171,10 @@ def test_gradients_are_finite_where_a_state_or_everything_is_impossible() -> Non
     unary[1, 2] = -np.inf  # the second row has no possible state
     pairwise = np.zeros((2, 2, 2), np.float32)
     pairwise[0, 0, 0] = -np.inf
-    total, gradient = log_sum(forest, unary, pairwise), marginals(forest, unary, pairwise)
+    total, gradient = (
+        log_sum(forest, unary, pairwise),
+        marginals(forest, unary, pairwise),
+    )
     np.testing.assert_allclose(total, [np.log(2), -np.inf], rtol=1e-6)
     assert all(np.isfinite(g).all() for g in gradient)
     np.testing.assert_allclose(gradient[0][0], [[1, 0], [0, 1], [0.5, 0.5]], atol=1e-6)
@@ -157,7 +190,9 @@ def test_a_long_chain_keeps_the_digits_of_its_conditionals() -> None:
     for _ in range(2000):
         row = row @ transfer
         logs, row = logs + np.log(row.sum()), row / row.sum()
-    np.testing.assert_allclose(log_sum(forest, unary, pairwise), logs + 2001 * 50, rtol=1e-6)
+    np.testing.assert_allclose(
+        log_sum(forest, unary, pairwise), logs + 2001 * 50, rtol=1e-6
+    )
     left, right = np.linalg.eig(transfer.T), np.linalg.eig(transfer)
     stationary = left[1][:, left[0].argmax()] * right[1][:, right[0].argmax()]
     units = marginals(forest, unary, pairwise)[0]
@@ -173,7 +208,9 @@ def test_units_without_edges_are_independent(num_units: int) -> None:
     np.testing.assert_array_equal(drawn, np.ones((2, num_units)))
 
 
-@pytest.mark.parametrize("edges", [[(0, 1), (1, 2), (2, 0)], [(0, 1), (1, 0)], [(1, 1)], [(0, 3)], [(-1, 0)]])
+@pytest.mark.parametrize(
+    "edges", [[(0, 1), (1, 2), (2, 0)], [(0, 1), (1, 0)], [(1, 1)], [(0, 3)], [(-1, 0)]]
+)
 def test_a_forest_refuses_cycles_and_unknown_units(edges: list) -> None:
     with pytest.raises(ValueError, match="edges"):
         Forest(3, edges)
@@ -191,7 +228,9 @@ def test_forests_compare_by_value_and_order_edges_in_few_steps() -> None:
     assert child.size <= 2 * 199 + len(child)
     done = np.full(201, -1)
     for number, (c, p, e) in enumerate(zip(child, parent, edge, strict=True)):
-        for unit, above, between in zip(c[c < 200], p[c < 200], e[c < 200], strict=True):
+        for unit, above, between in zip(
+            c[c < 200], p[c < 200], e[c < 200], strict=True
+        ):
             assert set(forest.edges[between]) == {unit, above}
             done[unit] = number
     for unit, above in zip(child[child < 200], parent[child < 200], strict=True):

@@ -30,9 +30,13 @@ ROOT_KEY = np.array([0, 1], np.uint32)
         slow(Categorical(64, 5), 40),
     ],
 )
-def test_shared_hashes_give_the_draws_of_separate_hashes(family: Family, rows: int) -> None:
+def test_shared_hashes_give_the_draws_of_separate_hashes(
+    family: Family, rows: int
+) -> None:
     assert gibbs.fits_bytes(family)
-    eta = 2 * np.random.default_rng(0).normal(size=(rows, *family.statistic_shape)).astype(np.float32)
+    eta = 2 * np.random.default_rng(0).normal(
+        size=(rows, *family.statistic_shape)
+    ).astype(np.float32)
 
     @jax.jit
     def run(eta):
@@ -48,19 +52,31 @@ def test_shared_hashes_give_the_draws_of_separate_hashes(family: Family, rows: i
 
 
 def test_only_small_values_of_one_word_share_hashes() -> None:
-    assert not any(map(gibbs.fits_bytes, [Categorical(3, 200), Gaussian(3), Poisson(3)]))
+    assert not any(
+        map(gibbs.fits_bytes, [Categorical(3, 200), Gaussian(3), Poisson(3)])
+    )
     assert gibbs.fits_bytes(Categorical(3, 100))
     assert gibbs.fits_bytes(Binomial(3, 5)) == (Binomial.num_words == 1)
 
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [("potts", 4), *(slow(n, s) for n in ("spin", "gaussian") for s in (4, 5)), slow("potts", 5)],
+    [
+        ("potts", 4),
+        *(slow(n, s) for n in ("spin", "gaussian") for s in (4, 5)),
+        slow("potts", 5),
+    ],
 )
-def test_large_sweeps_equal_small_ones(name: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_sweeps_equal_small_ones(
+    name: str, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sweep of many numbers takes another path, which a threshold of 1 forces here."""
-    family = {"spin": Spin, "potts": lambda n: Categorical(n, 3), "gaussian": Gaussian}[name]
-    graph = FactorGraph.from_networkx(nx.grid_2d_graph(side, side, periodic=True), family=family)
+    family = {"spin": Spin, "potts": lambda n: Categorical(n, 3), "gaussian": Gaussian}[
+        name
+    ]
+    graph = FactorGraph.from_networkx(
+        nx.grid_2d_graph(side, side, periodic=True), family=family
+    )
     params = random_params(graph, scale=0.1)
 
     def run(params):
@@ -80,16 +96,25 @@ def test_large_sweeps_equal_small_ones(name: str, side: int, monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [Spin, Gaussian])
-def test_large_sweeps_have_the_gradient_of_small_ones(family: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = FactorGraph.from_networkx(nx.cycle_graph(6), family=family, shared=True, bias=False)
+def test_large_sweeps_have_the_gradient_of_small_ones(
+    family: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = FactorGraph.from_networkx(
+        nx.cycle_graph(6), family=family, shared=True, bias=False
+    )
     params = graph.init(jax.random.key(0))
 
     def run(coupling):
         keys = random.fold_in(ROOT_KEY, jnp.arange(4))
-        x, target = gibbs.initial_rows(graph, ["x"], keys), Target(graph, params | {"x:x": coupling})
+        x, target = (
+            gibbs.initial_rows(graph, ["x"], keys),
+            Target(graph, params | {"x:x": coupling}),
+        )
         return (draw_sweep(target, x, gibbs_sweep(graph), keys)[0]["x"] ** 2).sum()
 
     small = jax.jit(jax.grad(lambda c: run(c)))(0.1)
     monkeypatch.setattr(backend, "_MIN_SIZE", 1)
-    np.testing.assert_allclose(jax.jit(jax.grad(lambda c: run(c)))(0.1), small, rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(lambda c: run(c)))(0.1), small, rtol=1e-5
+    )
     assert (small == 0) == (family is Spin)

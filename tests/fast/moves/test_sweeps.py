@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps of every move, alone and in coupled pairs, against exact draws made in NumPy.
 
-A sweep must keep the distribution of exact draws, in both chains of a pair, and must reach it from any state.
+A sweep must keep the distribution of exact draws, in both chains of a pair, and must
+reach it from any state.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +37,14 @@ from ebmpp.contrib import metropolis_sweep, metropolized_sweep
 from ebmpp.core import random
 from ebmpp.graph.states import as_clamped
 from ebmpp.graph.transforms.replicate import replicate, tempered_params
-from ebmpp.moves import Layer, Mixture, cluster_sweep, forest_sweep, gibbs_sweep, mixture_sweep
+from ebmpp.moves import (
+    Layer,
+    Mixture,
+    cluster_sweep,
+    forest_sweep,
+    gibbs_sweep,
+    mixture_sweep,
+)
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.mixture import make_pool
 from ebmpp.moves.move import coupled_sweep, draw_sweep
@@ -64,7 +72,13 @@ def _transitions(weight: Any, h: Any) -> Any:
 
 def tree_of_blocks() -> FactorGraph:
     """Units of all finite families in one tree, a pair of which interacts by way of real units."""
-    blocks = {"a": Spin(1), "b": Categorical(1, 3), "c": Binomial(1, 3), "d": Bernoulli(3), "g": Gaussian(2)}
+    blocks = {
+        "a": Spin(1),
+        "b": Categorical(1, 3),
+        "c": Binomial(1, 3),
+        "d": Bernoulli(3),
+        "g": Gaussian(2),
+    }
     three_way = Factor("a", "c", "g", energy=_three_way, init=np.zeros(2))
     pairs = [Bilinear("a", "b"), Bilinear("b", "d"), Bilinear("a", "g"), three_way]
     return FactorGraph(blocks, factors=[*map(Bias, blocks), *pairs])
@@ -79,18 +93,27 @@ def hidden_chain() -> FactorGraph:
         name="h:h",
     )
     return FactorGraph(
-        {"v": Bernoulli(3)}, {"h": Categorical(4, 3)}, [Bias("v"), Bias("h"), Bilinear("v", "h"), chain]
+        {"v": Bernoulli(3)},
+        {"h": Categorical(4, 3)},
+        [Bias("v"), Bias("h"), Bilinear("v", "h"), chain],
     )
 
 
 _OTHER_GRAPHS = {
-    "potts": lambda: FactorGraph.from_networkx(nx.cycle_graph(4), lambda n: Categorical(n, 3)),
+    "potts": lambda: FactorGraph.from_networkx(
+        nx.cycle_graph(4), lambda n: Categorical(n, 3)
+    ),
     "complete": lambda: FactorGraph.from_networkx(nx.complete_graph(5), Bernoulli),
     "gaussian lattice": lambda: FactorGraph.from_networkx(nx.cycle_graph(4), _learned),
     "semi-restricted": lambda: FactorGraph(
         {"v": Bernoulli((2, 2))},
         {"h": Spin(2)},
-        [Bias("v"), Bias("h"), Bilinear("v", "h"), Pairwise("v", nx.grid_2d_graph(2, 2))],
+        [
+            Bias("v"),
+            Bias("h"),
+            Bilinear("v", "h"),
+            Pairwise("v", nx.grid_2d_graph(2, 2)),
+        ],
     ),
     "tree of blocks": tree_of_blocks,
     "hidden chain": hidden_chain,
@@ -164,9 +187,13 @@ def tempered(graph: FactorGraph) -> Any:
     return (tempered_sweep(graph),)
 
 
-HALF = Observed(np.array([1.0, 0.0, 0.0, 0.0], np.float32), np.array([True, False, False, True]))
+HALF = Observed(
+    np.array([1.0, 0.0, 0.0, 0.0], np.float32), np.array([True, False, False, True])
+)
 FIRST = Observed(np.float32([1, 0, 0]), np.array([True, False, False]))
-CORNERS = Observed(np.float32([1, 0, -1, 0, 0, 0, 0, 0, 1]), np.isin(np.arange(9), [0, 2, 8]))
+CORNERS = Observed(
+    np.float32([1, 0, -1, 0, 0, 0, 0, 0, 1]), np.isin(np.arange(9), [0, 2, 8])
+)
 PROPOSES = {"acceptance": (0.1, 0.99)}
 
 CASES = {
@@ -175,7 +202,9 @@ CASES = {
     "observed": Case("rbm", kinds("maximal", "common"), {"v": HALF}),
     "lattice": Case("lattice", kinds("common")),
     "observed lattice": Case("lattice", kinds("common"), {"x": CORNERS}),
-    "marginal metropolis": Case("rbm", lambda g: metropolis_sweep(g, marginalize="h"), **PROPOSES),
+    "marginal metropolis": Case(
+        "rbm", lambda g: metropolis_sweep(g, marginalize="h"), **PROPOSES
+    ),
     "mixture": Case("rbm", mixture, pool_size=6, **PROPOSES),
     "metropolized": Case("categorical", metropolized),
     "spin clusters": Case("lattice", cluster_sweep),
@@ -192,7 +221,9 @@ SLOW_CASES = {
     "maximal lattice": Case("lattice"),
     "mixture sweep": Case("rbm", mixture_sweep, pool_size=6, **PROPOSES),
     "deep": Case("deep"),
-    "clamped": Case("deep", lambda g: resolve_moves(g, None, ["h2"]), {"h2": np.float32([0, 1])}),
+    "clamped": Case(
+        "deep", lambda g: resolve_moves(g, None, ["h2"]), {"h2": np.float32([0, 1])}
+    ),
     "mixed": Case("mixed"),
     "binomial": Case("binomial"),
     "poisson": Case("poisson"),
@@ -201,7 +232,9 @@ SLOW_CASES = {
     "potts": Case("potts"),
     "gaussian lattice": Case("gaussian lattice"),
     "observed metropolis": Case("spin", metropolis_sweep, {"v": FIRST}, **PROPOSES),
-    "initial metropolis": Case("poisson", lambda g: metropolis_sweep(g, proposal="initial"), **PROPOSES),
+    "initial metropolis": Case(
+        "poisson", lambda g: metropolis_sweep(g, proposal="initial"), **PROPOSES
+    ),
     "gaussian mixture": Case("gaussian", gaussian_mixture, pool_size=6, **PROPOSES),
     "deep mixture": Case("deep", mixture, pool_size=6, **PROPOSES),
     "metropolized counts": Case("binomial", metropolized),
@@ -226,8 +259,12 @@ class Problem:
         self.case = ALL_CASES[name]
         graph, params = graph_of(self.case.graph), params_of(self.case.graph)
         self.moves = tuple(self.case.moves(graph))
-        clamped = {b: v for b, v in self.case.clamped.items() if not isinstance(v, Observed)}
-        self.observed = {b: v for b, v in self.case.clamped.items() if isinstance(v, Observed)}
+        clamped = {
+            b: v for b, v in self.case.clamped.items() if not isinstance(v, Observed)
+        }
+        self.observed = {
+            b: v for b, v in self.case.clamped.items() if isinstance(v, Observed)
+        }
         if self.case.is_tempered:
             interacting = [f.name for f in graph.factors if f.interacts]
             at = lambda beta: params | {f: beta * params[f] for f in interacting}
@@ -237,11 +274,16 @@ class Problem:
         else:
             self.oracles = [Oracle(graph, params, clamped)]
         for block, value in self.observed.items():
-            self._condition(block, np.asarray(value.values, float), np.asarray(value.known))
+            self._condition(
+                block, np.asarray(value.values, float), np.asarray(value.known)
+            )
         target_values = as_clamped(graph.families, self.case.clamped)
         self.target = Target(graph, params, target_values)
         if self.case.pool_size:
-            move, keys = self.moves[0], random.fold_in(ROOT_KEY, 8, np.arange(self.case.pool_size))
+            move, keys = (
+                self.moves[0],
+                random.fold_in(ROOT_KEY, 8, np.arange(self.case.pool_size)),
+            )
             pool_rows = initial_rows(graph, move.marginalize, keys)
             pool = make_pool(graph, params, move, pool_rows, self.target.clamped)
             self.target = dataclasses.replace(self.target, pool=pool)
@@ -264,7 +306,9 @@ class Problem:
     def features(self, x: Mapping[str, Any]) -> np.ndarray:
         """Statistics of all units and their products, one row per state."""
         graph = self.target.graph
-        columns = [numpy_statistics(graph.families[b], np.asarray(x[b])) for b in self.blocks]
+        columns = [
+            numpy_statistics(graph.families[b], np.asarray(x[b])) for b in self.blocks
+        ]
         t = np.concatenate([c.reshape(len(c), -1) for c in columns], 1)
         first, second = np.triu_indices(t.shape[1])
         return np.concatenate([t, t[:, first] * t[:, second]], 1)
@@ -274,7 +318,9 @@ class Problem:
         """Means and standard errors of the features: by enumeration, or from many exact draws."""
         oracle = self.oracles[0]
         if not (self.case.is_tempered or oracle.reals):
-            return np.exp(oracle.log_weights - oracle.log_z) @ self.features(oracle.x), 0.0
+            return np.exp(oracle.log_weights - oracle.log_z) @ self.features(
+                oracle.x
+            ), 0.0
         features = self.features(self.exact(1, REFERENCE_ROWS))
         return features.mean(0), features.std(0) / REFERENCE_ROWS**0.5
 
@@ -282,13 +328,22 @@ class Problem:
         features, (mean, error) = self.features(x), self.reference
         total = np.hypot(error, features.std(0, ddof=1) / len(features) ** 0.5)
         # a feature that differs in less than ten rows is not normal
-        differs = np.minimum(*(((features - mean) * s > 0).sum(0) for s in (1, -1))) >= 10
-        assert_law(features.mean(0)[differs], mean[differs], total[differs], num_tests * differs.sum())
+        differs = (
+            np.minimum(*(((features - mean) * s > 0).sum(0) for s in (1, -1))) >= 10
+        )
+        assert_law(
+            features.mean(0)[differs],
+            mean[differs],
+            total[differs],
+            num_tests * differs.sum(),
+        )
 
     def assert_given_units_stay(self, x: Mapping[str, Any]) -> None:
         for block, value in self.observed.items():
             known = np.asarray(value.known)
-            expected = np.broadcast_to(np.asarray(value.values)[known], (ROWS, known.sum()))
+            expected = np.broadcast_to(
+                np.asarray(value.values)[known], (ROWS, known.sum())
+            )
             np.testing.assert_array_equal(np.asarray(x[block])[:, known], expected)
 
 
@@ -325,8 +380,11 @@ def start(p: Problem, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {b: np.asarray(v) for b, v in p.target.hold(rows).items()}
 
 
-# expensive to compile, and covered by single chains and by other coupled forests and lattices
-@pytest.mark.parametrize("name", often(ALL_CASES, *(CASES.keys() - {"metropolized", "tree of blocks"})))
+# expensive to compile, and covered by single chains and by other coupled forests and
+# lattices
+@pytest.mark.parametrize(
+    "name", often(ALL_CASES, *(CASES.keys() - {"metropolized", "tree of blocks"}))
+)
 def test_coupled_chains_keep_their_distribution_and_stay_together(name: str) -> None:
     """From independent exact draws: both chains stay exact at every sweep, and meetings last."""
     p = problem(name)
@@ -334,13 +392,19 @@ def test_coupled_chains_keep_their_distribution_and_stay_together(name: str) -> 
     z = {b: np.stack([leader[b], follower[b]]) for b in p.blocks}
     twice = {b: np.stack([leader[b], leader[b]]) for b in p.blocks}
     equal, agrees, *_ = _coupled(p.target, twice, p.moves, _keys(np.uint32(0)))
-    assert np.asarray(agrees).all() and all((v[0] == v[1]).all() for v in map(np.asarray, equal.values()))
+    assert np.asarray(agrees).all() and all(
+        (v[0] == v[1]).all() for v in map(np.asarray, equal.values())
+    )
     has_met, times = np.zeros(ROWS, bool), (0, 1, p.case.num_sweeps - 1)
     for t in range(p.case.num_sweeps):
-        z, agrees, broken, accepted = _coupled(p.target, z, p.moves, _keys(np.uint32(t)))
+        z, agrees, broken, accepted = _coupled(
+            p.target, z, p.moves, _keys(np.uint32(t))
+        )
         z, agrees = {b: np.asarray(v) for b, v in z.items()}, np.asarray(agrees)
         assert not np.asarray(broken).any()
-        is_equal = np.all([(v[0] == v[1]).reshape(ROWS, -1).all(1) for v in z.values()], axis=0)
+        is_equal = np.all(
+            [(v[0] == v[1]).reshape(ROWS, -1).all(1) for v in z.values()], axis=0
+        )
         assert is_equal[agrees].all() and agrees[has_met].all()
         has_met = agrees
         for chain in range(2) if t in times else ():
@@ -353,6 +417,8 @@ def test_coupled_chains_keep_their_distribution_and_stay_together(name: str) -> 
             if not may_fail:
                 for b, v in z.items():
                     np.testing.assert_allclose(v[0], equal[b][0], rtol=1e-4, atol=1e-5)
-            assert_acceptance(p.case, accepted, 2 * sum(move.proposes for move in p.moves))
+            assert_acceptance(
+                p.case, accepted, 2 * sum(move.proposes for move in p.moves)
+            )
             assert not agrees.all()
     assert has_met.mean() > 0.6

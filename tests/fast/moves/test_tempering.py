@@ -34,7 +34,9 @@ def at_beta(params: dict, beta: float) -> dict:
     return params | {"a:b": beta * np.asarray(params["a:b"])}
 
 
-def test_replicas_have_the_energies_and_conditionals_of_their_temperatures(mixed) -> None:
+def test_replicas_have_the_energies_and_conditionals_of_their_temperatures(
+    mixed,
+) -> None:
     graph, params, x = mixed
     replicas = tempering.replicate(graph, 3)
     tempered = tempering.tempered_params(graph, params, jnp.asarray(BETAS))
@@ -42,18 +44,30 @@ def test_replicas_have_the_energies_and_conditionals_of_their_temperatures(mixed
     @jax.jit
     def run(tempered, x):
         ratio = swaps.log_ratio(Target(replicas, tempered), x, 0)
-        return replicas.energy(tempered, x), replicas.natural_parameters(tempered, x, "b"), ratio
+        return (
+            replicas.energy(tempered, x),
+            replicas.natural_parameters(tempered, x, "b"),
+            ratio,
+        )
 
     energy, eta, ratio = run(tempered, x)
     state = lambda row, source: {b: v[row, source] for b, v in x.items()}
-    at = lambda row, source, beta: numpy_energy(graph, at_beta(params, beta), state(row, source))
+    at = lambda row, source, beta: numpy_energy(
+        graph, at_beta(params, beta), state(row, source)
+    )
     natural = jax.jit(lambda params, x: graph.natural_parameters(params, x, "b"))
     for row in range(4):
         expected = sum(at(row, r, beta) for r, beta in enumerate(BETAS))
         np.testing.assert_allclose(energy[row], expected, rtol=1e-4, atol=1e-4)
-        for low in range(2):  # a swap is accepted with the ratio of the densities after and before
+        # a swap is accepted with the ratio of the densities after and before
+        for low in range(2):
             b, c = BETAS[low], BETAS[low + 1]
-            gain = at(row, low, b) + at(row, low + 1, c) - at(row, low + 1, b) - at(row, low, c)
+            gain = (
+                at(row, low, b)
+                + at(row, low + 1, c)
+                - at(row, low + 1, b)
+                - at(row, low, c)
+            )
             np.testing.assert_allclose(ratio[row, low], gain, rtol=1e-3, atol=1e-4)
     for r, beta in enumerate(BETAS):
         expected = natural(at_beta(params, beta), {b: v[:, r] for b, v in x.items()})
@@ -65,7 +79,9 @@ def test_replicas_are_values(mixed) -> None:
     replicas = tempering.replicate(graph, 3)
     assert replicas.layers == graph.layers
     assert replicas.families["a"] == Gaussian((3, 2), "learned")
-    assert replicas is tempering.replicate(pair(Gaussian(2, "learned"), Categorical(3, 4)), 3)
+    assert replicas is tempering.replicate(
+        pair(Gaussian(2, "learned"), Categorical(3, 4)), 3
+    )
     assert replicas != tempering.replicate(graph, 2)
     copy = pickle.loads(pickle.dumps(replicas))
     assert copy == replicas and hash(copy) == hash(replicas)
@@ -90,13 +106,22 @@ def test_the_hottest_replica_must_normalise() -> None:
 
 def test_equalized_ladders_have_equal_rejections() -> None:
     """For a barrier that grows as beta squared, and rejections in proportion to its increase."""
-    equalize, betas = jax.jit(swaps.equalize), np.linspace(0.0, 1.0, 6, dtype=np.float32)
+    equalize, betas = (
+        jax.jit(swaps.equalize),
+        np.linspace(0.0, 1.0, 6, dtype=np.float32),
+    )
     for _ in range(30):
         betas = np.asarray(equalize(betas, 0.9 * np.diff(betas**2)))
     np.testing.assert_allclose(betas, np.sqrt(np.linspace(0, 1, 6)), atol=0.01)
     for rejection in np.float32([[0] * 5, [1] * 5, [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]]):
-        ladder = np.asarray(equalize(np.float32([0.1, 0.2, 0.5, 0.6, 0.7, 1]), rejection))
-        assert ladder[0] == np.float32(0.1) and ladder[-1] == 1 and (np.diff(ladder) > 0).all()
+        ladder = np.asarray(
+            equalize(np.float32([0.1, 0.2, 0.5, 0.6, 0.7, 1]), rejection)
+        )
+        assert (
+            ladder[0] == np.float32(0.1)
+            and ladder[-1] == 1
+            and (np.diff(ladder) > 0).all()
+        )
 
 
 def test_swaps_exchange_neighbours_of_one_parity() -> None:

@@ -5,7 +5,15 @@
 from functools import partial
 from typing import Any
 
-from block_tools import COUPLING, NOISY, SHAPE, exact_posterior, offset_step, run_chains, spin_block
+from block_tools import (
+    COUPLING,
+    NOISY,
+    SHAPE,
+    exact_posterior,
+    offset_step,
+    run_chains,
+    spin_block,
+)
 import networkx as nx
 import numpy as np
 import numpyro
@@ -39,7 +47,9 @@ def test_estimates_of_the_posterior_are_unbiased(declare: Any) -> None:
     options = {"rng_key": jax.random.key(3), "num_pairs": 3000, "k": 3, "m": 6}
     result = composite_expectation(kernel, fn, NOISY, **options)
     for name, exact in zip(("x", "offset"), exact_posterior(), strict=True):
-        assert_law(result.value[name], exact, result.standard_error[name], comparisons=7)
+        assert_law(
+            result.value[name], exact, result.standard_error[name], comparisons=7
+        )
     assert result.num_unmet == 0 and (result.meeting_time > 2).any()
 
 
@@ -48,10 +58,15 @@ def test_estimates_of_the_posterior_are_unbiased(declare: Any) -> None:
     [
         (dist.Normal(0.0, 1.0), dist.Normal(1.0, 2.0)),
         slow(dist.Gamma(2.0, 1.0), dist.Gamma(3.0, 2.0)),
-        slow(dist.Normal(np.zeros(2), 1.0).to_event(1), dist.Normal(np.ones(2), 1.0).to_event(1)),
+        slow(
+            dist.Normal(np.zeros(2), 1.0).to_event(1),
+            dist.Normal(np.ones(2), 1.0).to_event(1),
+        ),
     ],
 )
-def test_maximal_coupling_has_its_marginals_and_overlap(p: dist.Distribution, q: dist.Distribution) -> None:
+def test_maximal_coupling_has_its_marginals_and_overlap(
+    p: dist.Distribution, q: dist.Distribution
+) -> None:
     def draw(key: jax.Array) -> tuple:
         x, y, is_finite = maximal(key, p, q)
         other = p.sample(jax.random.fold_in(key, 1))
@@ -63,8 +78,13 @@ def test_maximal_coupling_has_its_marginals_and_overlap(p: dist.Distribution, q:
     assert is_finite.all()
     for draws, expected in ((x, p), (y, q)):
         assert_rows_law(draws, expected.mean, comparisons=8)
-        assert_rows_law((draws - np.asarray(expected.mean)) ** 2, expected.variance, comparisons=8)
-    overlap, equal = np.minimum(1.0, np.exp(log_ratio)), (x == y).reshape(len(x), -1).all(-1).astype(float)
+        assert_rows_law(
+            (draws - np.asarray(expected.mean)) ** 2, expected.variance, comparisons=8
+        )
+    overlap, equal = (
+        np.minimum(1.0, np.exp(log_ratio)),
+        (x == y).reshape(len(x), -1).all(-1).astype(float),
+    )
     error = np.hypot(equal.std(), overlap.std()) / len(x) ** 0.5
     assert_law(equal.mean(), overlap.mean(), error, comparisons=8)
 
@@ -72,7 +92,9 @@ def test_maximal_coupling_has_its_marginals_and_overlap(p: dist.Distribution, q:
 def test_coupling_of_a_density_that_is_nan_is_flagged() -> None:
     @jax.jit
     def is_finite(mean: jax.Array) -> jax.Array:
-        return maximal(jax.random.key(0), dist.Normal(0.0, 1.0), dist.Normal(mean, 1.0))[2]
+        return maximal(
+            jax.random.key(0), dist.Normal(0.0, 1.0), dist.Normal(mean, 1.0)
+        )[2]
 
     assert is_finite(0.5) and not is_finite(jnp.nan)
 
@@ -89,7 +111,9 @@ def conserved(fields: jax.Array, size: int, kind: str, penalty: float = 50.0) ->
     with numpyro.plate("units", size):
         x = numpyro.sample("x", dist.Bernoulli(logits=fields))
     gap = (x.sum() - size // 2) ** 2
-    numpyro.factor("sum", -penalty * gap if kind == "soft" else jnp.where(gap == 0, 0.0, -jnp.inf))
+    numpyro.factor(
+        "sum", -penalty * gap if kind == "soft" else jnp.where(gap == 0, 0.0, -jnp.inf)
+    )
 
 
 def bits(sites: dict) -> jax.Array:
@@ -114,7 +138,9 @@ def test_pairs_that_meet_in_one_of_many_modes_are_reported() -> None:
         with pytest.raises(StateError, match=next(iter(wrong))):
             run(**options, init_params=wrong)
     with pytest.raises(ArgumentError, match="model_args"):
-        composite_expectation(CoupledComposite([block]), bits, FIELDS, 6, {1, 2}, **options)
+        composite_expectation(
+            CoupledComposite([block]), bits, FIELDS, 6, {1, 2}, **options
+        )
 
 
 @pytest.mark.slow
@@ -122,7 +148,9 @@ def test_starts_are_possible() -> None:
     block = GibbsBlock.from_model(conserved, ["x"], FIELDS, 6, "hard", sequential=True)
     kernel, keys = CoupledComposite([block]), jax.random.split(jax.random.key(2), 200)
     state = kernel.init(keys, 0, {}, (FIELDS, 6, "hard"), {})
-    assert (state.y["x"].sum(1) == 3).all() and len(np.unique(state.y["x"], axis=0)) > 15
+    assert (state.y["x"].sum(1) == 3).all() and len(
+        np.unique(state.y["x"], axis=0)
+    ) > 15
     assert (state.start["x"] == state.z["x"]).all() and not state.broken.any()
     with pytest.raises(StateError, match="'x'"):
         kernel.init(keys, 0, {"x": jnp.ones((200, 6), int)}, (FIELDS, 6, "hard"), {})
@@ -133,8 +161,13 @@ def test_metropolis_steps_are_coupled_too() -> None:
     def weight(x: dict, sites: dict, y: jax.Array) -> jax.Array:
         return -0.3 * (x["x"].sum() - 1.0) ** 2
 
-    kernel, options = composite(log_likelihood=weight, fraction=0.7), {"num_pairs": 3000, "k": 4}
-    result = composite_expectation(kernel, lambda s: s["x"] > 0, NOISY, rng_key=jax.random.key(4), **options)
+    kernel, options = (
+        composite(log_likelihood=weight, fraction=0.7),
+        {"num_pairs": 3000, "k": 4},
+    )
+    result = composite_expectation(
+        kernel, lambda s: s["x"] > 0, NOISY, rng_key=jax.random.key(4), **options
+    )
     options = {"num_warmup": 30, "key": jax.random.key(5), "chain_method": "vectorized"}
     single = run_chains(composite(log_likelihood=weight), NOISY, 4000, 1, **options)
     draws = np.asarray(single.get_samples()["x"] > 0, float)
@@ -155,7 +188,9 @@ def test_pairs_meet_and_stay_together(pairs: MCMC) -> None:
     draws = pairs.get_samples(group_by_chain=True)
     equal = np.ones(fields["met"].shape, bool)
     for site, value in draws.items():
-        equal &= np.asarray(value == fields["y"][site]).reshape(*equal.shape, -1).all(-1)
+        equal &= (
+            np.asarray(value == fields["y"][site]).reshape(*equal.shape, -1).all(-1)
+        )
     met, times = np.asarray(fields["met"]), np.asarray(fields["meeting_time"])
     assert (met == equal).all() and (np.diff(met.astype(int), axis=1) >= 0).all()
     assert met[:, -1].mean() > 0.95
@@ -176,9 +211,15 @@ def test_latents_of_a_prior_are_part_of_the_pair() -> None:
     graph = layered(x=Bernoulli(3), h=Bernoulli(2))
     weights = 1.5 * np.float32([[1.0, -1], [0.5, 1], [-1, 0.2]])
     params = {"h": np.float32([0.0, 0.0]), "x": np.zeros(3, np.float32), "x:h": weights}
-    block = GibbsBlock(graph, ["x"], params | {"x": lambda sites, y: (y - 0.5) * sites["precision"]})
-    conditional = lambda sites, y: dist.Gamma(2.0 + 1.5, 1.0 + 0.5 * ((y - sites["x"]) ** 2).sum())
-    kernel = CoupledComposite([block, Conjugate("precision", conditional, dist.Gamma(2.0, 1.0))])
+    block = GibbsBlock(
+        graph, ["x"], params | {"x": lambda sites, y: (y - 0.5) * sites["precision"]}
+    )
+    conditional = lambda sites, y: dist.Gamma(
+        2.0 + 1.5, 1.0 + 0.5 * ((y - sites["x"]) ** 2).sum()
+    )
+    kernel = CoupledComposite(
+        [block, Conjugate("precision", conditional, dist.Gamma(2.0, 1.0))]
+    )
     y = jnp.array([0.9, 0.2, 0.4])
     options = {"rng_key": jax.random.key(8), "num_pairs": 3000, "k": 2}
     result = composite_expectation(kernel, lambda s: s["x"], y, **options)

@@ -43,24 +43,43 @@ def kernel(prior: dict = UNIFORM, **options: Any) -> Exchange:
     return Exchange(GRAPH, prior, params_of, observed, **options)
 
 
-def run(kernel: Any, draws: int, chains: int, *args: Any, num_warmup: int = 60, **options: Any) -> MCMC:
-    settings = {"num_warmup": num_warmup, "chain_method": options.pop("method", "vectorized")}
-    mcmc = MCMC(kernel, num_samples=draws, num_chains=chains, progress_bar=False, **settings)
+def run(
+    kernel: Any,
+    draws: int,
+    chains: int,
+    *args: Any,
+    num_warmup: int = 60,
+    **options: Any,
+) -> MCMC:
+    settings = {
+        "num_warmup": num_warmup,
+        "chain_method": options.pop("method", "vectorized"),
+    }
+    mcmc = MCMC(
+        kernel, num_samples=draws, num_chains=chains, progress_bar=False, **settings
+    )
     mcmc.run(jax.random.key(1), *args, **options)
     return mcmc
 
 
 def by_chain(mcmc: MCMC) -> dict[str, np.ndarray]:
-    return {name: np.asarray(v, float) for name, v in mcmc.get_samples(group_by_chain=True).items()}
+    return {
+        name: np.asarray(v, float)
+        for name, v in mcmc.get_samples(group_by_chain=True).items()
+    }
 
 
-def grid_weights(x: dict, *axes: np.ndarray, log_prior: Any = None) -> tuple[np.ndarray, np.ndarray]:
+def grid_weights(
+    x: dict, *axes: np.ndarray, log_prior: Any = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Points of a grid over (J, field) and their posterior probabilities."""
     grid = np.stack(np.meshgrid(*axes), -1).reshape(-1, len(axes)).astype(np.float32)
 
     def log_joint(point: Any) -> Any:
         params = params_of(dict(zip(("J", "field"), point, strict=False)))
-        density = GRAPH.log_density(params, x) if "b" in x else -GRAPH.free_energy(params, x)
+        density = (
+            GRAPH.log_density(params, x) if "b" in x else -GRAPH.free_energy(params, x)
+        )
         return density.sum() - 3 * exact.log_partition(GRAPH, params)
 
     log = np.asarray(jax.jit(jax.vmap(log_joint))(grid), float)
@@ -81,7 +100,11 @@ def assert_posterior(mcmc: MCMC, x: dict, couplings: np.ndarray = COUPLINGS) -> 
 
 @pytest.mark.parametrize(
     ("auxiliary", "top", "chains"),
-    [("enumerate", 1.5, 60), slow("coupling_from_the_past", 0.4, 30), slow("random_cluster", 1.5, 20)],
+    [
+        ("enumerate", 1.5, 60),
+        slow("coupling_from_the_past", 0.4, 30),
+        slow("random_cluster", 1.5, 20),
+    ],
 )
 def test_posterior_matches_quadrature(auxiliary: str, top: float, chains: int) -> None:
     exchange = kernel({"J": dist.Uniform(0, top)}, auxiliary=auxiliary)
@@ -104,7 +127,8 @@ def test_copy_resumes_exactly_from_initial_values() -> None:
     for _ in range(8):
         states.append(step(states[-1]))
     sizes = [float(state.step_size) for state in states]
-    assert len(set(sizes[:5])) > 1 and len(set(sizes[4:])) == 1  # fixed after the warm-up
+    # fixed after the warm-up
+    assert len(set(sizes[:5])) > 1 and len(set(sizes[4:])) == 1
     resumed = pickle.loads(pickle.dumps(states[5]))
     for state in states[6:]:
         resumed = step(resumed)
@@ -113,7 +137,9 @@ def test_copy_resumes_exactly_from_initial_values() -> None:
 
 def frustrated(sites: Any, *_: Any) -> dict:
     """Attractive where J is at least 0."""
-    weight = np.ones((2, 2), np.float32) + (sites["J"] - 1) * np.float32([[1, 0], [0, 0]])
+    weight = np.ones((2, 2), np.float32) + (sites["J"] - 1) * np.float32(
+        [[1, 0], [0, 0]]
+    )
     return {"a": np.zeros(2), "b": np.zeros(2), "a:b": weight}
 
 
@@ -121,7 +147,9 @@ def frustrated(sites: Any, *_: Any) -> dict:
 def test_failed_auxiliary_draw_is_reported() -> None:
     x, prior = {name: v[:, :2] for name, v in X.items()}, {"J": dist.Uniform(-1, 1)}
     method = "coupling_from_the_past"
-    exchange = Exchange(pair(Spin(2), Spin(2)), prior, frustrated, observed, auxiliary=method)
+    exchange = Exchange(
+        pair(Spin(2), Spin(2)), prior, frustrated, observed, auxiliary=method
+    )
     with pytest.warns(UserWarning, match=r"1 chain\(s\) are NaN from here on"):
         mcmc = run(exchange, 30, 1, x, num_warmup=5, init_params={"J": np.float32(0.1)})
         jax.effects_barrier()
@@ -139,7 +167,9 @@ def test_posterior_with_latents_or_sweeps_matches_quadrature(kind: str) -> None:
     if kind == "latents":
         exchange = kernel()
     else:
-        with pytest.warns(UserWarning, match=r"approximate .double Metropolis-Hastings"):
+        with pytest.warns(
+            UserWarning, match=r"approximate .double Metropolis-Hastings"
+        ):
             exchange = kernel(auxiliary=60)
     assert_posterior(run(exchange, 150, 60, x), x)
 
@@ -153,7 +183,9 @@ def test_several_dimensions_and_a_prior_on_the_line() -> None:
     log_prior = lambda grid: -0.5 * (((grid - [0.2, 0.0]) / 0.3) ** 2).sum(1)
     axes = np.linspace(-1.2, 1.6, 61), np.linspace(-1.4, 1.4, 61)
     grid, weight = grid_weights(X, *axes, log_prior=log_prior)
-    assert_rows_law(np.stack([draws["J"].mean(1), draws["field"].mean(1)], 1), weight @ grid)
+    assert_rows_law(
+        np.stack([draws["J"].mean(1), draws["field"].mean(1)], 1), weight @ grid
+    )
 
 
 @pytest.mark.slow
@@ -164,7 +196,11 @@ def test_block_of_gibbs_beside_nuts() -> None:
         coupling = numpyro.sample("J", UNIFORM["J"])
         offset = numpyro.sample("offset", dist.Normal())
         with numpyro.plate("rows", 3):
-            numpyro.sample("x", EnergyDistribution(GRAPH, params_of({"J": coupling}), blocks="all"), obs=x)
+            numpyro.sample(
+                "x",
+                EnergyDistribution(GRAPH, params_of({"J": coupling}), blocks="all"),
+                obs=x,
+            )
         numpyro.sample("y", dist.Normal(coupling + offset, 0.1), obs=y)
 
     def likelihood(sites: Any, x: Any, y: Any) -> Any:
@@ -184,6 +220,11 @@ def test_block_of_gibbs_beside_nuts() -> None:
 
 @pytest.mark.slow
 def test_start_without_auxiliary_draws_is_refused() -> None:
-    prior, options = {"J": dist.Uniform(0, 9)}, {"auxiliary": "coupling_from_the_past", "max_sweeps": 4}
+    prior, options = (
+        {"J": dist.Uniform(0, 9)},
+        {"auxiliary": "coupling_from_the_past", "max_sweeps": 4},
+    )
     with pytest.raises(UnmetError, match=r"not met after 4 sweeps"):
-        kernel(prior, **options).init(jax.random.key(0), 1, {"J": np.float32(6.0)}, (X,), {})
+        kernel(prior, **options).init(
+            jax.random.key(0), 1, {"J": np.float32(6.0)}, (X,), {}
+        )

@@ -20,22 +20,43 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ebmpp import PCD, Bernoulli, Bias, Binomial, Categorical, FactorGraph, Pairwise, Poisson, exact, layered
+from ebmpp import (
+    PCD,
+    Bernoulli,
+    Bias,
+    Binomial,
+    Categorical,
+    FactorGraph,
+    Pairwise,
+    Poisson,
+    exact,
+    layered,
+)
 from ebmpp.errors import ArgumentError, DivergenceError, IntractableError
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.sklearn import HarmoniumTransformer, from_bernoulli_rbm, to_bernoulli_rbm
 from helpers import assert_rows_law, slow
 
-X = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 1, 0]], np.float32)
+X = np.array(
+    [[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 1, 0]], np.float32
+)
 WEIGHTS = np.array([1, 2, 3, 1, 0, 2])
 
 
 def small(**options: Any) -> HarmoniumTransformer:
-    defaults = {"n_components": 2, "visible": "bernoulli", "batch_size": 4, "n_iter": 1, "random_state": 3}
+    defaults = {
+        "n_components": 2,
+        "visible": "bernoulli",
+        "batch_size": 4,
+        "n_iter": 1,
+        "random_state": 3,
+    }
     return HarmoniumTransformer(**defaults | options)
 
 
-def with_random_params(model: HarmoniumTransformer, seed: int = 0) -> HarmoniumTransformer:
+def with_random_params(
+    model: HarmoniumTransformer, seed: int = 0
+) -> HarmoniumTransformer:
     generator = np.random.default_rng(seed)
     draw = lambda a: (0.7 * generator.normal(size=a.shape)).astype(a.dtype)
     model.params_ = {name: draw(a) for name, a in model.params_.items()}
@@ -60,7 +81,10 @@ def test_features_are_means_of_the_latent_units() -> None:
     for rows in (X, np.array([[0.5, 0.2, 1.0]])):  # grey levels stand for means
         means = sigmoid(rows @ model.components_.T + model.intercept_hidden_)
         np.testing.assert_allclose(model.transform(rows), means, rtol=1e-5)
-    assert list(model.get_feature_names_out()) == ["harmoniumtransformer0", "harmoniumtransformer1"]
+    assert list(model.get_feature_names_out()) == [
+        "harmoniumtransformer0",
+        "harmoniumtransformer1",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +95,17 @@ def test_features_are_means_of_the_latent_units() -> None:
         slow(Binomial(3, total_count=2), "spin", 2 * X),
     ],
 )
-def test_scores_agree_with_enumeration(visible: Any, latent: Any, rows: np.ndarray) -> None:
-    model = with_random_params(small(visible=visible, latent=latent, n_iter=0).fit(rows), seed=1)
+def test_scores_agree_with_enumeration(
+    visible: Any, latent: Any, rows: np.ndarray
+) -> None:
+    model = with_random_params(
+        small(visible=visible, latent=latent, n_iter=0).fit(rows), seed=1
+    )
     states, probs, _ = enumerate_numpy(model.graph_, model.params_)
-    total = [sum(p for x, p in zip(states, probs, strict=True) if (x["v"] == row).all()) for row in rows]
+    total = [
+        sum(p for x, p in zip(states, probs, strict=True) if (x["v"] == row).all())
+        for row in rows
+    ]
     scores = model.score_samples(rows)
     np.testing.assert_allclose(np.diff(scores), np.diff(np.log(total)), atol=2e-5)
     assert model.score(rows) == pytest.approx(np.mean(np.log(total)), abs=2e-5)
@@ -85,12 +116,17 @@ def test_standardised_columns_have_the_density_of_the_columns() -> None:
     model = with_random_params(small(visible="auto", n_iter=0).fit(rows))
     assert model.scaler_ is not None and model.graph_.families["v"].size == 1
     grid = np.linspace(-40, 50, 4001)[:, None]
-    log_density = model.score_samples(grid) - float(exact.log_partition(model.graph_, model.params_))
-    assert np.exp(log_density).sum() * (grid[1, 0] - grid[0, 0]) == pytest.approx(1, abs=1e-3)
+    log_density = model.score_samples(grid) - float(
+        exact.log_partition(model.graph_, model.params_)
+    )
+    assert np.exp(log_density).sum() * (grid[1, 0] - grid[0, 0]) == pytest.approx(
+        1, abs=1e-3
+    )
 
 
 def test_a_score_needs_a_tractable_model() -> None:
-    assert hasattr(HarmoniumTransformer(), "score")  # so that a search over parameters accepts it
+    # so that a search over parameters accepts it
+    assert hasattr(HarmoniumTransformer(), "score")
     model = HarmoniumTransformer(30, n_iter=0).fit(np.tile(X, 10))
     with pytest.raises(AttributeError) as caught:
         model.score(np.tile(X, 10))
@@ -122,7 +158,10 @@ def test_partial_fit_continues_where_fit_stopped(optimizer: Any) -> None:
     continued = small(n_iter=1, optimizer=optimizer).fit(X)
     parts = pickle.loads(pickle.dumps(continued.partial_fit(X))).partial_fit(X)
     np.testing.assert_array_equal(leaves(three), leaves(parts))
-    assert three.history_.identical(parts.history_) and three.n_steps_ == parts.n_steps_ == 6
+    assert (
+        three.history_.identical(parts.history_)
+        and three.n_steps_ == parts.n_steps_ == 6
+    )
     fresh = small(optimizer=optimizer).partial_fit(X).partial_fit(X).partial_fit(X)
     np.testing.assert_array_equal(leaves(three), leaves(fresh))
 
@@ -133,7 +172,8 @@ def test_training_raises_the_likelihood() -> None:
     options = {"estimator": PCD(num_chains=50), "learning_rate": 0.2}
     start, model = (small(n_iter=n, **options).fit(rows) for n in (0, 200))
     assert start.score(rows) == pytest.approx(-3 * np.log(2), abs=0.01)
-    assert -1.5 < model.score(rows) <= -np.log(2) + 1e-5  # minus the entropy of the data
+    # minus the entropy of the data
+    assert -1.5 < model.score(rows) <= -np.log(2) + 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,25 +185,43 @@ class Mean(Estimator):
     def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> tuple:
         return ()
 
-    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
-        gradient = jax.tree.map(jnp.zeros_like, params) | {"v": -batch.weights @ batch.rows["v"]}
-        return Estimate(gradient, state, {"rows": (batch.weights > 0).sum(), "total": batch.weights.sum()})
+    def estimate(
+        self, graph: Any, params: Any, state: Any, batch: Any, key: Any
+    ) -> Estimate:
+        gradient = jax.tree.map(jnp.zeros_like, params) | {
+            "v": -batch.weights @ batch.rows["v"]
+        }
+        return Estimate(
+            gradient,
+            state,
+            {"rows": (batch.weights > 0).sum(), "total": batch.weights.sum()},
+        )
 
 
 def test_an_epoch_has_every_row_once_and_a_short_last_batch() -> None:
     rows = np.eye(6, dtype=np.float32)
-    start, model = (small(n_iter=n, estimator=Mean(), learning_rate=1.0).fit(rows) for n in (0, 1))
+    start, model = (
+        small(n_iter=n, estimator=Mean(), learning_rate=1.0).fit(rows) for n in (0, 1)
+    )
     np.testing.assert_array_equal(model.history_["rows"], [4, 4, 2, 2])
     np.testing.assert_allclose(model.history_["total"], 1)
     change = np.sort(model.params_["v"] - start.params_["v"])
-    np.testing.assert_allclose(change, [0.5] * 4 + [1.0] * 2, rtol=1e-5)  # two steps of 1/4, or of 1/2
+    # two steps of 1/4, or of 1/2
+    np.testing.assert_allclose(change, [0.5] * 4 + [1.0] * 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("visible", [slow("bernoulli"), "auto"])
 def test_a_row_of_weight_n_counts_as_n_rows(visible: str) -> None:
-    rows = X if visible == "bernoulli" else np.random.default_rng(0).normal(2, 3, X.shape)
+    rows = (
+        X if visible == "bernoulli" else np.random.default_rng(0).normal(2, 3, X.shape)
+    )
     repeated_rows = np.repeat(rows, WEIGHTS, axis=0)
-    options = {"visible": visible, "estimator": Mean(), "learning_rate": 0.5, "n_iter": 2}
+    options = {
+        "visible": visible,
+        "estimator": Mean(),
+        "learning_rate": 0.5,
+        "n_iter": 2,
+    }
     weighted = small(batch_size=len(rows), **options).fit(rows, sample_weight=WEIGHTS)
     repeated = small(batch_size=len(repeated_rows), **options).fit(repeated_rows)
     np.testing.assert_allclose(leaves(weighted), leaves(repeated), rtol=1e-5, atol=1e-6)
@@ -174,13 +232,20 @@ def test_a_row_of_weight_n_counts_as_n_rows(visible: str) -> None:
 def test_weights_scale_the_rows_of_an_epoch_and_drop_those_of_weight_0() -> None:
     rows, weights = np.eye(6, dtype=np.float32), WEIGHTS + 1
     options = {"estimator": Mean(), "learning_rate": 1.0, "batch_size": 3}
-    start, model = (small(n_iter=n, **options).fit(rows, sample_weight=weights) for n in (0, 1))
+    start, model = (
+        small(n_iter=n, **options).fit(rows, sample_weight=weights) for n in (0, 1)
+    )
     change = model.params_["v"] - start.params_["v"]
-    np.testing.assert_allclose(change, 2 * weights / weights.mean() / 3, rtol=1e-5)  # each batch twice
+    # each batch twice
+    np.testing.assert_allclose(change, 2 * weights / weights.mean() / 3, rtol=1e-5)
     positive = WEIGHTS > 0
     model = small().fit(X, sample_weight=WEIGHTS).partial_fit(X, sample_weight=WEIGHTS)
     rows, weights = X[positive], WEIGHTS[positive]
-    other = small().fit(rows, sample_weight=weights).partial_fit(rows, sample_weight=weights)
+    other = (
+        small()
+        .fit(rows, sample_weight=weights)
+        .partial_fit(rows, sample_weight=weights)
+    )
     np.testing.assert_array_equal(leaves(model), leaves(other))
 
 
@@ -192,7 +257,9 @@ def test_params_that_are_not_finite_stop_training() -> None:
 
 
 def test_auto_chooses_the_family_from_the_first_rows() -> None:
-    assert small(visible="auto", n_iter=0).fit(X / 3).graph_.families["v"] == Bernoulli(3)
+    assert small(visible="auto", n_iter=0).fit(X / 3).graph_.families["v"] == Bernoulli(
+        3
+    )
     reals = small(visible="auto", n_iter=0).fit(X - 0.5)
     np.testing.assert_allclose(reals.scaler_.mean_, X.mean(0) - 0.5, rtol=1e-6)
     assert small(visible="gaussian", n_iter=0).fit(X).scaler_ is None
@@ -229,7 +296,9 @@ def test_units_of_several_statistics_have_a_column_per_statistic() -> None:
         ({"optimizer": "adam"}, X, "optimizer .*'adam'"),
     ],
 )
-def test_invalid_arguments_are_refused(options: Any, rows: np.ndarray, match: str) -> None:
+def test_invalid_arguments_are_refused(
+    options: Any, rows: np.ndarray, match: str
+) -> None:
     weights = options.pop("weights", None)
     with pytest.raises(ValueError, match=match):
         small(**options).fit(rows, sample_weight=weights)
@@ -237,14 +306,20 @@ def test_invalid_arguments_are_refused(options: Any, rows: np.ndarray, match: st
 
 #: Training is stochastic, and an epoch has a step per batch of rows, not of weights.
 EXPECTED = dict.fromkeys(
-    ("check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"),
+    (
+        "check_sample_weight_equivalence_on_dense_data",
+        "check_sample_weight_equivalence_on_sparse_data",
+    ),
     "a row of weight 2 is two rows in the base rates, and in the gradient on average only",
 )
 
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [HarmoniumTransformer(), HarmoniumTransformer(visible="gaussian", learning_rate=1e-5)],
+    [
+        HarmoniumTransformer(),
+        HarmoniumTransformer(visible="gaussian", learning_rate=1e-5),
+    ],
     expected_failed_checks=lambda model: EXPECTED,
 )
 def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
@@ -256,7 +331,9 @@ def test_draws_of_standardised_columns_are_in_their_units() -> None:
     rows = np.random.default_rng(0).normal([5, -2], [3, 0.5], (40, 2))
     model = HarmoniumTransformer(2, random_state=3, n_iter=1).fit(rows)
     mean = exact.moments(model.graph_, model.params_)["v"]
-    assert_rows_law(model.sample(20_000, n_sweeps=50), model.scaler_.inverse_transform([mean])[0])
+    assert_rows_law(
+        model.sample(20_000, n_sweeps=50), model.scaler_.inverse_transform([mean])[0]
+    )
 
 
 @pytest.mark.slow
@@ -273,17 +350,30 @@ ROWS = np.random.default_rng(0).integers(0, 2, (12, 4)).astype(float)
 def test_a_fitted_bernoulli_rbm_becomes_an_equal_graph() -> None:
     machine = BernoulliRBM(3, learning_rate=0.5, n_iter=5, random_state=0).fit(ROWS)
     graph, params = from_bernoulli_rbm(machine)
-    np.testing.assert_allclose(graph.mean(params, {"v": ROWS}, "h"), machine.transform(ROWS), rtol=1e-5)
-    np.testing.assert_allclose(graph.free_energy(params, {"v": ROWS}), machine._free_energy(ROWS), rtol=1e-5)
+    np.testing.assert_allclose(
+        graph.mean(params, {"v": ROWS}, "h"), machine.transform(ROWS), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        graph.free_energy(params, {"v": ROWS}), machine._free_energy(ROWS), rtol=1e-5
+    )
 
 
 def test_a_graph_becomes_an_equal_bernoulli_rbm() -> None:
     graph, params = zoo.graph("rbm"), zoo.params("rbm")
     machine = to_bernoulli_rbm(graph, params, learning_rate=0.01, random_state=0)
-    np.testing.assert_allclose(machine.transform(ROWS), graph.mean(params, {"v": ROWS}, "h"), rtol=1e-5)
-    np.testing.assert_allclose(machine._free_energy(ROWS), graph.free_energy(params, {"v": ROWS}), rtol=1e-5)
-    np.testing.assert_allclose(from_bernoulli_rbm(machine)[1]["v:h"], params["v:h"], rtol=1e-6)
-    assert set(np.unique(machine.gibbs(ROWS))) <= {0, 1} and len(machine.get_feature_names_out()) == 3
+    np.testing.assert_allclose(
+        machine.transform(ROWS), graph.mean(params, {"v": ROWS}, "h"), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        machine._free_energy(ROWS), graph.free_energy(params, {"v": ROWS}), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        from_bernoulli_rbm(machine)[1]["v:h"], params["v:h"], rtol=1e-6
+    )
+    assert (
+        set(np.unique(machine.gibbs(ROWS))) <= {0, 1}
+        and len(machine.get_feature_names_out()) == 3
+    )
     before = machine.components_.copy()
     machine.partial_fit(ROWS[:10])
     assert not np.array_equal(machine.components_, before)

@@ -26,7 +26,9 @@ from helpers import assert_rows_law, often
 def mixture(y: Any) -> None:
     """Means and precisions of components."""
     means = numpyro.sample("means", dist.Normal(0, 2).expand([3]).to_event(1))
-    precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0).expand([3]).to_event(1))
+    precision = numpyro.sample(
+        "precision", dist.Gamma(2.0, 1.0).expand([3]).to_event(1)
+    )
     with numpyro.plate("points", len(y)):
         z = numpyro.sample("z", dist.Categorical(jnp.array([0.2, 0.3, 0.5])))
         numpyro.sample("y", dist.Normal(means[z], precision[z] ** -0.5), obs=y)
@@ -55,7 +57,9 @@ def walk(y: Any) -> None:
     """Two random walks seen through noise; units of one row interact."""
     start = jnp.zeros((2, 1))
     x = numpyro.sample("x", dist.Normal(0, 3).expand([2, 3]).to_event(2))
-    numpyro.factor("steps", -0.5 * ((x - jnp.concatenate([start, x[:, :-1]], 1)) ** 2).sum())
+    numpyro.factor(
+        "steps", -0.5 * ((x - jnp.concatenate([start, x[:, :-1]], 1)) ** 2).sum()
+    )
     numpyro.sample("y", dist.Normal(x, 0.5).to_event(2), obs=y)
 
 
@@ -63,7 +67,9 @@ def annotators(labels: Any) -> None:
     """Every item has a class, and each annotator confuses classes by probabilities of their own."""
     share = numpyro.sample("share", dist.Dirichlet(jnp.array([1.0, 2.0, 0.5])))
     with numpyro.plate("annotator", 2, dim=-2), numpyro.plate("class", 3, dim=-1):
-        confusion = numpyro.sample("confusion", dist.Dirichlet(jnp.ones(3) + 2 * jnp.eye(3)))
+        confusion = numpyro.sample(
+            "confusion", dist.Dirichlet(jnp.ones(3) + 2 * jnp.eye(3))
+        )
     with numpyro.plate("items", len(labels)):
         z = numpyro.sample("z", dist.Categorical(share))
         probs = confusion[jnp.arange(2), z[:, None]]
@@ -87,11 +93,17 @@ def scanned(y: Any) -> None:
 def occupancy(seen: Any) -> None:
     """Probabilities that a latent site multiplies and selects, and complements of these."""
     occupied = numpyro.sample("occupied", dist.Beta(2.0, 3.0))
-    detected, false = (numpyro.sample(name, dist.Uniform(0, 1)) for name in ("detected", "false"))
+    detected, false = (
+        numpyro.sample(name, dist.Uniform(0, 1)) for name in ("detected", "false")
+    )
     with numpyro.plate("places", len(seen)):
         z = numpyro.sample("z", dist.Bernoulli(occupied))
         numpyro.sample("seen", dist.Binomial(5, z * detected), obs=seen)
-        numpyro.sample("missed", dist.Bernoulli(jnp.stack([1 - false, 1 - detected])[z]), obs=seen == 0)
+        numpyro.sample(
+            "missed",
+            dist.Bernoulli(jnp.stack([1 - false, 1 - detected])[z]),
+            obs=seen == 0,
+        )
 
 
 def change_point(counts: Any) -> None:
@@ -111,7 +123,9 @@ def gated(counts: Any) -> None:
     with numpyro.plate("counts", len(counts)):
         z = numpyro.sample("z", dist.Bernoulli(0.4))
         numpyro.sample("y", dist.Poisson(rates[0] * (1 - z) + z * rates[1]), obs=counts)
-        numpyro.sample("hit", dist.Bernoulli((1.0 - z) * low + z * high), obs=counts > 2)
+        numpyro.sample(
+            "hit", dist.Bernoulli((1.0 - z) * low + z * high), obs=counts > 2
+        )
 
 
 LABELS = np.array([[0, 0], [2, 1], [1, 1], [0, 2], [2, 2]])
@@ -163,14 +177,27 @@ def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) ->
 
     def gap(new: Any) -> Any:
         conditional = block.conditional(site, values | {site: value}, *args)
-        flat = family == "Gaussian" and conditional.event_shape and conditional.event_shape != new.shape
+        flat = (
+            family == "Gaussian"
+            and conditional.event_shape
+            and conditional.event_shape != new.shape
+        )
         density = log_density(model, args, {}, values | {site: new})[0]
-        mean, variance = (jnp.reshape(v, new.shape) for v in (conditional.mean, conditional.variance))
+        mean, variance = (
+            jnp.reshape(v, new.shape) for v in (conditional.mean, conditional.variance)
+        )
         covariance = conditional.covariance_matrix[0, 1] if size > 1 else jnp.zeros(())
-        return density - conditional.log_prob(new.ravel() if flat else new).sum(), mean, variance, covariance
+        return (
+            density - conditional.log_prob(new.ravel() if flat else new).sum(),
+            mean,
+            variance,
+            covariance,
+        )
 
     states = elsewhere(value, family)
-    gaps, mean, variance, covariance = jax.tree.map(np.asarray, jax.jit(jax.vmap(gap))(states))
+    gaps, mean, variance, covariance = jax.tree.map(
+        np.asarray, jax.jit(jax.vmap(gap))(states)
+    )
     np.testing.assert_allclose(gaps, gaps[0], rtol=2e-4, atol=2e-3)
     result = advance(block, {site: value}, Call(values, args, {}))
     assert not result.degenerate.any()
@@ -179,7 +206,10 @@ def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) ->
     if family != "InverseGamma":  # whose square has no finite variance
         assert_rows_law(draws**2, variance[0] + mean[0] ** 2, comparisons=20)
     if size > 1:
-        pair, exact = draws.reshape(4000, -1)[:, :2], covariance[0] + mean[0].ravel()[:2].prod()
+        pair, exact = (
+            draws.reshape(4000, -1)[:, :2],
+            covariance[0] + mean[0].ravel()[:2].prod(),
+        )
         assert_rows_law(pair.prod(1, keepdims=True), np.array([exact]), comparisons=20)
 
 
@@ -190,7 +220,9 @@ def enumerated(y: np.ndarray) -> tuple[np.ndarray, float]:
     precision = 1 / 4 + states.sum(1)
     mean = (states @ y + 1 / 4) / precision
     log = prior - 0.5 * (y**2 * (1 - states)).sum(1)
-    log += -0.5 * ((states * y**2).sum(1) + 1 / 4 - precision * mean**2) - 0.5 * np.log(precision)
+    log += -0.5 * ((states * y**2).sum(1) + 1 / 4 - precision * mean**2) - 0.5 * np.log(
+        precision
+    )
     weight = np.exp(log - log.max())
     weight /= weight.sum()
     return weight @ states, float(weight @ mean)
@@ -212,9 +244,13 @@ def run(block: Any, start: dict, y: Any, features: Callable) -> tuple[Any, Any]:
 
         def body(step: Any, carry: tuple) -> tuple:
             state = block.sample(carry[0], (y,), {})
-            return state, jax.tree.map(lambda total, v: total + (step >= 10) * v, carry[1], features(state.z))
+            return state, jax.tree.map(
+                lambda total, v: total + (step >= 10) * v, carry[1], features(state.z)
+            )
 
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape), jax.eval_shape(features, state.z))
+        zeros = jax.tree.map(
+            lambda a: jnp.zeros(a.shape), jax.eval_shape(features, state.z)
+        )
         return jax.lax.fori_loop(0, 30, body, (state, zeros))
 
     state, totals = jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(0), 1000))
@@ -241,7 +277,11 @@ def test_discrete_and_continuous_sites_have_their_posterior(tempering: Any) -> N
 @pytest.mark.parametrize("tempering", [None, (0.5, 1.0)])
 def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
     """With the weights integrated out, P(z) is proportional to a Dirichlet-multinomial probability."""
-    y, prior, means = np.float32([-1.8, 0.3, 2.5, 1.6]), np.array([0.5, 1.0, 2.0]), np.array([-2.0, 0.0, 2.0])
+    y, prior, means = (
+        np.float32([-1.8, 0.3, 2.5, 1.6]),
+        np.array([0.5, 1.0, 2.0]),
+        np.array([-2.0, 0.0, 2.0]),
+    )
 
     def weighted(y: Any) -> None:
         weights = numpyro.sample("weights", dist.Dirichlet(prior))
@@ -251,14 +291,25 @@ def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
 
     states = np.stack(np.unravel_index(np.arange(3**4), (3,) * 4), 1)
     counts = (states[:, :, None] == np.arange(3)).sum(1)
-    weight = np.exp(gammaln(prior + counts).sum(1) - 0.5 * ((y - means[states]) ** 2).sum(1))
+    weight = np.exp(
+        gammaln(prior + counts).sum(1) - 0.5 * ((y - means[states]) ** 2).sum(1)
+    )
     weight /= weight.sum()
     block = GibbsBlock.from_model(weighted, ["weights", "z"], y, tempering=tempering)
     start = {"z": jnp.zeros(4, int), "weights": jnp.ones(3) / 3}
-    _, draws = run(block, start, y, lambda z: {"z": jax.nn.one_hot(z["z"], 3), "weights": z["weights"]})
+    _, draws = run(
+        block,
+        start,
+        y,
+        lambda z: {"z": jax.nn.one_hot(z["z"], 3), "weights": z["weights"]},
+    )
     exact = np.einsum("s,skc->kc", weight, states[:, :, None] == np.arange(3))
     is_common = exact.ravel() > 0.01  # the others occur too seldom for a standard error
-    assert_rows_law(draws["z"].reshape(1000, -1)[:, is_common], exact.ravel()[is_common], comparisons=15)
+    assert_rows_law(
+        draws["z"].reshape(1000, -1)[:, is_common],
+        exact.ravel()[is_common],
+        comparisons=15,
+    )
     posterior = weight @ ((prior + counts) / (prior.sum() + 4))
     assert_rows_law(draws["weights"], posterior, comparisons=15)
 
@@ -270,13 +321,23 @@ def test_change_point_needs_no_other_kernel() -> None:
         np.arange(6) < np.arange(6)[:, None],
         np.stack([np.arange(6) <= 2, np.arange(6) > 2], 1),
     )
-    shapes = np.stack([before @ COUNTS, ~before @ COUNTS], 1) + [1.0, 2.0] + 0.5 * is_component
-    rates = np.stack([before.sum(1), (~before).sum(1)], 1) + [0.2, 0.5] + 0.5 * 1.3**2 * is_component
+    shapes = (
+        np.stack([before @ COUNTS, ~before @ COUNTS], 1)
+        + [1.0, 2.0]
+        + 0.5 * is_component
+    )
+    rates = (
+        np.stack([before.sum(1), (~before).sum(1)], 1)
+        + [0.2, 0.5]
+        + 0.5 * 1.3**2 * is_component
+    )
     weight = np.exp((gammaln(shapes) - shapes * np.log(rates)).sum(1))
     weight /= weight.sum()
     block = GibbsBlock.from_model(change_point, ["tau", "early", "late"], COUNTS)
     start = {"tau": jnp.int32(3), "early": jnp.float32(1), "late": jnp.float32(1)}
-    _, draws = run(block, start, COUNTS, lambda z: {**z, "tau": jax.nn.one_hot(z["tau"], 6)})
+    _, draws = run(
+        block, start, COUNTS, lambda z: {**z, "tau": jax.nn.one_hot(z["tau"], 6)}
+    )
     assert_rows_law(draws["tau"], weight, comparisons=8)
     rates_drawn = np.stack([draws["early"], draws["late"]], 1)
     assert_rows_law(rates_drawn, weight @ (shapes / rates), comparisons=8)
@@ -288,7 +349,10 @@ FOREIGN: dict[str, tuple[dist.Distribution, Callable]] = {
     "scaled": (dist.Beta(1.0, 1.0), lambda x: dist.Bernoulli(0.5 * x).log_prob(0)),
     "clipped": (dist.Beta(1.0, 1.0), lambda x: jnp.log(jnp.clip(x, 0.3, 1.0))),
     "compared": (dist.Uniform(0.0, 1.0), lambda x: jnp.where(x > 0.5, jnp.log(x), 0.0)),
-    "complement": (dist.Dirichlet(jnp.ones(3)), lambda x: dist.Bernoulli(x[0]).log_prob(0)),
+    "complement": (
+        dist.Dirichlet(jnp.ones(3)),
+        lambda x: dist.Bernoulli(x[0]).log_prob(0),
+    ),
     "summed": (dist.Dirichlet(jnp.ones(3)), lambda x: jnp.log(x[0] + x[1])),
     "offset": (dist.Gamma(1.0, 1.0), lambda x: dist.Poisson(1.0 + x).log_prob(2)),
 }
@@ -324,7 +388,9 @@ def test_rare_and_common_outcomes_are_both_counted() -> None:
     block = GibbsBlock.from_model(model, ["p"], np.array(3.0))
     conditional = block.conditional("p", {"p": np.float32(1e-30)})
     np.testing.assert_allclose(conditional.concentration1, 3.5, rtol=1e-3)
-    np.testing.assert_allclose(conditional.concentration0, 1_000_000 - 3 + 0.5, rtol=1e-5)
+    np.testing.assert_allclose(
+        conditional.concentration0, 1_000_000 - 3 + 0.5, rtol=1e-5
+    )
 
 
 def test_rate_of_counts_is_gamma() -> None:
@@ -332,13 +398,17 @@ def test_rate_of_counts_is_gamma() -> None:
 
     def model(y: Any, w: Any) -> None:
         rate = numpyro.sample("rate", dist.Gamma(2.0, 1.5))
-        unit_rate = numpyro.sample("unit_rate", dist.Gamma(3.0, rate).expand([3]).to_event(1))
+        unit_rate = numpyro.sample(
+            "unit_rate", dist.Gamma(3.0, rate).expand([3]).to_event(1)
+        )
         numpyro.sample("y", dist.Poisson(w * rate * unit_rate).to_event(1), obs=y)
 
     y, w = np.float32([4.0, 0.0, 2.0]), np.float32([0.5, 0.0, 3.0])
     block = GibbsBlock.from_model(model, ["rate", "unit_rate"], y, w)
     values = {"rate": np.float32(0.7), "unit_rate": np.float32([0.2, 1.3, 0.8])}
-    ask = lambda site: (lambda law: (law.concentration, law.rate))(block.conditional(site, values))
+    ask = lambda site: (lambda law: (law.concentration, law.rate))(
+        block.conditional(site, values)
+    )
     rate, unit_rate = jax.jit(lambda: (ask("rate"), ask("unit_rate")))()
     total = values["unit_rate"].sum() + (w * values["unit_rate"]).sum()
     np.testing.assert_allclose(rate, (2 + 3 * 3 + 6, 1.5 + total), rtol=1e-5)

@@ -28,14 +28,17 @@ ROWS = jnp.array([[0.8, 0.1, 0.1], [0.1, 0.9, 0.0], [0.0, 0.0, 1.0]])
 MEANS, SCALE = jnp.array([1.0, 0.0, 0.0]), 0.001**0.5
 #: a left-to-right chain that enters its last state, or does not (hmmlearn, issue 214)
 Y20 = np.float32(
-    "0.97463307 .98580524 .96502726 .94767963 .96783919 .02015515 .97280737 1.05605478 1.01784615 -.01791463 "
+    "0.97463307 .98580524 .96502726 .94767963 .96783919 .02015515 .97280737 "
+    "1.05605478 1.01784615 -.01791463 "
     ".02308386 .0117951 .01688058 -.00290845 .03611139 -.03572094 -.02688102 .0303838 .02761991 "
     "-.00352225".split()
 )
 
 
 def absorbing(y: Any) -> None:
-    z = numpyro.sample("z", dist.Categorical(jnp.ones(3) / 3).expand([len(y)]).to_event(1))
+    z = numpyro.sample(
+        "z", dist.Categorical(jnp.ones(3) / 3).expand([len(y)]).to_event(1)
+    )
     numpyro.factor("start", jnp.log(3 * jnp.array([0.8, 0.1, 0.1]))[z[0]])
     numpyro.factor("moves", jnp.log(3 * ROWS)[z[:-1], z[1:]].sum())
     numpyro.sample("y", dist.Normal(MEANS[z], SCALE).to_event(1), obs=y)
@@ -56,10 +59,15 @@ def absorbing_block() -> Any:
 
 def two_chains(y: Any) -> None:
     """Two separate chains in one site, of units that take 2 or 3 values, and a site that joins nothing."""
-    z = numpyro.sample("z", dist.Binomial(jnp.array([2, 1, 2, 1, 1, 2]), 0.4).to_event(1))
+    z = numpyro.sample(
+        "z", dist.Binomial(jnp.array([2, 1, 2, 1, 1, 2]), 0.4).to_event(1)
+    )
     weight = numpyro.sample("weight", dist.Normal(0, 1))
     numpyro.factor("first", -weight * (z[:2] - z[1:3]) ** 2)
-    numpyro.factor("second", jnp.where((z[3:5] == 0) & (z[4:] == 0), -jnp.inf, 0.3 * z[3:5] * z[4:]))
+    numpyro.factor(
+        "second",
+        jnp.where((z[3:5] == 0) & (z[4:] == 0), -jnp.inf, 0.3 * z[3:5] * z[4:]),
+    )
     numpyro.sample("y", dist.Normal(1.0 * z[:5], 1.0).to_event(1), obs=y)
 
 
@@ -67,12 +75,18 @@ def tree(y: Any) -> None:
     """A tree of three sites, whose leaves have the values of their parents or not."""
     p = numpyro.sample("p", dist.Beta(2.0, 2.0))
     a = numpyro.sample("a", dist.Categorical(jnp.array([0.2, 0.3, 0.5])))
-    b = numpyro.sample("b", dist.Bernoulli(jnp.stack([p, 0.5, 1 - p])[a]).expand([2]).to_event(1))
+    b = numpyro.sample(
+        "b", dist.Bernoulli(jnp.stack([p, 0.5, 1 - p])[a]).expand([2]).to_event(1)
+    )
     with numpyro.plate("leaves", 2):
         c = numpyro.sample("c", dist.Bernoulli(logits=2.0 * b[0] - p))
     numpyro.deterministic("odds", p / (1 - p))
     numpyro.deterministic("total", a + b.sum())
-    numpyro.sample("y", dist.Normal(1.0 * jnp.array([a, b[0], b[1], c[0], c[1]]), 1.0).to_event(1), obs=y)
+    numpyro.sample(
+        "y",
+        dist.Normal(1.0 * jnp.array([a, b[0], b[1], c[0], c[1]]), 1.0).to_event(1),
+        obs=y,
+    )
 
 
 #: model, discrete sites, numbers of values of their flattened units
@@ -88,7 +102,10 @@ MODELS: dict[str, tuple] = {
 def values_of(block: Any, site: str) -> list[np.ndarray]:
     """Values of the units of a site and a mask of the values that a unit can take, ``(K, units)``."""
     shape = block.posterior.shapes[site]
-    return [np.broadcast_to(a, (len(a), *shape)).reshape(len(a), -1) for a in block.posterior.values[site]]
+    return [
+        np.broadcast_to(a, (len(a), *shape)).reshape(len(a), -1)
+        for a in block.posterior.values[site]
+    ]
 
 
 class Exact:
@@ -98,10 +115,14 @@ class Exact:
         model, self.sites, sizes = MODELS[name]
         self.model, self.block = model, GibbsBlock.from_model(model, self.sites, Y5)
         values = latents(model, (Y5,))
-        self.siblings = {site: jnp.asarray(v) for site, v in values.items() if site not in self.sites}
+        self.siblings = {
+            site: jnp.asarray(v) for site, v in values.items() if site not in self.sites
+        }
         numbers = np.array(list(itertools.product(*map(range, sizes))))
         shapes = [values[site].shape for site in self.sites]
-        parts = np.split(numbers, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1], 1)
+        parts = np.split(
+            numbers, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1], 1
+        )
         table = lambda site, part: values_of(self.block, site)[0][:, 0][part]
         self.states = {
             site: table(site, part).reshape(-1, *shape).astype(values[site].dtype)
@@ -115,14 +136,20 @@ class Exact:
 
     def log_marginal(self, siblings: Any) -> tuple[jax.Array, jax.Array]:
         """Return the log density of the siblings, and that of each state."""
-        density = lambda states: log_density(self.model, (Y5,), {}, {**siblings, **states})[0]
+        density = lambda states: log_density(
+            self.model, (Y5,), {}, {**siblings, **states}
+        )[0]
         log = jax.vmap(density)(self.states)
         possible = jnp.isfinite(log)
         return jax.nn.logsumexp(jnp.where(possible, log, 0.0), where=possible), log
 
     def weights(self, siblings: Any = None) -> np.ndarray:
         """Return the probabilities of the states."""
-        return softmax(self.log if siblings is None else np.asarray(self.gradient(siblings)[0][1], float))
+        return softmax(
+            self.log
+            if siblings is None
+            else np.asarray(self.gradient(siblings)[0][1], float)
+        )
 
 
 @cache
@@ -132,8 +159,12 @@ def exact(name: str) -> Exact:
 
 def features(states: dict) -> np.ndarray:
     """Units and products of pairs, ``(rows, ...)``."""
-    units = np.concatenate([np.reshape(v, (len(v), -1)) for v in states.values()], 1).astype(float)
-    return np.concatenate([units, (units[:, :, None] * units[:, None]).reshape(len(units), -1)], 1)
+    units = np.concatenate(
+        [np.reshape(v, (len(v), -1)) for v in states.values()], 1
+    ).astype(float)
+    return np.concatenate(
+        [units, (units[:, :, None] * units[:, None]).reshape(len(units), -1)], 1
+    )
 
 
 @pytest.mark.parametrize("name", often(MODELS, "tree"))
@@ -143,7 +174,9 @@ def test_draws_are_of_the_joint_posterior(name: str) -> None:
     drawn = advance(case.block, case.start, Call(case.siblings, (Y5,), {}))
     assert not drawn.degenerate.any()
     mean, square = (case.weights() @ features(case.states) ** power for power in (1, 2))
-    assert_law(features(drawn.z).mean(0), mean, np.sqrt(np.maximum(square - mean**2, 0) / 4000))
+    assert_law(
+        features(drawn.z).mean(0), mean, np.sqrt(np.maximum(square - mean**2, 0) / 4000)
+    )
 
 
 @pytest.mark.parametrize("name", often(MODELS, "two chains"))
@@ -151,18 +184,27 @@ def test_sums_match_enumeration(name: str) -> None:
     case = exact(name)
     value, slope = jax.value_and_grad(case.block.log_marginal)(case.siblings)
     np.testing.assert_allclose(value, case.log_sum, rtol=1e-5)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), slope, case.slope)
-    best, marginals = case.block.most_probable(case.siblings), case.block.marginals(case.siblings)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), slope, case.slope
+    )
+    best, marginals = (
+        case.block.most_probable(case.siblings),
+        case.block.marginals(case.siblings),
+    )
     values = {}
     for site, states in case.states.items():
         assert (best[site] == states[case.log.argmax()]).all()
         table, valid = values_of(case.block, site)
         values[site] = 1.0 * ((states.reshape(len(states), 1, -1) == table) & valid)
         shares = np.tensordot(case.weights(), values[site], 1).T
-        np.testing.assert_allclose(marginals[site].reshape(shares.shape), shares, atol=1e-5)
+        np.testing.assert_allclose(
+            marginals[site].reshape(shares.shape), shares, atol=1e-5
+        )
     for (a, b), (units, pairs) in case.block.pair_marginals(case.siblings).items():
         ends = values[a][..., units[:, 0]], values[b][..., units[:, 1]]
-        np.testing.assert_allclose(pairs, np.einsum("s,sie,sje->eij", case.weights(), *ends), atol=1e-5)
+        np.testing.assert_allclose(
+            pairs, np.einsum("s,sie,sje->eij", case.weights(), *ends), atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", ["unary", "pairwise"])
@@ -170,8 +212,15 @@ def test_verify_names_a_wrong_table_of_a_joint_draw(kind: str) -> None:
     block = copy(exact("two chains").block)
     block.verify(two_chains, Y5)
     drawn = block.conditionals = copy(block.conditionals)
-    tables, wrong, number = drawn._tables, jnp.sin(jnp.arange(9.0)).reshape(3, 3), int(kind == "pairwise")
-    change = jnp.zeros((6, 3)).at[1].set(wrong[0]), jnp.zeros((4, 3, 3)).at[0].set(wrong)
+    tables, wrong, number = (
+        drawn._tables,
+        jnp.sin(jnp.arange(9.0)).reshape(3, 3),
+        int(kind == "pairwise"),
+    )
+    change = (
+        jnp.zeros((6, 3)).at[1].set(wrong[0]),
+        jnp.zeros((4, 3, 3)).at[0].set(wrong),
+    )
     add = lambda table, i: table + change[i] if i == number else table
     drawn._tables = lambda *args: tuple(map(add, tables(*args), range(2)))
     drawn._compiled_tables = jax.jit(drawn._all_tables)
@@ -191,7 +240,9 @@ def test_absorbing_chain_leaves_its_start() -> None:
 
 @pytest.mark.slow
 def test_chain_in_a_python_loop_is_one_forest() -> None:
-    block = GibbsBlock.from_model(absorbing_by_step, [f"z{t}" for t in range(6)], Y20[:6])
+    block = GibbsBlock.from_model(
+        absorbing_by_step, [f"z{t}" for t in range(6)], Y20[:6]
+    )
     assert all(layer == 0 for layer in block.layers.values())
     full = GibbsBlock.from_model(absorbing, ["z"], Y20[:6]).log_marginal({})
     np.testing.assert_allclose(block.log_marginal({}), full, rtol=1e-5)
@@ -210,7 +261,9 @@ def test_pairs_of_a_forest_meet_in_one_step() -> None:
 def test_coupled_forests_keep_their_distributions() -> None:
     case = exact("two chains")
     calls = [Call({"weight": jnp.float32(w)}, (Y5,), {}) for w in (0.5, 0.7)]
-    step = lambda key: case.block.couple(*((case.start, call) for call in calls), random.key_pair(key))
+    step = lambda key: case.block.couple(
+        *((case.start, call) for call in calls), random.key_pair(key)
+    )
     *pair, broken = jax.jit(jax.vmap(step))(jax.random.split(jax.random.key(0), 4000))
     assert not broken.any()
     for drawn, call in zip(pair, calls, strict=True):
@@ -225,9 +278,18 @@ def test_lattice_is_drawn_by_layers_of_forests() -> None:
     block = GibbsBlock.from_model(case.model, ["z"], *case.args, joint="forest")
     assert block.layers["z"].max() == 1
     states = np.array(list(itertools.product(range(3), repeat=6))).reshape(-1, 2, 3)
-    density = jax.vmap(lambda z: log_density(case.model, case.args, {}, {"coupling": 0.6, "z": z})[0])
+    density = jax.vmap(
+        lambda z: log_density(case.model, case.args, {}, {"coupling": 0.6, "z": z})[0]
+    )
     weights = softmax(np.asarray(jax.jit(density)(states), float))
-    state = run_alone(block, {"z": np.zeros((2, 3), int)}, 8, 4000, case.args, coupling=np.float32(0.6))
+    state = run_alone(
+        block,
+        {"z": np.zeros((2, 3), int)},
+        8,
+        4000,
+        case.args,
+        coupling=np.float32(0.6),
+    )
     assert_rows_law(features(state.z), weights @ features({"z": states}))
     with pytest.raises(IntractableError, match="forest"):
         block.log_marginal({"coupling": 0.6})
@@ -236,15 +298,21 @@ def test_lattice_is_drawn_by_layers_of_forests() -> None:
 def test_impossible_trees_keep_their_values() -> None:
     def model(bound: Any) -> None:
         z = numpyro.sample("z", dist.Bernoulli(0.5).expand([4]).to_event(1))
-        numpyro.factor("f", jnp.where(z[:2].sum() >= bound, 0.0, -jnp.inf) + 0.1 * z[2] * z[3])
+        numpyro.factor(
+            "f", jnp.where(z[:2].sum() >= bound, 0.0, -jnp.inf) + 0.1 * z[2] * z[3]
+        )
 
     block = GibbsBlock.from_model(model, ["z"], 1)
     drawn = advance(block, {"z": np.zeros(4, int)}, Call({}, (1,), {}), 500)
-    assert (drawn.z["z"][:, :2].sum(1) >= 1).all() and len(np.unique(drawn.z["z"], axis=0)) == 12
+    assert (drawn.z["z"][:, :2].sum(1) >= 1).all() and len(
+        np.unique(drawn.z["z"], axis=0)
+    ) == 12
     never = GibbsBlock.from_model(lambda: model(3), ["z"])
     drawn = advance(never, {"z": np.zeros(4, int)}, Call({}, (), {}), 500)
     assert (drawn.z["z"][:, :2] == 0).all() and (drawn.degenerate == 2).all()
-    assert len(np.unique(drawn.z["z"], axis=0)) == 4 and never.log_marginal({}) == -np.inf
+    assert (
+        len(np.unique(drawn.z["z"], axis=0)) == 4 and never.log_marginal({}) == -np.inf
+    )
 
 
 def test_marginal_model_has_the_other_sites() -> None:
@@ -252,13 +320,24 @@ def test_marginal_model_has_the_other_sites() -> None:
     model = case.block.marginal(tree)
     density, trace = log_density(model, (Y5,), {}, case.siblings)
     np.testing.assert_allclose(density, case.log_sum, rtol=1e-5)
-    assert {name for name, site in trace.items() if site["type"] != "plate"} == {"p", "odds", "log_marginal"}
+    assert {name for name, site in trace.items() if site["type"] != "plate"} == {
+        "p",
+        "odds",
+        "log_marginal",
+    }
     with pytest.raises(ArgumentError, match="marginal: model"):
         case.block.marginal(two_chains)
-    jacobian = potential_energy(model, (Y5,), {}, {"p": 1.5}) + case.block.log_marginal({"p": expit(1.5)})
+    jacobian = potential_energy(model, (Y5,), {}, {"p": 1.5}) + case.block.log_marginal(
+        {"p": expit(1.5)}
+    )
     np.testing.assert_allclose(jacobian, -np.log(expit(1.5) * expit(-1.5)), rtol=1e-4)
-    block, at = GibbsBlock.from_model(CASES["scanned_chain"].model, ["z"], Y5), {"rows": jnp.eye(3)}
-    np.testing.assert_allclose(log_density(block.marginal(), (Y5,), {}, at)[0], block.log_marginal(at), 1e-5)
+    block, at = (
+        GibbsBlock.from_model(CASES["scanned_chain"].model, ["z"], Y5),
+        {"rows": jnp.eye(3)},
+    )
+    np.testing.assert_allclose(
+        log_density(block.marginal(), (Y5,), {}, at)[0], block.log_marginal(at), 1e-5
+    )
 
 
 def test_gradients_and_parts_of_sums_beside_hard_zeros() -> None:
@@ -266,7 +345,9 @@ def test_gradients_and_parts_of_sums_beside_hard_zeros() -> None:
         stay = numpyro.sample("stay", dist.Uniform(0, 1))
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
         rows = jnp.array([[stay, 1 - stay, 0], [0, stay, 1 - stay], [0, 0, 1]])
-        z = numpyro.sample("z", dist.Categorical(jnp.ones(3) / 3).expand([5]).to_event(1))
+        z = numpyro.sample(
+            "z", dist.Categorical(jnp.ones(3) / 3).expand([5]).to_event(1)
+        )
         numpyro.factor("start", jnp.where(z[0] == 0, 0.0, -jnp.inf))
         numpyro.factor("moves", scale * jnp.log(rows)[z[:-1], z[1:]].sum())
         with numpyro.plate("steps", 5), numpyro.handlers.mask(mask=seen):
@@ -275,18 +356,30 @@ def test_gradients_and_parts_of_sums_beside_hard_zeros() -> None:
     paths = np.array([z for z in itertools.product(range(3), repeat=5) if z[0] == 0])
     paths = paths[np.isin(np.diff(paths), (0, 1)).all(1)]
     at = {"stay": jnp.float32(0.7), "scale": jnp.float32(1.3)}
-    density = lambda at, seen, z: log_density(left_to_right, (Y5, seen), {}, {**at, "z": z})[0]
+    density = lambda at, seen, z: log_density(
+        left_to_right, (Y5, seen), {}, {**at, "z": z}
+    )[0]
     log = lambda at, seen: jax.vmap(density, (None, None, 0))(at, seen, paths)
     masks = np.concatenate([np.ones((1, 5), bool), ~np.eye(5, dtype=bool)])
     total = jax.grad(lambda at: jax.nn.logsumexp(log(at, masks[0])))
-    slope, logs = jax.jit(lambda at: (total(at), jax.vmap(log, (None, 0))(at, masks)))(at)
+    slope, logs = jax.jit(lambda at: (total(at), jax.vmap(log, (None, 0))(at, masks)))(
+        at
+    )
     block = GibbsBlock.from_model(left_to_right, ["z"], Y5, masks[0])
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), jax.grad(block.log_marginal)(at), slope)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4),
+        jax.grad(block.log_marginal)(at),
+        slope,
+    )
     # log p(y_t | other y), of which arviz_stats.loo is made
     total, *others = jax.vmap(lambda seen: block.log_marginal(at, Y5, seen))(masks)
     weights = np.exp(logs[1:] - np.logaddexp.reduce(logs[1:], 1, keepdims=True))
-    exact_density = (weights * np.exp(-0.5 * (Y5 - paths) ** 2).T).sum(1) / np.sqrt(2 * np.pi)
-    np.testing.assert_allclose(total - np.array(others), np.log(exact_density), atol=1e-5)
+    exact_density = (weights * np.exp(-0.5 * (Y5 - paths) ** 2).T).sum(1) / np.sqrt(
+        2 * np.pi
+    )
+    np.testing.assert_allclose(
+        total - np.array(others), np.log(exact_density), atol=1e-5
+    )
 
 
 def test_options_are_checked_and_pickled() -> None:

@@ -30,13 +30,19 @@ def branches(y: Any) -> None:
     """Not taken: infinite multiples, logarithms of 0, a matrix with infinite columns, quotients by 0."""
     s = numpyro.sample("s", dist.Normal(0, 1))
     r = jnp.array([0.0, -1.0, 2.0, 0.5, 0.0])
-    z = numpyro.sample("z", dist.Categorical(jnp.array([0.5, 0.3, 0.2])).expand([5]).to_event(1))
+    z = numpyro.sample(
+        "z", dist.Categorical(jnp.array([0.5, 0.3, 0.2])).expand([5]).to_event(1)
+    )
     numpyro.factor("multiple", jnp.where(s < 10, 0.3 * z, jnp.inf * z).sum())
-    numpyro.factor("logarithm", jnp.where(r > 0, z * jnp.log(jnp.maximum(r, 0)), 0.0).sum())
+    numpyro.factor(
+        "logarithm", jnp.where(r > 0, z * jnp.log(jnp.maximum(r, 0)), 0.0).sum()
+    )
     numpyro.factor("quotient", jnp.where(r == 0, 0.2 * z, z / r).sum())
     matrix = jnp.ones((2, 5)).at[0].set(jnp.array([jnp.inf, 1.0, -jnp.inf, jnp.nan, s]))
     numpyro.factor("matrix", jnp.where(jnp.array([False, True]), matrix @ z, 0.0).sum())
-    numpyro.factor("never", jnp.where((z[1:] == 2) & (z[:-1] == 2), -jnp.inf, 0.0).sum())
+    numpyro.factor(
+        "never", jnp.where((z[1:] == 2) & (z[:-1] == 2), -jnp.inf, 0.0).sum()
+    )
     numpyro.sample("y", dist.Normal(z, 2.0).to_event(1), obs=y)
 
 
@@ -79,14 +85,17 @@ def test_missing_data_under_a_mask_do_not_count() -> None:
 
     y = np.array([1.0, np.nan, 2.0], np.float32)
     block = GibbsBlock.from_model(model, ["m"], y)
-    ask = jax.jit(lambda m: (lambda law: (law.loc, law.scale))(block.conditional("m", {"m": m})))
+    ask = jax.jit(
+        lambda m: (lambda law: (law.loc, law.scale))(block.conditional("m", {"m": m}))
+    )
     np.testing.assert_allclose(ask(0.4), (1.0, 3**-0.5), rtol=1e-5)
 
 
 def test_nan_is_an_equal_argument() -> None:
     def model(y: Any, missing: float) -> None:
         m = numpyro.sample("m", dist.Normal(0, 1).expand([3]).to_event(1))
-        with handlers.mask(mask=~np.isnan(y)):  # which reads the values, so that they may not change
+        # which reads the values, so that they may not change
+        with handlers.mask(mask=~np.isnan(y)):
             numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
     y, values = np.array([1.0, np.nan, 2.0], np.float32), {"m": np.zeros(3)}
@@ -96,11 +105,14 @@ def test_nan_is_an_equal_argument() -> None:
         block.conditional("m", values, y + 1, float("nan"))
 
 
-# -- degenerate conditionals -----------------------------------------------------------------------
+# -- degenerate conditionals
+# -----------------------------------------------------------------------
 
 
 def rooted(y: Any) -> None:
-    z = numpyro.sample("z", dist.Categorical(jnp.ones(3) / 3).expand([2, len(y)]).to_event(2))
+    z = numpyro.sample(
+        "z", dist.Categorical(jnp.ones(3) / 3).expand([2, len(y)]).to_event(2)
+    )
     loc = z[0] + jnp.where(z[1] == 2, jnp.sqrt(y), 0.0)
     numpyro.sample("y", dist.Normal(loc, 1.0).to_event(1), obs=jnp.abs(y))
 
@@ -112,7 +124,9 @@ def observed(y: Any) -> None:
 
 def together(y: Any) -> None:
     z = numpyro.sample("z", dist.Bernoulli(0.4).expand([6]).to_event(1))
-    numpyro.factor("f", jnp.where(z.sum() > 0, -((z.sum() - jnp.sqrt(y)) ** 2).sum(), 0.0))
+    numpyro.factor(
+        "f", jnp.where(z.sum() > 0, -((z.sum() - jnp.sqrt(y)) ** 2).sum(), 0.0)
+    )
 
 
 def logarithm(y: Any) -> None:
@@ -124,7 +138,11 @@ REFUSED = {
     "rooted": (rooted, {}, r"unit \(1, 1\) of site 'z' is nan where it is 2"),
     "logarithm": (logarithm, {}, r"unit \(1,\) of site 'm' is nan"),
     "observed": (observed, {}, r"args\[0\] of the model holds nan"),
-    "together": (together, {"sequential": True}, r"unit \(0,\) of site 'z' is nan where it is 1"),
+    "together": (
+        together,
+        {"sequential": True},
+        r"unit \(0,\) of site 'z' is nan where it is 1",
+    ),
 }
 
 

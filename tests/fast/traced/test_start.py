@@ -41,9 +41,18 @@ def four() -> None:
     numpyro.sample("z", dist.Categorical(jnp.ones(4) / 4))
 
 
-def run(block: Any, *args: Any, method: Any = "sequential", steps: int = 2, **options: Any) -> MCMC:
+def run(
+    block: Any, *args: Any, method: Any = "sequential", steps: int = 2, **options: Any
+) -> MCMC:
     """Two chains; the results are awaited, as compiled programs raise errors late."""
-    mcmc = MCMC(block, num_warmup=0, num_samples=steps, num_chains=2, chain_method=method, progress_bar=False)
+    mcmc = MCMC(
+        block,
+        num_warmup=0,
+        num_samples=steps,
+        num_chains=2,
+        chain_method=method,
+        progress_bar=False,
+    )
     mcmc.run(jax.random.key(0), *args, **options)
     jax.block_until_ready(mcmc.get_samples())
     return mcmc
@@ -51,8 +60,13 @@ def run(block: Any, *args: Any, method: Any = "sequential", steps: int = 2, **op
 
 def test_chains_start_at_possible_states() -> None:
     """In Gibbs, draws of the prior come as init_params, which may be impossible."""
-    block, impossible = GibbsBlock.from_model(conserved, ["z"], sequential=True), {"z": jnp.ones(6, int)}
-    start = jax.vmap(lambda key: block.init(key, 0, impossible, (), {"_gibbs_sites": {}}))
+    block, impossible = (
+        GibbsBlock.from_model(conserved, ["z"], sequential=True),
+        {"z": jnp.ones(6, int)},
+    )
+    start = jax.vmap(
+        lambda key: block.init(key, 0, impossible, (), {"_gibbs_sites": {}})
+    )
     assert (start(KEYS).z["z"].sum(-1) == 3).all()
     with pytest.raises(StateError, match="site 'three'"):
         block.init(KEYS[0], 0, impossible, (), {})
@@ -78,7 +92,9 @@ def test_verify_probes_possible_states() -> None:
 
     block.verify(other)
     with pytest.raises(StateError, match="log density changes"):
-        block.verify(lambda: [numpyro.sample(name, dist.Bernoulli(0.7)) for name in "ab"])
+        block.verify(
+            lambda: [numpyro.sample(name, dist.Bernoulli(0.7)) for name in "ab"]
+        )
 
 
 @pytest.mark.parametrize("method", ["sequential", "vmap", slow("parallel")])
@@ -88,7 +104,9 @@ def test_starts_out_of_the_support_are_refused(method: str) -> None:
     for value in (9, 1.5, -1):
         with pytest.raises(error, match="site 'z' must be in"):
             run(block, method=METHODS[method], init_params={"z": np.array([2, value])})
-    block = GibbsBlock(ebmpp.FactorGraph({"x": ebmpp.Bernoulli(2)}, factors=[ebmpp.Bias("x")]))
+    block = GibbsBlock(
+        ebmpp.FactorGraph({"x": ebmpp.Bernoulli(2)}, factors=[ebmpp.Bias("x")])
+    )
     start = {"x": np.array([[0, 1], [2, 0]])}
     with pytest.raises(error, match="'x'"):
         run(block, {"x": np.zeros(2)}, method=METHODS[method], init_params=start)
@@ -99,7 +117,9 @@ def test_init_params_are_completed_and_named() -> None:
     assert block.init(KEYS[0], 0, {"a": jnp.array(1)}, (), {}).z["a"] == 1
     with pytest.raises(StateError, match="unknown site of init_params 'c'"):
         block.init(KEYS[0], 0, {"c": jnp.array(1)}, (), {})
-    block = GibbsBlock(ebmpp.FactorGraph({"x": ebmpp.Bernoulli(2)}, factors=[ebmpp.Bias("x")]))
+    block = GibbsBlock(
+        ebmpp.FactorGraph({"x": ebmpp.Bernoulli(2)}, factors=[ebmpp.Bias("x")])
+    )
     with pytest.raises(StateError, match="unknown site of init_params 'y'"):
         block.init(KEYS[0], 0, {"y": np.zeros(2)}, ({"x": np.zeros(2)},), {})
 
@@ -107,11 +127,15 @@ def test_init_params_are_completed_and_named() -> None:
 @pytest.mark.slow
 def test_vectorized_chains_are_those_of_vmap():
     block = GibbsBlock.from_model(either, ["a", "b"])
-    first, second = (run(block, method=method).get_samples()["a"] for method in (jax.vmap, "vectorized"))
+    first, second = (
+        run(block, method=method).get_samples()["a"]
+        for method in (jax.vmap, "vectorized")
+    )
     np.testing.assert_array_equal(first, second)
 
 
-# -- data ------------------------------------------------------------------------------------------
+# -- data
+# ------------------------------------------------------------------------------------------
 
 
 def mixture(y: Any) -> None:
@@ -126,7 +150,9 @@ def test_nan_in_the_data_is_refused(method: str) -> None:
     y = np.float32([1.2, np.nan, -0.1])
     with pytest.raises(StateError, match=r"'y'.*args\[0\] of the model holds nan"):
         run(GibbsBlock.from_model(mixture, ["z", "mu"], y), y, method=METHODS[method])
-    kernel = Gibbs([(GibbsBlock.from_model(mixture, ["z"], y), ["z"]), (NUTS(mixture), None)])
+    kernel = Gibbs(
+        [(GibbsBlock.from_model(mixture, ["z"], y), ["z"]), (NUTS(mixture), None)]
+    )
     with pytest.raises(StateError, match="'y'"):
         run(kernel, y, method=METHODS[method])
 
@@ -147,8 +173,14 @@ IMPOSSIBLE = {
     "infinite": (lambda rate: dist.Normal(rate, 1.0), np.inf),
     "category": (lambda rate: dist.Categorical(logits=rate * jnp.arange(3)), 7),
     "share": (lambda rate: dist.Beta(rate, 1.0), 1.5),
-    "wrapped": (lambda rate: dist.Poisson(rate).expand([2]).to_event(1), np.array([1, 2**32 + 1])),
-    "row": (lambda rate: dist.MultivariateNormal(rate * jnp.ones(2), jnp.eye(2)), np.float32([0, np.nan])),
+    "wrapped": (
+        lambda rate: dist.Poisson(rate).expand([2]).to_event(1),
+        np.array([1, 2**32 + 1]),
+    ),
+    "row": (
+        lambda rate: dist.MultivariateNormal(rate * jnp.ones(2), jnp.eye(2)),
+        np.float32([0, np.nan]),
+    ),
 }
 
 
@@ -187,7 +219,10 @@ def test_impossible_data_of_a_later_call_are_named() -> None:
 POSSIBLE = {
     "bound by a site": (lambda rate: dist.Uniform(0.0, rate), jnp.float32(1.9)),
     "bound by a site, a Python number": (lambda rate: dist.Uniform(0.0, rate), 1.9),
-    "masked": (lambda rate: dist.Poisson(rate).expand([2]).mask(jnp.array([True, False])), np.array([1, -1])),
+    "masked": (
+        lambda rate: dist.Poisson(rate).expand([2]).mask(jnp.array([True, False])),
+        np.array([1, -1]),
+    ),
 }
 
 
@@ -218,14 +253,19 @@ def test_arguments_changed_in_place_are_noticed() -> None:
             block.log_conditionals({"z": np.zeros(block.info.latent["z"].shape, int)})
 
 
-# -- refusals and draws ----------------------------------------------------------------------------
+# -- refusals and draws
+# ----------------------------------------------------------------------------
 
 
 def test_refusals_name_a_way_that_works() -> None:
     def communities(links: Any) -> None:
         rates = numpyro.sample("rates", dist.Beta(1, 1).expand([2, 2]).to_event(2))
-        z = numpyro.sample("z", dist.Categorical(jnp.ones(2) / 2).expand([10]).to_event(1))
-        numpyro.sample("links", dist.Bernoulli(rates[z[i], z[j]]).to_event(1), obs=links)
+        z = numpyro.sample(
+            "z", dist.Categorical(jnp.ones(2) / 2).expand([10]).to_event(1)
+        )
+        numpyro.sample(
+            "links", dist.Bernoulli(rates[z[i], z[j]]).to_event(1), obs=links
+        )
 
     def poisson(prior: Any) -> None:
         count = numpyro.sample("k", prior)
@@ -235,7 +275,12 @@ def test_refusals_name_a_way_that_works() -> None:
     links = np.random.default_rng(0).integers(2, size=len(i))
     with pytest.raises(IntractableError, match=r"all 10 units .* sequential=True"):
         GibbsBlock.from_model(communities, ["z"], links)
-    assert GibbsBlock.from_model(communities, ["z"], links, sequential=True).conditionals.num_layers == 10
+    assert (
+        GibbsBlock.from_model(
+            communities, ["z"], links, sequential=True
+        ).conditionals.num_layers
+        == 10
+    )
     for prior in (dist.Poisson(3.0), dist.DiscreteUniform(0, 5000)):
         with pytest.raises(IntractableError, match="Truncate its support"):
             GibbsBlock.from_model(poisson, ["k"], prior)
@@ -261,7 +306,9 @@ def test_tree_of_a_block_alone_has_all_groups() -> None:
     y = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     tree = ebmpp.to_datatree(run(GibbsBlock.from_model(model, ["z"], y), y, steps=5))
     z, density = tree.posterior["z"], tree.log_likelihood
-    assert z.dims == ("chain", "draw", "z_dim_0", "people") and list(density.data_vars) == ["y"]
+    assert z.dims == ("chain", "draw", "z_dim_0", "people") and list(
+        density.data_vars
+    ) == ["y"]
     np.testing.assert_array_equal(tree.posterior["number"], z[:, :, -1].sum("people"))
     exact = -0.5 * (y - z.to_numpy()) ** 2 - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(density["y"], exact, rtol=1e-5)

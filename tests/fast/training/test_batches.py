@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_tools import ROWS, Recorder, as_memmap, assert_same_run, leaves, rows_seen, train, weights_seen
+from training_tools import (
+    ROWS,
+    Recorder,
+    as_memmap,
+    assert_same_run,
+    leaves,
+    rows_seen,
+    train,
+    weights_seen,
+)
 import zoo
 
 import jax
@@ -34,7 +43,9 @@ class Exact(Estimator):
     def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> tuple:
         return ()
 
-    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
+    def estimate(
+        self, graph: Any, params: Any, state: Any, batch: Any, key: Any
+    ) -> Estimate:
         energy = lambda p: batch.weights @ graph.free_energy(p, batch.rows)
         loss = lambda p: energy(p) + batch.weights.sum() * exact.log_partition(graph, p)
         return Estimate(jax.grad(loss)(params), (), {})
@@ -43,17 +54,26 @@ class Exact(Estimator):
 def test_a_row_of_weight_n_counts_as_n_rows() -> None:
     graph, params, rows = zoo.graph("rbm"), zoo.params("rbm"), zoo.rows("rbm", 6)["v"]
     counts = np.array([3, 0, 1, 2, 5, 1])
-    options = {"rng_key": zoo.KEY, "estimator": Exact(), "optimizer": optax.sgd(1.0), "params": params}
+    options = {
+        "rng_key": zoo.KEY,
+        "estimator": Exact(),
+        "optimizer": optax.sgd(1.0),
+        "params": params,
+    }
     options |= {"num_steps": 1, "weights": 0.01 * counts, "progress_bar": False}
     fit = ebmpp.fit(graph, rows, **options)
     gradient = exact.grad_log_likelihood(graph, params, np.repeat(rows, counts, axis=0))
-    np.testing.assert_allclose(leaves(fit.params) - leaves(params), leaves(gradient), atol=1e-6)
+    np.testing.assert_allclose(
+        leaves(fit.params) - leaves(params), leaves(gradient), atol=1e-6
+    )
 
 
 def test_weights_in_small_batches_have_mean_one_per_row() -> None:
     weights = np.arange(10)
     weighted = train(num_steps=5, weights=weights)
-    np.testing.assert_allclose(weights_seen(weighted), rows_seen(weighted) / 4.5 / 4, rtol=1e-6)
+    np.testing.assert_allclose(
+        weights_seen(weighted), rows_seen(weighted) / 4.5 / 4, rtol=1e-6
+    )
     plain = train(num_steps=5)
     np.testing.assert_array_equal(weights_seen(plain), 1 / 4)
     assert_same_run(train(num_steps=5, weights=np.full(10, 7)), plain)
@@ -64,7 +84,9 @@ def test_initial_biases_are_those_of_weighted_rows() -> None:
     weights = np.isin(np.arange(10), [0, 1, 4, 6, 8])
     fit = train(weights=weights, params=None, num_steps=1, estimator=Recorder())
     start = graph.init(jax.random.split(zoo.KEY, 3)[0], rows)
-    np.testing.assert_allclose(fit.params["v"], start["v"] + 0.5 * (1 - start["v"]), rtol=1e-5)
+    np.testing.assert_allclose(
+        fit.params["v"], start["v"] + 0.5 * (1 - start["v"]), rtol=1e-5
+    )
 
 
 def test_a_memory_mapped_file_trains_like_an_array(tmp_path: Any) -> None:
@@ -74,13 +96,19 @@ def test_a_memory_mapped_file_trains_like_an_array(tmp_path: Any) -> None:
     assert_same_run(fit, train(**options))
 
 
-def test_an_invalid_row_of_a_file_is_named_when_its_step_comes(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(batches_module, "_SAMPLE_ROWS", 4)  # rows 0, 3, 6, 9 are checked at the start
+def test_an_invalid_row_of_a_file_is_named_when_its_step_comes(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    # rows 0, 3, 6, 9 are checked at the start
+    monkeypatch.setattr(batches_module, "_SAMPLE_ROWS", 4)
     data = ROWS.copy()
     data[7] = np.nan
-    with pytest.raises(DataError, match="row 7 of the data: block 'v' .* got nan") as error:
+    with pytest.raises(
+        DataError, match="row 7 of the data: block 'v' .* got nan"
+    ) as error:
         train(as_memmap(data, tmp_path / "rows"))
-    assert error.value.step == error.value.history.sizes["step"] <= 2  # an epoch has 2.5 steps
+    # an epoch has 2.5 steps
+    assert error.value.step == error.value.history.sizes["step"] <= 2
     data[7], data[3] = 1, np.nan
     with pytest.raises(StateError, match="row 3 of the data"):
         train(as_memmap(data, tmp_path / "other"))
@@ -96,7 +124,11 @@ def one_buffer() -> Any:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: iter(BATCHES), lambda: one_buffer, lambda: [{"v": batch} for batch in BATCHES]],
+    [
+        lambda: iter(BATCHES),
+        lambda: one_buffer,
+        lambda: [{"v": batch} for batch in BATCHES],
+    ],
     ids=["iterator", "function", "dicts"],
 )
 def test_a_stream_is_used_in_its_order(make: Any) -> None:
@@ -114,7 +146,9 @@ def test_a_stream_that_ends_keeps_what_was_trained() -> None:
     assert len(list(stream)) == 5  # no batch is read after the last step
     assert error.value.step == 5
     np.testing.assert_array_equal(leaves(error.value.params), leaves(complete.params))
-    np.testing.assert_array_equal(error.value.history["gradient_norm"], complete.history["gradient_norm"])
+    np.testing.assert_array_equal(
+        error.value.history["gradient_norm"], complete.history["gradient_norm"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,13 +157,23 @@ def test_a_stream_that_ends_keeps_what_was_trained() -> None:
         (ROWS, {"weights": np.ones(9)}, r"\(9,\)"),
         (ROWS, {"weights": [1, -2] + 8 * [1]}, "-2"),
         ([], {}, "batch 0"),
-        ([ROWS[:2], ROWS[:3]], {}, "step 1: rows of batch 1 of the stream must be 2 .* got 3"),
-        ([ROWS[:2]] * 3 + [ROWS[:2] * np.nan], {}, "step 3: batch 3 of the stream: block 'v' .* got nan"),
+        (
+            [ROWS[:2], ROWS[:3]],
+            {},
+            "step 1: rows of batch 1 of the stream must be 2 .* got 3",
+        ),
+        (
+            [ROWS[:2]] * 3 + [ROWS[:2] * np.nan],
+            {},
+            "step 3: batch 3 of the stream: block 'v' .* got nan",
+        ),
         ([ROWS[:2]], {"batch_size": 3}, "must be 3 .batch_size"),
         ([ROWS], {"weights": np.ones(10)}, "weights"),
     ],
 )
-def test_invalid_streams_and_weights_are_refused(batches: Any, options: dict, match: str) -> None:
+def test_invalid_streams_and_weights_are_refused(
+    batches: Any, options: dict, match: str
+) -> None:
     threads = threading.enumerate()
     with pytest.raises(StateError, match=match):
         train(batches if batches is ROWS else iter(batches), **options)
@@ -164,9 +208,13 @@ def test_a_stream_is_read_by_a_thread_that_ends_with_the_run(error: Any) -> None
     assert threading.enumerate() == threads
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("stop"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), asyncio.CancelledError("stop"), KeyboardInterrupt()]
+)
 @pytest.mark.parametrize("fails_at", [0, 3])
-def test_any_exception_of_a_stream_ends_the_run(error: BaseException, fails_at: int) -> None:
+def test_any_exception_of_a_stream_ends_the_run(
+    error: BaseException, fails_at: int
+) -> None:
     def stream() -> Any:
         yield from BATCHES[:fails_at]
         raise error
@@ -181,4 +229,7 @@ def test_any_exception_of_a_stream_ends_the_run(error: BaseException, fails_at: 
 def test_the_reading_thread_uses_the_precision_of_the_caller() -> None:
     with jax.enable_x64(True):
         fit = train((batch.astype(float) for batch in BATCHES), num_steps=2)
-    assert fit.history["row 1"].dtype == np.float64 and jnp.asarray(1.0).dtype == np.float32
+    assert (
+        fit.history["row 1"].dtype == np.float64
+        and jnp.asarray(1.0).dtype == np.float32
+    )

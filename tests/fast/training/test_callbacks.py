@@ -25,7 +25,9 @@ def hill(params: Any) -> Any:
 
 
 def train_halving(**options: Any) -> Any:
-    return train(**{"estimator": Recorder(), "monitor_every": 1, "num_steps": 12, **options})
+    return train(
+        **{"estimator": Recorder(), "monitor_every": 1, "num_steps": 12, **options}
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,14 +44,19 @@ def train_halving(**options: Any) -> Any:
         ([], {"patience": 1}, False),
     ],
 )
-def test_early_stopping_is_a_function_of_the_history(values: list, settings: dict, stops: bool) -> None:
+def test_early_stopping_is_a_function_of_the_history(
+    values: list, settings: dict, stops: bool
+) -> None:
     history = xr.Dataset({"m": ("monitor_step", np.array(values, float))})
     assert EarlyStop("m", **settings)(Progress(0, None, None, history)) is stops
 
 
 def test_a_run_stops_when_its_monitor_gets_worse() -> None:
-    fit = train_halving(monitors={"hill": hill}, callbacks=[EarlyStop("hill", patience=2)])
-    # params 0, 1/2, 3/4, 7/8, 15/16: the third is the best, and patience allows two more
+    fit = train_halving(
+        monitors={"hill": hill}, callbacks=[EarlyStop("hill", patience=2)]
+    )
+    # params 0, 1/2, 3/4, 7/8, 15/16: the third is the best, and patience allows two
+    # more
     np.testing.assert_array_equal(fit.history["monitor_step"], [0, 1, 2, 3, 4])
     assert fit.history.sizes["step"] == 4
     np.testing.assert_allclose(fit.params["v"], 15 / 16)
@@ -74,13 +81,24 @@ def test_callbacks_see_the_run_at_their_steps() -> None:
     seen = []
 
     def look(progress: Progress) -> None:
-        seen.append((progress.step, float(progress.params["v"].sum()), progress.history.sizes["step"]))
+        seen.append(
+            (
+                progress.step,
+                float(progress.params["v"].sum()),
+                progress.history.sizes["step"],
+            )
+        )
         assert int(progress.estimator_state["steps"]) == progress.step
         assert progress.history["sum"].values[-1] == progress.params["v"].sum()
 
-    stop = lambda progress: progress.step == 10  # every callback is called when one stops the run
+    # every callback is called when one stops the run
+    stop = lambda progress: progress.step == 10
     fit = train(monitors=SUM, callbacks=[stop, look], monitor_every=2, num_steps=12)
-    assert [step for step, _, _ in seen] == [count for _, _, count in seen] == [0, 2, 4, 6, 8, 10]
+    assert (
+        [step for step, _, _ in seen]
+        == [count for _, _, count in seen]
+        == [0, 2, 4, 6, 8, 10]
+    )
     np.testing.assert_array_equal([value for _, value, _ in seen], fit.history["sum"])
 
 
@@ -92,7 +110,9 @@ def test_the_best_params_are_those_of_the_best_monitor_value() -> None:
     assert fit.best_step == 0 and (leaves(fit.best_params) == 0).all()
     fit = train_halving(monitors=SUM, keep_best="sum", num_steps=5, monitor_every=2)
     assert fit.best_step == 5  # the params after the last step count
-    fit = train_halving(monitors={"none": lambda p: p["v"].sum() * nan}, keep_best="none")
+    fit = train_halving(
+        monitors={"none": lambda p: p["v"].sum() * nan}, keep_best="none"
+    )
     assert fit.best_params is None and fit.best_step is None
 
 
@@ -110,13 +130,22 @@ def test_a_callback_cannot_change_the_run() -> None:
 
     mean = Monitor(lambda p: float(p.pop("v")[0]), compiled=False)
     fit = train(monitors=SUM | {"mean": mean}, monitor_every=1, callbacks=[vandal])
-    assert_same_run(dataclasses.replace(fit, history=fit.history.drop_vars("mean")), plain)
+    assert_same_run(
+        dataclasses.replace(fit, history=fit.history.drop_vars("mean")), plain
+    )
     assert errors and all("read-only" in error for error in errors)
     fit.history["sum"].values[:] = 0  # the returned history belongs to the caller
 
 
-def test_a_stopped_run_stops_again_and_resumes_without_the_callback(tmp_path: Any) -> None:
-    options = {"monitors": {"hill": hill}, "keep_best": "hill", "monitor_every": 2, "num_steps": 12}
+def test_a_stopped_run_stops_again_and_resumes_without_the_callback(
+    tmp_path: Any,
+) -> None:
+    options = {
+        "monitors": {"hill": hill},
+        "keep_best": "hill",
+        "monitor_every": 2,
+        "num_steps": 12,
+    }
     checkpoints = {"checkpoint_dir": tmp_path, "checkpoint_every": 4, "resume": True}
     stop = [lambda progress: progress.step == 6]
     stopped = train(**options, callbacks=stop)
@@ -151,7 +180,9 @@ def test_an_exception_in_a_callback_carries_the_run_and_keeps_its_checkpoints(
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_an_exception_keeps_its_attributes_and_one_before_the_first_step_carries_nothing(at: int) -> None:
+def test_an_exception_keeps_its_attributes_and_one_before_the_first_step_carries_nothing(
+    at: int,
+) -> None:
     def fail(progress: Progress) -> None:
         if progress.step == at:
             error = RuntimeError("failed")

@@ -19,7 +19,12 @@ import pytest
 from training_tools import assert_same_run, leaves
 
 from ebmpp.core import archive
-from ebmpp.errors import ArgumentError, CheckpointError, CheckpointWriteError, TrainingError
+from ebmpp.errors import (
+    ArgumentError,
+    CheckpointError,
+    CheckpointWriteError,
+    TrainingError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +45,28 @@ def test_a_directory_in_use_is_refused_and_released_at_the_end(tmp_path: Path) -
 
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, callbacks=[lambda progress: 1 / 0], weights=np.arange(10))
-    assert steps_in(tmp_path) == []  # a run without a checkpoint leaves the directory to another
+    # a run without a checkpoint leaves the directory to another
+    assert steps_in(tmp_path) == []
     assert_same_run(run(tmp_path, callbacks=[run_again]), run())
     run(tmp_path, resume=True)
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
-    for name in ("4/results.npy", "notes.json", "checkpoint-best.zip", ".checkpoint-4.tmp"):
+    for name in (
+        "4/results.npy",
+        "notes.json",
+        "checkpoint-best.zip",
+        ".checkpoint-4.tmp",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"mine": 1}')
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     run(tmp_path, 8)
     assert_same_run(run(tmp_path, 20, resume=True), run(num_steps=20))
     assert {path: path.read_bytes() for path in before} == before
-    new = {path.name for path in tmp_path.rglob("*") if path.is_file()} - {path.name for path in before}
+    new = {path.name for path in tmp_path.rglob("*") if path.is_file()} - {
+        path.name for path in before
+    }
     assert {name for name in new if name.endswith(".zip")} == {
         f"checkpoint-0000{n}.zip" for n in (12, 16, 20)
     }
@@ -63,12 +76,17 @@ def test_a_file_of_unknown_origin_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-000500.zip").write_text("mine")
     with pytest.raises(CheckpointError, match="resume=True"):
         run(tmp_path)
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match=r"\[500\]"):
+    with (
+        pytest.warns(UserWarning, match="damaged"),
+        pytest.raises(CheckpointError, match=r"\[500\]"),
+    ):
         run(tmp_path, resume=True)
     assert (tmp_path / "checkpoint-000500.zip").read_text() == "mine"
 
 
-def test_a_checkpoint_directory_is_a_path_to_a_directory(tmp_path: Path, original: Any) -> None:
+def test_a_checkpoint_directory_is_a_path_to_a_directory(
+    tmp_path: Path, original: Any
+) -> None:
     for directory in ("", 3, b"run", "a\0b"):
         with pytest.raises(ArgumentError, match="checkpoint_dir"):
             run(directory)
@@ -81,7 +99,9 @@ def test_a_checkpoint_directory_is_a_path_to_a_directory(tmp_path: Path, origina
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "renamed"])
-def test_a_damaged_checkpoint_is_replaced_from_the_one_before(damage: str, copy: Any) -> None:
+def test_a_damaged_checkpoint_is_replaced_from_the_one_before(
+    damage: str, copy: Any
+) -> None:
     directory, fit = copy
     path = directory / "checkpoint-000012.zip"
     data = path.read_bytes()
@@ -97,7 +117,13 @@ def test_a_damaged_checkpoint_is_replaced_from_the_one_before(damage: str, copy:
     if damage == "cut":
         with warns():
             run(directory, resume=True, callbacks=[lambda progress: progress.step == 9])
-        assert steps_in(directory) == [4, 8, 9, 12]  # no whole checkpoint is dropped for a damaged one
+        # no whole checkpoint is dropped for a damaged one
+        assert steps_in(directory) == [
+            4,
+            8,
+            9,
+            12,
+        ]
     with warns():
         assert_same_run(run(directory, resume=True), fit)
     assert_same_run(run(directory, resume=True), fit)  # without a warning
@@ -107,7 +133,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(copy: Any) -> None:
     directory, _ = copy
     for path in directory.rglob("*"):
         path.write_bytes(b"")
-    with warnings.catch_warnings(action="ignore"), pytest.raises(CheckpointError, match=r"\[12, 8, 4\]"):
+    with (
+        warnings.catch_warnings(action="ignore"),
+        pytest.raises(CheckpointError, match=r"\[12, 8, 4\]"),
+    ):
         run(directory, resume=True)
     assert steps_in(directory) == [4, 8, 12]
 
@@ -120,7 +149,9 @@ def failing(number: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("fault", ["full", "lost", "removed"])
-def test_a_failed_write_loses_nothing(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_loses_nothing(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, broken = tmp_path / "run", []
 
     def break_disk(progress: Any) -> None:
@@ -137,16 +168,28 @@ def test_a_failed_write_loses_nothing(fault: str, tmp_path: Path, monkeypatch: p
         run(directory, callbacks=[break_disk])
     monkeypatch.undo()
     error, expected = caught.value, run(num_steps=8)
-    assert isinstance(error, TrainingError) and isinstance(error, CheckpointError) and error.step == 8
+    assert (
+        isinstance(error, TrainingError)
+        and isinstance(error, CheckpointError)
+        and error.step == 8
+    )
     np.testing.assert_array_equal(leaves(error.params), leaves(expected.params))
     assert error.history["gradient_norm"].identical(expected.history["gradient_norm"])
-    assert not directory.exists() or (steps_in(directory) == [4] and len(names_in(directory)) == 2)
+    assert not directory.exists() or (
+        steps_in(directory) == [4] and len(names_in(directory)) == 2
+    )
     assert_same_run(run(directory, resume=True), run())
 
 
-def test_a_failed_read_changes_nothing(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_read_changes_nothing(
+    copy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, fit = copy
-    before = {path: path.read_bytes() for path in directory.iterdir() if path.suffix != ".lock"}
+    before = {
+        path: path.read_bytes()
+        for path in directory.iterdir()
+        if path.suffix != ".lock"
+    }
     read = Path.read_bytes
     refuse = lambda path: failing(errno.EIO)() if path.suffix == ".zip" else read(path)
     monkeypatch.setattr(Path, "read_bytes", refuse)
@@ -160,7 +203,10 @@ def test_a_failed_read_changes_nothing(copy: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_read_only_disk_is_refused_and_one_without_locks_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="Read-only"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(CheckpointError, match="Read-only"),
+    ):
         patch.setattr(os, "open", failing(errno.EROFS))
         run(tmp_path)
     monkeypatch.setattr("ebmpp.core.checkpoints.fcntl.flock", failing(errno.ENOLCK))
@@ -181,7 +227,9 @@ def wait(process: subprocess.Popen, until: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
-def test_a_directory_of_another_process_is_refused_and_resumes_after_a_kill(tmp_path: Path) -> None:
+def test_a_directory_of_another_process_is_refused_and_resumes_after_a_kill(
+    tmp_path: Path,
+) -> None:
     process = start_process(tmp_path)
     try:
         wait(process, lambda: len(steps_in(tmp_path)) >= 2)
@@ -198,9 +246,15 @@ def test_a_directory_of_another_process_is_refused_and_resumes_after_a_kill(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_kill_during_a_write_keeps_the_checkpoints_before(call: str, tmp_path: Path) -> None:
+def test_a_kill_during_a_write_keeps_the_checkpoints_before(
+    call: str, tmp_path: Path
+) -> None:
     process = start_process(tmp_path, die_in=call)
     assert process.wait(300) == -signal.SIGKILL
     assert steps_in(tmp_path) == [4, 8]
-    assert [name for name in names_in(tmp_path) if name.startswith(".checkpoint-000012.zip.")]
+    assert [
+        name
+        for name in names_in(tmp_path)
+        if name.startswith(".checkpoint-000012.zip.")
+    ]
     assert_resumes(tmp_path)

@@ -27,12 +27,18 @@ NORMALS = np.random.default_rng(0).normal(size=(2, 200, 6)).astype(np.float32)
 
 def train_gaussian(optimizer: Any, num_steps: int) -> ebmpp.Fit:
     graph, rows = layered(v=Gaussian(6), h=Gaussian(4)), NORMALS[0] @ NORMALS[1][:6]
-    options = {"rng_key": zoo.KEY, "estimator": PCD(num_chains=50), "progress_bar": False}
+    options = {
+        "rng_key": zoo.KEY,
+        "estimator": PCD(num_chains=50),
+        "progress_bar": False,
+    }
     return ebmpp.fit(graph, rows, optimizer=optimizer, num_steps=num_steps, **options)
 
 
 def test_leaving_the_domain_is_an_error_with_params_inside_it() -> None:
-    with pytest.raises(NormalizationError, match="eigenvalue .*optimizers.projected") as caught:
+    with pytest.raises(
+        NormalizationError, match="eigenvalue .*optimizers.projected"
+    ) as caught:
         train_gaussian(optax.sgd(0.5), 60)
     error = caught.value
     assert isinstance(error, DivergenceError) and isinstance(error, DomainError)
@@ -49,7 +55,9 @@ def test_a_projection_keeps_the_params_inside_the_domain() -> None:
 class Pushing(Recorder):
     """Its gradient is -1 everywhere, so a step of rate 1 adds 1 to each param."""
 
-    def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
+    def estimate(
+        self, graph: Any, params: Any, state: Any, batch: Any, key: Any
+    ) -> Estimate:
         return Estimate(jax.tree.map(lambda p: -jnp.ones_like(p), params), state, {})
 
 
@@ -59,27 +67,51 @@ START = {"v": np.full(2, -5.5, np.float32), "h": np.zeros(2), "v:h": np.zeros((2
 
 def push(**options: Any) -> ebmpp.Fit:
     """Run until the natural parameter of v, at most t - 5.5 + 2 t after t steps, is positive."""
-    defaults = {"rng_key": zoo.KEY, "estimator": Pushing(), "params": START, "optimizer": UNIT_RATE}
+    defaults = {
+        "rng_key": zoo.KEY,
+        "estimator": Pushing(),
+        "params": START,
+        "optimizer": UNIT_RATE,
+    }
     graph = layered(v=Exponential(2), h=Bernoulli(2))
-    return ebmpp.fit(graph, np.ones((4, 2), np.float32), progress_bar=False, **defaults | options)
+    return ebmpp.fit(
+        graph, np.ones((4, 2), np.float32), progress_bar=False, **defaults | options
+    )
 
 
-def test_monitors_callbacks_and_checkpoints_get_params_inside_the_domain(tmp_path: Any) -> None:
+def test_monitors_callbacks_and_checkpoints_get_params_inside_the_domain(
+    tmp_path: Any,
+) -> None:
     seen = []
-    options = {"monitors": {"bias": lambda p: p["v"][0]}, "monitor_every": 1, "checkpoint_every": 1}
+    options = {
+        "monitors": {"bias": lambda p: p["v"][0]},
+        "monitor_every": 1,
+        "checkpoint_every": 1,
+    }
     with pytest.raises(NormalizationError, match="block 'v'") as caught:
-        push(callbacks=[lambda progress: seen.append(progress.step)], checkpoint_dir=tmp_path, **options)
+        push(
+            callbacks=[lambda progress: seen.append(progress.step)],
+            checkpoint_dir=tmp_path,
+            **options,
+        )
     assert seen == [0, 1] and caught.value.step == 2
-    jax.tree.map(np.testing.assert_array_equal, caught.value.params, jax.tree.map(lambda a: a + 1, START))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        caught.value.params,
+        jax.tree.map(lambda a: a + 1, START),
+    )
     np.testing.assert_array_equal(caught.value.history["bias"], [-5.5, -4.5])
     assert [path.name for path in tmp_path.glob("*.zip")] == ["checkpoint-000001.zip"]
 
 
-GROWING = optax.sgd(optax.exponential_decay(1.0, 1, 1e6))  # floats overflow after the domain is left
+# floats overflow after the domain is left
+GROWING = optax.sgd(optax.exponential_decay(1.0, 1, 1e6))
 
 
 @pytest.mark.parametrize("options", [{"num_steps": 2}, {"optimizer": GROWING}])
-def test_a_model_that_stops_normalising_between_looks_is_not_returned(options: dict) -> None:
+def test_a_model_that_stops_normalising_between_looks_is_not_returned(
+    options: dict,
+) -> None:
     with pytest.raises(NormalizationError) as caught:
         push(**options)
     layered(v=Exponential(2), h=Bernoulli(2)).check(caught.value.params)
@@ -87,7 +119,9 @@ def test_a_model_that_stops_normalising_between_looks_is_not_returned(options: d
 
 def test_unmet_pairs_stop_the_run() -> None:
     class Unmet(Recorder):
-        def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
+        def estimate(
+            self, graph: Any, params: Any, state: Any, batch: Any, key: Any
+        ) -> Estimate:
             nan = jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), params)
             return Estimate(nan, state, {"num_unmet": jnp.array(3)})
 

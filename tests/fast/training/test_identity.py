@@ -20,9 +20,14 @@ from ebmpp.training.steps import State
 PARAMS = {"v": np.zeros(5, np.float32), "w": {"deep": np.zeros((3, 4), np.float32)}}
 
 
-def scaled_by(factor: Any, wrap: Any = lambda update: update) -> optax.GradientTransformation:
+def scaled_by(
+    factor: Any, wrap: Any = lambda update: update
+) -> optax.GradientTransformation:
     """An optimiser that holds an array."""
-    update = lambda g, state, params=None: (jax.tree.map(lambda a: -jnp.sum(factor) * a, g), state)
+    update = lambda g, state, params=None: (
+        jax.tree.map(lambda a: -jnp.sum(factor) * a, g),
+        state,
+    )
     return optax.GradientTransformation(lambda params: (), wrap(update))
 
 
@@ -31,7 +36,9 @@ def scaled_on_the_host(factor: float) -> optax.GradientTransformation:
 
     def update(g: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), g)
-        return jax.pure_callback(lambda g: jax.tree.map(lambda a: factor * a, g), shapes, g), state
+        return jax.pure_callback(
+            lambda g: jax.tree.map(lambda a: factor * a, g), shapes, g
+        ), state
 
     return optax.GradientTransformation(lambda params: (), update)
 
@@ -44,9 +51,15 @@ class OtherState(NamedTuple):
 
 def with_other_state(rate: float) -> optax.GradientTransformation:
     inner = optax.trace(rate)
-    update = lambda g, state, params=None: inner.update(g, optax.TraceState(state.trace), params)
-    wrapped = lambda *args: (lambda updates, state: (updates, OtherState(state.trace)))(*update(*args))
-    return optax.GradientTransformation(lambda params: OtherState(inner.init(params).trace), wrapped)
+    update = lambda g, state, params=None: inner.update(
+        g, optax.TraceState(state.trace), params
+    )
+    wrapped = lambda *args: (lambda updates, state: (updates, OtherState(state.trace)))(
+        *update(*args)
+    )
+    return optax.GradientTransformation(
+        lambda params: OtherState(inner.init(params).trace), wrapped
+    )
 
 
 steps = optax.piecewise_constant_schedule
@@ -78,8 +91,13 @@ def comparable(optimizer: Any) -> Comparable:
 def test_different_optimizers_are_distinguished() -> None:
     results = {name: comparable(make()) for name, make in OPTIMIZERS.items()}
     assert len(set(results.values())) == len(OPTIMIZERS)
-    assert all(comparable(OPTIMIZERS[name]()) == results[name] for name in ("early drop", "adam", "box"))
-    optimizer = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(3)), averaged(optax.adam(0.1)))
+    assert all(
+        comparable(OPTIMIZERS[name]()) == results[name]
+        for name in ("early drop", "adam", "box")
+    )
+    optimizer = optax.chain(
+        optax.add_noise(0.1, 0.5, jax.random.key(3)), averaged(optax.adam(0.1))
+    )
     assert comparable(optimizer) == comparable(optimizer)
 
 
@@ -115,5 +133,11 @@ def test_monitors_of_other_code_or_values_are_distinguished() -> None:
 
 def test_digests_depend_on_names_shapes_types_and_values() -> None:
     a = np.arange(6, dtype=np.float32)
-    tables = ({"a": a}, {"b": a}, {"a": a.reshape(2, 3)}, {"a": a.astype(np.float64)}, {"a": a + 1})
+    tables = (
+        {"a": a},
+        {"b": a},
+        {"a": a.reshape(2, 3)},
+        {"a": a.astype(np.float64)},
+        {"a": a + 1},
+    )
     assert len({digest(table) for table in tables}) == 5

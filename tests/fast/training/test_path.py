@@ -29,7 +29,9 @@ def train(data: Any = ROWS, **options: Any) -> ebmpp.Fit:
     return train_on(data, graph="rbm", **{"keep_path": 3, **options})
 
 
-def checkpoints(size: int, first: int, last: int, loaded: list[Any] | None = None) -> list[np.ndarray]:
+def checkpoints(
+    size: int, first: int, last: int, loaded: list[Any] | None = None
+) -> list[np.ndarray]:
     """Return the leaves of a recorder of these steps, whose params are the number of the step."""
     params = lambda step: {"w": np.full(2, float(step)), "b": np.array(float(step))}
     result = PathRecorder(size, params(0))
@@ -47,7 +49,8 @@ def test_checkpoints_are_bounded_and_evenly_spaced(steps: int) -> None:
     assert len(numbers) <= 4 < (steps + 1) / stride * 2 or stride == 1
     assert bias.tolist() == numbers.tolist() == weights[:, 1].tolist()
     for stop in (2, 7):
-        resumed = checkpoints(4, stop, 30, checkpoints(4, 0, stop))  # the step of the resume is seen twice
+        # the step of the resume is seen twice
+        resumed = checkpoints(4, stop, 30, checkpoints(4, 0, stop))
         jax.tree.map(np.testing.assert_array_equal, resumed, checkpoints(4, 0, 30))
 
 
@@ -58,7 +61,9 @@ def test_a_path_leads_from_base_rates_to_the_model() -> None:
     assert (np.diff(path.betas) >= 0).all()
     assert path.ends_at(fit.params) and not path.ends_at(path.params_at(0))
     jax.tree.map(np.testing.assert_array_equal, path.params_at(-1), fit.params)
-    np.testing.assert_allclose(path.eta0["v"], graph.init(zoo.KEY, ROWS)["v"], rtol=1e-5)
+    np.testing.assert_allclose(
+        path.eta0["v"], graph.init(zoo.KEY, ROWS)["v"], rtol=1e-5
+    )
     assert (path.eta0["h"] == 0).all()
     copy = pickle.loads(pickle.dumps(fit)).path
     assert copy.graph == graph
@@ -94,14 +99,25 @@ def test_a_resumed_run_has_the_same_path(tmp_path: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, resumed.path.along(), fit.path.along())
     np.testing.assert_array_equal(resumed.path.betas, fit.path.betas)
     with pytest.raises(CheckpointError, match="keep_path: 3 there, 4 here"):
-        train(num_steps=11, checkpoint_dir=tmp_path, resume=True, keep_path=4, **options)
+        train(
+            num_steps=11, checkpoint_dir=tmp_path, resume=True, keep_path=4, **options
+        )
 
 
 @cache
 def trained() -> ebmpp.Fit:
-    graph, data = ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
-    options = {"estimator": PCD(num_chains=200), "optimizer": optax.sgd(0.2), "num_steps": 1500}
-    return ebmpp.fit(graph, data, rng_key=zoo.KEY, keep_path=True, progress_bar=False, **options)
+    graph, data = (
+        ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4)),
+        ebmpp.data.bars_and_stripes(3),
+    )
+    options = {
+        "estimator": PCD(num_chains=200),
+        "optimizer": optax.sgd(0.2),
+        "num_steps": 1500,
+    }
+    return ebmpp.fit(
+        graph, data, rng_key=zoo.KEY, keep_path=True, progress_bar=False, **options
+    )
 
 
 @pytest.mark.slow
@@ -116,17 +132,34 @@ def test_annealing_along_a_path_is_exact() -> None:
     sizes = {"num_particles": 200, "num_pairs": 20}
     # pilots choose the line or the path, by rungs and correlation
     assert (
-        smc.num_rungs <= 1.5 * ebmpp.smc(fit.graph, fit.params, rng_key=zoo.KEY, num_particles=2000).num_rungs
+        smc.num_rungs
+        <= 1.5
+        * ebmpp.smc(
+            fit.graph, fit.params, rng_key=zoo.KEY, num_particles=2000
+        ).num_rungs
     )
-    mean = ebmpp.particle_expectation(fit.graph, fit.params, lambda x: x["v"], **sizes, **options)
-    assert_law(mean.value, ebmpp.exact.moments(fit.graph, fit.params)["v"], mean.standard_error)
+    mean = ebmpp.particle_expectation(
+        fit.graph, fit.params, lambda x: x["v"], **sizes, **options
+    )
+    assert_law(
+        mean.value, ebmpp.exact.moments(fit.graph, fit.params)["v"], mean.standard_error
+    )
     assert mean.acceptance > 0.5
 
 
 @pytest.mark.slow
-def test_a_path_that_needs_too_many_knots_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_needs_too_many_knots_warns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(callbacks, "_MAX_KNOTS", 2)
-    options = {"estimator": CD(), "optimizer": optax.sgd(5.0), "num_steps": 3, "progress_bar": False}
+    options = {
+        "estimator": CD(),
+        "optimizer": optax.sgd(5.0),
+        "num_steps": 3,
+        "progress_bar": False,
+    }
     with pytest.warns(UserWarning, match="more than 2 knots"):
-        fit = ebmpp.fit(zoo.graph("rbm"), np.eye(4), rng_key=zoo.KEY, keep_path=True, **options)
+        fit = ebmpp.fit(
+            zoo.graph("rbm"), np.eye(4), rng_key=zoo.KEY, keep_path=True, **options
+        )
     assert len(fit.path) == 5 and fit.path.ends_at(fit.params)

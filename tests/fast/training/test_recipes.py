@@ -41,18 +41,25 @@ class Writer:
         self.written.extend((step, *item) for item in values.items())
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("tensorboard", ("runs",)), ("weights_and_biases", ())])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("tensorboard", ("runs",)), ("weights_and_biases", ())]
+)
 def test_each_value_is_written_once(
     name: str, arguments: tuple, recipes: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stubs = {"tensorboardX": {"SummaryWriter": Writer}, "wandb": {"init": lambda: Writer("")}}
+    stubs = {
+        "tensorboardX": {"SummaryWriter": Writer},
+        "wandb": {"init": lambda: Writer("")},
+    }
     for module, names in stubs.items():
         stub = ModuleType(module)
         vars(stub).update(names)
         monkeypatch.setitem(sys.modules, module, stub)
     fit = run(recipes[name](*arguments))
     frame = fit.history.to_dataframe().stack().dropna()
-    assert sorted(Writer.written) == sorted((*index, value) for index, value in frame.items())
+    assert sorted(Writer.written) == sorted(
+        (*index, value) for index, value in frame.items()
+    )
 
 
 def test_the_table_on_disk_is_the_history(recipes: dict, tmp_path: Path) -> None:

@@ -18,38 +18,59 @@ SLOW = optax.sgd(0.1)
 
 def test_params_continue_while_the_rate_changes() -> None:
     estimator = Recorder()
-    schedule = [Stage(num_steps=n, estimator=estimator, optimizer=o) for n, o in ((3, SGD), (2, SLOW))]
-    fit = train(schedule=schedule, monitors={"v": lambda p: p["v"].mean()}, monitor_every=1)
-    # the gradient is p - 1, so the distance to 1 is halved three times, then shrinks by 0.9 twice
+    schedule = [
+        Stage(num_steps=n, estimator=estimator, optimizer=o)
+        for n, o in ((3, SGD), (2, SLOW))
+    ]
+    fit = train(
+        schedule=schedule, monitors={"v": lambda p: p["v"].mean()}, monitor_every=1
+    )
+    # the gradient is p - 1, so the distance to 1 is halved three times, then shrinks by
+    # 0.9 twice
     distance = np.cumprod([1, 0.5, 0.5, 0.5, 0.9, 0.9])
     np.testing.assert_allclose(1 - fit.history["v"], distance, rtol=1e-5)
     np.testing.assert_array_equal(fit.history["stage"], [0, 0, 0, 1, 1])
-    assert len(set(fit.history["word"].values)) == 5  # fresh random words at each step of the run
+    # fresh random words at each step of the run
+    assert len(set(fit.history["word"].values)) == 5
 
 
 def test_metrics_that_a_stage_lacks_are_nan() -> None:
     plain = train(schedule=[Stage(num_steps=5, estimator=WALKER, optimizer=SGD)])
     assert plain.history.drop_vars("stage").identical(train().history)
     estimators = [WALKER, dataclasses.replace(WALKER, metric="other")]
-    history = train(schedule=[Stage(num_steps=2, estimator=e, optimizer=SGD) for e in estimators]).history
+    history = train(
+        schedule=[Stage(num_steps=2, estimator=e, optimizer=SGD) for e in estimators]
+    ).history
     np.testing.assert_array_equal(np.isnan(history["walk"]), [False, False, True, True])
-    np.testing.assert_array_equal(np.isnan(history["other"]), [True, True, False, False])
+    np.testing.assert_array_equal(
+        np.isnan(history["other"]), [True, True, False, False]
+    )
     np.testing.assert_array_equal(history["count"], [0, 1, 0, 1])
     assert history["word"].dtype == np.uint32 and history["other"].dtype == np.float32
 
 
 @pytest.mark.parametrize("adopts", [False, True])
-def test_an_estimator_may_continue_from_the_state_of_the_stage_before(adopts: bool) -> None:
-    second = Stage(num_steps=2, estimator=dataclasses.replace(WALKER, adopts=adopts), optimizer=ADAM)
+def test_an_estimator_may_continue_from_the_state_of_the_stage_before(
+    adopts: bool,
+) -> None:
+    second = Stage(
+        num_steps=2,
+        estimator=dataclasses.replace(WALKER, adopts=adopts),
+        optimizer=ADAM,
+    )
     fit = train(schedule=[Stage(num_steps=3, estimator=WALKER, optimizer=SGD), second])
-    np.testing.assert_array_equal(fit.history["count"], [0, 1, 2, 3, 4] if adopts else [0, 1, 2, 0, 1])
+    np.testing.assert_array_equal(
+        fit.history["count"], [0, 1, 2, 3, 4] if adopts else [0, 1, 2, 0, 1]
+    )
     assert int(fit.estimator_state["steps"]) == (5 if adopts else 2)
     assert int(fit.optimizer_state[0].count) == 2
 
 
 def test_an_estimator_may_use_a_batch_for_several_steps() -> None:
     steps = 3
-    fit = train(estimator=dataclasses.replace(WALKER, steps_per_batch=steps), num_steps=8)
+    fit = train(
+        estimator=dataclasses.replace(WALKER, steps_per_batch=steps), num_steps=8
+    )
     batches = rows_seen(train(num_steps=8))
     np.testing.assert_array_equal(rows_seen(fit), np.repeat(batches, steps, axis=0)[:8])
     assert len(set(fit.history["word"].values)) == 8
@@ -57,7 +78,9 @@ def test_an_estimator_may_use_a_batch_for_several_steps() -> None:
 
 def test_a_stage_begins_with_a_fresh_batch() -> None:
     stage = lambda n, steps: Stage(
-        num_steps=n, estimator=dataclasses.replace(WALKER, steps_per_batch=steps), optimizer=SGD
+        num_steps=n,
+        estimator=dataclasses.replace(WALKER, steps_per_batch=steps),
+        optimizer=SGD,
     )
     seen = rows_seen(train(schedule=[stage(3, 2), stage(3, 3), stage(1, 1)]))
     np.testing.assert_array_equal(seen, rows_seen(train())[[0, 0, 1, 2, 2, 2, 3]])
@@ -75,8 +98,16 @@ class Wrong(Recorder):
         (lambda: train(schedule=[]), "schedule"),
         (lambda: train(schedule=[CD()]), r"Stage.*CD\("),
         (lambda: train(schedule=[Stage(num_steps=1)], optimizer=SGD), "optimizer"),
-        (lambda: train(estimator=Recorder(steps_per_batch=0)), "steps_per_batch .*got 0"),
-        (lambda: train(schedule=[Stage(num_steps=1, estimator=e) for e in (WALKER, Wrong())]), "Wrong.adopt"),
+        (
+            lambda: train(estimator=Recorder(steps_per_batch=0)),
+            "steps_per_batch .*got 0",
+        ),
+        (
+            lambda: train(
+                schedule=[Stage(num_steps=1, estimator=e) for e in (WALKER, Wrong())]
+            ),
+            "Wrong.adopt",
+        ),
     ],
 )
 def test_invalid_stages_are_refused(make: Any, match: str) -> None:

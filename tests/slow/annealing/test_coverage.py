@@ -34,7 +34,9 @@ def machine(bench: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", ["smc", "ais", "bracket", "WeightedPCD", "monitor"])
-def test_intervals_hold_the_exact_value_or_warn(bench: Any, machine: Any, method: str) -> None:
+def test_intervals_hold_the_exact_value_or_warn(
+    bench: Any, machine: Any, method: str
+) -> None:
     row = bench.covered(machine, method, SEEDS)
     # six intervals at 0.95: three or more fail with probability 0.002
     assert row["covered or warned"] >= 4, row
@@ -42,14 +44,30 @@ def test_intervals_hold_the_exact_value_or_warn(bench: Any, machine: Any, method
 
 def test_weighted_chains_at_a_large_rate_do_not_flatter() -> None:
     """With steps that nothing can follow the history is nan where it would be off by many nats."""
-    graph, rows = ebmpp.layered(v=Bernoulli(64), h=Bernoulli(16)), ebmpp.data.binarize(ebmpp.data.digits())
+    graph, rows = (
+        ebmpp.layered(v=Bernoulli(64), h=Bernoulli(16)),
+        ebmpp.data.binarize(ebmpp.data.digits()),
+    )
     exactly = lambda params: ebmpp.exact.log_partition(graph, params)
-    run = {"optimizer": optax.sgd(0.3), "num_steps": 400, "batch_size": 100, "progress_bar": False}
-    run |= {"monitors": {"exact": exactly}, "monitor_every": 10, "rng_key": jax.random.key(0)}
+    run = {
+        "optimizer": optax.sgd(0.3),
+        "num_steps": 400,
+        "batch_size": 100,
+        "progress_bar": False,
+    }
+    run |= {
+        "monitors": {"exact": exactly},
+        "monitor_every": 10,
+        "rng_key": jax.random.key(0),
+    }
     with pytest.warns(UserWarning, match="nan"):
-        fit = ebmpp.fit(graph, rows, estimator=WeightedPCD(num_chains=200, num_watchers=1000), **run)
+        fit = ebmpp.fit(
+            graph, rows, estimator=WeightedPCD(num_chains=200, num_watchers=1000), **run
+        )
     steps = fit.history.monitor_step.values[:-1]
-    value, error = (fit.history[f"log_partition{end}"].values[steps] for end in ("", "_error"))
+    value, error = (
+        fit.history[f"log_partition{end}"].values[steps] for end in ("", "_error")
+    )
     gap, known = value - fit.history.exact.values[:-1], np.isfinite(value)
     assert 5 < known.sum() < len(steps) and np.abs(gap[known]).max() < 1
     assert (np.abs(gap[known]) < 2.3 * error[known]).mean() > 0.8

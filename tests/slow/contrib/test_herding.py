@@ -29,10 +29,14 @@ def test_states_are_local_modes_and_the_gradient_moves_away_from_them() -> None:
     best_hidden = lambda v: HIDDEN[(HIDDEN @ (b + v @ w)).argmax()]
     estimator, weights = Herding(num_chains=5), np.float32([0.4, 0.3, 0.2, 0.1])
     state = estimator.init(graph, params, DATA, 4, key(0))
-    result = jax.device_get(estimate(estimator, graph, params, state, DATA, key(1), weights))
+    result = jax.device_get(
+        estimate(estimator, graph, params, state, DATA, key(1), weights)
+    )
     v, h = result.state.x["v"], result.state.x["h"]
     for i in range(5):  # no layer can be improved
-        np.testing.assert_array_equal(v[i], VISIBLE[(VISIBLE @ (a + w @ h[i])).argmax()])
+        np.testing.assert_array_equal(
+            v[i], VISIBLE[(VISIBLE @ (a + w @ h[i])).argmax()]
+        )
         np.testing.assert_array_equal(h[i], best_hidden(v[i]))
     modes = np.array([best_hidden(row) for row in DATA["v"]])
     positive = np.einsum("n,ni,nj->ij", weights, DATA["v"], modes)
@@ -45,8 +49,12 @@ def test_moments_of_visited_states_converge_to_those_of_the_data() -> None:
     params = random_params(graph, seed=5, scale=1.0)
     state, visited = estimator.init(graph, params, DATA, 4, key(0)), []
     for seed in range(400):
-        result = jax.device_get(estimate(estimator, graph, params, state, DATA, key(seed)))
-        params = {name: np.asarray(p) - result.gradient[name] for name, p in params.items()}
+        result = jax.device_get(
+            estimate(estimator, graph, params, state, DATA, key(seed))
+        )
+        params = {
+            name: np.asarray(p) - result.gradient[name] for name, p in params.items()
+        }
         state = result.state
         visited.append(state.x["v"][0])
     # params stay bounded, so means differ by their range over the number of steps
@@ -56,15 +64,26 @@ def test_moments_of_visited_states_converge_to_those_of_the_data() -> None:
 
 
 def herd(num_kept: int, steps: int, **options: Any) -> Any:
-    options = {"rng_key": zoo.KEY, "optimizer": optax.sgd(1.0), "progress_bar": False} | options
+    options = {
+        "rng_key": zoo.KEY,
+        "optimizer": optax.sgd(1.0),
+        "progress_bar": False,
+    } | options
     estimator = Herding(num_chains=3, num_kept=num_kept)
     return ebmpp.fit(
-        zoo.graph("spin"), DATA, estimator=estimator, num_steps=steps, monitor_every=1, **options
+        zoo.graph("spin"),
+        DATA,
+        estimator=estimator,
+        num_steps=steps,
+        monitor_every=1,
+        **options,
     )
 
 
 @pytest.mark.parametrize("num_kept", [10, 100])
-def test_a_run_keeps_the_last_visited_states_in_order(num_kept: int, tmp_path: Path) -> None:
+def test_a_run_keeps_the_last_visited_states_in_order(
+    num_kept: int, tmp_path: Path
+) -> None:
     states = []
     record = lambda progress: states.append(np.asarray(progress.estimator_state.x["h"]))
     state = herd(num_kept, 8, callbacks=[record]).estimator_state

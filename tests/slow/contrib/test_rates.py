@@ -34,24 +34,39 @@ def make(kernel, **options):
 def test_rate_0_gives_blocked_gibbs_bit_by_bit(k):
     kernel = make(RatesFPCD, rate=0, decay=0.5, k=k)
     _, z, _ = scan_kernel(kernel, 40, strong_params(), rates(), num_chains=3)
-    _, expected, _ = scan_kernel(make(BlockedGibbs), 40 * k, strong_params(), num_chains=3)
+    _, expected, _ = scan_kernel(
+        make(BlockedGibbs), 40 * k, strong_params(), num_chains=3
+    )
     assert_same(z, {b: x[k - 1 :: k] for b, x in expected.items()})
 
 
 def test_fast_weights_follow_their_recursion():
     """fast <- decay fast + rate (rates - statistics), from the draws alone."""
     rate, decay = 0.2, 0.9
-    state, z, _ = scan_kernel(make(RatesFPCD, rate=rate, decay=decay), 30, strong_params(), rates())
+    state, z, _ = scan_kernel(
+        make(RatesFPCD, rate=rate, decay=decay), 30, strong_params(), rates()
+    )
     fast = {name: np.zeros(np.shape(r)) for name, r in rates().items()}
     for v, h in zip(z["v"], z["h"], strict=True):
         size = np.sqrt(sum((f**2).sum() for f in fast.values()))
         statistics = {"v": v, "h": h, "v:h": np.outer(v, h)}
-        fast = {name: decay * f + rate * (rates()[name] - statistics[name]) for name, f in fast.items()}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.fast, fast)
-    zeros = jax.tree.map(np.zeros_like, strong_params())  # sample penalisation is FPCD with rates of 0
-    penalised = scan_kernel(make(SamplePenalization, rate=rate, decay=decay), 30, strong_params())[1]
+        fast = {
+            name: decay * f + rate * (rates()[name] - statistics[name])
+            for name, f in fast.items()
+        }
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.fast, fast
+    )
+    # sample penalisation is FPCD with rates of 0
+    zeros = jax.tree.map(np.zeros_like, strong_params())
+    penalised = scan_kernel(
+        make(SamplePenalization, rate=rate, decay=decay), 30, strong_params()
+    )[1]
     assert_same(
-        penalised, scan_kernel(make(RatesFPCD, rate=rate, decay=decay), 30, strong_params(), zeros)[1]
+        penalised,
+        scan_kernel(
+            make(RatesFPCD, rate=rate, decay=decay), 30, strong_params(), zeros
+        )[1],
     )
     norm = np.sqrt(sum((np.asarray(p) ** 2).sum() for p in strong_params().values()))
     np.testing.assert_allclose(state.drift, size / norm, rtol=1e-4)
@@ -72,37 +87,67 @@ def test_draws_leave_a_mode_in_which_gibbs_stays():
 def test_errors_of_herding_decrease_as_one_over_t():
     """T times the error stays bounded: it is the fast weights over the rate."""
     rate, times = 0.2, (64, 256, 1024, 4096)
-    state, z, _ = scan_kernel(make(RatesHerding, rate=rate), times[-1], strong_params(), rates())
-    errors = {n: s - rates()[n] for n, s in {**z, "v:h": np.einsum("ti,tj->tij", z["v"], z["h"])}.items()}
+    state, z, _ = scan_kernel(
+        make(RatesHerding, rate=rate), times[-1], strong_params(), rates()
+    )
+    errors = {
+        n: s - rates()[n]
+        for n, s in {**z, "v:h": np.einsum("ti,tj->tij", z["v"], z["h"])}.items()
+    }
     scaled = [max(np.abs(e[:t].sum(0)).max() for e in errors.values()) for t in times]
-    assert max(scaled) < 2 * scaled[0]  # a rate of 1/sqrt(T) would make them grow by a factor of 8
+    # a rate of 1/sqrt(T) would make them grow by a factor of 8
+    assert max(scaled) < 2 * scaled[0]
     for name, error in errors.items():
-        np.testing.assert_allclose(-rate * error.sum(0), state.fast[name], atol=0.02)  # sums in float32
+        # sums in float32
+        np.testing.assert_allclose(-rate * error.sum(0), state.fast[name], atol=0.02)
     assert len(np.unique(z["v"], axis=0)) > 3
 
 
 def test_herding_is_deterministic_and_begins_at_a_mode():
     start = {"v": np.ones(4, np.float32), "h": np.zeros(3, np.float32)}
     first, second = (
-        scan_kernel(make(RatesHerding), 50, strong_params(), rates(), key=seed, init_params=start)[1]
+        scan_kernel(
+            make(RatesHerding),
+            50,
+            strong_params(),
+            rates(),
+            key=seed,
+            init_params=start,
+        )[1]
         for seed in (0, 1)
     )
     assert_same(first, second)
-    x = {b: v[0] for b, v in first.items()}  # a draw of the model, as nothing has changed yet
+    # a draw of the model, as nothing has changed yet
+    x = {b: v[0] for b, v in first.items()}
     for b in x:
-        np.testing.assert_array_equal(zoo.graph("rbm").mode(strong_params(), x, b), x[b])
+        np.testing.assert_array_equal(
+            zoo.graph("rbm").mode(strong_params(), x, b), x[b]
+        )
 
 
 def test_observed_units_stay_and_clamped_rows_have_their_own_fast_weights():
     with pytest.raises(StateError, match="clamped"):
         clamped = {"v": np.zeros(4), "h": np.zeros(3)}
         make(RatesFPCD).init(zoo.KEY, 0, None, (strong_params(), rates()), clamped)
-    observed = Observed(np.array([1.0, 0.0, 0.0, 0.0]), np.array([True, True, False, False]))
-    _, z, _ = scan_kernel(make(RatesHerding, rate=1.0), 30, strong_params(), rates(), clamped={"v": observed})
+    observed = Observed(
+        np.array([1.0, 0.0, 0.0, 0.0]), np.array([True, True, False, False])
+    )
+    _, z, _ = scan_kernel(
+        make(RatesHerding, rate=1.0),
+        30,
+        strong_params(),
+        rates(),
+        clamped={"v": observed},
+    )
     assert (z["v"][:, :2] == [1, 0]).all() and len(np.unique(z["v"][:, 2:], axis=0)) > 1
-    kernel, v = make(RatesFPCD, rate=0.5, decay=0.9), np.array([[1, 0, 1, 0], [1, 1, 1, 1]], np.float32)
+    kernel, v = (
+        make(RatesFPCD, rate=0.5, decay=0.9),
+        np.array([[1, 0, 1, 0], [1, 1, 1, 1]], np.float32),
+    )
     state, z, _ = scan_kernel(kernel, 20, strong_params(), rates(), clamped={"v": v})
-    single, expected, _ = scan_kernel(kernel, 20, strong_params(), rates(), clamped={"v": v[0]})
+    single, expected, _ = scan_kernel(
+        kernel, 20, strong_params(), rates(), clamped={"v": v[0]}
+    )
     np.testing.assert_array_equal(z["h"][:, 0], expected["h"])
     np.testing.assert_allclose(state.fast["v:h"][0], single.fast["v:h"], rtol=1e-5)
     assert state.fast["v:h"].shape == (2, 4, 3) and state.drift.shape == (2,)
@@ -112,11 +157,15 @@ def test_output_says_that_draws_are_not_of_the_model():
     for kernel in (make(RatesFPCD), make(RatesHerding), make(SamplePenalization)):
         assert "not of the model" in repr(kernel)
         assert pickle.loads(pickle.dumps(kernel)).rate == kernel.rate
-    mcmc = run_mcmc(make(SamplePenalization, rate=0.1), strong_params(), extra_fields=("drift",))
+    mcmc = run_mcmc(
+        make(SamplePenalization, rate=0.1), strong_params(), extra_fields=("drift",)
+    )
     tree = ebmpp.to_datatree(mcmc)
     assert "not of the model" in tree.attrs["inference_caveat"]
     assert tree["sample_stats"]["drift"].values[0, -1] > 0
-    assert mcmc.sampler.get_diagnostics_str(mcmc.last_state).startswith("8 steps, not of the model")
+    assert mcmc.sampler.get_diagnostics_str(mcmc.last_state).startswith(
+        "8 steps, not of the model"
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +194,11 @@ def test_wrong_options_are_refused(kernel, options, message):
     ],
 )
 def test_wrong_rates_are_refused(kernel, change, message):
-    extra = () if change is None else ({n: r for n, r in (rates() | change).items() if r is not None},)
+    extra = (
+        ()
+        if change is None
+        else ({n: r for n, r in (rates() | change).items() if r is not None},)
+    )
     with pytest.raises(ParameterError, match=message):
         make(kernel).init(zoo.KEY, 0, None, (strong_params(), *extra), {})
 
@@ -158,11 +211,16 @@ def test_rates_are_weighted_posterior_means_over_rows(monkeypatch):
         p = model.target * [(x["v"] == row).all() for x in model.states]
         h = p / p.sum() @ np.array([x["h"] for x in model.states])
         v = (row[:, None] == np.arange(3)).astype(float)
-        exact = {n: exact[n] + weight * t for n, t in (("v", v), ("h", h), ("v:h", np.einsum("ij,k", v, h)))}
+        exact = {
+            n: exact[n] + weight * t
+            for n, t in (("v", v), ("h", h), ("v:h", np.einsum("ij,k", v, h)))
+        }
     for chunk in (100, 2):
         monkeypatch.setattr("ebmpp.contrib.mean_statistics._CHUNK", chunk)
         result = data_statistics(graph, params, rows, weights=weights)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), result, exact)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), result, exact
+        )
 
 
 def test_rates_of_a_deep_graph_need_a_posterior():
@@ -172,4 +230,6 @@ def test_rates_of_a_deep_graph_need_a_posterior():
     field = ebmpp.estimators.MeanField(30)
     result = data_statistics(deep, params, rows, posterior=field)
     means = field.statistics(deep, params, {"v": np.ones((1, 3), np.float32)})
-    np.testing.assert_allclose(result["h1:h2"], np.outer(means["h1"][0], means["h2"][0]), rtol=1e-4)
+    np.testing.assert_allclose(
+        result["h1:h2"], np.outer(means["h1"][0], means["h2"][0]), rtol=1e-4
+    )

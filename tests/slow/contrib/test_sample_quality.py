@@ -25,20 +25,32 @@ SAMPLES, HELD_OUT, VALIDATION = BITS[:37], BITS[37:50], BITS[50:]
 
 def bernoulli_density(rows, samples, beta):
     same = (rows[:, None] == samples).sum(-1)
-    return logsumexp(same * np.log(beta) + (7 - same) * np.log1p(-beta), axis=1) - np.log(len(samples))
+    return logsumexp(
+        same * np.log(beta) + (7 - same) * np.log1p(-beta), axis=1
+    ) - np.log(len(samples))
 
 
 def test_indirect_likelihood_with_a_validated_bandwidth_matches_a_sum_over_samples():
     bandwidths, sizes = [0.6, 0.75, 0.9], [1, 37]
-    options = {"validation": VALIDATION, "num_samples": sizes, "bandwidth": bandwidths, "chunk": 8}
+    options = {
+        "validation": VALIDATION,
+        "num_samples": sizes,
+        "bandwidth": bandwidths,
+        "chunk": 8,
+    }
     result = indirect_likelihood(SAMPLES, HELD_OUT, **options)
     for i, n in enumerate(sizes):
-        best = max(bandwidths, key=lambda b, n=n: bernoulli_density(VALIDATION, SAMPLES[:n], b).mean())
+        best = max(
+            bandwidths,
+            key=lambda b, n=n: bernoulli_density(VALIDATION, SAMPLES[:n], b).mean(),
+        )
         expected = bernoulli_density(HELD_OUT, SAMPLES[:n], best)
         assert result.bandwidth[i] == best and result.at_edge[i] == (best != 0.75)
         np.testing.assert_allclose(result.log_density[i], expected, rtol=1e-5)
         np.testing.assert_allclose(result.value[i], expected.mean(), rtol=1e-5)
-        np.testing.assert_allclose(result.standard_error[i], expected.std(ddof=1) / np.sqrt(13), rtol=1e-4)
+        np.testing.assert_allclose(
+            result.standard_error[i], expected.std(ddof=1) / np.sqrt(13), rtol=1e-4
+        )
 
 
 def test_frechet_distance_matches_the_matrix_square_root_and_extrapolates():
@@ -51,10 +63,14 @@ def test_frechet_distance_matches_the_matrix_square_root_and_extrapolates():
     a, b = pairs[0]
     covariances = [np.cov(x, rowvar=False) for x in (a, b)]
     root = linalg.sqrtm(covariances[0] @ covariances[1]).real
-    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(sum(covariances) - 2 * root)
+    expected = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(
+        sum(covariances) - 2 * root
+    )
     np.testing.assert_allclose(results[0].value, expected, rtol=1e-5)
     names = ("value", "extrapolated", "standard_error")
-    value, extrapolated, error = (np.array([getattr(r, name) for r in results]) for name in names)
+    value, extrapolated, error = (
+        np.array([getattr(r, name) for r in results]) for name in names
+    )
     error_of_mean = extrapolated.std(ddof=1) / np.sqrt(len(results))
     assert value.mean() > exact + 5 * error_of_mean
     assert_law(extrapolated.mean(), exact, error_of_mean)
@@ -90,13 +106,27 @@ def test_adversarial_accuracy_of_copies_and_of_distant_rows():
     [
         (lambda: indirect_likelihood(SAMPLES, HELD_OUT), "validation"),
         (lambda: indirect_likelihood(SAMPLES, HELD_OUT, bandwidth=0.4), "0.4"),
-        (lambda: indirect_likelihood(SAMPLES, HELD_OUT, bandwidth=0.9, num_samples=[5, 3]), "num_samples"),
-        (lambda: gaussian_frechet(np.zeros(2), np.eye(2), np.zeros(2), -np.eye(2)), "other_cov"),
-        (lambda: frechet_distance(np.eye(30, 3), np.eye(50, 3), extrapolate=True), "30"),
+        (
+            lambda: indirect_likelihood(
+                SAMPLES, HELD_OUT, bandwidth=0.9, num_samples=[5, 3]
+            ),
+            "num_samples",
+        ),
+        (
+            lambda: gaussian_frechet(np.zeros(2), np.eye(2), np.zeros(2), -np.eye(2)),
+            "other_cov",
+        ),
+        (
+            lambda: frechet_distance(np.eye(30, 3), np.eye(50, 3), extrapolate=True),
+            "30",
+        ),
         (lambda: frechet_distance(BITS, BITS, features="inception"), "'inception'"),
         (lambda: ImageFeatures(lambda images: images, (4,)), "shape"),
         (lambda: adversarial_accuracy(SAMPLES, HELD_OUT), "37.*13"),
-        (lambda: adversarial_accuracy(np.full((5, 2), np.nan), np.ones((5, 2))), "real"),
+        (
+            lambda: adversarial_accuracy(np.full((5, 2), np.nan), np.ones((5, 2))),
+            "real",
+        ),
     ],
 )
 def test_invalid_arguments_are_refused(call, message):

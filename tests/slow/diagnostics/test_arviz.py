@@ -21,7 +21,14 @@ import zoo
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import EnergyDistribution, FactorGraph, GibbsBlock, MaximalCoupling, Spin, to_datatree
+from ebmpp import (
+    EnergyDistribution,
+    FactorGraph,
+    GibbsBlock,
+    MaximalCoupling,
+    Spin,
+    to_datatree,
+)
 from ebmpp.diagnostics import to_arviz
 from ebmpp.errors import ArgumentError
 from ebmpp.ppl import CoupledComposite, Exchange
@@ -47,35 +54,63 @@ def composite(ising):
             numpyro.sample("y", dist.Normal(x, scale).to_event(1), obs=y)
 
     field = lambda sites, y: PARAMS["x"] + y / sites["scale"] ** 2
-    kernel = Gibbs([(GibbsBlock(ising, ["x"], PARAMS | {"x": field}), ["x"]), (NUTS(model), None)])
-    names = ("block_states.0.accepted", "block_states.1.accept_prob", "block_states.1.potential_energy")
-    options = {"num_samples": 20, "num_chains": 2, "num_warmup": 5, "chain_method": "sequential"}
+    kernel = Gibbs(
+        [(GibbsBlock(ising, ["x"], PARAMS | {"x": field}), ["x"]), (NUTS(model), None)]
+    )
+    names = (
+        "block_states.0.accepted",
+        "block_states.1.accept_prob",
+        "block_states.1.potential_energy",
+    )
+    options = {
+        "num_samples": 20,
+        "num_chains": 2,
+        "num_warmup": 5,
+        "chain_method": "sequential",
+    }
     return run_mcmc(kernel, jnp.stack([FIELD, -FIELD]), extra_fields=names, **options)
 
 
 @pytest.fixture(scope="module")
 def exchange(ising):
     coupling = lambda sites, x: PARAMS | {"x:x": sites["J"]}
-    kernel = Exchange(ising, {"J": dist.Uniform(0, 1)}, coupling, lambda sites, x: x, auxiliary="enumerate")
+    kernel = Exchange(
+        ising,
+        {"J": dist.Uniform(0, 1)},
+        coupling,
+        lambda sites, x: x,
+        auxiliary="enumerate",
+    )
     data = np.sign(np.stack([FIELD, -FIELD]))
     options = {"num_samples": 40, "num_chains": 2, "num_warmup": 5}
     return run_mcmc(kernel, data, extra_fields=("accept_prob", "step_size"), **options)
 
 
 @pytest.mark.parametrize(
-    "name", ["plot_trace", "plot_rank", "plot_ess", "plot_autocorr", "plot_forest", "rhat"]
+    "name",
+    ["plot_trace", "plot_rank", "plot_ess", "plot_autocorr", "plot_forest", "rhat"],
 )
 # matplotlib 3.11 announces what it will take from ArviZ 0.23 in 3.13
 @pytest.mark.filterwarnings("ignore::matplotlib.MatplotlibDeprecationWarning")
 def test_arviz_functions_accept_a_run(name, exchange):
-    mcmc = run_mcmc(ebmpp.BlockedGibbs(zoo.graph("rbm")), strong_params(), num_samples=40, num_chains=2)
+    mcmc = run_mcmc(
+        ebmpp.BlockedGibbs(zoo.graph("rbm")),
+        strong_params(),
+        num_samples=40,
+        num_chains=2,
+    )
     for source, variable in ((mcmc, "h"), (exchange, "J")):
         assert getattr(az, name)(to_arviz(source), var_names=[variable]) is not None
         plt.close("all")
 
 
 def test_arviz_converts_composites(composite):
-    coupled = run_mcmc(CoupledComposite([spin_block(), offset_step()]), NOISY, num_samples=5, num_chains=2)
+    coupled = run_mcmc(
+        CoupledComposite([spin_block(), offset_step()]),
+        NOISY,
+        num_samples=5,
+        num_chains=2,
+    )
     for mcmc in (composite, coupled):
         tree = arviz_base.from_numpyro(mcmc)
         for site, drawn in samples(mcmc).items():
@@ -91,7 +126,9 @@ def test_a_composite(composite):
         np.testing.assert_array_equal(tree.posterior[site], drawn)
     np.testing.assert_array_equal(tree["observed_data"]["y"], np.stack([FIELD, -FIELD]))
     assert set(tree.sample_stats.data_vars) == {"accepted", "acceptance_rate", "lp"}
-    potential = composite.get_extra_fields(group_by_chain=True)["block_states.1.potential_energy"]
+    potential = composite.get_extra_fields(group_by_chain=True)[
+        "block_states.1.potential_energy"
+    ]
     np.testing.assert_array_equal(tree.sample_stats["lp"], -potential)
     assert tree.attrs["inference_kernel"] == "Gibbs"
 
@@ -103,9 +140,19 @@ def test_a_block_of_a_model_has_the_names_of_its_model(tmp_path):
             numpyro.sample("y", dist.Normal(2.0 * z, 1.0), obs=y)
 
     block = GibbsBlock.from_model(model, ["z"], FIELD)
-    mcmc = run_mcmc(block, FIELD, num_chains=2, extra_fields=("degenerate",), chain_method="sequential")
+    mcmc = run_mcmc(
+        block,
+        FIELD,
+        num_chains=2,
+        extra_fields=("degenerate",),
+        chain_method="sequential",
+    )
     tree = to_datatree(mcmc, coords={"points": ["a", "b", "c"]})
-    assert tree.posterior["z"].dims == to_arviz(mcmc).posterior["z"].dims == ("chain", "draw", "points")
+    assert (
+        tree.posterior["z"].dims
+        == to_arviz(mcmc).posterior["z"].dims
+        == ("chain", "draw", "points")
+    )
     np.testing.assert_array_equal(tree.posterior["z"], samples(mcmc)["z"])
     np.testing.assert_array_equal(tree["observed_data"]["y"], FIELD)
     assert set(tree.sample_stats.data_vars) == {"degenerate"}
@@ -120,7 +167,10 @@ def test_a_block_of_a_graph_has_the_names_of_its_graph(ising):
     tree = to_datatree(mcmc)
     assert tree.posterior["x"].dims == ("chain", "draw", "row", "x_dim_0")
     assert list(tree.posterior["x_dim_0"].values) == ["a", "b", "c"]
-    assert tree.attrs["graph"] == repr(ising) and tree.attrs["inference_kernel"] == "GibbsBlock"
+    assert (
+        tree.attrs["graph"] == repr(ising)
+        and tree.attrs["inference_kernel"] == "GibbsBlock"
+    )
     assert set(tree.sample_stats.data_vars) == {"accepted"}
 
 
@@ -128,7 +178,8 @@ def test_exchange(exchange):
     tree = to_datatree(exchange)
     np.testing.assert_array_equal(tree.posterior["J"], samples(exchange)["J"])
     assert set(tree.sample_stats.data_vars) == {"acceptance_rate", "step_size"}
-    with pytest.raises(AttributeError, match="to_datatree"):  # NumPyro would refuse a model on a block
+    # NumPyro would refuse a model on a block
+    with pytest.raises(AttributeError, match="to_datatree"):
         arviz_base.from_numpyro(exchange)
 
 
@@ -151,5 +202,9 @@ def test_a_resumed_pair_continues_to_count_sweeps():
     for meeting, sweeps in zip(trees, (range(4, 8), range(8, 12)), strict=True):
         assert meeting["meeting_time"].dims == ("chain",)
         np.testing.assert_array_equal(meeting["sweep"], sweeps)
-        not_met = (meeting["sweep"] < meeting["meeting_time"]).transpose("chain", "sweep")
-        np.testing.assert_array_equal((meeting["distance"] > 0) | ~meeting["met"], not_met | ~meeting["met"])
+        not_met = (meeting["sweep"] < meeting["meeting_time"]).transpose(
+            "chain", "sweep"
+        )
+        np.testing.assert_array_equal(
+            (meeting["distance"] > 0) | ~meeting["met"], not_met | ~meeting["met"]
+        )

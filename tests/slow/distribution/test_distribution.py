@@ -24,14 +24,20 @@ STATES = np.array(list(itertools.product([-1.0, 1.0], repeat=2)), np.float32)
 
 
 def spin_params(coupling: Any) -> dict:
-    return {"a": jnp.full(2, 0.1), "b": jnp.zeros(2), "a:b": coupling * jnp.ones((2, 2))}
+    return {
+        "a": jnp.full(2, 0.1),
+        "b": jnp.zeros(2),
+        "a:b": coupling * jnp.ones((2, 2)),
+    }
 
 
 def log_z(params: Any) -> Any:
     return exact.log_partition(SPINS, params)
 
 
-def run(model: Any, chains: int, *args: Any, kernel: Any = NUTS, draws: int = 100) -> dict:
+def run(
+    model: Any, chains: int, *args: Any, kernel: Any = NUTS, draws: int = 100
+) -> dict:
     method = "vectorized" if kernel is NUTS else jax.vmap
     options = {"num_warmup": 100, "num_samples": draws, "progress_bar": False}
     mcmc = MCMC(kernel(model), num_chains=chains, chain_method=method, **options)
@@ -55,7 +61,9 @@ def test_nuts_samples_a_gaussian_block() -> None:
 def intractable(x: Any) -> None:
     coupling = numpyro.sample("J", dist.Uniform(-1, 2))
     with numpyro.plate("rows", 3):
-        law = EnergyDistribution(SPINS, spin_params(coupling), blocks="all", log_partition=log_z)
+        law = EnergyDistribution(
+            SPINS, spin_params(coupling), blocks="all", log_partition=log_z
+        )
         numpyro.sample("x", law, obs=x)
 
 
@@ -63,7 +71,9 @@ def grid_posterior() -> tuple[float, float]:
     """Mean and variance of the coupling."""
     grid = np.linspace(-1, 2, 602)[1:-1].astype(np.float32)
     x = {"a": X[:, :2], "b": X[:, 2:]}
-    log = jax.vmap(lambda j: SPINS.log_density(spin_params(j), x).sum() - 3 * log_z(spin_params(j)))(grid)
+    log = jax.vmap(
+        lambda j: SPINS.log_density(spin_params(j), x).sum() - 3 * log_z(spin_params(j))
+    )(grid)
     weight = np.asarray(jax.nn.softmax(log), float)
     return weight @ grid, weight @ (grid - weight @ grid) ** 2
 
@@ -71,7 +81,10 @@ def grid_posterior() -> tuple[float, float]:
 def test_nuts_with_log_partition_has_the_posterior() -> None:
     draws = np.asarray(run(intractable, 40, X)["J"])
     mean, variance = grid_posterior()
-    assert_rows_law(np.stack([draws.mean(1), ((draws - mean) ** 2).mean(1)], 1), np.array([mean, variance]))
+    assert_rows_law(
+        np.stack([draws.mean(1), ((draws - mean) ** 2).mean(1)], 1),
+        np.array([mean, variance]),
+    )
 
 
 def test_discrete_hmc_gibbs_has_the_posterior() -> None:
@@ -85,7 +98,9 @@ def test_discrete_hmc_gibbs_has_the_posterior() -> None:
         numpyro.sample("y", dist.Normal(x[:, 0], scale), obs=y)
 
     y = np.float32([0.2, 1.4, 2.2])
-    draws = np.asarray(run(model, 60, y, kernel=lambda m: DiscreteHMCGibbs(NUTS(m)), draws=60)["x"])[..., 0]
+    draws = np.asarray(
+        run(model, 60, y, kernel=lambda m: DiscreteHMCGibbs(NUTS(m)), draws=60)["x"]
+    )[..., 0]
     states, probs, _ = enumerate_numpy(graph, params)
     values = np.array([x["a"][0] for x in states])
     probs = np.bincount(values.astype(int), probs)
@@ -93,7 +108,9 @@ def test_discrete_hmc_gibbs_has_the_posterior() -> None:
     table = np.exp(-0.5 * ((y[:, None] - np.arange(3)) / scale[:, None, None]) ** 2)
     table = probs * table / scale[:, None, None]  # (scales, rows, values)
     weight = table.sum(-1).prod(-1)
-    expected = np.einsum("s,srv->rv", weight / weight.sum(), table / table.sum(-1, keepdims=True))
+    expected = np.einsum(
+        "s,srv->rv", weight / weight.sum(), table / table.sum(-1, keepdims=True)
+    )
     assert_rows_law((draws[..., None] == np.arange(3)).mean(1), expected)
 
 
@@ -112,4 +129,8 @@ def test_gradient_of_a_guide_is_unbiased() -> None:
 
     keys = jax.random.split(jax.random.key(0), 4000)
     gradients = np.asarray(jax.jit(jax.vmap(jax.grad(estimate), (None, 0)))(0.4, keys))
-    assert_law(gradients.mean(), jax.grad(bound)(0.4), gradients.std() / np.sqrt(len(gradients)))
+    assert_law(
+        gradients.mean(),
+        jax.grad(bound)(0.4),
+        gradients.std() / np.sqrt(len(gradients)),
+    )

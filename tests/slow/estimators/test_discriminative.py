@@ -12,7 +12,18 @@ import zoo
 
 import jax
 
-from ebmpp import PCD, UCD, Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian, Spin, layered
+from ebmpp import (
+    PCD,
+    UCD,
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    FactorGraph,
+    Gaussian,
+    Spin,
+    layered,
+)
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.estimators import Discriminative
 from ebmpp.estimators.base import Batch
@@ -37,7 +48,9 @@ def labelled() -> tuple[FactorGraph, dict[str, Any]]:
 
 def conditional(params: Any, target: str) -> np.ndarray:
     """log p(target | rest) of each row."""
-    log_z = lambda names, i: zoo.Oracle(labelled()[0], params, {b: ROWS[b][i] for b in names}).log_z
+    log_z = lambda names, i: (
+        zoo.Oracle(labelled()[0], params, {b: ROWS[b][i] for b in names}).log_z
+    )
     rest = [b for b in ROWS if b != target]
     return np.array([log_z(list(ROWS), i) - log_z(rest, i) for i in range(3)])
 
@@ -50,11 +63,17 @@ def test_loss_and_gradient_match_enumeration(target: str) -> None:
     result = estimate(estimator, graph, params, state, ROWS, key(1), WEIGHTS)
     expected = WEIGHTS @ conditional(params, target)
     np.testing.assert_allclose(
-        result.metrics["conditional_log_likelihood"], expected / WEIGHTS.sum(), rtol=1e-4
+        result.metrics["conditional_log_likelihood"],
+        expected / WEIGHTS.sum(),
+        rtol=1e-4,
     )
-    for name, g in differences(lambda p: -WEIGHTS @ conditional(p, target), params).items():
+    for name, g in differences(
+        lambda p: -WEIGHTS @ conditional(p, target), params
+    ).items():
         np.testing.assert_allclose(result.gradient[name], g, atol=1e-5)
-    table = label_log_probabilities(graph, params, {b: x for b, x in ROWS.items() if b != target}, target)
+    table = label_log_probabilities(
+        graph, params, {b: x for b, x in ROWS.items() if b != target}, target
+    )
     assert table.shape == (3, 3 if target == "y" else 4)
     np.testing.assert_allclose(np.exp(table).sum(1), 1, rtol=1e-5)
 
@@ -74,10 +93,17 @@ def test_mean_gradient_of_the_hybrid_matches_both_losses() -> None:
 
 def test_targets_that_cannot_be_predicted_are_refused() -> None:
     start = lambda graph, target: Discriminative(target).init(graph, {}, {}, 1, key(0))
-    wide = FactorGraph({"v": Bernoulli(13), "x": Gaussian(1)}, {"h": Spin(1)}, [*map(Bias, "vxh")])
+    wide = FactorGraph(
+        {"v": Bernoulli(13), "x": Gaussian(1)}, {"h": Spin(1)}, [*map(Bias, "vxh")]
+    )
     for graph, target, error, message in (
         (labelled()[0], "h", DeclarationError, "target .*'h'"),
-        (layered(v=Bernoulli(2), h=Bernoulli(2)), "v", DeclarationError, "target .*'v'"),
+        (
+            layered(v=Bernoulli(2), h=Bernoulli(2)),
+            "v",
+            DeclarationError,
+            "target .*'v'",
+        ),
         (wide, "v", IntractableError, r"got Bernoulli\(13\)"),
         (wide, "x", IntractableError, r"got Gaussian\(1"),
     ):

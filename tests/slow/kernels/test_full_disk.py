@@ -30,5 +30,9 @@ for limit in (400_000, 100_000, 2_000):
 
 def test_a_full_disk_is_a_checkpoint_error(tmp_path: Path) -> None:
     call = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    result = subprocess.run(call, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0 and result.stdout.split() == ["refused"] * 3, result.stderr
+    result = subprocess.run(
+        call, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0 and result.stdout.split() == ["refused"] * 3, (
+        result.stderr
+    )

@@ -34,7 +34,8 @@ from models import (
 
 Array = np.ndarray
 KEY = jax.random.key(0)
-PAIRS = np.array(list(itertools.product([0.0, 1.0], repeat=2)))  # all values of two binary latents
+# all values of two binary latents
+PAIRS = np.array(list(itertools.product([0.0, 1.0], repeat=2)))
 
 
 def in_float64(params: Any) -> Any:
@@ -63,8 +64,13 @@ COUNTS = np.array([[3.0, 0, 1], [0, 2, 2]])
 def mixture(params: Any) -> tuple[Array, Array, Array]:
     """Return log-weights of every h, and the means and variances of v given h."""
     p = in_float64(params)["v:h"]
-    variance, centre = np.exp(p["log_variance"]), p["mean"] + (PAIRS - 0.5) @ p["weight"].T
-    log_weight = PAIRS @ p["bias"] + (centre**2 / variance + p["log_variance"]).sum(1) / 2
+    variance, centre = (
+        np.exp(p["log_variance"]),
+        p["mean"] + (PAIRS - 0.5) @ p["weight"].T,
+    )
+    log_weight = (
+        PAIRS @ p["bias"] + (centre**2 / variance + p["log_variance"]).sum(1) / 2
+    )
     return log_weight, centre, variance
 
 
@@ -79,15 +85,23 @@ def document_log_probability(params: Any, words: Any, tokens: int) -> float:
     """Return log p of words in order, with the topics summed out."""
     p = in_float64(params)["words:topics"]
     counts = np.bincount(words, minlength=3).astype(float)
-    terms = counts @ p["words"] + PAIRS @ (p["weight"].T @ counts) + tokens * (PAIRS @ p["latents"])
+    terms = (
+        counts @ p["words"]
+        + PAIRS @ (p["weight"].T @ counts)
+        + tokens * (PAIRS @ p["latents"])
+    )
     return logsumexp(terms) - log_sum_of_documents(params, tokens)
 
 
 def pooled_energy(p: Mapping[str, Any], v: Array, h: Array) -> float:
     """Return the energy pixel by pixel: cell 0 of a map has five states, the last of which is off."""
-    total = -(p["v"] * v).sum() - sum(p["h"][k, 0, 0] @ h[k, 0, 0] for k in range(len(h)))
+    total = -(p["v"] * v).sum() - sum(
+        p["h"][k, 0, 0] @ h[k, 0, 0] for k in range(len(h))
+    )
     for k, i, j in np.ndindex(len(h), 2, 2):
-        total -= h[k, 0, 0, 2 * i + j] * (p["v:h"][k, 0] * v[i : i + 2, j : j + 2]).sum()
+        total -= (
+            h[k, 0, 0, 2 * i + j] * (p["v:h"][k, 0] * v[i : i + 2, j : j + 2]).sum()
+        )
     return float(total)
 
 
@@ -104,13 +118,20 @@ def selected_energy(p: Mapping[str, Any], v: Array, z: Array, h: Array) -> float
     return float(-inner - p["v"] @ v - p["z"][0, k])
 
 
-def enumerated(graph: FactorGraph, params: Any, energy: Any) -> tuple[list[dict], Array]:
+def enumerated(
+    graph: FactorGraph, params: Any, energy: Any
+) -> tuple[list[dict], Array]:
     """Return statistics of every state, and log weights, in float64."""
     params, blocks = in_float64(params), []
     for family in graph.families.values():
         units = itertools.product(unit_values(family), repeat=family.size)
-        blocks.append([numpy_statistics(family, np.array(x).reshape(family.shape)) for x in units])
-    states = [dict(zip(graph.families, state, strict=True)) for state in itertools.product(*blocks)]
+        blocks.append(
+            [numpy_statistics(family, np.array(x).reshape(family.shape)) for x in units]
+        )
+    states = [
+        dict(zip(graph.families, state, strict=True))
+        for state in itertools.product(*blocks)
+    ]
     return states, np.array([-energy(params, **state) for state in states])
 
 
@@ -134,12 +155,18 @@ ENERGIES = {
 def energy_case(name: str) -> Case:
     graph, energy = ENERGIES[name]
     params = random_params(graph, seed=3, scale=0.8)
-    return Case(graph, params, lambda p: np.logaddexp.reduce(enumerated(graph, p, energy)[1]))
+    return Case(
+        graph, params, lambda p: np.logaddexp.reduce(enumerated(graph, p, energy)[1])
+    )
 
 
 def semi_restricted_case(kind: str) -> Case:
     graph = semi_restricted.declare(kind, 2, 2, neighbours=8)
-    return Case(graph, random_params(graph, seed=3, scale=0.8), lambda p: Oracle(graph, p, {}).log_z)
+    return Case(
+        graph,
+        random_params(graph, seed=3, scale=0.8),
+        lambda p: Oracle(graph, p, {}).log_z,
+    )
 
 
 def gaussian_case(**options: Any) -> Case:
@@ -164,17 +191,27 @@ CASES = {
 def test_exact_and_coupled_gradients(name: str) -> None:
     case = CASES[name]()
     log_z = case.log_z(case.params)
-    np.testing.assert_allclose(exact.log_partition(case.graph, case.params), log_z, rtol=1e-5)
+    np.testing.assert_allclose(
+        exact.log_partition(case.graph, case.params), log_z, rtol=1e-5
+    )
     gradient = jax.grad(lambda p: -exact.log_partition(case.graph, p))(case.params)
     leaves, tree = jax.tree.flatten(in_float64(case.params))
-    for i, leaf in enumerate(leaves):  # finite differences of the last entry of each leaf
+    # finite differences of the last entry of each leaf
+    for i, leaf in enumerate(leaves):
         moved = [a.copy() for a in leaves]
         moved[i].flat[leaf.size - 1] += 1e-4
         slope = (log_z - case.log_z(jax.tree.unflatten(tree, moved))) / 1e-4
-        np.testing.assert_allclose(jax.tree.leaves(gradient)[i].ravel()[-1], slope, rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(
+            jax.tree.leaves(gradient)[i].ravel()[-1], slope, rtol=2e-3, atol=2e-4
+        )
     energy_gradient = lambda x: jax.grad(lambda p: case.graph.energy(p, x))(case.params)
     estimate = ebmpp.unbiased_expectation(
-        case.graph, case.params, energy_gradient, rng_key=KEY, num_pairs=3000, **case.options
+        case.graph,
+        case.params,
+        energy_gradient,
+        rng_key=KEY,
+        num_pairs=3000,
+        **case.options,
     )
     size = sum(leaf.size for leaf in leaves)
     check = lambda value, expected, error: assert_law(value, expected, error, size)
@@ -185,7 +222,12 @@ def test_gaussian_likelihood_is_that_of_a_mixture() -> None:
     log_weight, centre, variance = mixture(GAUSSIAN_PARAMS)
     normals = [stats.multivariate_normal(c, np.diag(variance)) for c in centre]
     v = np.random.default_rng(0).normal(size=(20, 3))
-    expected = np.log(sum(w * normal.pdf(v) for w, normal in zip(softmax(log_weight), normals, strict=True)))
+    expected = np.log(
+        sum(
+            w * normal.pdf(v)
+            for w, normal in zip(softmax(log_weight), normals, strict=True)
+        )
+    )
     likelihood = exact.log_likelihood(GAUSSIAN, GAUSSIAN_PARAMS, v.astype(np.float32))
     np.testing.assert_allclose(likelihood, expected, rtol=1e-5)
 
@@ -194,7 +236,9 @@ def test_gaussian_likelihood_is_that_of_a_mixture() -> None:
 def test_replicated_softmax_of_every_length_shares_its_params(tokens: int) -> None:
     graph = harmonium.replicated(tokens, 3, 2)
     documents = np.array(list(itertools.product(range(3), repeat=tokens)))
-    expected = np.array([document_log_probability(WORD_PARAMS, d, tokens) for d in documents])
+    expected = np.array(
+        [document_log_probability(WORD_PARAMS, d, tokens) for d in documents]
+    )
     np.testing.assert_allclose(np.exp(expected).sum(), 1, rtol=1e-5)
     likelihood = exact.log_likelihood(graph, WORD_PARAMS, documents)
     np.testing.assert_allclose(likelihood, expected, rtol=2e-5, atol=2e-5)
@@ -205,9 +249,15 @@ def test_completions_of_a_table_against_enumeration() -> None:
     params = random_params(graph, seed=4, scale=1.0)
     joint = Oracle(graph, params, {})
     row, known = np.array([2, 0, 1], np.int32), np.array([True, False, False])
-    weights = np.where(joint.x["v"][:, 0] == 2, np.exp(joint.log_weights - joint.log_z), 0)
-    expected = np.tensordot(weights / weights.sum(), joint.x["v"][..., None] == np.arange(3), 1)
-    data = categorical.Table(row[None], np.tile(row, (200, 1)), np.tile(known, (200, 1)))
+    weights = np.where(
+        joint.x["v"][:, 0] == 2, np.exp(joint.log_weights - joint.log_z), 0
+    )
+    expected = np.tensordot(
+        weights / weights.sum(), joint.x["v"][..., None] == np.arange(3), 1
+    )
+    data = categorical.Table(
+        row[None], np.tile(row, (200, 1)), np.tile(known, (200, 1))
+    )
     samples = categorical.posterior(graph, params, data, sweeps=100, seed=0)
     assert_rows_law(samples[:, 1:], expected[1:])
     assert (categorical.search(graph, params, data, seed=0)[:, 0] == 2).all()
@@ -227,7 +277,9 @@ def test_labels_of_digits_and_halves_against_enumeration() -> None:
     probabilities = conditional.label_probabilities(graph, params, v[None])[0]
     np.testing.assert_allclose(probabilities, labels(4), rtol=1e-4)
     # one chain per row, so that the spread of rows gives the standard error
-    given_h, completed = conditional.labels_of_halves(graph, params, np.tile(v, (300, 1)), seed=0)
+    given_h, completed = conditional.labels_of_halves(
+        graph, params, np.tile(v, (300, 1)), seed=0
+    )
     assert_rows_law(given_h, labels(2))
     assert (completed[:, :2] == v[:2]).all()
 
@@ -236,8 +288,12 @@ def test_ising_prior_counts_pairs_of_equal_neighbours() -> None:
     prior = denoising.ising(4, 0.3)
     x = np.random.default_rng(0).integers(0, 2, (5, 4, 4))
     s = 2 * x - 1
-    pairs = (s[:, 1:] * s[:, :-1]).sum((1, 2)) + (s[:, :, 1:] * s[:, :, :-1]).sum((1, 2))
-    energy = prior.graph.energy(prior.params, prior.layout.split(jnp.asarray(x, jnp.float32)))
+    pairs = (s[:, 1:] * s[:, :-1]).sum((1, 2)) + (s[:, :, 1:] * s[:, :, :-1]).sum(
+        (1, 2)
+    )
+    energy = prior.graph.energy(
+        prior.params, prior.layout.split(jnp.asarray(x, jnp.float32))
+    )
     np.testing.assert_allclose(np.ptp(np.asarray(energy) + 0.3 * pairs), 0, atol=1e-5)
 
 
@@ -251,12 +307,19 @@ def test_energy_of_the_infinite_lattice_is_the_limit_of_strips() -> None:
         matrix = half[:, None] * np.exp(coupling * across) * half
         return np.log(np.linalg.eigvalsh(matrix)[-1]) / 8
 
-    for coupling, gap in ((0.2, 2e-4), (0.3, 5e-3)):  # the effect of the width grows with the coupling
+    # the effect of the width grows with the coupling
+    for coupling, gap in (
+        (0.2, 2e-4),
+        (0.3, 5e-3),
+    ):
         slope = (free_energy(coupling + 1e-4) - free_energy(coupling - 1e-4)) / 2e-4
         assert float(ising.energy_per_spin(coupling)) == pytest.approx(-slope, abs=gap)
 
 
 def test_spontaneous_magnetisation() -> None:
     assert ising.spontaneous_magnetization([0.1, 0.43]).tolist() == [0, 0]
-    # in a frozen lattice one flipped spin costs four bonds: 1 - 2 exp(-8 K) to first order
-    assert float(ising.spontaneous_magnetization(1.0)) == pytest.approx(1 - 2 * np.exp(-8), abs=1e-4)
+    # in a frozen lattice one flipped spin costs four bonds: 1 - 2 exp(-8 K) to first
+    # order
+    assert float(ising.spontaneous_magnetization(1.0)) == pytest.approx(
+        1 - 2 * np.exp(-8), abs=1e-4
+    )

@@ -36,13 +36,19 @@ Check = Callable[[xr.DataTree], object]
 
 def has(variable: str) -> Check:
     """Return a check that some group of a tree has a variable."""
-    return lambda tree: variable in {name for node in tree.subtree for name in node.data_vars}
+    return lambda tree: (
+        variable in {name for node in tree.subtree for name in node.data_vars}
+    )
 
 
 def is_denoised(tree: xr.DataTree) -> bool:
     x = tree.posterior.x
     is_binary = set(np.unique(x)) <= {0.0, 1.0}
-    return x.shape[:3] == (2, 30, 2) and is_binary and bool((tree.posterior.scale > 0).all())
+    return (
+        x.shape[:3] == (2, 30, 2)
+        and is_binary
+        and bool((tree.posterior.scale > 0).all())
+    )
 
 
 @dataclasses.dataclass
@@ -64,7 +70,10 @@ HISTORY = {"history.nc": has("gradient_norm")}
 
 
 def dbm_run(estimator: str, sides: str) -> Run:
-    printed = {"accepted 0 of the proposals": 0 if estimator != "lmi" else None, "wrote": 4}
+    printed = {
+        "accepted 0 of the proposals": 0 if estimator != "lmi" else None,
+        "wrote": 4,
+    }
     argv = f"--estimator={estimator} --sides {sides} {FEW}"
     return Run(dbm, argv, "samples completions history", printed, HISTORY)
 
@@ -74,20 +83,33 @@ def gaussian_run(estimator: str) -> Run:
     is_of_digits = lambda tree: tree["posterior"]["v"].shape[-1] == 64
     argv = f"--estimator={estimator} --latent=3 {FEW}"
     return Run(
-        gaussian_bernoulli, argv, "samples params learning_curve", printed, {"samples.nc": is_of_digits}
+        gaussian_bernoulli,
+        argv,
+        "samples params learning_curve",
+        printed,
+        {"samples.nc": is_of_digits},
     )
 
 
 def harmonium_run(kind: str) -> Run:
-    printed = {"mean average precision": 4, "wrote": 3, "perplexity": None if kind == "replicated" else 0}
+    printed = {
+        "mean average precision": 4,
+        "wrote": 3,
+        "perplexity": None if kind == "replicated" else 0,
+    }
     return Run(
-        harmonium, f"--kind={kind} --words=60 --tokens=8 --latent=4 {FEW}", "retrieval history", printed
+        harmonium,
+        f"--kind={kind} --words=60 --tokens=8 --latent=4 {FEW}",
+        "retrieval history",
+        printed,
     )
 
 
 def semi_restricted_run(estimator: str) -> Run:
     folders = [kind.replace(" ", "_") for kind in semi_restricted.KINDS]
-    pictures = " ".join(["samples learning_curves meeting_times", *(f"{f}/weights" for f in folders)])
+    pictures = " ".join(
+        ["samples learning_curves meeting_times", *(f"{f}/weights" for f in folders)]
+    )
     argv = f"--estimator={estimator} --latent=3 --sweeps=20 --temperatures=20 {FEW}"
     printed = {"log-likelihood, held out": 3, "the same, exactly": 1}
     trees = {f"{f}/history.nc": has("gradient_norm") for f in folders}
@@ -127,7 +149,11 @@ RUNS = {
         {"ising.nc": lambda tree: tree["meeting"].meeting_time.shape == (8, 4)},
     ),
     "convolutional": Run(
-        convolutional, FILTERS, "samples filters history", {"log-likelihood, held out": None}, HISTORY
+        convolutional,
+        FILTERS,
+        "samples filters history",
+        {"log-likelihood, held out": None},
+        HISTORY,
     ),
     "third order": Run(
         third_order,
@@ -136,23 +162,48 @@ RUNS = {
         {"move, carried over": None},
         HISTORY,
     ),
-    "custom energy": Run(custom_energy, f"--latent=3 {FEW}", "samples", {NOT_AFFINE: None}, HISTORY),
-    "unsupervised": Run(custom_energy, f"--latent=3 --unsupervised {FEW}", "samples", {"Rand": None}),
-    **{f"dbm {estimator} 12 8": dbm_run(estimator, "12 8") for estimator in ("pcd", "centered", "lmi")},
+    "custom energy": Run(
+        custom_energy, f"--latent=3 {FEW}", "samples", {NOT_AFFINE: None}, HISTORY
+    ),
+    "unsupervised": Run(
+        custom_energy, f"--latent=3 --unsupervised {FEW}", "samples", {"Rand": None}
+    ),
+    **{
+        f"dbm {estimator} 12 8": dbm_run(estimator, "12 8")
+        for estimator in ("pcd", "centered", "lmi")
+    },
     "dbm pcd 12": dbm_run("pcd", "12"),
     "dbm ucd 6 5 4": dbm_run("ucd", "6 5 4"),
-    **{f"gaussian {estimator}": gaussian_run(estimator) for estimator in ("ucd", "langevin")},
-    **{f"harmonium {kind}": harmonium_run(kind) for kind in ("replicated", "poisson", "presence")},
-    **{f"semi-restricted {estimator}": semi_restricted_run(estimator) for estimator in ("pcd", "ucd")},
+    **{
+        f"gaussian {estimator}": gaussian_run(estimator)
+        for estimator in ("ucd", "langevin")
+    },
+    **{
+        f"harmonium {kind}": harmonium_run(kind)
+        for kind in ("replicated", "poisson", "presence")
+    },
+    **{
+        f"semi-restricted {estimator}": semi_restricted_run(estimator)
+        for estimator in ("pcd", "ucd")
+    },
 }
 
 
-CHEAP = ("categorical", "conditional", "custom energy", "dbm pcd 12", "gaussian langevin")
+CHEAP = (
+    "categorical",
+    "conditional",
+    "custom energy",
+    "dbm pcd 12",
+    "gaussian langevin",
+)
 
 
 @pytest.mark.parametrize("name", often(RUNS, *CHEAP))
 def test_a_short_run_writes_its_files(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gaussian_bernoulli, "_SWEEPS", 20)
     run = RUNS[name]
@@ -164,22 +215,34 @@ def test_a_short_run_writes_its_files(
             assert check(tree), file
     for file, declared in run.saved.items():
         graph, params = ebmpp.load(tmp_path / file)
-        assert graph == declared and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+        assert graph == declared and all(
+            np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)
+        )
     printed = capsys.readouterr().out
     for phrase, count in run.printed.items():
-        assert phrase in printed if count is None else printed.count(phrase) == count, phrase
+        assert phrase in printed if count is None else printed.count(phrase) == count, (
+            phrase
+        )
 
 
 LIKELIHOOD = "--recipe=likelihood"
 REFUSED = [
     (custom_energy, "--latent=15", "--latent must be at most 14"),
     (dbm, "--steps=0", "--steps must be at least 1"),
-    (dbm, "--sides 9 9 9 9 9", "--sides must be one to 4 positive numbers, got [9, 9, 9, 9, 9]"),
+    (
+        dbm,
+        "--sides 9 9 9 9 9",
+        "--sides must be one to 4 positive numbers, got [9, 9, 9, 9, 9]",
+    ),
     (dbm, "--cost=1", "--cost must be above 1"),
     (dbm, f"{LIKELIHOOD} --decay=-1", "--decay must be a number of at least 0"),
     (dbm, f"{LIKELIHOOD} --grey", "without --grey, and a centered --estimator"),
     (denoising, "--images=0", "--images must be at least 1"),
-    (gaussian_bernoulli, "--estimator=langevin --step-size=-1", "must be a number above 0, got -1.0"),
+    (
+        gaussian_bernoulli,
+        "--estimator=langevin --step-size=-1",
+        "must be a number above 0, got -1.0",
+    ),
     (ising, "--side=2", "--side must be at least 3"),
     (rbm, "--latent 0", "--latent must be at least 1"),
     (rbm, "--rate nan", "--rate must be a positive number"),
@@ -194,9 +257,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("program", "argv", "message"), REFUSED, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("program", "argv", "message"), REFUSED, ids=lambda value: str(value)[:30]
+)
 def test_invalid_options_are_refused(
-    program: ModuleType, argv: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    program: ModuleType,
+    argv: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
         program.main([*argv.split(), "--out", str(tmp_path / "out")])

@@ -38,7 +38,12 @@ def mesh_of(devices: int) -> Mesh:
 
 
 def train(mesh: Mesh | None, data: Any = DATA, **options: Any) -> ebmpp.Fit:
-    defaults = {"rng_key": zoo.KEY, "batch_size": 60, "mesh": mesh, "progress_bar": False}
+    defaults = {
+        "rng_key": zoo.KEY,
+        "batch_size": 60,
+        "mesh": mesh,
+        "progress_bar": False,
+    }
     if "schedule" not in options:
         defaults |= {"num_steps": 6, "optimizer": optax.sgd(0.5)}
     return ebmpp.fit(two_processes.graph(), data, **defaults | options)
@@ -47,20 +52,34 @@ def train(mesh: Mesh | None, data: Any = DATA, **options: Any) -> ebmpp.Fit:
 def assert_close(a: ebmpp.Fit, b: ebmpp.Fit) -> None:
     for name in a.history:
         rtol = 0.0 if "meeting" in name or name in ("k", "m", "lag") else 1e-3
-        np.testing.assert_allclose(a.history[name], b.history[name], rtol=rtol, err_msg=name)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), a.params, b.params)
+        np.testing.assert_allclose(
+            a.history[name], b.history[name], rtol=rtol, err_msg=name
+        )
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4),
+        a.params,
+        b.params,
+    )
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, "missing"])
 def test_a_run_on_eight_devices_is_that_of_one(name: str) -> None:
-    data, estimator = MISSING if name == "missing" else DATA, ESTIMATORS.get(name, ebmpp.UCD())
-    single, sharded = (train(mesh, data, estimator=estimator) for mesh in (None, mesh_of(8)))
+    data, estimator = (
+        MISSING if name == "missing" else DATA,
+        ESTIMATORS.get(name, ebmpp.UCD()),
+    )
+    single, sharded = (
+        train(mesh, data, estimator=estimator) for mesh in (None, mesh_of(8))
+    )
     assert_close(sharded, single)
 
 
 def test_chains_of_the_next_stage_are_sharded_again() -> None:
     estimators = [ebmpp.PCD(num_chains=count) for count in (60, 64)]
-    stages = [ebmpp.Stage(num_steps=3, estimator=e, optimizer=optax.sgd(0.5)) for e in estimators]
+    stages = [
+        ebmpp.Stage(num_steps=3, estimator=e, optimizer=optax.sgd(0.5))
+        for e in estimators
+    ]
     single, sharded = (train(mesh, schedule=stages) for mesh in (None, mesh_of(8)))
     assert_close(sharded, single)
     assert sharded.estimator_state["v"].sharding.spec == P("rows")
@@ -74,16 +93,27 @@ def test_a_run_resumes_on_its_devices(tmp_path: Path) -> None:
     resumed = train(mesh_of(8), **options, resume=True)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, uninterrupted.params)
     assert resumed.estimator_state["v"].sharding.spec == P("rows")
-    jax.tree.map(np.testing.assert_array_equal, resumed.path.knots, uninterrupted.path.knots)
+    jax.tree.map(
+        np.testing.assert_array_equal, resumed.path.knots, uninterrupted.path.knots
+    )
 
 
 def test_a_run_continues_on_its_devices() -> None:
     options = {"estimator": ebmpp.PCD(num_chains=64), "optimizer": optax.adam(0.1)}
     first = train(mesh_of(8), **options, num_steps=4)
     second = train(mesh_of(8), **options, num_steps=2, start=first)
-    jax.tree.map(np.testing.assert_array_equal, second.params, train(mesh_of(8), **options).params)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        second.params,
+        train(mesh_of(8), **options).params,
+    )
     assert second.estimator_state["v"].sharding.spec == P("rows")
-    assert train(mesh_of(8), **options | {"num_steps": None, "max_seconds": 1e-9}).num_steps == 1
+    assert (
+        train(
+            mesh_of(8), **options | {"num_steps": None, "max_seconds": 1e-9}
+        ).num_steps
+        == 1
+    )
     assert train(None, **options, num_steps=2, start=second).num_steps == 8
 
 
@@ -91,7 +121,9 @@ def test_each_device_has_its_rows_of_a_batch() -> None:
     shapes = []
 
     class Inspector(Recorder):
-        def estimate(self, graph: Any, params: Any, state: Any, batch: Any, key: Any) -> Estimate:
+        def estimate(
+            self, graph: Any, params: Any, state: Any, batch: Any, key: Any
+        ) -> Estimate:
             shape = batch.rows["v"].shape
             report = lambda sharding: shapes.append(sharding.shard_shape(shape))
             jax.debug.inspect_array_sharding(batch.rows["v"], callback=report)
@@ -106,27 +138,48 @@ def run_both(directory: Path, *parts: str) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    options = {"env": os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "text": True}
+    options = {
+        "env": os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        "text": True,
+    }
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = lambda i: [sys.executable, two_processes.__file__, str(i), port, str(directory), *parts]
+    command = lambda i: [
+        sys.executable,
+        two_processes.__file__,
+        str(i),
+        port,
+        str(directory),
+        *parts,
+    ]
     processes = [subprocess.Popen(command(i), **options) for i in range(2)]
     outputs = [process.communicate(timeout=300) for process in processes]
     for process, (_, error) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, error[-4000:]
-    return [{**json.loads(out.splitlines()[-1]), "stderr": error} for out, error in outputs]
+    return [
+        {**json.loads(out.splitlines()[-1]), "stderr": error} for out, error in outputs
+    ]
 
 
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
     first, second = run_both(tmp_path, "train", "resume", "errors")
     assert first["same"] == second["same"] and len(first["same"]) == 5
     assert first["resumed"] == first["same"]["pcd"]
-    assert "training" in first["stderr"] and "training" not in second["stderr"]  # one progress bar
+    # one progress bar
+    assert "training" in first["stderr"] and "training" not in second["stderr"]
     assert "process 1" in first["errors"]["data"] and "'v'" in second["errors"]["data"]
-    assert "process 1" in first["errors"]["stream"] and "batch 3" in second["errors"]["stream"]
-    assert "multiple" in first["errors"]["batch"] and "the first of 2" in second["errors"]["checkpoints"]
+    assert (
+        "process 1" in first["errors"]["stream"]
+        and "batch 3" in second["errors"]["stream"]
+    )
+    assert (
+        "multiple" in first["errors"]["batch"]
+        and "the first of 2" in second["errors"]["checkpoints"]
+    )
     single = train(mesh_of(4), estimator=ebmpp.UCD(), batch_size=len(DATA), num_steps=4)
     for name, values in first["history"].items():
-        np.testing.assert_allclose(single.history[name], values, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(
+            single.history[name], values, rtol=1e-4, err_msg=name
+        )
 
 
 def test_two_processes_sample_like_one(tmp_path: Path) -> None:
@@ -134,6 +187,8 @@ def test_two_processes_sample_like_one(tmp_path: Path) -> None:
     assert first["same"] == second["same"] and len(first["same"]) == 4
     options = {"rng_key": jax.random.key(2), "num_pairs": 20}
     params = two_processes.params()
-    est = ebmpp.unbiased_expectation(two_processes.graph(), params, lambda x: x["v"], **options)
+    est = ebmpp.unbiased_expectation(
+        two_processes.graph(), params, lambda x: x["v"], **options
+    )
     np.testing.assert_array_equal(est.meeting_time, first["meeting_time"])
     assert est.meeting_time.max() > 3  # pairs meet at different times
