@@ -42,7 +42,6 @@ class CenteredState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-# whose gradient is the likelihood's
 class Centered(Estimator):
     r"""Centered gradients of any estimator: the declared model, better conditioned.
 
@@ -232,6 +231,7 @@ class Centered(Estimator):
         return {b: o + self.sliding * (means[b] - o) for b, o in offsets.items()}
 
     def _repeats(self, state: CenteredState, count: int) -> Repeats:
+        # its gradient is the likelihood's
         return self.estimator._repeats(state.inner, count)
 
 

@@ -31,13 +31,12 @@ _TRUNCATE = (
 )
 
 
-# mask of the values that a unit can take; units with fewer than K are padded
 class Values(NamedTuple):
     """The values that the units of a site can take."""
 
-    # `(K, *shape)`, or `(K, 1, ..., 1)` where all units take the same ones
-
-    table: ()  # `(K, *shape)`, or `(K, 1, ..., 1)` where all units take the same ones
+    #: ``(K, *shape)``, or ``(K, 1, ..., 1)`` where all units take the same ones
+    table: np.ndarray
+    #: mask of the values that a unit can take; units with fewer than K are padded
     valid: np.ndarray
 
 
