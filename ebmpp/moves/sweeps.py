@@ -173,7 +173,7 @@ def with_pool(
     :param key: draws the blocks that the rows lack.
     """
     move = mixture_of(moves)
-    if move is None != pool is None:
+    if (move is None) != (pool is None):
         raise checks.error(
             f"{who}: pool",
             'states like draws of the model if coupling is "mixture" or a Mixture '
