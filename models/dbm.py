@@ -349,14 +349,13 @@ def report_bound(dbm: FactorGraph, params: Any, args: argparse.Namespace) -> Non
     common.print_row(
         "log-likelihood, at least",
         ", ".join(f"{value:.2f} {name}" for name, value in values.items())
-        + f" (mean field; +- {system.standard_error:.2f} from log Z, "
-        f"+- {bound['held out'].std() / math.sqrt(len(held_out)):.2f} from the rows)",
+        + f" (mean field; +- {system.standard_error:.2f} from log Z, +- "
+        f"{bound['held out'].std() / math.sqrt(len(held_out)):.2f} from the rows)",
     )
     common.print_row(
         "log-likelihood, held out",
         f"{values['held out'] + gap:.2f} (the bound is {gap:.3f} +- {error:.3f} below "
-        f"by {_DRAWS} weighted "
-        f"draws of each of {min(_ROWS, len(held_out))} rows)",
+        f"by {_DRAWS} weighted draws of each of {min(_ROWS, len(held_out))} rows)",
     )
     numbers = {
         "log_partition": system.log_partition,

@@ -244,10 +244,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         estimate, states[coupling] = run(ising, coupling, args)
         estimates[coupling] = estimate
         print(
-            f"{coupling:8.2f}  {estimate.magnetization:.4f} +- {estimate.magnetization_error:.4f} "
-            f"({spontaneous_magnetization(coupling):.4f})      {estimate.energy:.4f} +- "
-            f"{estimate.energy_error:.4f} "
-            f"({energy_per_spin(coupling):.4f})"
+            f"{coupling:8.2f}  {estimate.magnetization:.4f} +- "
+            f"{estimate.magnetization_error:.4f} "
+            f"({spontaneous_magnetization(coupling):.4f})      {estimate.energy:.4f} "
+            f"+- {estimate.energy_error:.4f} ({energy_per_spin(coupling):.4f})"
         )
     met = {
         (c, kind): meet(ising, c, kind, args)

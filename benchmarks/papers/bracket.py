@@ -375,9 +375,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 warned = table[group]["warned"]["warned"]
                 print(
                     f"{temperatures} temperatures, {group}, {side}: {cell['covered']} "
-                    f"of {cell['of']} "
-                    "intervals "
-                    f"hold the exact value ({cell['rate']:.1%}); {warned} warned",
+                    f"of {cell['of']} intervals hold the exact value "
+                    f"({cell['rate']:.1%}); {warned} warned",
                     flush=True,
                 )
         points = diverge(args)

@@ -282,8 +282,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         reached = row["epochs_until_mean_within_10_percent"]
         lines.append(
-            f"{row['panel']:<7}{row['method']:<32}{row['best_possible']:>8.3f}{row['last_mean']:>11.3f}"
-            f"{row['last_std']:>7.3f}{'-' if reached is None else reached:>13}"
+            f"{row['panel']:<7}{row['method']:<32}{row['best_possible']:>8.3f}{row['last_mean']:>11.3f}{row['last_std']:>7.3f}{'-' if reached is None else reached:>13}"
         )
     return "\n".join(lines)
 

@@ -187,8 +187,8 @@ def orthogonal(args: argparse.Namespace) -> None:
         ax.set_title(f"units in {units}, orthogonal weights, no biases", fontsize=9)
     archive = Records(args.out, "meeting_times_orthogonal")
     printed = (
-        "Gibbs couplings: exponential in d. Metropolis from local modes: tau = "
-        "1 from d = 25 on"
+        "Gibbs couplings: exponential in d. Metropolis from local modes: tau = 1 from "
+        "d = 25 on"
     )
     archive.write({"as_printed": printed, "limit": LIMIT, "runs": rows})
     title = f"means and 80 % of {SEARCHES} pairs; hollow: some pairs unmet after {LIMIT} sweeps"

@@ -187,8 +187,7 @@ EXPERIMENTS = {
         0.01,
         _DC,
         "CS-DCP ahead at rate 0.01, 90 % of the maximum some 100 epochs before the "
-        "centered gradient; "
-        "all nearly alike after 200 epochs",
+        "centered gradient; all nearly alike after 200 epochs",
     ),
     "spectral": Experiment(
         "784x500, batches of 1000",
@@ -204,9 +203,8 @@ EXPERIMENTS = {
             },
             **{name: _DC[name] for name in ("cd", "sdcp", "csdcp")},
         },
-        "CS-DCP and spectral descent alike and ahead of all others; spectral descent "
-        "a little sooner, and "
-        "falling at the end of 250 epochs",
+        "CS-DCP and spectral descent alike and ahead of all others; spectral descent a "
+        "little sooner, and falling at the end of 250 epochs",
     ),
     "rates": Experiment(
         "784x500",
@@ -268,7 +266,6 @@ EXPERIMENTS = {
             "pcd_ucd": Method("PCD, then UCD at a tenth of the rate", warmed),
         },
         "CD falls, PCD swings, UCD rises to the end; mean meeting time about 27; UCD "
-        "takes 19 times the "
-        "time of PCD",
+        "takes 19 times the time of PCD",
     ),
 }

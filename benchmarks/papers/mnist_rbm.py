@@ -151,10 +151,9 @@ def run(
     }
     args.records.save(name, seed, row | coupling_numbers(history, 200))
     print(
-        f"{label}, seed {seed}: {last['held_out']:.2f} per held-out row at step {last['step']} +- "
-        f"{last['standard_error']:.2g}, {last['effective']:.0f} particles effective, "
-        f"{last['seconds']:.0f} s "
-        f"({ended})",
+        f"{label}, seed {seed}: {last['held_out']:.2f} per held-out row at step "
+        f"{last['step']} +- {last['standard_error']:.2g}, {last['effective']:.0f} "
+        f"particles effective, {last['seconds']:.0f} s ({ended})",
         flush=True,
     )
 

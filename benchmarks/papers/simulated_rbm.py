@@ -181,8 +181,8 @@ def run(
     args.records.save(method, seed, row | coupling_numbers(history))
     print(
         f"{label}, seed {seed}: {last['log_likelihood']:.2f} +- "
-        f"{last['standard_error']:.2g} per row at step "
-        f"{last['step']}, {last['effective']:.0f} of {args.particles} particles effective, "
+        f"{last['standard_error']:.2g} per row at step {last['step']}, "
+        f"{last['effective']:.0f} of {args.particles} particles effective, "
         f"{last['seconds']:.0f} s ({ended})",
         flush=True,
     )

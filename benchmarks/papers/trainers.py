@@ -220,9 +220,7 @@ def table(rows: list[Row]) -> str:
 
         values = [row["held_out"] for row in runs]
         lines.append(
-            f"{method:<30}{len(runs):>6}{runs[0]['steps']:>7}{median('seconds'):>9.1f}"
-            f"{median('held_out'):>10.2f}{f'{min(values):.2f} to {max(values):.2f}':>20}"
-            f"{median('standard_error'):>8.2f}"
+            f"{method:<30}{len(runs):>6}{runs[0]['steps']:>7}{median('seconds'):>9.1f}{median('held_out'):>10.2f}{f'{min(values):.2f} to {max(values):.2f}':>20}{median('standard_error'):>8.2f}"
         )
     return "\n".join(lines)
 
@@ -250,8 +248,8 @@ def draw(result: dict[str, Any], args: argparse.Namespace) -> None:
     axes[0].set(xscale="log", xlabel="seconds of training")
     axes[0].set_ylabel("log-likelihood per held-out row, by smc (nats)")
     title = (
-        f"{result['data']}, {args.latent} latent units: one mark per seed, bars: "
-        "two standard errors"
+        f"{result['data']}, {args.latent} latent units: one mark per seed, bars: two "
+        "standard errors"
     )
     pictures.save(figure, axes, args.records.summary.with_suffix(".png"), title)
 

@@ -172,8 +172,8 @@ def torus(side: int, num_sweeps: int = 8000) -> None:
         sizes = f"tau of energy {taus[0]:.1f}, of m^2 {taus[1]:.1f} sweeps"
         rates = " and ".join(f"{CHAINS / (tau * least):.1f}" for tau in taus)
         times = (
-            f"{1e3 * least:.2f} ms per sweep of {CHAINS} chains, {rates} "
-            "effective draws per second"
+            f"{1e3 * least:.2f} ms per sweep of {CHAINS} chains, {rates} effective "
+            "draws per second"
         )
         print(f"{name}: {sizes}; {times}", flush=True)
 

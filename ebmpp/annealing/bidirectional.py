@@ -44,8 +44,8 @@ _ADVICE = (
 )
 _DRAWS = (
     "Give samples=..., the last states of long chains of BlockedGibbs or "
-    "ParallelTempering, or call bracket, "
-    "which makes draws. Either bounds log Z only as far as they are distributed as the model."
+    "ParallelTempering, or call bracket, which makes draws. Either bounds log Z only "
+    "as far as they are distributed as the model."
 )
 _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as well
 _SETTLING = (

@@ -83,8 +83,8 @@ class LogPartition(Shown):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.log_partition:.6g} +- "
-            f"{self.standard_error:.2g}, {self._side}, "
-            f"{self._effective} particles effective, {len(self.betas)} temperatures)"
+            f"{self.standard_error:.2g}, {self._side}, {self._effective} particles "
+            f"effective, {len(self.betas)} temperatures)"
         )
 
     @property
@@ -116,13 +116,12 @@ class LogPartition(Shown):
         if self.effective_sample_size < max(2.0, MIN_SHARE * len(self.log_weights)):
             return (
                 f"the effective sample size is {self._effective} particles (standard "
-                f"error {error:.2g}): too "
-                "small for the standard error to be trusted."
+                f"error {error:.2g}): too small for the standard error to be trusted."
             )
         if error > MAX_ERROR:
             return (
-                f"the standard error of log Z is {error:.2g}, above {MAX_ERROR}: "
-                "not to be trusted."
+                f"the standard error of log Z is {error:.2g}, above {MAX_ERROR}: not "
+                "to be trusted."
             )
         return None
 
@@ -202,12 +201,11 @@ class ParticleSystem(LogPartition):
             return reason
         return (
             f"{self.num_sweeps} sweeps per rung leave log-densities correlated by "
-            f"{self.correlation:.2f} "
-            f"(doubtful above {MAX_CORRELATION}), and {self.relative_ancestry:.0%} of "
-            "the ancestors that "
-            f"resampling alone would leave (doubtful below {MIN_ANCESTRY:.0%}): modes "
-            "are found late; log Z "
-            "and its stated error may be too small. More sweeps help, more particles do not."
+            f"{self.correlation:.2f} (doubtful above {MAX_CORRELATION}), and "
+            f"{self.relative_ancestry:.0%} of the ancestors that resampling alone "
+            f"would leave (doubtful below {MIN_ANCESTRY:.0%}): modes are found late; "
+            "log Z and its stated error may be too small. More sweeps help, more "
+            "particles do not."
         )
 
     @property
@@ -342,9 +340,8 @@ def not_finite(what: str) -> DomainError:
     """Return the error for weights along a path that are not finite."""
     return DomainError(
         f"{what} are not finite: a model on the path may not normalise, or natural "
-        "parameters overflow. "
-        "Check the params, and those of the path. A reference nearer to the model "
-        "(data=...) may help."
+        "parameters overflow. Check the params, and those of the path. A reference "
+        "nearer to the model (data=...) may help."
     )
 
 

@@ -340,10 +340,8 @@ def _estimate(
     if (longest := int(outcome.longest.max())) >= LONG_STAY:
         warnings.warn(
             f"a chain kept one system while it rejected {longest} others: the tail of "
-            "Z is heavy, and a mean "
-            "over few pairs may miss it. Raise num_particles, num_sweeps or "
-            "cess_threshold, or give another "
-            "path.",
+            "Z is heavy, and a mean over few pairs may miss it. Raise num_particles, "
+            "num_sweeps or cess_threshold, or give another path.",
             stacklevel=3,
         )
     totals = jax.tree.map(lambda h: h[met].astype(float), outcome.total)

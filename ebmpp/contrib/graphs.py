@@ -266,8 +266,8 @@ def _pieces(
     if not is_partition or not (graph.families.keys() - {block}).isdisjoint(pieces):
         raise DeclarationError(
             f"split: into must put each of the {family.size} units of block {block!r} "
-            "into one new block "
-            f"that has units and a new name, got { ({n: p.tolist() for n, p in pieces.items()}) }"
+            "into one new block that has units and a new name, got "
+            f"{ ({n: p.tolist() for n, p in pieces.items()}) }"
         )
     return pieces
 

@@ -89,9 +89,8 @@ class Langevin(Move):
         checks.flag("adjust", self.adjust)
         if not self.adjust and self.step_size >= 2:
             raise ArgumentError(
-                "step_size must be below 2 with adjust=False, got "
-                f"{self.step_size!r}: unadjusted steps "
-                "diverge even for a Gaussian."
+                f"step_size must be below 2 with adjust=False, got {self.step_size!r}: "
+                "unadjusted steps diverge even for a Gaussian."
             )
 
     @property
@@ -115,8 +114,7 @@ class Langevin(Move):
             if not is_real(graph.families[b]):
                 raise DeclarationError(
                     f"Langevin: blocks must be real-valued, got {b!r}, which is "
-                    f"{graph.families[b]!r}. Draw "
-                    "it by Layer."
+                    f"{graph.families[b]!r}. Draw it by Layer."
                 )
         refuse_interacting(graph, self.marginalize, "summed out")
         if not self.marginalize:

@@ -77,8 +77,8 @@ class Metropolized(Layer):
         for b in self.blocks:
             if not _is_finite(graph.families[b]):
                 raise IntractableError(
-                    f"Metropolized: blocks must have finitely many values, got {b!r}, which is "
-                    f"{graph.families[b]!r}. Use Layer for it."
+                    f"Metropolized: blocks must have finitely many values, got {b!r}, "
+                    f"which is {graph.families[b]!r}. Use Layer for it."
                 )
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:

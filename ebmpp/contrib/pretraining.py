@@ -127,8 +127,7 @@ def _levels(graph: FactorGraph) -> list[tuple[str, ...]]:
     if far:
         raise DeclarationError(
             f"pretrain: no path of factors connects {far[0]!r} with a visible block. "
-            "Declare a factor "
-            f"between it and one of {list(distance)}."
+            f"Declare a factor between it and one of {list(distance)}."
         )
     levels = [
         tuple(b for b in graph.families if distance[b] == i)
@@ -143,10 +142,9 @@ def _levels(graph: FactorGraph) -> list[tuple[str, ...]]:
             names = [f.name for f in graph.factors if {a, b} <= set(f.blocks)]
             raise DeclarationError(
                 f"pretrain: factor {names[0]!r} couples {a!r} and {b!r}, both at "
-                f"distance {i} from the "
-                "visible blocks, so the graph is no chain of levels. Start from "
-                "graph.init(...), or "
-                "pretrain the graph without that factor."
+                f"distance {i} from the visible blocks, so the graph is no chain of "
+                "levels. Start from graph.init(...), or pretrain the graph without "
+                "that factor."
             )
     return levels
 

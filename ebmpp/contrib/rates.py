@@ -76,8 +76,8 @@ class _FastWeights(RowKernel[RatesState]):
         if len(model_args) != 2:
             raise ParameterError(
                 f"{type(self).__name__}: params and rates must follow the key, got "
-                f"{len(model_args)}. "
-                "Call mcmc.run(key, params, data_statistics(graph, params, data))."
+                f"{len(model_args)}. Call mcmc.run(key, params, data_statistics(graph, "
+                "params, data))."
             )
         target = super().target(model_args[:1], model_kwargs, check)
         return _with_rates(target, _check_rates(self.graph, model_args[1], check))
@@ -286,8 +286,8 @@ class SamplePenalization(RatesFPCD):
         if self.decay == 1:
             raise ArgumentError(
                 "SamplePenalization: decay must be below 1, got 1. The draws would "
-                "become uniform; RatesFPCD "
-                "takes 1, since its rates keep it close to the data."
+                "become uniform; RatesFPCD takes 1, since its rates keep it close to "
+                "the data."
             )
 
     def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:

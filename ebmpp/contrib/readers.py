@@ -83,8 +83,7 @@ def omniglot(
     if not is_one_hot or len(member) > _ALPHABETS or not (member.sum(0) == 1).all():
         raise ArgumentError(
             f"{path}: {target} must have one 1 in each of {len(pixels)} columns, and "
-            f"at most {_ALPHABETS} "
-            f"rows, got {checks.tell(member)}"
+            f"at most {_ALPHABETS} rows, got {checks.tell(member)}"
         )
     return pixels, member.argmax(0).astype(np.int32)
 
@@ -134,8 +133,7 @@ def caltech101_silhouettes(
     ):
         raise ArgumentError(
             f"{path}: {target} must have a class from 1 to {_CLASSES} for each of "
-            f"{len(pixels)} images, got "
-            f"{checks.tell(variables[target])}"
+            f"{len(pixels)} images, got {checks.tell(variables[target])}"
         )
     return pixels, classes.astype(np.int32) - 1
 
@@ -306,8 +304,7 @@ def _usps_line(path: Path, number: int, line: bytes) -> Array:
     ):
         raise ArgumentError(
             f"{path}: line {number} must hold a label from 1 to 10 and {_USPS_PIXELS} "
-            "numbered pixels from "
-            f"-1 to 1, got {line[:40]!r}..."
+            f"numbered pixels from -1 to 1, got {line[:40]!r}..."
         )
     return row
 
@@ -385,8 +382,8 @@ def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
     header = [line.strip() for line in itertools.islice(_lines(file), 3)]
     if len(header) < 3 or not all(line.isdigit() for line in header):
         raise ArgumentError(
-            f"{path}: must start with three lines, the numbers of documents, words and counts, got "
-            f"{[line[:20] for line in header]}"
+            f"{path}: must start with three lines, the numbers of documents, words and "
+            f"counts, got {[line[:20] for line in header]}"
         )
     documents, size, total = map(int, header)
     with warnings.catch_warnings():
@@ -409,9 +406,8 @@ def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
             else ""
         )
         raise ArgumentError(
-            f"{path}: must hold {total} counts of documents 1 to {documents} and "
-            f"words 1 to {size}, got "
-            f"{len(entries)} counts{first}"
+            f"{path}: must hold {total} counts of documents 1 to {documents} and words "
+            f"1 to {size}, got {len(entries)} counts{first}"
         )
     return (documents, size), entries
 
@@ -423,8 +419,7 @@ def _table(path: Path, documents: int, columns: Array, entries: Array) -> Array:
     except (MemoryError, ValueError) as error:
         raise ArgumentError(
             f"{path}: {documents} documents of {len(columns)} words must fit into "
-            "memory; keep fewer by "
-            "num_words=..."
+            "memory; keep fewer by num_words=..."
         ) from error
     column = np.searchsorted(columns, entries[:, 1] - 1)
     is_selected = columns[np.minimum(column, len(columns) - 1)] == entries[:, 1] - 1

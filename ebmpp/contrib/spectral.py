@@ -80,8 +80,7 @@ def spectral_descent(
         if not isinstance(gradient, Mapping):
             raise ArgumentError(
                 "spectral_descent: with a graph the gradient must be a dict keyed by "
-                "factor name, got "
-                f"{type(gradient).__name__}."
+                f"factor name, got {type(gradient).__name__}."
             )
         axes = {f.name: f.row_axes(graph.families) for f in graph.factors}
 

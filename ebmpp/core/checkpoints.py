@@ -84,8 +84,8 @@ class Checkpoints:
                 if (steps := self.steps()) and not resume:
                     raise CheckpointError(
                         f"{self.directory} has checkpoints of steps {steps}. Pass "
-                        "resume=True to continue "
-                        "from the last one, or give another directory."
+                        "resume=True to continue from the last one, or give another "
+                        "directory."
                     )
                 for path in self.directory.iterdir():
                     if _PARTIAL.fullmatch(path.name):
@@ -105,9 +105,8 @@ class Checkpoints:
         """Raise CheckpointError for a checkpoint of more steps than the run has."""
         if step > total:
             raise CheckpointError(
-                f"{directory} has {step} steps, and this run {total}. Give "
-                f"{cls.total} of at least as many, "
-                "or another directory."
+                f"{directory} has {step} steps, and this run {total}. Give {cls.total} "
+                "of at least as many, or another directory."
             )
 
     def steps(self) -> list[int]:
@@ -179,8 +178,8 @@ class Checkpoints:
         if changed := self.differences(body["run"]):
             raise CheckpointError(
                 f"checkpoint {step} in {self.directory} is of another run: "
-                f"{'; '.join(changed)}. Call "
-                f"{self.function} as that run was called, or give another directory."
+                f"{'; '.join(changed)}. Call {self.function} as that run was called, "
+                "or give another directory."
             )
         return Checkpoint(step, body, arrays)
 
@@ -203,13 +202,13 @@ class Checkpoints:
                 holder = os.read(handle, 200).decode(errors="replace")
                 raise CheckpointError(
                     f"{self.directory} is in use by another run "
-                    f"({holder or 'unknown'}). Wait until it "
-                    "ends, or give another directory."
+                    f"({holder or 'unknown'}). Wait until it ends, or give another "
+                    "directory."
                 ) from None
             except OSError as error:
                 message = (
-                    f"{self.directory} is on a disk without locks ({error}): do "
-                    "not use it for two runs"
+                    f"{self.directory} is on a disk without locks ({error}): do not "
+                    "use it for two runs"
                 )
                 warnings.warn(message, stacklevel=5)
             os.ftruncate(handle, 0)
@@ -229,8 +228,7 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(
                 f"{self.directory} {what}: {error}. Free disk space or fix the "
-                "permissions, or give another "
-                "directory."
+                "permissions, or give another directory."
             ) from error
 
 

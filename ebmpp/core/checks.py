@@ -297,8 +297,8 @@ def placeable(name: str, value: Any, kind: Error = ArgumentError) -> None:
     if mesh is not None and AxisType.Explicit in mesh.axis_types and not is_set:
         raise kind(
             f"{name} must not be over a mesh with explicit axes, got "
-            f"{mesh.axis_names}. Give mesh=, where "
-            "that is an argument, or make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * "
+            f"{mesh.axis_names}. Give mesh=, where that is an argument, or make the "
+            "mesh with axis_types=(jax.sharding.AxisType.Auto,) * "
             f"{len(mesh.axis_names)}."
         )
 

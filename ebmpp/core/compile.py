@@ -225,10 +225,9 @@ def _warn_of_new_functions(static: Any) -> None:
         if _compilations[fn.__code__] == 3:
             warnings.warn(
                 f"{fn.__name__} of {fn.__code__.co_filename}, line "
-                f"{fn.__code__.co_firstlineno}, has been "
-                "compiled three times, because each call passed a new function "
-                "object. Define the function "
-                "once, outside the loop that makes these calls.",
+                f"{fn.__code__.co_firstlineno}, has been compiled three times, because "
+                "each call passed a new function object. Define the function once, "
+                "outside the loop that makes these calls.",
                 stacklevel=4,
             )
 
@@ -290,8 +289,8 @@ def enable_compilation_cache(
     except (OSError, TypeError) as error:
         raise ArgumentError(
             "enable_compilation_cache: directory must be a writable path, got "
-            f"{directory!r} ({error}). Give "
-            "another one, or set JAX_COMPILATION_CACHE_DIR."
+            f"{directory!r} ({error}). Give another one, or set "
+            "JAX_COMPILATION_CACHE_DIR."
         ) from error
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(path))

@@ -150,8 +150,8 @@ def place(tree: Any) -> Any:
         if missing := sorted(axes - set(mesh.axis_names)):
             raise ArgumentError(
                 f"mesh must have the axis {missing[0]!r}, over which the array "
-                f"{jax.tree_util.keystr(path)} "
-                f"is sharded, got {mesh.axis_names}. Pass the mesh of the array, or replicate it."
+                f"{jax.tree_util.keystr(path)} is sharded, got {mesh.axis_names}. Pass "
+                "the mesh of the array, or replicate it."
             )
         return jax.device_put(a, NamedSharding(mesh, spec))
 

@@ -247,9 +247,8 @@ def check_function(
         )
         raise ArgumentError(
             f"{name} could not be traced at a state of blocks "
-            f"{', '.join(repr(b[0]) for b in blocks)}: "
-            f"{cause}. "
-            "It must take one state, without batch axes, and compute numbers by jax.numpy."
+            f"{', '.join(repr(b[0]) for b in blocks)}: {cause}. It must take one "
+            "state, without batch axes, and compute numbers by jax.numpy."
         ) from error
     if not leaves:
         raise checks.error(f"the value of {name}", "a pytree of numbers", leaves)

@@ -325,11 +325,10 @@ def unbiased_expectation(
         and not (estimate.meeting_time > estimate.lag).any()
     ):
         warnings.warn(
-            f"all {num_pairs} pairs met at the first coupled sweep, at an acceptance of "
-            f"{estimate.acceptance:.2g}, so no correction was observed (P(tau > "
-            f"{estimate.lag}) is at most "
-            f"{estimate.late_upper:.2g}): the estimate may reflect the starts. "
-            "Increase num_pairs or lag.",
+            f"all {num_pairs} pairs met at the first coupled sweep, at an acceptance "
+            f"of {estimate.acceptance:.2g}, so no correction was observed (P(tau > "
+            f"{estimate.lag}) is at most {estimate.late_upper:.2g}): the estimate may "
+            "reflect the starts. Increase num_pairs or lag.",
             stacklevel=2,
         )
     elif estimate.overlap > THRESHOLD:
@@ -347,10 +346,9 @@ def low_acceptance(who: str, acceptance: float) -> str:
     """Return the warning for an acceptance below :data:`MIN_ACCEPTANCE`."""
     return (
         f"{who}: only {acceptance:.2g} of the proposals from the pool were accepted, "
-        "so the pool costs "
-        "time and hardly helps pairs to meet; the estimate is unbiased. Pass a pool "
-        "of more states, of "
-        "states closer to draws of the model, or coupling=None."
+        "so the pool costs time and hardly helps pairs to meet; the estimate is "
+        "unbiased. Pass a pool of more states, of states closer to draws of the model, "
+        "or coupling=None."
     )
 
 
@@ -412,10 +410,8 @@ def estimate_pairs(unmet: str, window: Window, *inputs: Any) -> UnbiasedEstimate
     broken = int(outcome.broken)
     failed = (
         f" ({broken} because a draw failed: params are outside a family's domain or "
-        "not finite, or two "
-        "conditionals are equal to float32 precision, so that a draw took "
-        f"{MOST_TRIALS} trials or 1024 "
-        "times max_sweeps)"
+        "not finite, or two conditionals are equal to float32 precision, so that a "
+        f"draw took {MOST_TRIALS} trials or 1024 times max_sweeps)"
     )
     met = tau >= 0
     cause = "did not meet" + failed * (broken > 0)

@@ -66,8 +66,8 @@ def find(
     searched = " or ".join(map(str, places)) or "no directory"
     raise FileNotFoundError(
         f"{reader}: {name}{f'[{packed}]' if packed else ''} must be in the folder "
-        "given by directory=... or "
-        f"by the environment variable {DATA_DIR_VARIABLE}, got {searched}. ({source})"
+        f"given by directory=... or by the environment variable {DATA_DIR_VARIABLE}, "
+        f"got {searched}. ({source})"
     )
 
 

@@ -50,8 +50,8 @@ def meeting_data(source: Source) -> Meetings:
             else checks.tell(source)
         )
         expected = (
-            "an estimate, or a DataTree of a coupled kernel's run with pairs "
-            "in the group 'meeting'"
+            "an estimate, or a DataTree of a coupled kernel's run with pairs in the "
+            "group 'meeting'"
         )
         raise ArgumentError(f"source must be {expected}, got {text}.")
     times = np.asarray(group["meeting_time"], float)

@@ -21,16 +21,15 @@ _HALVED = (
 _MOST = 10  # states at which chains stand still that are compared with the other chains
 
 _ADVICE = (
-    "Try tempering (ParallelTempering, or tempering= of a GibbsBlock), a joint draw "
-    "of the units that hold "
-    "each other, or another block"
+    "Try tempering (ParallelTempering, or tempering= of a GibbsBlock), a joint draw of "
+    "the units that hold each other, or another block"
 )
 _WORDS = {
     "apart": f"chains are stuck at different values. {_ADVICE}",
     "beside": f"some chains stand still while others move, so they are stuck. {_ADVICE}",
-    "agree": "all chains agree: the unit is nearly certain, or all chains are stuck "
-    "at one place. Start "
-    "several chains from overdispersed states to distinguish these",
+    "agree": "all chains agree: the unit is nearly certain, or all chains are stuck at "
+    "one place. Start several chains from overdispersed states to distinguish "
+    "these",
 }
 
 
@@ -88,7 +87,7 @@ def warn_still(kinds: Mapping[Any, str], noun: str, stacklevel: int) -> None:
         if names:
             listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             text = (
-                f"{len(names)} of {len(kinds)} {noun} have no effective sample "
-                f"size ({listed}): {words}"
+                f"{len(names)} of {len(kinds)} {noun} have no effective sample size "
+                f"({listed}): {words}"
             )
             warnings.warn(text, stacklevel=stacklevel + 1)

@@ -42,15 +42,12 @@ HOOK: ContextVar[Callable[[Params, Array], Array] | None] = ContextVar(
 )
 
 ADVICE = (
-    "log_prob lacks log Z, which depends on the params: the posterior of anything "
-    "they depend on is doubly "
-    "intractable, and without log Z it would be silently wrong. Either give "
-    "EnergyDistribution(..., "
-    "log_partition=lambda params: ebmpp.exact.log_partition(graph, params)), exact "
-    "for small models; or "
-    "update the sites that the params depend on by the exchange algorithm, "
-    "ebmpp.ppl.Exchange, alone or as a "
-    "block of numpyro.infer.Gibbs."
+    "log_prob lacks log Z, which depends on the params: the posterior of anything they "
+    "depend on is doubly intractable, and without log Z it would be silently wrong. "
+    "Either give EnergyDistribution(..., log_partition=lambda params: "
+    "ebmpp.exact.log_partition(graph, params)), exact for small models; or update the "
+    "sites that the params depend on by the exchange algorithm, ebmpp.ppl.Exchange, "
+    "alone or as a block of numpyro.infer.Gibbs."
 )
 
 
@@ -479,8 +476,8 @@ def _divergence(p: Enumerable, q: Enumerable) -> Float[Array, "*batch"]:
     if p.event_shape != q.event_shape or p.support != q.support:
         raise ParameterError(
             "kl_divergence needs two distributions of the same values, got shapes "
-            f"{p.event_shape} and "
-            f"{q.event_shape}, and supports {p.support} and {q.support}"
+            f"{p.event_shape} and {q.event_shape}, and supports {p.support} and "
+            f"{q.support}"
         )
     batch = (1,) * max(len(p.batch_shape), len(q.batch_shape))
     values = model.enumerate_support(expand=False)

@@ -148,8 +148,8 @@ class Discriminative(Estimator):
         if self.generative is None:
             raise ArgumentError(
                 f"{self!r} makes the exact gradient of log p({self.target} | rest), "
-                "which has no bias. Only "
-                "the gradient of the likelihood, by a generative estimator, can be judged."
+                "which has no bias. Only the gradient of the likelihood, by a "
+                "generative estimator, can be judged."
             )
         return self.generative._repeats(state, count)
 

@@ -321,27 +321,25 @@ class ParticleUCD(Estimator):
         cess = history["min_cess"]
         if (longest := int(np.nanmax(stay, initial=0))) >= LONG_STAY:
             return (
-                f"ParticleUCD: a chain kept one system while it rejected {longest} others, at step "
-                f"{int(np.nanargmax(stay))} of its stage: the tail of Z is heavy. "
-                "Raise num_particles, "
-                "num_sweeps or cess_threshold, or use the other path."
+                f"ParticleUCD: a chain kept one system while it rejected {longest} "
+                f"others, at step {int(np.nanargmax(stay))} of its stage: the tail of "
+                "Z is heavy. Raise num_particles, num_sweeps or cess_threshold, or use "
+                "the other path."
             )
         if (lowest := float(np.nanmin(cess, initial=1))) < _MIN_CESS:
             return (
                 f"ParticleUCD: at step {int(np.nanargmin(cess))} of its stage a rung "
-                f"left {lowest:.1%} "
-                "of the particles effective: the params moved further than the path "
-                "could follow. Take "
-                "smaller steps or more particles."
+                f"left {lowest:.1%} of the particles effective: the params moved "
+                "further than the path could follow. Take smaller steps or more "
+                "particles."
             )
         poor = cess < 1 - _SLACK * (1 - self.cess_threshold)
         if poor.sum() <= _OFTEN * poor.size:
             return None
         return (
-            f"ParticleUCD: at {poor.mean():.0%} of the steps rungs missed cess_threshold="
-            f"{self.cess_threshold:g} by a factor of two, with "
-            f"{np.nanmax(history['num_rungs']):.0f} of at "
-            f"most {self.max_rungs} rungs: acceptance suffers, the gradient stays "
-            "unbiased. Raise max_rungs "
-            "or num_particles, or lower cess_threshold."
+            f"ParticleUCD: at {poor.mean():.0%} of the steps rungs missed "
+            f"cess_threshold={self.cess_threshold:g} by a factor of two, with "
+            f"{np.nanmax(history['num_rungs']):.0f} of at most {self.max_rungs} rungs: "
+            "acceptance suffers, the gradient stays unbiased. Raise max_rungs or "
+            "num_particles, or lower cess_threshold."
         )

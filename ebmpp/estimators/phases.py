@@ -96,9 +96,8 @@ def check_posterior(graph: FactorGraph, name: str, posterior: Posterior | None) 
     for a, b in graph.interacting(graph.latent):
         raise IntractableError(
             f"{name} has no exact positive phase: latent {clash(a, b)} given the "
-            "visible ones. Use UCD(), "
-            "which couples chains on the posterior, or a variational one, "
-            f"{name}(posterior=MeanField())."
+            "visible ones. Use UCD(), which couples chains on the posterior, or a "
+            f"variational one, {name}(posterior=MeanField())."
         )
 
 
@@ -208,8 +207,8 @@ def complete_batch(
             f"none with posterior={posterior!r}",
             sorted(batch.known),
             IntractableError,
-            "Use UCD(), which couples chains on the posterior of both, or fill them "
-            "in with ebmpp.complete.",
+            "Use UCD(), which couples chains on the posterior of both, or fill them in "
+            "with ebmpp.complete.",
         )
     start = sample_latents(graph, params, batch, random.fold_in(key, 0))
     x, _ = sweep_chains(

@@ -236,17 +236,15 @@ class WeightedPCD(Estimator):
         if (share := mean(history["resampled"])) >= _OFTEN:
             messages.append(
                 f"WeightedPCD resampled its chains at {share:.0%} of the steps: the "
-                "weights follow the noise "
-                "of the gradient that they make, which is then no better than PCD's. "
-                "Take more chains, or "
-                "smaller steps. log_partition comes from chains that never enter the gradient."
+                "weights follow the noise of the gradient that they make, which is "
+                "then no better than PCD's. Take more chains, or smaller steps. "
+                "log_partition comes from chains that never enter the gradient."
             )
         if unknown > _UNKNOWN:
             messages.append(
                 "the standard error of WeightedPCD's log_partition is above "
-                f"{_MAX_ERROR} at {unknown:.0%} "
-                "of the steps, where the history has nan. Raise num_watchers, or use ebmpp.smc or "
-                "ebmpp.bracket."
+                f"{_MAX_ERROR} at {unknown:.0%} of the steps, where the history has "
+                "nan. Raise num_watchers, or use ebmpp.smc or ebmpp.bracket."
             )
         return " ".join(messages) or None
 

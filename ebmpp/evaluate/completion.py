@@ -133,11 +133,10 @@ def complete(
     if result.r_hat is not None and (result.r_hat > _MAX_R_HAT).any():
         warnings.warn(
             f"complete: chains of {int((result.r_hat > _MAX_R_HAT).sum())} of "
-            f"{result.r_hat.size} rows "
-            f"disagree (R-hat up to {np.nanmax(result.r_hat):.3g}), so they do not "
-            "sample the posterior yet. "
-            "Raise num_warmup and num_samples, or use ebmpp.ParallelTempering with "
-            "the same observations",
+            f"{result.r_hat.size} rows disagree (R-hat up to "
+            f"{np.nanmax(result.r_hat):.3g}), so they do not sample the posterior yet. "
+            "Raise num_warmup and num_samples, or use ebmpp.ParallelTempering with the "
+            "same observations",
             stacklevel=2,
         )
     return result

@@ -87,9 +87,9 @@ def check_units(
     for b, family in graph.visible.items():
         if graph.latent and family.states() is None:
             raise IntractableError(
-                f"pseudo-likelihood: {b!r} ({family!r}) must have finitely many "
-                "values in a model with "
-                "latents, which take its conditional out of the family. Use monitors.reconstruction"
+                f"pseudo-likelihood: {b!r} ({family!r}) must have finitely many values "
+                "in a model with latents, which take its conditional out of the "
+                "family. Use monitors.reconstruction"
             )
     return row_keys("num_units", num_units, rng_key, rows)
 

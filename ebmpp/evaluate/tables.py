@@ -327,9 +327,8 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
     if codes:
         warnings.warn(
             f"from_dataframe: columns {codes} are integers with at most {_FEW} "
-            "different values, and are "
-            f"treated as numbers. df.astype(dict.fromkeys({codes}, 'category')) makes "
-            "them categories.",
+            "different values, and are treated as numbers. "
+            f"df.astype(dict.fromkeys({codes}, 'category')) makes them categories.",
             stacklevel=3,
         )
     return tuple(columns), {block: makers[block](size) for block, size in sizes.items()}

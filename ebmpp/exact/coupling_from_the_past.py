@@ -92,8 +92,7 @@ def check_graph(
     if wrong:
         raise IntractableError(
             f"{method} takes {expected} units, factors of one or two blocks, and "
-            "Pairwise factors inside a "
-            f"block, got {wrong[0]}."
+            f"Pairwise factors inside a block, got {wrong[0]}."
         )
 
 
@@ -128,9 +127,9 @@ def check_ferromagnetic(graph: FactorGraph, params: Any) -> None:
     for violation, holds in _conditions(graph, params).items():
         if not bool(holds):
             raise IntractableError(
-                f"{violation}, so the bonds are not monotone and cannot be coupled from the past. "
-                "method='coupling_from_the_past' takes fields of both signs, and "
-                "'enumerate' a small model."
+                f"{violation}, so the bonds are not monotone and cannot be coupled "
+                "from the past. method='coupling_from_the_past' takes fields of both "
+                "signs, and 'enumerate' a small model."
             )
 
 

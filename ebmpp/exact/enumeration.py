@@ -46,8 +46,8 @@ Names = tuple[str, ...]
 Number = Integer[Array, ""]
 _NONE: State = MappingProxyType({})
 _ESTIMATE = (
-    "Estimate the sum by annealed importance sampling, ebmpp.ais(graph, "
-    "params, rng_key=...)."
+    "Estimate the sum by annealed importance sampling, ebmpp.ais(graph, params, "
+    "rng_key=...)."
 )
 
 
@@ -104,8 +104,8 @@ def make_plan(
         if not {a, b} <= integrated:
             raise IntractableError(
                 f"blocks {a!r} and {b!r} interact and both take infinitely many "
-                "values, so they can be "
-                f"neither enumerated nor summed out in closed form. {_ESTIMATE}"
+                "values, so they can be neither enumerated nor summed out in closed "
+                f"form. {_ESTIMATE}"
             )
     excluded = infinite | set(graph.neighbours(infinite)) | set(graph.splits)
     rest = graph.to_networkx().subgraph(b for b in free if b not in excluded)
@@ -170,8 +170,7 @@ def refuse_many(
         )
         raise IntractableError(
             f"blocks {list(enumerated)} have {count_text(count)} joint states to "
-            f"enumerate{closed}, and the "
-            f"limit is {count_text(most)}. {_ESTIMATE}"
+            f"enumerate{closed}, and the limit is {count_text(most)}. {_ESTIMATE}"
         )
 
 

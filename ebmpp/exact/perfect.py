@@ -44,8 +44,7 @@ def _plan(graph: FactorGraph) -> enumeration.Plan:
     if plan.integrated:
         raise IntractableError(
             f"the Gaussian blocks {list(plan.integrated)} interact, so they cannot be "
-            "drawn by enumeration. "
-            "Sample the model by ebmpp.BlockedGibbs."
+            "drawn by enumeration. Sample the model by ebmpp.BlockedGibbs."
         )
     enumeration.refuse_many(
         graph, plan.enumerated, plan.summed, enumeration.MOST_LISTED
@@ -148,8 +147,8 @@ def _check_attractive(graph: FactorGraph, params: Params) -> None:
         if not bool(attractive):
             raise IntractableError(
                 f"the model is not attractive: interactions of blocks {a!r} and {b!r} "
-                "have both signs, even "
-                "after flipping whole blocks. A small model can be enumerated, method='enumerate'."
+                "have both signs, even after flipping whole blocks. A small model can "
+                "be enumerated, method='enumerate'."
             )
 
 
@@ -343,7 +342,6 @@ def perfect_sample(
     )
     raise UnmetError(
         f"{int((~perfect).sum())} of {num_samples} pairs of chains had not met after "
-        f"{max_sweeps} sweeps "
-        f"from the past. Raise max_sweeps, weaken the interactions{other}, or "
-        "enumerate a small model."
+        f"{max_sweeps} sweeps from the past. Raise max_sweeps, weaken the "
+        f"interactions{other}, or enumerate a small model."
     )

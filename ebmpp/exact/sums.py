@@ -132,10 +132,9 @@ def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
     if plan.integrated:
         raise DomainError(
             "the model does not normalise: for some states of the blocks "
-            f"{list(plan.enumerated)} the joint "
-            f"precision of the Gaussian blocks {list(plan.integrated)} is not "
-            "positive definite. Weaken "
-            "the factors between them."
+            f"{list(plan.enumerated)} the joint precision of the Gaussian blocks "
+            f"{list(plan.integrated)} is not positive definite. Weaken the factors "
+            "between them."
         )
     sizes = {
         n: float(np.abs(ravel_pytree(p)[0]).max(initial=0)) for n, p in params.items()
@@ -143,8 +142,8 @@ def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
     name = max(sizes, key=sizes.__getitem__)
     raise DomainError(
         f"factor {name!r}: params must give every state an energy that "
-        f"{jnp.result_type(float)} holds, got "
-        f"entries of {sizes[name]:.3g}. Scale the params down."
+        f"{jnp.result_type(float)} holds, got entries of {sizes[name]:.3g}. Scale the "
+        "params down."
     )
 
 

@@ -37,8 +37,8 @@ def as_array(name: str, value: Any) -> Numbers:
     is_masked = any(isinstance(v, np.ma.MaskedArray) for v in leaves)
     if is_masked or (isinstance(value, tuple) and _is_pair_with_mask(value)):
         hint = (
-            "Pass ebmpp.Observed(values, known) where missing units are accepted, "
-            "or use ebmpp.complete."
+            "Pass ebmpp.Observed(values, known) where missing units are accepted, or "
+            "use ebmpp.complete."
         )
         raise StateError(
             f"{where}: must be numbers without a mask, got {type(value).__name__}. {hint}"
@@ -153,10 +153,8 @@ def _refuse(
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     raise StateError(
         f"block {name!r} ({family!r}) must have {expected}, got "
-        f"{np.asarray(values)[index]!s} at index "
-        f"{index} and {int(wrong.sum())} such values. "
-        "ebmpp.Observed.where_finite(values) marks nan as "
-        "missing."
+        f"{np.asarray(values)[index]!s} at index {index} and {int(wrong.sum())} such "
+        "values. ebmpp.Observed.where_finite(values) marks nan as missing."
     )
 
 

@@ -306,8 +306,8 @@ class FactorGraph(Declaration, Shown):
         if block in self.splits:
             raise IntractableError(
                 f"{clash(block, block)}, so they are not independent given the rest. "
-                "Ask for a part such as "
-                f"{lateral.part_name(block, 0)!r}, or draw the block by BlockedGibbs."
+                f"Ask for a part such as {lateral.part_name(block, 0)!r}, or draw the "
+                "block by BlockedGibbs."
             )
         eta, family = self._natural(params, x, block)
         return family.distribution(eta)

@@ -137,12 +137,10 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
         unit = tuple(int(i) for i in np.argwhere(~inside)[0])
         raise DomainError(
             f"the model does not normalise: the natural parameter of block {block!r} "
-            f"({family!r}) must be "
-            f"{family.domain}, and at unit {unit} it reaches "
-            f"{np.asarray(extreme)[unit]!s}. Lower its bias, "
-            f"or weaken its factors {_names(graph, block)}; only a Bias({block!r}) "
-            "holds it in its domain."
-            f"{' Standardise real-valued data before training.' if _is_quadratic(family) else ''}"
+            f"({family!r}) must be {family.domain}, and at unit {unit} it reaches "
+            f"{np.asarray(extreme)[unit]!s}. Lower its bias, or weaken its factors "
+            f"{_names(graph, block)}; only a Bias({block!r}) holds it in its "
+            f"domain.{' Standardise real-valued data before training.' if _is_quadratic(family) else ''}"
         )
 
 
@@ -257,12 +255,10 @@ def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
         where = tuple(np.argwhere(wrong)[0] * [0, 0, 1, 0, 1])
         raise DomainError(
             f"the model does not normalise: blocks {a!r} ({fa!r}) and {b!r} ({fb!r}) "
-            "are unbounded, so every "
-            "coupling between their units must be "
-            f"{signs[bool(up[where]), bool(down[where])]}, and "
-            f"{int(wrong.sum())} are not. Change the params of {_names(graph, a, b)}, "
-            "or use a bounded "
-            "family for one block."
+            "are unbounded, so every coupling between their units must be "
+            f"{signs[bool(up[where]), bool(down[where])]}, and {int(wrong.sum())} are "
+            f"not. Change the params of {_names(graph, a, b)}, or use a bounded family "
+            "for one block."
         )
 
 
@@ -314,9 +310,8 @@ def _check_precision(
     where = f" at a state of blocks {near}" if varies else ""
     message = (
         f"the joint precision of the Gaussian blocks {list(blocks)} must be positive "
-        "definite, and its "
-        f"smallest eigenvalue is between {lower:.4g} and {upper:.4g}{where}. Weaken the factors "
-        f"{_names(graph, *blocks)}."
+        f"definite, and its smallest eigenvalue is between {lower:.4g} and "
+        f"{upper:.4g}{where}. Weaken the factors {_names(graph, *blocks)}."
     )
     if upper <= 0:
         raise DomainError(f"the model does not normalise: {message}")

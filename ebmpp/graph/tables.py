@@ -209,8 +209,8 @@ def _warn_of_scales(
     if family.learned:
         wrong = (variance == 0) & (count > 1)
         message = (
-            "are constant, so their precision grows without end in training. "
-            "Drop them, or add noise"
+            "are constant, so their precision grows without end in training. Drop "
+            "them, or add noise"
         )
     else:
         error = np.sqrt(2 / np.maximum(count, 1))

@@ -58,8 +58,8 @@ class DrawFile:
         except (OSError, LookupError, ValueError) as error:
             raise CheckpointError(
                 f"{source} cannot be read, and the run's checkpoint counts {done} "
-                f"draws in it: {error}. "
-                "Put the file back, or start in another directory."
+                f"draws in it: {error}. Put the file back, or start in another "
+                "directory."
             ) from error
         if source == self.path and num_draws > done and not is_extended:
             os.replace(self.path, self._partial)

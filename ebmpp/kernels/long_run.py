@@ -68,8 +68,8 @@ class LongDraws:
         kernel = type(self.mcmc.sampler).__name__
         count = f", {self.num_kept} kept" if self.num_kept else ""
         return (
-            f"LongDraws({self.mcmc.num_chains} chains of {kernel}, "
-            f"{self.num_draws} draws each{count})"
+            f"LongDraws({self.mcmc.num_chains} chains of {kernel}, {self.num_draws} "
+            f"draws each{count})"
         )
 
 

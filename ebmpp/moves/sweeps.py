@@ -79,8 +79,7 @@ def _resolve(
         if free != changed:
             raise ArgumentError(
                 "moves must change every free block and no other: they change "
-                f"{sorted(changed)}, and "
-                f"the free blocks are {sorted(free)}."
+                f"{sorted(changed)}, and the free blocks are {sorted(free)}."
             )
         _check(graph, moves)
     if exact:

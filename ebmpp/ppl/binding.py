@@ -109,8 +109,8 @@ class Binding:
         if stale and clash:
             raise IntractableError(
                 f"params of factor {stale[0]!r} depend on sibling sites, which are "
-                "updated with the latents "
-                f"summed out, but {clash[0]} interact. Make a latent block a site of the model"
+                f"updated with the latents summed out, but {clash[0]} interact. Make a "
+                "latent block a site of the model"
             )
         params = bind_params(self.graph, params, batch, check)
         clamped = states.Clamped(

@@ -389,8 +389,8 @@ class Exchange(SiteKernel):
 def _warn_dead(chains: Array) -> None:
     warnings.warn(
         f"Exchange: {int(chains)} chain(s) are NaN from here on, as an auxiliary draw "
-        "failed. Raise "
-        "max_sweeps, use auxiliary='random_cluster' where the model allows it, or a narrower prior",
+        "failed. Raise max_sweeps, use auxiliary='random_cluster' where the model "
+        "allows it, or a narrower prior",
         stacklevel=2,
     )
 
@@ -401,8 +401,8 @@ def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
         return perfect.method_for(graph, auxiliary)
     text = (
         f"Exchange with auxiliary={auxiliary} Gibbs sweeps is approximate (double "
-        "Metropolis-Hastings), and "
-        "exact only in the limit of many. Compare with twice as many, or use perfect draws."
+        "Metropolis-Hastings), and exact only in the limit of many. Compare with twice "
+        "as many, or use perfect draws."
     )
     auxiliary = checks.count(
         "Exchange: auxiliary, if not a method of perfect_sample,", auxiliary

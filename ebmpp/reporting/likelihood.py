@@ -60,8 +60,8 @@ def likelihood(section: Section, subject: Subject) -> None:
     if not subject.has_free_energy:
         section.note(
             "Latent blocks interact given the visibles, so the free energy of a row "
-            "has no closed form. The "
-            "table has its mean-field bound, and with it a lower bound of the likelihood."
+            "has no closed form. The table has its mean-field bound, and with it a "
+            "lower bound of the likelihood."
         )
     table = _table(subject, log_z, exact_rows)
     section.table(
@@ -116,20 +116,17 @@ def _estimated(section: Section, subject: Subject) -> _LogZ:
     source = "exact draws" if result.guaranteed else "draws of a separate annealed run"
     section.text(
         f"log Z by annealed importance sampling with {budget.particles} particles and "
-        f"{budget.temperatures} "
-        f"temperatures, forward from independent units and in reverse from {source}; "
-        "and by particle systems "
-        f"of {num} particles in ten islands, which start from the same units and are "
-        "resampled. Forward "
-        "estimates are too small on average."
+        f"{budget.temperatures} temperatures, forward from independent units and in "
+        f"reverse from {source}; and by particle systems of {num} particles in ten "
+        "islands, which start from the same units and are resampled. Forward estimates "
+        "are too small on average."
     )
     if not result.guaranteed:
         section.note(
             "The reverse estimate is not a guaranteed upper bound: its draws are "
-            "approximate. If they miss a "
-            "mode, both estimates are too small, with small errors, and the "
-            "likelihood looks better than it "
-            "is. Read the sections on mixing first."
+            "approximate. If they miss a mode, both estimates are too small, with "
+            "small errors, and the likelihood looks better than it is. Read the "
+            "sections on mixing first."
         )
     _log_z_table(
         section,
@@ -172,8 +169,8 @@ def _log_z_table(
         )
     low, high = result.interval()
     caption = (
-        f"Likelihoods use {low:.6g} to {high:.6g} (95 %); the estimates differ "
-        f"by {result.gap:.3g} +- "
+        f"Likelihoods use {low:.6g} to {high:.6g} (95 %); the estimates differ by "
+        f"{result.gap:.3g} +- "
     )
     section.table(
         "log_partition", pd.DataFrame(rows), f"{caption}{result.standard_error:.2g}."
@@ -331,8 +328,8 @@ def free_energies(section: Section, subject: Subject) -> None:
     section.figure("free_energies", figure)
     section.text(
         "Held-out rows above training rows indicate overfitting. Samples apart from "
-        "the rows mean that the "
-        "model puts its mass elsewhere, or that the chains have not reached it."
+        "the rows mean that the model puts its mass elsewhere, or that the chains have "
+        "not reached it."
     )
     stats = {
         n: {"count": len(v), "mean": v.mean(), "sd": v.std()} for n, v in sets.items()

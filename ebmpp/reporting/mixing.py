@@ -38,10 +38,9 @@ def meeting_times(section: Section, subject: Subject) -> None:
     """Report meeting times of coupled pairs from noise, and the bound that follows from them."""
     budget = subject.budget
     section.text(
-        f"{budget.pairs} pairs of coupled Gibbs chains; each chain starts from its "
-        "own noise. Once a pair "
-        "has met, neither chain depends on its start. A pair runs for at most "
-        f"{budget.max_sweeps} sweeps."
+        f"{budget.pairs} pairs of coupled Gibbs chains; each chain starts from its own "
+        "noise. Once a pair has met, neither chain depends on its start. A pair runs "
+        f"for at most {budget.max_sweeps} sweeps."
     )
     pilot = _pairs(subject, 1)
     times = np.full(budget.pairs, budget.max_sweeps + 1.0)
@@ -109,8 +108,8 @@ def _bound_table(section: Section, estimate: UnbiasedEstimate) -> None:
     if estimate.num_unmet:
         section.note(
             f"At lag {estimate.lag}, {estimate.num_unmet} pairs did not meet. Their "
-            "meeting times are "
-            "unknown, so the bound is 1 and says nothing about the distance to stationarity."
+            "meeting times are unknown, so the bound is 1 and says nothing about the "
+            "distance to stationarity."
         )
     bound = tv_upper_bound(estimate)
     rows = []
@@ -119,8 +118,8 @@ def _bound_table(section: Section, estimate: UnbiasedEstimate) -> None:
         sweeps = str(int(bound["t"][below[0]])) if len(below) else "more than were run"
         rows.append({"total variation at most": level, "after sweeps": sweeps})
     caption = (
-        f"From {len(estimate.met)} pairs at lag {estimate.lag}, "
-        f"{estimate.num_unmet} of them unmet."
+        f"From {len(estimate.met)} pairs at lag {estimate.lag}, {estimate.num_unmet} "
+        "of them unmet."
     )
     section.table("tv_bound", pd.DataFrame(rows), caption)
 
@@ -156,10 +155,9 @@ def chains(section: Section, subject: Subject) -> None:
     budget = subject.budget
     section.text(
         f"{budget.chains} chains of each sampler from noise, {budget.sweeps} sweeps "
-        "after as many warm-up "
-        f"sweeps. A sweep of tempering takes {2 * budget.replicas} passes "
-        f"({budget.replicas} temperatures, "
-        "twice), so effective draws are also given per pass."
+        "after as many warm-up sweeps. A sweep of tempering takes "
+        f"{2 * budget.replicas} passes ({budget.replicas} temperatures, twice), so "
+        "effective draws are also given per pass."
     )
     tables = []
     energies = {}
@@ -206,14 +204,14 @@ def chains(section: Section, subject: Subject) -> None:
                 f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model."
             )
     caption = (
-        "Ranks of a chain's energies among those of all chains; flat, at the "
-        "dotted line, if they mix."
+        "Ranks of a chain's energies among those of all chains; flat, at the dotted "
+        "line, if they mix."
     )
     section.figure("chains", _draw(energies), caption)
     section.note(
         "R-hat near 1 says that the chains agree, not that they have visited every "
-        "mode: all may miss the "
-        "same one. Tempered chains and meeting times are better evidence."
+        "mode: all may miss the same one. Tempered chains and meeting times are better "
+        "evidence."
     )
 
 

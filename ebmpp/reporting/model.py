@@ -55,9 +55,8 @@ def latent_units(section: Section, subject: Subject) -> None:
     )
     section.text(
         "A unit is off or on if its mean over the rows is within 2 % of an end of its "
-        "range, and constant if "
-        "the rows explain less than 0.1 % of its variance. Such a unit carries no "
-        "information on the data."
+        "range, and constant if the rows explain less than 0.1 % of its variance. Such "
+        "a unit carries no information on the data."
     )
     blocks = list(dict.fromkeys(activity["block"]))
     counts = pd.crosstab(activity["block"], activity["status"]).loc[blocks]

@@ -47,10 +47,9 @@ def moments(section: Section, subject: Subject) -> None:
     name = list(chains)[-1]  # tempered chains, if there are any
     section.text(
         "Each dot is a moment of the training rows (horizontal) and of the "
-        f"{subject.budget.chains} {name} "
-        "chains from noise (vertical). The likelihood's gradient vanishes where they "
-        "agree. Latent means of "
-        "the data are conditional on the rows."
+        f"{subject.budget.chains} {name} chains from noise (vertical). The "
+        "likelihood's gradient vanishes where they agree. Latent means of the data are "
+        "conditional on the rows."
     )
     groups = _visible(subject, chains[name]) | _latent(subject, chains[name])
     rows = []
@@ -284,8 +283,8 @@ def _sample_pictures(
         plot_units(values, shape, ncols=_COLUMNS, ax=ax)
         ax.set_title(name, fontsize=10)
     caption = (
-        "Each line of samples shows the last states of ten chains from noise; "
-        "lower lines are earlier."
+        "Each line of samples shows the last states of ten chains from noise; lower "
+        "lines are earlier."
     )
     section.figure(f"samples_{block}", figure, caption)
 

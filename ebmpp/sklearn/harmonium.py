@@ -69,12 +69,10 @@ def warn_of_correlations(values: np.ndarray) -> None:
     # eight times the mean loss of independent columns
     if loss > max(_MAX_LOSS, columns**2 / rows):
         warnings.warn(
-            "HarmoniumTransformer: the columns are correlated, and units of variance "
-            "1 given the latents may "
-            f"have a density {loss:.1f} nats per row below that of one Gaussian. For "
-            "features this does not "
-            "matter; for a density take visible=functools.partial(ebmpp.Gaussian, "
-            "variance='learned').",
+            "HarmoniumTransformer: the columns are correlated, and units of variance 1 "
+            f"given the latents may have a density {loss:.1f} nats per row below that "
+            "of one Gaussian. For features this does not matter; for a density take "
+            "visible=functools.partial(ebmpp.Gaussian, variance='learned').",
             stacklevel=3,
         )
 

@@ -240,8 +240,8 @@ class HarmoniumTransformer(
         except DivergenceError as error:
             error.add_note(
                 f"{type(self).__name__}: this was epoch {self.n_iter_ + 1}. Lower "
-                "learning_rate; params_ and "
-                "history_ keep their values before that epoch."
+                "learning_rate; params_ and history_ keep their values before that "
+                "epoch."
             )
             raise
         metrics = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))

@@ -222,11 +222,10 @@ class Block(SiteKernel):
             worst = np.where(np.isfinite(gap), gap, np.inf).argmax()
             raise StateError(
                 f"the block is not the posterior of sites {list(self.sites)}: between "
-                "two states the model's "
-                f"log density changes by {change[worst]:.6g}, and the block's by "
-                f"{block_change[worst]:.6g}. "
-                "Give one factor for each likelihood that reads the sites, and the "
-                "energy of their prior once"
+                f"two states the model's log density changes by {change[worst]:.6g}, "
+                f"and the block's by {block_change[worst]:.6g}. Give one factor for "
+                "each likelihood that reads the sites, and the energy of their prior "
+                "once"
             )
 
     def sample(

@@ -105,10 +105,9 @@ class ModelBlock(block.Block):
             for name in names.intersection(read.get(prior, ())):
                 raise IntractableError(
                     f"from_model: tempering heats the latents of site {prior!r}, but "
-                    "the conditional of site "
-                    f"{name!r}, on which their params depend, has them summed out. "
-                    "Leave tempering away, or "
-                    f"{name!r} to another block"
+                    f"the conditional of site {name!r}, on which their params depend, "
+                    f"has them summed out. Leave tempering away, or {name!r} to "
+                    "another block"
                 )
 
     def __repr__(self) -> str:

@@ -236,9 +236,8 @@ class Start:
                 )
             raise StateError(
                 f"the conditional of unit {place} of site {site!r} is nan{where} and "
-                "would never move. Look "
-                "for nan in the model's arguments, inf - inf and 0 * inf, or start "
-                "elsewhere by init_params"
+                "would never move. Look for nan in the model's arguments, inf - inf "
+                "and 0 * inf, or start elsewhere by init_params"
             )
 
     def _refuse_impossible(self, values: Sites, context: Context | None) -> None:
@@ -257,9 +256,8 @@ class Start:
         where = f" at site {', '.join(map(repr, culprits))}" if culprits else ""
         raise StateError(
             f"the block of sites {list(values)} must start at a possible state, got "
-            "one whose log density is "
-            f"not finite{where}. Give possible init_params, or check that there are "
-            "any for these data"
+            f"one whose log density is not finite{where}. Give possible init_params, "
+            "or check that there are any for these data"
         )
 
 

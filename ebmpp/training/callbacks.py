@@ -209,10 +209,9 @@ class PathRecorder:
             return thinned
         warnings.warn(
             f"fit: the path needs more than {_MAX_KNOTS} knots for half of the "
-            "particles to stay effective "
-            f"between neighbours, so it has all {len(complete)} checkpoints. They may "
-            "be noisy (lower the "
-            "rate, or average the gradient over more chains) or too few (keep_path=1000).",
+            "particles to stay effective between neighbours, so it has all "
+            f"{len(complete)} checkpoints. They may be noisy (lower the rate, or "
+            "average the gradient over more chains) or too few (keep_path=1000).",
             stacklevel=3,
         )
         return complete

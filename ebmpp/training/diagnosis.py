@@ -48,11 +48,9 @@ def diagnose_fall(
         return None
     return (
         f"monitor {name!r} fell from {values[best]:.4g} at step {steps[best]} to "
-        f"{values[-1]:.4g} at step "
-        f"{steps[-1]}. keep_best={name!r} returns the params of the best value. The "
-        "usual causes are a large "
-        "rate, and the bias of CD or PCD: reduce the rate, or use an exact estimator "
-        "such as UCD() or "
+        f"{values[-1]:.4g} at step {steps[-1]}. keep_best={name!r} returns the params "
+        "of the best value. The usual causes are a large rate, and the bias of CD or "
+        "PCD: reduce the rate, or use an exact estimator such as UCD() or "
         "ParticleUCD() for the last steps."
     )
 

@@ -401,9 +401,8 @@ class Loop:
         except errors.DomainError as error:
             message = (
                 f"training stopped after step {step}: {error} The params after "
-                f"{self._checked} steps were "
-                "valid. Lower the learning rate, or keep the params in the domain by "
-                "optimizers.projected(...)."
+                f"{self._checked} steps were valid. Lower the learning rate, or keep "
+                "the params in the domain by optimizers.projected(...)."
             )
             raise self.log.failure(
                 errors.NormalizationError, message, self._good, step
@@ -425,17 +424,15 @@ class Loop:
         if unmet:
             return (
                 f"{unmet:.0f} coupled pairs of "
-                f"{self.stages[self.stages.at(step)].estimator!r} had not met. "
-                "Raise its max_sweeps (of ParticleUCD: max_systems), or see "
-                "UCD(allow_unmet=True), which "
-                "biases the gradient. Without a limit, params are too large for their "
-                "floats: lower the "
-                "learning rate."
+                f"{self.stages[self.stages.at(step)].estimator!r} had not met. Raise "
+                "its max_sweeps (of ParticleUCD: max_systems), or see "
+                "UCD(allow_unmet=True), which biases the gradient. Without a limit, "
+                "params are too large for their floats: lower the learning rate."
             )
         norm = float(metrics["gradient_norm"])
         return (
-            f"gradient or params were not finite (gradient norm {norm:.4g}). Lower "
-            "the learning rate."
+            f"gradient or params were not finite (gradient norm {norm:.4g}). Lower the "
+            "learning rate."
         )
 
     def _chunk(
@@ -484,8 +481,8 @@ class Loop:
                 self._check(step, state)
                 self._checkpoint(step, state)
                 message = (
-                    f"training stopped at step {step}: {error} With "
-                    "checkpoint_dir it can be resumed."
+                    f"training stopped at step {step}: {error} With checkpoint_dir it "
+                    "can be resumed."
                 )
                 raise self.log.failure(
                     errors.DataError, message, state.params, step
@@ -535,8 +532,8 @@ class Loop:
         except OSError as error:
             message = (
                 f"checkpoint {steps} cannot be written in {self._save.directory}: "
-                f"{error}. Free disk space "
-                "or fix the permissions, then resume=True continues from the checkpoint before."
+                f"{error}. Free disk space or fix the permissions, then resume=True "
+                "continues from the checkpoint before."
             )
             raise self.log.failure(
                 errors.CheckpointWriteError, message, state.params, steps

@@ -56,8 +56,8 @@ class Comparable:
         except Exception as error:
             raise ArgumentError(
                 "fit: optimizer must work as optimizer.update(gradient, state, "
-                f"params), got {error}. Use "
-                "sgd or adam: optax.lbfgs and reduce_on_plateau need the value of a loss."
+                f"params), got {error}. Use sgd or adam: optax.lbfgs and "
+                "reduce_on_plateau need the value of a loss."
             ) from error
 
         def outline(tree):

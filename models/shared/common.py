@@ -227,8 +227,8 @@ def describe_ais(ais: Any) -> str:
     error = ais.standard_error
     effective = ais.effective_sample_size
     return (
-        f"+- {error:.2f} of log Z by AIS, {effective:.0f} of "
-        f"{len(ais.log_weights)} particles effective"
+        f"+- {error:.2f} of log Z by AIS, {effective:.0f} of {len(ais.log_weights)} "
+        "particles effective"
     )
 
 

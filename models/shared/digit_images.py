@@ -159,8 +159,8 @@ def read(source: str, folder: str | None, binarize: str, seed: int) -> Rows:
 
 def _share(train: np.ndarray, held_out: np.ndarray, name: str, seed: int) -> str:
     return (
-        f"{len(held_out)} of the {len(train) + len(held_out)} rows of {name}, "
-        f"drawn with seed {seed}"
+        f"{len(held_out)} of the {len(train) + len(held_out)} rows of {name}, drawn "
+        f"with seed {seed}"
     )
 
 

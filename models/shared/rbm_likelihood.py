@@ -466,10 +466,8 @@ def report(result: Evaluation, args: argparse.Namespace) -> None:
     common.print_row(
         "log-likelihood, particles",
         f"{systems['held_out']:.2f} +- {systems['standard_error']:.2f} held out, "
-        f"{systems['train']:.2f} "
-        "training "
-        f"rows ({systems['particles']} particles in ten islands whose log Z spread by "
-        f"{systems['spread']:.2f}, "
+        f"{systems['train']:.2f} training rows ({systems['particles']} particles in "
+        f"ten islands whose log Z spread by {systems['spread']:.2f}, "
         f"{systems['rungs']} temperatures of {systems['sweeps']} sweeps)",
     )
     for name, bias in (
@@ -496,7 +494,6 @@ def report(result: Evaluation, args: argparse.Namespace) -> None:
     common.print_row(
         "draws",
         f"{args.sweeps} sweeps from training rows; by then {met['later_than_sweeps']} "
-        f"of {met['pairs']} "
-        f"coupled pairs had not met ({others}); distance to the model's distribution at most "
-        f"{met['tv_bound']:.3g}",
+        f"of {met['pairs']} coupled pairs had not met ({others}); distance to the "
+        f"model's distribution at most {met['tv_bound']:.3g}",
     )

@@ -78,8 +78,8 @@ class ClassifierFeatures:
         labels = np.asarray(labels)
         if labels.shape != (len(rows),) or len(rows) < 20:
             raise ArgumentError(
-                f"labels must have shape ({len(rows)},), one per image of at least "
-                f"20, got {labels.shape}"
+                f"labels must have shape ({len(rows)},), one per image of at least 20, "
+                f"got {labels.shape}"
             )
         order = np.random.default_rng(seed).permutation(len(rows))
         held_out, train = np.split(order, [len(rows) // 10])
@@ -154,8 +154,7 @@ class ImageFeatures:
         if len(numbers) != 5 or not all(isinstance(n, int) and n > 0 for n in numbers):
             raise ArgumentError(
                 "ImageFeatures: shape and size must be (height, width) and channels a "
-                "positive int, got "
-                f"{self.shape}, {self.size}, {self.channels}"
+                f"positive int, got {self.shape}, {self.size}, {self.channels}"
             )
 
     def __call__(self, rows: Any) -> Shaped[np.ndarray, "rows d"]:
@@ -163,9 +162,8 @@ class ImageFeatures:
         (rows,) = as_rows(rows=rows)
         if rows.shape[1] != math.prod(self.shape) or rows.min() < 0 or rows.max() > 1:
             raise ArgumentError(
-                f"rows must be images of shape {self.shape} with values in [0, 1], "
-                f"got {rows.shape[1]} "
-                f"values from {rows.min():.3g} to {rows.max():.3g}"
+                f"rows must be images of shape {self.shape} with values in [0, 1], got "
+                f"{rows.shape[1]} values from {rows.min():.3g} to {rows.max():.3g}"
             )
         images = jnp.asarray(rows).reshape(-1, *self.shape, 1)
         images = jax.image.resize(images, (len(rows), *self.size, 1), "linear")

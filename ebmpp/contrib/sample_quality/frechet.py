@@ -40,8 +40,7 @@ class FrechetDistance:
         more = "" if math.isnan(self.extrapolated) else more
         return (
             f"FrechetDistance({self.value:.4g}{more}; {self.num_features} features of "
-            f"{self.num_samples} "
-            f"samples and {self.num_reference} reference rows)"
+            f"{self.num_samples} samples and {self.num_reference} reference rows)"
         )
 
 
@@ -101,8 +100,7 @@ def _covariance(name: str, value: Any, size: int) -> Float[np.ndarray, "d d"]:
     ):
         raise ArgumentError(
             f"{name} must be a symmetric positive semidefinite matrix of shape "
-            f"({size}, {size}), got "
-            f"{checks.tell(cov)}"
+            f"({size}, {size}), got {checks.tell(cov)}"
         )
     return cov
 

@@ -33,8 +33,7 @@ class AdversarialAccuracy:
     def __repr__(self) -> str:
         return (
             f"AdversarialAccuracy({self.value:.3f} +- {self.standard_error:.2g}; real "
-            f"{self.real:.3f}, "
-            f"synthetic {self.synthetic:.3f}, tied {self.tied:.3f})"
+            f"{self.real:.3f}, synthetic {self.synthetic:.3f}, tied {self.tied:.3f})"
         )
 
 
@@ -77,8 +76,7 @@ def adversarial_accuracy(
     if len(a) != len(b) or len(a) < 2:
         raise ArgumentError(
             "real and synthetic must have the same number of rows, at least 2, got "
-            f"{len(a)} and {len(b)}. "
-            "Choose as many of the larger set at random"
+            f"{len(a)} and {len(b)}. Choose as many of the larger set at random"
         )
     real_score, real_tied = _own_set(a, b, chunk)
     synthetic_score, synthetic_tied = _own_set(b, a, chunk)

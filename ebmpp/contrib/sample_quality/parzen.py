@@ -109,8 +109,7 @@ def indirect_likelihood(
     if not others and len(candidates) > 1:
         raise ArgumentError(
             "indirect_likelihood needs validation rows to choose the bandwidth. Give "
-            "validation=rows, or one "
-            "bandwidth"
+            "validation=rows, or one bandwidth"
         )
     counts = _counts(num_samples, len(x))
     # as values 0 and 1, where a squared distance counts the units that differ

@@ -25,8 +25,7 @@ def as_rows(**arrays: Any) -> list[Float32[np.ndarray, "_ units"]]:
         if array.dtype.kind not in "fiub" or array.ndim < 2 or not array.size:
             raise ArgumentError(
                 f"{name} must be an array of numbers of shape (rows, *shape) with at "
-                "least one row, got "
-                f"shape {array.shape} of {array.dtype}"
+                f"least one row, got shape {array.shape} of {array.dtype}"
             )
         if array.shape[1:] != shape:
             raise ArgumentError(
@@ -36,8 +35,8 @@ def as_rows(**arrays: Any) -> list[Float32[np.ndarray, "_ units"]]:
         invalid = np.argwhere(~np.isfinite(rows))
         if len(invalid):
             raise ArgumentError(
-                f"{name} must be finite, got {len(invalid)} other values, the first "
-                f"in row {invalid[0][0]}"
+                f"{name} must be finite, got {len(invalid)} other values, the first in "
+                f"row {invalid[0][0]}"
             )
         result.append(rows)
     return result

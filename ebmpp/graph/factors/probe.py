@@ -25,10 +25,9 @@ from ebmpp.graph.factors.lateral import Split
 #: Operations that map polynomials to polynomials.
 _ARITHMETIC = frozenset(
     "add add_any broadcast_in_dim concatenate conv_general_dilated "
-    "convert_element_type copy cumsum "
-    "dot_general integer_pow mul neg optimization_barrier pad reduce_precision "
-    "reduce_sum reshape rev slice "
-    "split square squeeze sub tile transpose".split()
+    "convert_element_type copy cumsum dot_general integer_pow mul neg "
+    "optimization_barrier pad reduce_precision reduce_sum reshape rev slice split "
+    "square squeeze sub tile transpose".split()
 )
 #: The same, where these operands do not depend on the variables.
 _CONSTANT_OPERANDS = dict.fromkeys(
@@ -183,8 +182,8 @@ class _Probe:
             shapes = {b: t.shape for b, t in zip(self.factor.blocks, here, strict=True)}
             raise DeclarationError(
                 f"{self.factor!r}: energy failed for params of shape "
-                f"{jax.tree.map(np.shape, params)} and "
-                f"statistics of shape {shapes}: {error} (jax compiles it: write it in jax.numpy)"
+                f"{jax.tree.map(np.shape, params)} and statistics of shape {shapes}: "
+                f"{error} (jax compiles it: write it in jax.numpy)"
             ) from error
 
     @full_precision
@@ -237,15 +236,13 @@ class _Probe:
                     else "with one another, "
                 )
                 raise NotMultiAffineError(
-                    f"{self.factor!r}: energy must be affine in the statistics of "
-                    "each unit of block "
-                    f"{block!r} ({family!r}) given all other units. If its units "
-                    f"interact {pairs}declare all "
-                    "such pairs with lateral=... or Pairwise, or split the block. Otherwise write "
-                    "comparisons, jnp.where and activations as products: x**2 of 0 "
-                    "and 1 is x, a == b is "
-                    "a*b + (1-a)*(1-b); x**2 of reals is a statistic of Gaussian(..., "
-                    "variance='learned')."
+                    f"{self.factor!r}: energy must be affine in the statistics of each "
+                    f"unit of block {block!r} ({family!r}) given all other units. If "
+                    f"its units interact {pairs}declare all such pairs with "
+                    "lateral=... or Pairwise, or split the block. Otherwise write "
+                    "comparisons, jnp.where and activations as products: x**2 of 0 and "
+                    "1 is x, a == b is a*b + (1-a)*(1-b); x**2 of reals is a statistic "
+                    "of Gaussian(..., variance='learned')."
                 )
 
 

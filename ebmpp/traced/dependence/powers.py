@@ -30,8 +30,7 @@ LOG1M = "log1m"
 Powers = frozenset[Any]
 _SIGN_KEEPING = frozenset(
     "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape "
-    "rsqrt sqrt squeeze "
-    "square".split()
+    "rsqrt sqrt squeeze square".split()
 )
 _CONVERSIONS = ("convert_element_type", "copy", "copy_p")
 _EXPONENTS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}

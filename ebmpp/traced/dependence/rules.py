@@ -25,14 +25,13 @@ from ebmpp.traced.dependence.program import Bind, Program, Step, evaluate_step
 
 ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
-    "cbrt ceil clamp "
-    "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp "
-    "exp2 expm1 floor ge gt "
-    "igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log log1p "
-    "logistic lt max min mul "
-    "name ne neg nextafter not or polygamma population_count pow real reduce_precision "
-    "regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta".split()
+    "cbrt ceil clamp convert_element_type copy copy_p cos cosh digamma div eq erf "
+    "erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag "
+    "integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg "
+    "nextafter not or polygamma population_count pow real reduce_precision "
+    "regularized_incomplete_beta rem round rsqrt select_n shift_left "
+    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
+    "stop_gradient sub tan tanh xor zeta".split()
 )
 _REDUCED = frozenset(
     "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
@@ -67,8 +66,8 @@ _AFFINE: dict[str, Callable[[int], range]] = (
 PRODUCTS = ("mul", "dot_general")
 #: Primitives whose result is zero where their operands, or one factor, are.
 _ZERO_KEEPING = frozenset(
-    "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate reshape rev "
-    "slice squeeze transpose select_n gather".split()
+    "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate "
+    "reshape rev slice squeeze transpose select_n gather".split()
 )
 _MOST_TAPS = 512
 # of arrays that are searched for zeros, or whose elements are followed

@@ -191,9 +191,8 @@ class Forests(Conditionals):
                 raise StateError(
                     f"the {kind} table of "
                     f"{' and '.join(map(name, layer.units[units]))} in a joint draw "
-                    "must "
-                    "follow from the traced log density. Draw by joint='units', and "
-                    "report the model"
+                    "must follow from the traced log density. Draw by joint='units', "
+                    "and report the model"
                 )
 
     def _all_tables(

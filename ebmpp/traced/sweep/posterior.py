@@ -153,8 +153,8 @@ class Posterior:
         is_interval = isinstance(support, type(constraints.integer_interval(0, 1)))
         if not is_interval and support != constraints.boolean:
             expected = (
-                "finitely many whole numbers, an EnergyDistribution, real "
-                "numbers or probabilities"
+                "finitely many whole numbers, an EnergyDistribution, real numbers or "
+                "probabilities"
             )
             hint = _TRUNCATE if support.is_discrete else _ELSEWHERE
             _refuse(name, f"is {type(prior).__name__}, expected {expected}", hint)

@@ -28,8 +28,7 @@ _MOST_SHARES = 2**24  # numbers
 #: Steps that keep elements in their order.
 _IN_ORDER = frozenset(
     "add add_any broadcast_in_dim convert_element_type copy div expand_dims mul neg "
-    "reshape squeeze "
-    "sub".split()
+    "reshape squeeze sub".split()
 )
 
 

@@ -85,9 +85,9 @@ class Sweep:
         terms = None if drawn is None else self.posterior.terms(products=False)
         if drawn is None or terms is None or not terms.is_forest:
             raise IntractableError(
-                f"from_model: the discrete units of sites {list(self.info.sites)} "
-                "must form a forest to be "
-                "summed out. Leave sites that join them in cycles to another block"
+                f"from_model: the discrete units of sites {list(self.info.sites)} must "
+                "form a forest to be summed out. Leave sites that join them in cycles "
+                "to another block"
             )
         return Forests(self.posterior, terms, np.zeros(terms.sets.size, int), drawn)
 
@@ -194,8 +194,8 @@ def _conditionals(posterior: Posterior, sequential: bool, how: str) -> Condition
     if colors is None or colors.max() >= _FEW_LAYERS:
         raise IntractableError(
             f"from_model: the discrete units of sites {list(posterior.sites)} must "
-            "split into at most "
-            f"{_FEW_LAYERS} forests, and too many of them interact. Leave joint='forest' away"
+            f"split into at most {_FEW_LAYERS} forests, and too many of them interact. "
+            "Leave joint='forest' away"
         )
     return Forests(units.posterior, terms, colors, units)
 
@@ -232,10 +232,10 @@ def _by_units(posterior: Posterior, sequential: bool) -> Conditionals:
         else f"units with up to {degree} of {size - 1} others"
     )
     raise IntractableError(
-        f"from_model: {number} of sites {list(sites)} interact. "
-        "Hardly two can be drawn at once. Declare the graph by GibbsBlock(graph, "
-        "sites, params), or draw one "
-        f"unit at a time with sequential=True, at {cost} evaluations of the model per sweep"
+        f"from_model: {number} of sites {list(sites)} interact. Hardly two can be "
+        "drawn at once. Declare the graph by GibbsBlock(graph, sites, params), or draw "
+        f"one unit at a time with sequential=True, at {cost} evaluations of the model "
+        "per sweep"
     )
 
 
