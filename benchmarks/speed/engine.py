@@ -23,7 +23,7 @@ from ebmpp.coupling.accumulators import EnergyGradient
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.slots import Window
 from ebmpp.graph.energy import weighted_gradient
-from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, equal
+from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, rows_equal
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 
@@ -138,7 +138,7 @@ def lockstep(
     keys = random.fold_in(key, jnp.arange(num))
     x, _ = draw_sweep(target, start, moves, random.fold_in(keys, 1))
     z = {b: jnp.stack([x[b], start[b]]) for b in x}
-    tau = jnp.where(jnp.stack([equal(v) for v in z.values()]).all(0), 1, -1)
+    tau = jnp.where(jnp.stack([rows_equal(v) for v in z.values()]).all(0), 1, -1)
     total = weighted_gradient(graph, params, x, jnp.ones(num))
 
     def cond(carry: tuple) -> Array:
@@ -147,7 +147,7 @@ def lockstep(
     def body(carry: tuple) -> tuple:
         z, t, tau, total = carry
         z, *_ = coupled_sweep(target, z, moves, random.fold_in(keys, t + 1))
-        met = jnp.stack([equal(v) for v in z.values()]).all(0)
+        met = jnp.stack([rows_equal(v) for v in z.values()]).all(0)
         tau = jnp.where((tau < 0) & met, t + 1, tau)
         weight = (tau < 0).astype(jnp.float32)
         both = {b: v.reshape(2 * num, *v.shape[2:]) for b, v in z.items()}

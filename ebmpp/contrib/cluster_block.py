@@ -88,7 +88,7 @@ class ClusterBlock(ModelBlock):
         options.setdefault("joint", "units")
         super().__init__(model, sites, args, kwargs, **options)
         first = 0 if self.sweep.augmented is None else 1  # latents are drawn before
-        self.sweep.parts.insert(first, Clusters(self.sweep.joint))
+        self.sweep.parts.insert(first, ClusterMove(self.sweep.joint))
 
     def check_coupled(self, coupling: str | None) -> None:
         """Raise an ArgumentError: clusters of two chains are not coupled."""
@@ -106,7 +106,7 @@ class _Reads(NamedTuple):
     edge: np.ndarray
 
 
-class Clusters:
+class ClusterMove:
     """The cluster move of a block's discrete units.
 
     :param posterior: the log density.

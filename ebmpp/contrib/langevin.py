@@ -21,14 +21,14 @@ from ebmpp.families.gaussian import reflected
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.energy import natural_rows
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.gibbs import hold
+from ebmpp.moves.gibbs import keep_observed
 from ebmpp.moves.move import (
     Drawn,
     Move,
-    agree,
-    flat,
+    both_as_rows,
     refuse_interacting,
     refuse_observed,
+    rows_agree,
 )
 from ebmpp.moves.target import Target
 
@@ -133,7 +133,9 @@ class Langevin(Move):
         """See :class:`~ebmpp.moves.Move`."""
         density = self._density(target, x)
 
-        def step(i: Array, carry: tuple[_Point, Array]) -> tuple[_Point, Array]:
+        def step(
+            i: Array, carry: tuple[_LangevinState, Array]
+        ) -> tuple[_LangevinState, Array]:
             at, count = carry
             noise, log_u, _ = _noise(random.fold_in(keys, i), density.units)
             new = density.at(density.held(density.drift(at) + density.step * noise, at))
@@ -146,11 +148,11 @@ class Langevin(Move):
         end, count = lax.fori_loop(
             jnp.uint32(0), jnp.uint32(self.num_steps), step, start
         )
-        return hold(target.keep, x, density.blocks(end.x)), count
+        return keep_observed(target.keep, x, density.blocks(end.x)), count
 
     def prepare(self, target: Target, z: Chains) -> "_Density":
         """See :class:`~ebmpp.moves.Move`."""
-        return self._density(target.twice(), flat(z))
+        return self._density(target.twice(), both_as_rows(z))
 
     def attempt(
         self, target: Target, focused: "_Density", z: Chains, trial: Trial
@@ -159,14 +161,14 @@ class Langevin(Move):
         rows = len(trial.keys)
         density = focused
         # rows whose chains have one density
-        shared = trial.same | agree(trial.flags, self._around(target.graph), rows)
+        shared = trial.same | rows_agree(trial.flags, self._around(target.graph), rows)
 
         def halves(a):
             return (a[:rows], a[rows:])
 
         def step(
-            i: Array, carry: tuple[_Point, Array, Array]
-        ) -> tuple[_Point, Array, Array]:
+            i: Array, carry: tuple[_LangevinState, Array, Array]
+        ) -> tuple[_LangevinState, Array, Array]:
             at, count, met = carry
             noise, log_u, u = _noise(random.fold_in(trial.keys, i), density.units)
             x, y = halves(density.drift(at))
@@ -192,8 +194,12 @@ class Langevin(Move):
             )
             return point, count + (both & self.adjust).sum(0, dtype=jnp.int32), met
 
-        start = density.at(density.flat(flat(z)))
-        carry = start, jnp.zeros(rows, jnp.int32), agree(trial.flags, self.blocks, rows)
+        start = density.at(density.flat(both_as_rows(z)))
+        carry = (
+            start,
+            jnp.zeros(rows, jnp.int32),
+            rows_agree(trial.flags, self.blocks, rows),
+        )
         end, count, met = lax.fori_loop(
             jnp.uint32(0), jnp.uint32(self.num_steps), step, carry
         )
@@ -202,7 +208,10 @@ class Langevin(Move):
         accepted = jnp.ones(rows, bool)
         broken = ~jnp.stack(halves(jnp.isfinite(end.value))).all(0)
         together = dict.fromkeys(self.blocks, met)
-        new = (hold(target.keep, *both) for both in zip(before, (x, y), strict=True))
+        new = (
+            keep_observed(target.keep, *both)
+            for both in zip(before, (x, y), strict=True)
+        )
         return Attempt(*new, accepted, accepted, broken, together, count)
 
     # -- the density ------------------------------------------------------------------
@@ -259,7 +268,7 @@ class Langevin(Move):
         return _Density(log_density, rest, step, _join(free), shapes)
 
 
-class _Point(NamedTuple):
+class _LangevinState(NamedTuple):
     """States as rows of numbers, their log-density and its gradient."""
 
     x: Array
@@ -296,28 +305,32 @@ class _Density:
             start = stop
         return result
 
-    def at(self, x: Array) -> _Point:
+    def at(self, x: Array) -> _LangevinState:
         def log_prob_at(v, rest):
             return self.log_density(self.blocks(v), rest)
 
-        return _Point(x, *jax.vmap(jax.value_and_grad(log_prob_at))(x, self.rest))
+        return _LangevinState(
+            x, *jax.vmap(jax.value_and_grad(log_prob_at))(x, self.rest)
+        )
 
-    def drift(self, at: _Point) -> Array:
+    def drift(self, at: _LangevinState) -> Array:
         """Return the mean of the next step."""
         return at.x + jnp.where(self.free, 0.5 * self.step**2 * at.slope, 0)
 
-    def held(self, x: Array, at: _Point) -> Array:
+    def held(self, x: Array, at: _LangevinState) -> Array:
         """Return ``x`` with the observed units at their values."""
         return jnp.where(self.free, x, at.x)
 
-    def log_ratio(self, at: _Point, new: _Point) -> Array:
+    def log_ratio(self, at: _LangevinState, new: _LangevinState) -> Array:
         """Return the log of the acceptance ratio, of densities and of steps forth and back."""
         there = ((new.x - self.drift(at)) / self.step) ** 2
         back = ((at.x - self.drift(new)) / self.step) ** 2
         gain = jnp.where(self.free, 0.5 * (there - back), 0).sum(-1)
         return new.value - at.value + gain
 
-    def choose(self, accept: Array, new: _Point, at: _Point) -> _Point:
+    def choose(
+        self, accept: Array, new: _LangevinState, at: _LangevinState
+    ) -> _LangevinState:
         """Return the accepted points. A state without density becomes nan, rather than never moving again."""
         point = jax.tree.map(lambda a, b: where_rows(accept, a, b), new, at)
         x = jnp.where(jnp.isfinite(point.value)[:, None], point.x, jnp.nan)

@@ -21,9 +21,15 @@ from ebmpp.graph.declaration import schedule
 from ebmpp.kernels import CouplingState, MaximalCoupling
 from ebmpp.moves import Layer, Target
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.gibbs import hold, num_words, split_words
+from ebmpp.moves.gibbs import keep_observed, num_words, split_words
 from ebmpp.moves.mixture import accept_proposals, read_blocks
-from ebmpp.moves.move import Drawn, Move, flat, refuse_interacting, refuse_observed
+from ebmpp.moves.move import (
+    Drawn,
+    Move,
+    both_as_rows,
+    refuse_interacting,
+    refuse_observed,
+)
 
 #: Distributions to propose from: uniform, or each family's distribution of initial
 #: values.
@@ -79,7 +85,7 @@ class Metropolis(Move):
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         """See :class:`~ebmpp.moves.Move`."""
         proposal, log_u = self._propose(target, keys)
-        proposed = hold(target.keep, x, proposal)
+        proposed = keep_observed(target.keep, x, proposal)
         ratio = self._score(target, {**x, **proposed}) - self._score(target, x)
         accept = log_u < ratio
         return {
@@ -92,9 +98,11 @@ class Metropolis(Move):
         proposal, log_u = self._propose(target, trial.keys)
         # other blocks and observed units may differ, so each chain has its own score of
         # a proposal
-        now = flat(z)
-        both = hold(target.keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()})
-        then = flat(both)
+        now = both_as_rows(z)
+        both = keep_observed(
+            target.keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()}
+        )
+        then = both_as_rows(both)
         stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
         score = self._score(target, stacked)
         ratio = (score[2 * rows :] - score[: 2 * rows]).reshape(2, rows)

@@ -21,7 +21,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.move import Drawn, Layer, Move, flat
+from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows
 from ebmpp.moves.target import Target
 
 #: Probabilities of a unit's next value, in the order of its family's states.
@@ -102,7 +102,7 @@ class Metropolized(Layer):
         graph = target.graph
         rows = len(trial.keys)
         families = self.families(graph, trial.part)
-        present = self._present(graph, flat(z), trial.part)
+        present = self._present(graph, both_as_rows(z), trial.part)
         now = {b: v.reshape(2, rows, *v.shape[1:]) for b, v in present.items()}
         words = self._words(families, trial.keys)
         accepted = jnp.ones(rows, bool)
@@ -115,7 +115,7 @@ class Metropolized(Layer):
             return {b: both[b][i] for b in self.blocks}
 
         def new(i):
-            return gibbs.hold(
+            return gibbs.keep_observed(
                 target.keep,
                 of_chain(z, i),
                 self.put(graph, of_chain(z, i), trial.part, of_chain(drawn, i)),

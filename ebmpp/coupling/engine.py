@@ -44,13 +44,13 @@ from ebmpp.moves.couplings import MOST_TRIALS, Trial, where_rows
 from ebmpp.moves.move import (
     Flags,
     Move,
-    agree,
-    compare,
-    copied,
+    block_flags,
+    both_as_rows,
     draw_sweep,
-    flat,
-    note,
     offsets,
+    rows_agree,
+    update_flags,
+    with_equal_copies,
 )
 from ebmpp.moves.target import Target
 
@@ -215,7 +215,7 @@ class _Engine:
         x, y = self._starts(self.jobs.slice(first, size))
         x, run = self._advance(run, x, numbers, valid)
         starts = {b: jnp.stack([x[b], y[b]]) for b in x}
-        same = compare(self.target, starts)
+        same = block_flags(self.target, starts)
         run, met = self._load(run, starts, same, numbers, valid)
         # draws may agree where params are not finite
         leaves = jax.tree.leaves(self.target.params)
@@ -278,14 +278,14 @@ class _Engine:
         self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: Which
     ) -> tuple:
         """Add the states (X_lag, Y_0), and return which pairs have met there."""
-        met = agree(same, self.free, len(same[self.free[0]]))
+        met = rows_agree(same, self.free, len(same[self.free[0]]))
         weights = jnp.where(
             valid, self._weights(jnp.broadcast_to(self.window.lag, met.shape), met), 0
         )
 
         def add(total):
             return self._add(
-                total, flat(starts), weights.reshape(-1), jnp.tile(numbers, 2)
+                total, both_as_rows(starts), weights.reshape(-1), jnp.tile(numbers, 2)
             )
 
         lag = self.window.lag
@@ -377,7 +377,7 @@ class _Engine:
             time = run.meeting_time.at[owners[0]].min(met)
             return (
                 run._replace(meeting_time=time),
-                flat(states),
+                both_as_rows(states),
                 weights.reshape(-1),
                 owners.reshape(-1),
             )
@@ -416,7 +416,7 @@ class _Engine:
         """Make one trial of each part of each move, in order; a rejected row retries the same part."""
         keys = random.materialize(random.fold_in(self.keys[slots.job], slots.t + 1))
         # A copy of what the loop carries has the same bits wherever it is read.
-        slots = slots._replace(z=copied(slots.z, slots.same))
+        slots = slots._replace(z=with_equal_copies(slots.z, slots.same))
         target = self.target.take(slots.job)
         tally = _Count(*(jnp.zeros_like(slots.job),) * 5)
         for start, move in zip(self.offsets, self.moves, strict=False):
@@ -446,7 +446,7 @@ class _Engine:
         index = start + part
         at = slots.active & (slots.move == index)
         trial_keys = random.materialize(random.fold_in(keys, index, slots.trial))
-        same = agree(slots.same, move.reads(target.graph), len(at))
+        same = rows_agree(slots.same, move.reads(target.graph), len(at))
         trial = Trial(
             trial_keys, slots.trial == 0, same, part, slots.same, self.max_trials
         )
@@ -466,7 +466,7 @@ class _Engine:
 
         z = dict(slots.z) | {b: new(b) for b in move.blocks}
         attempt = attempt._replace(accept_x=take[0], accept_y=take[1])
-        same = note(target, move, slots.same, z, part, attempt, ready)
+        same = update_flags(target, move, slots.same, z, part, attempt, ready)
         trials = jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial))
         index = jnp.where(ready, index + 1, slots.move)
         slots = slots._replace(
@@ -486,7 +486,7 @@ class _Engine:
         """Advance finished sweeps, free slots; return these, meeting times, weights, numbers of moves."""
         moved = slots.active & (slots.move == self.offsets[-1])
         t = slots.t + moved.astype(slots.t.dtype)
-        met = agree(slots.same, self.free, len(t))
+        met = rows_agree(slots.same, self.free, len(t))
         weights = jnp.where(moved, self._weights(t, met), 0)
         is_late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
         # A pair that has met continues to m, since the window counts these states.

@@ -116,7 +116,7 @@ class Outcome(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """Starting states to be drawn by :func:`ebmpp.moves.search.start` when needed, to save memory.
+    """Starting states to be drawn by :func:`ebmpp.moves.search.initial_states` when needed, to save memory.
 
     :param init: values of some blocks, ``(rows, *shape)`` or one row for all states.
     :param kind: one of :data:`~ebmpp.moves.search.STARTS`.
@@ -131,7 +131,9 @@ class Fresh:
 
     def rows(self, target: Target) -> Blocks:
         """Draw the states."""
-        return search.start(target, self.keys, self.init, self.kind, conditional=True)
+        return search.initial_states(
+            target, self.keys, self.init, self.kind, conditional=True
+        )
 
 
 class Job(NamedTuple):
@@ -167,7 +169,7 @@ class Slots(NamedTuple):
     """The pair that runs in each slot."""
 
     z: Chains  # states of both chains
-    same: Flags  # parts of each block on which the chains agree: see :func:`ebmpp.moves.note`
+    same: Flags  # parts of each block on which the chains agree: see :func:`ebmpp.moves.move.update_flags`
     job: Counts
     t: Counts  # time of the leading chain
     move: Counts  # next part of a move, counted over all moves

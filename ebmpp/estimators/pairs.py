@@ -346,7 +346,7 @@ class ChainUCD(Estimator):
             )
             values, _ = as_rows(target.graph.families, draws)
         kind = "local_mode" if self.start == "local_mode" else "uniform"
-        return search.start(target, keys, values, kind, conditional=True)
+        return search.initial_states(target, keys, values, kind, conditional=True)
 
     def _phase(
         self,

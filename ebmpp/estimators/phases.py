@@ -180,7 +180,7 @@ def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -
     """
     keys = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
     drawn = gibbs.initial_rows(graph, batch.known, keys[2]) if batch.known else {}
-    v = {**batch.rows, **gibbs.hold(batch.known, batch.rows, drawn)}
+    v = {**batch.rows, **gibbs.keep_observed(batch.known, batch.rows, drawn)}
     start = v | gibbs.initial_rows(graph, graph.latent, keys[0])
     return draw_sweep(
         Target(graph, params, Clamped(v)), start, gibbs_sweep(graph, v), keys[1]

@@ -196,7 +196,7 @@ class Runs:
             target = self.target.take(copies)
             yield (
                 target,
-                search.started(target, random.fold_in(keys, 0)),
+                search.compiled_initial_states(target, random.fold_in(keys, 0)),
                 keys,
                 min(size, rows - first),
             )

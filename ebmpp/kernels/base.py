@@ -206,7 +206,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         keys = target.keys(rng_key, 0)
         # subclasses are not pytrees
         plain = Target(target.graph, target.params, target.fixed)
-        return search.started(
+        return search.compiled_initial_states(
             plain, keys, init, kind=self.start, blocks=target.free, conditional=True
         )
 

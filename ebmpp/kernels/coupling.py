@@ -16,7 +16,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
 from ebmpp.kernels.tempering import Ensemble
 from ebmpp.moves import Pool, Target, Tempered, couplings, sweeps, tempering
-from ebmpp.moves.move import Move, agree, compare, coupled_sweep, draw_sweep
+from ebmpp.moves.move import Move, block_flags, coupled_sweep, draw_sweep, rows_agree
 
 
 class CouplingState(NamedTuple):
@@ -175,7 +175,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         )
         z = {b: jnp.stack([x[b], start[b]]) for b in x}
         t = jnp.full((), self.lag, jnp.int32)
-        met = agree(compare(target, z), target.free, target.num_rows)
+        met = rows_agree(block_flags(target, z), target.free, target.num_rows)
         state = _state(
             target, z, t, rng_key, met, jnp.full_like(zero, self.lag), accepted
         )

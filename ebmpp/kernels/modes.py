@@ -93,7 +93,7 @@ def local_search(
     )
     target = dataclasses.replace(target, fixed=fixed)
     init_rows = {b: v[_spread(axes, batch)] for b, v in start.items()}
-    x = search.started(target, target.keys(rng_key, 0), init_rows)
+    x = search.compiled_initial_states(target, target.keys(rng_key, 0), init_rows)
     result = _search(target, x, target.keys(rng_key, 1))
     shaped = {
         b: v.reshape(batch + graph.families[b].shape) for b, v in result.x.items()

@@ -31,7 +31,7 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.pairwise import Adjacency, Pairwise, table
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.move import Drawn, Layer, Move, flat
+from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows
 from ebmpp.moves.target import Target
 
 _UNROLLED = 8  # neighbours of a unit that are visited in a Python loop
@@ -130,11 +130,11 @@ class Clusters(Move):
         )
 
     def prepare(self, target: Target, z: Chains) -> Any:
-        return self._prepare(target, flat(z))
+        return self._prepare(target, both_as_rows(z))
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         new, broken = self._redraw(
-            target.twice(), focused, flat(z)[self.block], trial.keys
+            target.twice(), focused, both_as_rows(z)[self.block], trial.keys
         )
         x, y = new.reshape(z[self.block].shape)
         accepted = jnp.ones(len(trial.keys), bool)

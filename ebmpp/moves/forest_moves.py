@@ -18,9 +18,9 @@ from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.lateral import Constant
 from ebmpp.moves import forests
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.forests.tables import Tables
-from ebmpp.moves.gibbs import hold
-from ebmpp.moves.move import Drawn, Layer, Move, equal, flat
+from ebmpp.moves.forests.tables import ForestTables
+from ebmpp.moves.gibbs import keep_observed
+from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows, rows_equal
 from ebmpp.moves.target import Target
 
 
@@ -57,20 +57,20 @@ class Forests(Move):
         states = forests.draw(
             tables.forest, *tables.weights(target.params, x, target.keep), u
         )
-        return hold(target.keep, x, tables.put(x, states)), jnp.zeros(
+        return keep_observed(target.keep, x, tables.put(x, states)), jnp.zeros(
             len(keys), jnp.int32
         )
 
     def marginals(
         self, target: Target, x: Rows
-    ) -> tuple[Blocks, dict[tuple[str, str], forests.Pairs]]:
+    ) -> tuple[Blocks, dict[tuple[str, str], forests.PairMarginals]]:
         """Return probabilities of the units' values given all others; means over draws have less noise.
 
         :param x: states, ``(rows, *shape)`` each; the units of the move may have any
             values.
         :return: by block ``(rows, units, K)``, for the K values in rising order; and by
             two blocks the probabilities of neighbours,
-            :class:`~ebmpp.moves.forests.Pairs`.
+            :class:`~ebmpp.moves.forests.PairMarginals`.
         """
         tables = _tables(target.graph, self.units)
         single, pairs = forests.marginals(
@@ -83,14 +83,14 @@ class Forests(Move):
         single = {
             b: single[:, place, : units[b][1]] for b, place in tables.places.items()
         }
-        return single, forests.Pairs.by_name(tables.forest, pairs, units)
+        return single, forests.PairMarginals.by_name(tables.forest, pairs, units)
 
     def prepare(self, target: Target, z: Chains) -> Any:
         """Return the tables of all chains, ``(chains, rows, ...)``, with axes of 1 where they are equal."""
         chains = len(next(iter(z.values())))
         keep = target.twice().keep if chains == 2 else target.keep
         unary, pairwise = _tables(target.graph, self.units).weights(
-            target.params, flat(z), keep
+            target.params, both_as_rows(z), keep
         )
         leading = (1, 1) if pairwise.ndim == 3 else (chains, len(pairwise) // chains)
         return unary.reshape(chains, -1, *unary.shape[1:]), pairwise.reshape(
@@ -105,18 +105,20 @@ class Forests(Move):
         states = forests.draw_pair(tables.forest, *focused, u)
         x, y = ({b: v[i] for b, v in z.items()} for i in range(2))
         x, y = (
-            hold(target.keep, old, tables.put(old, s))
+            keep_observed(target.keep, old, tables.put(old, s))
             for old, s in zip((x, y), states, strict=True)
         )
         # tables of equal states may differ in their last bits
         y = {b: where_rows(trial.same, x[b], v) for b, v in y.items()}
-        together = {b: equal(jnp.stack([x[b], y[b]])) for b in self.blocks}
+        together = {b: rows_equal(jnp.stack([x[b], y[b]])) for b in self.blocks}
         return Attempt(x, y, done, done, jnp.isnan(focused[0]).any((0, 2, 3)), together)
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(graph: FactorGraph, units: tuple[tuple[str, Constant], ...]) -> Tables:
-    return Tables(graph, {b: numbers.array for b, numbers in units})
+def _tables(
+    graph: FactorGraph, units: tuple[tuple[str, Constant], ...]
+) -> ForestTables:
+    return ForestTables(graph, {b: numbers.array for b, numbers in units})
 
 
 def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:

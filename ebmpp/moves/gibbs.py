@@ -29,7 +29,7 @@ from ebmpp.moves.target import Target
 Drawer = Callable[[Blocks, Families, Any], Rows]
 
 
-def hold(keep: Keep, x: Rows, new: Rows) -> Blocks:
+def keep_observed(keep: Keep, x: Rows, new: Rows) -> Blocks:
     """Return ``new`` where units are free, ``x`` where they are observed."""
     return {b: jnp.where(keep[b], x[b], v) if b in keep else v for b, v in new.items()}
 
@@ -44,7 +44,9 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
         eta = energy.natural_rows(graph, params, x, blocks)
         # in the layer's order; a gradient is sorted by name
         families = {b: graph.families[b] for b in blocks}
-        return hold(keep, x, dict(new({b: eta[b] for b in blocks}, families, None)))
+        return keep_observed(
+            keep, x, dict(new({b: eta[b] for b in blocks}, families, None))
+        )
     (block,) = blocks
     split = graph.splits[block]
     around = energy.part_context(graph, params, x, block)

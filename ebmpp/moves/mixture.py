@@ -33,10 +33,10 @@ from ebmpp.moves.move import (
     Drawn,
     Layer,
     Move,
-    agree,
-    flat,
+    both_as_rows,
     refuse_interacting,
     refuse_observed,
+    rows_agree,
 )
 from ebmpp.moves.target import Pool, Target
 
@@ -72,7 +72,7 @@ def accept_proposals(
     }
     x, y = ({b: v[i] for b, v in new.items()} for i in range(2))
     # both accept the proposal, or both stay where they agreed
-    stay = {b: agree(trial.flags, (b,), rows) & ~accept.any(0) for b in proposals}
+    stay = {b: rows_agree(trial.flags, (b,), rows) & ~accept.any(0) for b in proposals}
     together = {b: accept.all(0) | stay[b] | trial.same for b in proposals}
     done = jnp.ones(rows, bool)
     broken = jnp.isnan(log_ratio).any(0)
@@ -132,7 +132,7 @@ class Mixture(Move):
 
     def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         rows = len(trial.keys)
-        now = flat(z)
+        now = both_as_rows(z)
         part, proposal, log_u = self._propose(target, trial.keys)
         # all blocks are proposed, summed out or clamped, so both chains have one score
         # of a proposal

@@ -141,23 +141,25 @@ def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Dr
     return x, total
 
 
-def compare(target: Target, z: Chains) -> Flags:
+def block_flags(target: Target, z: Chains) -> Flags:
     """Return flags of stored chains, from their values; after a coupled draw they come from the coupling."""
-    return {b: jnp.tile(equal(v)[:, None], target.num_parts(b)) for b, v in z.items()}
+    return {
+        b: jnp.tile(rows_equal(v)[:, None], target.num_parts(b)) for b, v in z.items()
+    }
 
 
-def agree(flags: Flags, blocks: Sequence[str], rows: int) -> Which:
+def rows_agree(flags: Flags, blocks: Sequence[str], rows: int) -> Which:
     """Return True for the rows whose chains agree on all of ``blocks``."""
     agreed = [flags[b].all(-1) for b in blocks]
     return jnp.stack(agreed).all(0) if agreed else jnp.ones(rows, bool)
 
 
-def flat(z: Chains) -> Blocks:
+def both_as_rows(z: Chains) -> Blocks:
     """Return the rows of the leading chains, followed by the rows of the following chains."""
     return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
 
 
-def equal(z: Shaped[Array, "2 rows ..."]) -> Which:
+def rows_equal(z: Shaped[Array, "2 rows ..."]) -> Which:
     """Return True for the rows in which the two chains have equal values of a block."""
     # a sum: XLA makes three kernels of a reduction of booleans, and one of a sum
     return (z[0] != z[1]).reshape(z.shape[1], -1).astype(jnp.result_type(float)).sum(
@@ -165,7 +167,7 @@ def equal(z: Shaped[Array, "2 rows ..."]) -> Which:
     ) == 0
 
 
-def note(
+def update_flags(
     target: Target,
     move: Move,
     flags: Flags,
@@ -189,20 +191,20 @@ def note(
         )
         result[b] = jnp.where(here, (both & draw.together[b])[:, None], flags[b])
         if target.is_discrete(b):
-            result[b] |= (done & equal(z[b]))[:, None]
+            result[b] |= (done & rows_equal(z[b]))[:, None]
     return result
 
 
-def copied(z: Chains, flags: Flags) -> Blocks:
+def with_equal_copies(z: Chains, flags: Flags) -> Blocks:
     """Return both chains, with the leading one's values in both of the blocks on which they agree."""
     return {b: where_rows(flags[b].all(-1)[None], v[:1], v) for b, v in z.items()}
 
 
 def _settled(z: Chains, flags: Flags) -> Blocks:
-    """Apply :func:`copied` inside a loop: its carry is stored, so that both copies have the same bits."""
+    """Apply :func:`with_equal_copies` inside a loop: its carry is stored, so that both copies have the same bits."""
 
     def once(c):
-        return (jnp.zeros_like(c[0]), copied(c[1], flags))
+        return (jnp.zeros_like(c[0]), with_equal_copies(c[1], flags))
 
     needed = jnp.stack([f.any() for f in flags.values()]).any()
     return lax.while_loop(lambda c: c[0], once, (needed, dict(z)))[1]
@@ -219,7 +221,7 @@ def coupled_sweep(
         by bit; broken rows (see :class:`~ebmpp.moves.couplings.Attempt`); and the
         number of proposals that each row accepted.
     """
-    flags = compare(target, z)
+    flags = block_flags(target, z)
     z = dict(z)
     rows = len(keys)
     broken = jnp.zeros(rows, bool)
@@ -228,7 +230,7 @@ def coupled_sweep(
         z, flags, failed, accepted = couple_move(target, z, flags, move, keys, start)
         broken = broken | failed
         total = total + accepted
-    return _settled(z, flags), agree(flags, tuple(z), rows), broken, total
+    return _settled(z, flags), rows_agree(flags, tuple(z), rows), broken, total
 
 
 def couple_move(
@@ -253,11 +255,13 @@ def couple_move(
     def step(part: Any, carry: tuple) -> tuple:
         z, flags, broken, total = carry
         focused = move.focus(target, prepared, z, part)
-        same = agree(flags, move.reads(target.graph), rows)
+        same = rows_agree(flags, move.reads(target.graph), rows)
         trial = Trial(keys, jnp.ones(rows, bool), same, part, flags, most)
         draw = couple_focused(target, focused, z, move, start + part, trial)
         z = z | {b: jnp.stack([draw.x[b], draw.y[b]]) for b in move.blocks}
-        flags = note(target, move, flags, z, part, draw, draw.accept_x & draw.accept_y)
+        flags = update_flags(
+            target, move, flags, z, part, draw, draw.accept_x & draw.accept_y
+        )
         return z, flags, broken | draw.broken, total + draw.num_accepted
 
     carry = dict(z), dict(flags), jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
@@ -349,9 +353,11 @@ class Layer(Move):
         """Return natural parameters, ``(2 rows, *shape, *stat_shape)`` each, or the context of parts."""
         if self.blocks[0] in target.graph.splits:
             return energy.part_context(
-                target.graph, target.params, flat(z), self.blocks[0]
+                target.graph, target.params, both_as_rows(z), self.blocks[0]
             )
-        return energy.natural_rows(target.graph, target.params, flat(z), self.blocks)
+        return energy.natural_rows(
+            target.graph, target.params, both_as_rows(z), self.blocks
+        )
 
     def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
         """Return natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
@@ -372,7 +378,7 @@ class Layer(Move):
 
             return {b: silent(b, e) for b, e in prepared.items()}
         split = graph.splits[block]
-        x = flat(z)
+        x = both_as_rows(z)
         units = energy.to_units(x[block], split.family)
         eta = split_chains(
             energy.natural_part(graph, target.params, x, units, block, prepared, part)
@@ -398,7 +404,9 @@ class Layer(Move):
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
 
         def new(x, drawn):
-            return gibbs.hold(target.keep, x, self.put(graph, x, trial.part, drawn))
+            return gibbs.keep_observed(
+                target.keep, x, self.put(graph, x, trial.part, drawn)
+            )
 
         return result._replace(x=new(x, result.x), y=new(y, result.y))
 

@@ -46,7 +46,7 @@ def begin(target: Target, x: Rows, keys: Keys) -> Search:
     With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1
     and 5.
     """
-    search = _initial(target, x)
+    search = _unimproved(target, x)
     first = random.words(keys, 1)[:, 0] % jnp.uint32(len(target.layers))
     moved = dict(x)
     for index, blocks in enumerate(target.layers):
@@ -60,7 +60,7 @@ def begin(target: Target, x: Rows, keys: Keys) -> Search:
 
 def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
     """Make passes until no row changes, from a random layer or, without keys, from the first."""
-    start = _initial(target, x) if keys is None else begin(target, x, keys)
+    start = _unimproved(target, x) if keys is None else begin(target, x, keys)
 
     def step(carry: tuple[Array, Rows, Search]) -> tuple[Array, Rows, Search]:
         number, past, search = carry
@@ -81,7 +81,7 @@ def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
     return lax.while_loop(lambda carry: carry[2].going.any(), step, carry)[2]
 
 
-def _initial(target: Target, x: Rows) -> Search:
+def _unimproved(target: Target, x: Rows) -> Search:
     rows = len(next(iter(x.values())))
     value = energy.log_density(target.graph, target.params, x)
     return Search(dict(x), value, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
@@ -119,7 +119,7 @@ def _equal(x: Rows, y: Rows) -> Which:
 STARTS = ("uniform", "local_mode")
 
 
-def start(
+def initial_states(
     target: Target,
     keys: Keys,
     init: State | None = None,
@@ -145,15 +145,17 @@ def start(
         )
 
     x |= {b: spread(b, v) for b, v in {**(init or {}), **target.clamped}.items()}
-    x = target.hold(x)
+    x = target.with_observed(x)
     if init and conditional:
         x = _draw_rest(target, x, init, random.fold_in(keys, 3))
     return near_modes(target, x, keys) if kind == "local_mode" else x
 
 
-#: :func:`start` compiled, for the host: it has some seventy operations, each of which
+#: :func:`initial_states` compiled, for the host: it has some seventy operations, each of which
 #: would be compiled.
-started = jax.jit(start, static_argnames=("kind", "blocks", "conditional"))
+compiled_initial_states = jax.jit(
+    initial_states, static_argnames=("kind", "blocks", "conditional")
+)
 
 
 def _draw_rest(target: Target, x: Rows, init: State, keys: Keys) -> Blocks:

@@ -136,7 +136,7 @@ class Target:
         number = jnp.arange(1 if key.ndim > 1 else self.num_rows, dtype=jnp.uint32)
         return random.fold_in(key, index, number)
 
-    def hold(self, x: Rows) -> Blocks:
+    def with_observed(self, x: Rows) -> Blocks:
         """Return rows with the observed units set to their values."""
         return {
             **x,
@@ -152,7 +152,9 @@ class Target:
         def shape(b):
             return (self.num_rows, *self.graph.families[b].shape)
 
-        return self.hold({b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped)
+        return self.with_observed(
+            {b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped
+        )
 
     def from_rows(self, x: Rows) -> Blocks:
         """Return the free blocks of a full state, ``(*batch, *shape)`` each."""

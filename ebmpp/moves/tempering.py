@@ -281,10 +281,13 @@ class TemperedSweep(Move):
             return carry, broken | failed
 
         (flat, flags), broken = lax.scan(
-            half, (flat, move.compare(single, flat)), jnp.arange(2)
+            half, (flat, move.block_flags(single, flat)), jnp.arange(2)
         )
         # replicas that agree get the same bits, by which the next sweep recognises them
-        z = {b: v.reshape(z[b].shape) for b, v in move.copied(flat, flags).items()}
+        z = {
+            b: v.reshape(z[b].shape)
+            for b, v in move.with_equal_copies(flat, flags).items()
+        }
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
         accepted = jnp.ones(rows, bool)
         together = {b: flags[b].reshape(rows, -1).all(-1) for b in self.blocks}
@@ -297,13 +300,13 @@ class TemperedSweep(Move):
         flat, flags = carry
         rows = len(keys)
         z = {b: v.reshape(2, rows, -1, *v.shape[2:]) for b, v in flat.items()}
-        ratio = log_ratio(target, move.flat(z), parity)
+        ratio = log_ratio(target, move.both_as_rows(z), parity)
         ratio = ratio.reshape(2, rows, -1)
         # equal states must be moved alike, even where their energies differ in the last
         # bits
-        agreed = move.agree(flags, tuple(z), flat[self.blocks[0]].shape[1]).reshape(
-            rows, -1
-        )
+        agreed = move.rows_agree(
+            flags, tuple(z), flat[self.blocks[0]].shape[1]
+        ).reshape(rows, -1)
         ratio = ratio.at[1].set(
             jnp.where(agreed[:, :-1] & agreed[:, 1:], ratio[0], ratio[1])
         )
@@ -331,7 +334,7 @@ class TemperedSweep(Move):
             )
             result[b] = permuted.reshape(flags[b].shape)
             if self.graph.families[b].support.is_discrete:
-                result[b] |= move.equal(swapped[b])[:, None]
+                result[b] |= move.rows_equal(swapped[b])[:, None]
         return result
 
 

@@ -28,11 +28,11 @@ from ebmpp.moves.couplings import Trial, where_rows
 from ebmpp.moves.move import (
     Drawn,
     Move,
-    agree,
-    compare,
+    block_flags,
     couple_focused,
     draw_sweep,
     offsets,
+    rows_agree,
 )
 
 Moves = Sequence[Move]
@@ -277,8 +277,8 @@ def couple(
                 bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)
             ]
             focused = jax.tree.map(lambda *e: jnp.stack(e), *etas)
-            same = equal_params & agree(
-                compare(bounds[0], z), layer.reads(graph), len(keys)
+            same = equal_params & rows_agree(
+                block_flags(bounds[0], z), layer.reads(graph), len(keys)
             )
             trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
             attempt = couple_focused(bounds[0], focused, z, layer, start + part, trial)

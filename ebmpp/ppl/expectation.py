@@ -23,7 +23,7 @@ from ebmpp.coupling.slots import check_window
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Init
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.move import Drawn, Move, equal
+from ebmpp.moves.move import Drawn, Move, rows_equal
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.traced.block import Call
@@ -239,7 +239,7 @@ class _Sweep(Move):
         chains = ({b: v[i] for b, v in z.items()} for i in range(2))
         x, y, broken = jax.vmap(of_row)(*chains, trial.keys)
         are_equal = {
-            b: equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks
+            b: rows_equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks
         }
         y = {b: where_rows(are_equal[b], x[b], v) for b, v in y.items()}
         accepted = jnp.ones(len(trial.keys), bool)

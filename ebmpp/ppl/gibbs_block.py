@@ -284,7 +284,7 @@ class GibbsBlock(block.Block):
         target = self.binding.bind(values, call, check=True)
         sweeps.check_params(target, self.moves or ())
         keys = target.keys(keys, 0)
-        x = search.start(target, keys, self.binding.to_rows(values, target))
+        x = search.initial_states(target, keys, self.binding.to_rows(values, target))
         x = target.map(search.near_modes, x, keys) if self.start == "local_mode" else x
         none = jnp.zeros(len(keys), jnp.int32)
         return Advanced(self._from_rows(x, values, target), none, transitions=none)

@@ -22,7 +22,7 @@ from ebmpp.core import checks, random
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
-from ebmpp.moves.forests.sums import Pairs, PairsByName
+from ebmpp.moves.forests.sums import MarginalsByPair, PairMarginals
 from ebmpp.traced import block
 from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled, Sites
 from ebmpp.traced.model import Inputs, ModelInfo
@@ -323,14 +323,14 @@ class ModelBlock(block.Block):
 
     def pair_marginals(
         self, values: Sites, *model_args: Any, **model_kwargs: Any
-    ) -> PairsByName:
+    ) -> MarginalsByPair:
         """Return the probabilities of the values of neighbouring discrete units, all others summed out.
 
         Arguments and errors are as in :meth:`log_marginal`. Neighbours are units that
         interact. The sum over the pairs of a chain is the expected number of its
         transitions.
 
-        :return: by the sites of the two units, :class:`~ebmpp.moves.forests.Pairs`.
+        :return: by the sites of the two units, :class:`~ebmpp.moves.forests.PairMarginals`.
         """
         table = self._summed("pairs", values, model_args, model_kwargs)
         count = self.posterior.values
@@ -338,7 +338,7 @@ class ModelBlock(block.Block):
         units = {
             site: (np.arange(b - a), len(count[site].table)) for site, (a, b) in spans
         }
-        return Pairs.by_name(self.sweep.sums.layers[0].forest, table, units)
+        return PairMarginals.by_name(self.sweep.sums.layers[0].forest, table, units)
 
     def most_probable(
         self, values: Sites, *model_args: Any, **model_kwargs: Any

@@ -15,7 +15,7 @@ from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.phases import fresh_chains, posterior_of, row_keys
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.energy import weighted_gradient
-from ebmpp.moves.search import local_modes, start
+from ebmpp.moves.search import initial_states, local_modes
 from ebmpp.moves.target import Target
 
 
@@ -115,7 +115,7 @@ class Herding(Estimator):
             for i, n in enumerate((size, size, self.num_chains))
         ]
         target = posterior_of(graph, params, batch)
-        data = local_modes(target, start(target, keys[0]), keys[1]).x
+        data = local_modes(target, initial_states(target, keys[0]), keys[1]).x
         model = local_modes(Target(graph, params), state.x, keys[2]).x
         equal = jnp.broadcast_to(batch.weights.sum() / self.num_chains, self.num_chains)
         both = {b: jnp.concatenate([data[b], model[b]]) for b in model}

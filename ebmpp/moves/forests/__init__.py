@@ -5,7 +5,7 @@
 from ebmpp.moves.forests.layers import forest_layers
 from ebmpp.moves.forests.structure import Forest
 from ebmpp.moves.forests.sums import (
-    Pairs,
+    PairMarginals,
     draw,
     draw_pair,
     log_sum,
@@ -15,7 +15,7 @@ from ebmpp.moves.forests.sums import (
 
 __all__ = [
     "Forest",
-    "Pairs",
+    "PairMarginals",
     "draw",
     "draw_pair",
     "forest_layers",

@@ -14,7 +14,7 @@ from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors.lateral import Edges
 
 #: Units of a block, by number in increasing order.
-Units = dict[str, Integer[np.ndarray, "units"]]
+UnitsByBlock = dict[str, Integer[np.ndarray, "units"]]
 
 _MAX_STATES = 256  # tables have the square of this many entries per edge
 _MAX_DEGREE = 16  # mean number of neighbours; layers are unrolled, and the parts of a block are not
@@ -34,7 +34,7 @@ def suits(graph: Declaration, block: str) -> bool:
     )
 
 
-def split(graph: Declaration, blocks: Sequence[str]) -> list[Units]:
+def split(graph: Declaration, blocks: Sequence[str]) -> list[UnitsByBlock]:
     """Split the units into layers that are induced forests, without blocks whose units are independent.
 
     A torus takes two layers, and any graph at most half as many as its largest degree,

@@ -33,24 +33,24 @@ def finite_max(logs: Array, axis: int) -> Array:
     return jnp.where(jnp.isfinite(top), top, 0.0)
 
 
-def draw(logs: Array, u: Array, axis: int) -> Array:
+def draw_states(logs: Array, u: Array, axis: int) -> Array:
     """Draw states by their weights."""
     return _invert(u[0], _weights(logs, axis), axis)
 
 
-def best(logs: Array, u: Array, axis: int) -> Array:
+def best_states(logs: Array, u: Array, axis: int) -> Array:
     """Return the states of the largest weights."""
     return logs.argmax(axis).astype(jnp.int32)
 
 
-def couple(logs: Array, u: Array, axis: int) -> Array:
+def couple_states(logs: Array, u: Array, axis: int) -> Array:
     """Draw the states of two chains, coupled maximally: the halves of the last axis that has no states."""
     weights = _weights(logs, axis)
     rows = logs.ndim - 1 - (axis == logs.ndim - 1)
     total = weights.sum(axis, keepdims=True).clip(jnp.finfo(weights.dtype).tiny)
     p, q = jnp.split(weights / total, 2, axis=rows)
     x = _invert(u[0], p, axis)
-    is_same = u[1] * take(p, x, axis, 0.0) < take(q, x, axis, 0.0)
+    is_same = u[1] * at_states(p, x, axis, 0.0) < at_states(q, x, axis, 0.0)
     residual = jnp.maximum(q - p, 0.0)
     # lost to rounding
     residual = jnp.where(residual.any(axis, keepdims=True), residual, q)
@@ -58,7 +58,9 @@ def couple(logs: Array, u: Array, axis: int) -> Array:
     return jnp.concatenate([x, y], rows - (axis < rows))
 
 
-def take(values: Array, states: Array, axis: int, least: float = -jnp.inf) -> Array:
+def at_states(
+    values: Array, states: Array, axis: int, least: float = -jnp.inf
+) -> Array:
     """Return the values of states, which lack the axis; a maximum, as gathers of rows are slow."""
     numbers = lax.broadcasted_iota(jnp.int32, values.shape, axis)
     return jnp.where(numbers == jnp.expand_dims(states, axis), values, least).max(axis)

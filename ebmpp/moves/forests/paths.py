@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.moves.forests.logs import Pick, Reduce, finite_max, take
+from ebmpp.moves.forests.logs import Pick, Reduce, at_states, finite_max
 from ebmpp.moves.forests.structure import Forest
 
 _FEW_ARMS = 8  # that are sliced sequentially
@@ -73,7 +73,7 @@ def down(forest: Forest, sums: tuple, pick: Pick, u: Array) -> Array:
     def step(above: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         belief, pair, u = inputs
         states = pick(
-            belief + take(pair, jnp.expand_dims(above, axis), axis + 1), u, axis
+            belief + at_states(pair, jnp.expand_dims(above, axis), axis + 1), u, axis
         )
         return states, states
 

@@ -32,12 +32,12 @@ from ebmpp.moves.forests import logs, paths, trees
 from ebmpp.moves.forests.logs import Pick, Reduce
 from ebmpp.moves.forests.structure import Forest
 
-Unary = Float[Array, "*#batch units states"]
-Pairwise = Float[Array, "*#batch edges states states"]
+UnaryTable = Float[Array, "*#batch units states"]
+PairwiseTable = Float[Array, "*#batch edges states states"]
 States = Int32[Array, "*batch units"]
 
 
-class Pairs(NamedTuple):
+class PairMarginals(NamedTuple):
     """Pairs of neighbouring units, and the probabilities of their values."""
 
     units: Integer[np.ndarray, "pairs 2"]
@@ -49,7 +49,7 @@ class Pairs(NamedTuple):
     def by_name(
         cls,
         forest: Forest,
-        table: Pairwise,
+        table: PairwiseTable,
         units: Mapping[str, tuple[np.ndarray, int]],
     ) -> dict:
         """Split pairwise marginals by blocks: of each its units, in order, and their number of values."""
@@ -70,11 +70,13 @@ class Pairs(NamedTuple):
         return result
 
 
-#: Pairs by the two blocks or sites of their units.
-PairsByName = dict[tuple[str, str], Pairs]
+#: Marginals of pairs by the two blocks or sites of their units.
+MarginalsByPair = dict[tuple[str, str], PairMarginals]
 
 
-def log_sum(forest: Forest, unary: Unary, pairwise: Pairwise) -> Float[Array, "*batch"]:
+def log_sum(
+    forest: Forest, unary: UnaryTable, pairwise: PairwiseTable
+) -> Float[Array, "*batch"]:
     """Return the log of the sum of the weights of all states of the forest."""
     batch, *tables = _arrange(unary, pairwise)
     return _passes(forest).up(forest, *tables, logs.log_sum_exp)[1].reshape(batch)
@@ -82,20 +84,20 @@ def log_sum(forest: Forest, unary: Unary, pairwise: Pairwise) -> Float[Array, "*
 
 def draw(
     forest: Forest,
-    unary: Unary,
-    pairwise: Pairwise,
+    unary: UnaryTable,
+    pairwise: PairwiseTable,
     uniforms: Float[Array, "*#batch units"],
 ) -> States:
     """Draw all units jointly, by one uniform each."""
     batch, *tables = _arrange(unary, pairwise, uniforms.shape[:-1])
     u = _rows_last(jnp.broadcast_to(uniforms, (*batch, forest.num_units)), 1)
-    return _states(forest, tables, logs.log_sum_exp, logs.draw, u[None])[0].reshape(
-        *batch, -1
-    )
+    return _states(forest, tables, logs.log_sum_exp, logs.draw_states, u[None])[
+        0
+    ].reshape(*batch, -1)
 
 
 def draw_pair(
-    forest: Forest, unary: Unary, pairwise: Pairwise, uniforms: Array
+    forest: Forest, unary: UnaryTable, pairwise: PairwiseTable, uniforms: Array
 ) -> States:
     """Draw two chains from tables of their own, each unit coupled maximally given the unit above it.
 
@@ -105,14 +107,14 @@ def draw_pair(
     batch, *tables = _arrange(unary, pairwise, (1, *uniforms.shape[:-2]))
     u = _rows_last(jnp.broadcast_to(uniforms, (*batch[1:], forest.num_units, 3)), 2)
     drawn, _ = _states(
-        forest, tables, logs.log_sum_exp, logs.couple, jnp.moveaxis(u, 1, 0)
+        forest, tables, logs.log_sum_exp, logs.couple_states, jnp.moveaxis(u, 1, 0)
     )
     return drawn.reshape(*batch, -1)
 
 
 def marginals(
-    forest: Forest, unary: Unary, pairwise: Pairwise
-) -> tuple[Unary, Pairwise]:
+    forest: Forest, unary: UnaryTable, pairwise: PairwiseTable
+) -> tuple[UnaryTable, PairwiseTable]:
     """Return the probabilities of the states of each unit and of the ends of each edge."""
     batch = jnp.broadcast_shapes(unary.shape[:-2], pairwise.shape[:-3])
     unary = jnp.broadcast_to(unary, batch + unary.shape[-2:])
@@ -121,12 +123,12 @@ def marginals(
 
 
 def most_probable(
-    forest: Forest, unary: Unary, pairwise: Pairwise
+    forest: Forest, unary: UnaryTable, pairwise: PairwiseTable
 ) -> tuple[States, Float[Array, "*batch"]]:
     """Return the state of the largest weight, and the log of that weight."""
     batch, *tables = _arrange(unary, pairwise)
     states, log_weight = _states(
-        forest, tables, jnp.max, logs.best, jnp.zeros((1, forest.num_units, 1))
+        forest, tables, jnp.max, logs.best_states, jnp.zeros((1, forest.num_units, 1))
     )
     return states.reshape(*batch, -1), log_weight.reshape(batch)
 

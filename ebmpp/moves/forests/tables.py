@@ -25,14 +25,14 @@ from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Bilinear, Factor, FactorGraph, Linear, Pairwise, energy
 from ebmpp.graph.factors.lateral import Local, Split, induced
-from ebmpp.moves.forests.layers import Units, interactions
+from ebmpp.moves.forests.layers import UnitsByBlock, interactions
 from ebmpp.moves.forests.structure import Forest
 
 
-class Tables:
+class ForestTables:
     """Units of a graph that make a forest, numbered block after block, and their log weights."""
 
-    def __init__(self, graph: FactorGraph, units: Units) -> None:
+    def __init__(self, graph: FactorGraph, units: UnitsByBlock) -> None:
         self.graph = graph
         self.units = units
         self.families = {b: graph.families[b] for b in units}
@@ -210,7 +210,7 @@ class Tables:
         )
 
 
-def _induced(graph: FactorGraph, units: Units) -> Forest:
+def _induced(graph: FactorGraph, units: UnitsByBlock) -> Forest:
     """Return the forest that some units make, numbered block after block."""
     edges, dense = interactions(graph, tuple(units))
     starts = np.cumsum([0, *(graph.families[b].size for b in units)])

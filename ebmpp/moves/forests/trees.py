@@ -8,7 +8,7 @@ Arrays have units first and rows last, so that gathers are contiguous.
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.moves.forests.logs import Pick, Reduce, finite_max, take
+from ebmpp.moves.forests.logs import Pick, Reduce, at_states, finite_max
 from ebmpp.moves.forests.structure import Forest
 
 
@@ -60,7 +60,7 @@ def down(forest: Forest, sums: tuple[Array, Array], pick: Pick, u: Array) -> Arr
     def step(states: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, None]:
         child, parent, pair = inputs
         above = states.at[parent].get(mode="clip")[:, None]
-        logs = beliefs.at[child].get(mode="clip") + take(pair, above, 2)
+        logs = beliefs.at[child].get(mode="clip") + at_states(pair, above, 2)
         return states.at[child].set(
             pick(logs, u.at[:, child].get(mode="clip"), 1), mode="drop"
         ), None

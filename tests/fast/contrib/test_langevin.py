@@ -19,7 +19,7 @@ import ebmpp
 from ebmpp import PCD, UCD, Observed, core
 from ebmpp.contrib import GibbsLangevin, langevin_sweep
 from ebmpp.errors import DeclarationError, IntractableError
-from ebmpp.moves.move import coupled_sweep, equal
+from ebmpp.moves.move import coupled_sweep, rows_equal
 from ebmpp.moves.target import Target
 from helpers import assert_law, assert_rows_law, slow
 
@@ -79,7 +79,7 @@ def test_both_chains_of_a_pair_keep_the_distribution_and_pairs_meet(marginalize)
     z, met = {b: np.stack([x[b], y[b]]) for b in x}, np.zeros(ROWS, bool)
     for t in range(5):
         z, _, broken, accepted = step(z, np.uint32(t))
-        together = np.asarray(equal(z["v"]) & equal(z["h"]))
+        together = np.asarray(rows_equal(z["v"]) & rows_equal(z["h"]))
         assert not broken.any() and together[met].all()
         met = together
     assert 0.3 < met.mean() < 1

@@ -24,7 +24,7 @@ from ebmpp.errors import DeclarationError, UnmetError
 from ebmpp.moves import Layer, couplings
 from ebmpp.moves.couplings import Trial
 from ebmpp.moves.gibbs import initial_rows
-from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, equal
+from ebmpp.moves.move import couple_focused, coupled_sweep, draw_sweep, rows_equal
 from ebmpp.moves.sweeps import resolve_moves
 from ebmpp.moves.target import Target
 from helpers import pair, slow
@@ -64,7 +64,7 @@ def times_of_sweeps(
     for t in range(2, 60):
         z, together, broken, _ = coupled(target, z, moves, random.fold_in(keys, t))
         assert not broken.any()
-        same = np.all([equal(v) for v in z.values()], axis=0)
+        same = np.all([rows_equal(v) for v in z.values()], axis=0)
         # equal values have the same bits in both chains
         np.testing.assert_array_equal(same, together)
         assert same[times > 0].all()  # and they stay equal

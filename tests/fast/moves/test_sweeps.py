@@ -377,7 +377,7 @@ def start(p: Problem, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Rows that are all in one state, with the given values in their places."""
     rows = {b: np.broadcast_to(v, (ROWS, *v.shape)) for b, v in state.items()}
     rows |= {b: np.broadcast_to(v, rows[b].shape) for b, v in p.target.clamped.items()}
-    return {b: np.asarray(v) for b, v in p.target.hold(rows).items()}
+    return {b: np.asarray(v) for b, v in p.target.with_observed(rows).items()}
 
 
 # expensive to compile, and covered by single chains and by other coupled forests and
