@@ -32,6 +32,7 @@ LABELS = {
     "moves": "transitions of chains and pairs",
     "graph": "the declaration and its energy",
     "families": "exponential families",
+    "dependence": "structure of traced functions",
     "data": "patterns, images",
     "core": "random words, checks, files",
     "errors": "exceptions",

@@ -20,6 +20,7 @@ from jax import Array, core
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.dependence.program import Program
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import (
     base_of,
@@ -36,7 +37,6 @@ from ebmpp.traced.data import (
     impossible_sites,
     is_cut_off,
 )
-from ebmpp.traced.dependence import Program
 
 #: kinds of sites that may have a conditional of a known family
 _KINDS = ("real", "positive", "unit_interval", "simplex")

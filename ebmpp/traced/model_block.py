@@ -38,7 +38,7 @@ class ModelBlock(block.Block):
 
     The model's log density is traced once, and which of its terms read which units is
     read off the traced program, erring toward interaction
-    (:mod:`ebmpp.traced.dependence`). The discrete units that interact are coloured. A
+    (:mod:`ebmpp.dependence`). The discrete units that interact are coloured. A
     sweep first draws the latents of energy priors (``ebmpp.traced.sweep.augmented``),
     then the discrete sites layer by layer, each from K evaluations of the model for
     units of K values, then the continuous sites, each from derivatives of the log

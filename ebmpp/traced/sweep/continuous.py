@@ -28,11 +28,11 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
+from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.lateral import ranks
 from ebmpp.traced.block import Sites
-from ebmpp.traced.dependence import run_guarded
-from ebmpp.traced.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
 from ebmpp.traced.sweep.posterior import Posterior
 

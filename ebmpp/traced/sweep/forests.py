@@ -24,11 +24,11 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.dependence.terms import Terms
 from ebmpp.errors import StateError
 from ebmpp.graph.factors.lateral import induced
 from ebmpp.moves import forests
 from ebmpp.traced.block import Coupled, Sites
-from ebmpp.traced.dependence import Terms
 from ebmpp.traced.model import Context, Inputs, Moved
 from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
 from ebmpp.traced.sweep.layers import Reads, place

@@ -4,7 +4,7 @@
 
 A layer holds units that do not interact, so all of them are set to their k-th value in
 one evaluation of the model's terms. The conditional of a unit follows from the sum of
-the elements that read it (:mod:`ebmpp.traced.dependence.terms`). Forests have such sums
+the elements that read it (:mod:`ebmpp.dependence.terms`). Forests have such sums
 for pairs of units as well.
 """
 
@@ -17,9 +17,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.dependence.terms import Terms
 from ebmpp.graph.factors.lateral import by_group, ranks
 from ebmpp.traced.block import Sites
-from ebmpp.traced.dependence import Terms
 from ebmpp.traced.sweep.conditionals import (
     MOST_COLUMNS,
     Chain,

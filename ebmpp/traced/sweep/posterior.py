@@ -15,11 +15,12 @@ from numpyro.infer.util import log_density
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.dependence.program import Program
+from ebmpp.dependence.terms import Terms
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.errors import IntractableError
 from ebmpp.traced.data import ArrayData, element_of
-from ebmpp.traced.dependence import Program, Terms
 from ebmpp.traced.model import Context, ModelInfo
 
 _MOST_VALUES = 1024

@@ -19,8 +19,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.dependence.program import Program, Step
+from ebmpp.dependence.rules import in_floats, is_affine
 from ebmpp.traced.block import Sites
-from ebmpp.traced.dependence import Program, Step, in_floats, is_affine
 from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
 from ebmpp.traced.sweep.posterior import Posterior
 

@@ -11,11 +11,11 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.dependence.terms import Terms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.forests import forest_layers
 from ebmpp.traced.block import Coupled, Sites
-from ebmpp.traced.dependence import Terms
 from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals

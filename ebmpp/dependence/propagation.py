@@ -11,10 +11,10 @@ from jax import lax
 from jax.extend import core
 import jax.numpy as jnp
 
-from ebmpp.traced.dependence.flow import Flow, Reads
-from ebmpp.traced.dependence.program import Program, Slots, Step
-from ebmpp.traced.dependence.rules import Known, flow_of
-from ebmpp.traced.dependence.unit_sets import UnitSets
+from ebmpp.dependence.flow import Flow, Reads
+from ebmpp.dependence.program import Program, Slots, Step
+from ebmpp.dependence.rules import Known, flow_of
+from ebmpp.dependence.unit_sets import UnitSets
 
 _MOST_ROUNDS = 8  # of a scan's fixed point, after which all results read everything
 #: By slot the sets of units that its elements read, and by the first result of a step

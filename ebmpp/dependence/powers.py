@@ -22,8 +22,8 @@ from jax import lax
 from jax.extend import core
 import jax.numpy as jnp
 
-from ebmpp.traced.dependence.program import Program, Step
-from ebmpp.traced.dependence.rules import ELEMENTWISE, LINEAR, MOVING
+from ebmpp.dependence.program import Program, Step
+from ebmpp.dependence.rules import ELEMENTWISE, LINEAR, MOVING
 
 LOG = "log"
 LOG1M = "log1m"

@@ -16,7 +16,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.traced.dependence.program import Program, Step, evaluate_step
+from ebmpp.dependence.program import Program, Step, evaluate_step
 
 #: Primitives that multiply a cotangent by values that may be infinite: element by
 #: element, or in sums.

@@ -3,7 +3,7 @@
 """Propagation of dependence through one primitive.
 
 A :class:`Flow` maps, forward, the sets of units that each element of the operands reads
-(arrays of numbers of :class:`~ebmpp.traced.dependence.unit_sets.UnitSets`) to the sets
+(arrays of numbers of :class:`~ebmpp.dependence.unit_sets.UnitSets`) to the sets
 that the results read. Backward, for primitives through which a sum passes, it maps a
 mask of the results' elements that matter to masks of the operands. A primitive without
 a rule reads all of its operands.
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ebmpp.traced.dependence.unit_sets import UnitSets
+from ebmpp.dependence.unit_sets import UnitSets
 
 Reads = list[np.ndarray]
 Live = list[np.ndarray]

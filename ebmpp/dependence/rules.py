@@ -13,7 +13,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.traced.dependence.flow import (
+from ebmpp.dependence.flow import (
     Contraction,
     Flow,
     Joined,
@@ -21,7 +21,7 @@ from ebmpp.traced.dependence.flow import (
     Moved,
     Scattered,
 )
-from ebmpp.traced.dependence.program import Bind, Program, Step, evaluate_step
+from ebmpp.dependence.program import Bind, Program, Step, evaluate_step
 
 ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "

@@ -27,11 +27,11 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.traced.dependence.program import Program, Slots, Step
-from ebmpp.traced.dependence.propagation import propagate
-from ebmpp.traced.dependence.pullback import guard
-from ebmpp.traced.dependence.rules import Known, in_floats, is_affine, is_wide
-from ebmpp.traced.dependence.unit_sets import UnitSets
+from ebmpp.dependence.program import Program, Slots, Step
+from ebmpp.dependence.propagation import propagate
+from ebmpp.dependence.pullback import guard
+from ebmpp.dependence.rules import Known, in_floats, is_affine, is_wide
+from ebmpp.dependence.unit_sets import UnitSets
 
 _MOST_PAIRS = 2**21  # of units that interact, beyond which they are not listed
 
