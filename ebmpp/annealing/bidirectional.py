@@ -32,7 +32,7 @@ from ebmpp.annealing.reference import (
 from ebmpp.core import Blocks, Keys, Params, checks, random, sharding
 from ebmpp.core.compile import Compiled
 from ebmpp.errors import IntractableError, StateError, UnmetError
-from ebmpp.exact import centring, enumeration, perfect_sample
+from ebmpp.exact import enumeration, perfect_sample, shifted
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
 
@@ -74,7 +74,7 @@ class _Annealing:
         checks.count(f"{self.name}: num_particles", self.num_particles, 2)
         ladders.temperatures(self.ladder, self.num_temperatures)
         checks.flag(f"{self.name}: progress_bar", self.progress_bar)
-        self.model = centring.centre(self.graph, self.params)
+        self.model = shifted.shift_origin(self.graph, self.params)
         eta0 = find_reference(self.graph, self.model, key, self.data, self.reference)
         # which both directions share
         self.path = Path.line(self.graph, eta0, self.model.params)
@@ -380,7 +380,7 @@ def exact_log_partition(graph: FactorGraph, params: Params) -> float | None:
     except IntractableError:
         return None
     can_sum = enumeration.num_states(graph, plan.enumerated) <= _MOST_SUMMED
-    model = centring.centre(graph, params)
+    model = shifted.shift_origin(graph, params)
     return (
         float(exact.log_partition(graph, model.params)) + model.log_factor
         if can_sum

@@ -24,7 +24,7 @@ from ebmpp.core import Blocks, Params, checks
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
 from ebmpp.errors import DomainError
-from ebmpp.exact import centring
+from ebmpp.exact import shifted
 from ebmpp.graph import FactorGraph, tables
 
 Data = Mapping[str, Array] | Array
@@ -154,7 +154,7 @@ class LogPartition(Shown):
         :raises StateError: data of a wrong name, shape or value.
         """
         rows = tables.as_table(self.graph, data).observed()
-        model = centring.centre(self.graph, self.params)
+        model = shifted.shift_origin(self.graph, self.params)
         log_z = self.log_partition - model.log_factor
         return -self.graph.free_energy(model.params, model.shift(rows)) - log_z
 

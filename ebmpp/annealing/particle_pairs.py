@@ -308,7 +308,7 @@ def particle_expectation(
     outcomes = []
     with sharding.over(f"{name}: mesh", mesh):
         params = sharding.place(params)
-        run = prepare(name, graph, params, rng_key, num, options, centred=False)
+        run = prepare(name, graph, params, rng_key, num, options, shifted=False)
         check_function(f"{name}: fn", fn, blocks_of(graph))
         statics = (fn, num, (k, m, max_systems), run.num_sweeps)
         keys = run_keys(run.key, pairs)

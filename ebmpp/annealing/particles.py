@@ -21,7 +21,7 @@ from ebmpp.annealing.reference import check_model, log_partition, reference
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import Eta, Params, checks, random, sharding
 from ebmpp.core.compile import compiled
-from ebmpp.exact.centring import Centred, centre
+from ebmpp.exact.shifted import Shifted, shift_origin
 from ebmpp.graph import FactorGraph
 
 Paths = str | Path | Sequence[Params] | None
@@ -60,7 +60,7 @@ class Run(NamedTuple):
     log_z0: float
     """log Z of the reference."""
     num_sweeps: int
-    model: Centred
+    model: Shifted
 
     @property
     def places(self) -> np.ndarray:
@@ -75,12 +75,12 @@ def prepare(
     rng_key: Array,
     num: int,
     options: Options,
-    centred: bool,
+    shifted: bool,
 ) -> Run:
     """Check arguments of particle systems of ``num`` particles, and find their path, ladder and sweeps.
 
-    :param centred: True if a line may be centred: see
-        :class:`~ebmpp.exact.centring.Centred`.
+    :param shifted: True if a line may be shifted: see
+        :class:`~ebmpp.exact.shifted.Shifted`.
     """
     path, data, ladder, cess_threshold, num_sweeps = options
     key = check_model(name, graph, params, rng_key)
@@ -88,9 +88,9 @@ def prepare(
     sweeps = checks.optional_count(f"{name}: num_sweeps", num_sweeps) or 1
     training = isinstance(path, Path) and isinstance(ladder, str) and not path.is_line
     model = (
-        centre(graph, params)
-        if centred and path in (None, "line")
-        else Centred(params, {})
+        shift_origin(graph, params)
+        if shifted and path in (None, "line")
+        else Shifted(params, {})
     )
     eta0 = path.eta0 if isinstance(path, Path) else reference(graph, model, key, data)
     path = _as_path(name, graph, eta0, model.params, path)
@@ -310,7 +310,7 @@ def smc(
     options = Options(path, data, ladder, cess_threshold, num_sweeps)
     with sharding.over("smc: mesh", mesh):
         params = sharding.place(params)
-        run = prepare("smc", graph, params, rng_key, num, options, centred=True)
+        run = prepare("smc", graph, params, rng_key, num, options, shifted=True)
         if (
             num_sweeps is None
             and float(run.ladder.relative_ancestry) < estimates.MIN_ANCESTRY

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp.annealing.log_partition import Data
 from ebmpp.core import Blocks, Eta, Params, State, checks, random
 from ebmpp.errors import DomainError, ParameterError
-from ebmpp.exact.centring import Centred
+from ebmpp.exact.shifted import Shifted
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
 from ebmpp.moves import Target
@@ -41,7 +41,7 @@ _PILOT_SWEEPS = 100
 
 def reference(
     graph: FactorGraph,
-    model: Centred,
+    model: Shifted,
     key: Array,
     data: Data | None = None,
     fixed: State | None = None,
@@ -55,7 +55,7 @@ def reference(
 
     :param data: rows of the visible blocks, whose means replace the pilot's; latents
         then have the family's default distribution. These and ``fixed`` are not
-        centred; the result is.
+        shifted; the result is.
     """
     eta = model.natural(graph, _checked(graph, {} if fixed is None else fixed))
     if data is not None:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from ebmpp.core import Params, Rows, checks, sharding
 from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError
-from ebmpp.exact import centring, enumeration
+from ebmpp.exact import enumeration, shifted
 from ebmpp.exact.enumeration import Plan
 from ebmpp.families.values import is_concrete
 from ebmpp.graph import Bias, FactorGraph, tables
@@ -225,10 +225,10 @@ def log_likelihood(
     [-2.7725887 -2.7725887]
     """
     table, clamped, free = _prepare(graph, params, data)
-    centred = centring.centre(graph, params)
-    rows = centred.shift(table.rows)
+    model = shifted.shift_origin(graph, params)
+    rows = model.shift(table.rows)
     value = _log_likelihood(
-        graph, centred.params, rows, table.known, clamped, free
+        graph, model.params, rows, table.known, clamped, free
     ).reshape(table.batch)
     return _checked(value, graph, params, free)
 

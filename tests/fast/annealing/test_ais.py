@@ -31,7 +31,7 @@ from ebmpp.errors import (
     ParameterError,
     StateError,
 )
-from ebmpp.exact.centring import Centred
+from ebmpp.exact.shifted import Shifted
 from helpers import assert_law, assert_rows_law, often, random_params
 
 KEY = zoo.KEY
@@ -126,7 +126,7 @@ def test_any_reference_gives_unbiased_weights() -> None:
             graph, params, rng_key=KEY, **(RUN | {"num_temperatures": 4} | options)
         )
         assert_rows_law(np.exp(result.log_weights - log_z), 1.0, comparisons=4)
-    eta = reference(graph, Centred(params, {}), PAIR, rows)
+    eta = reference(graph, Shifted(params, {}), PAIR, rows)
     np.testing.assert_allclose(
         1 / (1 + np.exp(-np.asarray(eta["v"]))), (rows.sum(0) + 0.5) / 3, rtol=1e-5
     )
@@ -365,7 +365,7 @@ def test_large_means_do_not_cancel(variance: str, scale: float) -> None:
 def test_references_without_data_have_the_means_of_the_model(name: str) -> None:
     graph, params, _ = model(name)
     eta, moments = (
-        reference(graph, Centred(params, {}), PAIR),
+        reference(graph, Shifted(params, {}), PAIR),
         exact.moments(graph, params),
     )
     for b, family in graph.families.items():
@@ -379,7 +379,7 @@ def test_references_without_data_have_the_means_of_the_model(name: str) -> None:
         )
     first = next(iter(eta))
     fixed = reference(
-        graph, Centred(params, {}), PAIR, fixed={first: jnp.ones_like(eta[first])}
+        graph, Shifted(params, {}), PAIR, fixed={first: jnp.ones_like(eta[first])}
     )
     for b in eta:
         np.testing.assert_array_equal(

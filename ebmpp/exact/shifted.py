@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Models of real units with large means, less a constant: -E and log Z of means of 10,000 would cancel."""
+"""Real units with large means, shifted: -E and log Z of means of 10,000 would cancel."""
 
 from typing import Any, NamedTuple
 
@@ -18,48 +18,48 @@ from ebmpp.graph import Bias, Bilinear, FactorGraph, energy
 _FAR = 100.0  # standard deviations
 
 
-class Centred(NamedTuple):
-    """Params of the same model in the coordinates x - centre."""
+class Shifted(NamedTuple):
+    """Params of the same model in the coordinates x - origin."""
 
     params: Params
-    centre: Blocks
-    """Centres of the units of the blocks that move."""
+    origin: Blocks
+    """Origins of the units of the blocks that move."""
     log_factor: Any = 0.0
-    """log Z of the model less that of the centred one; in double precision where params are known."""
+    """log Z of the model less that of the shifted one; in double precision where params are known."""
 
     def shift(self, x: Rows, sign: int = -1) -> Blocks:
-        """Return states less the centres; with a sign of 1 plus the centres."""
+        """Return states less the origins; with a sign of 1 plus the origins."""
         return {
-            b: v + sign * self.centre[b] if b in self.centre else v
+            b: v + sign * self.origin[b] if b in self.origin else v
             for b, v in x.items()
         }
 
     def natural(self, graph: FactorGraph, eta: Blocks) -> Blocks:
-        """Return natural parameters of independent blocks in the centred coordinates."""
+        """Return natural parameters of independent blocks in the shifted coordinates."""
         return eta | {
             b: _moved(graph.families[b], eta[b], c)
-            for b, c in self.centre.items()
+            for b, c in self.origin.items()
             if b in eta
         }
 
 
-def _moved(family: Any, eta: Natural, centre: Array) -> Natural:
+def _moved(family: Any, eta: Natural, origin: Array) -> Natural:
     return (
-        eta.at[..., 0].add(2 * eta[..., 1] * centre) if family.learned else eta - centre
+        eta.at[..., 0].add(2 * eta[..., 1] * origin) if family.learned else eta - origin
     )
 
 
-def _log_density(family: Any, eta: Any, centre: Any) -> Any:
-    """Return the log density at the centre, less constants."""
+def _log_density(family: Any, eta: Any, origin: Any) -> Any:
+    """Return the log density at the origin, less constants."""
     if is_concrete(eta):
         eta = np.asarray(eta, float)
-        centre = np.asarray(centre, float)
+        origin = np.asarray(origin, float)
     slope, curve = (eta[..., 0], eta[..., 1]) if family.learned else (eta, -0.5)
-    return (slope * centre + curve * centre**2).sum()
+    return (slope * origin + curve * origin**2).sum()
 
 
-def centre(graph: FactorGraph, params: Params) -> Centred:
-    """Return the model centred at the means of its biases.
+def shift_origin(graph: FactorGraph, params: Params) -> Shifted:
+    """Return the model shifted to the means of its biases.
 
     Only units with means beyond a hundred standard deviations move, in blocks whose
     factors are biases per unit and Bilinear factors to blocks that have such biases
@@ -69,7 +69,7 @@ def centre(graph: FactorGraph, params: Params) -> Centred:
         f.blocks[0]: f.name for f in graph.factors if type(f) is Bias and not f.shared
     }
     params = dict(params)
-    centres = {}
+    origins = {}
     log_factor = 0.0
     for b, family in graph.visible.items():
         factors = [f for f in graph.factors if b in f.blocks and f.name != bias.get(b)]
@@ -83,14 +83,14 @@ def centre(graph: FactorGraph, params: Params) -> Centred:
         is_far = jnp.abs(mean) > _FAR * deviation
         if is_concrete(is_far) and not is_far.any():
             continue
-        centres[b] = jax.lax.stop_gradient(jnp.where(is_far, jnp.round(mean), 0.0))
+        origins[b] = jax.lax.stop_gradient(jnp.where(is_far, jnp.round(mean), 0.0))
         for f in factors:
             zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in f.blocks}
             other = next(n for n in f.blocks if n != b)
             field = energy.contributed(
-                graph, [f], params, zero | {b: family.statistics(centres[b])}
+                graph, [f], params, zero | {b: family.statistics(origins[b])}
             )[other]
             params[bias[other]] = params[bias[other]] + field
-        params[bias[b]] = _moved(family, eta, centres[b])
-        log_factor += _log_density(family, eta, centres[b])
-    return Centred(params, centres, log_factor)
+        params[bias[b]] = _moved(family, eta, origins[b])
+        log_factor += _log_density(family, eta, origins[b])
+    return Shifted(params, origins, log_factor)
