@@ -341,9 +341,7 @@ class ChainUCD(Estimator):
         keys = phases.row_keys(key, rows)
         values = {}
         if not isinstance(self.start, str):
-            draws = jax.vmap(self.start)(
-                jax.random.wrap_key_data(keys, impl="threefry2x32")
-            )
+            draws = jax.vmap(self.start)(random.as_key(keys))
             values, _ = as_rows(target.graph.families, draws)
         kind = "local_mode" if self.start == "local_mode" else "uniform"
         return search.initial_states(target, keys, values, kind, conditional=True)

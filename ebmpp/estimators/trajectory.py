@@ -115,7 +115,7 @@ class PTT(Estimator):
         system = particles.start_systems(
             Path.line(graph, eta0, params), key, 1, self.num_chains * size
         )
-        draws = jax.random.wrap_key_data(random.fold_in(key, 2), impl="threefry2x32")
+        draws = random.as_key(random.fold_in(key, 2))
         index = jax.random.categorical(
             draws, system.log_weights[0], shape=(self.num_chains, size)
         )

@@ -27,7 +27,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks, sharding
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import (
     Draws,
     Natural,
@@ -215,10 +215,8 @@ class Family(abc.ABC):
 
     def sample(self, words: Words, eta: Natural) -> Draws:
         """Draw as a function of random words, :attr:`num_words` per unit."""
-        rows = words.reshape(-1, 2)
+        keys = random.as_key(words.reshape(-1, 2))
         flat = eta.reshape(-1, *self.stat_shape)
-        # the words are Threefry keys, whatever jax's default generator
-        keys = jax.random.wrap_key_data(rows, impl="threefry2x32")
         # NumPyro's samplers promote, whatever jax is set to refuse
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             drawn = jax.vmap(

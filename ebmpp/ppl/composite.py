@@ -20,7 +20,7 @@ from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock
 from ebmpp.traced import ModelBlock
-from ebmpp.traced.block import Advanced, Call, Chain, Coupled, as_key
+from ebmpp.traced.block import Advanced, Call, Chain, Coupled
 from ebmpp.traced.rows import checked
 from ebmpp.traced.start import search
 
@@ -64,7 +64,7 @@ class Conjugate:
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
         """Draw a starting value."""
-        return {self.site: jnp.asarray(self.initial.sample(as_key(keys)))}
+        return {self.site: jnp.asarray(self.initial.sample(random.as_key(keys)))}
 
     def advance(self, values: Rows, call: Call, keys: Array) -> Advanced:
         """Draw the site from its conditional."""
@@ -72,7 +72,7 @@ class Conjugate:
         return Advanced(
             {
                 self.site: jnp.asarray(
-                    conditional.sample(as_key(keys)), values[self.site].dtype
+                    conditional.sample(random.as_key(keys)), values[self.site].dtype
                 )
             }
         )
@@ -212,7 +212,7 @@ class CoupledComposite(MCMCKernel):
                 z |= step.draw_initial(random.fold_in(keys, index))
             z |= {site: jnp.asarray(v) for site, v in init.items()}
             for block in blocks:
-                z |= block.draw_prior(z, call, as_key(keys))
+                z |= block.draw_prior(z, call, random.as_key(keys))
             return z
 
         def split(block: ModelBlock, z: Rows) -> tuple[Rows, Any]:
@@ -362,7 +362,7 @@ def maximal(
         # gamma's takes the better part of a second to compile
         number, x = carry[:2]
         leads = number == 0
-        y = _draw(leads, p, q, as_key(random.fold_in(words, number)))
+        y = _draw(leads, p, q, random.as_key(random.fold_in(words, number)))
         gap = density(q, y) - density(p, y)
         level = jnp.log(
             random.uniform(random.words(random.fold_in(words, number, 1), 1))[0]
@@ -370,7 +370,7 @@ def maximal(
         accepted = jnp.where(leads, level <= gap, level > -gap)
         return number + 1, jnp.where(leads, y, x), y, accepted, ~jnp.isnan(gap)
 
-    shape = jax.eval_shape(p.sample, as_key(words))
+    shape = jax.eval_shape(p.sample, random.as_key(words))
     none = jnp.zeros(shape.shape, shape.dtype)
     start = jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool)
 

@@ -271,11 +271,6 @@ class Block(SiteKernel):
         return text + describe_start(state)
 
 
-def as_key(words: Array) -> Array:
-    """Return two random words as a jax key."""
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
-
-
 def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, Array]:
     """Return initial values of sites, booleans as integers, because NumPyro's summary fails on them."""
     if is_batched(rng_key):

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
-from ebmpp.traced.block import Call, Sites, as_key
+from ebmpp.traced.block import Call, Sites
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.rows import checked, is_staged, on_rows
 from ebmpp.traced.sweep import Sweep
@@ -168,7 +168,7 @@ class Start:
                     jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1)
                     for a in values
                 )
-                key = jax.random.fold_in(as_key(keys), number)
+                key = jax.random.fold_in(random.as_key(keys), number)
                 picked = jax.random.categorical(key, jnp.where(valid, 0.0, -jnp.inf))
                 drawn[site] = jnp.take_along_axis(table, picked[..., None], -1)[..., 0]
         return drawn
@@ -190,7 +190,7 @@ class Start:
 
         def draw(x: Sites, keys: Array, is_late: Array) -> dict[str, Array]:
             trace = self.info.trace(
-                self.draw_energies(keys), context.arguments, as_key(keys)
+                self.draw_energies(keys), context.arguments, random.as_key(keys)
             )
             drawn = {
                 site: jnp.asarray(trace[site]["value"], v.dtype)

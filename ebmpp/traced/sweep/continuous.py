@@ -155,7 +155,7 @@ class ContinuousSite:
         self, at: Derivatives, keys: Array, beta: Array | float
     ) -> tuple[Array, Array]:
         concentration, rate = self._gamma_params(at, beta)
-        drawn = jax.random.gamma(jax.random.wrap_key_data(keys), concentration) / rate
+        drawn = jax.random.gamma(random.as_key(keys), concentration) / rate
         new = drawn if self.family == "Gamma" else 1 / drawn
         valid = (concentration > 0) & (rate > 0) & jnp.isfinite(new) & (new > 0)
         return jnp.where(valid, new, 1), valid[:, 0]
@@ -257,7 +257,7 @@ class Probabilities(ContinuousSite):
         self, at: Counts, keys: Array, beta: Array | float = 1.0
     ) -> tuple[Array, Array]:
         concentration = beta * at.counts + 1
-        drawn = jax.random.dirichlet(jax.random.wrap_key_data(keys), concentration)
+        drawn = jax.random.dirichlet(random.as_key(keys), concentration)
         limits = jnp.finfo(drawn.dtype)
         # A draw that rounds to 0 or 1 becomes the nearest float inside, where log x is
         # finite, as in NumPyro.

@@ -213,6 +213,26 @@ def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) ->
         assert_rows_law(pair.prod(1, keepdims=True), np.array([exact]), comparisons=20)
 
 
+@pytest.mark.parametrize("name", ["precision", "variance", "occupied", "share"])
+def test_draws_do_not_depend_on_the_default_generator(name: str) -> None:
+    """A Gamma, an InverseGamma, a Beta and a Dirichlet site, drawn by jax's samplers."""
+    model, args, site, *_ = CASES[name]
+    values = {name: jnp.asarray(v) for name, v in latents(model, args, 1).items()}
+    value = values.pop(site)
+    keys = np.array([1, 2], np.uint32)
+
+    def draw() -> np.ndarray:
+        block = GibbsBlock.from_model(model, [site], *args)
+        return np.asarray(
+            block.advance({site: value}, Call(values, args, {}), keys).z[site]
+        )
+
+    expected = draw()
+    assert not np.array_equal(expected, value)
+    with jax.default_prng_impl("rbg"):
+        np.testing.assert_array_equal(draw(), expected)
+
+
 def enumerated(y: np.ndarray) -> tuple[np.ndarray, float]:
     """P(z = 1) and the mean level of :func:`segments`, by a sum over z of Gaussians."""
     states = (np.arange(2 ** len(y))[:, None] >> np.arange(len(y))) & 1
