@@ -234,7 +234,7 @@ def ais(
     True
     """
     options = num_particles, num_temperatures, ladder, data, reference, progress_bar
-    with sharding.over("ais: mesh", mesh):
+    with sharding.use_mesh("ais: mesh", mesh):
         result = _Annealing(
             "ais", graph, sharding.place(params), rng_key, *options
         ).forward(rng_key)
@@ -419,7 +419,7 @@ def _take_steps(
     (x, log_weight, gains), _ = sharding.shard_jobs(
         run, (x, keys), (path, betas, count), len(keys)
     )
-    return x, *sharding.everywhere((log_weight, gains.std(0)))
+    return x, *sharding.replicate((log_weight, gains.std(0)))
 
 
 def anneal(

@@ -223,7 +223,7 @@ def _run_pairs(
 
         return lax.map(lambda key: run_pair(propose, shapes, key, *window), keys), ()
 
-    return sharding.everywhere(
+    return sharding.replicate(
         sharding.shard_jobs(run, keys, (path, ladder), len(keys))[0]
     )
 
@@ -306,7 +306,7 @@ def particle_expectation(
     checks.flag(f"{name}: progress_bar", progress_bar)
     options = Options(path, data, ladder, cess_threshold, num_sweeps)
     outcomes = []
-    with sharding.over(f"{name}: mesh", mesh):
+    with sharding.use_mesh(f"{name}: mesh", mesh):
         params = sharding.place(params)
         run = prepare(name, graph, params, rng_key, num, options, shifted=False)
         check_function(f"{name}: fn", fn, blocks_of(graph))
@@ -315,7 +315,7 @@ def particle_expectation(
         hidden = not (progress_bar and sharding.is_first())
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
             for batch in np.split(
-                keys, range(sharding.width(), pairs, sharding.width())
+                keys, range(sharding.num_shards(), pairs, sharding.num_shards())
             ):
                 outcomes.append(
                     jax.device_get(_run_pairs(*statics, run.path, run.ladder, batch))

@@ -187,7 +187,7 @@ def _climb(
 def _finish(path: Path, system: Systems, keys: Array) -> tuple:
     x = systems.all_blocks(path, system, keys)
     shares = systems.distinct_ancestors(system), systems.relative_ancestry(system)
-    return x, *sharding.everywhere((system.log_z, system.log_weights, *shares))
+    return x, *sharding.replicate((system.log_z, system.log_weights, *shares))
 
 
 def _run(
@@ -308,7 +308,7 @@ def smc(
     checks.flag("smc: progress_bar", progress_bar)
     num = total // islands
     options = Options(path, data, ladder, cess_threshold, num_sweeps)
-    with sharding.over("smc: mesh", mesh):
+    with sharding.use_mesh("smc: mesh", mesh):
         params = sharding.place(params)
         run = prepare("smc", graph, params, rng_key, num, options, shifted=True)
         if (

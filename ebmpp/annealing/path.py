@@ -33,7 +33,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
 from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
@@ -125,7 +125,7 @@ class Path:
 
     def ends_at(self, params: Params) -> bool:
         """Return True if these are the params of its model."""
-        with sharding.at_once():  # known arrays may be compared under a transformation
+        with sharding.eager():  # known arrays may be compared under a transformation
             same = jax.tree.map(
                 lambda a, b: jnp.array_equal(a, jnp.asarray(b)), self.params, params
             )

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, Rung, Slope, draw_reference
 from ebmpp.core import random
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Keys, Params, Scalar
 from ebmpp.graph import energy
 

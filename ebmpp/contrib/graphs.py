@@ -16,11 +16,11 @@ import jax
 from jax import Array
 
 from ebmpp.core import Params, checks
+from ebmpp.core.types import HashableArray
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph import states
 from ebmpp.graph.factors import Bias, Bilinear, Factor, Pairwise
-from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.transforms.rewire import (
     Part,
@@ -214,7 +214,9 @@ def split(
     current: Params = {} if params is None else params
     if params is not None:
         graph.check(params, values=False)
-    part = Part(family, tuple((name, Constant.copy(p)) for name, p in pieces.items()))
+    part = Part(
+        family, tuple((name, HashableArray.copy(p)) for name, p in pieces.items())
+    )
     parts = {
         b: part if b == block else unchanged(b, f) for b, f in graph.families.items()
     }
@@ -235,7 +237,9 @@ def split(
             split_params[factor.name] = values
             continue
         for name, p in pieces.items():
-            cut = _Cut(factor, tuple(graph.families.items()), block, Constant.copy(p))
+            cut = _Cut(
+                factor, tuple(graph.families.items()), block, HashableArray.copy(p)
+            )
             factors.append(_piece(cut, name))
             split_params[factors[-1].name] = (
                 None if values is None else cut.take(values)
@@ -298,7 +302,7 @@ class _Cut:
     factor: Factor
     families: tuple[tuple[str, Family], ...]
     block: str
-    units: Constant
+    units: HashableArray
 
     def take(self, params: Any) -> Any:
         """Return their part of the params, as a numpy array if the params are one."""

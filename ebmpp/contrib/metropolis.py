@@ -134,12 +134,12 @@ class Metropolis(Move):
 
 def _is_uniform(family: Family) -> bool:
     """Return True if the distribution of initial values is uniform."""
-    with sharding.at_once():  # also called while a kernel is traced
+    with sharding.eager():  # also called while a kernel is traced
         states = family.states()
     if states is None:
         return False
     unit = dataclasses.replace(family, shape=(1,))
-    with sharding.at_once():
+    with sharding.eager():
         values = jnp.asarray(states)[:, None]
         inner = (
             (unit.default_eta()[None] * unit.statistics(values))

@@ -12,7 +12,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Chains, Draws, Eta, Keys, Natural, Rows, Words
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.families import Categorical
@@ -199,7 +199,7 @@ def metropolized_sweep(
 
 
 def _is_finite(family: Family) -> bool:
-    with sharding.at_once():  # also called while a kernel is traced
+    with sharding.eager():  # also called while a kernel is traced
         return family.states() is not None
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core import checks
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph
 

@@ -1,19 +1,20 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The backend that functions are compiled for, its interruption, and barriers against fusion on a CPU."""
+"""The backend that functions are compiled for: precision, interruption, and barriers against fusion."""
 
 import atexit
 from collections.abc import Callable
-from functools import wraps
+import functools
 import os
 import sys
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 _Tree = TypeVar("_Tree")
+_P = ParamSpec("_P")
 _MIN_SIZE = 8192  # values; for fewer the loop of a barrier costs more than it saves
 _abandoned: list[Array] = []  # results of computations whose wait was interrupted
 
@@ -21,6 +22,27 @@ _abandoned: list[Array] = []  # results of computations whose wait was interrupt
 def accelerated() -> bool:
     """Return True if the default device is not a CPU."""
     return jax.default_backend() != "cpu"
+
+
+def full_precision(fn: Callable[_P, _Tree]) -> Callable[_P, _Tree]:
+    """Trace the products of a function in full float32 unless the user has set a precision.
+
+    Recent GPUs multiply float32 matrices in TF32 by default, with 10 bits of mantissa,
+    and so would sample another model than the one whose params are reported. Every
+    product derived from an energy is therefore traced at precision "highest", which
+    also holds under autodiff, a user's ``jit`` and NumPyro's loops. A user can choose
+    less by ``jax.default_matmul_precision("tensorfloat32")`` around a call, or by the
+    option of that name.
+    """
+
+    @functools.wraps(fn)
+    def pinned(*args: _P.args, **kwargs: _P.kwargs) -> _Tree:
+        if jax.default_matmul_precision.value is not None:
+            return fn(*args, **kwargs)
+        with jax.default_matmul_precision("highest"):
+            return fn(*args, **kwargs)
+
+    return pinned
 
 
 def barrier_pays(size: int) -> bool:
@@ -79,7 +101,7 @@ def asynchronous(fn: Callable[..., _Tree]) -> Callable[..., _Tree]:
     about 1000.
     """
 
-    @wraps(fn)
+    @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> _Tree:
         leaves, structure = jax.tree.flatten(fn(*args, **kwargs))
         bit = (leaves[-1].ravel()[0] > 0).astype(jnp.int32)

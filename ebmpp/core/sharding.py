@@ -33,7 +33,7 @@ T = TypeVar("T")
 Work = Callable[[Any, Any, Array, Array | None], tuple[Any, Any]]
 
 
-def over(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
+def use_mesh(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
     """Return a context in which rows and jobs are sharded over the first axis of ``mesh``, if there is one.
 
     Params may be sharded over the other axes.
@@ -68,18 +68,18 @@ def _axis() -> tuple[str, int] | None:
     return mesh.axis_names[0], mesh.axis_sizes[0]
 
 
-def width() -> int:
+def num_shards() -> int:
     """Return the number of devices that share the rows."""
     return 1 if (axis := _axis()) is None else axis[1]
 
 
-def share(number: int) -> int:
-    """Return the smallest multiple of :func:`width` that is at least ``number``."""
-    return -(-number // width()) * width()
+def round_up(number: int) -> int:
+    """Return the smallest multiple of :func:`num_shards` that is at least ``number``."""
+    return -(-number // num_shards()) * num_shards()
 
 
 @contextlib.contextmanager
-def at_once() -> Generator[None]:
+def eager() -> Generator[None]:
     """Return a context in which operations on concrete values run immediately, also while a caller is traced.
 
     Inside ``shard_map`` jax would otherwise treat them as arrays of the traced program.
@@ -97,7 +97,7 @@ def rows(tree: Any) -> Any:
     return tree if axis is None else lax.with_sharding_constraint(tree, P(axis[0]))
 
 
-def everywhere(tree: Any) -> Any:
+def replicate(tree: Any) -> Any:
     """Replicate arrays on every device."""
     return tree if _axis() is None else lax.with_sharding_constraint(tree, P())
 
@@ -184,7 +184,7 @@ def to_host(tree: Any) -> Any:
     return jax.tree.map(to_numpy, tree)
 
 
-def settle(tree: Any) -> None:
+def block_on_cpu_mesh(tree: Any) -> None:
     """Wait for the computation of arrays sharded over CPU devices, to avoid a deadlock.
 
     XLA has one thread per core for these, and two steps in flight can block them in
@@ -227,7 +227,7 @@ def gather(tree: Any) -> Any:
     return jax.tree.map(np.asarray, multihost_utils.process_allgather(tree))
 
 
-def by_first(call: Callable[[], T]) -> T | None:
+def run_on_first(call: Callable[[], T]) -> T | None:
     """Call a function in the first process only; return its result there, and None in the others.
 
     An error is raised in all processes, in the others as CheckpointError unless one of

@@ -3,7 +3,8 @@
 """Shared types of arrays and pytrees."""
 
 from collections.abc import Mapping
-from typing import Any
+import dataclasses
+from typing import Any, Self
 
 from jaxtyping import Bool, Float, Integer, Real, Shaped, UInt32
 import numpy as np
@@ -61,3 +62,23 @@ Which = Bool[Array, "rows"]
 Counts = Integer[Array, "rows"]
 #: The layers of one sweep.
 Schedule = tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class HashableArray:
+    """An array that compares and hashes by value."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    data: bytes = dataclasses.field(repr=False)
+
+    @classmethod
+    def copy(cls, array: ArrayLike) -> Self:
+        """Copy an array."""
+        values = np.asarray(array)
+        return cls(values.shape, values.dtype, values.tobytes())
+
+    @property
+    def array(self) -> np.ndarray:
+        """The array, read-only."""
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)

@@ -16,7 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import backend, checks, sharding
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Counts, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
@@ -205,7 +205,7 @@ class Function:
         """Return the number of met pairs in each row; all pairs have met where pairs share a row."""
         if self.rows is None:
             return met.astype(int)
-        per_device = sharding.share(len(met)) // sharding.width()
+        per_device = sharding.round_up(len(met)) // sharding.num_shards()
         return np.bincount(
             np.arange(len(met)) % per_device % self.rows, minlength=self.rows
         )

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import backend, random, sharding
 from ebmpp.core.compile import compiled
+from ebmpp.core.groups import fold_parts
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
 from ebmpp.coupling.accumulators import Accumulator, uses_fast_compile
 from ebmpp.coupling.slots import (
@@ -38,7 +39,6 @@ from ebmpp.coupling.slots import (
     slots_for,
     stages,
 )
-from ebmpp.graph.factors.lateral import each_part
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.couplings import MOST_TRIALS, Trial, where_rows
 from ebmpp.moves.move import (
@@ -142,7 +142,7 @@ def run_pairs(
         else None
     )
     total = job_totals if accumulator.per_job else total
-    return Outcome(total, sharding.everywhere(time), trials, acceptance, count.broken)
+    return Outcome(total, sharding.replicate(time), trials, acceptance, count.broken)
 
 
 @dataclasses.dataclass(eq=False)
@@ -429,7 +429,9 @@ class _Engine:
                 start=start,
                 keys=keys,
             )
-            slots, tally = each_part(move.num_parts(target.graph), step, (slots, tally))
+            slots, tally = fold_parts(
+                move.num_parts(target.graph), step, (slots, tally)
+            )
         return slots, tally
 
     def _step(

@@ -282,7 +282,7 @@ def unbiased_expectation(
     checks.choice("unbiased_expectation: unmet", unmet, ("raise", "drop"))
     num_pairs = checks.count("unbiased_expectation: num_pairs", num_pairs)
     num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
-    with sharding.over("unbiased_expectation: mesh", mesh):
+    with sharding.use_mesh("unbiased_expectation: mesh", mesh):
         target = Target.checked("unbiased_expectation", graph, params, clamped)
         if isinstance(coupling, Tempered):
             target, coupling, fn, init = coupling.replicate(target, fn, init)

@@ -287,7 +287,7 @@ def _summed(
         if index is None:
             return None
         # the gradient of the updates is the number of each one's target
-        with sharding.at_once():
+        with sharding.eager():
 
             def add(updates):
                 return _scatter_add(
@@ -306,7 +306,7 @@ def _summed(
         "precision": lax.Precision.HIGHEST,
         "preferred_element_type": None,
     }
-    with sharding.at_once():
+    with sharding.eager():
         kernels = (
             zeros_of((len(taps), *shapes[1]))
             .at[(jnp.arange(len(taps)), *taps.T)]
@@ -337,7 +337,7 @@ def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | Non
     if step.name in _ON_HOST:
         origins = [_ON_HOST[step.name](step.params, *numbers)]
     else:
-        with sharding.at_once():
+        with sharding.eager():
             origins = [
                 np.asarray(o)
                 for o in evaluate_step(step, [jnp.asarray(a) for a in numbers])

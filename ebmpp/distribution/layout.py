@@ -199,14 +199,14 @@ def values_of(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
 
 def is_index(family: Family) -> bool:
     """Return True if a unit takes the values 0, 1, ..., which NumPyro expects of enumerated sites."""
-    with sharding.at_once():  # concrete, even if called while tracing
+    with sharding.eager():  # concrete, even if called while tracing
         values = family.states()
         return values is not None and np.array_equal(values, np.arange(len(values)))
 
 
 def is_own_statistic(family: Family) -> bool:
     """Return True if the statistic by which a unit interacts is its value."""
-    with sharding.at_once():
+    with sharding.eager():
         values = family.states()
         values = jnp.array([-1.5, 0.5, 3.0]) if values is None else values
         return np.array_equal(family.interaction(family.statistics(values)), values)

@@ -11,7 +11,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, History, Repeats

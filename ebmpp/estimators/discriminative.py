@@ -13,7 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Key, Params, Rows, State, checks
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.estimators import centering, phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, History, Repeats

@@ -17,7 +17,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, Statistics
 from ebmpp.coupling.engine import Outcome, Window
 from ebmpp.errors import IntractableError, clash

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp.annealing import Path, particles, reference
 from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random, sharding
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.graph import FactorGraph, energy

@@ -252,9 +252,7 @@ class WeightedPCD(Estimator):
 @jax.jit
 def _placed(system: systems.Systems) -> systems.Systems:
     """Shard the chains and replicate the rest, as a step does, so that the first step is the same program."""
-    return sharding.everywhere(system._replace(x={}))._replace(
-        x=sharding.rows(system.x)
-    )
+    return sharding.replicate(system._replace(x={}))._replace(x=sharding.rows(system.x))
 
 
 @jax.jit

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import PerRow, Scalar
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration

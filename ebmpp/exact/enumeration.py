@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Params, State
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Scalar
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family, Gaussian

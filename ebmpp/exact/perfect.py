@@ -108,7 +108,7 @@ def _check_ordered(graph: FactorGraph) -> None:
 
 
 def _is_ordered(family: Family) -> bool:
-    with sharding.at_once():  # under jit the values would be staged
+    with sharding.eager():  # under jit the values would be staged
         if (values := family.states()) is None or family.stat_shape:
             return False
         return bool((np.diff(np.asarray(family.statistics(values))) > 0).all())

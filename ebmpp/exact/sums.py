@@ -69,7 +69,7 @@ def _gradient(
 def _with_sources(graph: FactorGraph) -> FactorGraph:
     """Return the model with another bias on each block; derivatives of log Z in them are the moments."""
     sources = [Bias(b, name=_source(b)) for b in graph.families]
-    with sharding.at_once():  # the probe needs values, even if called under jit
+    with sharding.eager():  # the probe needs values, even if called under jit
         return FactorGraph(graph.visible, graph.latent, (*graph.factors, *sources))
 
 

@@ -275,7 +275,7 @@ class Family(abc.ABC):
         if states is None:
             low, high = (np.full(self.stat_shape, bound) for bound in self.bounds)
             return low, high
-        with sharding.at_once():  # concrete, also under a trace
+        with sharding.eager():  # concrete, also under a trace
             statistics = np.asarray(self.statistics(states))
         return statistics.min(0), statistics.max(0)
 

@@ -78,7 +78,7 @@ def _from_frame(where: str, frame: Any) -> np.ndarray:
     return frame.to_numpy(common) if plain else frame.to_numpy(common, na_value=np.nan)
 
 
-def settle(name: str, family: Family, value: Numbers, check: bool = True) -> Array:
+def cast_values(name: str, family: Family, value: Numbers, check: bool = True) -> Array:
     """Convert values of :func:`as_array` to the dtype of the family's draws.
 
     :raises StateError: for a value outside the support, or one that jax's default
@@ -88,7 +88,7 @@ def settle(name: str, family: Family, value: Numbers, check: bool = True) -> Arr
         return jnp.asarray(value, family.dtype)
     # concrete values stay concrete under jit
     with (
-        sharding.at_once(),
+        sharding.eager(),
         np.errstate(over="ignore"),
     ):
         narrow = value.astype(jnp.result_type(float))
@@ -104,7 +104,7 @@ def check_values(
     """Check values against the support, as they were before they were narrowed."""
     if not is_concrete(x):
         return
-    with sharding.at_once():
+    with sharding.eager():
         # on the host: nothing to compile
         wrong = ~np.asarray(family.in_support(np.asarray(x)))
         if original is not None and wrong.any():  # overflow is reported by _check_width

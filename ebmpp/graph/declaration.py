@@ -278,7 +278,7 @@ def _probed(
     """Probe a factor once for all graphs with these blocks and this default dtype of floats."""
     families = {b: f for b, f, _ in scope}
     splits = {b: s for b, _, s in scope if s is not None}
-    with sharding.at_once():  # the probe looks at values, also under a trace
+    with sharding.eager():  # the probe looks at values, also under a trace
         try:
             params = factor.init_params(jax.random.key(0), families)
         except DeclarationError:

@@ -18,7 +18,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
+from ebmpp.core.groups import fold_parts
 from ebmpp.core.types import (
     Blocks,
     Eta,
@@ -33,7 +34,6 @@ from ebmpp.core.types import (
 from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
-from ebmpp.graph.factors.lateral import each_part
 
 #: Factors to which a sum is restricted; None for all.
 Factors = Iterable[Factor] | None
@@ -275,7 +275,7 @@ def mean_layer(
             lambda new, old: jnp.where(colors == part, new, old), new, state
         )
 
-    means, new_eta = each_part(
+    means, new_eta = fold_parts(
         split.num_parts, step, ({block: t[block]}, {block: eta[block]})
     )
     return t | means, eta | new_eta

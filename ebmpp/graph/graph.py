@@ -228,7 +228,7 @@ class FactorGraph(Declaration, Shown):
             return
         states.check_finite(params)
         if all(map(states.is_concrete, jax.tree.leaves(params))):
-            with sharding.at_once():  # under jit, concrete params would be staged
+            with sharding.eager():  # under jit, concrete params would be staged
                 normalization.check(self, params)
 
     def _as_state(self, x: StateLike) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Natural, Params, Statistics
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
@@ -73,7 +73,7 @@ def _is_restricted(family: Family) -> bool:
     if type(family).in_domain is Family.in_domain:
         return False
     unit = dataclasses.replace(family, shape=(1,))  # one program for all widths
-    with sharding.at_once():
+    with sharding.eager():
         ends = np.array([-_FAR, -1.0, 1.0, _FAR]).reshape(
             -1, *[1] * len(unit.statistic_shape)
         )
@@ -99,7 +99,7 @@ def _is_quadratic(family: Family) -> bool:
             jax.jacfwd(lambda x: (family.statistics(x), family.log_base_measure(x)))
         )
     )
-    with sharding.at_once():
+    with sharding.eager():
         return all(
             bool(jnp.allclose(c, c[:1], 1e-4, 1e-4))
             for c in jax.tree.leaves(curvature(points))

@@ -18,7 +18,7 @@ from ebmpp.core import checks, sharding
 from ebmpp.core.types import Batch, Blocks, Numbers, Params, StateLike
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.families.family import Families, Family
-from ebmpp.families.values import as_array, is_concrete, settle
+from ebmpp.families.values import as_array, cast_values, is_concrete
 from ebmpp.graph.declaration import Declaration
 
 
@@ -116,13 +116,13 @@ def as_partial_rows(
         )
 
     def settled(b, v):
-        return settle(b, families[b], fill(families[b], v, known.get(b)), check)
+        return cast_values(b, families[b], fill(families[b], v, known.get(b)), check)
 
     full = {b: rows(b, settled(b, v)) for b, v in values.items()}
     masks = {}
     for b, k in known.items():
         # its values are counted
-        with sharding.at_once() if is_concrete(k) else contextlib.nullcontext():
+        with sharding.eager() if is_concrete(k) else contextlib.nullcontext():
             masks[b] = rows(b, k)
     return full, masks, batch
 
@@ -306,13 +306,13 @@ def fill(family: Family, value: Numbers, known: Numbers | None) -> Numbers:
             np.asarray(known), value, _placeholder(family).astype(value.dtype)
         )
     return jnp.where(
-        known, settle("", family, value, check=False), _placeholder(family)
+        known, cast_values("", family, value, check=False), _placeholder(family)
     )
 
 
 @lru_cache(maxsize=128)
 def _placeholder(family: Family) -> np.ndarray:
-    with sharding.at_once():
+    with sharding.eager():
         return np.asarray(
             family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32))
         )

@@ -261,8 +261,8 @@ def sharded_chains(
     (8, 5, 4)
     """
     name = "sharded_chains: mesh"
-    with sharding.over(name, mesh):
-        devices = sharding.width()
+    with sharding.use_mesh(name, mesh):
+        devices = sharding.num_shards()
         axis = mesh.axis_names[0]
 
     def method(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -274,7 +274,7 @@ def sharded_chains(
                     f"a multiple of {devices} devices",
                     count,
                 )
-            with sharding.over(name, mesh):
+            with sharding.use_mesh(name, mesh):
                 sharded = jax.shard_map(
                     jax.vmap(fn), in_specs=P(axis), out_specs=P(axis), check_vma=False
                 )
@@ -322,4 +322,4 @@ def _check_initial_value(
             shape,
             StateError,
         )
-    return states.settle(block, family, value)
+    return states.cast_values(block, family, value)

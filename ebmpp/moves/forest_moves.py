@@ -11,11 +11,10 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Chains, Keys, Rows
+from ebmpp.core.types import Blocks, Chains, HashableArray, Keys, Rows
 from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.factors.lateral import Constant
 from ebmpp.moves import forests
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.forests.tables import ForestTables
@@ -34,7 +33,7 @@ class Forests(Move):
     :param units: units of each block by number, in increasing order.
     """
 
-    units: tuple[tuple[str, Constant], ...]
+    units: tuple[tuple[str, HashableArray], ...]
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -116,7 +115,7 @@ class Forests(Move):
 
 @functools.lru_cache(maxsize=64)
 def _tables(
-    graph: FactorGraph, units: tuple[tuple[str, Constant], ...]
+    graph: FactorGraph, units: tuple[tuple[str, HashableArray], ...]
 ) -> ForestTables:
     return ForestTables(graph, {b: numbers.array for b, numbers in units})
 
@@ -164,7 +163,7 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
         )
     split = forests.layers.split(graph, finite)
     moves = (
-        Forests(tuple((b, Constant.copy(u)) for b, u in layer.items()))
+        Forests(tuple((b, HashableArray.copy(u)) for b, u in layer.items()))
         for layer in split
     )
     joined = {b for layer in split for b in layer}

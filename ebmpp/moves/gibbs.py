@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from ebmpp.core import random, sharding
 from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
+from ebmpp.core.groups import fold_parts
 from ebmpp.core.types import Blocks, Keep, Keys, Rows
 from ebmpp.families.family import Families, Family
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves.target import Target
 
 #: From natural parameters, families and the index of the part to new values; the index
@@ -59,7 +59,7 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
             drawn = jnp.where(split.take(held, part), split.take(units, part), drawn)
         return split.put(units, part, drawn)
 
-    units = each_part(split.num_parts, step, energy.to_units(x[block], split.family))
+    units = fold_parts(split.num_parts, step, energy.to_units(x[block], split.family))
     return {block: energy.to_rows(units, split.family)}
 
 
@@ -134,7 +134,7 @@ def fits_bytes(family: Family) -> bool:
     """Return True if a unit takes one word and its values fit in a byte."""
     if family.num_words != 1:
         return False
-    with sharding.at_once():  # also called in a trace
+    with sharding.eager():  # also called in a trace
         states = family.states()
         return states is not None and bool((np.abs(np.asarray(states)) < 128).all())
 

@@ -22,7 +22,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Chains, Keys, Params, PerRow, Rows
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph, energy

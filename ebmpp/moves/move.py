@@ -22,6 +22,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.groups import fold_parts
 from ebmpp.core.types import (
     Blocks,
     Chains,
@@ -36,7 +37,6 @@ from ebmpp.core.types import (
 from ebmpp.errors import IntractableError, clash
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves import gibbs
 from ebmpp.moves.couplings import (
     KINDS,
@@ -265,7 +265,7 @@ def couple_move(
         return z, flags, broken | draw.broken, total + draw.num_accepted
 
     carry = dict(z), dict(flags), jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
-    return each_part(move.num_parts(target.graph), step, carry)
+    return fold_parts(move.num_parts(target.graph), step, carry)
 
 
 def couple_focused(

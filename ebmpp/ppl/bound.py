@@ -19,10 +19,10 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.groups import fold_parts
 from ebmpp.core.types import Rows, Schedule
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.graph.factors.lateral import each_part
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
 from ebmpp.moves.move import (
@@ -167,7 +167,7 @@ def sweep(
 
         # part by part: visits of several parts are not reversible, so one acceptance
         # for all would be wrong
-        carry = each_part(layer.num_parts(bound.graph), step, carry)
+        carry = fold_parts(layer.num_parts(bound.graph), step, carry)
     return carry
 
 
@@ -292,7 +292,7 @@ def couple(
                 b: jnp.stack([new[0][b], new[1][b]]) for b in z
             }, broken | attempt.broken
 
-        carry = each_part(layer.num_parts(graph), step, carry)
+        carry = fold_parts(layer.num_parts(graph), step, carry)
     return carry
 
 

@@ -45,7 +45,7 @@ class SharedCheckpoints:
         self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool
     ) -> None:
         self.directory = directory
-        self._first = sharding.by_first(lambda: Checkpoints(directory, run, resume))
+        self._first = sharding.run_on_first(lambda: Checkpoints(directory, run, resume))
 
     def close(self) -> None:
         """Release the directory."""
@@ -59,7 +59,7 @@ class SharedCheckpoints:
         body = {"leaves": len(leaves), "history": list(history)}
         first = self._first
         arrays = [*sharding.to_host(list(leaves)), *history.values()]
-        sharding.by_first(
+        sharding.run_on_first(
             lambda: None if first is None else first.write(step, body, arrays)
         )
 
@@ -70,7 +70,7 @@ class SharedCheckpoints:
         and the history. See ``Checkpoints.read``.
         """
         first = self._first
-        checkpoint = sharding.by_first(
+        checkpoint = sharding.run_on_first(
             lambda: None if first is None else first.read(depth=7)
         )
         if sharding.processes() > 1:

@@ -263,7 +263,7 @@ def fit(
         checks.sequence("fit: callbacks", callbacks, "functions of a Progress")
     ):
         checks.function(f"fit: callbacks[{i}]", fn, "a Progress")
-    with sharding.over("fit: mesh", mesh):
+    with sharding.use_mesh("fit: mesh", mesh):
         init_key, base_key, order_key = jax.random.split(rng_key, 3)
         source = as_source(graph, data, weights, batch_size, order_key)
         sample = source.sample()

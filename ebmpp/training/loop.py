@@ -449,7 +449,7 @@ class Loop:
         state, metrics, done = run_chunk(
             Method(self.graph, estimator, self.optimizers[number]), *args
         )
-        sharding.settle(state)
+        sharding.block_on_cpu_mesh(state)
         # a single step is not waited for
         count = 1 if len(batches) == 1 else int(backend.wait(done))
         self.log.append(

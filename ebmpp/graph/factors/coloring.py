@@ -11,9 +11,10 @@ import networkx as nx
 import numpy as np
 from scipy import sparse
 
+from ebmpp.core.groups import positions_by_group
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor
-from ebmpp.graph.factors.lateral import Local, Split, by_group
+from ebmpp.graph.factors.lateral import Local, Split
 
 _STRATEGIES = ("DSATUR", "smallest_last", "largest_first")
 # edges and nodes; DSATUR takes 9 s on a torus of 4096 nodes, 14 s on a clique of 784
@@ -110,8 +111,8 @@ def color_units(size: int, edges: np.ndarray) -> np.ndarray:
         return colors
     count = label.max() + 1
     place = np.zeros(size, np.int64)
-    members = by_group(label, count)
-    joined = by_group(label[edges[:, 0]], count)
+    members = positions_by_group(label, count)
+    joined = positions_by_group(label[edges[:, 0]], count)
     for component in np.unique(label[colors < 0]):
         units = members[component]
         pairs = edges[joined[component]]

@@ -13,9 +13,10 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.types import HashableArray
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph.factors.lateral import Constant, Local, Pairs, Split
+from ebmpp.graph.factors.lateral import Local, Pairs, Split
 
 Params = Any
 
@@ -25,13 +26,13 @@ class _Frozen:
     """A pytree of arrays that compares and hashes by value."""
 
     structure: Any
-    leaves: tuple[Constant, ...]
+    leaves: tuple[HashableArray, ...]
 
     @classmethod
     def copy(cls, tree: Params) -> "_Frozen":
         """Copy the arrays of a tree."""
         leaves, structure = jax.tree.flatten(tree)
-        return cls(structure, tuple(map(Constant.copy, leaves)))
+        return cls(structure, tuple(map(HashableArray.copy, leaves)))
 
     def unflatten(self) -> Params:
         """Return the tree as numpy arrays, bit by bit."""

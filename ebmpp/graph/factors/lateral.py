@@ -11,30 +11,26 @@ sweep of a 64x64 lattice takes a fifth of the time that it takes with the rows f
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from jaxtyping import Bool, Float, Integer, Shaped
 import networkx as nx
 import numpy as np
 
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Numbers, checks
 from ebmpp.core.backend import barrier_pays
+from ebmpp.core.groups import UNROLLED, Edges, positions_by_group, ranks_in_groups
+from ebmpp.core.types import HashableArray
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
-
-#: Number of parts up to which they are unrolled; 128 parts would compile for half a
-#: minute.
-UNROLLED = 4
 
 #: Statistics of units of the block by their numbers: ``(*numbers, rows, *stat_shape)``.
 StatisticsAt = Callable[[Any], Array]
 #: Natural parameters of the units of a part.
 Field = Float[Array, "units rows ..."]
-#: Pairs of units by number.
-Edges = Integer[np.ndarray, "edges 2"]
 
 
 def check_network(name: str, graph: nx.Graph) -> None:
@@ -49,51 +45,7 @@ def check_network(name: str, graph: nx.Graph) -> None:
         )
 
 
-def by_group(groups: Integer[np.ndarray, "items"], count: int) -> list[np.ndarray]:
-    """Return the positions of the items of each group, in order."""
-    return np.split(
-        np.argsort(groups, kind="stable"),
-        np.cumsum(np.bincount(groups, minlength=count))[:-1],
-    )
-
-
-def ranks(groups: Integer[np.ndarray, "items"]) -> Integer[np.ndarray, "items"]:
-    """Return the number of each item among the items of its group, in order."""
-    order = np.argsort(groups, kind="stable")
-    counts = np.bincount(groups)
-    rank = np.empty(len(groups), np.int64)
-    rank[order] = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return rank
-
-
-def induced(edges: Edges, units: Integer[np.ndarray, "units"], size: int) -> Edges:
-    """Return the pairs among some of ``size`` units, by their places in ``units``."""
-    place = np.full(size, -1)
-    place[units] = np.arange(len(units))
-    return place[edges][(place[edges] >= 0).all(1)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Constant:
-    """An array that compares and hashes by value."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    data: bytes = dataclasses.field(repr=False)
-
-    @classmethod
-    def copy(cls, array: Any) -> Self:
-        """Copy an array."""
-        values = np.asarray(array)
-        return cls(values.shape, values.dtype, values.tobytes())
-
-    @property
-    def array(self) -> np.ndarray:
-        """The array, read-only."""
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
-
-
-class Pairs(Constant):
+class Pairs(HashableArray):
     """Pairs of units of one block as they were declared, by number or by index; a pair may be repeated."""
 
     @classmethod
@@ -164,15 +116,6 @@ class Pairs(Constant):
         return first[order], np.argsort(order)[number]
 
 
-def each_part(count: int, step: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """Apply ``carry = step(part, carry)`` to each part in order; few parts are unrolled, with Python ints."""
-    if count > UNROLLED:
-        return lax.fori_loop(0, count, step, carry)
-    for part in range(count):
-        carry = step(part, carry)
-    return carry
-
-
 class Local(Protocol):
     """Contribution of a factor to the natural parameters of one part, cheaper than by autodiff."""
 
@@ -200,12 +143,12 @@ class Split:
     @functools.cached_property
     def units(self) -> tuple[np.ndarray, ...]:
         """Unit numbers of each part."""
-        return tuple(by_group(self.colors, self.num_parts))
+        return tuple(positions_by_group(self.colors, self.num_parts))
 
     @functools.cached_property
     def place(self) -> Integer[np.ndarray, "size"]:
         """Position of each unit in its part."""
-        return ranks(self.colors)
+        return ranks_in_groups(self.colors)
 
     @property
     def unrolled(self) -> bool:

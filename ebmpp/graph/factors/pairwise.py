@@ -16,12 +16,13 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Numbers, checks
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
+from ebmpp.core.groups import Edges
 from ebmpp.core.types import Batch
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor
-from ebmpp.graph.factors.lateral import Edges, Field, Split, StatisticsAt
+from ebmpp.graph.factors.lateral import Field, Split, StatisticsAt
 
 _DENSE = 0.1  # share of all pairs from which a matrix product is faster than gathering neighbours
 _MAX_UNROLLED_SLOTS = 8

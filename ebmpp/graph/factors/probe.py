@@ -15,8 +15,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Eta, checks
+from ebmpp.core.backend import full_precision
 from ebmpp.core.compile import compiled
-from ebmpp.core.precision import full_precision
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.factor import Factor, Params

@@ -10,10 +10,10 @@ import jax
 from jax import Array
 
 from ebmpp.core import checks, sharding
+from ebmpp.core.types import HashableArray
 from ebmpp.errors import DeclarationError, StateError
 from ebmpp.families import Family
 from ebmpp.graph import states
-from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.transforms.rewire import Part, rewire, unchanged, with_blocks
 
@@ -55,7 +55,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     values = states.merge_clamped(values)
     if not values:
         return graph
-    with sharding.at_once():
+    with sharding.eager():
         for b, v in values.items():
             if not all(map(states.is_concrete, jax.tree.leaves(v))):
                 raise checks.error(
@@ -114,8 +114,8 @@ def _fixed_part(
     free = np.flatnonzero(~known)
     if len(free) == family.size:
         return unchanged(block, family), family
-    fixed = Constant.copy(family.statistics(value))
+    fixed = HashableArray.copy(family.statistics(value))
     if not len(free):
         return Part(family, (), fixed), None
     left = dataclasses.replace(family, shape=(len(free),))
-    return Part(family, ((block, Constant.copy(free)),), fixed), left
+    return Part(family, ((block, HashableArray.copy(free)),), fixed), left

@@ -25,12 +25,12 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Params, checks, sharding
+from ebmpp.core.types import HashableArray
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import energy, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
-from ebmpp.graph.factors.lateral import Constant
 from ebmpp.graph.factors.probe import random_statistics
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.transforms.rewire import WithParams, unchanged, with_blocks
@@ -109,7 +109,7 @@ def marginalize(
     for block in names:
         absorbed = [f.name for f in graph.factors if block in f.blocks]
         current = None if params is None else states.ordered_params(graph, params)
-        with sharding.at_once():
+        with sharding.eager():
             graph = _without(graph, block, block if name is None else name)
         if current is not None:
             params = {n: v for n, v in current.items() if n not in absorbed}
@@ -169,11 +169,11 @@ class _Nodes:
     """
 
     block: str
-    table: Constant
+    table: HashableArray
     """Statistics of the nodes, ``(nodes, statistics)``."""
-    weights: Constant
+    weights: HashableArray
     """``(1 + statistics, nodes)``: the nodes' weights are ``[1, t] @ weights``."""
-    units: Constant
+    units: HashableArray
     """The unit of this block that each unit of the summed block depends on."""
     complete: bool
     """True if every function of a unit is determined."""
@@ -199,9 +199,10 @@ class _Nodes:
         # rounding
         weights = np.round(np.linalg.pinv(np.insert(table, 0, 1.0, axis=1)), 12)
         nodes = (
-            Constant.copy(a.astype(jnp.result_type(float))) for a in (table, weights)
+            HashableArray.copy(a.astype(jnp.result_type(float)))
+            for a in (table, weights)
         )
-        return cls(block, *nodes, Constant.copy(units), complete)
+        return cls(block, *nodes, HashableArray.copy(units), complete)
 
     def at(self, node: Array, family: Family) -> Array:
         """Return statistics of the block with every unit at a node."""

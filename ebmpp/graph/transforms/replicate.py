@@ -278,7 +278,7 @@ def replicate(graph: FactorGraph, num: int, separate: bool = False) -> FactorGra
         if separate
         else []
     )
-    with sharding.at_once():  # a declaration looks at values, also under jit
+    with sharding.eager():  # a declaration looks at values, also under jit
         replicas = [Replicated(f, num, separate) for f in graph.factors]
         return FactorGraph(visible, latent, [*replicas, *references])
 

@@ -11,10 +11,10 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import Params
+from ebmpp.core.groups import induced_edges
+from ebmpp.core.types import HashableArray, Params
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
-from ebmpp.graph.factors.lateral import Constant, induced
 from ebmpp.graph.graph import FactorGraph
 
 #: A graph and its params.
@@ -27,9 +27,9 @@ class Part:
 
     family: Family
     """Family of the block."""
-    pieces: tuple[tuple[str, Constant | None], ...]
+    pieces: tuple[tuple[str, HashableArray | None], ...]
     """Names of the other blocks, and the numbers of the block's units that each holds; None for all units."""
-    fixed: Constant | None = None
+    fixed: HashableArray | None = None
     """Statistics of the units in no piece."""
 
     def assemble(self, statistics: Mapping[str, Array]) -> Array:
@@ -116,7 +116,7 @@ def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]
                 if places is None
                 else places.array.ravel()
             )
-            if len(inside := induced(edges, units, parts[block].family.size)):
+            if len(inside := induced_edges(edges, units, parts[block].family.size)):
                 lateral[name] = inside
     return lateral
 

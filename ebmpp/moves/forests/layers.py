@@ -10,8 +10,8 @@ import networkx as nx
 import numpy as np
 
 from ebmpp.core import sharding
+from ebmpp.core.groups import Edges
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.factors.lateral import Edges
 
 #: Units of a block, by number in increasing order.
 UnitsByBlock = dict[str, Integer[np.ndarray, "units"]]
@@ -22,7 +22,7 @@ _MAX_DEGREE = 16  # mean number of neighbours; layers are unrolled, and the part
 
 def suits(graph: Declaration, block: str) -> bool:
     """Return True for blocks of few values per unit, whose units interact with few others."""
-    with sharding.at_once():
+    with sharding.eager():
         states = graph.families[block].states()
     edges = (
         _lateral(graph, block)

@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import Integer
 import numpy as np
 
-from ebmpp.graph.factors.lateral import Constant
+from ebmpp.core.types import HashableArray
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -23,12 +23,12 @@ class Forest:
     """
 
     num_units: int
-    pairs: Constant
+    pairs: HashableArray
 
     def __init__(self, num_units: int, edges: Any) -> None:
         edges = np.asarray(edges, np.int64).reshape(-1, 2)
         object.__setattr__(self, "num_units", num_units)
-        object.__setattr__(self, "pairs", Constant.copy(edges))
+        object.__setattr__(self, "pairs", HashableArray.copy(edges))
         outside = edges[((edges < 0) | (edges >= num_units)).any(1)]
         if len(outside):
             raise ValueError(

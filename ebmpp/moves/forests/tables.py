@@ -19,12 +19,13 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.core.precision import full_precision
+from ebmpp.core.backend import full_precision
+from ebmpp.core.groups import induced_edges
 from ebmpp.core.types import Blocks, Keep, Params, Rows
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Bilinear, Factor, FactorGraph, Linear, Pairwise, energy
-from ebmpp.graph.factors.lateral import Local, Split, induced
+from ebmpp.graph.factors.lateral import Local, Split
 from ebmpp.moves.forests.layers import UnitsByBlock, interactions
 from ebmpp.moves.forests.structure import Forest
 
@@ -220,7 +221,7 @@ def _induced(graph: FactorGraph, units: UnitsByBlock) -> Forest:
     try:
         if dense:
             raise ValueError("two share a factor, in which all their units interact.")
-        return Forest(len(inside), induced(edges, inside, starts[-1]))
+        return Forest(len(inside), induced_edges(edges, inside, starts[-1]))
     except ValueError as error:
         raise IntractableError(
             f"units of blocks {list(units)} must make a forest: {error}"
@@ -233,7 +234,7 @@ def _state_tables(
     """Return values, log base measures and statistics of the states of units, padded."""
     listed = []
     for block, family in families.items():
-        with sharding.at_once():
+        with sharding.eager():
             states = family.states()
             if states is None:
                 raise IntractableError(

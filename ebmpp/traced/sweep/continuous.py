@@ -28,10 +28,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.groups import ranks_in_groups
 from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
-from ebmpp.graph.factors.lateral import ranks
 from ebmpp.traced.block import Sites
 from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
 from ebmpp.traced.sweep.posterior import Posterior
@@ -340,4 +340,4 @@ def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray
         graph.add_nodes_from(range(size))
         for number, members in enumerate(nx.connected_components(graph)):
             groups[list(members)] = number
-    return groups, ranks(groups)
+    return groups, ranks_in_groups(groups)

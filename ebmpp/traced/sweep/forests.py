@@ -24,9 +24,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.groups import induced_edges
 from ebmpp.dependence.terms import Terms
 from ebmpp.errors import StateError
-from ebmpp.graph.factors.lateral import induced
 from ebmpp.moves import forests
 from ebmpp.traced.block import Coupled, Sites
 from ebmpp.traced.model import Context, Inputs, Moved
@@ -245,7 +245,7 @@ def _make_layer(terms: Terms, units: np.ndarray, edges: np.ndarray) -> _Layer:
     """Return the layer of some units; its edges begin on the even side."""
     count = len(units)
     position = np.full(terms.sets.size, -1)
-    edges = induced(edges, units, terms.sets.size)
+    edges = induced_edges(edges, units, terms.sets.size)
     position[units] = np.arange(count)
     depth = forests.Forest(count, edges).depth
     first, second = edges.T

@@ -17,8 +17,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core.groups import positions_by_group, ranks_in_groups
 from ebmpp.dependence.terms import Terms
-from ebmpp.graph.factors.lateral import by_group, ranks
 from ebmpp.traced.block import Sites
 from ebmpp.traced.sweep.conditionals import (
     MOST_COLUMNS,
@@ -90,7 +90,7 @@ def place(
             table = layer.tables[slot] = np.full(
                 (size, most if stacked else count), padding, np.int32
             )
-            table[positions, ranks(positions)] = elements
+            table[positions, ranks_in_groups(positions)] = elements
             continue
         spare = (0, width - len(elements) if stacked else 0)
 
@@ -152,7 +152,7 @@ class Layers(Conditionals):
 
     def _make_layers(self, terms: Terms) -> list[_Layer]:
         """Return the layers, or all of them stacked where there are many."""
-        units = by_group(self.colors, self.num_layers)
+        units = positions_by_group(self.colors, self.num_layers)
         stacked = self.num_layers > _MOST_UNROLLED
         most = max(map(len, units)) if stacked else 0
 
@@ -165,12 +165,12 @@ class Layers(Conditionals):
         ]
         reads = [layer.reads for layer in layers]
         sizes = [len(layer.units) for layer in layers]
-        position = ranks(self.colors)  # of a unit in its layer
+        position = ranks_in_groups(self.colors)  # of a unit in its layer
         for slot, mask in terms.live.items():
             element, unit = terms.elements(slot)
             pairs = [
                 (element[p], position[unit[p]])
-                for p in by_group(self.colors[unit], self.num_layers)
+                for p in positions_by_group(self.colors[unit], self.num_layers)
             ]
             place(slot, mask.size, reads, sizes, pairs, stacked)
         return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers

@@ -156,7 +156,7 @@ def test_devices_synchronise_once_per_run() -> None:
     window = Window(*(np.int32(n) for n in (2, 4, 2, 0)))
     start = {b: np.zeros((24, *f.shape), np.float32) for b, f in graph.families.items()}
     statics = resolve_moves(graph, None), EnergyGradient(), 4
-    with sharding.over("mesh", mesh_of(8)):
+    with sharding.use_mesh("mesh", mesh_of(8)):
         program = run_pairs.lower(
             Target(graph, params), *statics, start, start, key(7), window
         )
