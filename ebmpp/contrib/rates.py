@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Blocks, Keep, Params, Rows
+from ebmpp.core.types import Blocks, Params, Rows, UnitMasks
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Kwargs, RowKernel
@@ -99,7 +99,7 @@ class _FastWeights(RowKernel[RatesState]):
             lambda f: f.reshape(target.num_rows, *f.shape[axes:]), state.fast
         )
 
-        def step_row(x: Rows, fast: Params, keep: Keep, keys: Array) -> tuple:
+        def step_row(x: Rows, fast: Params, keep: UnitMasks, keys: Array) -> tuple:
             x, keep = ({b: v[None] for b, v in rows.items()} for rows in (x, keep))
             params = jax.tree.map(jnp.add, target.params, fast)
             x = self._move(

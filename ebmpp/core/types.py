@@ -21,7 +21,7 @@ Values = Shaped[ArrayLike, "*units"]
 #: Drawn values.
 Draws = Real[Array, "*units"]
 PerUnit = Float[Array, "*units"]
-Truths = Bool[Array, "*units"]
+UnitMask = Bool[Array, "*units"]
 #: Natural parameters, statistics, or means of these: ``(*units, *stat_shape)``.
 Natural = Float[Array, "*natural"]
 #: Numbers on the host or on the device.
@@ -48,17 +48,17 @@ Statistics = Mapping[str, Float[Array, "..."]]
 #: Natural parameters, with the shapes of the statistics.
 Eta = dict[str, Float[Array, "..."]]
 #: Masks of observed units, ``(rows or 1, *shape)`` for each block.
-Keep = Mapping[str, Bool[Array, "rows_or_1 ..."]]
+UnitMasks = Mapping[str, Bool[Array, "rows_or_1 ..."]]
 #: A key of two random words, and one key per row.
 Key = UInt32[Array, "2"]
 Keys = UInt32[Array, "rows 2"]
 #: Leading axes.
-Batch = tuple[int, ...]
+BatchShape = tuple[int, ...]
 #: A number, and one number per row.
 Scalar = Float[Array, ""]
 PerRow = Float[Array, "rows"]
 #: A mask of rows, and a count for each row.
-Which = Bool[Array, "rows"]
+RowMask = Bool[Array, "rows"]
 Counts = Integer[Array, "rows"]
 #: The layers of one sweep.
 Schedule = tuple[tuple[str, ...], ...]

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from ebmpp.core import backend, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.groups import fold_parts
-from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, Rows, Which
+from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, RowMask, Rows
 from ebmpp.coupling.accumulators import Accumulator, uses_fast_compile
 from ebmpp.coupling.slots import (
     Fresh,
@@ -121,7 +121,7 @@ def run_pairs(
     size = slots_for(num_jobs) if num_slots is None else num_slots
 
     def run_share(
-        jobs: Job, common: tuple, first: Array, valid: Which | None
+        jobs: Job, common: tuple, first: Array, valid: RowMask | None
     ) -> tuple[Any, Any]:
         target, key, window = common
         valid = jnp.ones(len(jobs.number), bool) if valid is None else valid
@@ -154,7 +154,7 @@ class _Engine:
     accumulator: Accumulator
     window: Window
     jobs: Job
-    valid: Which
+    valid: RowMask
     key: dataclasses.InitVar[Key]
 
     def __post_init__(self, key: Key) -> None:
@@ -244,7 +244,7 @@ class _Engine:
         return x, x if jobs.y is None else draw(jobs.y)
 
     def _advance(
-        self, run: _Run, x: Rows, numbers: Counts, valid: Which
+        self, run: _Run, x: Rows, numbers: Counts, valid: RowMask
     ) -> tuple[Rows, _Run]:
         """Make ``lag`` sweeps of the leading chains, and add the states at times k to m."""
         keys = self.keys[numbers]
@@ -275,7 +275,7 @@ class _Engine:
         return x, run._replace(total=total, count=run.count + count)
 
     def _load(
-        self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: Which
+        self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: RowMask
     ) -> tuple:
         """Add the states (X_lag, Y_0), and return which pairs have met there."""
         met = rows_agree(same, self.free, len(same[self.free[0]]))
@@ -293,7 +293,7 @@ class _Engine:
         total = lax.cond(is_counted, add, lambda total: total, run.total)
         return run._replace(total=total), met
 
-    def _weights(self, t: Counts, met: Which) -> Integer[Array, "2 rows"]:
+    def _weights(self, t: Counts, met: RowMask) -> Integer[Array, "2 rows"]:
         """Return the weights of both chains at time t."""
         correction = jnp.where(met, 0, self.window.correction(t))
         return jnp.stack([self.window.inside(t) + correction, -correction])

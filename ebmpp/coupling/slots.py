@@ -21,10 +21,10 @@ from ebmpp.core.types import (
     Counts,
     Keys,
     PerRow,
+    RowMask,
     Rows,
     Scalar,
     State,
-    Which,
 )
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Target, search
@@ -175,7 +175,7 @@ class Slots(NamedTuple):
     move: Counts  # next part of a move, counted over all moves
     trial: Counts
     accepted: Bool[Array, "2 rows"]  # chains that have completed this part
-    active: Which
+    active: RowMask
 
     def pack(self) -> "Packed":
         """Return the same in fewer arrays, for a loop to carry."""

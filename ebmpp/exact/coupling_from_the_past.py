@@ -31,7 +31,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Keys, Params, Scalar, Which
+from ebmpp.core.types import Blocks, Keys, Params, RowMask, Scalar
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, Pairwise, energy
@@ -133,7 +133,7 @@ def check_ferromagnetic(graph: FactorGraph, params: Any) -> None:
             )
 
 
-def draw(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
+def draw(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, RowMask]:
     """Return perfect draws, and which rows are; see :func:`ebmpp.exact.perfect.draw_rows`."""
     graph = target.graph
     rows = len(keys)

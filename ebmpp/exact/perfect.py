@@ -21,7 +21,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import backend, checks, random, sharding
-from ebmpp.core.types import Blocks, Keys, Params, Which
+from ebmpp.core.types import Blocks, Keys, Params, RowMask
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import coupling_from_the_past as clusters, enumeration
 from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past, slopes
@@ -61,7 +61,7 @@ def _pick(
     )
 
 
-def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, Which]:
+def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, RowMask]:
     graph = target.graph
     params = target.params
     plan = _plan(graph)
@@ -190,7 +190,9 @@ def _both_sweep(target: Target, x: Blocks, keys: Keys) -> Blocks:
     return x
 
 
-def _coupled_rows(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, Which]:
+def _coupled_rows(
+    target: Target, keys: Keys, max_sweeps: int
+) -> tuple[Blocks, RowMask]:
     graph = target.graph
     rows = len(keys)
     sign, agrees = _orientation(graph, target.params)
@@ -221,7 +223,7 @@ class _Method(NamedTuple):
 
     check_graph: Callable[[FactorGraph], Any]
     check_params: Callable[[FactorGraph, Params], None]
-    draw: Callable[[Target, Keys, int], tuple[Blocks, Which]]
+    draw: Callable[[Target, Keys, int], tuple[Blocks, RowMask]]
 
 
 _METHODS = {
@@ -253,7 +255,7 @@ def method_for(graph: FactorGraph, method: str) -> str:
 
 def draw_rows(
     target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS
-) -> tuple[Blocks, Which]:
+) -> tuple[Blocks, RowMask]:
     """Return perfect draws by a method of :func:`method_for`; a pure function, for ``jit`` and ``vmap``.
 
     :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws,

@@ -13,7 +13,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.random import uniform
-from ebmpp.core.types import PerUnit, Truths, Words
+from ebmpp.core.types import PerUnit, UnitMask, Words
 from ebmpp.families.family import Family
 
 
@@ -75,7 +75,7 @@ class Bernoulli(Family):
         return jnp.array([0.0, 1.0])
 
 
-def is_one(words: Words, eta: PerUnit) -> Truths:
+def is_one(words: Words, eta: PerUnit) -> UnitMask:
     """Return u < sigmoid(eta) for the uniform u of each unit's first word."""
     # Without a division; exp(-|eta|) is shared with the coupling ratio.
     tail = jnp.exp(-jnp.abs(eta))

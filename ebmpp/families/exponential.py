@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 import jax.numpy as jnp
 
 from ebmpp.core.random import open_uniform
-from ebmpp.core.types import PerUnit, Truths, Words
+from ebmpp.core.types import PerUnit, UnitMask, Words
 from ebmpp.families.family import Family
 
 
@@ -30,7 +30,7 @@ class Exponential(Family):
     def log_normalizer(self, eta: PerUnit) -> PerUnit:
         return -jnp.log(-eta)
 
-    def in_domain(self, eta: PerUnit) -> Truths:
+    def in_domain(self, eta: PerUnit) -> UnitMask:
         return jnp.isfinite(eta) & (eta < 0)
 
     def default_eta(self) -> PerUnit:

@@ -33,9 +33,9 @@ from ebmpp.core.types import (
     Natural,
     PerRow,
     PerUnit,
-    Truths,
+    RowMask,
+    UnitMask,
     Values,
-    Which,
     Words,
 )
 from ebmpp.families import finite
@@ -134,7 +134,7 @@ class Family(abc.ABC):
     def unit_distribution(self, eta: Natural) -> dist.Distribution:
         """Return the NumPyro distribution of units with natural parameters ``eta``, elementwise."""
 
-    def in_domain(self, eta: Natural) -> Truths:
+    def in_domain(self, eta: Natural) -> UnitMask:
         """Return True where A(eta) is finite, per unit."""
         return jnp.isfinite(eta)
 
@@ -251,7 +251,7 @@ class Family(abc.ABC):
         eta = lax.optimization_barrier(self.default_eta())
         return self.sample(words, jnp.broadcast_to(eta, batch + self.statistic_shape))
 
-    def in_support(self, x: Values) -> Truths | Bool[np.ndarray, "*units"]:
+    def in_support(self, x: Values) -> UnitMask | Bool[np.ndarray, "*units"]:
         """Return True for values that a unit can take; numpy arrays are checked on the host."""
         if isinstance(x, np.ndarray):  # does not wait for the device
             x = x.astype(jnp.result_type(float))
@@ -298,7 +298,7 @@ def log_ratio(
     eta: Stack,
     other: Stack,
     statistics: Stack,
-    same: Which | None = None,
+    same: RowMask | None = None,
 ) -> PerRow:
     """Return log p(x | other) - log p(x | eta) of independent units, per row; base measures cancel.
 

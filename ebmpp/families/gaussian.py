@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.random import open_uniform
-from ebmpp.core.types import Natural, PerRow, PerUnit, Truths, Values, Words
+from ebmpp.core.types import Natural, PerRow, PerUnit, UnitMask, Values, Words
 from ebmpp.families.family import Family, Reflection, as_float
 
 
@@ -109,7 +109,7 @@ class Gaussian(Family):
         shift = (slope + 2 * centre * curve) * (x - 0.5 * (centre + to))
         return shift + curve * (x - centre) ** 2 + 0.5 * jnp.log1p(curve / eta[..., 1])
 
-    def in_domain(self, eta: Natural) -> Truths:
+    def in_domain(self, eta: Natural) -> UnitMask:
         return (
             jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0)
             if self.learned

@@ -172,6 +172,11 @@ class Declaration:
         return self.splits[block].num_parts if block in self.splits else 1
 
     @property
+    def num_units(self) -> int:
+        """Number of units of all blocks."""
+        return sum(family.size for family in self.families.values())
+
+    @property
     def unit_offsets(self) -> dict[str, int]:
         """Number of each block's first unit, where the units of all blocks are numbered in order."""
         sizes = [f.size for f in self.families.values()]

@@ -15,7 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, sharding
-from ebmpp.core.types import Batch, Blocks, Numbers, Params, StateLike
+from ebmpp.core.types import BatchShape, Blocks, Numbers, Params, StateLike
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.families.family import Families, Family
 from ebmpp.families.values import as_array, cast_values, is_concrete
@@ -44,7 +44,7 @@ def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
     return {next(iter(graph.visible)): data}
 
 
-def batch_shape(families: Families, x: Mapping[str, Numbers]) -> Batch:
+def batch_shape(families: Families, x: Mapping[str, Numbers]) -> BatchShape:
     """Return the broadcast leading axes of the blocks of ``x``."""
     leading = {}
     for name, value in x.items():
@@ -83,7 +83,7 @@ def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
 
 def as_rows(
     families: Families, x: Mapping[str, Any], needed: Iterable[str] = ()
-) -> tuple[Blocks, Batch]:
+) -> tuple[Blocks, BatchShape]:
     """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape."""
     if not isinstance(x, Mapping):
         raise checks.error(
@@ -100,7 +100,7 @@ def as_partial_rows(
     x: Mapping[str, Any],
     needed: Iterable[str] = (),
     check: bool = True,
-) -> tuple[Blocks, Blocks, Batch]:
+) -> tuple[Blocks, Blocks, BatchShape]:
     """Return rows of a state that may hold :class:`Observed` blocks, their masks, and the batch shape.
 
     :param check: False to check names and shapes only, not values.
@@ -229,7 +229,7 @@ class Clamped:
     full: Blocks = dataclasses.field(default_factory=dict)
     partial: Blocks = dataclasses.field(default_factory=dict)
     keep: Blocks = dataclasses.field(default_factory=dict)
-    batch: Batch = ()
+    batch: BatchShape = ()
 
     def take(self, rows: Numbers) -> "Clamped":
         """Select rows by number."""

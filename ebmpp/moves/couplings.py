@@ -38,7 +38,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Counts, Keys, Rows, Which
+from ebmpp.core.types import Blocks, Counts, Keys, RowMask, Rows
 from ebmpp.families.family import Families, log_ratio
 from ebmpp.moves.gibbs import draw_rows, num_words, split_words
 
@@ -63,14 +63,14 @@ class Attempt(NamedTuple):
     """Proposed values of the leading chain."""
     y: Blocks
     """Proposed values of the following chain."""
-    accept_x: Which
+    accept_x: RowMask
     """True if the leading chain accepts its proposal (and has not accepted one before)."""
-    accept_y: Which
+    accept_y: RowMask
     """The same for the following chain."""
-    broken: Which
+    broken: RowMask
     """True if a natural parameter is outside its family's domain, a log-ratio is nan, or a residual has no
     mass."""
-    together: dict[str, Which]
+    together: dict[str, RowMask]
     """True if the coupling gave both chains one value of a block."""
     num_accepted: Counts | int = 0
     """Number of the two chains that accepted a Metropolis proposal."""
@@ -80,9 +80,9 @@ class Trial(NamedTuple):
     """Inputs of one trial of a coupled draw, a pair of chains per row."""
 
     keys: Keys
-    first: Which
+    first: RowMask
     """True for a row's first trial."""
-    same: Which
+    same: RowMask
     """True if the chains of a row agree on all that the draw depends on, and so have one distribution, even
     where natural parameters differ in their last bits."""
     part: Any = 0

@@ -19,7 +19,7 @@ from ebmpp.core import random, sharding
 from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
 from ebmpp.core.groups import fold_parts
-from ebmpp.core.types import Blocks, Keep, Keys, Rows
+from ebmpp.core.types import Blocks, Keys, Rows, UnitMasks
 from ebmpp.families.family import Families, Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves.target import Target
@@ -29,7 +29,7 @@ from ebmpp.moves.target import Target
 Drawer = Callable[[Blocks, Families, Any], Rows]
 
 
-def keep_observed(keep: Keep, x: Rows, new: Rows) -> Blocks:
+def keep_observed(keep: UnitMasks, x: Rows, new: Rows) -> Blocks:
     """Return ``new`` where units are free, ``x`` where they are observed."""
     return {b: jnp.where(keep[b], x[b], v) if b in keep else v for b, v in new.items()}
 

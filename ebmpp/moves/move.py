@@ -28,11 +28,11 @@ from ebmpp.core.types import (
     Chains,
     Counts,
     Eta,
-    Keep,
     Keys,
     Params,
+    RowMask,
     Rows,
-    Which,
+    UnitMasks,
 )
 from ebmpp.errors import IntractableError, clash
 from ebmpp.graph import FactorGraph, energy
@@ -111,7 +111,7 @@ def refuse_interacting(graph: FactorGraph, blocks: Sequence[str], verb: str) -> 
         raise IntractableError(f"{clash(a, b)}, so they cannot be {verb} together.")
 
 
-def refuse_observed(marginalize: tuple[str, ...], keep: Keep) -> None:
+def refuse_observed(marginalize: tuple[str, ...], keep: UnitMasks) -> None:
     """Refuse blocks with observed units: a sum over a block runs over all its values."""
     observed = [b for b in marginalize if b in keep]
     if observed:
@@ -148,7 +148,7 @@ def block_flags(target: Target, z: Chains) -> Flags:
     }
 
 
-def rows_agree(flags: Flags, blocks: Sequence[str], rows: int) -> Which:
+def rows_agree(flags: Flags, blocks: Sequence[str], rows: int) -> RowMask:
     """Return True for the rows whose chains agree on all of ``blocks``."""
     agreed = [flags[b].all(-1) for b in blocks]
     return jnp.stack(agreed).all(0) if agreed else jnp.ones(rows, bool)
@@ -159,7 +159,7 @@ def both_as_rows(z: Chains) -> Blocks:
     return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
 
 
-def rows_equal(z: Shaped[Array, "2 rows ..."]) -> Which:
+def rows_equal(z: Shaped[Array, "2 rows ..."]) -> RowMask:
     """Return True for the rows in which the two chains have equal values of a block."""
     # a sum: XLA makes three kernels of a reduction of booleans, and one of a sum
     return (z[0] != z[1]).reshape(z.shape[1], -1).astype(jnp.result_type(float)).sum(
@@ -174,7 +174,7 @@ def update_flags(
     z: Chains,
     part: Any,
     draw: Attempt,
-    done: Which,
+    done: RowMask,
 ) -> Flags:
     """Update the flags after a draw of a part, in the rows in which both chains have accepted.
 
@@ -212,7 +212,7 @@ def _settled(z: Chains, flags: Flags) -> Blocks:
 
 def coupled_sweep(
     target: Target, z: Chains, moves: Sequence[Move], keys: Keys
-) -> tuple[Blocks, Which, Which, Counts]:
+) -> tuple[Blocks, RowMask, RowMask, Counts]:
     """Make one sweep of both chains of every row, with all trials, from the words that the engine uses.
 
     Trial r of move i draws from ``fold_in(keys, i, r)``.
@@ -241,7 +241,7 @@ def couple_move(
     keys: Keys,
     start: int = 0,
     most: Any = MOST_TRIALS,
-) -> tuple[Blocks, Flags, Which, Counts]:
+) -> tuple[Blocks, Flags, RowMask, Counts]:
     """Make one move of both chains of every row, with all trials; see :func:`coupled_sweep`.
 
     :param start: number of the first part: trial r of part i draws from

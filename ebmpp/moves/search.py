@@ -18,7 +18,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, State, Which
+from ebmpp.core.types import Blocks, Counts, Keys, PerRow, RowMask, Rows, State
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import Layer, Target
@@ -36,7 +36,7 @@ class Search(NamedTuple):
     """Unnormalised log-density of each row."""
     steps: Counts
     """Number of passes over the layers that changed the state."""
-    going: Which
+    going: RowMask
     """True if the last pass did; otherwise the search is over."""
 
 
@@ -106,7 +106,7 @@ def _improve(target: Target, search: Search, moved: Rows) -> Search:
     return Search(x, value, search.steps + changed.astype(search.steps.dtype), changed)
 
 
-def _equal(x: Rows, y: Rows) -> Which:
+def _equal(x: Rows, y: Rows) -> RowMask:
     """Return True for the rows with equal states; nan equals nan, as it stays nan."""
     equal = [
         ((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1)

@@ -16,13 +16,13 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import (
     Blocks,
     Eta,
-    Keep,
     Keys,
     Numbers,
     Params,
     PerRow,
     Rows,
     Schedule,
+    UnitMasks,
 )
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
@@ -94,7 +94,7 @@ class Target:
         return self.fixed.full
 
     @property
-    def keep(self) -> Keep:
+    def keep(self) -> UnitMasks:
         """Masks of the observed units of free blocks, ``(rows, *shape)`` each."""
         return self.fixed.keep
 

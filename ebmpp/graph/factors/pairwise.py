@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp.core import Numbers, checks
 from ebmpp.core.backend import full_precision
 from ebmpp.core.groups import Edges
-from ebmpp.core.types import Batch
+from ebmpp.core.types import BatchShape
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.factor import Factor
@@ -129,7 +129,7 @@ def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
 
 
 def attribute(
-    name: str, values: list[Any], shape: Batch = ()
+    name: str, values: list[Any], shape: BatchShape = ()
 ) -> Float[np.ndarray, "items ..."] | None:
     """Stack an attribute of nodes or edges, None if no item has it."""
     if all(value is None for value in values):

@@ -27,7 +27,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import Batch
+from ebmpp.core.types import BatchShape
 from ebmpp.moves.forests import logs, paths, trees
 from ebmpp.moves.forests.logs import Pick, Reduce
 from ebmpp.moves.forests.structure import Forest
@@ -147,8 +147,8 @@ def _passes(forest: Forest) -> Any:
 
 
 def _arrange(
-    unary: Array, pairwise: Array, batch: Batch = ()
-) -> tuple[Batch, Array, Array]:
+    unary: Array, pairwise: Array, batch: BatchShape = ()
+) -> tuple[BatchShape, Array, Array]:
     """Return the batch shape, and tables with rows last; pairwise ones have one row if all are equal."""
     batch = jnp.broadcast_shapes(batch, unary.shape[:-2], pairwise.shape[:-3])
     unary = _rows_last(jnp.broadcast_to(unary, (*batch, *unary.shape[-2:])), 2)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from ebmpp.core import sharding
 from ebmpp.core.backend import full_precision
 from ebmpp.core.groups import induced_edges
-from ebmpp.core.types import Blocks, Keep, Params, Rows
+from ebmpp.core.types import Blocks, Params, Rows, UnitMasks
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Bilinear, Factor, FactorGraph, Linear, Pairwise, energy
@@ -78,7 +78,7 @@ class ForestTables:
         fast = ((f, s, f.local({s.block: s.family}, s)) for f, s in pairs)
         return tuple((f, s, local) for f, s, local in fast if local is not None)
 
-    def weights(self, params: Params, x: Rows, keep: Keep) -> tuple[Array, Array]:
+    def weights(self, params: Params, x: Rows, keep: UnitMasks) -> tuple[Array, Array]:
         """Return unary log weights ``(rows, units, states)`` and pairwise ones, ``(edges, states, states)``.
 
         An observed unit is allowed its value only. Pairwise weights have rows if other
@@ -100,7 +100,7 @@ class ForestTables:
         )
 
     def _unary(
-        self, params: Params, x: Rows, keep: Keep
+        self, params: Params, x: Rows, keep: UnitMasks
     ) -> Float[Array, "rows units states"]:
         t = self._zeroed(x, self._factors)
         fast = {f.name for f, *_ in self._fast}

@@ -74,6 +74,10 @@ def test_derived_quantities_match_enumeration(name: str) -> None:
         )
 
 
+def test_units_of_all_blocks_are_counted() -> None:
+    assert pair(Bernoulli((2, 3)), Spin(4)).num_units == 10
+
+
 def test_leading_axes_broadcast() -> None:
     rbm, params = zoo.graph("rbm"), zoo.params("rbm")
     v, h = (
