@@ -17,8 +17,8 @@ import numpy as np
 
 from ebmpp.dependence.unit_sets import UnitSets
 
-Reads = list[np.ndarray]
-Live = list[np.ndarray]
+ReadSets = list[np.ndarray]
+ElementMasks = list[np.ndarray]
 Shapes = Sequence[tuple[int, ...]]
 
 
@@ -29,12 +29,12 @@ class Flow:
     shapes: Shapes
     results: Shapes
 
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+    def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         """Return the sets read by the results, given those read by the operands."""
         number = sets.merge(np.concatenate([r.ravel() for r in reads]), (0,))
         return [np.broadcast_to(number, shape) for shape in self.results]
 
-    def backward(self, live: Live) -> Live:
+    def backward(self, live: ElementMasks) -> ElementMasks:
         """Return which elements of the operands matter, given which of the results do."""
         matters = any(mask.any() for mask in live)
         return [np.full(shape, matters) for shape in self.shapes]
@@ -54,7 +54,7 @@ class Joined(Flow):
     remain: bool = True
     zeros: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+    def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         parts = []
         for i, (read, axes) in enumerate(zip(reads, self.axes, strict=True)):
             read = np.where(self.zeros.get(i, False), 0, read)
@@ -63,7 +63,7 @@ class Joined(Flow):
         joined = joined if self.remain else joined.squeeze(self.axes[0])
         return [np.broadcast_to(joined, shape) for shape in self.results]
 
-    def backward(self, live: Live) -> Live:
+    def backward(self, live: ElementMasks) -> ElementMasks:
         """Return the results' masks, extended along the axes; a smaller operand matters as a whole."""
         at = np.logical_or.reduce(live)
         masks = []
@@ -84,7 +84,7 @@ class Joined(Flow):
 
 
 @dataclasses.dataclass(eq=False)
-class Moved(Flow):
+class Gathered(Flow):
     """Dependence on one element of the operands, or none, by each of several maps.
 
     :param origins: per result, ``(maps, *shape)``: positions in all flattened operands
@@ -93,11 +93,11 @@ class Moved(Flow):
 
     origins: Sequence[np.ndarray]
 
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+    def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         flat = np.concatenate([*(r.ravel() for r in reads), [0]])  # -1 is the last
         return [sets.union(*flat[origin]) for origin in self.origins]
 
-    def backward(self, live: Live) -> Live:
+    def backward(self, live: ElementMasks) -> ElementMasks:
         sizes = [int(np.prod(shape)) for shape in self.shapes]
         flat = np.zeros(sum(sizes) + 1, bool)
         for origin, mask in zip(self.origins, live, strict=True):
@@ -142,7 +142,7 @@ class Contraction(Flow):
             np.argsort(order)
         )
 
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+    def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         folded = [self._fold(side, read) for side, read in enumerate(reads)]
         shape = (len(folded[0]), folded[0].shape[1], folded[1].shape[1])
         result = np.zeros(shape, np.int64)
@@ -166,7 +166,7 @@ class Contraction(Flow):
             result = sets.union(result, part)
         return [result.reshape(self.results[0])]
 
-    def backward(self, live: Live) -> Live:
+    def backward(self, live: ElementMasks) -> ElementMasks:
         """Return which factors of the elements that matter are not multiplied by a known zero."""
         ones = [
             self._fold(side, np.ones(shape, bool))
@@ -189,7 +189,7 @@ class Lookup(Flow):
 
     params: Any
 
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+    def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         operand, indices = reads
         (shape,) = self.results
         numbers = self.params["dimension_numbers"]
@@ -235,7 +235,7 @@ class Scattered(Flow):
 
     targets: np.ndarray
 
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+    def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         inside = self.targets.ravel() >= 0
         size = int(np.prod(self.results[0]))
         added = sets.of_groups(
@@ -243,7 +243,7 @@ class Scattered(Flow):
         )
         return [sets.union(reads[0], added.reshape(self.results[0]))]
 
-    def backward(self, live: Live) -> Live:
+    def backward(self, live: ElementMasks) -> ElementMasks:
         return [
             live[0],
             np.zeros(self.shapes[1], bool),

@@ -22,7 +22,7 @@ from jax import lax
 from jax.extend import core
 import jax.numpy as jnp
 
-from ebmpp.dependence.program import Program, Step
+from ebmpp.dependence.program import Equation, Program
 from ebmpp.dependence.rules import ELEMENTWISE, LINEAR, MOVING
 
 LOG = "log"
@@ -82,17 +82,17 @@ _TRUTH = {truth: _Sum(_ONE, truth=truth) for truth in (True, False)}
 
 
 class _Operands(NamedTuple):
-    """A step with the sums that its operands are."""
+    """A equation with the sums that its operands are."""
 
     program: Program
-    step: Step
+    eqn: Equation
     sums: list[_Sum]
     depends: list[int]
     facts: Facts
 
     def constant(self, i: int) -> float | None:
         """Return the value of all elements of an operand, if it is one constant."""
-        value = self.program.constants.get(self.step.inputs[i])
+        value = self.program.constants.get(self.eqn.inputs[i])
         values = np.unique(np.asarray(value, float)) if value is not None else ()
         return float(values[0]) if len(values) == 1 else None
 
@@ -120,31 +120,29 @@ def _propagate(
 ) -> dict[int, _Sum | str]:
     """Return the sums that the slots are which depend on units."""
     values: dict[int, _Sum | str] = dict(units)
-    for step in program.steps:
-        step = (
-            _as_selection(program, step, facts.indicators) if facts.positive else step
-        )
-        depends = [i for i, slot in enumerate(step.inputs) if slot in values]
+    for eqn in program.equations:
+        eqn = _as_selection(program, eqn, facts.indicators) if facts.positive else eqn
+        depends = [i for i, slot in enumerate(eqn.inputs) if slot in values]
         if not depends:
             continue
-        operands = [values.get(slot, _CONSTANT) for slot in step.inputs]
+        operands = [values.get(slot, _CONSTANT) for slot in eqn.inputs]
         names = [value for value in operands if isinstance(value, str)]
         sums = [value for value in operands if isinstance(value, _Sum)]
-        at = _Operands(program, step, sums, depends, facts)
+        at = _Operands(program, eqn, sums, depends, facts)
         truth = getattr(operands[0], "truth", None)
-        if step.name == "select_n" and truth is not None:
-            results = [values.get(step.inputs[2 if truth else 1])]
-        elif step.name != "scan" or names or not (results := _loop(at)):
-            results = [names[0] if names else _sum_of(at)] * len(step.outputs)
+        if eqn.name == "select_n" and truth is not None:
+            results = [values.get(eqn.inputs[2 if truth else 1])]
+        elif eqn.name != "scan" or names or not (results := _loop(at)):
+            results = [names[0] if names else _sum_of(at)] * len(eqn.outputs)
         values |= {
-            o: r for o, r in zip(step.outputs, results, strict=True) if r is not None
+            o: r for o, r in zip(eqn.outputs, results, strict=True) if r is not None
         }
     return values
 
 
 def _loop(at: _Operands) -> list[_Sum | None] | None:
     """Return the results of a scan, whose carry is one sum in all rounds; None where there is no such sum."""
-    params = at.step.params
+    params = at.eqn.params
     facts = at.facts._replace(indicators=frozenset())
     fn = core.jaxpr_as_fun(params["jaxpr"])
     avals = params["jaxpr"].in_avals
@@ -173,7 +171,9 @@ def _loop(at: _Operands) -> list[_Sum | None] | None:
         }
         if all(joined[i]._replace(origin=i) == inputs.get(i) for i in joined):
             results = zip(
-                [*map(inputs.get, carried), *sums[count:]], at.step.outputs, strict=True
+                [*map(inputs.get, carried), *sums[count:]],
+                at.eqn.outputs,
+                strict=True,
             )
             return [value and value._replace(origin=o) for value, o in results]
         inputs = joined
@@ -190,15 +190,15 @@ def _join(a: _Sum, b: _Sum) -> _Sum:
 
 
 def _sum_of(at: _Operands) -> _Sum | str | None:
-    """Return a step's result, or the step's name; None where it does not depend on the units after all."""
-    step = at.step
+    """Return an equation's result, or the equation's name; None where it does not depend on the units after all."""
+    eqn = at.eqn
     sums = at.sums
-    if any(s.truth is not None for s in sums) or step.name in _COMPARISONS:
+    if any(s.truth is not None for s in sums) or eqn.name in _COMPARISONS:
         return _truth(at)
     dependent = [sums[i] for i in at.depends]
-    dtypes = [at.program.dtypes[step.inputs[i]] for i in at.depends]
+    dtypes = [at.program.dtypes[eqn.inputs[i]] for i in at.depends]
     if not all(jnp.issubdtype(dtype, np.floating) for dtype in dtypes):
-        return step.name
+        return eqn.name
     powers = _powers(at)
     has_roots = powers is not None and any(
         isinstance(p, str) or p < 0 or p % 1 for p in powers
@@ -208,21 +208,21 @@ def _sum_of(at: _Operands) -> _Sum | str | None:
         or len(powers) > _MOST_POWERS
         or (has_roots and not at.facts.positive)
     ):
-        return step.name
+        return eqn.name
     origins = {s.origin for s in dependent}
-    moves = step.name in MOVING
-    is_scaling = len(dependent) == 1 and step.name in ("mul", "dot_general")
-    inside = step.name in ELEMENTWISE and len(origins) == 1 and None not in origins
+    moves = eqn.name in MOVING
+    is_scaling = len(dependent) == 1 and eqn.name in ("mul", "dot_general")
+    inside = eqn.name in ELEMENTWISE and len(origins) == 1 and None not in origins
     single = at.facts.one_unit or (
         all(s.single for s in dependent) and (inside or moves)
     )
-    linear = moves or is_scaling or step.name in LINEAR
+    linear = moves or is_scaling or eqn.name in LINEAR
     separable = single or (linear and all(s.separable for s in dependent))
-    origin = (next(iter(origins)) if inside else step.outputs[0]) if single else None
+    origin = (next(iter(origins)) if inside else eqn.outputs[0]) if single else None
     origin = 0 if at.facts.one_unit else origin
-    signed = sums[:1] if step.name == "pow" else sums
-    positive = step.name in _SIGN_KEEPING and all(s.positive for s in signed)
-    keeps = moves or step.name in (*_SIGN_KEEPING, "div", "neg", *_CLIPS)
+    signed = sums[:1] if eqn.name == "pow" else sums
+    positive = eqn.name in _SIGN_KEEPING and all(s.positive for s in signed)
+    keeps = moves or eqn.name in (*_SIGN_KEEPING, "div", "neg", *_CLIPS)
     is_power = single and (
         len(powers) == 1 or (keeps and all(s.is_power for s in sums))
     )
@@ -231,15 +231,15 @@ def _sum_of(at: _Operands) -> _Sum | str | None:
 
 
 def _truth(at: _Operands) -> _Sum | str | None:
-    """Return a comparison with a known outcome, or the result of an operation on such; or the step's name."""
-    name = at.step.name
+    """Return a comparison with a known outcome, or the result of an operation on such; or the equation's name."""
+    name = at.eqn.name
     truths = [s.truth for s in at.sums]
     if name in _COMPARISONS:
         outcome = _outcome(at)
         # as is each element without units
         is_free = outcome is not None and _FREE in at.sums[0].lines
         return name if outcome is None else None if is_free else _TRUTH[outcome]
-    if at.program.dtypes[at.step.outputs[0]] != np.bool_ or any(
+    if at.program.dtypes[at.eqn.outputs[0]] != np.bool_ or any(
         truths[i] is None for i in at.depends
     ):
         return name
@@ -261,23 +261,23 @@ def _truth(at: _Operands) -> _Sum | str | None:
 
 def _outcome(at: _Operands) -> bool | None:
     """Return the outcome of a comparison for all values of the units; None where there is none."""
-    left, right = at.step.inputs
+    left, right = at.eqn.inputs
     if left == right:
-        return at.step.name in ("eq", "ge")
+        return at.eqn.name in ("eq", "ge")
     bound = at.program.constants.get(right)
     if at.depends != [0] or bound is None:
         return None
     inside = at.facts.probability and _is_probability(at.sums[0])
     beyond = np.isinf(bound).all() or (inside and ((bound <= 0) | (bound >= 1)).all())
-    if at.step.name in ("eq", "ne"):
-        return at.step.name == "ne" if beyond else None
+    if at.eqn.name in ("eq", "ne"):
+        return at.eqn.name == "ne" if beyond else None
     above = (inside or at.sums[0].positive) and np.max(bound, initial=-np.inf) <= 0
     return True if above else None
 
 
 def _powers(at: _Operands) -> Powers | None:
-    """Return the powers in a step's result; None where it is no sum of powers."""
-    name = at.step.name
+    """Return the powers in an equation's result; None where it is no sum of powers."""
+    name = at.eqn.name
     first = at.sums[0]
     sets = [s.powers for s in at.sums]
     positive = at.facts.positive
@@ -291,7 +291,7 @@ def _powers(at: _Operands) -> Powers | None:
             exponent = (
                 at.constant(1)
                 if name == "pow"
-                else _EXPONENTS.get(name) or float(at.step.params["y"])
+                else _EXPONENTS.get(name) or float(at.eqn.params["y"])
             )
             return (
                 None
@@ -310,7 +310,7 @@ def _powers(at: _Operands) -> Powers | None:
             return sets[at.depends[0]] if _is_rounding(at) else None
         case "triangular_solve":
             return sets[1] if at.depends == [1] else None
-    values = _values(at.step)
+    values = _values(at.eqn)
     if (name not in MOVING and name not in LINEAR) or not {*values}.issuperset(
         at.depends
     ):
@@ -318,10 +318,10 @@ def _powers(at: _Operands) -> Powers | None:
     return frozenset[Any]().union(*(sets[i] for i in values))
 
 
-def _values(step: Step) -> list[int]:
+def _values(eqn: Equation) -> list[int]:
     """Return the positions of operands that do not say where others move to."""
-    where = MOVING[step.name](len(step.inputs)) if step.name in MOVING else ()
-    return [i for i in range(len(step.inputs)) if i not in where]
+    where = MOVING[eqn.name](len(eqn.inputs)) if eqn.name in MOVING else ()
+    return [i for i in range(len(eqn.inputs)) if i not in where]
 
 
 def _logarithm(base: _Sum, offset: float) -> Powers | None:
@@ -333,20 +333,18 @@ def _logarithm(base: _Sum, offset: float) -> Powers | None:
 
 
 def _lines(at: _Operands) -> frozenset[tuple[float, float]]:
-    """Return the lines of a step's result; none where they are unknown."""
-    name = at.step.name
+    """Return the lines of an equation's result; none where they are unknown."""
+    name = at.eqn.name
     lines = [s.lines for s in at.sums]
     if name in MOVING or name in (*_CONVERSIONS, "neg", *_CLIPS):
-        values = [
-            lines[i] for i in (at.depends if name in _CLIPS else _values(at.step))
-        ]
+        values = [lines[i] for i in (at.depends if name in _CLIPS else _values(at.eqn))]
         joined = frozenset[Any]().union(*values) if all(values) else frozenset[Any]()
         return frozenset((-a, -b) for a, b in joined) if name == "neg" else joined
     if name not in ("add", "sub", "mul") or len(at.depends) != 1:
         return frozenset()
     i = at.depends[0]
     if name == "mul" and _is_indicator(
-        at.program, at.step.inputs[1 - i], at.facts.indicators
+        at.program, at.eqn.inputs[1 - i], at.facts.indicators
     ):
         return lines[i] | {_FREE} if lines[i] else lines[i]
     if (c := at.constant(1 - i)) is None:
@@ -374,7 +372,7 @@ def _is_rounding(at: _Operands) -> bool:
         return False
     bound = at.constant(1 - at.depends[0])
     return bound is not None and (
-        bound <= _LEAST if at.step.name == "max" else bound >= _MOST
+        bound <= _LEAST if at.eqn.name == "max" else bound >= _MOST
     )
 
 
@@ -382,18 +380,18 @@ def _is_indicator(program: Program, slot: int, indicators: frozenset[int]) -> bo
     """Return True for values that are 0 or 1."""
     if slot in indicators or program.dtypes[slot] == np.bool_:
         return True
-    step = program.makers.get(slot)
-    if step is None or step.name not in (*MOVING, *_CONVERSIONS):
+    eqn = program.makers.get(slot)
+    if eqn is None or eqn.name not in (*MOVING, *_CONVERSIONS):
         return False
-    return all(
-        _is_indicator(program, step.inputs[i], indicators) for i in _values(step)
-    )
+    return all(_is_indicator(program, eqn.inputs[i], indicators) for i in _values(eqn))
 
 
-def _as_selection(program: Program, step: Step, indicators: frozenset[int]) -> Step:
-    """Return ``x * (1 - z) + y * z`` as a selection where z is 0 or 1; other steps as they are."""
-    makers = [program.makers.get(slot) for slot in step.inputs]
-    if step.name == "add" and all(maker and maker.name == "mul" for maker in makers):
+def _as_selection(
+    program: Program, eqn: Equation, indicators: frozenset[int]
+) -> Equation:
+    """Return ``x * (1 - z) + y * z`` as a selection where z is 0 or 1; other equations as they are."""
+    makers = [program.makers.get(slot) for slot in eqn.inputs]
+    if eqn.name == "add" and all(maker and maker.name == "mul" for maker in makers):
         (a, x), (b, y) = (maker.inputs for maker in makers if maker)
         for (z, value), (other, last) in itertools.product(
             ((a, x), (x, a)), ((b, y), (y, b))
@@ -402,26 +400,26 @@ def _as_selection(program: Program, step: Step, indicators: frozenset[int]) -> S
                 _is_indicator(program, slot, indicators) for slot in (z, other)
             )
             if is_binary and _add_up_to(program, 1, z, other):
-                return step._replace(primitive=lax.select_n_p, inputs=(z, last, value))
-    return step
+                return eqn._replace(primitive=lax.select_n_p, inputs=(z, last, value))
+    return eqn
 
 
 def _add_up_to(program: Program, total: int, a: int, b: int) -> bool:
-    """Return True where a + b = 1 by the steps that compute them, or a = b if ``total`` is 0."""
+    """Return True where a + b = 1 by the equations that compute them, or a = b if ``total`` is 0."""
     first, second = (program.makers.get(slot) for slot in (a, b))
-    for step, other in ((first, b), (second, a)):
+    for eqn, other in ((first, b), (second, a)):
         if (
-            step
-            and step.name in _CONVERSIONS
-            and program.dtypes[step.outputs[0]] != np.bool_
+            eqn
+            and eqn.name in _CONVERSIONS
+            and program.dtypes[eqn.outputs[0]] != np.bool_
         ):
-            return _add_up_to(program, total, step.inputs[0], other)
+            return _add_up_to(program, total, eqn.inputs[0], other)
         if (
-            step
-            and step.name == "sub"
-            and np.all(np.asarray(program.constants.get(step.inputs[0])) == 1)
+            eqn
+            and eqn.name == "sub"
+            and np.all(np.asarray(program.constants.get(eqn.inputs[0])) == 1)
         ):
-            return _add_up_to(program, 1 - total, step.inputs[1], other)
+            return _add_up_to(program, 1 - total, eqn.inputs[1], other)
     if (
         first
         and second

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A traced function as a flat list of primitive steps, parts of which can be run."""
+"""A traced function as a flat list of primitive equations, parts of which can be run."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 import contextlib
@@ -24,11 +24,11 @@ _MOST_PRODUCTS = 2**22
 
 #: Arrays, or their shapes, by name or number; and values by slot.
 Named = Mapping[Any, Any]
-Slots = Mapping[int, Any]
+SlotValues = Mapping[int, Any]
 Bind = Callable[..., Sequence[Any]]
 
 
-class Step(NamedTuple):
+class Equation(NamedTuple):
     """One primitive, from slots to slots."""
 
     primitive: Any
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 class Program:
     """A function of a block's sites, of their siblings and of arguments, as a list of primitives.
 
-    Each value has a slot, a number. Inner programs are inlined, and steps that no
+    Each value has a slot, a number. Inner programs are inlined, and equations that no
     result needs are dropped.
 
     :param fn: ``fn(sites, siblings, arguments)``, one array or several.
@@ -58,7 +58,7 @@ class Program:
         self, fn: Callable, sites: Named, siblings: Named, arguments: Sequence
     ) -> None:
         closed = jax.make_jaxpr(fn)(dict(sites), dict(siblings), list(arguments))
-        self.steps: list[Step] = []
+        self.equations: list[Equation] = []
         self.shapes: list[tuple[int, ...]] = []
         self.dtypes: list[Any] = []
         #: inputs that each slot depends on
@@ -74,10 +74,10 @@ class Program:
         self.siblings = dict(zip(sorted(siblings), slots[first:second], strict=True))
         self.arguments = slots[second:]
         self.outputs = self._inline(closed.jaxpr, closed.consts, slots)
-        self.steps = self.needed(self.outputs, ())
-        self.evaluate = evaluate_step
-        #: the step that computes each slot
-        self.makers = {slot: step for step in self.steps for slot in step.outputs}
+        self.equations = self.needed(self.outputs, ())
+        self.evaluate = evaluate_equation
+        #: the equation that computes each slot
+        self.makers = {slot: eqn for eqn in self.equations for slot in eqn.outputs}
 
     @property
     def output(self) -> int:
@@ -129,14 +129,14 @@ class Program:
                 else slots[v]
             )
 
-        for equation in jaxpr.eqns:
-            outputs = self._append(equation, [slot(v) for v in equation.invars])
-            slots |= dict(zip(equation.outvars, outputs, strict=True))
+        for eqn in jaxpr.eqns:
+            outputs = self._append(eqn, [slot(v) for v in eqn.invars])
+            slots |= dict(zip(eqn.outvars, outputs, strict=True))
         return [slot(v) for v in jaxpr.outvars]
 
-    def _append(self, equation: Any, inputs: Sequence[int]) -> list[int]:
-        primitive = equation.primitive
-        params = equation.params
+    def _append(self, eqn: Any, inputs: Sequence[int]) -> list[int]:
+        primitive = eqn.primitive
+        params = eqn.params
         inner = (
             params.get("jaxpr", params.get("call_jaxpr"))
             if primitive.name in _CALLS
@@ -147,7 +147,7 @@ class Program:
                 jax.ShapeDtypeStruct(self.shapes[i], self.dtypes[i]) for i in inputs
             ]
             inner = _written_out(
-                params["dimension_numbers"], sides, equation.outvars[0].aval.dtype
+                params["dimension_numbers"], sides, eqn.outvars[0].aval.dtype
             )
         if inner is not None:
             closed = (
@@ -157,28 +157,32 @@ class Program:
             )
             return self._inline(closed.jaxpr, closed.consts, inputs)
         sources = frozenset[int]().union(*(self.sources[i] for i in inputs))
-        outputs = [self._slot(v.aval, sources) for v in equation.outvars]
-        self.steps.append(Step(primitive, params, tuple(inputs), tuple(outputs)))
+        outputs = [self._slot(v.aval, sources) for v in eqn.outvars]
+        self.equations.append(
+            Equation(primitive, params, tuple(inputs), tuple(outputs))
+        )
         return outputs
 
     @contextlib.contextmanager
     def relaxed(self) -> Generator[None]:
-        """Run what is traced inside with a very low number in place of -inf in each step."""
+        """Run what is traced inside with a very low number in place of -inf in each equation."""
         self.evaluate = _evaluate_above
         try:
             yield
         finally:
-            self.evaluate = evaluate_step
+            self.evaluate = evaluate_equation
 
-    def needed(self, targets: Iterable[int], available: Iterable[int]) -> list[Step]:
-        """Return the steps between the ``available`` slots and the ``targets`` ones, in order."""
+    def needed(
+        self, targets: Iterable[int], available: Iterable[int]
+    ) -> list[Equation]:
+        """Return the equations between the ``available`` slots and the ``targets`` ones, in order."""
         missing = set(targets) - set(available)
-        steps = []
-        for step in reversed(self.steps):
-            if not missing.isdisjoint(step.outputs):
-                steps.append(step)
-                missing.update(set(step.inputs) - set(available))
-        return steps[::-1]
+        equations = []
+        for eqn in reversed(self.equations):
+            if not missing.isdisjoint(eqn.outputs):
+                equations.append(eqn)
+                missing.update(set(eqn.inputs) - set(available))
+        return equations[::-1]
 
     def inputs(
         self, values: Mapping[str, Any], arguments: Sequence[Any]
@@ -194,32 +198,32 @@ class Program:
         }
 
     def run(
-        self, known: Slots, targets: Iterable[int], bind: Bind | None = None
+        self, known: SlotValues, targets: Iterable[int], bind: Bind | None = None
     ) -> dict[int, Any]:
         """Return the values of the ``targets`` slots, given the values of slots that precede them.
 
-        :param bind: replaces :func:`evaluate_step`.
+        :param bind: replaces :func:`evaluate_equation`.
         """
         evaluate = bind or self.evaluate
         targets = list(targets)
         values = self.constants | dict(known)
-        for step in self.needed(targets, known):
+        for eqn in self.needed(targets, known):
             values |= zip(
-                step.outputs,
-                evaluate(step, [values[i] for i in step.inputs]),
+                eqn.outputs,
+                evaluate(eqn, [values[i] for i in eqn.inputs]),
                 strict=True,
             )
         return {slot: values[slot] for slot in targets}
 
 
-def evaluate_step(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
-    """Return a step's results, a list."""
-    results = step.primitive.bind(*operands, **step.params)
-    return results if step.primitive.multiple_results else [results]
+def evaluate_equation(eqn: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return an equation's results, a list."""
+    results = eqn.primitive.bind(*operands, **eqn.params)
+    return results if eqn.primitive.multiple_results else [results]
 
 
-def _evaluate_above(step: Step, operands: Sequence[Any]) -> list[Any]:
-    """Return a step's results without -inf; many of the numbers in its place can be added."""
+def _evaluate_above(eqn: Equation, operands: Sequence[Any]) -> list[Any]:
+    """Return an equation's results without -inf; many of the numbers in its place can be added."""
 
     def is_float(a):
         return jnp.issubdtype(a.dtype, np.floating)
@@ -227,7 +231,7 @@ def _evaluate_above(step: Step, operands: Sequence[Any]) -> list[Any]:
     def lowest(a):
         return jnp.where(jnp.isneginf(a), jnp.finfo(a.dtype).min / _MOST_IMPOSSIBLE, a)
 
-    return [lowest(a) if is_float(a) else a for a in evaluate_step(step, operands)]
+    return [lowest(a) if is_float(a) else a for a in evaluate_equation(eqn, operands)]
 
 
 def _written_out(

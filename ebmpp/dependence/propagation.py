@@ -11,21 +11,25 @@ from jax import lax
 from jax.extend import core
 import jax.numpy as jnp
 
-from ebmpp.dependence.flow import Flow, Reads
-from ebmpp.dependence.program import Program, Slots, Step
+from ebmpp.dependence.flow import Flow, ReadSets
+from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.rules import Known, flow_of
 from ebmpp.dependence.unit_sets import UnitSets
 
 _MOST_ROUNDS = 8  # of a scan's fixed point, after which all results read everything
-#: By slot the sets of units that its elements read, and by the first result of a step
+#: By slot the sets of units that its elements read, and by the first result of an equation
 #: its flow.
 Propagated = tuple[dict[int, np.ndarray], dict[int, Flow]]
 
 
 def propagate(
-    program: Program, sets: UnitSets, units: Slots, known: Known, constant: Slots
+    program: Program,
+    sets: UnitSets,
+    units: SlotValues,
+    known: Known,
+    constant: SlotValues,
 ) -> Propagated:
-    """Return the sets of units that slots read, if any, and each step's flow by its first result.
+    """Return the sets of units that slots read, if any, and each equation's flow by its first result.
 
     :param units: sets that the inputs read.
     :param constant: by slot, where a truth value is the same for all values of the one
@@ -33,25 +37,25 @@ def propagate(
     """
     reads = dict(units)
     flows = {}
-    for step in program.steps:
-        depends = [i in reads for i in step.inputs]
+    for eqn in program.equations:
+        depends = [i in reads for i in eqn.inputs]
         if not any(depends):
             continue
         flow = (
-            Scan(program, step, known)
-            if step.name == "scan"
-            else flow_of(program, step, known, depends)
+            Scan(program, eqn, known)
+            if eqn.name == "scan"
+            else flow_of(program, eqn, known, depends)
         )
         operands = [
             reads[i] if i in reads else np.zeros(program.shapes[i], int)
-            for i in step.inputs
+            for i in eqn.inputs
         ]
-        for slot, read in zip(step.outputs, flow.forward(sets, operands), strict=True):
+        for slot, read in zip(eqn.outputs, flow.forward(sets, operands), strict=True):
             if slot in constant:
                 read = np.where(constant[slot] & (sets.sizes(read) <= 1), 0, read)
             if read.any():
                 reads[slot] = read
-        flows[step.outputs[0]] = flow
+        flows[eqn.outputs[0]] = flow
     return reads, flows
 
 
@@ -63,22 +67,22 @@ class Scan(Flow):
     read everything.
     """
 
-    def __init__(self, program: Program, step: Step, known: Known) -> None:
+    def __init__(self, program: Program, eqn: Equation, known: Known) -> None:
         super().__init__(
-            [program.shapes[i] for i in step.inputs],
-            [program.shapes[o] for o in step.outputs],
+            [program.shapes[i] for i in eqn.inputs],
+            [program.shapes[o] for o in eqn.outputs],
         )
         self.program = program
-        self.step = step
+        self.eqn = eqn
         self.known = known
-        self.length = step.params["length"]
-        self.reverse = step.params["reverse"]
-        self.first = step.params["num_consts"]
-        num_carry = step.params["num_carry"]
+        self.length = eqn.params["length"]
+        self.reverse = eqn.params["reverse"]
+        self.first = eqn.params["num_consts"]
+        num_carry = eqn.params["num_carry"]
         self.carried = range(self.first, self.first + num_carry)
-        self._body = core.jaxpr_as_fun(step.params["jaxpr"])
+        self._body = core.jaxpr_as_fun(eqn.params["jaxpr"])
 
-    def forward(self, sets: UnitSets, reads: Reads) -> Reads:
+    def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         dependent, values = self._classify({i for i, r in enumerate(reads) if r.any()})
         over_rounds = jax.vmap(
             self._body, [None if i < self.first else 0 for i in range(len(reads))]
@@ -104,7 +108,7 @@ class Scan(Flow):
             if all((new[i] == carry[i]).all() for i in carry):
                 for i, slot in zip(values, rounds.arguments, strict=True):
                     if slot in inside.relied:
-                        self.known.relied |= self.program.sources[self.step.inputs[i]]
+                        self.known.relied |= self.program.sources[self.eqn.inputs[i]]
                 last = [
                     out[i][0 if self.reverse else -1] for i in range(len(self.carried))
                 ]
@@ -130,7 +134,7 @@ class Scan(Flow):
         stacked: bool = False,
     ) -> Program:
         """Return ``fn`` of all inputs as a program; those neither dependent nor known are siblings."""
-        avals = self.step.params["jaxpr"].in_avals
+        avals = self.eqn.params["jaxpr"].in_avals
 
         def lead(i):
             return (self.length,) if stacked and i >= self.first else ()
@@ -167,7 +171,7 @@ class Scan(Flow):
                 break
             dependent = dependent | more
         values = {}
-        for i, slot in enumerate(self.step.inputs):
+        for i, slot in enumerate(self.eqn.inputs):
             if (
                 i not in dependent
                 and (value := self.known.values.get(slot)) is not None
@@ -186,8 +190,8 @@ class Scan(Flow):
         if not body.sources[out] <= body.sources[slot]:
             return None
 
-        def step(carry, _):
+        def advance(carry, _):
             return (body.run({slot: carry}, [out])[out], carry)
 
         first = jnp.asarray(start, body.dtypes[slot])
-        return np.asarray(lax.scan(step, first, None, self.length, self.reverse)[1])
+        return np.asarray(lax.scan(advance, first, None, self.length, self.reverse)[1])

@@ -16,7 +16,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.dependence.program import Program, Step, evaluate_step
+from ebmpp.dependence.program import Equation, Program, evaluate_equation
 
 #: Primitives that multiply a cotangent by values that may be infinite: element by
 #: element, or in sums.
@@ -37,16 +37,16 @@ _CONTRACTIONS = ("dot_general", "conv_general_dilated")
 def guard(
     program: Program, is_moving: Callable[[int], bool]
 ) -> Callable[..., Sequence[Any]]:
-    """Return an evaluation of steps that guards derivatives in slots that move where these may be nan."""
+    """Return an evaluation of equations that guards derivatives in slots that move where these may be nan."""
 
-    def bind(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
-        moving = [i for i, slot in enumerate(step.inputs) if is_moving(slot)]
-        multiplies = step.name in (*_ELEMENTWISE, *_CONTRACTIONS)
-        is_guarded = moving and multiplies and not _is_harmless(program, step, moving)
+    def bind(eqn: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+        moving = [i for i, slot in enumerate(eqn.inputs) if is_moving(slot)]
+        multiplies = eqn.name in (*_ELEMENTWISE, *_CONTRACTIONS)
+        is_guarded = moving and multiplies and not _is_harmless(program, eqn, moving)
         return (
-            guarded(step, operands, moving)
+            guarded(eqn, operands, moving)
             if is_guarded
-            else evaluate_step(step, operands)
+            else evaluate_equation(eqn, operands)
         )
 
     return bind
@@ -57,22 +57,22 @@ def run_guarded(program: Program, inputs: Mapping[int, Any], slot: int) -> Any:
     return program.run(inputs, [slot], guard(program, program.depends))[slot]
 
 
-def _is_harmless(program: Program, step: Step, moving: Sequence[int]) -> bool:
+def _is_harmless(program: Program, eqn: Equation, moving: Sequence[int]) -> bool:
     """Return True for products with a constant that keeps finite cotangents finite."""
-    is_product = step.name in ("mul", *_CONTRACTIONS) or (
-        step.name == "div" and moving == [0]
+    is_product = eqn.name in ("mul", *_CONTRACTIONS) or (
+        eqn.name == "div" and moving == [0]
     )
     if len(moving) != 1 or not is_product:
         return False
-    value = np.asarray(program.constants.get(step.inputs[1 - moving[0]], np.inf), float)
-    return bool(np.isfinite(value).all() and (step.name != "div" or value.all()))
+    value = np.asarray(program.constants.get(eqn.inputs[1 - moving[0]], np.inf), float)
+    return bool(np.isfinite(value).all() and (eqn.name != "div" or value.all()))
 
 
 def guarded(
-    step: Step, operands: Sequence[Array], moving: Sequence[int]
+    eqn: Equation, operands: Sequence[Array], moving: Sequence[int]
 ) -> Sequence[Any]:
-    """Return a step's results, with guarded derivatives in the operands at the positions ``moving``."""
-    elementwise = step.name in _ELEMENTWISE
+    """Return an equation's results, with guarded derivatives in the operands at the positions ``moving``."""
+    elementwise = eqn.name in _ELEMENTWISE
     rule, operands = (
         (_pull_each, jnp.broadcast_arrays(*operands))
         if elementwise
@@ -80,7 +80,7 @@ def guarded(
     )
 
     def fn(*values):
-        return evaluate_step(step, values)[0]
+        return evaluate_equation(eqn, values)[0]
 
     def pull(cotangent: Array, *operands: Array) -> list[Array]:
         cotangents = jax.vjp(fn, *operands)[1](cotangent)

@@ -16,12 +16,12 @@ from ebmpp.core import sharding
 from ebmpp.dependence.flow import (
     Contraction,
     Flow,
+    Gathered,
     Joined,
     Lookup,
-    Moved,
     Scattered,
 )
-from ebmpp.dependence.program import Bind, Program, Step, evaluate_step
+from ebmpp.dependence.program import Bind, Equation, Program, evaluate_equation
 
 ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
@@ -74,24 +74,24 @@ _MOST_TAPS = 512
 _MOST_ELEMENTS = 2**24
 
 
-def is_affine(program: Program, step: Step, depends: Sequence[int]) -> bool:
-    """Return True if a step is jointly affine in the operands at the positions ``depends``."""
-    if step.name in PRODUCTS:
-        return len(depends) == 1 and is_wide(program.dtypes[step.inputs[depends[0]]])
-    if step.name not in _AFFINE or set(depends) & set(
-        _AFFINE[step.name](len(step.inputs))
+def is_affine(program: Program, eqn: Equation, depends: Sequence[int]) -> bool:
+    """Return True if an equation is jointly affine in the operands at the positions ``depends``."""
+    if eqn.name in PRODUCTS:
+        return len(depends) == 1 and is_wide(program.dtypes[eqn.inputs[depends[0]]])
+    if eqn.name not in _AFFINE or set(depends) & set(
+        _AFFINE[eqn.name](len(eqn.inputs))
     ):
         return False
-    return all(_is_exact(program, step, i) for i in depends)
+    return all(_is_exact(program, eqn, i) for i in depends)
 
 
-def _is_exact(program: Program, step: Step, operand: int) -> bool:
+def _is_exact(program: Program, eqn: Equation, operand: int) -> bool:
     """Return True if the arithmetic is that of real numbers: no rounding, no wrapping of integers."""
-    source = program.dtypes[step.inputs[operand]]
-    target = program.dtypes[step.outputs[0]]
-    if step.name == "div":
+    source = program.dtypes[eqn.inputs[operand]]
+    target = program.dtypes[eqn.outputs[0]]
+    if eqn.name == "div":
         return jnp.issubdtype(source, np.floating)
-    if step.name != "convert_element_type":
+    if eqn.name != "convert_element_type":
         return is_wide(source)
     same_kind = jnp.issubdtype(target, np.floating) or source.kind == target.kind
     return is_wide(target) and (source == np.bool_ or (is_wide(source) and same_kind))
@@ -113,7 +113,7 @@ class Known:
     def __init__(self, program: Program, arguments: Sequence[Any]) -> None:
         self.program = program
         self.relied = set[int]()
-        slots = {slot for step in program.steps for slot in self._requested(step)}
+        slots = {slot for eqn in program.equations for slot in self._requested(eqn)}
         inputs = dict(zip(program.arguments, arguments, strict=True))
         available = inputs | program.constants
         rest = sorted(slots - set(available))
@@ -124,23 +124,23 @@ class Known:
             slot: np.asarray(computed.get(slot, available.get(slot))) for slot in slots
         }
 
-    def _requested(self, step: Step) -> list[int]:
-        """Return the known slots whose values the step's flow uses."""
+    def _requested(self, eqn: Equation) -> list[int]:
+        """Return the known slots whose values the equation's flow uses."""
         program = self.program
         slots = []
-        if not any(map(program.depends, step.inputs)):
+        if not any(map(program.depends, eqn.inputs)):
             return []
-        if step.name in (*MOVING, "scatter-add"):
-            slots = [step.inputs[i] for i in _AFFINE[step.name](len(step.inputs))]
-        elif step.name in (*PRODUCTS, "conv_general_dilated"):
+        if eqn.name in (*MOVING, "scatter-add"):
+            slots = [eqn.inputs[i] for i in _AFFINE[eqn.name](len(eqn.inputs))]
+        elif eqn.name in (*PRODUCTS, "conv_general_dilated"):
             slots = [
                 f
-                for slot in step.inputs
+                for slot in eqn.inputs
                 if not program.depends(slot)
                 for f in self._factors(slot)
             ]
-        elif step.name == "scan":
-            slots = [slot for slot in step.inputs if not program.is_key(slot)]
+        elif eqn.name == "scan":
+            slots = [slot for slot in eqn.inputs if not program.is_key(slot)]
         slots = [
             s
             for s in slots
@@ -149,7 +149,7 @@ class Known:
         return [
             s
             for s in slots
-            if step.name not in ("mul", "select_n") or not program.sources[s]
+            if eqn.name not in ("mul", "select_n") or not program.sources[s]
         ]
 
     def places(self, slot: int) -> np.ndarray | None:
@@ -163,11 +163,11 @@ class Known:
         """Return known slots from which the zeros of ``slot`` follow."""
         if self.program.is_known(slot):
             return [slot]
-        step = self.program.makers.get(slot)
+        eqn = self.program.makers.get(slot)
         large = math.prod(self.program.shapes[slot]) > _MOST_ELEMENTS
-        if step is None or step.name not in _ZERO_KEEPING or large:
+        if eqn is None or eqn.name not in _ZERO_KEEPING or large:
             return []
-        return [factor for i in step.inputs for factor in self._factors(i)]
+        return [factor for i in eqn.inputs for factor in self._factors(i)]
 
     def nonzero(self, slot: int) -> np.ndarray:
         """Return where a value may differ from zero, whatever is unknown."""
@@ -177,102 +177,114 @@ class Known:
             if not (value != 0).all():
                 self.relied |= self.program.sources[slot]
             return np.asarray(value != 0)
-        step = self.program.makers.get(slot)
-        if step is None or step.name not in _ZERO_KEEPING or not self._factors(slot):
+        eqn = self.program.makers.get(slot)
+        if eqn is None or eqn.name not in _ZERO_KEEPING or not self._factors(slot):
             return np.ones(shape, bool)
-        if step.name in MOVING:
-            moved = _moved(
-                step, self, [self.program.shapes[i] for i in step.inputs], [shape]
+        if eqn.name in MOVING:
+            moved = _gathered(
+                eqn,
+                self,
+                [self.program.shapes[i] for i in eqn.inputs],
+                [shape],
             )
             if moved is None:
                 return np.ones(shape, bool)
             flat = np.concatenate(
-                [*(self.nonzero(i).ravel() for i in step.inputs), [True]]
+                [*(self.nonzero(i).ravel() for i in eqn.inputs), [True]]
             )
-            return flat[moved.origins[step.outputs.index(slot)][0]]
-        factors = step.inputs[:1] if step.name == "div" else step.inputs
-        combine = np.logical_and if step.name == "mul" else np.logical_or
+            return flat[moved.origins[eqn.outputs.index(slot)][0]]
+        factors = eqn.inputs[:1] if eqn.name == "div" else eqn.inputs
+        combine = np.logical_and if eqn.name == "mul" else np.logical_or
         return combine.reduce(
             [np.broadcast_to(self.nonzero(i), shape) for i in factors]
         )
 
 
 def flow_of(
-    program: Program, step: Step, known: Known, depends: Sequence[bool]
+    program: Program, eqn: Equation, known: Known, depends: Sequence[bool]
 ) -> Flow:
-    """Return the flow of a step, given which of its operands depend on units; at least one does."""
-    shapes = [program.shapes[i] for i in step.inputs]
-    results = [program.shapes[o] for o in step.outputs]
+    """Return the flow of an equation, given which of its operands depend on units; at least one does."""
+    shapes = [program.shapes[i] for i in eqn.inputs]
+    results = [program.shapes[o] for o in eqn.outputs]
     if max(map(math.prod, shapes + results)) <= _MOST_ELEMENTS:
-        moved = _moved(step, known, shapes, results) if step.name in MOVING else None
-        moved = moved or _summed(step, known, shapes, results, depends)
+        moved = _gathered(eqn, known, shapes, results) if eqn.name in MOVING else None
+        moved = moved or _summed(eqn, known, shapes, results, depends)
         if moved is not None:
             return moved
-    if step.name == "gather":
-        return Lookup(shapes, results, step.params)
-    if step.name in ELEMENTWISE:
+    if eqn.name == "gather":
+        return Lookup(shapes, results, eqn.params)
+    if eqn.name in ELEMENTWISE:
         zeros = {}
-        if step.name == "mul" and not all(depends):
+        if eqn.name == "mul" and not all(depends):
             zeros[int(depends[1])] = np.broadcast_to(
-                ~known.nonzero(step.inputs[depends[0]]), results[0]
+                ~known.nonzero(eqn.inputs[depends[0]]), results[0]
             )
         return Joined(shapes, results, [()] * len(shapes), zeros=zeros)
-    if step.name in _REDUCED:
-        return Joined(shapes, results, [tuple(step.params["axes"])], remain=False)
-    if step.name in _ALONG:
-        return Joined(shapes, results, _axes_along(step, shapes))
-    if step.name == "dot_general":
-        nonzero = {i: known.nonzero(step.inputs[i]) for i in range(2) if not depends[i]}
-        return Contraction(shapes, results, step.params["dimension_numbers"], nonzero)
+    if eqn.name in _REDUCED:
+        return Joined(shapes, results, [tuple(eqn.params["axes"])], remain=False)
+    if eqn.name in _ALONG:
+        return Joined(shapes, results, _axes_along(eqn, shapes))
+    if eqn.name == "dot_general":
+        nonzero = {i: known.nonzero(eqn.inputs[i]) for i in range(2) if not depends[i]}
+        return Contraction(shapes, results, eqn.params["dimension_numbers"], nonzero)
     return Flow(shapes, results)
 
 
-def _axes_along(step: Step, shapes: list) -> list[tuple[int, ...]]:
+def _axes_along(eqn: Equation, shapes: list) -> list[tuple[int, ...]]:
     """Return, per operand, the axes along which all elements of the results depend on all of its own."""
     last = len(shapes[0]) - 1
-    match step.name:
+    match eqn.name:
         case "sort":
-            return [(step.params["dimension"],)] * len(shapes)
+            return [(eqn.params["dimension"],)] * len(shapes)
         case "cholesky":
             return [(last - 1, last)]
         case "triangular_solve":
-            return [(last - 1, last), (last - 1 if step.params["left_side"] else last,)]
-    return [(step.params["axis"],)]
+            return [
+                (last - 1, last),
+                (last - 1 if eqn.params["left_side"] else last,),
+            ]
+    return [(eqn.params["axis"],)]
 
 
-def _scatter_add(step: Step, operand: Array, indices: Array, updates: Array) -> Array:
+def _scatter_add(
+    eqn: Equation, operand: Array, indices: Array, updates: Array
+) -> Array:
     """Return the result of a scatter-add for arrays of another dtype."""
     names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
     return lax.scatter_add(
-        operand, indices, updates, **{name: step.params[name] for name in names}
+        operand, indices, updates, **{name: eqn.params[name] for name in names}
     )
 
 
 def in_floats(
-    step: Step, operands: Sequence[Any], bind: Bind = evaluate_step
+    eqn: Equation, operands: Sequence[Any], bind: Bind = evaluate_equation
 ) -> Sequence[Any]:
-    """Return the results of an affine step in floats, so that integers have derivatives too."""
+    """Return the results of an affine equation in floats, so that integers have derivatives too."""
     arrays = [jnp.asarray(v) for v in operands]
-    if step.name == "convert_element_type":
+    if eqn.name == "convert_element_type":
         return arrays
     dtype = jnp.result_type(float)
     # indices and choices remain integers
-    is_index = step.name in (
+    is_index = eqn.name in (
         "scatter-add",
         *MOVING,
     )
-    indices = _AFFINE[step.name](len(arrays)) if is_index else range(0)
+    indices = _AFFINE[eqn.name](len(arrays)) if is_index else range(0)
     floats = [v if i in indices else v.astype(dtype) for i, v in enumerate(arrays)]
-    if step.name == "scatter-add":
-        return [_scatter_add(step, *floats)]
-    params = dict(step.params)
+    if eqn.name == "scatter-add":
+        return [_scatter_add(eqn, *floats)]
+    params = dict(eqn.params)
     if "preferred_element_type" in params:
         params["preferred_element_type"] = dtype
-    return bind(step._replace(params=params), floats)
+    return bind(eqn._replace(params=params), floats)
 
 
 def _summed(
-    step: Step, known: Known, shapes: list, results: list, depends: Sequence[bool]
+    eqn: Equation,
+    known: Known,
+    shapes: list,
+    results: list,
+    depends: Sequence[bool],
 ) -> Flow | None:
     """Return the flow of a sum of elements from known places."""
 
@@ -282,8 +294,8 @@ def _summed(
     def numbers_of(shape):
         return jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
 
-    if step.name == "scatter-add":
-        index = known.places(step.inputs[1])
+    if eqn.name == "scatter-add":
+        index = known.places(eqn.inputs[1])
         if index is None:
             return None
         # the gradient of the updates is the number of each one's target
@@ -291,18 +303,18 @@ def _summed(
 
             def add(updates):
                 return _scatter_add(
-                    step, zeros_of(shapes[0]), jnp.asarray(index), updates
+                    eqn, zeros_of(shapes[0]), jnp.asarray(index), updates
                 )
 
             (targets,) = jax.vjp(add, zeros_of(shapes[2]))[1](numbers_of(results[0]))
         return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
-    if step.name != "conv_general_dilated" or depends[1]:
+    if eqn.name != "conv_general_dilated" or depends[1]:
         return None
-    taps = np.argwhere(known.nonzero(step.inputs[1]))
+    taps = np.argwhere(known.nonzero(eqn.inputs[1]))
     if not 0 < len(taps) <= _MOST_TAPS:
         return None
     params = {
-        **step.params,
+        **eqn.params,
         "precision": lax.Precision.HIGHEST,
         "preferred_element_type": None,
     }
@@ -312,20 +324,20 @@ def _summed(
             .at[(jnp.arange(len(taps)), *taps.T)]
             .set(1.0)
         )
-        plain = step._replace(params=params)
+        plain = eqn._replace(params=params)
 
         def convolve(kernel):
-            return evaluate_step(plain, [numbers_of(shapes[0]), kernel])[0]
+            return evaluate_equation(plain, [numbers_of(shapes[0]), kernel])[0]
 
         origins = np.rint(np.asarray(jax.vmap(convolve)(kernels))).astype(int) - 1
-    return Moved(shapes, results, [origins])
+    return Gathered(shapes, results, [origins])
 
 
-def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | None:
-    """Return the flow of a step that moves elements to known places."""
-    values = {
-        i: known.places(step.inputs[i]) for i in MOVING[step.name](len(step.inputs))
-    }
+def _gathered(
+    eqn: Equation, known: Known, shapes: list, results: list
+) -> Gathered | None:
+    """Return the flow of an equation that moves elements to known places."""
+    values = {i: known.places(eqn.inputs[i]) for i in MOVING[eqn.name](len(eqn.inputs))}
     if any(v is None for v in values.values()):
         return None
     starts = np.cumsum([0, *map(math.prod, shapes)])
@@ -334,21 +346,21 @@ def _moved(step: Step, known: Known, shapes: list, results: list) -> Moved | Non
         return np.arange(starts[i], starts[i + 1], dtype=np.int32).reshape(shape)
 
     numbers = [values.get(i, number(i, shape)) for i, shape in enumerate(shapes)]
-    if step.name in _ON_HOST:
-        origins = [_ON_HOST[step.name](step.params, *numbers)]
+    if eqn.name in _ON_HOST:
+        origins = [_ON_HOST[eqn.name](eqn.params, *numbers)]
     else:
         with sharding.eager():
             origins = [
                 np.asarray(o)
-                for o in evaluate_step(step, [jnp.asarray(a) for a in numbers])
+                for o in evaluate_equation(eqn, [jnp.asarray(a) for a in numbers])
             ]
     # of updates of one place, any may win
-    if step.name == "scatter" and len(
+    if eqn.name == "scatter" and len(
         np.unique(origins[0][origins[0] >= starts[2]])
     ) < math.prod(shapes[2]):
         return None
     # a gather fills in the least integer, which is no element
-    return Moved(shapes, results, [np.where(o < 0, -1, o)[None] for o in origins])
+    return Gathered(shapes, results, [np.where(o < 0, -1, o)[None] for o in origins])
 
 
 def _broadcast(params: Any, a: np.ndarray) -> np.ndarray:

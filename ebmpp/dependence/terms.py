@@ -5,7 +5,7 @@
 From its end backward, a log density is a sum: through sums, moves, masks, scales and
 products of values that depend on different units, up to primitives that are none of
 these. Their results are the *terms*, arrays of elements each of which is a function of
-the units that it reads. The steps in between, the *tail*, are affine in the terms of
+the units that it reads. The equations in between, the *tail*, are affine in the terms of
 any one unit, the others fixed. Therefore:
 
 - Two units interact if an element reads both, or if elements that read them are
@@ -27,7 +27,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.dependence.program import Program, Slots, Step
+from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.propagation import propagate
 from ebmpp.dependence.pullback import guard
 from ebmpp.dependence.rules import Known, in_floats, is_affine, is_wide
@@ -36,7 +36,7 @@ from ebmpp.dependence.unit_sets import UnitSets
 _MOST_PAIRS = 2**21  # of units that interact, beyond which they are not listed
 
 
-class Terms:
+class SumOfTerms:
     """The terms of a log density, and the pairs of units that interact.
 
     :param program: a scalar function of units.
@@ -68,7 +68,7 @@ class Terms:
         self._reads, self._flows = propagate(program, self.sets, units, known, constant)
         #: slots of the terms, and which of their elements matter
         self.live: dict[int, np.ndarray] = {}
-        self.tail: list[Step] = []
+        self.tail: list[Equation] = []
         self._count = 0
         self._pairs = sparse.csr_array((size, size), dtype=bool)
         self._trace_back()
@@ -121,25 +121,25 @@ class Terms:
         program = self.program
         reads = self._reads
         live: dict[int, np.ndarray] = {program.output: np.ones((), bool)}
-        for step in reversed(program.steps):
-            matters = {o: live[o] for o in step.outputs if o in live}
-            if not matters or step.outputs[0] not in self._flows:
+        for eqn in reversed(program.equations):
+            matters = {o: live[o] for o in eqn.outputs if o in live}
+            if not matters or eqn.outputs[0] not in self._flows:
                 continue
-            through = [i for i, slot in enumerate(step.inputs) if slot in reads]
-            is_product = self._products and step.name == "mul" and len(through) == 2
-            joins = is_product and self._multiply(step, live[step.outputs[0]])
-            if not joins and not is_affine(program, step, through):
+            through = [i for i, slot in enumerate(eqn.inputs) if slot in reads]
+            is_product = self._products and eqn.name == "mul" and len(through) == 2
+            joins = is_product and self._multiply(eqn, live[eqn.outputs[0]])
+            if not joins and not is_affine(program, eqn, through):
                 self.live |= matters
                 for slot in matters:
                     live.pop(slot)
                 continue
-            self.tail.append(step)
+            self.tail.append(eqn)
             masks = [
-                live.get(o, np.zeros(program.shapes[o], bool)) for o in step.outputs
+                live.get(o, np.zeros(program.shapes[o], bool)) for o in eqn.outputs
             ]
-            back = self._flows[step.outputs[0]].backward(masks)
+            back = self._flows[eqn.outputs[0]].backward(masks)
             for i in through:
-                slot = step.inputs[i]
+                slot = eqn.inputs[i]
                 live[slot] = (
                     live.get(slot, np.zeros(program.shapes[slot], bool)) | back[i]
                 )
@@ -159,12 +159,12 @@ class Terms:
             sizes = self.sets.sizes(numbers)
             self._add_pairs(numbers, numbers, int((sizes * (sizes - 1) // 2).sum()))
 
-    def _multiply(self, step: Step, live: np.ndarray) -> bool:
+    def _multiply(self, eqn: Equation, live: np.ndarray) -> bool:
         """Return True if no unit is read by both factors of a product; pairs across then interact."""
-        a, b = (np.broadcast_to(self._reads[i], live.shape)[live] for i in step.inputs)
-        both = self._reads[step.outputs[0]][live]
+        a, b = (np.broadcast_to(self._reads[i], live.shape)[live] for i in eqn.inputs)
+        both = self._reads[eqn.outputs[0]][live]
         sizes = self.sets.sizes
-        wide = all(is_wide(self.program.dtypes[i]) for i in step.inputs)
+        wide = all(is_wide(self.program.dtypes[i]) for i in eqn.inputs)
         if not wide or (sizes(both) != sizes(a) + sizes(b)).any():
             return False
         self.has_products = True
@@ -179,7 +179,7 @@ class Terms:
             self._pairs = self._pairs + self.sets.rows(first).T @ self.sets.rows(second)
 
     def evaluate(
-        self, inputs: Slots, slots: Iterable[int], guarded: bool = False
+        self, inputs: SlotValues, slots: Iterable[int], guarded: bool = False
     ) -> dict[int, Array]:
         """Return some of the terms, as floats, given values of all of the program's inputs.
 
@@ -224,10 +224,10 @@ class Terms:
     ) -> Callable[[dict], Array]:
         """Return the log density as a function of the terms."""
         program = self.program
-        inside = {o for step in self.tail for o in step.outputs} | set(self.live)
+        inside = {o for eqn in self.tail for o in eqn.outputs} | set(self.live)
         read = {
             program.output,
-            *(i for step in self.tail for i in step.inputs),
+            *(i for eqn in self.tail for i in eqn.inputs),
         } - inside
         rest = program.run(
             inputs, read, guard(program, self._is_moving) if guarded else None
@@ -238,9 +238,9 @@ class Terms:
 
         def total(terms: Mapping[int, Array]) -> Array:
             values = rest | dict(terms)
-            for step in self.tail:
-                results = in_floats(step, [values[i] for i in step.inputs], bind)
-                values |= zip(step.outputs, results, strict=True)
+            for eqn in self.tail:
+                results = in_floats(eqn, [values[i] for i in eqn.inputs], bind)
+                values |= zip(eqn.outputs, results, strict=True)
             return jnp.asarray(values[program.output], float)
 
         return total
@@ -271,9 +271,9 @@ def _constant_truths(
     unit.
     """
     slots = {
-        step.inputs[0]
-        for step in program.steps
-        if step.name in ("reduce_and", "reduce_or", "select_n")
+        eqn.inputs[0]
+        for eqn in program.equations
+        if eqn.name in ("reduce_and", "reduce_or", "select_n")
     }
 
     def reads_units_alone(s):

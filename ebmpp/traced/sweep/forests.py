@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.groups import induced_edges
-from ebmpp.dependence.terms import Terms
+from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import StateError
 from ebmpp.moves import forests
 from ebmpp.traced.block import Coupled, Sites
@@ -65,7 +65,7 @@ class Forests(Conditionals):
     def __init__(
         self,
         posterior: Posterior,
-        terms: Terms,
+        terms: SumOfTerms,
         colors: np.ndarray,
         units: Conditionals,
     ) -> None:
@@ -241,7 +241,7 @@ class Forests(Conditionals):
         )
 
 
-def _make_layer(terms: Terms, units: np.ndarray, edges: np.ndarray) -> _Layer:
+def _make_layer(terms: SumOfTerms, units: np.ndarray, edges: np.ndarray) -> _Layer:
     """Return the layer of some units; its edges begin on the even side."""
     count = len(units)
     position = np.full(terms.sets.size, -1)

@@ -18,7 +18,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core.groups import positions_by_group, ranks_in_groups
-from ebmpp.dependence.terms import Terms
+from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.traced.block import Sites
 from ebmpp.traced.sweep.conditionals import (
     MOST_COLUMNS,
@@ -145,12 +145,14 @@ class Layers(Conditionals):
     :param colors: the layer of each unit.
     """
 
-    def __init__(self, posterior: Posterior, terms: Terms, colors: np.ndarray) -> None:
+    def __init__(
+        self, posterior: Posterior, terms: SumOfTerms, colors: np.ndarray
+    ) -> None:
         super().__init__(posterior, colors)
         self._layers = self._make_layers(terms)
         self.terms = terms
 
-    def _make_layers(self, terms: Terms) -> list[_Layer]:
+    def _make_layers(self, terms: SumOfTerms) -> list[_Layer]:
         """Return the layers, or all of them stacked where there are many."""
         units = positions_by_group(self.colors, self.num_layers)
         stacked = self.num_layers > _MOST_UNROLLED

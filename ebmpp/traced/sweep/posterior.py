@@ -16,7 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.dependence.program import Program
-from ebmpp.dependence.terms import Terms
+from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.errors import IntractableError
@@ -69,10 +69,10 @@ class Posterior:
         """Trace a function of the sites, their siblings and the model's arguments."""
         return self.info.program(fn, prototypes, self.sites)
 
-    def terms(self, products: bool = True) -> Terms:
+    def terms(self, products: bool = True) -> SumOfTerms:
         """Return the terms of the log density; the arguments that they rely on must then stay the same."""
         tables = {site: v.table for site, v in self.values.items()}
-        terms = Terms(self.program, self.info.arguments.arrays, tables, products)
+        terms = SumOfTerms(self.program, self.info.arguments.arrays, tables, products)
         self.info.relied |= terms.relied
         return terms
 

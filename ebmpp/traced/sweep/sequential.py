@@ -19,7 +19,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.dependence.program import Program, Step
+from ebmpp.dependence.program import Equation, Program
 from ebmpp.dependence.rules import in_floats, is_affine
 from ebmpp.traced.block import Sites
 from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
@@ -62,13 +62,15 @@ class Sequential(Conditionals):
         ):
             self.before = []
             self.sums = []
-        steps = program.needed([program.output], [*program.sites.values(), *self.sums])
-        after = [step for step in steps if any(map(program.depends, step.inputs))]
+        equations = program.needed(
+            [program.output], [*program.sites.values(), *self.sums]
+        )
+        after = [eqn for eqn in equations if any(map(program.depends, eqn.inputs))]
         #: slots that do not depend on units and are read repeatedly
         self.fixed = {
             i
-            for step in (*after, *self.before)
-            for i in step.inputs
+            for eqn in (*after, *self.before)
+            for i in eqn.inputs
             if not program.depends(i)
         }
 
@@ -116,10 +118,10 @@ class Sequential(Conditionals):
                 start,
                 jnp.ones(program.shapes[slot], values[slot].dtype),
             )
-        for step in self.before:
-            operands = [values[i] for i in step.inputs]
-            shares.propagate(step, operands)
-            values |= zip(step.outputs, in_floats(step, operands), strict=True)
+        for eqn in self.before:
+            operands = [values[i] for i in eqn.inputs]
+            shares.propagate(eqn, operands)
+            values |= zip(eqn.outputs, in_floats(eqn, operands), strict=True)
         sums = {s: values[s] for s in self.sums}
         state = _State(dict(sites), sums, self._density(fixed, sites, sums))
         return state, (fixed, {s: shares.dense(s) for s in self.sums})
@@ -179,7 +181,7 @@ class Sequential(Conditionals):
 
 
 class _Shares:
-    """Shares of the units in values, propagated step by step.
+    """Shares of the units in values, propagated through each equation.
 
     :param size: number of units.
     """
@@ -201,22 +203,22 @@ class _Shares:
             self._dense[slot] = spread.reshape(self.size, *share.shape)
         return self._dense[slot]
 
-    def propagate(self, step: Step, operands: list[Any]) -> None:
-        """Record the shares in a step's results.
+    def propagate(self, eqn: Equation, operands: list[Any]) -> None:
+        """Record the shares in an equation's results.
 
         :param operands: values of its operands.
         """
         depends = [
             i
-            for i, slot in enumerate(step.inputs)
+            for i, slot in enumerate(eqn.inputs)
             if slot in self.ordered or slot in self._dense
         ]
-        slots = [step.inputs[i] for i in depends]
+        slots = [eqn.inputs[i] for i in depends]
         ordered = all(slot in self.ordered for slot in slots)
         starts = {self.ordered[slot][0] for slot in slots} if ordered else set()
-        if step.name == "dot_general" and ordered and operands[depends[0]].ndim == 1:
+        if eqn.name == "dot_general" and ordered and operands[depends[0]].ndim == 1:
             summed, batch = (
-                sides[1 - depends[0]] for sides in step.params["dimension_numbers"]
+                sides[1 - depends[0]] for sides in eqn.params["dimension_numbers"]
             )
             # a column of the matrix per unit, without a product
             if len(summed) == 1 and not batch:
@@ -226,38 +228,38 @@ class _Shares:
                 )
                 rows = matrix * share.reshape(-1, *(1,) * (matrix.ndim - 1))
                 spread = jnp.zeros((self.size, *rows.shape[1:]), rows.dtype)
-                self._dense[step.outputs[0]] = spread.at[start : start + len(rows)].set(
+                self._dense[eqn.outputs[0]] = spread.at[start : start + len(rows)].set(
                     rows
                 )
                 return
-        elif len(starts) == 1 and step.name in _IN_ORDER:
+        elif len(starts) == 1 and eqn.name in _IN_ORDER:
             shares = [self.ordered[slot][1] for slot in slots]
-            results = _pushed(step, operands, depends, shares)
+            results = _pushed(eqn, operands, depends, shares)
             if all(a.size == share.size for a in results for share in shares):
                 self.ordered |= {
                     o: (min(starts), a)
-                    for o, a in zip(step.outputs, results, strict=True)
+                    for o, a in zip(eqn.outputs, results, strict=True)
                 }
                 return
 
         def push(*tangents):
-            return _pushed(step, operands, depends, list(tangents))
+            return _pushed(eqn, operands, depends, list(tangents))
 
         self._dense |= zip(
-            step.outputs, jax.vmap(push)(*map(self.dense, slots)), strict=True
+            eqn.outputs, jax.vmap(push)(*map(self.dense, slots)), strict=True
         )
 
 
 def _pushed(
-    step: Step, operands: list[Any], depends: list[int], tangents: list[Array]
+    eqn: Equation, operands: list[Any], depends: list[int], tangents: list[Array]
 ) -> list[Array]:
-    """Return the tangents of an affine step's results."""
+    """Return the tangents of an affine equation's results."""
 
     def results(*moving: Array) -> list[Array]:
         values = list(operands)
         for i, v in zip(depends, moving, strict=True):
             values[i] = v
-        return list(in_floats(step, values))
+        return list(in_floats(eqn, values))
 
     return jax.jvp(results, tuple(operands[i] for i in depends), tuple(tangents))[1]
 
@@ -269,17 +271,17 @@ def _cast(value: Array, dtype: Any) -> Array:
     return (jnp.rint(value) if is_rounded else value).astype(dtype)
 
 
-def _affine_part(program: Program) -> tuple[list[Step], list[int]]:
-    """Return the steps that are affine in all units jointly, and their results that other steps read."""
+def _affine_part(program: Program) -> tuple[list[Equation], list[int]]:
+    """Return the equations that are affine in all units jointly, and the results that others read."""
     affine = {*program.sites.values()}
     before = []
     read = {program.output}
-    for step in program.steps:
-        depends = [i for i, slot in enumerate(step.inputs) if program.depends(slot)]
-        inside = depends and all(step.inputs[i] in affine for i in depends)
-        if inside and is_affine(program, step, depends):
-            affine.update(step.outputs)
-            before.append(step)
+    for eqn in program.equations:
+        depends = [i for i, slot in enumerate(eqn.inputs) if program.depends(slot)]
+        inside = depends and all(eqn.inputs[i] in affine for i in depends)
+        if inside and is_affine(program, eqn, depends):
+            affine.update(eqn.outputs)
+            before.append(eqn)
         elif depends:
-            read.update(step.inputs)
+            read.update(eqn.inputs)
     return before, sorted((read & affine) - {*program.sites.values()})

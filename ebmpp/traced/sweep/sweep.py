@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.dependence.terms import Terms
+from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.forests import forest_layers
@@ -239,7 +239,7 @@ def _by_units(posterior: Posterior, sequential: bool) -> Conditionals:
     )
 
 
-def _in_layers(posterior: Posterior, terms: Terms) -> Conditionals | None:
+def _in_layers(posterior: Posterior, terms: SumOfTerms) -> Conditionals | None:
     """Return conditionals by layers; None where hardly two units can be drawn at once."""
     size = terms.sets.size
     edges = terms.edges
