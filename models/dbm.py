@@ -239,7 +239,7 @@ def train(dbm: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
         args,
         estimator(args),
         optax.sgd(common.cosine(args, alpha=0.04)),
-        init="orthogonal" if args.estimator == "lmi" else "gaussian",
+        init_scheme="orthogonal" if args.estimator == "lmi" else "gaussian",
         checkpoint_dir=args.checkpoint_dir,
         resume=args.checkpoint_dir is not None,
     )

@@ -218,7 +218,7 @@ def stages(method: str, args: argparse.Namespace) -> list[Stage]:
             optimizer, ebmpp.optimizers.box(-args.bound, args.bound)
         )
     if args.average:
-        optimizer = ebmpp.optimizers.averaged(optimizer, start=args.steps // 2)
+        optimizer = ebmpp.optimizers.averaged(optimizer, from_step=args.steps // 2)
     estimator = METHODS[method][1]
     if method != "pcd_ucd" or args.steps <= _FIRST:
         return [Stage(num_steps=args.steps, estimator=estimator, optimizer=optimizer)]

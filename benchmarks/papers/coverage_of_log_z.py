@@ -69,7 +69,9 @@ def mnist() -> Machine:
     rows = ebmpp.data.binarize(ebmpp.data.mnist())
     graph = ebmpp.layered(v=Bernoulli(784), h=Bernoulli(500))
     averaged = ebmpp.optimizers.averaged
-    optimizer = averaged(optax.sgd(optax.linear_schedule(0.2, 0.01, 4000)), start=3500)
+    optimizer = averaged(
+        optax.sgd(optax.linear_schedule(0.2, 0.01, 4000)), from_step=3500
+    )
     run = {
         "estimator": Centered(PCD(num_chains=400)),
         "num_steps": 4000,

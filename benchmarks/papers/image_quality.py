@@ -246,7 +246,7 @@ def train(
     method = METHODS[name]
     schedule = optax.cosine_decay_schedule(method.rate, args.steps, alpha=0.04)
     rows = data.train
-    options = {"init": method.scheme, "optimizer": optax.sgd(schedule)}
+    options = {"init_scheme": method.scheme, "optimizer": optax.sgd(schedule)}
     if method.pixels == "spin":
         rows = 2 * rows - 1
     if method.pixels == "grey":

@@ -136,7 +136,7 @@ def run(name: str, seed: int, rows: np.ndarray, args: argparse.Namespace) -> Non
         estimator=variant.estimator,
         optimizer=optax.sgd(optax.cosine_decay_schedule(rate, args.steps, alpha=0.02)),
         num_steps=args.steps,
-        init=variant.scheme,
+        init_scheme=variant.scheme,
         rng_key=jax.random.key(seed),
         monitors={"held_out": monitors.log_likelihood(dbm, rows[:_HELD_OUT])},
         monitor_every=max(1, args.steps // 20),

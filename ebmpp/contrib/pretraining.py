@@ -34,7 +34,7 @@ def pretrain(
     optimizer: optax.GradientTransformation | None = None,
     num_steps: int = 1000,
     batch_size: int = 100,
-    init: str | Mapping[str, str] = "gaussian",
+    init_scheme: str | Mapping[str, str] = "gaussian",
     progress_bar: bool = True,
 ) -> Params:
     """Return initial params for ``fit(params=...)``, learned two levels at a time.
@@ -59,7 +59,7 @@ def pretrain(
     :param optimizer: optimiser of each model; default ``optax.sgd(0.05)``.
     :param num_steps: gradient steps of each model.
     :param batch_size: rows per step.
-    :param init: initial params, "gaussian", "orthogonal", or a dict: see
+    :param init_scheme: initial params, "gaussian", "orthogonal", or a dict: see
         :meth:`FactorGraph.init`.
     :param progress_bar: show a progress bar for each model.
     :return: params of ``graph``.
@@ -91,7 +91,7 @@ def pretrain(
     levels = _levels(graph)
     init_key, *keys = jax.random.split(rng_key, 1 + 2 * len(levels))
     rows, _, _ = tables.as_data(graph, data, "pretrain")
-    params = graph.init(init_key, rows, init)
+    params = graph.init(init_key, rows, init_scheme)
     train = partial(
         fit,
         estimator=CD(k=1) if estimator is None else estimator,

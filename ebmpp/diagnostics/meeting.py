@@ -99,7 +99,7 @@ def tv_upper_bound(
     t: Any = None,
     *,
     num_bootstrap: int = 500,
-    probability: float = 0.95,
+    level: float = 0.95,
     seed: int = 0,
 ) -> xr.Dataset:
     r"""Return upper bounds on the total variation distance to stationarity after t sweeps.
@@ -113,7 +113,7 @@ def tv_upper_bound(
     :param source: a tree with a group ``meeting``, or an estimate.
     :param t: sweeps to evaluate at; by default every sweep until the bound is 0.
     :param num_bootstrap: bootstrap resamples of the pairs, from ``seed``, for the band.
-    :param probability: pointwise coverage of the band.
+    :param level: pointwise coverage of the band.
     :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
     :raises ArgumentError: a source without meeting times.
     :warns UserWarning: if chains still resemble their starts after twice the longest
@@ -136,7 +136,7 @@ def tv_upper_bound(
     def bound(index):
         return _tv_bound(data.times[index], data.met[index], data.lag, t)
 
-    return _with_band(bound, data, t, num_bootstrap, probability, seed)
+    return _with_band(bound, data, t, num_bootstrap, level, seed)
 
 
 def _with_band(
@@ -144,14 +144,14 @@ def _with_band(
     data: Meetings,
     t: np.ndarray,
     num_bootstrap: int,
-    probability: float,
+    level: float,
     seed: int,
 ) -> xr.Dataset:
     """Return the bound of all pairs, with a band from bootstrap resamples of them."""
     pairs = len(data.times)
     generator = np.random.default_rng(checks.count("seed", seed, least=0))
     num_bootstrap = checks.count("num_bootstrap", num_bootstrap)
-    tail = (1 - checks.number("probability", probability, above=0, below=1)) / 2
+    tail = (1 - checks.number("level", level, above=0, below=1)) / 2
     resampled = [
         bound(generator.integers(pairs, size=pairs)) for _ in range(num_bootstrap)
     ]
@@ -183,7 +183,7 @@ def wasserstein_upper_bound(
     t: Any = None,
     *,
     num_bootstrap: int = 500,
-    probability: float = 0.95,
+    level: float = 0.95,
     seed: int = 0,
 ) -> xr.Dataset:
     r"""Return upper bounds on the 1-Wasserstein distance to stationarity after t sweeps.
@@ -228,7 +228,7 @@ def wasserstein_upper_bound(
     sums = np.where(t + lag <= last, total[:, np.minimum(t + lag, last) - first], 0.0)
     sums[~data.met] = np.inf
     return _with_band(
-        lambda index: sums[index].mean(0), data, t, num_bootstrap, probability, seed
+        lambda index: sums[index].mean(0), data, t, num_bootstrap, level, seed
     )
 
 

@@ -30,7 +30,7 @@ _MIN_EXPLAINED = 1e-3  # of a unit's variance; a unit below is constant
 def unit_activity(
     graph: FactorGraph,
     params: Params,
-    data: Any,
+    rows: Any,
     *,
     rng_key: Array,
     blocks: Iterable[str] | None = None,
@@ -51,7 +51,7 @@ def unit_activity(
     from ``varies``.
 
     :param graph: a model with latent units.
-    :param data: rows of the visible blocks.
+    :param rows: values of the visible blocks.
     :param blocks: latent blocks; None for all.
     :param edge: share of a statistic's range, in (0, 0.5).
     :param num_chains: chains per row, at least 2, if the posterior has no closed form.
@@ -60,7 +60,7 @@ def unit_activity(
         ``mean``, and the smallest and largest posterior mean of a row, ``low`` and
         ``high``; ``varies``, the share of its variance that the rows explain; and
         ``status``.
-    :raises StateError: data of a wrong name, shape or value, without rows, or a block
+    :raises StateError: rows of a wrong name, shape or value, without rows, or a block
         that is not latent.
     :raises ArgumentError: an ``edge`` out of range, or a call under ``jit``.
 
@@ -79,7 +79,7 @@ def unit_activity(
     ['off', 'active', 'on']
     """
     rng_key = checks.key("unit_activity: rng_key", rng_key)
-    checks.on_host("unit_activity", rng_key, params, data)
+    checks.on_host("unit_activity", rng_key, params, rows)
     num_chains = checks.count("unit_activity: num_chains", num_chains, least=2)
     num_sweeps = checks.count("unit_activity: num_sweeps", num_sweeps)
     checks.number("unit_activity: edge", edge, above=0, below=0.5)
@@ -88,7 +88,7 @@ def unit_activity(
         raise StateError(
             f"unit_activity: blocks must be latent, among {list(graph.latent)}, got {blocks}"
         )
-    rows, _, _ = tables.as_data(graph, data, "unit_activity")
+    rows, _, _ = tables.as_data(graph, rows, "unit_activity")
     graph.check(params)
     clamped = states.as_clamped(graph.families, rows)
     if graph.interacting(graph.latent):

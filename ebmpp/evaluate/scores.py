@@ -27,7 +27,7 @@ _BATCH_SIZE = 256  # rows whose bounds are computed together
 def pseudo_log_likelihood(
     graph: FactorGraph,
     params: Params,
-    data: Any,
+    rows: Any,
     *,
     num_units: int | None = None,
     rng_key: Array | None = None,
@@ -48,7 +48,7 @@ def pseudo_log_likelihood(
 
     :param graph: a model without latents, or whose latents given the visibles are one
         layer.
-    :param data: rows of the visible blocks, ``(*batch, *shape)``.
+    :param rows: values of the visible blocks, ``(*batch, *shape)``.
     :param num_units: number of units per row, drawn with replacement and scaled to all
         units, which is unbiased; None for all. A unit costs as many free energies as it
         has values.
@@ -56,7 +56,7 @@ def pseudo_log_likelihood(
     :return: shape ``(*batch,)``.
     :raises IntractableError: latents that cannot be summed out, or, with latents, a
         visible family of infinitely many values.
-    :raises StateError: data of a wrong name, shape or value.
+    :raises StateError: rows of a wrong name, shape or value.
     :raises ArgumentError: ``num_units`` that is not a positive int, or without a key.
 
     **References**
@@ -74,7 +74,7 @@ def pseudo_log_likelihood(
     -6.2383
     """
     states.check_params(graph.param_shapes, params)
-    rows, _, batch = tables.as_data(graph, data, "pseudo_log_likelihood")
+    rows, _, batch = tables.as_data(graph, rows, "pseudo_log_likelihood")
     keys = check_units(graph, num_units, rng_key, rows)
     return pseudo_rows(graph, num_units, params, rows, keys).reshape(batch)
 
@@ -174,7 +174,7 @@ def _one_unit(
 def mean_field_bound(
     graph: FactorGraph,
     params: Params,
-    data: Any,
+    rows: Any,
     *,
     passes: int = 30,
     num_draws: int | None = None,
@@ -198,13 +198,13 @@ def mean_field_bound(
     equation 8). It is a lower bound on average, which increases with the number of
     draws and converges to minus the free energy.
 
-    :param data: rows of the visible blocks, ``(*batch, *shape)``.
+    :param rows: values of the visible blocks, ``(*batch, *shape)``.
     :param passes: passes over the latent layers, at least 1.
     :param num_draws: draws per row, at least 1; None for none. A draw costs about half
         a pass.
     :param rng_key: a jax key, needed with ``num_draws``.
     :return: shape ``(*batch,)``.
-    :raises StateError: data of a wrong name, shape or value.
+    :raises StateError: rows of a wrong name, shape or value.
     :raises ArgumentError: numbers of passes or draws out of range, or draws without a
         key.
 
@@ -223,7 +223,7 @@ def mean_field_bound(
     """
     passes = checks.count("mean_field_bound: passes", passes)
     states.check_params(graph.param_shapes, params)
-    rows, _, batch = tables.as_data(graph, data, "mean_field_bound")
+    rows, _, batch = tables.as_data(graph, rows, "mean_field_bound")
     keys = row_keys("mean_field_bound: num_draws", num_draws, rng_key, rows)
     return _bounds(graph, passes, num_draws, params, rows, keys).reshape(batch)
 

@@ -182,10 +182,10 @@ def _check(graph: FactorGraph, params: Params) -> None:
 
 
 def _prepare(
-    graph: FactorGraph, params: Params, data: StateLike
+    graph: FactorGraph, params: Params, rows: StateLike
 ) -> tuple[tables.Table, Plan, Plan]:
     _check(graph, params)
-    table = tables.as_data(graph, data, missing=None)
+    table = tables.as_data(graph, rows, missing=None)
     lacking = [(b, _most_unknown(k)) for b, k in table.known.items()]
     complete = [b for b in graph.visible if b not in table.known]
     return (
@@ -204,17 +204,17 @@ def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
 
 
 def log_likelihood(
-    graph: FactorGraph, params: Params, data: StateLike
+    graph: FactorGraph, params: Params, rows: StateLike
 ) -> Float[Array, "*batch"]:
     """Return log p(v) of each row, exactly.
 
-    :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare array
+    :param rows: the visible blocks, each of shape ``(*batch, *shape)``; a bare array
         stands for the only visible block. In an :class:`~ebmpp.Observed` block unknown
         entries are summed out.
     :return: shape ``(*batch,)``.
     :raises IntractableError: as :func:`log_partition` does, and when a row's latents
         have too many states.
-    :raises StateError: data of a wrong name, shape or value.
+    :raises StateError: rows of a wrong name, shape or value.
 
     **Example**
 
@@ -224,7 +224,7 @@ def log_likelihood(
     >>> print(ebmpp.exact.log_likelihood(rbm, zero, jax.numpy.zeros((2, 4))))  # -4 log 2
     [-2.7725887 -2.7725887]
     """
-    table, clamped, free = _prepare(graph, params, data)
+    table, clamped, free = _prepare(graph, params, rows)
     model = shifted.shift_origin(graph, params)
     rows = model.shift(table.rows)
     value = _log_likelihood(
@@ -233,10 +233,10 @@ def log_likelihood(
     return _checked(value, graph, params, free)
 
 
-def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> Params:
+def grad_log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> Params:
     """Return the gradient of the mean of :func:`~ebmpp.exact.log_likelihood` in ``params``.
 
-    :param data: as for :func:`~ebmpp.exact.log_likelihood`.
+    :param rows: as for :func:`~ebmpp.exact.log_likelihood`.
     :return: a pytree like ``params``.
     :raises IntractableError: as :func:`~ebmpp.exact.log_likelihood` does.
 
@@ -248,7 +248,7 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, data: StateLike) -> 
     >>> ebmpp.exact.grad_log_likelihood(rbm, zero, jax.numpy.array([1.0, 0.0]))["v"].tolist()
     [0.5, -0.5]
     """
-    table, clamped, free = _prepare(graph, params, data)
+    table, clamped, free = _prepare(graph, params, rows)
 
     # integers have no gradient
     def as_float(param):

@@ -103,7 +103,7 @@ def fit(
     weights: Array | None = None,
     params: Params | None = None,
     start: Fit | None = None,
-    init: str | Mapping[str, str] = "gaussian",
+    init_scheme: str | Mapping[str, str] = "gaussian",
     monitors: Mapping[str, Watch] | None = None,
     monitor_every: int = 100,
     callbacks: Sequence[Callback] = (),
@@ -149,14 +149,14 @@ def fit(
     :param weights: one per row, not negative: row i counts w_i times, up to a common
         factor. Not for streams.
     :param params: initial params, cast to jax's default floats; default
-        ``graph.init(rng_key, data, init)``.
+        ``graph.init(rng_key, data, init_scheme)``.
     :param start: a :class:`Fit` of the same graph and kind of estimator, whose params,
         chains, weights, lag and optimiser state continue. With the same key, data and
         settings the run equals the rest of one longer run. ``num_steps``, ``history``
         and ``path`` count from this call; ``estimator`` and ``optimizer`` default to
         the ones of ``start``. Another optimiser continues the parts of the state that
         have its structure, such as moments. A stream begins at its first batch.
-    :param init: "gaussian", "orthogonal", or a dict of both parts: see
+    :param init_scheme: "gaussian", "orthogonal", or a dict of both parts: see
         :meth:`FactorGraph.init`.
     :param monitors: functions of the params to a scalar, kept in the history; see
         :mod:`ebmpp.monitors`.
@@ -268,7 +268,9 @@ def fit(
         source = as_source(graph, data, weights, batch_size, order_key)
         sample = source.sample()
         if params is None:
-            params = graph.init(init_key, sample.observed(), init, sample.weights)
+            params = graph.init(
+                init_key, sample.observed(), init_scheme, sample.weights
+            )
         params = _owned(graph, params)
         best = None if keep_best is None else BestParams(keep_best, monitors, params)
         recorder = None if keep_path is False else PathRecorder(keep_path, params)

@@ -50,14 +50,14 @@ class Bound:
         return self.fn(*self.first, *args)
 
 
-def _rows(graph: FactorGraph, data: Any, missing: str | None = "this monitor") -> Rows:
-    return tables.check_rows(graph, data, missing)[0]
+def _rows(graph: FactorGraph, rows: Any, missing: str | None = "this monitor") -> Rows:
+    return tables.check_rows(graph, rows, missing)[0]
 
 
-def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
+def log_likelihood(graph: FactorGraph, rows: Any) -> Monitor:
     """Return a monitor of the exact mean of log p(v) over rows.
 
-    :param data: rows of the visible blocks.
+    :param rows: values of the visible blocks to evaluate.
     :raises IntractableError: at once, for too many states to sum.
 
     **Example**
@@ -68,7 +68,7 @@ def log_likelihood(graph: FactorGraph, data: Any) -> Monitor:
     >>> print(f"{monitor(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))):.4f}")  # -9 log 2
     -6.2383
     """
-    rows = _rows(graph, data, missing=None)
+    rows = _rows(graph, rows, missing=None)
     monitor = Monitor(
         Bound(_mean, (exact.log_likelihood, graph)), (rows,), log_likelihood=True
     )
@@ -90,10 +90,10 @@ def _mean(fn: Watch, *args: Any) -> Array:
 
 def estimated_log_likelihood(
     graph: FactorGraph,
-    data: Any,
+    rows: Any,
     *,
     rng_key: Array,
-    base: Any = None,
+    data: Any = None,
     num_particles: int = 100,
     num_temperatures: int = 1000,
     ladder: str | Any = "adaptive",
@@ -104,9 +104,10 @@ def estimated_log_likelihood(
     of a small effective sample size. The same key gives the same noise at each call.
 
     :param graph: a model whose latents given the visibles are one layer.
-    :param data: rows of the visible blocks.
+    :param rows: values of the visible blocks to evaluate.
     :param rng_key: a jax key.
-    :param base: rows whose base rates annealing starts from; default: ``data``.
+    :param data: training rows, from whose base rates annealing starts; default:
+        ``rows``.
     :param num_particles: see :func:`ebmpp.ais`, as for ``num_temperatures`` and
         ``ladder``.
     :raises IntractableError: at once, where the latents cannot be summed out in closed
@@ -127,15 +128,15 @@ def estimated_log_likelihood(
     >>> abs(estimate(params) - ebmpp.monitors.log_likelihood(rbm, data)(params)).item() < 0.01
     True
     """
-    rows = _rows(graph, data)
+    rows = _rows(graph, rows)
     states.check_summable(graph, graph.latent)
     rng_key = checks.key("estimated_log_likelihood: rng_key", rng_key)
     num_particles = checks.count(
         "estimated_log_likelihood: num_particles", num_particles, least=2
     )
-    start = rows if base is None else _rows(graph, base)
+    data = rows if data is None else _rows(graph, data)
     run = partial(
-        ais, rng_key=rng_key, data=start, num_particles=num_particles, ladder=ladder
+        ais, rng_key=rng_key, data=data, num_particles=num_particles, ladder=ladder
     )
 
     def estimate(params: Params) -> float:
@@ -192,13 +193,14 @@ def _free_energy_gap(
 
 def pseudo_log_likelihood(
     graph: FactorGraph,
-    data: Any,
+    rows: Any,
+    *,
     num_units: int | None = None,
     rng_key: Array | None = None,
 ) -> Monitor:
     """Return a monitor of the mean over rows of :func:`ebmpp.evaluate.pseudo_log_likelihood`.
 
-    :param data: rows of the visible blocks.
+    :param rows: values of the visible blocks to evaluate.
     :param num_units: number of random units of each row, scaled to all; None for all.
     :param rng_key: a jax key, needed with ``num_units``; the same draws at each call.
     :raises IntractableError: at once, where a unit's conditional is not available.
@@ -211,7 +213,7 @@ def pseudo_log_likelihood(
     >>> print(f"{monitor(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))):.4f}")  # -9 log 2
     -6.2383
     """
-    rows = _rows(graph, data)
+    rows = _rows(graph, rows)
     keys = scores.check_units(graph, num_units, rng_key, rows)
     return Monitor(
         Bound(_mean, (scores.pseudo_rows, graph, num_units)),
@@ -220,7 +222,7 @@ def pseudo_log_likelihood(
     )
 
 
-def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
+def reconstruction(graph: FactorGraph, rows: Any, *, rng_key: Array) -> Monitor:
     """Return a monitor of the mean squared reconstruction error of the visible blocks.
 
     Per unit: t(v) - E[t(v) | latents], squared, averaged over rows and statistics,
@@ -228,7 +230,7 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
     from initial draws). Simple, but **not the objective**: a chain that does not mix
     has a small error too.
 
-    :param data: rows of the visible blocks.
+    :param rows: values of the visible blocks to evaluate.
     :param rng_key: a jax key; the same draws at each call, so that the curve is smooth.
 
     **References**
@@ -239,13 +241,13 @@ def reconstruction(graph: FactorGraph, data: Any, rng_key: Array) -> Monitor:
 
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
-    >>> error = ebmpp.monitors.reconstruction(rbm, ebmpp.data.bars_and_stripes(3), jax.random.key(0))
+    >>> error = ebmpp.monitors.reconstruction(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0))
     >>> float(error(jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))))  # a mean of 1/2 everywhere
     0.25
     """
     rng_key = checks.key("reconstruction: rng_key", rng_key)
     return Monitor(
-        Bound(_reconstruction, (graph,)), (_rows(graph, data), random.key_pair(rng_key))
+        Bound(_reconstruction, (graph,)), (_rows(graph, rows), random.key_pair(rng_key))
     )
 
 

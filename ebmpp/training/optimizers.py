@@ -192,14 +192,14 @@ class AveragedState(NamedTuple):
     mean: Params
 
 
-def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArgs:
+def averaged(optimizer: optax.GradientTransformation, from_step: int = 0) -> WithArgs:
     """Return an optimiser that also keeps the mean of the params over its steps, for :func:`averaged_params`.
 
     Put it around :func:`projected`, so that the mean is of the projected params.
 
     :param optimizer: any optax transformation, whose steps do not change.
-    :param start: first step, counted from 0, whose result enters the mean.
-    :raises ArgumentError: for a negative start.
+    :param from_step: first step, counted from 0, whose result enters the mean.
+    :raises ArgumentError: for a negative ``from_step``.
 
     **References**
 
@@ -212,12 +212,12 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
     >>> from ebmpp.training.optimizers import averaged, averaged_params
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
-    ...                 estimator=ebmpp.CD(), optimizer=averaged(optax.sgd(0.1), start=2),
+    ...                 estimator=ebmpp.CD(), optimizer=averaged(optax.sgd(0.1), from_step=2),
     ...                 progress_bar=False)
     >>> averaged_params(fit.optimizer_state)["v:h"].shape
     (9, 4)
     """
-    start = checks.count("averaged: start", start, least=0)
+    from_step = checks.count("averaged: from_step", from_step, least=0)
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Params) -> AveragedState:
@@ -231,9 +231,9 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
         updates, inner = optimizer.update(updates, state.inner, params, **extra)
         count = state.count + 1
         new = optax.apply_updates(params, updates)
-        # before the start the mean equals the params
+        # before from_step the mean equals the params
         mean = optax.incremental_update(
-            new, state.mean, 1 / jnp.maximum(1, count - start)
+            new, state.mean, 1 / jnp.maximum(1, count - from_step)
         )
         return updates, AveragedState(inner, count, mean)
 
@@ -241,7 +241,7 @@ def averaged(optimizer: optax.GradientTransformation, start: int = 0) -> WithArg
 
 
 def averaged_params(optimizer_state: Any) -> Params:
-    """Return the mean that :func:`averaged` keeps; before its start, the last params.
+    """Return the mean that :func:`averaged` keeps; before its first step, the last params.
 
     :param optimizer_state: state of an optimiser with one :func:`averaged`, such as
         ``Fit.optimizer_state``.

@@ -100,7 +100,9 @@ def optimizer(
     )
     steepest = optax.sgd(rates if rising else falling, momentum=_MOMENTUM)
     decayed = optax.chain(optax.add_decayed_weights(decay, weights), steepest)
-    return ebmpp.optimizers.averaged(decayed, start=math.floor((1 - _AVERAGED) * steps))
+    return ebmpp.optimizers.averaged(
+        decayed, from_step=math.floor((1 - _AVERAGED) * steps)
+    )
 
 
 class Curve:

@@ -82,7 +82,7 @@ FUNCTIONS: dict[str, Callable[[FactorGraph, dict, Any], Any]] = {
     ),
     "ais": anneal,
     "monitor": lambda graph, params, data: monitors.reconstruction(
-        graph, data, zoo.KEY
+        graph, data, rng_key=zoo.KEY
     )(params),
 }
 #: functions that take a state of the visible blocks, whose axes broadcast

@@ -98,7 +98,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "weights": {"weights": np.arange(10)},
     "rows kept": {"estimator": Recorder(0.1, steps_per_batch=4)},
     "best": {"keep_best": ("sum", "min")},
-    "mean": {"optimizer": averaged(projected(optax.adam(0.1), box(-1, 1)), start=3)},
+    "mean": {
+        "optimizer": averaged(projected(optax.adam(0.1), box(-1, 1)), from_step=3)
+    },
     "key": {
         "optimizer": optax.chain(
             optax.sgd(0.1), optax.add_noise(0.1, 0.5, jax.random.key(3))
@@ -254,7 +256,10 @@ def test_a_graph_of_another_energy_is_refused(tmp_path: Any) -> None:
         "num_steps": 1,
         "progress_bar": False,
     }
-    options |= {"checkpoint_dir": tmp_path, "init": {"weight": "zero", "bias": "zero"}}
+    options |= {
+        "checkpoint_dir": tmp_path,
+        "init_scheme": {"weight": "zero", "bias": "zero"},
+    }
     fit = ebmpp.fit(graphs[0], np.eye(4), **options)
     assert_same_run(ebmpp.fit(graphs[0], np.eye(4), **options, resume=True), fit)
     for other in graphs[1:]:

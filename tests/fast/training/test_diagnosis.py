@@ -83,7 +83,7 @@ def test_a_run_warns_once_of_a_likelihood_that_falls() -> None:
         graph, rows, rng_key=zoo.KEY
     ).log_likelihood
     assert monitors.pseudo_log_likelihood(graph, rows).log_likelihood
-    assert not monitors.reconstruction(graph, rows, zoo.KEY).log_likelihood
+    assert not monitors.reconstruction(graph, rows, rng_key=zoo.KEY).log_likelihood
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def test_free_energy_gap_is_the_gap_of_log_likelihoods() -> None:
 
 def test_estimated_log_likelihood_is_near_the_exact_one() -> None:
     graph, params, rows = zoo.graph("rbm"), zoo.params("rbm"), zoo.rows("rbm", 4)["v"]
-    options = {"num_particles": 400, "num_temperatures": 60, "base": 1 - rows}
+    options = {"num_particles": 400, "num_temperatures": 60, "data": 1 - rows}
     make = lambda i: monitors.estimated_log_likelihood(
         graph, rows, rng_key=jax.random.key(i), **options
     )
@@ -88,14 +88,16 @@ def exact_reconstruction(name: str, rows: np.ndarray) -> float:
 
 def test_reconstruction_has_the_mean_of_a_draw_of_the_latents() -> None:
     rows = np.array([[0, 2], [1, 1], [2, 2]])
-    monitor = lambda key: monitors.reconstruction(zoo.graph("categorical"), rows, key)(
-        zoo.params("categorical")
-    )
+    monitor = lambda key: monitors.reconstruction(
+        zoo.graph("categorical"), rows, rng_key=key
+    )(zoo.params("categorical"))
     values = jax.vmap(monitor)(jax.random.split(zoo.KEY, 400))
     assert_rows_law(values, exact_reconstruction("categorical", rows))
     deep = jax.tree.map(np.zeros_like, zoo.params("deep"))
     assert (
-        float(monitors.reconstruction(zoo.graph("deep"), np.eye(3), zoo.KEY)(deep))
+        float(
+            monitors.reconstruction(zoo.graph("deep"), np.eye(3), rng_key=zoo.KEY)(deep)
+        )
         == 0.25
     )
 
@@ -105,7 +107,7 @@ def test_reconstruction_has_the_mean_of_a_draw_of_the_latents() -> None:
     [
         lambda graph, rows: monitors.log_likelihood(graph, rows),
         lambda graph, rows: monitors.free_energy_gap(graph, rows / 2, rows),
-        lambda graph, rows: monitors.reconstruction(graph, rows, zoo.KEY),
+        lambda graph, rows: monitors.reconstruction(graph, rows, rng_key=zoo.KEY),
         lambda graph, rows: monitors.gradient_bias(graph, rows, CD(), rng_key=zoo.KEY),
     ],
 )

@@ -79,7 +79,8 @@ def test_the_average_is_of_the_params_from_its_start(start: int) -> None:
 
 def test_the_average_is_found_in_the_state_of_a_fit() -> None:
     optimizer = optax.chain(
-        optax.clip(1.0), averaged(projected(optax.sgd(0.5), box(-0.5, 0.5)), start=2)
+        optax.clip(1.0),
+        averaged(projected(optax.sgd(0.5), box(-0.5, 0.5)), from_step=2),
     )
     fit = train(
         optimizer=optimizer,
@@ -99,7 +100,7 @@ def test_the_average_is_found_in_the_state_of_a_fit() -> None:
     [
         (lambda: box(1, -1), "box: low .* got 1"),
         (lambda: box({"u": 1})(PARAMS), "'u'"),
-        (lambda: averaged(optax.sgd(0.1), -1), "start .*got -1"),
+        (lambda: averaged(optax.sgd(0.1), -1), "from_step .*got -1"),
         (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "averaged"),
         (
             lambda: projected(optax.sgd(0.1), box()).update(
