@@ -395,7 +395,7 @@ def switchings(args: argparse.Namespace) -> None:
     )
     y, log_rows = chain_data(2000, 3.0)
     block = ebmpp.GibbsBlock.from_model(switching, ["z", "rows", "means"], y)
-    summed = ebmpp.GibbsBlock.from_model(switching, ["z"], y).marginal()
+    summed = ebmpp.GibbsBlock.from_model(switching, ["z"], y).marginal_model()
     values = {"means": 3.0 * jnp.arange(STATES), "rows": jnp.exp(log_rows)}
     nuts = nuts_from(args, values)
     kernels = {"from_model, all sites": block, "NUTS on marginal()": nuts(summed)}

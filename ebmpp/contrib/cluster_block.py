@@ -38,7 +38,7 @@ from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.clusters import components
-from ebmpp.traced import ModelBlock
+from ebmpp.ppl import ModelBlock
 from ebmpp.traced.block import Sites
 from ebmpp.traced.model import Inputs
 from ebmpp.traced.sweep.posterior import Posterior

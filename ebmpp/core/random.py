@@ -117,7 +117,7 @@ def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair
     return fold_in(key, *_OURS)
 
 
-def as_key(words: UInt32[Numbers, "*rows 2"]) -> Key[Array, "*rows"]:
+def as_key(words: UInt32[Array, "*rows 2"]) -> Key[Array, "*rows"]:
     """Return two random words as a jax key, whatever jax's default generator is."""
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 

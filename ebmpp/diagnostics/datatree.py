@@ -26,8 +26,8 @@ from ebmpp.diagnostics.naming import Coords, Dims
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
 from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
 from ebmpp.kernels.streaming import leaves_by_name
-from ebmpp.ppl import CoupledComposite, Exchange, GibbsBlock
-from ebmpp.traced import ModelBlock
+from ebmpp.ppl import CoupledComposite, Exchange, ModelBlock
+from ebmpp.ppl.gibbs_block import GraphBlock
 
 # of coupled kernels, shown in the group "meeting"
 _PAIR_FIELDS = (
@@ -168,7 +168,7 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
         name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()
     }
     graph = (
-        kernel.graph if isinstance(kernel, RowKernel | Exchange | GibbsBlock) else None
+        kernel.graph if isinstance(kernel, RowKernel | Exchange | GraphBlock) else None
     )
     arviz_tree = _arviz_tree(mcmc)
     attrs = naming.attributes(graph, kernel)

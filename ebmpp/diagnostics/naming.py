@@ -11,7 +11,8 @@ import xarray as xr
 
 from ebmpp.core import VERSION, checks
 from ebmpp.kernels import RowKernel
-from ebmpp.ppl import CoupledComposite, GibbsBlock
+from ebmpp.ppl import CoupledComposite
+from ebmpp.ppl.gibbs_block import GraphBlock
 from ebmpp.traced.block import SiteKernel
 
 _SAMPLE_DIMS = ("chain", "draw")
@@ -68,7 +69,7 @@ def dims_of(
     blocks: Mapping[str, Any] = (
         kernel.graph.families if isinstance(kernel, RowKernel) else {}
     )
-    blocks = kernel.binding.layouts if isinstance(kernel, GibbsBlock) else blocks
+    blocks = kernel.binding.layouts if isinstance(kernel, GraphBlock) else blocks
     result = {}
     for name, x in samples.items():
         count = x.ndim - len(_SAMPLE_DIMS)
@@ -158,7 +159,7 @@ def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
         [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
     )
     labels = {}
-    for step in (s for s in steps if isinstance(s, GibbsBlock)):
+    for step in (s for s in steps if isinstance(s, GraphBlock)):
         for site, layout in step.binding.layouts.items():
             block = layout.names[0]
             is_block = (

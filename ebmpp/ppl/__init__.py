@@ -6,8 +6,8 @@ from ebmpp.distribution import EnergyDistribution, Layout, check_tractable
 from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
 from ebmpp.ppl.exchange import Exchange, ExchangeState
 from ebmpp.ppl.expectation import composite_expectation
-from ebmpp.ppl.gibbs_block import GibbsBlock, gibbs_fn
-from ebmpp.traced import BlockState, ModelBlock
+from ebmpp.ppl.gibbs_block import GibbsBlock, ModelBlock, gibbs_fn
+from ebmpp.traced import BlockState
 
 __all__ = [
     "BlockState",

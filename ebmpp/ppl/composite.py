@@ -18,8 +18,7 @@ from ebmpp.errors import StateError
 from ebmpp.kernels.base import Init, Kwargs, over_chains
 from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
-from ebmpp.ppl.gibbs_block import GibbsBlock
-from ebmpp.traced import ModelBlock
+from ebmpp.ppl.gibbs_block import GibbsBlock, GraphBlock, ModelBlock
 from ebmpp.traced.block import Advanced, Call, Chain, Coupled
 from ebmpp.traced.rows import checked
 from ebmpp.traced.start import search
@@ -92,7 +91,7 @@ class Conjugate:
 
 #: One update of a sweep; a composite uses its ``advance`` and ``couple``, and draws its
 #: start.
-Step = GibbsBlock | ModelBlock | Conjugate
+Step = GibbsBlock | Conjugate
 
 
 class CompositeState(NamedTuple):
@@ -178,7 +177,7 @@ class CoupledComposite(MCMCKernel):
             )
         )
         for step in self.steps:
-            kinds = GibbsBlock, ModelBlock, Conjugate
+            kinds = GibbsBlock, Conjugate
             checks.instance(
                 "CoupledComposite: a step", step, kinds, "a GibbsBlock or a Conjugate"
             )
@@ -237,7 +236,7 @@ class CoupledComposite(MCMCKernel):
                 z, keys, lambda z, keys, _: draw(keys), sweep, is_possible
             )
         for index, step in enumerate(self.steps):
-            if isinstance(step, GibbsBlock):
+            if isinstance(step, GraphBlock):
                 z |= step.begin(*_split(step, z, call), random.fold_in(keys, index)).z
         return z, possible
 

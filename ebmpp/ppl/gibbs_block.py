@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 import itertools
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Forests, Layer, Move, Target, couplings, gibbs, search, sweeps
 from ebmpp.ppl import bound
 from ebmpp.ppl.binding import Binding, Params, Sites
-from ebmpp.traced import ModelBlock, block
+from ebmpp.traced import block
 from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled
+from ebmpp.traced.model_block import ModelKernel
 from ebmpp.traced.rows import checked
 
 #: Units that are proposed at a time, on average, where there is a ``log_likelihood``. A
@@ -102,38 +103,10 @@ class GibbsBlock(block.Block):
     {'scale': (20,), 'x': (20, 6)}
     """
 
-    def __init__(
-        self,
-        graph: FactorGraph,
-        sites: Sites = None,
-        params: Params = None,
-        *,
-        clamped: Mapping[str, Any] | None = None,
-        log_likelihood: Callable[..., Array] | None = None,
-        fraction: float | None = None,
-        num_sweeps: int | None = None,
-        init: str = "uniform",
-        moves: Move | Sequence[Move] | None = None,
-        tempering: Any = None,
-    ) -> None:
-        checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
-        self.graph = graph
-        self.start = checks.choice("GibbsBlock: init", init, search.STARTS)
-        self.binding = Binding(graph, sites, params, clamped, log_likelihood)
-        self.sites = tuple(self.binding.layouts)
-        self.latents = self.binding.latents
-        if fraction is None:
-            fraction = (
-                1.0
-                if log_likelihood is None
-                else min(1.0, _NUM_PROPOSED / self._largest_layer())
-            )
-        self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
-        if num_sweeps is None:
-            num_sweeps = 1 if log_likelihood is None else math.ceil(1 / self.fraction)
-        self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
-        self.moves = self._check_moves(sweeps.as_moves("GibbsBlock: moves", moves))
-        self.tempering = block.check_tempering("GibbsBlock: tempering", tempering)
+    def __new__(cls, *args: object, **options: object) -> Self:
+        """Return a :class:`GraphBlock`, unless a subclass is named."""
+        kind: Any = GraphBlock if cls is GibbsBlock else cls
+        return super().__new__(kind)
 
     @classmethod
     def from_model(
@@ -146,7 +119,7 @@ class GibbsBlock(block.Block):
         tempering: Any = None,
         joint: str = "auto",
         **model_kwargs: Any,
-    ) -> ModelBlock:
+    ) -> "ModelBlock":
         """Return a block that is derived from a model, without a graph.
 
         Which units of the sites interact is read off the traced program of the model's
@@ -159,7 +132,7 @@ class GibbsBlock(block.Block):
         block has the sums :meth:`~ebmpp.ppl.ModelBlock.log_marginal`,
         :meth:`~ebmpp.ppl.ModelBlock.marginals`,
         :meth:`~ebmpp.ppl.ModelBlock.most_probable` and
-        :meth:`~ebmpp.ppl.ModelBlock.marginal`.
+        :meth:`~ebmpp.ppl.ModelBlock.marginal_model`.
 
         An energy prior whose latents are summed out (a Boltzmann machine of an image)
         ties all its units. Its latents are then drawn too, from the prior's graph,
@@ -231,6 +204,43 @@ class GibbsBlock(block.Block):
         options |= {"tempering": tempering, "joint": joint}
         return ModelBlock(model, sites, model_args, model_kwargs, **options)
 
+
+class GraphBlock(GibbsBlock):
+    """A block whose sites are updated by the sweeps of a graph: the result of :class:`GibbsBlock`."""
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        sites: Sites = None,
+        params: Params = None,
+        *,
+        clamped: Mapping[str, Any] | None = None,
+        log_likelihood: Callable[..., Array] | None = None,
+        fraction: float | None = None,
+        num_sweeps: int | None = None,
+        init: str = "uniform",
+        moves: Move | Sequence[Move] | None = None,
+        tempering: Any = None,
+    ) -> None:
+        checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
+        self.graph = graph
+        self.start = checks.choice("GibbsBlock: init", init, search.STARTS)
+        self.binding = Binding(graph, sites, params, clamped, log_likelihood)
+        self.sites = tuple(self.binding.layouts)
+        self.latents = self.binding.latents
+        if fraction is None:
+            fraction = (
+                1.0
+                if log_likelihood is None
+                else min(1.0, _NUM_PROPOSED / self._largest_layer())
+            )
+        self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
+        if num_sweeps is None:
+            num_sweeps = 1 if log_likelihood is None else math.ceil(1 / self.fraction)
+        self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
+        self.moves = self._check_moves(sweeps.as_moves("GibbsBlock: moves", moves))
+        self.tempering = block.check_tempering("GibbsBlock: tempering", tempering)
+
     def __repr__(self) -> str:
         return f"GibbsBlock({self.graph!r}, sites={list(self.sites)})"
 
@@ -267,7 +277,6 @@ class GibbsBlock(block.Block):
         return resolved
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
-        """Draw values of the sites, uniformly where their families have a uniform distribution."""
         values = {}
         families = self.graph.families
         for site, layout in self.binding.layouts.items():
@@ -350,7 +359,6 @@ class GibbsBlock(block.Block):
     def couple(
         self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
     ) -> Coupled:
-        """Make one step of two chains, coupled layer by layer; see :meth:`ModelBlock.couple`."""
         targets = [self.binding.bind(*chain) for chain in (first, second)]
         rows = [
             self.binding.to_rows(v, t)
@@ -373,7 +381,6 @@ class GibbsBlock(block.Block):
         return chain(0, first[0]), chain(1, second[0]), broken
 
     def check_coupled(self, coupling: str | None) -> None:
-        """Raise an ArgumentError for options in which two chains are not coupled, or an unknown coupling."""
         others = [
             move for move in self.moves or () if not isinstance(move, Forests | Layer)
         ]
@@ -461,6 +468,14 @@ class GibbsBlock(block.Block):
             yield self.binding.to_sites(x, values, target.batch), density
 
 
+class ModelBlock(GibbsBlock, ModelKernel):
+    """A block of sites of a NumPyro model: the result of :meth:`GibbsBlock.from_model`.
+
+    Beside what every :class:`GibbsBlock` has, it returns the conditionals of its units,
+    and sums over its discrete sites.
+    """
+
+
 def gibbs_fn(
     graph: FactorGraph | ModelBlock,
     sites: Sites = None,
@@ -499,7 +514,7 @@ def gibbs_fn(
             )
         graph.info.check_data(graph.call)
         return partial(_update, graph, graph.call)
-    kernel = GibbsBlock(graph, sites, params, **options)
+    kernel = GraphBlock(graph, sites, params, **options)
     clash = graph.interacting(kernel.latents)
     if clash:
         raise checks.error(
@@ -517,7 +532,7 @@ def _update(
 ) -> dict:
     call = call._replace(siblings=hmc_sites)
     words = random.key_pair(rng_key)
-    if isinstance(kernel, GibbsBlock):
+    if isinstance(kernel, GraphBlock):
         gibbs_sites = kernel.begin(gibbs_sites, call, rng_key).z
         words = rng_key
     z = kernel.advance(gibbs_sites, call, words).z

@@ -3,6 +3,5 @@
 """Blocks of a Gibbs sampler derived from any NumPyro model by tracing its log density."""
 
 from ebmpp.traced.block import BlockState
-from ebmpp.traced.model_block import ModelBlock
 
-__all__ = ["BlockState", "ModelBlock"]
+__all__ = ["BlockState"]

@@ -151,6 +151,25 @@ class Block(SiteKernel):
         """
 
     @abstractmethod
+    def couple(
+        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+    ) -> Coupled:
+        """Make one step of two chains, each unit's two conditionals coupled maximally.
+
+        :param first: the sites of the leading chain, and its call; ``second`` of the
+            following one.
+        :param keys: words of this step, ``(2,)``.
+        """
+
+    @abstractmethod
+    def check_coupled(self, coupling: str | None) -> None:
+        """Raise an ArgumentError for options, and sites, in which two chains are not coupled."""
+
+    @abstractmethod
+    def draw_initial(self, keys: Array) -> dict[str, Array]:
+        """Draw the sites whose prior is an energy, uniformly where that is a distribution."""
+
+    @abstractmethod
     def walk(
         self, values: Sites, call: Call, key: Array
     ) -> Iterator[tuple[Sites, float]]:

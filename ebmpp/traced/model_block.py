@@ -33,8 +33,8 @@ from ebmpp.traced.sweep import Forests, Sweep
 _HEATED = 1 << 19
 
 
-class ModelBlock(block.Block):
-    """A block of sites of a NumPyro model: the result of :meth:`ebmpp.GibbsBlock.from_model`.
+class ModelKernel(block.Block):
+    """A block of sites of a NumPyro model, which :meth:`ebmpp.GibbsBlock.from_model` makes.
 
     The model's log density is traced once, and which of its terms read which units is
     read off the traced program, erring toward interaction
@@ -126,7 +126,7 @@ class ModelBlock(block.Block):
             )
         return f"GibbsBlock.from_model({name}, {list(self.sites)}): {', '.join(facts)}"
 
-    def __copy__(self) -> "ModelBlock":
+    def __copy__(self) -> "ModelKernel":
         """Return the same block, without tracing the model again, which unpickling does."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
@@ -195,13 +195,6 @@ class ModelBlock(block.Block):
     def couple(
         self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
     ) -> Coupled:
-        """Make one step of two chains, each unit's two conditionals coupled maximally.
-
-        :param first: the block's sites in the leading chain, and its call; ``second``
-            of the following one.
-        :param keys: words of this step, ``(2,)``.
-        :return: the sites of both, and whether a unit's conditional is degenerate.
-        """
         contexts = [self.info.context(*chain) for chain in (first, second)]
 
         def sweep_once(s: Array, carry: tuple) -> tuple:
@@ -215,7 +208,6 @@ class ModelBlock(block.Block):
         )
 
     def check_coupled(self, coupling: str | None) -> None:
-        """Raise an ArgumentError for options, and sites, in which two chains are not coupled."""
         problems = ["tempering"] if self.tempering else []
         problems += [f"continuous site {site.name!r}" for site in self.sweep.continuous]
         if problems:
@@ -227,7 +219,6 @@ class ModelBlock(block.Block):
             )
 
     def draw_initial(self, keys: Array) -> dict[str, Array]:
-        """Draw the sites whose prior is an energy."""
         return self.start.draw_energies(keys)
 
     def draw_prior(self, values: Sites, call: Call, key: Array) -> dict[str, Array]:
@@ -350,7 +341,9 @@ class ModelBlock(block.Block):
         """
         return self._summed("most_probable", values, model_args, model_kwargs)
 
-    def marginal(self, model: Callable[..., Any] | None = None) -> Callable[..., None]:
+    def marginal_model(
+        self, model: Callable[..., Any] | None = None
+    ) -> Callable[..., None]:
         """Return the model with the block's discrete sites summed out, a NumPyro model for NUTS.
 
         Its log density is :meth:`log_marginal`. It lacks deterministic sites that
@@ -362,7 +355,7 @@ class ModelBlock(block.Block):
         """
         if model not in (None, self.info.model):
             raise checks.error(
-                "marginal: model", f"the block's model {self.info.model!r}", model
+                "marginal_model: model", f"the block's model {self.info.model!r}", model
             )
         return self.sweep.sums.posterior.summed_out(self.log_marginal)
 

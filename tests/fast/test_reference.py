@@ -29,7 +29,8 @@ ROOMS = sorted(
 )
 #: What a page describes: functions and classes, data, whole modules.
 DESCRIBED = re.compile(
-    r"^\.\. (?:py:)?(?:auto)?(?:class|function|data|module):: ([\w.]+)$", re.MULTILINE
+    r"^\.\. (?:py:)?(?:auto)?(?:class|function|data|module):: ([\w.]+)(?:\(.*\))?$",
+    re.MULTILINE,
 )
 
 

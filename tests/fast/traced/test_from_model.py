@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks made from NumPyro models with discrete sites: conditionals, draws, couplings and refusals."""
 
+import copy
 from functools import cache
 import pickle
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import jax
 import jax.numpy as jnp
 
+import ebmpp
 from ebmpp import GibbsBlock
 from ebmpp.core import random
 from ebmpp.errors import ArgumentError, IntractableError, StateError
@@ -39,6 +41,16 @@ FAST = (
 @pytest.mark.parametrize("name", often(CASES, *FAST))
 def test_conditionals_match_the_joint_density(name: str) -> None:
     conditionals(name).check()
+
+
+def test_a_model_and_a_graph_make_gibbs_blocks() -> None:
+    graph = ebmpp.layered(z=ebmpp.Bernoulli(2), h=ebmpp.Bernoulli(1))
+    of_graph = GibbsBlock(graph, ["z"], graph.init(jax.random.key(0)))
+    of_model = GibbsBlock.from_model(mixture, ["z"], Y5)
+    for block, sites in ((of_graph, ("z",)), (of_model, ("z",))):
+        assert isinstance(block, GibbsBlock) and block.sites == sites
+    assert of_graph.graph is graph and not hasattr(of_model, "graph")
+    assert copy.copy(of_graph).sites == copy.copy(of_model).sites == ("z",)
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ def test_impossible_trees_keep_their_values() -> None:
 
 def test_marginal_model_has_the_other_sites() -> None:
     case = exact("tree")
-    model = case.block.marginal(tree)
+    model = case.block.marginal_model(tree)
     density, trace = log_density(model, (Y5,), {}, case.siblings)
     np.testing.assert_allclose(density, case.log_sum, rtol=1e-5)
     assert {name for name, site in trace.items() if site["type"] != "plate"} == {
@@ -326,7 +326,7 @@ def test_marginal_model_has_the_other_sites() -> None:
         "log_marginal",
     }
     with pytest.raises(ArgumentError, match="marginal: model"):
-        case.block.marginal(two_chains)
+        case.block.marginal_model(two_chains)
     jacobian = potential_energy(model, (Y5,), {}, {"p": 1.5}) + case.block.log_marginal(
         {"p": expit(1.5)}
     )
@@ -336,7 +336,9 @@ def test_marginal_model_has_the_other_sites() -> None:
         {"rows": jnp.eye(3)},
     )
     np.testing.assert_allclose(
-        log_density(block.marginal(), (Y5,), {}, at)[0], block.log_marginal(at), 1e-5
+        log_density(block.marginal_model(), (Y5,), {}, at)[0],
+        block.log_marginal(at),
+        1e-5,
     )
 
 

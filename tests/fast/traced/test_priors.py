@@ -38,10 +38,10 @@ from ebmpp.ppl import (
     Conjugate,
     CoupledComposite,
     Layout,
+    ModelBlock,
     composite_expectation,
     gibbs_fn,
 )
-from ebmpp.traced import ModelBlock
 from ebmpp.traced.block import Call
 from helpers import assert_law, assert_rows_law, often
 

@@ -169,7 +169,7 @@ def test_a_block_of_a_graph_has_the_names_of_its_graph(ising):
     assert list(tree.posterior["x_dim_0"].values) == ["a", "b", "c"]
     assert (
         tree.attrs["graph"] == repr(ising)
-        and tree.attrs["inference_kernel"] == "GibbsBlock"
+        and tree.attrs["inference_kernel"] == "GraphBlock"
     )
     assert set(tree.sample_stats.data_vars) == {"accepted"}
 
