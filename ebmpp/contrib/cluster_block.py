@@ -39,9 +39,9 @@ from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.clusters import components
 from ebmpp.ppl import ModelBlock
-from ebmpp.traced.block import Sites
+from ebmpp.traced.block import SiteValues
 from ebmpp.traced.model import Inputs
-from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.sweep.posterior import ModelDensity
 
 _CLUSTERS = 1 << 17  # folded into the keys
 
@@ -112,7 +112,7 @@ class ClusterMove:
     :param posterior: the log density.
     """
 
-    def __init__(self, posterior: Posterior) -> None:
+    def __init__(self, posterior: ModelDensity) -> None:
         self.posterior = posterior
         self.terms = posterior.terms(products=False)
         self.size = self.terms.sets.size
@@ -143,8 +143,8 @@ class ClusterMove:
 
     def move(
         self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
-    ) -> tuple[Sites, Array]:
-        """Move the clusters; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
+    ) -> tuple[SiteValues, Array]:
+        """Move the clusters; see :meth:`~ebmpp.traced.sweep.sweep.BlockSweep.__call__`."""
         del backward
         sites = {name: inputs[0][name] for name in self.posterior.sites}
         slots = self.posterior.inputs(*inputs)
@@ -169,7 +169,7 @@ class ClusterMove:
         return self._mixed(sites, other, moves), jnp.zeros((), jnp.int32)
 
     def _others(
-        self, sites: Sites, a: Array, b: Array
+        self, sites: SiteValues, a: Array, b: Array
     ) -> tuple[dict[str, Array], Array]:
         """Return the value, a or b, that each unit may move to; and which units may move."""
         other = {}
@@ -194,7 +194,9 @@ class ClusterMove:
             may_move.append((is_a ^ is_b).ravel())
         return other, jnp.concatenate(may_move)
 
-    def _mixed(self, sites: Sites, other: Sites, mask: Array) -> dict[str, Array]:
+    def _mixed(
+        self, sites: SiteValues, other: SiteValues, mask: Array
+    ) -> dict[str, Array]:
         """Return ``other`` at the units of a mask."""
         result = {}
         start = 0
@@ -206,7 +208,11 @@ class ClusterMove:
         return result
 
     def _ising(
-        self, sites: Sites, other: Sites, inputs: Mapping[int, Any], may_move: Array
+        self,
+        sites: SiteValues,
+        other: SiteValues,
+        inputs: Mapping[int, Any],
+        may_move: Array,
     ) -> tuple[Array, Array, Array]:
         """Return the positive couplings of pairs, the fields of units, and which units may move."""
         coefficients = self.terms.coefficients(
@@ -254,7 +260,10 @@ class ClusterMove:
         return jnp.maximum(coupling, 0), jnp.where(fixed, 0.0, field), ~fixed
 
     def _sums(
-        self, sites: Sites, inputs: Mapping[int, Any], coefficients: Mapping[int, Array]
+        self,
+        sites: SiteValues,
+        inputs: Mapping[int, Any],
+        coefficients: Mapping[int, Array],
     ) -> tuple[Array, Array]:
         """Return the sums of the elements that read each unit alone, and each pair."""
         values = {**inputs, **self.posterior.site_inputs(sites)}

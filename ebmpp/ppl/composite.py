@@ -19,7 +19,7 @@ from ebmpp.kernels.base import Init, Kwargs, over_chains
 from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock, GraphBlock, ModelBlock
-from ebmpp.traced.block import Advanced, Call, Chain, Coupled
+from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled
 from ebmpp.traced.rows import checked
 from ebmpp.traced.start import search
 
@@ -77,7 +77,11 @@ class Conjugate:
         )
 
     def couple(
-        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+        self,
+        first: BlockChain,
+        second: BlockChain,
+        keys: Array,
+        coupling: str | None = None,
     ) -> Coupled:
         """Draw the sites of two chains, coupled maximally."""
         p, q = (
@@ -395,7 +399,7 @@ def _draw(
     return jnp.where(leads, jnp.asarray(p.sample(key)), jnp.asarray(q.sample(key)))
 
 
-def _split(step: Step, z: Rows, call: Call) -> Chain:
+def _split(step: Step, z: Rows, call: Call) -> BlockChain:
     """Return a step's sites and latents, and the call with everything else as siblings."""
     names = (*step.sites, *step.latents)
     siblings = {name: v for name, v in z.items() if name not in names}

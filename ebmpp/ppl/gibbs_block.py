@@ -22,7 +22,7 @@ from ebmpp.moves import Forests, Layer, Move, Target, couplings, gibbs, search, 
 from ebmpp.ppl import bound
 from ebmpp.ppl.binding import Binding, Params, Sites
 from ebmpp.traced import block
-from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled
+from ebmpp.traced.block import Advanced, BlockChain, BlockState, Call, Coupled
 from ebmpp.traced.model_block import ModelKernel
 from ebmpp.traced.rows import checked
 
@@ -357,7 +357,11 @@ class GraphBlock(GibbsBlock):
         return dict(x), accepted.astype(jnp.int32)
 
     def couple(
-        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+        self,
+        first: BlockChain,
+        second: BlockChain,
+        keys: Array,
+        coupling: str | None = None,
     ) -> Coupled:
         targets = [self.binding.bind(*chain) for chain in (first, second)]
         rows = [

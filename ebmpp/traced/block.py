@@ -41,7 +41,7 @@ from ebmpp.kernels.base import Kwargs, describe_start, is_batched
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
 
-Sites = Mapping[str, Array]
+SiteValues = Mapping[str, Array]
 X = TypeVar("X")
 #: ``(x, keys, beta, backward)`` to a state and a count.
 Sweep = Callable[[X, Array, Any, bool], tuple[X, Array]]
@@ -69,7 +69,7 @@ class Call(NamedTuple):
         return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
 
 
-Chain = tuple[Sites, Call]
+BlockChain = tuple[SiteValues, Call]
 #: The states of two chains, and whether a conditional is degenerate.
 Coupled = tuple[dict[str, Array], dict[str, Array], Array]
 
@@ -142,7 +142,7 @@ class Block(SiteKernel):
 
     @abstractmethod
     def advance(
-        self, values: Sites, call: Call, keys: Array, index: Array | None = None
+        self, values: SiteValues, call: Call, keys: Array, index: Array | None = None
     ) -> Advanced:
         """Make one step of the sites and latents.
 
@@ -152,7 +152,11 @@ class Block(SiteKernel):
 
     @abstractmethod
     def couple(
-        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+        self,
+        first: BlockChain,
+        second: BlockChain,
+        keys: Array,
+        coupling: str | None = None,
     ) -> Coupled:
         """Make one step of two chains, each unit's two conditionals coupled maximally.
 
@@ -171,8 +175,8 @@ class Block(SiteKernel):
 
     @abstractmethod
     def walk(
-        self, values: Sites, call: Call, key: Array
-    ) -> Iterator[tuple[Sites, float]]:
+        self, values: SiteValues, call: Call, key: Array
+    ) -> Iterator[tuple[SiteValues, float]]:
         """Yield random states of the sites, without end, and the block's log density up to a constant."""
 
     def verify(

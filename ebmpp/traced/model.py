@@ -29,7 +29,7 @@ from ebmpp.distribution.tractability import (
     unnormalized,
 )
 from ebmpp.errors import StateError
-from ebmpp.traced.block import Call, Sites
+from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.data import (
     ArrayData,
     count_impossible,
@@ -49,10 +49,10 @@ class Context(NamedTuple):
     arguments: Sequence[Array]  # the arrays among the model's arguments
 
 
-Inputs = tuple[Sites, Context]
+Inputs = tuple[SiteValues, Context]
 #: New values, and the number of units that kept theirs because their conditional is
 #: degenerate.
-Moved = tuple[Sites, Array]
+DrawnSites = tuple[SiteValues, Array]
 
 
 class ModelInfo:

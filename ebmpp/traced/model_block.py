@@ -24,10 +24,17 @@ from ebmpp.errors import IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves.forests.sums import MarginalsByPair, PairMarginals
 from ebmpp.traced import block
-from ebmpp.traced.block import Advanced, BlockState, Call, Chain, Coupled, Sites
+from ebmpp.traced.block import (
+    Advanced,
+    BlockChain,
+    BlockState,
+    Call,
+    Coupled,
+    SiteValues,
+)
 from ebmpp.traced.model import Inputs, ModelInfo
-from ebmpp.traced.start import Start
-from ebmpp.traced.sweep import Forests, Sweep
+from ebmpp.traced.start import BlockStart
+from ebmpp.traced.sweep import BlockSweep, ForestLayers
 
 # folded into the keys of the latents that a tempered transition starts with
 _HEATED = 1 << 19
@@ -75,7 +82,7 @@ class ModelKernel(block.Block):
         self.info = ModelInfo(model, sites, tuple(args), kwargs)
         self.sites = self.info.sites
         self.call = Call({}, self.info.args, self.info.kwargs)
-        self.sweep = Sweep(self.info, self.sequential, self.joint)
+        self.sweep = BlockSweep(self.info, self.sequential, self.joint)
         if not self.sweep.finite and joint == "forest":
             raise checks.error(
                 "GibbsBlock.from_model: joint",
@@ -86,7 +93,7 @@ class ModelKernel(block.Block):
         self.posterior = self.sweep.posterior
         #: conditionals of the discrete units; None without discrete sites
         self.conditionals = self.sweep.conditionals
-        self.start = Start(self.info, self.sweep)
+        self.start = BlockStart(self.info, self.sweep)
         self._walk = jax.jit(self.sweep.walk)
         if self.tempering is not None and self.sweep.augmented is not None:
             self._check_tempered(self.sweep.augmented.valid)
@@ -155,7 +162,7 @@ class ModelKernel(block.Block):
     # -- steps ------------------------------------------------------------------------
 
     def advance(
-        self, values: Sites, call: Call, keys: Array, index: Array | None = None
+        self, values: SiteValues, call: Call, keys: Array, index: Array | None = None
     ) -> Advanced:
         """Make one step: ``num_sweeps`` sweeps, then a tempered transition if there is ``tempering``.
 
@@ -193,7 +200,11 @@ class ModelKernel(block.Block):
         return Advanced(self.sweep.without_latents(z), **counts)
 
     def couple(
-        self, first: Chain, second: Chain, keys: Array, coupling: str | None = None
+        self,
+        first: BlockChain,
+        second: BlockChain,
+        keys: Array,
+        coupling: str | None = None,
     ) -> Coupled:
         contexts = [self.info.context(*chain) for chain in (first, second)]
 
@@ -221,7 +232,9 @@ class ModelKernel(block.Block):
     def draw_initial(self, keys: Array) -> dict[str, Array]:
         return self.start.draw_energies(keys)
 
-    def draw_prior(self, values: Sites, call: Call, key: Array) -> dict[str, Array]:
+    def draw_prior(
+        self, values: SiteValues, call: Call, key: Array
+    ) -> dict[str, Array]:
         """Draw the sites that are not among the values from the model's prior, given the values."""
         trace = self.info.trace(values, self.info.arguments.take(call, set()), key)
         return {
@@ -233,7 +246,7 @@ class ModelKernel(block.Block):
     # -- conditionals -----------------------------------------------------------------
 
     def log_conditionals(
-        self, values: Sites, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
     ) -> dict[str, Array]:
         """Return log probabilities of every unit given everything else, latents of priors summed out.
 
@@ -252,7 +265,7 @@ class ModelKernel(block.Block):
         )
 
     def conditional(
-        self, site: str, values: Sites, *model_args: Any, **model_kwargs: Any
+        self, site: str, values: SiteValues, *model_args: Any, **model_kwargs: Any
     ) -> Distribution:
         """Return the distribution of a continuous site given everything else; see :meth:`log_conditionals`.
 
@@ -266,7 +279,9 @@ class ModelKernel(block.Block):
         sites, context = self._split(values, model_args, model_kwargs)
         return named[site].distribution(named[site].derivatives(sites, context))
 
-    def _split(self, values: Sites, args: tuple, kwargs: Mapping[str, Any]) -> Inputs:
+    def _split(
+        self, values: SiteValues, args: tuple, kwargs: Mapping[str, Any]
+    ) -> Inputs:
         """Return the block's sites among all of a model's, and their context."""
         arrays = {site: jnp.asarray(v) for site, v in values.items()}
         sites = {site: arrays[site] for site in self.sites if site in arrays}
@@ -286,7 +301,7 @@ class ModelKernel(block.Block):
     # -- sums over discrete sites -----------------------------------------------------
 
     def log_marginal(
-        self, values: Sites, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
     ) -> Array:
         """Return the log of the model's density with the block's discrete sites summed out.
 
@@ -300,7 +315,7 @@ class ModelKernel(block.Block):
         return self._summed("log_sum", values, model_args, model_kwargs)
 
     def marginals(
-        self, values: Sites, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
     ) -> dict[str, Array]:
         """Return the probabilities of every discrete unit's values, all other discrete units summed out.
 
@@ -313,7 +328,7 @@ class ModelKernel(block.Block):
         )
 
     def pair_marginals(
-        self, values: Sites, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
     ) -> MarginalsByPair:
         """Return the probabilities of the values of neighbouring discrete units, all others summed out.
 
@@ -332,7 +347,7 @@ class ModelKernel(block.Block):
         return PairMarginals.by_name(self.sweep.sums.layers[0].forest, table, units)
 
     def most_probable(
-        self, values: Sites, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
     ) -> dict[str, Array]:
         """Return the most probable values of all discrete sites jointly, such as a chain's Viterbi path.
 
@@ -371,20 +386,20 @@ class ModelKernel(block.Block):
         }
 
     def _summed(
-        self, name: str, values: Sites, args: tuple, kwargs: Mapping[str, Any]
+        self, name: str, values: SiteValues, args: tuple, kwargs: Mapping[str, Any]
     ) -> Any:
         """Return one of the sums at values of the other sites; the discrete ones may have any."""
         fixed = {site: self.info.latent[site] for site in self.sweep.finite}
         return self._sums[name](*self._split({**values, **fixed}, args, kwargs))
 
     def walk(
-        self, values: Sites, call: Call, key: Array
-    ) -> Iterator[tuple[Sites, float]]:
+        self, values: SiteValues, call: Call, key: Array
+    ) -> Iterator[tuple[SiteValues, float]]:
         """Yield states by random values of layers and draws of continuous sites, with log densities."""
         values = self.start(values, call, random.key_pair(key), "siblings")
         log_prob = 0.0
         context = self.info.context(values, call)
-        if isinstance(self.conditionals, Forests):
+        if isinstance(self.conditionals, ForestLayers):
             all_values = self.sweep.with_latents(values, context, random.key_pair(key))
             self.conditionals.check_tables(all_values, context)
         for step in itertools.count():

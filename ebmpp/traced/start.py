@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
-from ebmpp.traced.block import Call, Sites
+from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.model import Context, ModelInfo
 from ebmpp.traced.rows import checked, is_staged, on_rows
-from ebmpp.traced.sweep import Sweep
+from ebmpp.traced.sweep import BlockSweep
 
 # of the prior, and sweeps from each
 _MOST_DRAWS = 20
@@ -33,10 +33,10 @@ _MOST_SWEEPS = 50
 _SEARCH = 1 << 22  # folded into the keys of the search
 
 
-class Start:
+class BlockStart:
     """Checks of the first states of chains of a block, and a search for possible ones."""
 
-    def __init__(self, info: ModelInfo, sweep: Sweep) -> None:
+    def __init__(self, info: ModelInfo, sweep: BlockSweep) -> None:
         self.info = info
         self.sweep = sweep
         self.posterior = sweep.posterior
@@ -50,7 +50,7 @@ class Start:
         self._find = _over_rows(self._search)
 
     def __call__(
-        self, values: Sites, call: Call, keys: Array, origin: str = "given"
+        self, values: SiteValues, call: Call, keys: Array, origin: str = "given"
     ) -> dict[str, Array]:
         """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
 
@@ -84,7 +84,7 @@ class Start:
         return on_rows(check, (dict(values), mapped, keys))
 
     def _check(
-        self, values: Sites, context: Context, keys: Array, how: tuple
+        self, values: SiteValues, context: Context, keys: Array, how: tuple
     ) -> dict[str, Array]:
         """Return possible states of all chains, the rows."""
         axes, call, origin = how
@@ -121,7 +121,7 @@ class Start:
             )
         return dict(values)
 
-    def _check_staged(self, values: Sites, context: Context) -> dict[str, Array]:
+    def _check_staged(self, values: SiteValues, context: Context) -> dict[str, Array]:
         """Return the values; the compiled program raises the error, without a search."""
         inside = {site: self._inside(site, v) for site, v in values.items()}
 
@@ -145,13 +145,15 @@ class Start:
 
         return by_row(inside) & by_row(jnp.isfinite(value))
 
-    def is_possible(self, values: Sites, context: Context) -> Array:
+    def is_possible(self, values: SiteValues, context: Context) -> Array:
         """Return True for values in their supports, of a finite log density."""
         inside = [self._inside(site, v) for site, v in values.items()]
         is_finite = jnp.isfinite(self.posterior.log_density(values, context))
         return functools.reduce(jnp.logical_and, inside, is_finite)
 
-    def relaxed(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
+    def relaxed(
+        self, values: SiteValues, context: Context, keys: Array
+    ) -> dict[str, Array]:
         """Draw the values by conditionals in which fewer impossible elements are more probable."""
         with self.sweep.joint.program.relaxed():
             moved, _ = self.sweep((values, context), keys)
@@ -174,7 +176,7 @@ class Start:
         return drawn
 
     def _search(
-        self, values: Sites, context: Context, keys: Array
+        self, values: SiteValues, context: Context, keys: Array
     ) -> tuple[dict[str, Array], Array]:
         """Return values by search, and whether they are possible.
 
@@ -182,13 +184,13 @@ class Start:
         values that fit.
         """
 
-        def split(x: Sites) -> tuple[dict[str, Array], Context]:
+        def split(x: SiteValues) -> tuple[dict[str, Array], Context]:
             siblings = {site: x[site] for site in context.siblings}
             return {site: x[site] for site in values}, context._replace(
                 siblings=siblings
             )
 
-        def draw(x: Sites, keys: Array, is_late: Array) -> dict[str, Array]:
+        def draw(x: SiteValues, keys: Array, is_late: Array) -> dict[str, Array]:
             trace = self.info.trace(
                 self.draw_energies(keys), context.arguments, random.as_key(keys)
             )
@@ -212,7 +214,7 @@ class Start:
         )
         return split(x)[0], possible
 
-    def _refuse_outside(self, inside: Mapping[str, Any], values: Sites) -> None:
+    def _refuse_outside(self, inside: Mapping[str, Any], values: SiteValues) -> None:
         for site, is_inside in inside.items():
             if not np.all(is_inside):
                 raise checks.error(
@@ -240,7 +242,7 @@ class Start:
                 "and 0 * inf, or start elsewhere by init_params"
             )
 
-    def _refuse_impossible(self, values: Sites, context: Context | None) -> None:
+    def _refuse_impossible(self, values: SiteValues, context: Context | None) -> None:
         """Raise a StateError that names the sites, and those whose log density is not finite."""
         culprits: list[str] = []
         if context is not None:
@@ -262,7 +264,7 @@ class Start:
 
 
 def search(
-    x: Sites,
+    x: SiteValues,
     keys: Array,
     draw: Callable,
     sweep: Callable,
@@ -306,7 +308,7 @@ def search(
 def _over_rows(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``fn(values, context, keys)`` for the rows of all chains, compiled for axes of the context."""
 
-    def rows(axes: tuple, values: Sites, context: Context, keys: Array) -> Any:
+    def rows(axes: tuple, values: SiteValues, context: Context, keys: Array) -> Any:
         in_axes = 0, jax.tree.unflatten(jax.tree.structure(context), axes), 0
         return jax.vmap(fn, in_axes)(values, context, keys)
 

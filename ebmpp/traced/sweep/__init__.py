@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditionals of the sites of a model given everything else, and sweeps over them."""
 
-from ebmpp.traced.sweep.forests import Forests
-from ebmpp.traced.sweep.sweep import Sweep
+from ebmpp.traced.sweep.forests import ForestLayers
+from ebmpp.traced.sweep.sweep import BlockSweep
 
-__all__ = ["Forests", "Sweep"]
+__all__ = ["BlockSweep", "ForestLayers"]

@@ -29,10 +29,10 @@ from ebmpp.core import random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.families import Family
-from ebmpp.traced.block import Sites
+from ebmpp.traced.block import SiteValues
 from ebmpp.traced.data import Replaced
-from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
-from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.model import Context, DrawnSites, Inputs, ModelInfo
+from ebmpp.traced.sweep.posterior import ModelDensity
 
 _LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
 
@@ -55,7 +55,7 @@ def priors_with_latents(
     }
 
 
-class Augmented(Posterior):
+class Augmented(ModelDensity):
     """The log density of a model joint with latents of its energy priors, which count as siblings."""
 
     def __init__(self, info: ModelInfo, sites: Sequence[str]) -> None:
@@ -118,7 +118,7 @@ class Augmented(Posterior):
                 etas[site, b] = jnp.where(counted, eta, default)
         return [etas[place] for place in self.blocks.values()]
 
-    def etas(self, values: Sites, context: Context) -> dict[str, Array]:
+    def etas(self, values: SiteValues, context: Context) -> dict[str, Array]:
         """Return natural parameters of the latents given everything else."""
         inputs = self.natural.inputs({**context.siblings, **values}, context.arguments)
         results = self.natural.run(inputs, self.natural.outputs)
@@ -127,8 +127,10 @@ class Augmented(Posterior):
             for name, slot in zip(self.blocks, self.natural.outputs, strict=True)
         }
 
-    def move(self, inputs: Inputs, keys: Array, beta: Any = None, *_: Any) -> Moved:
-        """Draw the latents, with the indicators; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
+    def move(
+        self, inputs: Inputs, keys: Array, beta: Any = None, *_: Any
+    ) -> DrawnSites:
+        """Draw the latents, with the indicators; see :meth:`~ebmpp.traced.sweep.sweep.BlockSweep.__call__`."""
         latents = {}
         etas = self.etas(*inputs)
         if beta is not None:
@@ -171,7 +173,7 @@ class Augmented(Posterior):
         return words.reshape(*shape, per_unit)
 
     def log_conditional(
-        self, values: Sites, context: Context, latents: Mapping[str, Array]
+        self, values: SiteValues, context: Context, latents: Mapping[str, Array]
     ) -> Array:
         """Return log p(latents | everything else), without the latents' base measures."""
         total = jnp.zeros(())
@@ -187,7 +189,10 @@ class _WithLatents(Messenger):
     """A model whose energy priors are joint with the values ``latents``, times factors of their rows."""
 
     def __init__(
-        self, model: Callable[..., Any], latents: Mapping[str, Sites], valid: Sites
+        self,
+        model: Callable[..., Any],
+        latents: Mapping[str, SiteValues],
+        valid: SiteValues,
     ) -> None:
         super().__init__(model)
         self.latents = latents

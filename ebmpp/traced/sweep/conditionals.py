@@ -17,15 +17,15 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.families import Categorical
-from ebmpp.traced.block import Coupled, Sites
-from ebmpp.traced.model import Context, Inputs, Moved
-from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.block import Coupled, SiteValues
+from ebmpp.traced.model import Context, DrawnSites, Inputs
+from ebmpp.traced.sweep.posterior import ModelDensity
 
 #: Columns of a table up to which these are processed one at a time.
 MOST_COLUMNS = 16
 #: A chain's discrete sites, and values of the program's inputs, of which the sites' are
 #: ignored.
-Chain = tuple[Sites, Mapping[int, Any]]
+ChainInputs = tuple[SiteValues, Mapping[int, Any]]
 #: From a layer's number, its units, each chain's log probabilities ``(units, values)``
 #: and a carry to each chain's values by number, with a mask of those to take, and the
 #: carry.
@@ -41,7 +41,7 @@ class Conditionals(ABC):
 
     terms: Any = None  # of the log density, where draws evaluate these
 
-    def __init__(self, posterior: Posterior, colors: np.ndarray) -> None:
+    def __init__(self, posterior: ModelDensity, colors: np.ndarray) -> None:
         self.posterior = posterior
         self.colors = colors
         self.num_layers = int(colors.max(initial=-1)) + 1
@@ -58,7 +58,11 @@ class Conditionals(ABC):
 
     @abstractmethod
     def visit(
-        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+        self,
+        fn: Visit,
+        chains: Sequence[ChainInputs],
+        carry: Any,
+        backward: bool = False,
     ) -> Visited:
         """Visit all layers in order, each given the values of those before; return sites and carry.
 
@@ -84,7 +88,7 @@ class Conditionals(ABC):
         return jnp.asarray(np.concatenate(rows))[units]
 
     def put(
-        self, sites: Sites, units: Any, numbers: Array, accepted: Array
+        self, sites: SiteValues, units: Any, numbers: Array, accepted: Array
     ) -> dict[str, Array]:
         """Return the sites with the values of some units, by number, where accepted."""
         is_all = isinstance(units, np.ndarray) and np.array_equal(
@@ -121,7 +125,7 @@ class Conditionals(ABC):
             )
         return result
 
-    def numbers(self, values: Sites) -> Array:
+    def numbers(self, values: SiteValues) -> Array:
         """Return the values of all units by number."""
 
         def number(name, v):
@@ -131,15 +135,15 @@ class Conditionals(ABC):
             [number(name, self.posterior.values[name]) for name in self.spans]
         )
 
-    def _chain(self, values: Sites, context: Context) -> Chain:
+    def _chain(self, values: SiteValues, context: Context) -> ChainInputs:
         return {name: values[name] for name in self.spans}, self.posterior.inputs(
             values, context
         )
 
     def move(
         self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
-    ) -> Moved:
-        """Draw all layers in order; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
+    ) -> DrawnSites:
+        """Draw all layers in order; see :meth:`~ebmpp.traced.sweep.sweep.BlockSweep.__call__`."""
 
         def fn(
             number: Any, units: Any, logits: Sequence[Array], rejected: Array
@@ -174,7 +178,7 @@ class Conditionals(ABC):
         )
         return x, y, broken
 
-    def table(self, values: Sites, context: Context) -> Array:
+    def table(self, values: SiteValues, context: Context) -> Array:
         """Return log probabilities of every unit given all others, up to a constant, ``(units, values)``."""
 
         def fn(number: Any, units: Any, logits: Sequence[Array], table: Array) -> tuple:
@@ -186,7 +190,7 @@ class Conditionals(ABC):
         return self.visit(fn, [self._chain(values, context)], table)[1]
 
     def walk(
-        self, values: Sites, context: Context, keys: Array
+        self, values: SiteValues, context: Context, keys: Array
     ) -> tuple[dict[str, Array], Array]:
         """Set units to random possible values; also return the change that the conditionals imply."""
         present = self.numbers(values)

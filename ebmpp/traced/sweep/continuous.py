@@ -32,9 +32,9 @@ from ebmpp.core.groups import ranks_in_groups
 from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
-from ebmpp.traced.block import Sites
-from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
-from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.block import SiteValues
+from ebmpp.traced.model import Context, DrawnSites, Inputs, ModelInfo
+from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_JOINT = 1024  # units that are drawn jointly
 _CONTINUOUS = 1 << 16  # folded into keys beside a site's number
@@ -69,7 +69,7 @@ class ContinuousSite:
 
     def __init__(self, info: ModelInfo, name: str) -> None:
         self.name = name
-        self.posterior = Posterior(info, [name])
+        self.posterior = ModelDensity(info, [name])
         self.number = info.continuous.index(name)
         kind = str(info.kind(name))
         self.shape = self.posterior.shapes[name]
@@ -99,7 +99,7 @@ class ContinuousSite:
             )
             raise IntractableError(f"from_model: site {name!r}: {problem}. {hint}")
 
-    def derivatives(self, values: Sites, context: Context) -> Any:
+    def derivatives(self, values: SiteValues, context: Context) -> Any:
         """Return the derivatives from which the conditional follows."""
         program = self.posterior.program
         inputs = self.posterior.inputs(values, context)
@@ -133,8 +133,10 @@ class ContinuousSite:
         )
         return Derivatives(spread(flat), spread(slope(flat)), curvature)
 
-    def move(self, inputs: Inputs, keys: Array, beta: Any = None, *_: Any) -> Moved:
-        """Draw the site; see :meth:`~ebmpp.traced.sweep.sweep.Sweep.__call__`."""
+    def move(
+        self, inputs: Inputs, keys: Array, beta: Any = None, *_: Any
+    ) -> DrawnSites:
+        """Draw the site; see :meth:`~ebmpp.traced.sweep.sweep.BlockSweep.__call__`."""
         keys = random.fold_in(keys, self.number, _CONTINUOUS)
         new, degenerate = self.draw(
             self.derivatives(*inputs), keys, 1.0 if beta is None else beta
@@ -171,7 +173,9 @@ class ContinuousSite:
         rate = -at.x * (first + second)
         return beta * (rate / at.x - first) - 1, beta * rate
 
-    def walk(self, values: Sites, context: Context, keys: Array) -> tuple[Sites, Array]:
+    def walk(
+        self, values: SiteValues, context: Context, keys: Array
+    ) -> tuple[SiteValues, Array]:
         """Draw the site, and return the change of the log density that its conditional implies."""
         at = self.derivatives(values, context)
         old = values[self.name]
@@ -207,7 +211,7 @@ class ContinuousSite:
         return dist.MultivariateNormal(mean, jnp.where(is_same_group, inverse, 0))
 
 
-class Counts(NamedTuple):
+class Pseudocounts(NamedTuple):
     """The coefficients of the logarithms, and the present value."""
 
     x: Array
@@ -230,7 +234,7 @@ class Probabilities(ContinuousSite):
             ):
                 self.posterior.check_bounds(name)
 
-    def derivatives(self, values: Sites, context: Context) -> Counts:
+    def derivatives(self, values: SiteValues, context: Context) -> Pseudocounts:
         program = self.posterior.program
         inputs = self.posterior.inputs(values, context)
         slot = program.sites[self.name]
@@ -246,15 +250,17 @@ class Probabilities(ContinuousSite):
 
         if self.family == "Dirichlet":
             middle = 1 / self.shape[-1]
-            return Counts(values[self.name], middle * slope(fill(middle)))
+            return Pseudocounts(values[self.name], middle * slope(fill(middle)))
         low, high = _EDGE * jax.vmap(slope)(jnp.stack([fill(_EDGE), fill(1 - _EDGE)]))
         ratio = _EDGE / (1 - _EDGE)  # low is a - b ratio, and high is a ratio - b
         ones = low - ratio * high
         zeros = ratio * low - high
-        return Counts(values[self.name], jnp.stack([ones, zeros], -1) / (1 - ratio**2))
+        return Pseudocounts(
+            values[self.name], jnp.stack([ones, zeros], -1) / (1 - ratio**2)
+        )
 
     def draw(
-        self, at: Counts, keys: Array, beta: Array | float = 1.0
+        self, at: Pseudocounts, keys: Array, beta: Array | float = 1.0
     ) -> tuple[Array, Array]:
         concentration = beta * at.counts + 1
         drawn = jax.random.dirichlet(random.as_key(keys), concentration)
@@ -271,7 +277,7 @@ class Probabilities(ContinuousSite):
         )
         return new, (~valid).sum(dtype=jnp.int32)
 
-    def distribution(self, at: Counts) -> dist.Distribution:
+    def distribution(self, at: Pseudocounts) -> dist.Distribution:
         concentration = at.counts + 1
         if self.family == "Dirichlet":
             # rounding moves rows off the simplex

@@ -28,32 +28,32 @@ from ebmpp.core.groups import induced_edges
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import StateError
 from ebmpp.moves import forests
-from ebmpp.traced.block import Coupled, Sites
-from ebmpp.traced.model import Context, Inputs, Moved
-from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
-from ebmpp.traced.sweep.layers import Reads, place
-from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.block import Coupled, SiteValues
+from ebmpp.traced.model import Context, DrawnSites, Inputs
+from ebmpp.traced.sweep.conditionals import ChainInputs, Conditionals, Visit, Visited
+from ebmpp.traced.sweep.layers import ElementsByReader, place
+from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_AT_ONCE = 2**16  # states of edges that are evaluated in parallel
 _TOLERANCE = 1e-3  # of conditionals that are compared
 
 #: Log weights of states of a layer's units ``(units, values)`` and edges ``(edges,
 #: values, values)``.
-Tables = tuple[Array, Array]
+ForestTables = tuple[Array, Array]
 
 
-class _Layer(NamedTuple):
+class ForestLayer(NamedTuple):
     """Units that form a forest, and the elements that read them."""
 
     units: np.ndarray
     forest: forests.Forest
     trees: np.ndarray
     """The tree of each unit."""
-    single: Reads
-    double: Reads
+    single: ElementsByReader
+    double: ElementsByReader
 
 
-class Forests(Conditionals):
+class ForestLayers(Conditionals):
     """Joint draws of layers of units, and sums over all states of a single one.
 
     :param posterior: the log density.
@@ -64,7 +64,7 @@ class Forests(Conditionals):
 
     def __init__(
         self,
-        posterior: Posterior,
+        posterior: ModelDensity,
         terms: SumOfTerms,
         colors: np.ndarray,
         units: Conditionals,
@@ -80,13 +80,17 @@ class Forests(Conditionals):
         ]
 
     def visit(
-        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+        self,
+        fn: Visit,
+        chains: Sequence[ChainInputs],
+        carry: Any,
+        backward: bool = False,
     ) -> Visited:
         return self.units.visit(fn, chains, carry, backward)
 
     def move(
         self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
-    ) -> Moved:
+    ) -> DrawnSites:
         """Draw all layers in order, each jointly; a tree without a possible state keeps its values."""
         sites, slots = self._chain(*inputs)
         rejected = jnp.zeros((), jnp.int32)
@@ -132,7 +136,7 @@ class Forests(Conditionals):
             broken |= ~jnp.stack(valid).all()
         return dict(x), dict(y), broken
 
-    def log_sum(self, values: Sites, context: Context) -> Array:
+    def log_sum(self, values: SiteValues, context: Context) -> Array:
         """Return the log density with the units of a single forest summed out; it has a gradient."""
         (layer,) = self.layers
         chain = self._chain(values, context)
@@ -141,21 +145,21 @@ class Forests(Conditionals):
             layer.forest, *self._tables(layer, chain, guarded=True)
         )
 
-    def marginals(self, values: Sites, context: Context) -> Tables:
+    def marginals(self, values: SiteValues, context: Context) -> ForestTables:
         """Return probabilities of the values of the units of a single forest, and of the ends of edges."""
         (layer,) = self.layers
         return forests.marginals(
             layer.forest, *self._tables(layer, self._chain(values, context))
         )
 
-    def most_probable(self, values: Sites, context: Context) -> dict[str, Array]:
+    def most_probable(self, values: SiteValues, context: Context) -> dict[str, Array]:
         """Return the most probable sites of a single forest."""
         (layer,) = self.layers
         chain = self._chain(values, context)
         best, _ = forests.most_probable(layer.forest, *self._tables(layer, chain))
         return self.put(chain[0], layer.units, best, jnp.ones(best.shape, bool))
 
-    def check_tables(self, values: Sites, context: Context) -> None:
+    def check_tables(self, values: SiteValues, context: Context) -> None:
         """Compare conditionals that tables imply with the ones of single units; raise a StateError."""
         numbers, conditionals, tables = self._compiled_tables(values, context)
         for layer, (unary, pairwise) in zip(self.layers, tables, strict=True):
@@ -196,13 +200,15 @@ class Forests(Conditionals):
                 )
 
     def _all_tables(
-        self, values: Sites, context: Context
-    ) -> tuple[Array, Array, list[Tables]]:
+        self, values: SiteValues, context: Context
+    ) -> tuple[Array, Array, list[ForestTables]]:
         chain = self._chain(values, context)
         tables = [self._tables(layer, chain) for layer in self.layers]
         return self.numbers(values), self.table(values, context), tables
 
-    def _tables(self, layer: _Layer, chain: Chain, guarded: bool = False) -> Tables:
+    def _tables(
+        self, layer: ForestLayer, chain: ChainInputs, guarded: bool = False
+    ) -> ForestTables:
         """Return the sums of the elements that read a unit alone, and of elements that read a whole edge."""
         sites, inputs = chain
         side = jnp.asarray(layer.forest.depth % 2)
@@ -212,7 +218,7 @@ class Forests(Conditionals):
         numbers = jnp.arange(self.num_values)
         everywhere = jnp.ones(len(layer.units), bool)
 
-        def sums(reads: Reads, count: int, a: Array, b: Array) -> Array:
+        def sums(reads: ElementsByReader, count: int, a: Array, b: Array) -> Array:
             moved = self.put(sites, layer.units, jnp.where(side == 0, a, b), everywhere)
             at = {**inputs, **self.posterior.site_inputs(moved)}
             terms = self.terms.evaluate(at, reads.slots, guarded)
@@ -241,7 +247,7 @@ class Forests(Conditionals):
         )
 
 
-def _make_layer(terms: SumOfTerms, units: np.ndarray, edges: np.ndarray) -> _Layer:
+def _make_layer(terms: SumOfTerms, units: np.ndarray, edges: np.ndarray) -> ForestLayer:
     """Return the layer of some units; its edges begin on the even side."""
     count = len(units)
     position = np.full(terms.sets.size, -1)
@@ -254,8 +260,12 @@ def _make_layer(terms: SumOfTerms, units: np.ndarray, edges: np.ndarray) -> _Lay
     order = np.argsort(codes)
     adjacency = sparse.coo_array((np.ones(len(edges)), (first, second)), (count, count))
     _, trees = sparse.csgraph.connected_components(adjacency, directed=False)
-    layer = _Layer(
-        units, forests.Forest(count, edges), trees, Reads({}, {}), Reads({}, {})
+    layer = ForestLayer(
+        units,
+        forests.Forest(count, edges),
+        trees,
+        ElementsByReader({}, {}),
+        ElementsByReader({}, {}),
     )
     for slot, mask in terms.live.items():
         element, unit = terms.elements(slot)
@@ -284,7 +294,7 @@ def _make_layer(terms: SumOfTerms, units: np.ndarray, edges: np.ndarray) -> _Lay
     return layer
 
 
-def _is_possible(layer: _Layer, tables: Tables, drawn: Array) -> Array:
+def _is_possible(layer: ForestLayer, tables: ForestTables, drawn: Array) -> Array:
     """Return a mask of the units in trees that have a possible state, which was drawn."""
     unary, pairwise = tables
     a, b = layer.forest.edges.T

@@ -19,22 +19,22 @@ import jax.numpy as jnp
 
 from ebmpp.core.groups import positions_by_group, ranks_in_groups
 from ebmpp.dependence.terms import SumOfTerms
-from ebmpp.traced.block import Sites
+from ebmpp.traced.block import SiteValues
 from ebmpp.traced.sweep.conditionals import (
     MOST_COLUMNS,
-    Chain,
+    ChainInputs,
     Conditionals,
     Visit,
     Visited,
 )
-from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_PADDING = 4  # padded entries of a table per entry in use
 # layers that are compiled separately; more share one program, padded to the largest
 _MOST_UNROLLED = 4
 
 
-class Reads(NamedTuple):
+class ElementsByReader(NamedTuple):
     """Elements of terms that read each of some readers: units, or pairs of units.
 
     Arrays are of one layer; or of several, padded equally and stacked, for a scan.
@@ -64,7 +64,7 @@ class Reads(NamedTuple):
 def place(
     slot: int,
     padding: int,
-    reads: Sequence[Reads],
+    reads: Sequence[ElementsByReader],
     sizes: Sequence[int],
     pairs: list[tuple],
     stacked: bool,
@@ -125,7 +125,7 @@ def _sum_at(values: Array, table: Any) -> Array:
     )
 
 
-class _Layer(NamedTuple):
+class UnitLayer(NamedTuple):
     """Units that do not interact, and the elements that read them.
 
     Arrays are of one layer; or of all of them, padded equally and stacked, for a scan.
@@ -134,10 +134,10 @@ class _Layer(NamedTuple):
     number: Any
     units: Any
     """Numbers of the units; padded by the number of all units."""
-    reads: Reads
+    reads: ElementsByReader
 
 
-class Layers(Conditionals):
+class UnitLayers(Conditionals):
     """Conditionals of units in layers, from the terms of the log density.
 
     :param posterior: the log density.
@@ -146,13 +146,13 @@ class Layers(Conditionals):
     """
 
     def __init__(
-        self, posterior: Posterior, terms: SumOfTerms, colors: np.ndarray
+        self, posterior: ModelDensity, terms: SumOfTerms, colors: np.ndarray
     ) -> None:
         super().__init__(posterior, colors)
         self._layers = self._make_layers(terms)
         self.terms = terms
 
-    def _make_layers(self, terms: SumOfTerms) -> list[_Layer]:
+    def _make_layers(self, terms: SumOfTerms) -> list[UnitLayer]:
         """Return the layers, or all of them stacked where there are many."""
         units = positions_by_group(self.colors, self.num_layers)
         stacked = self.num_layers > _MOST_UNROLLED
@@ -162,7 +162,7 @@ class Layers(Conditionals):
             return np.pad(u, (0, max(0, most - len(u))), constant_values=self.size)
 
         layers = [
-            _Layer(np.int32(i), pad(u).astype(np.int32), Reads({}, {}))
+            UnitLayer(np.int32(i), pad(u).astype(np.int32), ElementsByReader({}, {}))
             for i, u in enumerate(units)
         ]
         reads = [layer.reads for layer in layers]
@@ -178,11 +178,15 @@ class Layers(Conditionals):
         return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers
 
     def visit(
-        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+        self,
+        fn: Visit,
+        chains: Sequence[ChainInputs],
+        carry: Any,
+        backward: bool = False,
     ) -> Visited:
         inputs = [chain[1] for chain in chains]
 
-        def at_layer(state: tuple, layer: _Layer) -> tuple[tuple, None]:
+        def at_layer(state: tuple, layer: UnitLayer) -> tuple[tuple, None]:
             sites, carry = state
             logits = [
                 self._logits(layer, *chain) for chain in zip(sites, inputs, strict=True)
@@ -203,7 +207,9 @@ class Layers(Conditionals):
             state, _ = at_layer(state, layer)
         return state
 
-    def _logits(self, layer: _Layer, sites: Sites, inputs: Mapping[int, Any]) -> Array:
+    def _logits(
+        self, layer: UnitLayer, sites: SiteValues, inputs: Mapping[int, Any]
+    ) -> Array:
         """Return log probabilities of a layer's units, each up to a constant, ``(units, values)``."""
         coefficients = self.terms.coefficients(
             {**inputs, **self.posterior.site_inputs(sites)}

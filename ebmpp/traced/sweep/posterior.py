@@ -32,7 +32,7 @@ _TRUNCATE = (
 )
 
 
-class Values(NamedTuple):
+class ValueTable(NamedTuple):
     """The values that the units of a site can take."""
 
     #: ``(K, *shape)``, or ``(K, 1, ..., 1)`` where all units take the same ones
@@ -41,7 +41,7 @@ class Values(NamedTuple):
     valid: np.ndarray
 
 
-class Posterior:
+class ModelDensity:
     """The log density of a model as a function of some of its sites, of their siblings and of arguments.
 
     :param sites: names of latent sites: with finitely many values per unit, or one of
@@ -144,7 +144,7 @@ class Posterior:
 
         return model
 
-    def _values(self, name: str) -> Values:
+    def _values(self, name: str) -> ValueTable:
         """Raise an IntractableError where there are too many, or they depend on other sites."""
         prior = self.info.distributions[name]
         shape = self.shapes[name]
@@ -171,7 +171,7 @@ class Posterior:
             )
         low, high = (_bound(np.asarray(bound), shape) for bound in bounds)
         table = low + np.arange(size).reshape(-1, *(1,) * low.ndim)
-        return Values(np.minimum(table, high), table <= high)
+        return ValueTable(np.minimum(table, high), table <= high)
 
     def check_bounds(self, name: str) -> None:
         """Raise an IntractableError where the values of a site depend on other sites."""
@@ -222,7 +222,7 @@ def _bound(bound: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def _values_of_energy(
     name: str, prior: EnergyDistribution, shape: tuple[int, ...]
-) -> Values:
+) -> ValueTable:
     """Raise an IntractableError for blocks of infinitely many values."""
     families = {b: prior.graph.families[b] for b in prior.layout.names}
     states: dict[str, Any] = {b: family.states() for b, family in families.items()}
@@ -243,4 +243,4 @@ def _values_of_energy(
             [np.broadcast_to(prior.layout.join(part), shape) for part in (at, valid)]
         )
     table, valid = (np.stack(side) for side in zip(*tables, strict=True))
-    return Values(table, valid.astype(bool))
+    return ValueTable(table, valid.astype(bool))

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 
 from ebmpp.dependence.program import Equation, Program
 from ebmpp.dependence.rules import in_floats, is_affine
-from ebmpp.traced.block import Sites
-from ebmpp.traced.sweep.conditionals import Chain, Conditionals, Visit, Visited
-from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.block import SiteValues
+from ebmpp.traced.sweep.conditionals import ChainInputs, Conditionals, Visit, Visited
+from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_SHARES = 2**24  # numbers
 #: Steps that keep elements in their order.
@@ -33,7 +33,7 @@ _IN_ORDER = frozenset(
 )
 
 
-class _State(NamedTuple):
+class _SequentialState(NamedTuple):
     """The state of a chain between two units."""
 
     sites: dict[str, Array]
@@ -49,7 +49,7 @@ class Sequential(Conditionals):
     :param posterior: the log density.
     """
 
-    def __init__(self, posterior: Posterior) -> None:
+    def __init__(self, posterior: ModelDensity) -> None:
         super().__init__(
             posterior,
             np.arange(sum(math.prod(posterior.shapes[s]) for s in posterior.sites)),
@@ -75,7 +75,11 @@ class Sequential(Conditionals):
         }
 
     def visit(
-        self, fn: Visit, chains: Sequence[Chain], carry: Any, backward: bool = False
+        self,
+        fn: Visit,
+        chains: Sequence[ChainInputs],
+        carry: Any,
+        backward: bool = False,
     ) -> Visited:
         states, fixed = zip(*(self._start(*chain) for chain in chains), strict=True)
         for name, (start, stop) in (
@@ -105,7 +109,9 @@ class Sequential(Conditionals):
             states, carry = lax.fori_loop(0, stop - start, step, (states, carry))
         return [state.sites for state in states], carry
 
-    def _start(self, sites: Sites, inputs: Mapping[int, Any]) -> tuple[_State, tuple]:
+    def _start(
+        self, sites: SiteValues, inputs: Mapping[int, Any]
+    ) -> tuple[_SequentialState, tuple]:
         """Return a chain's state, values of slots that do not depend on units, and shares in the sums."""
         program = self.posterior.program
         shares = _Shares(self.size)
@@ -123,18 +129,18 @@ class Sequential(Conditionals):
             shares.propagate(eqn, operands)
             values |= zip(eqn.outputs, in_floats(eqn, operands), strict=True)
         sums = {s: values[s] for s in self.sums}
-        state = _State(dict(sites), sums, self._density(fixed, sites, sums))
+        state = _SequentialState(dict(sites), sums, self._density(fixed, sites, sums))
         return state, (fixed, {s: shares.dense(s) for s in self.sums})
 
     def _visit_unit(
         self,
-        state: _State,
+        state: _SequentialState,
         fixed: Mapping,
         shares: Mapping,
         name: str,
         unit: Array,
         place: Array,
-    ) -> tuple[Array, Callable[[Array, Array], _State]]:
+    ) -> tuple[Array, Callable[[Array, Array], _SequentialState]]:
         """Return a unit's log probabilities, and the state with its new value, by number, if accepted."""
         value = state.sites[name]
         share = {slot: v[unit] for slot, v in shares.items()}
@@ -165,14 +171,14 @@ class Sequential(Conditionals):
         )
         densities = jnp.full(count, state.density).at[others].set(moves)
 
-        def take(numbers: Array, accepted: Array) -> _State:
+        def take(numbers: Array, accepted: Array) -> _SequentialState:
             k = jnp.where(accepted[0], numbers[0], number)
-            return _State(*moved(k), densities[k])
+            return _SequentialState(*moved(k), densities[k])
 
         return jnp.where(valid, densities, -jnp.inf)[None], take
 
     def _density(
-        self, fixed: Mapping[int, Any], sites: Sites, sums: Mapping[int, Array]
+        self, fixed: Mapping[int, Any], sites: SiteValues, sums: Mapping[int, Array]
     ) -> Array:
         program = self.posterior.program
         slots = {program.sites[name]: v for name, v in sites.items()} | dict(sums)

@@ -15,21 +15,21 @@ from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.forests import forest_layers
-from ebmpp.traced.block import Coupled, Sites
-from ebmpp.traced.model import Context, Inputs, ModelInfo, Moved
+from ebmpp.traced.block import Coupled, SiteValues
+from ebmpp.traced.model import Context, DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
 from ebmpp.traced.sweep.continuous import ContinuousSite, Probabilities
-from ebmpp.traced.sweep.forests import Forests
-from ebmpp.traced.sweep.layers import Layers
-from ebmpp.traced.sweep.posterior import Posterior
+from ebmpp.traced.sweep.forests import ForestLayers
+from ebmpp.traced.sweep.layers import UnitLayers
+from ebmpp.traced.sweep.posterior import ModelDensity
 from ebmpp.traced.sweep.sequential import Sequential
 
 _FEW_LAYERS = 8  # that need no permission
 _MOST_STATES = 2**22  # of all edges of a forest that is drawn jointly by default
 
 
-class Sweep:
+class BlockSweep:
     """The sites of a block, and how each of them is drawn given everything else.
 
     :param info: the model.
@@ -44,7 +44,7 @@ class Sweep:
     def __init__(self, info: ModelInfo, sequential: bool, how: str) -> None:
         self.info = info
         self.finite = tuple(name for name in info.sites if name not in info.continuous)
-        self.posterior = Posterior(info, self.finite)
+        self.posterior = ModelDensity(info, self.finite)
         self.conditionals = (
             _conditionals(self.posterior, sequential, how) if self.finite else None
         )
@@ -73,11 +73,11 @@ class Sweep:
         )
 
     @functools.cached_property
-    def sums(self) -> Forests:
+    def sums(self) -> ForestLayers:
         """Sums over the states of all discrete units; an IntractableError where these are no forest."""
         drawn = self.conditionals
         if (
-            isinstance(drawn, Forests)
+            isinstance(drawn, ForestLayers)
             and drawn.posterior is self.posterior
             and drawn.num_layers == 1
         ):
@@ -89,10 +89,12 @@ class Sweep:
                 "form a forest to be summed out. Leave sites that join them in cycles "
                 "to another block"
             )
-        return Forests(self.posterior, terms, np.zeros(terms.sets.size, int), drawn)
+        return ForestLayers(
+            self.posterior, terms, np.zeros(terms.sets.size, int), drawn
+        )
 
     def with_latents(
-        self, values: Sites, context: Context, keys: Array
+        self, values: SiteValues, context: Context, keys: Array
     ) -> dict[str, Array]:
         """Return the sites, and latents drawn given everything else where there are any."""
         latents = (
@@ -102,13 +104,13 @@ class Sweep:
         )
         return {**values, **latents}
 
-    def without_latents(self, values: Sites) -> dict[str, Array]:
+    def without_latents(self, values: SiteValues) -> dict[str, Array]:
         """Return the sites alone."""
         return {name: values[name] for name in self.info.sites}
 
     def __call__(
         self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
-    ) -> Moved:
+    ) -> DrawnSites:
         """Draw all sites once.
 
         :param inputs: the sites, and latents where these are drawn too, which a forward
@@ -127,7 +129,9 @@ class Sweep:
             degenerate = degenerate + more
         return dict(values), degenerate
 
-    def invalid(self, values: Sites, context: Context, keys: Array) -> dict[str, Array]:
+    def invalid(
+        self, values: SiteValues, context: Context, keys: Array
+    ) -> dict[str, Array]:
         """Return, by site, a mask of the conditionals that are nan, ``(units, values)``."""
         values = self.with_latents(values, context, keys)
         result = {}
@@ -142,7 +146,7 @@ class Sweep:
         return result
 
     def walk(
-        self, values: Sites, context: Context, keys: Array
+        self, values: SiteValues, context: Context, keys: Array
     ) -> tuple[dict[str, Array], Array]:
         """Return random values of the sites, and the change of the log density that conditionals imply."""
         change = jnp.zeros(())
@@ -177,10 +181,10 @@ class Sweep:
         return conditionals.couple((x, first[1]), (y, second[1]), keys)
 
 
-def _conditionals(posterior: Posterior, sequential: bool, how: str) -> Conditionals:
+def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Conditionals:
     """Return the draws of discrete units, jointly if ``how`` says so."""
     units = _by_units(posterior, sequential or how == "forest")
-    terms = units.terms if isinstance(units, Layers) else None
+    terms = units.terms if isinstance(units, UnitLayers) else None
     if how == "units" or (how == "auto" and not (terms and terms.is_forest)):
         return units
     if terms is None or terms.has_products:
@@ -197,10 +201,10 @@ def _conditionals(posterior: Posterior, sequential: bool, how: str) -> Condition
             f"split into at most {_FEW_LAYERS} forests, and too many of them interact. "
             "Leave joint='forest' away"
         )
-    return Forests(units.posterior, terms, colors, units)
+    return ForestLayers(units.posterior, terms, colors, units)
 
 
-def _by_units(posterior: Posterior, sequential: bool) -> Conditionals:
+def _by_units(posterior: ModelDensity, sequential: bool) -> Conditionals:
     """Raise an IntractableError where hardly two units can be drawn at once, without ``sequential``."""
     info = posterior.info
     sites = posterior.sites
@@ -239,7 +243,7 @@ def _by_units(posterior: Posterior, sequential: bool) -> Conditionals:
     )
 
 
-def _in_layers(posterior: Posterior, terms: SumOfTerms) -> Conditionals | None:
+def _in_layers(posterior: ModelDensity, terms: SumOfTerms) -> Conditionals | None:
     """Return conditionals by layers; None where hardly two units can be drawn at once."""
     size = terms.sets.size
     edges = terms.edges
@@ -248,7 +252,7 @@ def _in_layers(posterior: Posterior, terms: SumOfTerms) -> Conditionals | None:
     colors = color_units(size, edges) if len(edges) else np.zeros(size, int)
     layers = int(colors.max(initial=0)) + 1
     return (
-        Layers(posterior, terms, colors)
+        UnitLayers(posterior, terms, colors)
         if layers <= _FEW_LAYERS or 2 * layers <= size
         else None
     )
