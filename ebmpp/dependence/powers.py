@@ -17,12 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jax
 from jax import lax
-from jax.extend import core
 import jax.numpy as jnp
 
-from ebmpp.dependence.program import Equation, Program
+from ebmpp.dependence.program import Equation, Program, scan_body
 from ebmpp.dependence.rules import ELEMENTWISE, LINEAR, MOVING
 
 LOG = "log"
@@ -144,10 +142,7 @@ def _loop(at: _Operands) -> list[_Sum | None] | None:
     """Return the results of a scan, whose carry is one sum in all rounds; None where there is no such sum."""
     params = at.eqn.params
     facts = at.facts._replace(indicators=frozenset())
-    fn = core.jaxpr_as_fun(params["jaxpr"])
-    avals = params["jaxpr"].in_avals
-    shapes = {i: jax.ShapeDtypeStruct(a.shape, a.dtype) for i, a in enumerate(avals)}
-    body = Program(lambda inputs, *_: fn(*(inputs[i] for i in shapes)), shapes, {}, [])
+    body = scan_body(at.eqn)
     slots = list(body.sites.values())
     first = params["num_consts"]
     count = params["num_carry"]

@@ -216,6 +216,16 @@ class Program:
         return {slot: values[slot] for slot in targets}
 
 
+def scan_body(eqn: Equation) -> Program:
+    """Return one round of a scan as a program, whose sites are all of its inputs by position."""
+    closed = eqn.params["jaxpr"]
+    fn = core.jaxpr_as_fun(closed)
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
+    return Program(
+        lambda sites, *_: fn(*sites.values()), dict(enumerate(shapes)), {}, []
+    )
+
+
 def evaluate_equation(eqn: Equation, operands: Sequence[Any]) -> Sequence[Any]:
     """Return an equation's results, a list."""
     results = eqn.primitive.bind(*operands, **eqn.params)

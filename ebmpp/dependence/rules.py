@@ -21,7 +21,13 @@ from ebmpp.dependence.flow import (
     Lookup,
     Scattered,
 )
-from ebmpp.dependence.program import Bind, Equation, Program, evaluate_equation
+from ebmpp.dependence.program import (
+    Bind,
+    Equation,
+    Program,
+    evaluate_equation,
+    scan_body,
+)
 
 ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
@@ -95,6 +101,22 @@ def _is_exact(program: Program, eqn: Equation, operand: int) -> bool:
         return is_wide(source)
     same_kind = jnp.issubdtype(target, np.floating) or source.kind == target.kind
     return is_wide(target) and (source == np.bool_ or (is_wide(source) and same_kind))
+
+
+def is_polynomial(program: Program) -> bool:
+    """Return True if all results are polynomials in the units, by the primitives that compute them."""
+    return all(_keeps_polynomials(program, eqn) for eqn in program.equations)
+
+
+def _keeps_polynomials(program: Program, eqn: Equation) -> bool:
+    depends = [i for i, slot in enumerate(eqn.inputs) if program.depends(slot)]
+    if not depends or eqn.name in (*PRODUCTS, "conv_general_dilated", "square"):
+        return True
+    if eqn.name == "integer_pow":
+        return eqn.params["y"] >= 0
+    if eqn.name == "scan":
+        return is_polynomial(scan_body(eqn))
+    return is_affine(program, eqn, depends)
 
 
 def is_wide(dtype: np.dtype) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, ClassVar
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -18,7 +19,8 @@ from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph.factors.lateral import Local, Pairs, Split
 
-Params = Any
+#: FactorParams of one factor: arrays.
+FactorParams = PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +31,12 @@ class _Frozen:
     leaves: tuple[HashableArray, ...]
 
     @classmethod
-    def copy(cls, tree: Params) -> "_Frozen":
+    def copy(cls, tree: FactorParams) -> "_Frozen":
         """Copy the arrays of a tree."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple(map(HashableArray.copy, leaves)))
 
-    def unflatten(self) -> Params:
+    def unflatten(self) -> FactorParams:
         """Return the tree as numpy arrays, bit by bit."""
         return jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves])
 
@@ -145,12 +147,14 @@ class Factor:
         return f"{type(self).__name__}({', '.join(map(repr, self.blocks))}{name})"
 
     def evaluate(
-        self, params: Params, *statistics: Array, families: tuple[Family, ...]
+        self, params: FactorParams, *statistics: Array, families: tuple[Family, ...]
     ) -> Array:
         """Return the energy of one state, a scalar."""
         return self.energy(params, *statistics)
 
-    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Params:
+    def init_params(
+        self, rng_key: Array, families: Mapping[str, Family]
+    ) -> FactorParams:
         """Return initial params without a scheme."""
         if self.init is None:
             return ()

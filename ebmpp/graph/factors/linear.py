@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
-from ebmpp.graph.factors.factor import Factor, Params, is_positive_int
+from ebmpp.graph.factors.factor import Factor, FactorParams, is_positive_int
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -141,7 +141,7 @@ def _bilinear_energy(weight: Array, first: Array, second: Array) -> Array:
     )
 
 
-Forward = Callable[[Params, Array], Array]
+Forward = Callable[[FactorParams, Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ class InnerProduct:
     blocks: tuple[str, str]
     forward: Forward
 
-    def __call__(self, params: Params, first: Array, second: Array) -> Array:
+    def __call__(self, params: FactorParams, first: Array, second: Array) -> Array:
         image = self.forward(params, first)
         shape = jnp.shape(image)
         if shape != second.shape:
@@ -248,13 +248,15 @@ class Linear(Factor):
         return None if self.shape is None else "weight"
 
     def evaluate(
-        self, params: Params, *statistics: Array, families: tuple[Family, ...]
+        self, params: FactorParams, *statistics: Array, families: tuple[Family, ...]
     ) -> Array:
         return self.energy(
             params, *map(lambda f, t: f.interaction(t), families, statistics)
         )
 
-    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Params:
+    def init_params(
+        self, rng_key: Array, families: Mapping[str, Family]
+    ) -> FactorParams:
         return (
             super().init_params(rng_key, families)
             if self.shape is None

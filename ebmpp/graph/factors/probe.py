@@ -4,55 +4,61 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from jaxtyping import Float, Integer, Real, UInt32
 import numpy as np
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Eta, checks
+from ebmpp.core import Eta, Numbers, checks
 from ebmpp.core.backend import full_precision
 from ebmpp.core.compile import compiled
+from ebmpp.core.rows import expand
+from ebmpp.dependence.program import Program
+from ebmpp.dependence.rules import is_polynomial
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families.family import Families, Family
-from ebmpp.graph.factors.factor import Factor, Params
+from ebmpp.graph.factors.factor import Factor, FactorParams
 from ebmpp.graph.factors.lateral import Split
 
-#: Operations that map polynomials to polynomials.
-_ARITHMETIC = frozenset(
-    "add add_any broadcast_in_dim concatenate conv_general_dilated "
-    "convert_element_type copy cumsum dot_general integer_pow mul neg "
-    "optimization_barrier pad reduce_precision reduce_sum reshape rev slice split "
-    "square squeeze sub tile transpose".split()
-)
-#: The same, where these operands do not depend on the variables.
-_CONSTANT_OPERANDS = dict.fromkeys(
-    ("div", "dynamic_slice", "gather"), slice(1, None)
-) | {
-    "dynamic_update_slice": slice(2, None),
-    "scatter-add": slice(1, 2),
-    "select_n": slice(1),
-}
-_COUNTS = 128  # each of which is tried
+_NUM_VALUES = 128  # that are tried of a family of many values
+_NUM_STATES = 8
 _FAR = np.rint(np.geomspace(1, 1e5, 30))
-_STATES = 8
 # relative, of a sum, per root of the number of terms
 _ROUNDING = 128 * float(np.finfo(np.float32).eps)
 _STATE_TOLERANCE = 1e-3  # relative; some states are far from zero, and kinks are coarse
-
 _ONE_PART = np.zeros((), int)  # of a block whose units do not interact
 
-_Point = list[np.ndarray]
-#: Statistics of all blocks, and others to move one block to.
-_Move = tuple[_Point, _Point]
+
+class _Move(NamedTuple):
+    """Statistics of all blocks, and others to which one block at a time moves."""
+
+    here: list[np.ndarray]
+    there: list[np.ndarray]
+
+
+class _Measured(NamedTuple):
+    """Measurements at a move."""
+
+    value: Array
+    """Energy at its start."""
+    slopes: tuple[Array, ...]
+    """Gradient of the energy in each block."""
+    moved: tuple[tuple[Array, Array], ...]
+    """Energies and gradients with each part of one block moved."""
 
 
 def probe(
-    factor: Factor, families: Families, params: Params, splits: Mapping[str, Split]
+    factor: Factor,
+    families: Families,
+    params: FactorParams,
+    splits: Mapping[str, Split],
 ) -> None:
     """Check that the energy is affine in the statistics of each block of ``factor``, or of each of its parts.
 
@@ -61,101 +67,72 @@ def probe(
     function that passes is affine there with probability one. A function with kinks or
     jumps, such as a comparison, can be constant between two random points, so it is
     also tried at states, and between each and the state with a block at 0, where
-    energies are differentiated. Unless its traced form is a polynomial, it is tried
-    over the range of each family.
+    energies are differentiated. A polynomial that is affine between random points is
+    affine everywhere; all else is tried over the range of each family.
     """
     scope = tuple(families[b] for b in factor.blocks)
-    floats = np.dtype(jnp.result_type(float))
+    interacting = [b for b, _ in factor.lateral if b in splits]
+    probed = _Probe(factor, scope, {b: _unit_parts(splits[b]) for b in interacting})
     generator = np.random.default_rng(0)
+    random_move, *moves = _moves(factor, families, generator)
 
     def noisy(a):
         return (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
 
-    between, *moves = _points(factor, families, generator)
-    probed = _Probe(
-        factor, scope, {b: _parts(splits[b]) for b, _ in factor.lateral if b in splits}
-    )
     # One program, dropped on return: op by op, each width of a block would leave twenty
     # in jax's caches.
     measure = jax.jit(probed.measure)
     # an energy may restrict its params, as a logarithm
-    for values in (
-        jax.tree.map(noisy, params),
-        params,
-    ):
-        value = probed.run(measure, values, *between).value
-        if np.isfinite(value):
+    for values in (jax.tree.map(noisy, params), params):
+        measured = probed.run(measure, values, random_move)
+        if np.isfinite(measured.value):
             break
-    if not bool(np.isfinite(value)):
+    else:
         raise checks.error(
             f"{factor!r}: energy",
             "finite at its initial params",
-            float(value),
+            float(measured.value),
             DeclarationError,
         )
-    fine = np.asarray(
-        _ROUNDING * math.sqrt(sum(math.prod(f.statistic_shape) for f in scope)), floats
-    )
-    coarse = np.maximum(fine, np.asarray(_STATE_TOLERANCE, floats))
+    num_terms = sum(math.prod(f.statistic_shape) for f in scope)
+    tolerance = _ROUNDING * math.sqrt(num_terms)
+    probed.check(measured, random_move, tolerance)
+    tolerance = max(tolerance, _STATE_TOLERANCE)
+    if not is_polynomial(probed.trace(params, random_move.here)):
+        moves = itertools.chain(moves, _far_moves(scope))
+    for move in moves:
+        probed.check(probed.run(measure, values, move), move, tolerance)
 
-    def energy(*t):
-        return factor.evaluate(values, *t, families=scope)
 
-    is_exact = is_polynomial(
-        jax.make_jaxpr(energy)(*between[0]).jaxpr, [True] * len(scope)
+def _moves(
+    factor: Factor, families: Families, generator: np.random.Generator
+) -> list[_Move]:
+    """Return a move between random points, and then moves between states."""
+    floats = np.dtype(jnp.result_type(float))
+
+    def random_point():
+        shapes = [families[b].statistic_shape for b in factor.blocks]
+        return [generator.uniform(0.1, 0.9, shape).astype(floats) for shape in shapes]
+
+    moves = [_Move(random_point(), random_point())]
+    statistics = jax.device_get(
+        random_statistics(families, factor.blocks, _NUM_STATES + 1)
     )
-    far = () if is_exact else _far_moves(scope)
-    coarsely = ((move, coarse) for move in itertools.chain(moves, far))
-    for points, tolerance in itertools.chain([(between, fine)], coarsely):
-        probed.check(probed.run(measure, values, *points), *points, tolerance)
+    columns = (statistics[b].astype(floats) for b in factor.blocks)
+    states = list(map(list, zip(*columns, strict=True)))
+    zero = [np.zeros_like(t) for t in states[0]]
+    for state, following in itertools.pairwise(states):
+        moves += [_Move(state, following), _Move(state, zero)]
+    return moves
 
 
 def _far_moves(scope: Sequence[Family]) -> Iterator[_Move]:
-    """Yield pairs of points over the range of each family."""
+    """Yield moves over the range of each family."""
     floats = np.dtype(jnp.result_type(float))
-    columns = [
-        [np.asarray(t, floats) for t in far_statistics(family)] for family in scope
-    ]
-    if all(columns):
-        length = max(map(len, columns))
-        rows = zip(
-            *(itertools.islice(itertools.cycle(column), length) for column in columns),
-            strict=True,
-        )
-        yield from itertools.pairwise(map(list, rows))
-
-
-def _points(
-    factor: Factor, families: Families, generator: np.random.Generator
-) -> list[_Move]:
-    """Return pairs of random points, and then of states."""
-    scope = [families[b] for b in factor.blocks]
-    floats = np.dtype(jnp.result_type(float))
-
-    def draw():
-        return [
-            generator.uniform(0.1, 0.9, f.statistic_shape).astype(floats) for f in scope
-        ]
-
-    states = jax.device_get(random_statistics(families, factor.blocks, _STATES + 1))
-    rows = [
-        [states[b][i].astype(floats) for b in factor.blocks] for i in range(_STATES + 1)
-    ]
-    zero = [np.zeros_like(t) for t in rows[0]]
-    moves = [
-        (row, to) for row, after in itertools.pairwise(rows) for to in (after, zero)
-    ]
-    return [(draw(), draw()), *moves]
-
-
-class _Probed(NamedTuple):
-    """Measurements at one pair of points."""
-
-    value: Array
-    slopes: tuple[Array, ...]
-    """Gradient of the energy in each block."""
-    moved: tuple[tuple[Array, Array], ...]
-    """Values and gradients with each part of one block moved."""
+    columns = [np.asarray(far_statistics(family), floats) for family in scope]
+    count = max(map(len, columns))
+    states = [[column[i % len(column)] for column in columns] for i in range(count)]
+    yield from itertools.starmap(_Move, itertools.pairwise(states))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,168 +143,144 @@ class _Probe:
     scope: tuple[Family, ...]
     parts: Mapping[str, np.ndarray]
 
+    def trace(self, params: FactorParams, statistics: Sequence[np.ndarray]) -> Program:
+        """Return the energy as a program whose units are statistics."""
+
+        def energy(sites, siblings, arguments):
+            return self.factor.evaluate(
+                arguments[0], *sites.values(), families=self.scope
+            )
+
+        return Program(energy, dict(enumerate(statistics)), {}, [params])
+
     def run(
-        self,
-        measure: Callable[..., _Probed],
-        params: Params,
-        here: _Point,
-        there: _Point,
-    ) -> _Probed:
+        self, measure: Callable[..., _Measured], params: FactorParams, move: _Move
+    ) -> _Measured:
         """Return measurements on the host; raise DeclarationError if the energy fails."""
         try:
-            return jax.device_get(measure(params, here, there))
+            return jax.device_get(measure(params, *move))
         except DeclarationError:
             raise
         except Exception as error:
-            shapes = {b: t.shape for b, t in zip(self.factor.blocks, here, strict=True)}
+            blocks = zip(self.factor.blocks, move.here, strict=True)
             raise DeclarationError(
                 f"{self.factor!r}: energy failed for params of shape "
-                f"{jax.tree.map(np.shape, params)} and statistics of shape {shapes}: "
+                f"{jax.tree.map(np.shape, params)} and statistics of shape "
+                f"{ {b: t.shape for b, t in blocks} }: "
                 f"{error} (jax compiles it: write it in jax.numpy)"
             ) from error
 
     @full_precision
     def measure(
-        self, params: Params, here: Sequence[Array], there: Sequence[Array]
-    ) -> _Probed:
+        self, params: FactorParams, here: Sequence[Array], there: Sequence[Array]
+    ) -> _Measured:
         """Return the energy at a point, its gradients, and both with each part of one block moved."""
-        factor = self.factor
-        scope = self.scope
-        value = factor.evaluate(params, *here, families=scope)
+        energy = functools.partial(self.factor.evaluate, params, families=self.scope)
+        value = energy(*here)
         is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
         if not is_number or jnp.shape(value) != ():
             raise checks.error(
-                f"{factor!r}: value of energy", "a scalar", value, DeclarationError
+                f"{self.factor!r}: value of energy", "a scalar", value, DeclarationError
             )
-        moved = []
-        for i, block in enumerate(factor.blocks):
 
-            def energy_at(t, i=i):
-                return factor.evaluate(
-                    params, *here[:i], t, *here[i + 1 :], families=scope
-                )
+        def move_parts(i, parts):
+            def move(part):
+                moved = jnp.where(parts == part, there[i], here[i])
+                energy_there = jax.value_and_grad(energy, argnums=i)
+                return energy_there(*here[:i], moved, *here[i + 1 :])
 
-            colors = self.parts.get(block, _ONE_PART)
+            return jax.lax.map(move, jnp.arange(parts.max() + 1))
 
-            def move(part, i=i, colors=colors):
-                return jnp.where(colors == part, there[i], here[i])
+        parts = [self.parts.get(block, _ONE_PART) for block in self.factor.blocks]
+        slopes = jax.grad(energy, argnums=tuple(range(len(here))))(*here)
+        moved = tuple(itertools.starmap(move_parts, enumerate(parts)))
+        return _Measured(jnp.asarray(value), slopes, moved)
 
-            def along(part, f=energy_at, move=move):
-                return jax.value_and_grad(f)(move(part))
-
-            moved.append(jax.lax.map(along, jnp.arange(colors.max() + 1)))
-        slopes = jax.grad(lambda t: factor.evaluate(params, *t, families=scope))(
-            tuple(here)
-        )
-        return _Probed(jnp.asarray(value), slopes, tuple(moved))
-
-    def check(
-        self, probed: _Probed, here: _Point, there: _Point, tolerance: np.ndarray
-    ) -> None:
-        """Refuse an energy that is not affine between two points."""
-        for i, (block, family) in enumerate(
-            zip(self.factor.blocks, self.scope, strict=True)
-        ):
-            colors = self.parts.get(block, _ONE_PART)
-            if not _is_affine(probed, i, colors, there[i] - here[i], tolerance):
-                pairs = (
-                    "beyond its lateral pairs, "
-                    if block in self.parts
-                    else "with one another, "
-                )
-                raise NotMultiAffineError(
-                    f"{self.factor!r}: energy must be affine in the statistics of each "
-                    f"unit of block {block!r} ({family!r}) given all other units. If "
-                    f"its units interact {pairs}declare all such pairs with "
-                    "lateral=... or Pairwise, or split the block. Otherwise write "
-                    "comparisons, jnp.where and activations as products: x**2 of 0 and "
-                    "1 is x, a == b is a*b + (1-a)*(1-b); x**2 of reals is a statistic "
-                    "of Gaussian(..., variance='learned')."
-                )
+    def check(self, measured: _Measured, move: _Move, tolerance: float) -> None:
+        """Refuse an energy that is not affine along a move."""
+        for i, block in enumerate(self.factor.blocks):
+            parts = self.parts.get(block, _ONE_PART)
+            step = move.there[i] - move.here[i]
+            if _is_affine(measured, i, parts, step, tolerance):
+                continue
+            beyond = (
+                "beyond its lateral pairs"
+                if block in self.parts
+                else "with one another"
+            )
+            raise NotMultiAffineError(
+                f"{self.factor!r}: energy must be affine in the statistics of each "
+                f"unit of block {block!r} ({self.scope[i]!r}) given all other units. If "
+                f"its units interact {beyond}, declare all such pairs with "
+                "lateral=... or Pairwise, or split the block. Otherwise write "
+                "comparisons, jnp.where and activations as products: x**2 of 0 and "
+                "1 is x, a == b is a*b + (1-a)*(1-b); x**2 of reals is a statistic "
+                "of Gaussian(..., variance='learned')."
+            )
 
 
-def _parts(split: Split) -> np.ndarray:
+def _unit_parts(split: Split) -> Integer[np.ndarray, "*#statistics"]:
     """Return the part of each unit, broadcastable to statistics."""
-    return split.colors.reshape(
-        split.family.shape + (1,) * len(split.family.stat_shape)
-    )
+    extra = (1,) * len(split.family.stat_shape)
+    return split.colors.reshape(split.family.shape + extra)
 
 
 # On the host: compiling these dozen sums takes longer than the energy.
 def _is_affine(
-    probed: _Probed, i: int, colors: np.ndarray, step: np.ndarray, tolerance: np.ndarray
+    measured: _Measured, i: int, parts: np.ndarray, step: np.ndarray, tolerance: float
 ) -> bool:
     """Return True if no part's gradient changes as it moves, and the energy follows the gradient."""
-    value = probed.value
-    slope = probed.slopes[i]
+    value = measured.value
+    slope = measured.slopes[i]
     with np.errstate(all="ignore"):  # nan is not affine
         size = (abs(slope) * abs(step)).sum() + abs(value)
         for part, (value_there, slope_there) in enumerate(
-            zip(*probed.moved[i], strict=True)
+            zip(*measured.moved[i], strict=True)
         ):
-            inside = colors == part
+            inside = parts == part
             change = np.where(inside, slope_there - slope, 0)
             jump = value_there - value - (slope * np.where(inside, step, 0)).sum()
             scale = abs(slope).max() + abs(slope_there).max()
-            total = size + abs(value_there)
-            if not (
-                abs(change).max() <= tolerance * scale
-                and abs(jump) <= tolerance * total
+            is_constant = abs(change).max() <= tolerance * scale
+            if not is_constant or not abs(jump) <= tolerance * (
+                size + abs(value_there)
             ):
                 return False
     return True
 
 
-def is_polynomial(jaxpr: Any, variables: list[bool]) -> bool:
-    """Return True if all results are polynomials in the inputs that ``variables`` marks.
+def far_statistics(family: Family) -> Float[np.ndarray, "states ..."]:
+    """Return statistics of states over the range of a family, of equal units and of two random halves.
 
-    A polynomial that is affine between random points is affine everywhere. Comparisons
-    and roots are not polynomials, and may be affine on a part of the states.
+    Where no integer has finite statistics, as between 0 and 1, they are of draws.
     """
-    varying = {v for v, varies in zip(jaxpr.invars, variables, strict=True) if varies}
-    for equation in jaxpr.eqns:
-        inputs = [not hasattr(v, "val") and v in varying for v in equation.invars]
-        if any(inputs):
-            if not _keeps_polynomials(equation, inputs):
-                return False
-            varying.update(equation.outvars)
-    return True
+    statistics = _finite_statistics(family, _states_over_range(family))
+    if len(statistics):
+        return statistics
+    words = _random_words(family, _NUM_VALUES, np.random.default_rng(0))
+    return _finite_statistics(family, family.initial(jnp.asarray(words)))
 
 
-def _keeps_polynomials(equation: Any, inputs: list[bool]) -> bool:
-    name = equation.primitive.name
-    params = equation.params
-    inner = params.get("call_jaxpr", params.get("jaxpr"))
-    if inner is not None and name not in ("while", "cond"):
-        inner = getattr(inner, "jaxpr", inner)
-        if len(inner.invars) != len(inputs):
-            return False
-        return is_polynomial(inner, [True] * len(inputs) if name == "scan" else inputs)
-    if name == "convert_element_type":
-        return jnp.issubdtype(params["new_dtype"], jnp.inexact)
-    if name == "integer_pow":
-        return params["y"] >= 0
-    fixed = _CONSTANT_OPERANDS.get(name)
-    return name in _ARITHMETIC or (fixed is not None and not any(inputs[fixed]))
-
-
-def far_statistics(family: Family) -> list[Array]:
-    """Return statistics of states over the range of a family, of equal units and of two random halves."""
-    states = family.states()
-    generator = np.random.default_rng(0)
-    if states is None:
-        values = np.concatenate([np.arange(_COUNTS), _FAR, -_FAR])
+def _states_over_range(family: Family) -> Real[np.ndarray, "states ..."]:
+    table = family.states()
+    if table is None:
+        values = np.concatenate([np.arange(_NUM_VALUES), _FAR, -_FAR])
     else:
-        values = np.asarray(states)[
-            np.linspace(0, len(states) - 1, min(len(states), _COUNTS)).astype(int)
-        ]
+        count = min(len(table), _NUM_VALUES)
+        values = np.asarray(table)[np.linspace(0, len(table) - 1, count).astype(int)]
     values = values[np.asarray(family.in_support(values.astype(float)))]
-    equal = [np.full(family.shape, value) for value in values]
-    moved = [
-        np.where(generator.random(family.shape) < 0.5, x, equal[0])
-        for x in equal[-2 * len(_FAR) :]
-    ]
-    return [family.statistics(jnp.asarray(x, family.dtype)) for x in equal + moved]
+    equal = np.multiply.outer(values, np.ones(family.shape, values.dtype))
+    last = equal[-2 * len(_FAR) :]
+    is_last = np.random.default_rng(0).random(last.shape) < 0.5
+    return np.concatenate([equal, np.where(is_last, last, equal[:1])])
+
+
+def _finite_statistics(
+    family: Family, states: Real[Numbers, "states ..."]
+) -> Float[np.ndarray, "finite ..."]:
+    statistics = np.asarray(family.statistics(jnp.asarray(states, family.dtype)))
+    axes = tuple(range(1, statistics.ndim))
+    return statistics[np.isfinite(statistics).all(axes)]
 
 
 def random_statistics(families: Families, blocks: Iterable[str], rows: int) -> Eta:
@@ -335,28 +288,31 @@ def random_statistics(families: Families, blocks: Iterable[str], rows: int) -> E
 
     Units of finitely many values take them with proportions that differ between rows,
     and are nearly all equal in every second row. Others are initial draws, ten times as
-    large in every second row where they are unbounded.
+    large in every second row where the support has such values.
     """
     generator = np.random.default_rng(0)
     scope = tuple((b, families[b]) for b in blocks)
     return _statistics_of(scope, {b: _numbers(f, rows, generator) for b, f in scope})
 
 
+def _random_words(
+    family: Family, rows: int, generator: np.random.Generator
+) -> UInt32[np.ndarray, "rows *units words"]:
+    shape = (rows, *family.shape, family.num_words)
+    return generator.integers(0, 2**32, shape, np.uint32)
+
+
 def _numbers(family: Family, rows: int, generator: np.random.Generator) -> np.ndarray:
     """Return numbers of values, or random words where there are infinitely many values."""
     states = family.states()
     if states is None:
-        return generator.integers(
-            0, 2**32, (rows, *family.shape, family.num_words), np.uint32
-        )
-    shares = generator.dirichlet(np.full(len(states), 0.5), rows)
-    shares[::2] = (
-        0.05 * shares[::2]
-        + 0.95 * np.eye(len(states))[np.arange(0, rows, 2) // 2 % len(states)]
-    )
-    return np.stack(
-        [generator.choice(len(states), family.shape, p=p) for p in shares]
-    ).astype(np.int32)
+        return _random_words(family, rows, generator)
+    count = len(states)
+    shares = generator.dirichlet(np.full(count, 0.5), rows)
+    dominant = np.eye(count)[np.arange(0, rows, 2) // 2 % count]
+    shares[::2] = 0.05 * shares[::2] + 0.95 * dominant
+    numbers = [generator.choice(count, family.shape, p=p) for p in shares]
+    return np.stack(numbers).astype(np.int32)
 
 
 @compiled(statics=1)
@@ -366,11 +322,11 @@ def _statistics_of(
     statistics = {}
     for b, family in scope:
         states = family.states()
-        x = family.initial(numbers[b]) if states is None else states[numbers[b]]
-        if np.isinf(family.statistic_bounds).any():
-            far = jnp.where(jnp.arange(len(x)) % 2, 10, 1).reshape(
-                -1, *(1,) * (x.ndim - 1)
-            )
-            x = (x * far.astype(x.dtype)).astype(x.dtype)
+        if states is None:
+            x = family.initial(numbers[b])
+            is_odd = expand(jnp.arange(len(x)) % 2 == 1, like=x)
+            x = jnp.where(is_odd & family.in_support(10 * x), 10 * x, x)
+        else:
+            x = states[numbers[b]]
         statistics[b] = family.statistics(x)
     return statistics

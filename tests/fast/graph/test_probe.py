@@ -2,15 +2,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Energies that are accepted or refused as multi-affine; tests/fast/bad_inputs refuses more of them."""
 
+import dataclasses
+import math
+
 import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
 import pytest
 
-import jax
+from jax import Array
 import jax.numpy as jnp
+from jax.scipy.special import betaln
 
-from ebmpp import Bernoulli, Factor, FactorGraph, Gaussian, Spin
+from ebmpp import (
+    Bernoulli,
+    Categorical,
+    Factor,
+    FactorGraph,
+    Family,
+    Gaussian,
+    Spin,
+)
 from ebmpp.errors import NotMultiAffineError
-from ebmpp.graph.factors.probe import is_polynomial
+from ebmpp.graph.factors.probe import far_statistics
 
 
 def test_affine_energies_are_accepted() -> None:
@@ -44,33 +58,61 @@ def test_rounding_of_large_sums_is_tolerated() -> None:
     FactorGraph({"v": Bernoulli(784)}, {"h": Spin(500)}, [factor])
 
 
-def test_polynomials_are_recognised() -> None:
-    """No energy of arithmetic is tried far out, which takes tenths of a second."""
-    index, image = np.array([1, 0]), np.ones((2, 1, 3, 3), np.float32)
-    kernel = jnp.ones((2, 1, 2, 2))
-    polynomials = [
-        lambda x: jnp.einsum("i,ij,j->", x, jnp.tanh(jnp.eye(3)), x) - x[0] * x[1],
-        lambda x: (
-            (x[index] * jnp.where(index > 0, x[:2], 2.0)).sum() / 3
-            + jax.jit(jnp.dot)(x, x)
-        ),
-        lambda x: jax.lax.conv(
-            x[:2, None, None, None] * image, kernel, (1, 1), "VALID"
-        ).sum(),
-        lambda x: (
-            jnp.zeros(3).at[index].add(x[:2]).sum() + jax.checkpoint(jnp.sum)(x**2 - x)
-        ),
-        lambda x: jax.lax.scan(lambda c, a: (c + a * c, None), x[0], x)[0],
-    ]
-    others = [
-        jnp.max,
-        lambda x: x[0] / x[1],
-        lambda x: jnp.exp(x).sum(),
-        lambda x: (x > 0).sum() * x[0],
-    ]
-    for functions, expected in ((polynomials, True), (others, False)):
-        for function in functions:
-            assert (
-                is_polynomial(jax.make_jaxpr(function)(jnp.ones(3)).jaxpr, [True])
-                is expected
-            )
+@dataclasses.dataclass(frozen=True, repr=False)
+class Proportion(Family):
+    """Numbers between 0 and 1 with statistics log x and log(1 - x), of closed or of open support."""
+
+    is_open: bool = False
+
+    stat_shape = (2,)
+    bounds = (-math.inf, 0.0)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return (
+            constraints.open_interval(0, 1)
+            if self.is_open
+            else constraints.unit_interval
+        )
+
+    def statistics(self, x: Array) -> Array:
+        return jnp.stack([jnp.log(x), jnp.log1p(-x)], -1)
+
+    def log_normalizer(self, eta: Array) -> Array:
+        return betaln(eta[..., 0] + 1, eta[..., 1] + 1)
+
+    def unit_distribution(self, eta: Array) -> dist.Distribution:
+        return dist.Beta(eta[..., 0] + 1, eta[..., 1] + 1)
+
+    def in_domain(self, eta: Array) -> Array:
+        return (eta > -1).all(-1)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_units_between_0_and_1_are_probed_inside_their_support(is_open: bool) -> None:
+    """No integer is inside, and ten times a draw is outside."""
+    blocks = {"x": Proportion(3, is_open), "h": Bernoulli(2)}
+    statistics = far_statistics(blocks["x"])
+    assert len(statistics) > 100 and np.isfinite(statistics).all()
+    declare = lambda energy: FactorGraph(
+        blocks, factors=[Factor("x", "h", energy=energy)]
+    )
+    declare(lambda w, t, h: -t.sum() * h.sum())
+    # not a polynomial by its primitives
+    declare(
+        lambda w, t, h: -(h.sum() * t.sum(0) @ jnp.maximum(jnp.ones(2), t[0, 0] * 0))
+    )
+    with pytest.raises(NotMultiAffineError, match="block 'x'"):
+        declare(lambda w, t, h: -h.sum() * jnp.exp(t[:, 0]).sum())
+    with pytest.raises(NotMultiAffineError, match="block 'x'"):
+        declare(lambda w, t, h: -h.sum() * jnp.minimum(t[0, 0], -5.0))
+
+
+def test_table_look_ups_are_refused() -> None:
+    """A table in the params too, which jax may not index as a numpy array."""
+    blocks = {"c": Categorical(3, 4)}
+    factor = Factor(
+        "c", init=jnp.arange(4.0), energy=lambda table, c: table[c.argmax(-1)].sum()
+    )
+    with pytest.raises(NotMultiAffineError, match="block 'c'"):
+        FactorGraph(blocks, factors=[factor])
