@@ -9,8 +9,11 @@ from typing import Any, Protocol, Self, TypeVar
 class _Shaped(Protocol):
     """An array of NumPy or jax."""
 
-    shape: Any
-    ndim: Any
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def ndim(self) -> int: ...
 
     def reshape(self, shape: Any, /) -> Self: ...
 
