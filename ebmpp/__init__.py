@@ -18,7 +18,17 @@ from ebmpp.annealing import ais, bracket, particle_expectation, smc
 from ebmpp.core import VERSION as __version__  # noqa: N811
 from ebmpp.core.compile import enable_compilation_cache
 from ebmpp.coupling import unbiased_expectation
-from ebmpp.estimators import CD, PCD, PTT, UCD, ParticleUCD, TemperedPCD, WeightedPCD
+from ebmpp.estimators import (
+    CD,
+    PCD,
+    PTT,
+    UCD,
+    Centered,
+    MeanField,
+    ParticleUCD,
+    TemperedPCD,
+    WeightedPCD,
+)
 from ebmpp.evaluate import complete, from_dataframe
 from ebmpp.exact import perfect_sample
 from ebmpp.families import (
@@ -37,6 +47,7 @@ from ebmpp.graph import (
     Convolution,
     Factor,
     FactorGraph,
+    Linear,
     Observed,
     Pairwise,
     condition,
@@ -45,7 +56,14 @@ from ebmpp.graph import (
     marginalize,
     save,
 )
-from ebmpp.kernels import BlockedGibbs, MaximalCoupling, ParallelTempering, local_search
+from ebmpp.kernels import (
+    BlockedGibbs,
+    MaximalCoupling,
+    ParallelTempering,
+    SwendsenWang,
+    local_search,
+    sample,
+)
 from ebmpp.ppl import EnergyDistribution, GibbsBlock
 from ebmpp.training import Fit, Stage, fit, monitors, optimizers
 
@@ -64,6 +82,7 @@ __all__ = [
     "Binomial",
     "BlockedGibbs",
     "Categorical",
+    "Centered",
     "Convolution",
     "EnergyDistribution",
     "Exponential",
@@ -73,7 +92,9 @@ __all__ = [
     "Fit",
     "Gaussian",
     "GibbsBlock",
+    "Linear",
     "MaximalCoupling",
+    "MeanField",
     "Observed",
     "Pairwise",
     "ParticleUCD",
@@ -81,6 +102,7 @@ __all__ = [
     "Poisson",
     "Spin",
     "Stage",
+    "SwendsenWang",
     "TemperedPCD",
     "WeightedPCD",
     "ais",
@@ -103,6 +125,7 @@ __all__ = [
     "perfect_sample",
     "plots",
     "report",
+    "sample",
     "save",
     "smc",
     "to_datatree",

@@ -38,7 +38,7 @@ def data_statistics(
     :param params: a dict keyed by factor name.
     :param data: rows of the visible blocks; the full training data, in the paper.
     :param weights: one per row; equal by default.
-    :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`,
+    :param posterior: an approximation such as :class:`~ebmpp.MeanField`,
         needed where the latents given the visibles are not one layer.
     :return: a pytree shaped like the params.
     :raises IntractableError: where the latents given the visibles are not one layer,

@@ -91,7 +91,7 @@ class Centered(Estimator):
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
-    ...                 estimator=ebmpp.estimators.Centered(ebmpp.CD(k=1)), progress_bar=False)
+    ...                 estimator=ebmpp.Centered(ebmpp.CD(k=1)), progress_bar=False)
     >>> fit.estimator_state.offsets["v"].shape
     (9,)
     """

@@ -121,7 +121,7 @@ def gradient_bias(
     groups, each of which makes its own step, so that their noise does not count, but a
     mode that none has found does. Other states are fixed as a whole, so the noise of
     persistent chains of :class:`UCD` and of :class:`WeightedPCD` counts as bias.
-    :class:`~ebmpp.estimators.Centered` and :class:`~ebmpp.estimators.Discriminative`
+    :class:`~ebmpp.Centered` and :class:`~ebmpp.estimators.Discriminative`
     are judged by their inner estimator. A mode that no system of the reference finds
     cannot show.
 

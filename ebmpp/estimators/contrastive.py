@@ -28,7 +28,7 @@ class CD(Estimator):
     latents, given the known ones.
 
     :param k: number of sweeps.
-    :param posterior: such as :class:`~ebmpp.estimators.MeanField`, where the latents
+    :param posterior: such as :class:`~ebmpp.MeanField`, where the latents
         are not one layer.
     :param moves: moves of a sweep, such as :func:`~ebmpp.moves.cluster_sweep`; default:
         Gibbs draws of all layers. Biased moves are accepted.
@@ -79,7 +79,7 @@ class PCD(Estimator):
     """Persistent CD: chains that continue from step to step while the params move.
 
     For large machines and long runs, at the cost of :class:`CD`; works best with a
-    decreasing rate and inside :class:`~ebmpp.estimators.Centered`. Biased where the
+    decreasing rate and inside :class:`~ebmpp.Centered`. Biased where the
     chains mix more slowly than the params move. Missing entries are drawn as in
     :class:`CD`.
 

@@ -59,7 +59,7 @@ class MeanField:
     >>> import jax, ebmpp
     >>> deep = ebmpp.layered(v=ebmpp.Bernoulli(9), h1=ebmpp.Bernoulli(4), h2=ebmpp.Bernoulli(3))
     >>> fit = ebmpp.fit(deep, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=3,
-    ...                 estimator=ebmpp.PCD(num_chains=10, posterior=ebmpp.estimators.MeanField(10)),
+    ...                 estimator=ebmpp.PCD(num_chains=10, posterior=ebmpp.MeanField(10)),
     ...                 progress_bar=False)
     >>> sorted(fit.params)
     ['h1', 'h1:h2', 'h2', 'v', 'v:h1']

@@ -7,6 +7,7 @@ from ebmpp.kernels.coupling import CouplingState, MaximalCoupling
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState, SwendsenWang
 from ebmpp.kernels.long_run import LongDraws, LongRun
 from ebmpp.kernels.modes import LocalMode, local_search
+from ebmpp.kernels.sampling import sample
 from ebmpp.kernels.streaming import Moments
 from ebmpp.kernels.tempering import ParallelTempering, TemperingState
 
@@ -24,5 +25,6 @@ __all__ = [
     "SwendsenWang",
     "TemperingState",
     "local_search",
+    "sample",
     "sharded_chains",
 ]

@@ -153,7 +153,7 @@ class SwendsenWang(BlockedGibbs):
     >>> import jax, networkx as nx, ebmpp
     >>> from numpyro.infer import MCMC
     >>> lattice = ebmpp.FactorGraph.from_networkx(nx.grid_2d_graph(6, 6), ebmpp.Spin, shared=True, bias=False)
-    >>> mcmc = MCMC(ebmpp.kernels.SwendsenWang(lattice), num_warmup=5, num_samples=20, progress_bar=False)
+    >>> mcmc = MCMC(ebmpp.SwendsenWang(lattice), num_warmup=5, num_samples=20, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), {"x:x": jax.numpy.asarray(0.44)})
     >>> mcmc.get_samples()["x"].shape
     (20, 36)

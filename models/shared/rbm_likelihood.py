@@ -151,7 +151,7 @@ def train(
         if data.grey is None
         else digit_images.batches(data.grey, size, args.seed, data.shape),
         args,
-        ebmpp.estimators.Centered(args.chosen),
+        ebmpp.Centered(args.chosen),
         optimizer=optimizer(args.rate, args.steps, decay=args.decay),
         batch_size=size,
         callbacks=[curve],
@@ -450,7 +450,7 @@ def save(curve: list, result: Evaluation, args: argparse.Namespace) -> None:
     numbers = {"options": {name: getattr(args, name) for name in options}}
     numbers["held_out_rows"] = args.images.origin
     numbers |= {
-        "estimator": repr(ebmpp.estimators.Centered(args.chosen)),
+        "estimator": repr(ebmpp.Centered(args.chosen)),
         "curve": curve,
         **result.numbers,
     }

@@ -67,7 +67,7 @@ def test_draws_and_exact_sums(name: str) -> None:
 
 KERNELS = {
     "tempering": lambda: ebmpp.ParallelTempering(RBM),
-    "clusters": lambda: ebmpp.kernels.SwendsenWang(GRAPHS["lattice"]),
+    "clusters": lambda: ebmpp.SwendsenWang(GRAPHS["lattice"]),
     "langevin": lambda: contrib.GibbsLangevin(GRAPHS["gaussian"], step_size=0.1),
     "coupled": lambda: ebmpp.MaximalCoupling(RBM, lag=2),
     "metropolis": lambda: contrib.MetropolisCoupling(RBM, lag=1),

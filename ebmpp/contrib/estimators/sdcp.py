@@ -59,7 +59,7 @@ class SDCP(Estimator):
 
     :param d: inner steps per batch.
     :param k: sweeps per inner step.
-    :param posterior: an approximation such as :class:`~ebmpp.estimators.MeanField`,
+    :param posterior: an approximation such as :class:`~ebmpp.MeanField`,
         needed where the latents given the visibles are not one layer.
     :raises ArgumentError: for numbers out of range.
 
@@ -166,13 +166,13 @@ def CSDCP(
 
     :param d: inner steps per batch.
     :param k: sweeps per inner step.
-    :param sliding: see :class:`~ebmpp.estimators.Centered`, as for ``offsets``.
+    :param sliding: see :class:`~ebmpp.Centered`, as for ``offsets``.
     :param posterior: see :class:`SDCP`.
 
     **References**
 
     1. Upadhya, Sastry (2017), Algorithm 4, but for the offsets: see
-       :class:`~ebmpp.estimators.Centered`.
+       :class:`~ebmpp.Centered`.
 
     **Example**
 

@@ -64,7 +64,7 @@ ESTIMATORS = {
     "mixture": lambda: ebmpp.UCD(coupling="mixture", pool_size=4),
     "weighted": lambda: ebmpp.WeightedPCD(num_chains=20, num_watchers=20),
     "particles": lambda: ebmpp.ParticleUCD(num_particles=10, max_rungs=8),
-    "centered": lambda: ebmpp.estimators.Centered(ebmpp.CD()),
+    "centered": lambda: ebmpp.Centered(ebmpp.CD()),
 }
 
 

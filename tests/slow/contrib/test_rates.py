@@ -227,7 +227,7 @@ def test_rates_of_a_deep_graph_need_a_posterior():
     deep, params, rows = zoo.graph("deep"), strong_params("deep"), np.ones((2, 3))
     with pytest.raises(IntractableError, match="MeanField"):
         data_statistics(deep, params, rows)
-    field = ebmpp.estimators.MeanField(30)
+    field = ebmpp.MeanField(30)
     result = data_statistics(deep, params, rows, posterior=field)
     means = field.statistics(deep, params, {"v": np.ones((1, 3), np.float32)})
     np.testing.assert_allclose(

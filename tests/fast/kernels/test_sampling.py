@@ -1,0 +1,76 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Tests kernels/sampling.py: independent draws of a model by one call."""
+
+import numpy as np
+import pytest
+import zoo
+
+import jax
+
+import ebmpp
+from ebmpp.errors import ArgumentError
+from helpers import assert_rows_law
+
+V = np.array([[1, -1, 1], [-1, -1, 1]])
+
+
+def draw(num_samples: int, **options) -> dict:
+    return ebmpp.sample(
+        zoo.graph("spin"),
+        zoo.params("spin"),
+        num_samples,
+        rng_key=zoo.KEY,
+        num_sweeps=options.pop("num_sweeps", 20),
+        progress_bar=False,
+        **options,
+    )
+
+
+def test_draws_have_the_moments_of_the_model() -> None:
+    draws = draw(2000)
+    exact = zoo.moments("spin")
+    for block, values in draws.items():
+        assert_rows_law(values, exact[block], comparisons=5)
+
+
+def test_clamped_rows_have_draws_of_their_posteriors() -> None:
+    latents = draw(1000, v=V)["h"]
+    assert latents.shape == (1000, 2, 2)
+    graph = zoo.graph("spin")
+    exact = graph.conditional(zoo.params("spin"), {"v": V}, "h").mean
+    assert_rows_law(latents, exact)
+
+
+def test_observed_units_keep_their_values() -> None:
+    observed = ebmpp.Observed(V, np.array([True, False, True]))
+    draws = draw(30, v=observed)
+    assert draws["v"].shape == (30, 2, 3)
+    np.testing.assert_array_equal(
+        draws["v"][..., [0, 2]], np.tile(V[:, [0, 2]], (30, 1, 1))
+    )
+
+
+def test_chains_that_still_move_are_reported() -> None:
+    """From all units up, against strong fields, a few sweeps do not suffice."""
+    graph = ebmpp.layered(v=ebmpp.Spin(30), h=ebmpp.Spin(30))
+    params = jax.tree.map(np.zeros_like, graph.init(zoo.KEY)) | {
+        "v": np.full(30, -0.1, np.float32),
+        "v:h": np.full((30, 30), 0.033, np.float32),
+    }
+    up = {"v": np.ones((200, 30)), "h": np.ones((200, 30))}
+    with pytest.warns(UserWarning, match="still changes after 1 sweeps"):
+        ebmpp.sample(
+            graph,
+            params,
+            200,
+            rng_key=zoo.KEY,
+            num_sweeps=2,
+            init=up,
+            progress_bar=False,
+        )
+
+
+def test_an_odd_number_of_sweeps_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="must be even, got 5.*Give 6"):
+        draw(3, num_sweeps=5)
