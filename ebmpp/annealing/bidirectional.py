@@ -30,7 +30,7 @@ from ebmpp.annealing.reference import (
     reference as find_reference,
 )
 from ebmpp.core import Blocks, Keys, Params, checks, random, sharding
-from ebmpp.core.compile import Compiled
+from ebmpp.core.compile import compiled
 from ebmpp.errors import IntractableError, StateError, UnmetError
 from ebmpp.exact import enumeration, perfect_sample, shifted
 from ebmpp.graph import FactorGraph, states
@@ -388,7 +388,7 @@ def exact_log_partition(graph: FactorGraph, params: Params) -> float | None:
     )
 
 
-@Compiled
+@compiled
 def _take_steps(
     path: Path, betas: Array, count: Array, x: Blocks, keys: Keys
 ) -> tuple[Blocks, Array, Array]:

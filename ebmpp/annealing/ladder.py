@@ -16,7 +16,7 @@ from ebmpp.annealing import systems
 from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.path import Path
 from ebmpp.core import Key, checks, random
-from ebmpp.core.compile import Compiled
+from ebmpp.core.compile import compiled
 
 _SIGMOID_SLOPE = 4.0  # of the logistic function at either end
 _CAPACITY = 256  # initial room for the places of a pilot
@@ -189,7 +189,7 @@ def find_ladder(
 
 
 #: The cache is bounded by graphs.
-_find = Compiled(find_ladder, (2, 4, 5, 6), key=lambda path, *_: path.graph)
+_find = compiled(find_ladder, statics=(2, 4, 5, 6), key=lambda path, *_: path.graph)
 
 
 def adaptive_ladder(

@@ -1,20 +1,27 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Bounded caches of compiled functions, their compiler options, and JAX's cache on disk."""
+"""Bounded caches of compiled functions, their compiler options, and JAX's cache on disk.
+
+:func:`compiled` is for programs that depend on what a user declares (a graph, a family,
+a function, a number of steps), of which a process may see any number; for expensive
+programs, which run or compile faster with its options; and for calls that may not end.
+``jax.jit`` is for small functions of arrays, and for programs that are dropped when
+the call that made them returns.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterator
 import contextlib
 from contextvars import ContextVar
 import dataclasses
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 import gc
 import os
 import pathlib
 import tempfile
 import threading
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, overload
 import warnings
 from weakref import WeakSet
 
@@ -30,15 +37,15 @@ _Options = tuple[tuple[str, Any], ...]
 # XLA asks LLVM for vectors of 256 bits. Where a processor has 512, those took 0.86
 # (16x16, 200x100) and 0.92 (784x500) of the time for 1000 coupled pairs, 0.62 for an
 # Ising torus, and as long to compile.
-_WIDE = "xla_cpu_prefer_vector_width", "512"
+_WIDE = ("xla_cpu_prefer_vector_width", "512")
 # XLA's older emitters compile hundreds of kernels in 0.6 to 0.75 of the time. They do
 # not vectorise a kernel that writes where it reads. The XLA of jax 0.12 does not know
 # the option.
-_FAST = "xla_cpu_use_fusion_emitters", False
+_FAST = ("xla_cpu_use_fusion_emitters", False)
 # Other programs compile in 0.85 to 0.9 of the time at LLVM's first level, and run as
 # fast: PCD, smc and ais at 64x16 and 200x100. Those of the older emitters ran 1.1 to
 # 1.3 times as long at the first two levels.
-_FIRST_LEVEL = "xla_backend_optimization_level", 1
+_FIRST_LEVEL = ("xla_backend_optimization_level", 1)
 _fast: ContextVar[bool] = ContextVar("fast", default=False)
 
 
@@ -57,24 +64,24 @@ def is_traced(inputs: Any) -> bool:
     )
 
 
+@dataclasses.dataclass
+class _Program:
+    """A function jitted for one value of the static arguments."""
+
+    inlined: Any
+    """Without compiler options, which a call inside a caller's ``jax.jit`` cannot set."""
+    called: Any = None
+    """With compiler options, from the first other call on."""
+    is_fast: bool = False
+    """True if it is compiled by the older emitters."""
+
+    def jits(self) -> set[Any]:
+        """Return the jitted functions."""
+        return {self.inlined, self.called} - {None}
+
+
 class Compiled:
-    """A function compiled for each value of its static arguments; the most recently used are kept.
-
-    ``jax.jit(..., static_argnums=...)`` keeps every program until
-    ``jax.clear_caches()``: a small one takes a megabyte and some five memory mappings,
-    of which Linux grants a process 65530. jax takes compiler options for a whole
-    program, so none are set inside a caller's ``jax.jit``. Options that ``XLA_FLAGS``
-    names keep their values.
-
-    :param statics: number of leading arguments that are hashable values, not arrays, or
-        their positions.
-    :param size: number of values of the static arguments whose programs are kept.
-    :param fast_compile: called once per program with the arguments; True to compile by
-        XLA's older emitters. Measure before you ask for it.
-    :param key: called with the arguments; a further part of the cache key, hashable.
-    :param unbounded: True for a run that may not end soon: a call waits for its result,
-        and Ctrl-C ends the wait.
-    """
+    """A function compiled for each value of its static arguments; :func:`compiled` makes it."""
 
     def __init__(
         self,
@@ -91,8 +98,7 @@ class Compiled:
         self._key = key
         self._unbounded = unbounded
         self._statics = tuple(range(statics)) if isinstance(statics, int) else statics
-        # the newest is the last
-        self._programs: dict[Hashable, dict[_Options | None, Any]] = {}
+        self._programs: dict[Hashable, _Program] = {}  # the newest is the last
         self._lock = threading.Lock()
         update_wrapper(self, fn)
 
@@ -101,53 +107,53 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, compiling it where the static arguments or the shapes are new."""
-        jits, arrays = self._lookup(args)
+        program, arrays = self._lookup(args)
         if is_traced((arrays, kwargs)):
-            return jits[()](*arrays, **kwargs)
-        if (options := jits.get(None)) is None:  # once per program
-            fast = self._fast_compile is not None and self._fast_compile(
+            return program.inlined(*arrays, **kwargs)
+        is_new = program.called is None
+        if is_new:
+            is_fast = self._fast_compile is not None and self._fast_compile(
                 *args, **kwargs
             )
-            options = jits[None] = _options(fast)
-        is_new = options not in jits
-        if is_new:
-            fn = jits[()].__wrapped__
-            fn = backend.asynchronous(fn) if self._unbounded else fn
-            jits[options] = jax.jit(fn, compiler_options=dict(options))
-        token = _fast.set(_FAST in options)
+            options = _options(is_fast)
+            program.is_fast = _FAST in options
+            program.called = self._jit(program.inlined, options)
+        token = _fast.set(program.is_fast)
         try:
             with _collection_paused() if is_new else contextlib.nullcontext():
-                result = jits[options](*arrays, **kwargs)
+                result = program.called(*arrays, **kwargs)
         finally:
             _fast.reset(token)
         return backend.wait(result) if self._unbounded else result
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower the function, as ``jax.jit`` does."""
-        jits, arrays = self._lookup(args)
-        return jits[()].lower(*arrays, **kwargs)
+        program, arrays = self._lookup(args)
+        return program.inlined.lower(*arrays, **kwargs)
 
     def _cache_size(self) -> int:
         return sum(
             jitted._cache_size()
-            for jits in self._programs.values()
-            for jitted in _jits(jits)
+            for program in self._programs.values()
+            for jitted in program.jits()
         )
 
-    def _lookup(self, args: tuple) -> tuple[dict, list]:
-        """Return the jitted functions of the static arguments, one per set of options, and the arrays."""
+    def _lookup(self, args: tuple) -> tuple[_Program, list]:
+        """Return the program of the static arguments, and the other arguments."""
         static = {i: args[i] for i in self._statics}
         arrays = [a for i, a in enumerate(args) if i not in static]
         key = (*static.values(), None if self._key is None else self._key(*args))
         with self._lock:
-            if (jits := self._programs.pop(key, None)) is None:
+            program = self._programs.pop(key, None)
+            if program is None:
                 _warn_of_new_functions(static)
-                jits = {(): jax.jit(self._bind(static))}
-            self._programs[key] = jits
+                program = _Program(jax.jit(self._bind(static)))
+            self._programs[key] = program
             if len(self._programs) > self._size:
-                for jitted in _jits(self._programs.pop(next(iter(self._programs)))):
+                oldest = self._programs.pop(next(iter(self._programs)))
+                for jitted in oldest.jits():
                     jitted.clear_cache()
-        return jits, arrays
+        return program, arrays
 
     def _bind(self, static: dict[int, Any]) -> Callable:
         def bound(*arrays: Any, **kwargs: Any) -> Any:
@@ -159,11 +165,39 @@ class Compiled:
         update_wrapper(bound, self._fn, ("__name__",), ())  # in logs and profiles
         return bound
 
+    def _jit(self, inlined: Any, options: _Options) -> Any:
+        if not options:
+            return inlined
+        fn = inlined.__wrapped__
+        fn = backend.asynchronous(fn) if self._unbounded else fn
+        return jax.jit(fn, compiler_options=dict(options))
 
-def compiled(
-    statics: int | tuple[int, ...], **options: Any
-) -> Callable[[FunctionType], Compiled]:
-    """:class:`Compiled` as a decorator.
+
+@overload
+def compiled(fn: Callable[..., Any], /, **options: Any) -> Compiled: ...
+
+
+@overload
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Compiled]: ...
+
+
+def compiled(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Compile a function for each value of its static arguments; the most recently used are kept.
+
+    It is called as ``jax.jit`` is, or decorates. ``jax.jit(..., static_argnums=...)``
+    keeps every program until ``jax.clear_caches()``: a small one takes a megabyte and
+    some five memory mappings, of which Linux grants a process 65530. jax takes compiler
+    options for a whole program, so none are set inside a caller's ``jax.jit``. Options
+    that ``XLA_FLAGS`` names keep their values.
+
+    :param statics: number of leading arguments that are hashable values, not arrays, or
+        their positions.
+    :param size: number of values of the static arguments whose programs are kept.
+    :param fast_compile: called once per program with the arguments; True to compile by
+        XLA's older emitters. Measure before you ask for it.
+    :param key: called with the arguments; a further part of the cache key, hashable.
+    :param unbounded: True for a run that may not end soon: a call waits for its result,
+        and Ctrl-C ends the wait.
 
     >>> @compiled(statics=1)
     ... def power(exponent, x):
@@ -171,21 +205,19 @@ def compiled(
     >>> [int(power(n, 2)) for n in range(20)][-1], len(power)
     (524288, 16)
     """
-    return lambda fn: Compiled(fn, statics, **options)
+    return partial(Compiled, **options) if fn is None else Compiled(fn, **options)
 
 
-def _jits(jits: dict) -> list[Any]:
-    return [jitted for options, jitted in jits.items() if options is not None]
-
-
-def _options(fast: bool) -> _Options:
+def _options(is_fast: bool) -> _Options:
     """Return the compiler options for the default device."""
     if backend.accelerated():
         return ()
     flags = os.environ.get("XLA_FLAGS", "")
-    requested = _WIDE, _FAST if fast else _FIRST_LEVEL
+    requested = (_WIDE, _FAST if is_fast else _FIRST_LEVEL)
     return tuple(
-        option for option in requested if option[0] not in flags and _is_known(*option)
+        (name, value)
+        for name, value in requested
+        if name not in flags and _is_known(name, value)
     )
 
 

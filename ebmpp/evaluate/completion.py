@@ -16,7 +16,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Params, checks, random
-from ebmpp.core.compile import Compiled, compiled
+from ebmpp.core.compile import compiled
 from ebmpp.core.statistics import standard_error
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs_sweep, search
@@ -309,7 +309,7 @@ def _sample(
     return x, mean, trace
 
 
-@Compiled
+@compiled
 def _search(target: Target, x: Blocks, keys: Array) -> dict[str, Any]:
     result = search.local_modes(target, x, random.fold_in(keys, 2))
     return {"modes": {b: result.x[b] for b in target.free}, "value": result.value}

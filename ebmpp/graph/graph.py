@@ -362,7 +362,7 @@ def _energies(graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
     return jax.vmap(lambda t: energy.energy(graph, params, t))(graph.statistics(rows))
 
 
-_log_densities = compiled(statics=1)(energy.log_density)
+_log_densities = compiled(energy.log_density, statics=1)
 
 
 @compiled(statics=2)

@@ -173,4 +173,4 @@ def _rate(family: Family, mean: Array, rows: Array | int, start: Array) -> Array
 
 
 # op by op a first `fit` compiled a dozen programs for it
-_compiled_rate = compiled(statics=1)(_rate)
+_compiled_rate = compiled(_rate, statics=1)

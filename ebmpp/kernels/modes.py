@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from ebmpp.core import Params, checks
-from ebmpp.core.compile import Compiled
+from ebmpp.core.compile import compiled
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Target, search, sweeps
@@ -106,4 +106,4 @@ def _spread(axes: tuple[int, ...], batch: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(np.arange(math.prod(axes)).reshape(axes), batch).ravel()
 
 
-_search = Compiled(search.local_modes)
+_search = compiled(search.local_modes)

@@ -9,12 +9,12 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core.compile import Compiled, compiled
+from ebmpp.core.compile import compiled
 
 
 def test_a_function_is_compiled_once() -> None:
     traces = []
-    fn = Compiled(lambda x: traces.append(x) or x + 1)
+    fn = compiled(lambda x: traces.append(x) or x + 1)
     np.testing.assert_array_equal(
         [fn(np.float32([0, 1])) for _ in range(3)], [[1, 2]] * 3
     )
@@ -22,7 +22,7 @@ def test_a_function_is_compiled_once() -> None:
 
 
 def test_a_compiled_function_is_traced_and_differentiated_inside_another() -> None:
-    fn = Compiled(lambda x: jnp.sin(x) ** 2)
+    fn = compiled(lambda x: jnp.sin(x) ** 2)
     x = np.linspace(0, 1, 7, dtype=np.float32)
     expected = np.sin(x) ** 2
     np.testing.assert_allclose(jax.jit(lambda y: fn(y))(x), expected, rtol=1e-6)
@@ -40,7 +40,7 @@ def test_static_arguments_select_a_program_and_the_oldest_is_dropped() -> None:
         traces.append((power, name))
         return x**power - y
 
-    cached = compiled(statics=(1, 3), size=2)(fn)
+    cached = compiled(fn, statics=(1, 3), size=2)
     for x in (2.0, 3.0):
         assert float(cached(x, 3, 1.0, "a")) == x**3 - 1
     assert traces == [(3, "a")] and len(cached) == 1
@@ -52,7 +52,7 @@ def test_static_arguments_select_a_program_and_the_oldest_is_dropped() -> None:
 
 
 def test_a_function_defined_in_a_loop_is_reported_once() -> None:
-    apply = compiled(statics=1)(lambda fn, x: fn(x))
+    apply = compiled(lambda fn, x: fn(x), statics=1)
     with warnings.catch_warnings(record=True, action="always") as caught:
         for _ in range(5):
             apply(lambda x: x + 1, 1.0)
@@ -61,7 +61,7 @@ def test_a_function_defined_in_a_loop_is_reported_once() -> None:
 
 
 def test_one_function_with_several_shapes_is_not_reported() -> None:
-    apply = compiled(statics=2)(lambda fn, size, x: fn(x) + size)
+    apply = compiled(lambda fn, size, x: fn(x) + size, statics=2)
     fn = lambda x: x + 1
     for size in range(5):
         apply(fn, size, 1.0)
