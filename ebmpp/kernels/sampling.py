@@ -11,6 +11,7 @@ from numpyro.infer import MCMC
 from jax import Array
 
 from ebmpp.core import Params, checks
+from ebmpp.core.types import StateLike
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Observed
 from ebmpp.kernels.gibbs import BlockedGibbs
@@ -104,8 +105,8 @@ def sample(
 def _change(
     graph: FactorGraph,
     params: Params,
-    before: Mapping[str, Array],
-    after: Mapping[str, Array],
+    before: StateLike,
+    after: StateLike,
 ) -> float:
     """Return the z-score of the mean change of log-density; 0 where it cannot be told."""
     change = graph.log_density(params, after) - graph.log_density(params, before)
