@@ -20,7 +20,7 @@ from ebmpp.core.types import HashableArray
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
 from ebmpp.graph import states
-from ebmpp.graph.factors import Bias, Bilinear, Factor, Pairwise
+from ebmpp.graph.factors import Bias, Bilinear, Factor
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.transforms.rewire import (
     Part,
@@ -288,7 +288,7 @@ def _shapes(factor: Factor, families: Mapping[str, Family]) -> list[tuple[int, .
 
 def _is_divisible(graph: FactorGraph, factor: Factor, block: str) -> bool:
     """Return True if the params can be split with the units."""
-    if block not in factor.blocks or type(factor) not in (Bias, Bilinear):
+    if block not in factor.blocks or not isinstance(factor, Bias | Bilinear):
         return False
     return graph.param_shapes[factor.name].shape == sum(
         _shapes(factor, graph.families), ()
@@ -321,8 +321,8 @@ class _Cut:
 def _piece(cut: _Cut, piece: str) -> Factor:
     factor = cut.factor
     blocks = tuple(piece if b == cut.block else b for b in factor.blocks)
-    has_default_name = factor.name == ":".join(factor.blocks)
-    name = ":".join(blocks) if has_default_name else f"{factor.name}:{piece}"
+    has_default_name = factor.name == factor.default_name(factor.blocks)
+    name = factor.default_name(blocks) if has_default_name else f"{factor.name}:{piece}"
     if isinstance(factor, Bilinear):
         return _renamed(factor, blocks, name)
     init = factor.init
@@ -330,7 +330,8 @@ def _piece(cut: _Cut, piece: str) -> Factor:
     start = (
         init if init is None else cut if callable(init) else cut.take(init.unflatten())
     )
-    return Bias(piece, init=start, name=name)
+    kind: Any = type(factor)  # Bias, or a subclass
+    return kind(piece, init=start, name=name)
 
 
 # -- names ---------------------------------------------------------------------------
@@ -370,8 +371,8 @@ def rename(
     names = {}
     for factor in graph.factors:
         scope = tuple(new[b] for b in factor.blocks)
-        has_default_name = factor.name == _default_name(factor, factor.blocks)
-        name = _default_name(factor, scope) if has_default_name else factor.name
+        has_default_name = factor.name == factor.default_name(factor.blocks)
+        name = factor.default_name(scope) if has_default_name else factor.name
         names[factor.name] = new_names.get(factor.name, name)
         renamed.append(_renamed(factor, scope, names[factor.name]))
     for kind, mapping in (("blocks", new), ("factors", names)):
@@ -388,10 +389,6 @@ def rename(
     return result, {
         names[n]: v for n, v in states.ordered_params(graph, params).items()
     }
-
-
-def _default_name(factor: Factor, blocks: tuple[str, ...]) -> str:
-    return ":".join(blocks * 2 if isinstance(factor, Pairwise) else blocks)
 
 
 def _renamed(factor: Factor, blocks: tuple[str, ...], name: str) -> Factor:

@@ -252,7 +252,10 @@ class Langevin(Move):
 
             def log_density(v: Rows, rest: Rows) -> Array:
                 return jnp.asarray(
-                    sum(_log_density(f, v[b], rest[b]) for b, f in families.items())
+                    sum(
+                        f.unit_log_prob(rest[b], v[b]).sum()
+                        for b, f in families.items()
+                    )
                 )
 
         scale = {
@@ -352,13 +355,9 @@ def _join(x: Rows) -> Array:
     return jnp.concatenate([v.reshape(len(v), -1) for v in x.values()], -1)
 
 
-def _log_density(family: Family, x: Array, eta: Array) -> Array:
-    return (eta * family.statistics(x)).sum() + family.log_base_measure(x).sum()
-
-
 def _scale(family: Family, eta: Array) -> Array:
     """Return the standard deviation of each unit that fits the curvature at its mode."""
-    slope = jax.grad(lambda x: _log_density(family, x, eta))
+    slope = jax.grad(lambda x: family.unit_log_prob(eta, x).sum())
     mode = family.mode(eta)
     # units of a block given eta are independent: the second derivatives are on the
     # diagonal

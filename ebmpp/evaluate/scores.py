@@ -130,17 +130,11 @@ def _closed_form(
     graph: FactorGraph, params: Params, row: Blocks
 ) -> Float[Array, "units"]:
     """Return log p(unit | rest) of every unit in a model without latents."""
-    t = graph.statistics(row)
-    eta = jax.grad(lambda t: -energy.energy(graph, params, t))(t)
-    values = []
-    for b, family in graph.families.items():
-        inner = (eta[b] * t[b]).reshape(*family.shape, -1).sum(-1)
-        values.append(
-            (
-                inner - family.log_normalizer(eta[b]) + family.log_base_measure(row[b])
-            ).ravel()
-        )
-    return jnp.concatenate(values)
+    eta = energy.contributed(graph, None, params, graph.statistics(row))
+    log_probs = [
+        family.unit_log_prob(eta[b], row[b]) for b, family in graph.families.items()
+    ]
+    return jnp.concatenate([values.ravel() for values in log_probs])
 
 
 def _one_unit(

@@ -33,10 +33,9 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.core.types import Blocks, Keys, Params, RowMask, Scalar
 from ebmpp.errors import IntractableError
-from ebmpp.families import Bernoulli, Family, Spin
-from ebmpp.graph import FactorGraph, Pairwise, energy
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import pairwise
-from ebmpp.moves.clusters import components
+from ebmpp.moves.clusters import components, spin_scale
 from ebmpp.moves.target import Target
 
 State = TypeVar("State")
@@ -82,7 +81,7 @@ def check_graph(
         factor for split in graph.splits.values() for factor in split.inner_factors
     ]
     wide = [factor for factor in graph.factors if len(factor.blocks) > 2]
-    wide += [factor for factor in lateral if not isinstance(factor, Pairwise)]
+    wide += [factor for factor in lateral if not factor.has_pair_weights]
     wrong = [
         f"block {b!r} ({family!r})"
         for b, family in graph.families.items()
@@ -117,7 +116,7 @@ def check_two_values(graph: FactorGraph) -> None:
     """Check that the units have two values and the factors join pairs."""
 
     def accepts(b):
-        return type(graph.families[b]) in (Bernoulli, Spin)
+        return graph.families[b].is_two_valued
 
     check_graph(graph, "random-cluster sampling", "Bernoulli and Spin", accepts)
 
@@ -184,12 +183,6 @@ def draw(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, RowMask]:
     return _to_blocks(graph, spin[:size].T), met(opened) & is_monotone
 
 
-def _scale(family: Family) -> tuple[float, float]:
-    """Return the middle and half the distance of a unit's two values."""
-    low, high = family.bounds
-    return (low + high) / 2, (high - low) / 2
-
-
 def _bonds(
     graph: FactorGraph, params: Any
 ) -> tuple[
@@ -208,13 +201,12 @@ def _bonds(
     conditions = {"": jnp.bool_(True)}
     for block, split in graph.splits.items():
         for factor in split.inner_factors:
-            assert isinstance(factor, Pairwise)  # check_graph has refused others
-            weights = factor.weights(params[factor.name])
+            weights = factor.pair_weights(params[factor.name])
             conditions[f"factor {factor.name!r} has weights below 0"] = (
                 weights >= 0
             ).all()
             pairs.append(factor.edges(graph.families)[block] + start[block])
-            gains.append(2 * _scale(split.family)[1] ** 2 * weights)
+            gains.append(2 * spin_scale(split.family)[1] ** 2 * weights)
     for (a, b), slope in slopes(graph, params, sorted(graph.edges)).items():
         conditions[f"blocks {a!r} and {b!r} have interactions below 0"] = (
             slope >= 0
@@ -225,19 +217,21 @@ def _bonds(
         pairs.append((ends + np.array([[start[a]], [start[b]]])).T)
         gains.append(
             2
-            * _scale(graph.families[a])[1]
-            * _scale(graph.families[b])[1]
+            * spin_scale(graph.families[a])[1]
+            * spin_scale(graph.families[b])[1]
             * slope.reshape(-1)
         )
     # no field is possible for spins without factors of single units
     is_alone = any(len(f.blocks) == 1 and not f.lateral for f in graph.factors)
-    if is_alone or any(_scale(f)[0] != 0 for f in graph.families.values()):
-        middle = {b: jnp.full(f.shape, _scale(f)[0]) for b, f in graph.families.items()}
+    if is_alone or any(spin_scale(f)[0] != 0 for f in graph.families.values()):
+        middle = {
+            b: jnp.full(f.shape, spin_scale(f)[0]) for b, f in graph.families.items()
+        }
         eta = {
             b: energy.natural(graph, params, middle, [b])[b].reshape(-1) for b in middle
         }
         field = jnp.concatenate(
-            [_scale(f)[1] * eta[b] for b, f in graph.families.items()]
+            [spin_scale(f)[1] * eta[b] for b, f in graph.families.items()]
         )
         up = jnp.where((field >= 0).all(), 1.0, -1.0)
         one_sign = (up * field >= 0).all()
@@ -259,7 +253,7 @@ def _to_blocks(graph: FactorGraph, spin: Float[Array, "rows units"]) -> Blocks:
     x = {}
     start = graph.unit_offsets
     for b, family in graph.families.items():
-        middle, half = _scale(family)
+        middle, half = spin_scale(family)
         units = spin[:, start[b] : start[b] + family.size].reshape(-1, *family.shape)
         x[b] = (middle + half * units).astype(family.dtype)
     return x

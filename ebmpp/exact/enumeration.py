@@ -28,7 +28,7 @@ from ebmpp.core import Blocks, Params, State
 from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Scalar
 from ebmpp.errors import IntractableError
-from ebmpp.families import Family, Gaussian
+from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
 
 _MOST_STATES = 2**25  # about a minute for a few hundred summed units on two cores
@@ -98,7 +98,7 @@ def make_plan(
     known = set(known)
     free = [b for b in graph.families if b not in known]
     infinite = {b for b in free if graph.families[b].states() is None}
-    gaussian = {b for b in infinite if isinstance(graph.families[b], Gaussian)}
+    gaussian = {b for b in infinite if graph.families[b].is_quadratic}
     integrated = {b for edge in graph.interacting(gaussian) for b in edge}
     for a, b in graph.interacting(infinite):
         if not {a, b} <= integrated:

@@ -66,7 +66,9 @@ def shift_origin(graph: FactorGraph, params: Params) -> Shifted:
     too.
     """
     bias = {
-        f.blocks[0]: f.name for f in graph.factors if type(f) is Bias and not f.shared
+        f.blocks[0]: f.name
+        for f in graph.factors
+        if isinstance(f, Bias) and not f.shared
     }
     params = dict(params)
     origins = {}
@@ -74,7 +76,7 @@ def shift_origin(graph: FactorGraph, params: Params) -> Shifted:
     for b, family in graph.visible.items():
         factors = [f for f in graph.factors if b in f.blocks and f.name != bias.get(b)]
         movable = all(
-            type(f) is Bilinear and set(f.blocks) <= bias.keys() for f in factors
+            isinstance(f, Bilinear) and set(f.blocks) <= bias.keys() for f in factors
         )
         if not (isinstance(family, Gaussian) and b in bias and movable):
             continue

@@ -14,6 +14,7 @@ block have shape ``(*batch, *shape)``; statistics and natural parameters have
 import abc
 from collections.abc import Mapping
 import dataclasses
+from functools import lru_cache
 import math
 from typing import ClassVar, Protocol
 
@@ -168,6 +169,10 @@ class Family(abc.ABC):
             self.dtype
         )
 
+    def _sum_statistics(self, products: Natural) -> PerUnit:
+        leading = products.ndim - len(self.stat_shape)
+        return products.sum(range(leading, products.ndim))
+
     def _flat(self, statistics: Natural) -> Float[Array, "units statistics"]:
         return statistics.reshape(-1, math.prod(self.stat_shape))
 
@@ -207,11 +212,13 @@ class Family(abc.ABC):
         self, eta: Natural, other: Natural, statistics: Natural
     ) -> PerUnit:
         """Return log p(x | other) - log p(x | eta) of each unit."""
-        slope = (other - eta) * statistics
-        leading = slope.ndim - len(self.stat_shape)
-        return slope.sum(range(leading, slope.ndim)) - self.log_normalizer_difference(
-            eta, other
-        )
+        inner = self._sum_statistics((other - eta) * statistics)
+        return inner - self.log_normalizer_difference(eta, other)
+
+    def unit_log_prob(self, eta: Natural, x: Values) -> PerUnit:
+        """Return log p(x | eta) of each unit."""
+        inner = self._sum_statistics(eta * self.statistics(x))
+        return inner - self.log_normalizer(eta) + self.log_base_measure(x)
 
     def sample(self, words: Words, eta: Natural) -> Draws:
         """Draw as a function of random words, :attr:`num_words` per unit."""
@@ -271,13 +278,34 @@ class Family(abc.ABC):
         Taken from :meth:`states`, else :attr:`bounds` for each; override it if these
         differ.
         """
-        states = self.states()
-        if states is None:
-            low, high = (np.full(self.stat_shape, bound) for bound in self.bounds)
-            return low, high
         with sharding.eager():  # concrete, also under a trace
+            states = self.states()
+            if states is None:
+                low, high = self.bounds
+                return np.full(self.stat_shape, low), np.full(self.stat_shape, high)
             statistics = np.asarray(self.statistics(states))
         return statistics.min(0), statistics.max(0)
+
+    @property
+    def is_two_valued(self) -> bool:
+        """True if units have two values that are their own statistics, equally probable at 0."""
+        table = _plain_table(self)
+        return table is not None and len(table[0]) == 2 and np.array_equal(*table)
+
+    @property
+    def is_one_hot(self) -> bool:
+        """True if units are in {0, ..., K - 1} with one-hot statistics, equally probable at 0."""
+        table = _plain_table(self)
+        if table is None:
+            return False
+        states, statistics = table
+        is_counted = np.array_equal(states, np.arange(len(states)))
+        return is_counted and np.array_equal(statistics, np.eye(len(states)))
+
+    @property
+    def is_quadratic(self) -> bool:
+        """True if units are real and their log density is quadratic in x, as a Gaussian's is."""
+        return _is_quadratic(self)
 
     def interaction(self, statistics: Natural) -> Float[Array, "*interacting"]:
         """Return the statistics that :func:`~ebmpp.Bilinear` couples, all by default."""
@@ -287,6 +315,35 @@ class Family(abc.ABC):
     def interaction_shape(self) -> tuple[int, ...]:
         """Shape of :meth:`interaction`."""
         return self.statistic_shape
+
+
+@lru_cache(maxsize=256)
+def _plain_table(family: Family) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the values of a unit and their statistics, if they are few and of equal base measure."""
+    with sharding.eager():  # concrete, also under a trace
+        states = family.states()
+        if states is None:
+            return None
+        log_base = np.asarray(family.log_base_measure(states))
+        if not (log_base == log_base[0]).all():
+            return None
+        return np.asarray(states), np.asarray(family.statistics(states))
+
+
+@lru_cache(maxsize=256)
+def _is_quadratic(family: Family) -> bool:
+    if family.support is not constraints.real:
+        return False
+
+    def log_density(x):
+        return family.statistics(x), family.log_base_measure(x)
+
+    curvature_at = jax.vmap(jax.jacfwd(jax.jacfwd(log_density)))
+    with sharding.eager():  # concrete, also under a trace
+        curvature = curvature_at(jnp.array([-2.3, -0.7, 0.4, 1.9]))
+        return all(
+            bool(jnp.allclose(c, c[:1], 1e-4, 1e-4)) for c in jax.tree.leaves(curvature)
+        )
 
 
 #: Families by block.

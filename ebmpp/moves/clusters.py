@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Chains, Keys, Rows
 from ebmpp.errors import IntractableError, ParameterError
-from ebmpp.families import Bernoulli, Categorical, Family, Spin
+from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.factors.pairwise import Adjacency, Pairwise, table
+from ebmpp.graph.factors.pairwise import Adjacency, table
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows
 from ebmpp.moves.target import Target
@@ -88,8 +88,8 @@ class Clusters(Move):
         factors = (
             graph.splits[self.block].inner_factors if self.block in graph.splits else ()
         )
-        are_pairs = factors and all(isinstance(factor, Pairwise) for factor in factors)
-        if not are_pairs or type(family) not in (Bernoulli, Spin, Categorical):
+        are_pairs = factors and all(factor.has_pair_weights for factor in factors)
+        if not are_pairs or not (family.is_two_valued or family.is_one_hot):
             raise checks.error(
                 f"Clusters: block {self.block!r}",
                 "of Spin, Bernoulli or Categorical units that interact by Pairwise factors",
@@ -102,7 +102,7 @@ class Clusters(Move):
         """Refuse negative weights of Categorical units."""
         hint = "BlockedGibbs takes any weights."
         expected = "at least 0 for Categorical clusters"
-        if isinstance(graph.families[self.block], Categorical):
+        if graph.families[self.block].is_one_hot:
             for name in (
                 factor.name for factor in graph.splits[self.block].inner_factors
             ):
@@ -155,9 +155,7 @@ class Clusters(Move):
         graph = target.graph
         params = target.params
         factors = graph.splits[self.block].inner_factors
-        weights = [
-            f.weights(params[f.name]) for f in factors if isinstance(f, Pairwise)
-        ]
+        weights = [f.pair_weights(params[f.name]) for f in factors]
         return energy.part_context(graph, params, x, self.block).eta, jnp.concatenate(
             weights
         )
@@ -181,7 +179,7 @@ class Clusters(Move):
         u = random.uniform(random.words(keys, len(edges) + family.size)).T
         u = jnp.tile(u, (1, len(x) // len(keys)))
         units = energy.to_units(x, family)
-        is_potts = isinstance(family, Categorical)
+        is_potts = family.is_one_hot
         fields = _Fields(eta, weights, edges, u[family.size :], u[: family.size])
         new, label = (
             _categories(fields, units) if is_potts else _spins(family, fields, units)
@@ -209,9 +207,7 @@ def _spins(family: Family, fields: _Fields, x: Array) -> tuple[Array, Array]:
 
     :return: new values, and the smallest unit of each unit's cluster.
     """
-    low, high = family.bounds
-    half = (high - low) / 2
-    middle = (high + low) / 2
+    middle, half = spin_scale(family)
     spin = (x - middle) / half
     field, a, b = half * fields.eta, *fields.edges.T
     if middle:
@@ -229,6 +225,12 @@ def _spins(family: Family, fields: _Fields, x: Array) -> tuple[Array, Array]:
     total = _sum_by(label, field * spin * root)
     up = jnp.where(fields.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
     return middle + half * spin * root * _at(up, label), label
+
+
+def spin_scale(family: Family) -> tuple[float, float]:
+    """Return the middle and half the distance of the two values of a unit."""
+    low, high = map(float, family.statistic_bounds)
+    return (low + high) / 2, (high - low) / 2
 
 
 def _categories(fields: _Fields, x: Array) -> tuple[Array, Array]:

@@ -81,6 +81,7 @@ class Convolution(Factor):
 
     role = "weight"
     affine = True
+    is_pairwise = True
 
     def __init__(
         self,

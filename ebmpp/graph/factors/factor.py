@@ -82,6 +82,9 @@ class Factor:
     #: True if the energy of this very class is multi-affine; a subclass, which may
     #: change it, says so again.
     affine: ClassVar[bool] = False
+    #: True if each term joins at most two units, so that second derivatives of the
+    #: energy are constant.
+    is_pairwise: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class Factor:
         put("blocks", tuple(blocks))
         put("energy", energy)
         put("init", init if callable(init) or init is None else _Frozen.copy(init))
-        put("name", ":".join(blocks) if name is None else name)
+        put("name", self.default_name(blocks) if name is None else name)
         put("lateral", tuple((b, Pairs.read(b, pairs)) for b, pairs in lateral.items()))
 
     @property
@@ -142,8 +145,31 @@ class Factor:
         """Return a fast path to the natural parameters of a few units of a block, None to use autodiff."""
         return None
 
+    def pair_weights(self, params: Params) -> Array:
+        """Return one weight per pair of :meth:`edges`, if the energy is a sum over these pairs.
+
+        A factor of one block defines it if its energy is
+        ``-sum_p weights[p] <t_i, t_j>`` over the pairs p = (i, j). Cluster moves and
+        coupling from the past then accept it.
+        """
+        raise NotImplementedError(f"the energy of {self!r} is no sum over pairs")
+
+    @property
+    def has_pair_weights(self) -> bool:
+        """True if :meth:`pair_weights` is defined."""
+        return type(self).pair_weights is not Factor.pair_weights
+
+    @classmethod
+    def default_name(cls, blocks: tuple[str, ...]) -> str:
+        """Return the name of a factor over ``blocks`` that is declared without one."""
+        return ":".join(blocks)
+
     def __repr__(self) -> str:
-        name = "" if self.name == ":".join(self.blocks) else f", name={self.name!r}"
+        name = (
+            ""
+            if self.name == self.default_name(self.blocks)
+            else f", name={self.name!r}"
+        )
         return f"{type(self).__name__}({', '.join(map(repr, self.blocks))}{name})"
 
     def evaluate(

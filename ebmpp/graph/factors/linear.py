@@ -44,6 +44,7 @@ class Bias(Factor):
 
     role = "bias"
     affine = True
+    is_pairwise = True
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class Bilinear(Factor):
 
     role = "weight"
     affine = True
+    is_pairwise = True
 
     def __init__(self, first: str, second: str, *, name: str | None = None) -> None:
         super().__init__(first, second, energy=_bilinear_energy, name=name)
@@ -206,6 +208,7 @@ class Linear(Factor):
     (3,)
     """
 
+    is_pairwise = True
     shape: tuple[int, ...] | None
 
     def __init__(

@@ -60,6 +60,7 @@ class Pairwise(Factor):
 
     role = "lateral"
     affine = True
+    is_pairwise = True
     shared: bool = False
 
     def __init__(
@@ -71,7 +72,6 @@ class Pairwise(Factor):
         init: Any = None,
         name: str | None = None,
     ) -> None:
-        name = f"{block}:{block}" if name is None else name
         if isinstance(edges, nx.Graph) and init is None:
             init = edge_weights(f"Pairwise({block!r})", edges, shared)
         super().__init__(
@@ -82,7 +82,11 @@ class Pairwise(Factor):
     def __repr__(self) -> str:
         block, pairs = self.lateral[0]
         shared = ", shared=True" if self.shared else ""
-        name = "" if self.name == f"{block}:{block}" else f", name={self.name!r}"
+        name = (
+            ""
+            if self.name == self.default_name(self.blocks)
+            else f", name={self.name!r}"
+        )
         return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{name})"
 
     def evaluate(
@@ -91,10 +95,13 @@ class Pairwise(Factor):
         family = families[0]
         edges = self.edges({self.blocks[0]: family})[self.blocks[0]]
         units = family.interaction(statistics[0]).reshape(family.size, -1)
-        return self.energy(self.weights(params), units, edges)
+        return self.energy(self.pair_weights(params), units, edges)
 
-    def weights(self, params: Float[Array, "*#pairs"]) -> Float[Array, "edges"]:
-        """Return one weight per distinct pair."""
+    @classmethod
+    def default_name(cls, blocks: tuple[str, ...]) -> str:
+        return ":".join(2 * blocks)
+
+    def pair_weights(self, params: Float[Array, "*#pairs"]) -> Float[Array, "edges"]:
         first, number = self.lateral[0][1].distinct
         weights = jnp.broadcast_to(params, len(number))
         return (
@@ -222,7 +229,7 @@ class Neighbours:
 
     def prepare(self, params: Array) -> Array:
         """Return a symmetric matrix of weights, or one weight per pair and a final 0."""
-        weights = self.factor.weights(params)
+        weights = self.factor.pair_weights(params)
         if self.dense:
             upper = _matrix(weights, self.edges, self.split.family.size)
             return upper + upper.T

@@ -24,7 +24,7 @@ from ebmpp.core.groups import induced_edges
 from ebmpp.core.types import Blocks, Params, Rows, UnitMasks
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
-from ebmpp.graph import Bilinear, Factor, FactorGraph, Linear, Pairwise, energy
+from ebmpp.graph import Factor, FactorGraph, energy
 from ebmpp.graph.factors.lateral import Local, Split
 from ebmpp.moves.forests.layers import UnitsByBlock, interactions
 from ebmpp.moves.forests.structure import Forest
@@ -85,13 +85,11 @@ class ForestTables:
         units change them.
         """
 
-        def bilinear(f):
-            return isinstance(f, Bilinear | Linear | Pairwise) or self.complete >= set(
-                f.blocks
-            )
+        def is_constant(factor):
+            return factor.is_pairwise or self.complete >= set(factor.blocks)
 
         t = self._zeroed(x, self._inner_factors)
-        if all(map(bilinear, self._inner_factors)):
+        if all(map(is_constant, self._inner_factors)):
             return self._unary(params, x, keep), self._mixed(
                 params, {b: v[0] for b, v in t.items()}
             )
