@@ -302,7 +302,7 @@ Open {out}/samples.png and {out}/learning_curve.png first. Then, from Python:
   A report of the model, in a minute:
     rbm, params = ebmpp.load("{out}/digits.ebmpp")
     images = ebmpp.data.binarize(ebmpp.data.digits())
-    ebmpp.report(rbm, params, images, rng_key=jax.random.key(0), path="{out}/report.html")
+    ebmpp.report(rbm, params, images, rng_key=jax.random.key(0), file="{out}/report.html")
 """
 
 

@@ -88,7 +88,7 @@ def log_joint(model: FactorGraph, params: Any, v: np.ndarray) -> Array:
     labels = range(model.families["z"].num_categories)
 
     def log_prob(k):
-        return model.marginal(params, {"v": v, "z": jnp.full((len(v), 1), k)}, "h")
+        return model.log_marginal(params, {"v": v, "z": jnp.full((len(v), 1), k)}, "h")
 
     return jnp.stack([log_prob(k) for k in labels], 1)
 

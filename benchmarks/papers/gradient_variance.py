@@ -167,7 +167,9 @@ def means(args: argparse.Namespace) -> None:
 
     params = jax.tree.map(normal, rbm.init(jax.random.key(0)))
     key = jax.random.key(args.seeds[0] + 1)
-    rows = ebmpp.perfect_sample(rbm, params, key, args.pairs, method="enumerate")["v"]
+    rows = ebmpp.perfect_sample(
+        rbm, params, args.pairs, rng_key=key, method="enumerate"
+    )["v"]
     unit = independent_variance(rbm, params)
     table = []
     print(f"{'':40} {'variance':>9} {'error':>7} {'sweeps':>7} {'lag':>6}")

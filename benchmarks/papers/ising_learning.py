@@ -109,7 +109,7 @@ def run(method: str, coupling: float, seed: int, steps: int, seconds: float) -> 
     """Fit one model."""
     truth = {"x": jnp.zeros(SIDE**2), "x:x": jnp.full(len(EDGES), coupling)}
     draws = ebmpp.perfect_sample(
-        GRAPH, truth, jax.random.key(100), ROWS, method="random_cluster"
+        GRAPH, truth, ROWS, rng_key=jax.random.key(100), method="random_cluster"
     )
     rows = np.asarray(draws["x"], float).reshape(ROWS, -1)
     begin = time.monotonic()

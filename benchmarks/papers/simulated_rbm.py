@@ -124,7 +124,7 @@ def simulate(
 
     params = jax.tree.map(normal, truth.init(weights))
     sample = ebmpp.perfect_sample(
-        truth, params, draws, 2 * args.rows, method="enumerate"
+        truth, params, 2 * args.rows, rng_key=draws, method="enumerate"
     )["v"]
     rows = {"log_likelihood": sample[: args.rows], "held_out": sample[args.rows :]}
     log_z = ebmpp.exact.log_partition(truth, params)

@@ -111,7 +111,7 @@ class _Annealing:
         else:
             try:
                 x = perfect_sample(
-                    self.graph, self.model.params, rng_key, self.num_particles
+                    self.graph, self.model.params, self.num_particles, rng_key=rng_key
                 )
             except (IntractableError, UnmetError) as error:
                 if not approximate:

@@ -19,6 +19,7 @@ def binarize(
     x: ArrayLike,
     method: str = "threshold",
     threshold: float = 0.5,
+    *,
     rng_key: jax.Array | None = None,
 ) -> Array:
     """Turn intensities into {0, 1}.

@@ -154,7 +154,7 @@ def _check_attractive(graph: FactorGraph, params: Params) -> None:
 
 def _monotone(family: Family, words: Array, eta: Array) -> Array:
     """Draw from one word per unit, non-decreasing in ``eta``."""
-    if type(family) in (Bernoulli, Spin):
+    if isinstance(family, Bernoulli | Spin):  # faster, and the same distribution
         return family.sample(words, eta)
     values = enumeration.values_of(family)
     # exponential families have monotone likelihood ratios, so their inverse
@@ -273,8 +273,9 @@ _draw = jax.jit(
 def perfect_sample(
     graph: FactorGraph,
     params: Params,
-    rng_key: Array,
     num_samples: int = 1,
+    *,
+    rng_key: Array,
     method: str = "auto",
     max_sweeps: int = MAX_SWEEPS,
 ) -> Blocks:
@@ -294,8 +295,8 @@ def perfect_sample(
     Works under ``jit`` and ``vmap`` (``graph`` closed over); there nothing can be
     raised, and draws that are not perfect are NaN.
 
-    :param rng_key: a jax key; a draw depends on it and on its own index.
     :param num_samples: number of draws.
+    :param rng_key: a jax key; a draw depends on it and on its own index.
     :param method: "auto", "enumerate", "coupling_from_the_past" or "random_cluster".
     :param max_sweeps: number of sweeps into the past after which coupling gives up.
     :return: a dict of blocks, each of shape ``(num_samples, *shape)``.
@@ -314,7 +315,7 @@ def perfect_sample(
     >>> import jax, ebmpp
     >>> chain = ebmpp.layered(a=ebmpp.Spin(6), b=ebmpp.Spin(6))
     >>> params = chain.init(jax.random.key(0)) | {"a:b": 0.3 * jax.numpy.eye(6)}
-    >>> x = ebmpp.perfect_sample(chain, params, jax.random.key(1), 10, method="coupling_from_the_past")
+    >>> x = ebmpp.perfect_sample(chain, params, 10, rng_key=jax.random.key(1), method="coupling_from_the_past")
     >>> {b: v.shape for b, v in x.items()}
     {'a': (10, 6), 'b': (10, 6)}
     """

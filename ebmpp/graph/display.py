@@ -95,8 +95,8 @@ def _layer_names(graph: Declaration) -> list[str]:
     ]
 
 
-def draw_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
-    """See :meth:`ebmpp.FactorGraph.draw`."""
+def plot_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
+    """See :meth:`ebmpp.FactorGraph.plot`."""
     from matplotlib import pyplot as plt  # an extra
 
     blocks = graph.to_networkx()

@@ -101,8 +101,8 @@ class FactorGraph(Declaration, Shown):
         >>> ising.layers
         (('x[0]',), ('x[1]',))
         """
-        units, factors = networks.declare(graph, family, block, shared, bias)
-        return cls({block: units}, factors=factors, labels={block: graph.nodes})
+        declared = networks.of_networkx(graph, family, block, shared, bias)
+        return cls._of_one_block(block, declared)
 
     def to_networkx(self, params: Params | None = None) -> nx.Graph:
         """Return the graph of blocks or, with ``params``, that of units with their biases and weights.
@@ -150,8 +150,34 @@ class FactorGraph(Declaration, Shown):
         >>> graph.labels["x"], graph.init(jax.random.key(0))["x:x"].tolist()
         (('a', 'b'), [1.0])
         """
-        units, factors, variables = networks.of_bqm(bqm, block)
-        return cls({block: units}, factors=factors, labels={block: variables})
+        return cls._of_one_block(block, networks.of_bqm(bqm, block))
+
+    @classmethod
+    def from_qubo(cls, q: Any, *, block: str = "x") -> "FactorGraph":
+        r"""Declare one visible block of Bernoulli units whose energy is :math:`x^T Q x`.
+
+        ``init`` returns the params with which p(x) is proportional to
+        :math:`\exp(-x^T Q x)`, so that the mode minimises a quadratic unconstrained
+        binary optimisation problem. Terms (i, j) and (j, i) add up.
+
+        :param q: a dict ``{(i, j): value}``, whose variables become the units'
+            ``labels``, or a square matrix.
+        :raises ArgumentError: for anything else, or a value that is not finite.
+
+        **Example**
+
+        >>> import jax, ebmpp
+        >>> graph = ebmpp.FactorGraph.from_qubo({("a", "a"): -1.0, ("a", "b"): 2.0, ("b", "b"): -1.5})
+        >>> result = ebmpp.local_search(graph, graph.init(jax.random.key(0)), rng_key=jax.random.key(1))
+        >>> graph.labels["x"], result.state["x"].tolist()
+        (('a', 'b'), [0.0, 1.0])
+        """
+        return cls._of_one_block(block, networks.of_qubo(q, block))
+
+    @classmethod
+    def _of_one_block(cls, block: str, declared: networks.Declared) -> "FactorGraph":
+        family, factors, labels = declared
+        return cls({block: family}, factors=factors, labels={block: labels})
 
     def to_bqm(self, params: Params) -> Any:
         """Return the energy as a ``dimod.BinaryQuadraticModel`` of the variables of :meth:`to_networkx`.
@@ -168,8 +194,8 @@ class FactorGraph(Declaration, Shown):
     def _card(self) -> Card:
         return display.card(self)
 
-    def draw(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw the block graph, one column per layer, with visible blocks shaded and factors on the edges.
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plot the block graph, one column per layer, with visible blocks shaded and factors on the edges.
 
         A factor over one block is listed below it; one over three blocks or more is on
         each edge that it makes. Needs matplotlib.
@@ -179,11 +205,11 @@ class FactorGraph(Declaration, Shown):
         **Example**
 
         >>> import ebmpp
-        >>> axes = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3)).draw()
+        >>> axes = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3)).plot()
         >>> [text.get_text() for text in axes.texts if "layer" in text.get_text()]
         ['layer 0', 'layer 1']
         """
-        return display.draw_graph(self, ax)
+        return display.plot_graph(self, ax)
 
     def init(
         self,
@@ -322,7 +348,7 @@ class FactorGraph(Declaration, Shown):
         eta, family = self._natural(params, x, block)
         return family.mode(eta)
 
-    def marginal(
+    def log_marginal(
         self, params: Params, x: StateLike, blocks: Iterable[str] | str
     ) -> Float[Array, "*batch"]:
         """Return the log of the unnormalised density of the other blocks, with ``blocks`` summed out exactly.
@@ -354,7 +380,7 @@ class FactorGraph(Declaration, Shown):
         :raises IntractableError: if two missing blocks, or units of one, interact.
         """
         x = self._as_state(x)
-        return -self.marginal(params, x, [b for b in self.families if b not in x])
+        return -self.log_marginal(params, x, [b for b in self.families if b not in x])
 
 
 @compiled(statics=1)

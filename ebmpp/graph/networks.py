@@ -7,6 +7,7 @@ Biases and weights are derivatives of the energy, so no factor's form is assumed
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 import importlib
+import itertools
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Integer
@@ -35,6 +36,17 @@ FamilyLike = Callable[[int], Family] | Family
 _VARTYPES: dict[str, type[Family]] = {"SPIN": Spin, "BINARY": Bernoulli}
 
 
+_QUBO = "a dict {(i, j): value} or a square matrix"
+
+
+class Declared(NamedTuple):
+    """One block, its factors, and its units' labels."""
+
+    family: Family
+    factors: list[Factor]
+    labels: Iterable[Hashable]
+
+
 class Terms(NamedTuple):
     """``E(x) = offset - linear . x - sum_p weights[p] x[i_p] x[j_p]``, with x the units of all blocks."""
 
@@ -51,31 +63,32 @@ def terms(graph: Declaration, params: Params) -> Terms:
             raise checks.error(
                 f"block {b!r}", "of one statistic per unit, as Spin is", family
             )
-    total = sum(f.size for f in graph.families.values())
-    zero = jnp.zeros(total, jnp.result_type(float))
+    zero = jnp.zeros(graph.num_units, jnp.result_type(float))
 
     def energy_at(flat):
         return energy.energy(graph, params, _blocks(graph, flat))
 
     value, slope = jax.jit(jax.value_and_grad(energy_at))(zero)
     weights: dict[tuple[int, int], float] = {}
+    differentiated = []
     for factor in graph.factors:
         pairs = _pairs(graph, factor)
-        values = (
-            factor.weights(params[factor.name])
-            if type(factor) is Pairwise
-            else np.zeros(len(pairs))
-        )
-        _add(weights, pairs, np.asarray(values))
-    # factors whose second derivatives are not their params
-    others = [f for f in graph.factors if f.interacts and type(f) is not Pairwise]
-    if others:
-        hessian = _second_derivatives(graph, params, others, total)
+        if factor.has_pair_weights:
+            values = np.asarray(factor.pair_weights(params[factor.name]))
+        else:
+            values = np.zeros(len(pairs))  # so that declared pairs are listed
+            if factor.interacts:
+                differentiated.append(factor)
+        _add(weights, pairs, values)
+    if differentiated:
+        hessian = _second_derivatives(graph, params, differentiated)
         i, j = np.nonzero(np.triu(hessian, 1))
         _add(weights, zip(i.tolist(), j.tolist(), strict=True), -hessian[i, j])
-    pairs = np.array(list(weights), np.int64).reshape(-1, 2)
     return Terms(
-        float(value), -np.asarray(slope), pairs, np.array(list(weights.values()), float)
+        float(value),
+        -np.asarray(slope),
+        np.array(list(weights), np.int64).reshape(-1, 2),
+        np.array(list(weights.values()), float),
     )
 
 
@@ -99,57 +112,55 @@ def _add(
 def _pairs(graph: Declaration, factor: Factor) -> list[tuple[int, int]]:
     """Return the pairs that one factor declares within blocks, the smaller number first."""
     start = graph.unit_offsets
-    edges = factor.edges(graph.families)
-    return [
-        tuple(pair)
-        for b, e in edges.items()
-        for pair in (start[b] + np.sort(e, axis=1)).tolist()
-    ]
+    pairs: list[tuple[int, int]] = []
+    for block, edges in factor.edges(graph.families).items():
+        numbers = start[block] + np.sort(edges, axis=1)
+        pairs += [(i, j) for i, j in numbers.tolist()]
+    return pairs
 
 
 def _second_derivatives(
-    graph: Declaration, params: Params, factors: list[Factor], total: int
-) -> np.ndarray:
-    """Return the Hessian of some factors, ``(units, units)``, which must be constant."""
+    graph: Declaration, params: Params, factors: list[Factor]
+) -> Float[np.ndarray, "units units"]:
+    """Return the Hessian of some factors, which must be constant."""
+    units = jnp.arange(graph.num_units)
 
-    def eta(flat):
-        return energy.contributed(graph, factors, params, _blocks(graph, flat))
+    def slope_at(flat):
+        eta = energy.contributed(graph, factors, params, _blocks(graph, flat))
+        return -jnp.concatenate([eta[b].reshape(-1) for b in graph.families])
 
-    def slope(flat):
-        return -jnp.concatenate([eta(flat)[b].reshape(-1) for b in graph.families])
+    @jax.jit
+    def hessian_at(flat):
+        def row(unit):
+            direction = (units == unit).astype(flat.dtype)
+            return jax.jvp(slope_at, (flat,), (direction,))[1]
 
-    def row(x, i):
-        return jax.jvp(slope, (x,), ((jnp.arange(total) == i).astype(x.dtype),))[1]
+        return jax.lax.map(row, units, batch_size=_BATCH_SIZE)
 
-    def rows(x):
-        return jax.lax.map(
-            lambda i: row(x, i), jnp.arange(total), batch_size=_BATCH_SIZE
-        )
-
-    points = np.zeros(total), np.random.default_rng(0).uniform(0.3, 1, total)
-    here, there = map(
-        np.asarray, map(jax.jit(rows), (jnp.asarray(p, float) for p in points))
-    )
-    if np.abs(here - there).max() > _TOLERANCE * (
-        np.abs(here).max() + np.abs(there).max()
-    ):
+    elsewhere = np.random.default_rng(0).uniform(0.3, 1, graph.num_units)
+    hessian = np.asarray(hessian_at(jnp.zeros(graph.num_units)))
+    other = np.asarray(hessian_at(jnp.asarray(elsewhere, float)))
+    scale = np.abs(hessian).max() + np.abs(other).max()
+    if np.abs(hessian - other).max() > _TOLERANCE * scale:
         raise IntractableError(
             f"the energy of {graph!r} must be one of pairs; three units or more interact"
         )
-    return here
+    return hessian
 
 
 def names(graph: Declaration) -> list[Hashable]:
     """Return labels or numbers of the units, with their block's name if there are several blocks."""
     result: list[Hashable] = []
     for b, family in graph.families.items():
-        plain = (
-            range(family.size) if len(family.shape) == 1 else np.ndindex(family.shape)
-        )
-        labels = graph.labels.get(b, tuple(plain))
-        result += (
-            labels if len(graph.families) == 1 else [(b, label) for label in labels]
-        )
+        labels: Iterable[Hashable]
+        if b in graph.labels:
+            labels = graph.labels[b]
+        elif len(family.shape) == 1:
+            labels = range(family.size)
+        else:
+            labels = np.ndindex(family.shape)
+        is_only = len(graph.families) == 1
+        result += labels if is_only else ((b, label) for label in labels)
     return result
 
 
@@ -161,27 +172,22 @@ def unit_network(graph: Declaration, params: Params) -> nx.Graph:
     blocks = [b for b, family in graph.families.items() for _ in range(family.size)]
     for node, block, bias in zip(nodes, blocks, model.linear.tolist(), strict=True):
         network.add_node(node, block=block, bias=bias)
-    for (i, j), weight in zip(
-        model.pairs.tolist(), model.weights.tolist(), strict=True
-    ):
+    weights = model.weights.tolist()
+    for (i, j), weight in zip(model.pairs.tolist(), weights, strict=True):
         network.add_edge(nodes[i], nodes[j], weight=weight)
     return network
 
 
-def declare(
+def of_networkx(
     graph: nx.Graph, family: FamilyLike, block: str, shared: bool, bias: bool
-) -> tuple[Family, list[Factor]]:
-    """Return a block with one unit per node, and its factors; see :meth:`ebmpp.FactorGraph.from_networkx`."""
+) -> Declared:
+    """See :meth:`ebmpp.FactorGraph.from_networkx`."""
     checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")
     check_network("from_networkx: graph", graph)
-    units = (
-        family
-        if isinstance(family, Family) or not callable(family)
-        else family(len(graph))
-    )
-    checks.instance(
+    is_family = isinstance(family, Family) or not callable(family)
+    units = checks.instance(
         "from_networkx: family",
-        units,
+        family if is_family else family(len(graph)),
         Family,
         "a family, or a class of families such as Spin",
     )
@@ -192,26 +198,31 @@ def declare(
             units,
             DeclarationError,
         )
-    number = {node: i for i, node in enumerate(graph.nodes)}
-    edges = np.array(
-        [(number[a], number[b]) for a, b in graph.edges()], np.int64
-    ).reshape(-1, 2)
     weights = edge_weights("from_networkx", graph, shared)
     biases = attribute(
         "from_networkx: bias",
-        [b for _, b in graph.nodes(data="bias")],
+        [value for _, value in graph.nodes(data="bias")],
         units.stat_shape,
     )
-    start = None if biases is None else biases.reshape(units.statistic_shape)
-    joined = [Pairwise(block, edges, shared=shared, init=weights)] if len(edges) else []
-    return units, [Bias(block, init=start)] * bias + joined
+    factors: list[Factor] = []
+    if bias:
+        start = None if biases is None else biases.reshape(units.statistic_shape)
+        factors.append(Bias(block, init=start))
+    if graph.number_of_edges():
+        number = {node: i for i, node in enumerate(graph.nodes)}
+        pairs = np.array([(number[a], number[b]) for a, b in graph.edges()], np.int64)
+        factors.append(Pairwise(block, pairs, shared=shared, init=weights))
+    return Declared(units, factors, graph.nodes)
 
 
 def to_bqm(graph: Declaration, params: Params) -> Any:
     """See :meth:`ebmpp.FactorGraph.to_bqm`."""
-    kinds = {type(f) for f in graph.families.values()}
-    vartypes = [name for name, kind in _VARTYPES.items() if kinds == {kind}]
-    if not vartypes:
+    values = {_two_values(family) for family in graph.families.values()}
+    if values == {(-1.0, 1.0)}:
+        vartype = "SPIN"
+    elif values == {(0.0, 1.0)}:
+        vartype = "BINARY"
+    else:
         raise checks.error(
             "to_bqm: blocks", "all Spin or all Bernoulli", dict(graph.families)
         )
@@ -221,17 +232,23 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
     linear = dict(zip(variables, (-model.linear).tolist(), strict=True))
     edges = ((variables[i], variables[j]) for i, j in model.pairs.tolist())
     quadratic = dict(zip(edges, (-model.weights).tolist(), strict=True))
-    return dimod.BinaryQuadraticModel(linear, quadratic, model.offset, vartypes[0])
+    return dimod.BinaryQuadraticModel(linear, quadratic, model.offset, vartype)
 
 
-def of_bqm(bqm: Any, block: str) -> tuple[Family, list[Factor], list[Hashable]]:
-    """Return a block, its factors and its units' labels; see :meth:`ebmpp.FactorGraph.from_bqm`."""
-    is_pair = (
+def _two_values(family: Family) -> tuple[float, ...] | None:
+    return tuple(map(float, family.statistic_bounds)) if family.is_two_valued else None
+
+
+def of_bqm(bqm: Any, block: str) -> Declared:
+    """See :meth:`ebmpp.FactorGraph.from_bqm`."""
+    is_ising = (
         isinstance(bqm, tuple)
         and len(bqm) == 2
         and all(isinstance(part, Mapping) for part in bqm)
     )
-    vartype = "SPIN" if is_pair else getattr(getattr(bqm, "vartype", None), "name", "")
+    if is_ising:
+        return _of_terms("SPIN", *bqm, block)
+    vartype = getattr(getattr(bqm, "vartype", None), "name", "")
     if vartype not in _VARTYPES:
         raise checks.error(
             "from_bqm: bqm",
@@ -239,29 +256,46 @@ def of_bqm(bqm: Any, block: str) -> tuple[Family, list[Factor], list[Hashable]]:
             "dicts (h, J) of spins",
             bqm,
         )
-    linear, quadratic = bqm if is_pair else (bqm.linear, bqm.quadratic)
-    variables = list(dict.fromkeys([*linear, *(v for pair in quadratic for v in pair)]))
+    return _of_terms(vartype, bqm.linear, bqm.quadratic, block)
+
+
+def of_qubo(q: Any, block: str) -> Declared:
+    """See :meth:`ebmpp.FactorGraph.from_qubo`."""
+    if not isinstance(q, Mapping):
+        matrix = np.asarray(checks.numbers("from_qubo: q", q))
+        if matrix.ndim != 2 or len(matrix) != matrix.shape[1]:
+            raise checks.error("from_qubo: q", _QUBO, q)
+        is_term = (matrix != 0) | np.eye(len(matrix), dtype=bool)
+        q = {(i, j): matrix[i, j] for i, j in np.argwhere(is_term).tolist()}
+    if not q or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in q):
+        raise checks.error("from_qubo: q", _QUBO, q)
+    values = {
+        pair: checks.number(f"from_qubo: q[{pair}]", value) for pair, value in q.items()
+    }
+    return _of_terms("BINARY", {}, values, block)
+
+
+def _of_terms(
+    vartype: str,
+    linear: Mapping[Hashable, float],
+    quadratic: Mapping[tuple[Hashable, Hashable], float],
+    block: str,
+) -> Declared:
+    """Declare the energy ``sum_a linear[a] x_a + sum_ab quadratic[a, b] x_a x_b``, as dimod reads it."""
+    variables = list(dict.fromkeys([*linear, *itertools.chain(*quadratic)]))
     number = {v: i for i, v in enumerate(variables)}
     biases = -np.array([linear.get(v, 0.0) for v in variables], float)
     weights: dict[tuple[int, int], float] = {}
-    # as dimod reads them: (a, b) and (b, a) add up
-    for (
-        a,
-        b,
-    ), value in quadratic.items():
+    for (a, b), value in quadratic.items():
         i, j = sorted((number[a], number[b]))
-        if i != j:
+        if i != j:  # (a, b) and (b, a) add up
             weights[i, j] = weights.get((i, j), 0.0) - float(value)
-        elif (
-            vartype == "BINARY"
-        ):  # the square of a bit is the bit, that of a spin a constant
+        elif vartype == "BINARY":
+            # the square of a bit is the bit; that of a spin is constant
             biases[i] -= float(value)
     family = _VARTYPES[vartype](len(variables))
     factors: list[Factor] = [Bias(block, init=biases)]
     if weights:
-        factors.append(
-            Pairwise(
-                block, np.array(list(weights)), init=np.array(list(weights.values()))
-            )
-        )
-    return family, factors, variables
+        pairs = np.array(list(weights))
+        factors.append(Pairwise(block, pairs, init=np.array(list(weights.values()))))
+    return Declared(family, factors, variables)

@@ -33,14 +33,14 @@ _COMMON = {"blocks", "energy", "init", "name", "lateral"}  # fields of every fac
 _TOLERANCE = 1e-2
 
 
-def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> None:
+def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> None:
     """Write a graph and its params to one file, atomically.
 
     A custom energy is a function, which no file can hold safely. The file stores the
     name, blocks and params of a custom :class:`Factor` and the value of its energy at
     one state; pass the factor to :func:`load`. Params keep their dtypes bit by bit.
 
-    :param path: an existing file is replaced.
+    :param file: an existing file is replaced.
     :param params: only their names and shapes are checked.
     :raises ParameterError: for params with wrong names or shapes.
     :raises SavedFileError: for params, labels or fields that the format cannot hold.
@@ -49,9 +49,9 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
 
     >>> import pathlib, tempfile, jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "rbm.ebmpp"
-    >>> ebmpp.save(path, rbm, rbm.init(jax.random.key(0)))
-    >>> graph, params = ebmpp.load(path)
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "rbm.ebmpp"
+    >>> ebmpp.save(file, rbm, rbm.init(jax.random.key(0)))
+    >>> graph, params = ebmpp.load(file)
     >>> graph == rbm, params["v:h"].shape
     (True, (4, 3))
     """
@@ -74,11 +74,11 @@ def save(path: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
             for name, value in ordered_params(graph, params).items()
         },
     }
-    archive.write(Path(path), _KIND, body, arrays)
+    archive.write(Path(file), _KIND, body, arrays)
 
 
 def load(
-    path: str | os.PathLike[str],
+    file: str | os.PathLike[str],
     *,
     factors: Iterable[Factor] = (),
     families: Mapping[str, type[Family]] | None = None,
@@ -103,12 +103,12 @@ def load(
     >>> gate = ebmpp.Factor("x", "y", "h", init=jnp.ones((2, 2, 3)), energy=gate_energy, name="gate")
     >>> blocks = {"x": ebmpp.Bernoulli(2), "y": ebmpp.Bernoulli(2)}
     >>> graph = ebmpp.FactorGraph(blocks, {"h": ebmpp.Bernoulli(3)}, [gate])
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "gated.ebmpp"
-    >>> ebmpp.save(path, graph, {"gate": jnp.ones((2, 2, 3))})
-    >>> ebmpp.load(path, factors=[gate])[0] == graph
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "gated.ebmpp"
+    >>> ebmpp.save(file, graph, {"gate": jnp.ones((2, 2, 3))})
+    >>> ebmpp.load(file, factors=[gate])[0] == graph
     True
     """
-    data = Path(path).read_bytes()
+    data = Path(file).read_bytes()
     try:
         body, stored = archive.read(data, _KIND, "the file")
 
@@ -138,7 +138,7 @@ def load(
                 _check_value(description["value"], factor, graph, params)
         return graph, params
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise SavedFileError(f"{path}: {error}") from error
+        raise SavedFileError(f"{file}: {error}") from error
 
 
 def _pack(tree: Any, arrays: list[np.ndarray]) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def warn_if_stuck(graph: Declaration, params: Params) -> None:
     ):
         factors = [f for f in graph.factors if block in f.blocks]
         names = [f.name for f in factors]
-        if Bilinear in map(type, factors) and not any(
+        if any(isinstance(f, Bilinear) for f in factors) and not any(
             np.any(params[name]) for name in names
         ):
             warnings.warn(

@@ -373,7 +373,12 @@ class Exchange(SiteKernel):
         method = str(self.auxiliary)
         try:
             perfect.perfect_sample(
-                self.graph, params, state.rng_key, number, method, self.max_sweeps
+                self.graph,
+                params,
+                number,
+                rng_key=state.rng_key,
+                method=method,
+                max_sweeps=self.max_sweeps,
             )
         except UnmetError as error:
             advice = (

@@ -40,14 +40,14 @@ _SECTIONS: dict[str, Callable[[Section, Subject], None]] = {
 class Report:
     """HTML page with its figures and tables; see :func:`report`.
 
-    :param path: file of the page; None if it was not written.
+    :param file: file of the page; None if it was not written.
     :param html: the page.
     :param figures: PNG files by name.
     :param tables: tables of the page by name.
     :param missing: errors of the sections that failed, one line per section.
     """
 
-    path: pathlib.Path | None
+    file: pathlib.Path | None
     html: str
     figures: Mapping[str, bytes]
     tables: Mapping[str, pd.DataFrame]
@@ -55,7 +55,7 @@ class Report:
 
     def __repr__(self) -> str:
         missing = f", {len(self.missing)} sections missing" if self.missing else ""
-        where = "not written" if self.path is None else repr(str(self.path))
+        where = "not written" if self.file is None else repr(str(self.file))
         return f"Report({where}, figures {list(self.figures)}, tables {list(self.tables)}{missing})"
 
     def _repr_html_(self) -> str:
@@ -71,7 +71,7 @@ def report(
     *,
     rng_key: Array,
     held_out: Any = None,
-    path: str | os.PathLike[str] | None = "report.html",
+    file: str | os.PathLike[str] | None = "report.html",
     budget: str | Budget = "quick",
     image_shape: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
     history: Any = None,
@@ -90,7 +90,7 @@ def report(
     :param data: training rows.
     :param rng_key: a jax key, which determines all numbers except times.
     :param held_out: rows that were not used for training.
-    :param path: file to write; None for none.
+    :param file: file to write; None for none.
     :param budget: "quick" (about a minute for 784x500 units on two cores), "thorough",
         or a :class:`ebmpp.reporting.Budget`.
     :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by
@@ -116,7 +116,7 @@ def report(
     >>> import jax, ebmpp
     >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3)), ebmpp.data.bars_and_stripes(3)
     >>> result = ebmpp.report(  # doctest: +SKIP
-    ...     rbm, rbm.init(jax.random.key(0)), data, rng_key=jax.random.key(1), path="rbm.html"
+    ...     rbm, rbm.init(jax.random.key(0)), data, rng_key=jax.random.key(1), file="rbm.html"
     ... )
     >>> result.tables["log_likelihood"]["exact"]  # doctest: +SKIP
     """
@@ -130,7 +130,7 @@ def report(
                 "report: budget", budget, BUDGETS, also="ebmpp.reporting.Budget(...)"
             )
         ]
-    path = _check_path(path)
+    file = _check_file(file)
     checks.instance("report: title", title, str, "a string")
     history = getattr(history, "history", history)
     is_history = isinstance(history, xr.Dataset) and panels(history)
@@ -174,36 +174,36 @@ def report(
         for n, t in inputs.items()
     ]
     html = render(title, f"Computed from {' and '.join(counts)}.", sections)
-    if path is not None:
-        path.write_text(html, encoding="utf-8")
+    if file is not None:
+        file.write_text(html, encoding="utf-8")
     figures = {
         name: png for section in sections for name, png in section.figures.items()
     }
     frames = {
         name: frame for section in sections for name, frame in section.tables.items()
     }
-    return Report(path, html, figures, frames, tuple(missing))
+    return Report(file, html, figures, frames, tuple(missing))
 
 
-def _check_path(path: Any) -> pathlib.Path | None:
+def _check_file(file: Any) -> pathlib.Path | None:
     """Return the page's path; raise ArgumentError where no file can be written."""
-    if path is None:
+    if file is None:
         return None
     try:
-        file = pathlib.Path(path)
-        is_writable = not file.is_dir() and os.access(
-            file if file.exists() else file.parent, os.W_OK
+        page = pathlib.Path(file)
+        is_writable = not page.is_dir() and os.access(
+            page if page.exists() else page.parent, os.W_OK
         )
     except (TypeError, ValueError):
         is_writable = False
     if not is_writable:
         raise checks.error(
-            "report: path",
+            "report: file",
             "a file that can be written, or None",
-            path,
+            file,
             hint="Create its directory or fix the permissions.",
         )
-    return file
+    return page
 
 
 def _run(

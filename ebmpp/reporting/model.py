@@ -27,7 +27,7 @@ def declaration(section: Section, subject: Subject) -> None:
     figure, (ax,) = grid(
         1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * tallest)
     )
-    graph.draw(ax)
+    graph.plot(ax)
     section.figure(
         "declaration",
         figure,

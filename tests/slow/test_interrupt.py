@@ -33,7 +33,7 @@ def composite_expectation():
 def perfect_sample():
     ising = ebmpp.FactorGraph.from_networkx(networkx.grid_2d_graph(12, 12), family=ebmpp.Spin)
     cold = {name: 2.0 * (":" in name) + 0 * a for name, a in ising.init(key).items()}
-    ebmpp.perfect_sample(ising, cold, key, method="coupling_from_the_past", max_sweeps=2**30)
+    ebmpp.perfect_sample(ising, cold, rng_key=key, method="coupling_from_the_past", max_sweeps=2**30)
 
 def fit():
     options = {"params": params, "optimizer": optax.sgd(1e-6), "progress_bar": False}

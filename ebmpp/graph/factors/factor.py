@@ -145,7 +145,7 @@ class Factor:
         """Return a fast path to the natural parameters of a few units of a block, None to use autodiff."""
         return None
 
-    def pair_weights(self, params: Params) -> Array:
+    def pair_weights(self, params: FactorParams) -> Array:
         """Return one weight per pair of :meth:`edges`, if the energy is a sum over these pairs.
 
         A factor of one block defines it if its energy is

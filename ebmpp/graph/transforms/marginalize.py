@@ -76,7 +76,7 @@ def marginalize(
     neighbours' units must take few values, or be Gaussian with ``variance="learned"``
     beside a Gaussian block. :func:`ebmpp.contrib.graphs.split` cuts a large block into
     such blocks; a table doubles with every binary unit. ``graph.free_energy`` and
-    ``graph.marginal`` need no table, and return the density only.
+    ``graph.log_marginal`` need no table, and return the density only.
 
     If no visible block is left, the others become visible. Start training from the
     returned params; the new graph's own ``init`` has no scheme for the new factor.
@@ -132,7 +132,7 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
             f"at most {_MAX_ENTRIES}",
             entries,
             IntractableError,
-            "graph.free_energy and graph.marginal need no table.",
+            "graph.free_energy and graph.log_marginal need no table.",
         )
     summed = SummedOut(local, block, near, tables)
     _verify(summed)
@@ -314,7 +314,7 @@ def _touched(
                 "at most 1",
                 most,
                 IntractableError,
-                "Use graph.free_energy or graph.marginal, or split the blocks "
+                "Use graph.free_energy or graph.log_marginal, or split the blocks "
                 "(ebmpp.contrib.graphs.split).",
             )
         if depends.any():
@@ -360,6 +360,6 @@ def _verify(summed: SummedOut) -> None:
             "affine in the statistics of its neighbours",
             {b: families[b] for b in doubtful},
             IntractableError,
-            "Use graph.free_energy or graph.marginal; of Gaussians beside Gaussians "
+            "Use graph.free_energy or graph.log_marginal; of Gaussians beside Gaussians "
             "variance='learned'.",
         )

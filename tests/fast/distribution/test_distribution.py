@@ -144,7 +144,10 @@ def test_named_blocks_and_layouts() -> None:
         middle = EnergyDistribution(graph, params, blocks=["h1"]).log_prob(x["h1"])
         board = EnergyDistribution(graph, params, layout=layout)
         assert board.event_shape == (2, 4) and board.support.event_dim == 2
-        expected = graph.marginal(params, x, ["v", "h2"]), graph.log_density(params, x)
+        expected = (
+            graph.log_marginal(params, x, ["v", "h2"]),
+            graph.log_density(params, x),
+        )
         return (
             (middle, board.log_prob(layout.join(x))),
             expected,

@@ -70,7 +70,9 @@ def test_coupling_from_the_past_matches_enumeration(
 ) -> None:
     graph = GRAPHS[name]()
     params = attractive(graph, signs)
-    draws = perfect_sample(graph, params, jax.random.key(0), NUM_SAMPLES, method=PAST)
+    draws = perfect_sample(
+        graph, params, NUM_SAMPLES, rng_key=jax.random.key(0), method=PAST
+    )
     assert_joint_moments(graph, params, draws)
 
 
@@ -79,7 +81,9 @@ def test_draws_by_enumeration_match_enumeration(name: str) -> None:
     graph = GRAPHS[name]()
     params = random_params(graph, 2)
     assert_joint_moments(
-        graph, params, perfect_sample(graph, params, jax.random.key(2), NUM_SAMPLES)
+        graph,
+        params,
+        perfect_sample(graph, params, NUM_SAMPLES, rng_key=jax.random.key(2)),
     )
 
 
@@ -87,7 +91,7 @@ def test_draws_by_enumeration_match_enumeration(name: str) -> None:
 def test_unbounded_blocks_are_drawn_given_the_others() -> None:
     graph = zoo.graph("gaussian")
     draws = perfect_sample(
-        graph, zoo.params("gaussian"), jax.random.key(0), NUM_SAMPLES
+        graph, zoo.params("gaussian"), NUM_SAMPLES, rng_key=jax.random.key(0)
     )
     for b, mean in zoo.moments("gaussian").items():
         assert_rows_law(np.asarray(draws[b]), mean)
@@ -101,7 +105,9 @@ def test_random_clusters_match_enumeration(up: float, strength: float) -> None:
     params = {
         name: jnp.asarray(value) for name, value in {"a": a, "b": b, "a:b": w}.items()
     }
-    draws = perfect_sample(graph, params, jax.random.key(3), NUM_SAMPLES, BONDS)
+    draws = perfect_sample(
+        graph, params, NUM_SAMPLES, rng_key=jax.random.key(3), method=BONDS
+    )
     assert_joint_moments(graph, params, draws)
 
 
@@ -112,9 +118,13 @@ def test_random_clusters_couple_where_single_units_do_not() -> None:
     )
     params = {"x:x": jnp.float32(1.0)}
     with pytest.raises(UnmetError, match="random_cluster"):
-        perfect_sample(graph, params, jax.random.key(0), 4, PAST, max_sweeps=1024)
+        perfect_sample(
+            graph, params, 4, rng_key=jax.random.key(0), method=PAST, max_sweeps=1024
+        )
     x = np.asarray(
-        perfect_sample(graph, params, jax.random.key(0), 40, BONDS, max_sweeps=32)["x"]
+        perfect_sample(
+            graph, params, 40, rng_key=jax.random.key(0), method=BONDS, max_sweeps=32
+        )["x"]
     )
     magnet = x.reshape(40, -1).mean(1)
     # both phases
@@ -133,10 +143,12 @@ def spin_params(coupling: float) -> dict[str, Any]:
 def test_draws_depend_on_their_number_alone_and_work_under_jit_and_vmap() -> None:
     graph, params, rng_key = GRAPHS["spins"](), spin_params(0.3), jax.random.key(4)
     for method in (PAST, "enumerate"):
-        draw = lambda p, k, method=method: perfect_sample(graph, p, k, 6, method)
+        draw = lambda p, k, method=method: perfect_sample(
+            graph, p, 6, rng_key=k, method=method
+        )
         draws, first = (
             draw(params, rng_key),
-            perfect_sample(graph, params, rng_key, 2, method),
+            perfect_sample(graph, params, 2, rng_key=rng_key, method=method),
         )
         stacked = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
         both = jax.jit(jax.vmap(draw, (0, None)))(stacked, rng_key)
@@ -147,13 +159,22 @@ def test_draws_depend_on_their_number_alone_and_work_under_jit_and_vmap() -> Non
 
 def test_failures_are_nan_under_jit_and_errors_outside() -> None:
     graph, rng_key = GRAPHS["spins"](), jax.random.key(0)
-    draw = jax.jit(lambda p: perfect_sample(graph, p, rng_key, 4, PAST, max_sweeps=1))
+    draw = jax.jit(
+        lambda p: perfect_sample(
+            graph, p, 4, rng_key=rng_key, method=PAST, max_sweeps=1
+        )
+    )
     assert np.isnan(draw(spin_params(3.0))["a"]).any()  # not met
     signs = spin_params(0.3) | {"a:b": jnp.array([[1.0, -1.0], [1.0, 1.0]])}
     assert np.isnan(draw(signs)["a"]).all()  # not attractive
     with pytest.raises(UnmetError, match="of 4 pairs.* 1 sweeps"):
-        perfect_sample(graph, spin_params(3.0), rng_key, 4, PAST, max_sweeps=1)
+        perfect_sample(
+            graph, spin_params(3.0), 4, rng_key=rng_key, method=PAST, max_sweeps=1
+        )
     with pytest.raises(IntractableError, match="both signs"):
         perfect_sample(
-            graph, spin_params(0.3) | {"b": jnp.full(2, -1.0)}, rng_key, method=BONDS
+            graph,
+            spin_params(0.3) | {"b": jnp.full(2, -1.0)},
+            rng_key=rng_key,
+            method=BONDS,
         )

@@ -207,7 +207,7 @@ def test_params_that_overflow_are_refused_or_summed_right(weight: float) -> None
                 call()
         with pytest.raises(ebmpp.errors.IntractableError):
             ebmpp.perfect_sample(
-                graph, params, jax.random.key(0), 3, method="enumerate"
+                graph, params, 3, rng_key=jax.random.key(0), method="enumerate"
             )
         return
     expected = np.log(2**4 + 2**3 - 1)  # states in which a block is all zero

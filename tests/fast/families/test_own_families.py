@@ -35,7 +35,7 @@ def test_custom_family_in_a_graph() -> None:
     np.testing.assert_allclose(
         graph.mean(params, h, "n"), np.tile(1 / np.expm1(-eta), (3, 1)), rtol=1e-5
     )
-    marginal = graph.marginal(params, {"h": np.float32([[0], [1]])}, "n")
+    marginal = graph.log_marginal(params, {"h": np.float32([[0], [1]])}, "n")
     off = -np.log1p(-np.exp([-1.0, -0.7])).sum()
     np.testing.assert_allclose(
         marginal, [off, 0.3 - np.log1p(-np.exp(eta)).sum()], rtol=1e-5

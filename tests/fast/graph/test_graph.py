@@ -26,7 +26,7 @@ def derive(graph: FactorGraph, params: dict, x: dict) -> dict[str, Any]:
     result["eta"] = {b: graph.natural_parameters(params, x, b) for b in graph.families}
     blocks = [b for b in graph.families if b not in graph.splits]
     others = {b: {c: v for c, v in x.items() if c != b} for b in blocks}
-    result["marginal"] = {b: graph.marginal(params, others[b], b) for b in blocks}
+    result["marginal"] = {b: graph.log_marginal(params, others[b], b) for b in blocks}
     result["mean"] = {b: graph.mean(params, x, b) for b in blocks}
     result["mode"] = {b: graph.mode(params, x, b) for b in blocks}
     result["log_prob"] = {

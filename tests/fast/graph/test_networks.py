@@ -216,6 +216,29 @@ def test_terms_of_one_pair_add_up_as_in_dimod() -> None:
     assert bits.init(zoo.KEY)["x"].tolist() == [-3.5, -1.0]
 
 
+@pytest.mark.parametrize("kind", ["dict", "matrix"])
+def test_qubo_has_the_distribution_of_its_quadratic_form(kind: str) -> None:
+    matrix = np.random.default_rng(0).normal(size=(4, 4))
+    matrix[1, 2] = matrix[2, 1] = 0.0
+    terms = {
+        (f"x{i}", f"x{j}"): value for (i, j), value in np.ndenumerate(matrix) if value
+    }
+    graph = FactorGraph.from_qubo(terms if kind == "dict" else matrix, block="q")
+    names = ("x0", "x1", "x2", "x3") if kind == "dict" else (0, 1, 2, 3)
+    assert (graph.families["q"], graph.labels["q"]) == (Bernoulli(4), names)
+    states, probabilities = ebmpp.exact.probabilities(graph, graph.init(zoo.KEY))
+    values = np.array([x @ matrix @ x for x in np.asarray(states["q"], float)])
+    expected = np.exp(-values) / np.exp(-values).sum()
+    np.testing.assert_allclose(probabilities, expected, 1e-5)
+    np.testing.assert_array_equal(np.argmax(probabilities), np.argmin(values))
+
+
+def test_qubo_of_unit_terms_has_no_pairs() -> None:
+    graph = FactorGraph.from_qubo(np.diag([1.0, 0.0]))
+    assert graph.init(zoo.KEY)["x"].tolist() == [-1.0, 0.0]
+    assert len(graph.factors) == 1
+
+
 def test_parallel_edges_add_their_weights() -> None:
     torus = nx.MultiGraph()
     for i, j in np.ndindex(2, 4):

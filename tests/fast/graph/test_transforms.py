@@ -60,7 +60,7 @@ def check_marginal(graph: FactorGraph, seed: int = 0, scale: float = 0.4) -> Non
 
     @jax.jit
     def derive(params: dict, theirs: dict) -> tuple:
-        expected = lambda p: graph.marginal(p, x, "h")
+        expected = lambda p: graph.log_marginal(p, x, "h")
         actual = lambda p: rest.log_density(p, x)
         slopes = [
             jax.grad(lambda p, f=f: f(p).sum())(p)

@@ -42,7 +42,7 @@ def test_matplotlib_is_imported_on_demand():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_draw_graph():
+def test_plot_graph():
     factors = [
         *map(Bias, "vhx"),
         Bilinear("v", "h", name="weights"),
@@ -51,7 +51,7 @@ def test_draw_graph():
     visible = {"v": Bernoulli(2), "x": Gaussian((2, 2), variance="learned")}
     graph = FactorGraph(visible, {"h": Categorical(2, 3)}, factors)
     _, ax = plt.subplots()
-    assert graph.draw(ax) is ax
+    assert graph.plot(ax) is ax
     assert {
         "weights",
         "x:h",
@@ -72,7 +72,7 @@ def test_draw_graph():
     gated = FactorGraph(
         {"x": Bernoulli(1), "y": Bernoulli(1)}, {"h": Bernoulli(1)}, [gate]
     )
-    assert texts(gated.draw()).count("gate") == 3
+    assert texts(gated.plot()).count("gate") == 3
 
 
 def test_plot_units():

@@ -50,7 +50,7 @@ def report(params=None, data=DATA, **options):
     graph = GRAPHS["rbm"]()
     params = random_params(graph, 0, 0.5) if params is None else params
     return ebmpp.report(
-        graph, params, data, **{"rng_key": KEY, "path": None, "budget": TINY} | options
+        graph, params, data, **{"rng_key": KEY, "file": None, "budget": TINY} | options
     )
 
 
@@ -109,15 +109,15 @@ def test_the_page_is_one_file_with_a_verdict(result):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_report_is_complete_and_reproducible(name, tmp_path):
-    graph, rows, path = GRAPHS[name](), ROWS.get(name, DATA), tmp_path / "report.html"
+    graph, rows, file = GRAPHS[name](), ROWS.get(name, DATA), tmp_path / "report.html"
     options = {"held_out": rows[:6], "rng_key": KEY, "budget": TINY}
     first = ebmpp.report(
-        graph, graph.init(jax.random.key(1), rows), rows, path=path, **options
+        graph, graph.init(jax.random.key(1), rows), rows, file=file, **options
     )
     assert (
         first.missing == ()
-        and first.path == path
-        and path.read_text(encoding="utf-8") == first.html
+        and first.file == file
+        and file.read_text(encoding="utf-8") == first.html
     )
     assert first.html.count("data:image/png;base64,") == len(first.figures)
     for png in first.figures.values():
@@ -132,7 +132,7 @@ def test_a_report_is_complete_and_reproducible(name, tmp_path):
     assert ("no latent units" in first.html) == (name == "lattice")
     assert ("Not computed: the exact value" in first.html) == (name == "large dbm")
     second = ebmpp.report(
-        graph, graph.init(jax.random.key(1), rows), rows, path=None, **options
+        graph, graph.init(jax.random.key(1), rows), rows, file=None, **options
     )
     for table in set(first.tables) - {"seconds"}:
         pd.testing.assert_frame_equal(first.tables[table], second.tables[table])
