@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = common.parse(parser, argv, digit_images.images, **least)
     machine = declare(args.images.train.shape[1], args.filters, args.window, args.pool)
     common.begin(args, machine)
-    unbiased = UCD(num_pairs=args.num_pairs, start="persistent")
+    unbiased = UCD(num_pairs=args.num_pairs, init="persistent")
     last = Stage(
         num_steps=args.unbiased_steps,
         estimator=unbiased,

@@ -152,7 +152,7 @@ def estimator(args: argparse.Namespace) -> UCD | PCD:
     """Return the estimator that the options name."""
     if args.estimator == "ucd":
         return UCD(
-            num_pairs=args.num_pairs, start="persistent", length=TargetCost(args.cost)
+            num_pairs=args.num_pairs, init="persistent", length=TargetCost(args.cost)
         )
     # a wrong step ends the program here
     moves = contrib.langevin_sweep(args.model, step_size=args.step_size)

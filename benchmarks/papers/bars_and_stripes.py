@@ -54,7 +54,7 @@ BEST = 28 * math.log(1 / 32) + 4 * math.log(2 / 32)
 GRAPH = ebmpp.layered(v=Bernoulli(16), h=Bernoulli(16))
 
 _PERSISTENT = UCD(
-    num_pairs=200, start="persistent", marginalize="layers", length=Quantile(0.9)
+    num_pairs=200, init="persistent", marginalize="layers", length=Quantile(0.9)
 )
 _PARTICLES = ParticleUCD(num_particles=500, path="training", cess_threshold=0.9)
 #: label, estimator

@@ -77,11 +77,11 @@ _TICKS = (-2.2, -2.3, -2.4, -2.6, -2.8, -3, -3.5, -4, -5, -6, -8, -12)
 class Algorithm3(SDCP):
     """S-DCP whose step is the sum of the batch's gradients up to its inner step."""
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Any, data: Any, batch: int, key: Array
     ) -> Any:
         """Start with an empty sum."""
-        return super().init(graph, params, data, batch, key), jax.tree.map(
+        return super().init_state(graph, params, data, batch, key), jax.tree.map(
             jnp.zeros_like, params
         )
 
@@ -108,11 +108,11 @@ class Algorithm4(Centered):
     offsets of this inner step and of the first. The biases follow.
     """
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Any, data: Any, batch: int, key: Array
     ) -> Any:
         """Start with the offsets of inner step 0."""
-        state = super().init(graph, params, data, batch, key)
+        state = super().init_state(graph, params, data, batch, key)
         return state, state.offsets
 
     def estimate(
@@ -214,7 +214,7 @@ def train(
     def trial(rng_key: Array) -> Array:
         key = random.key_pair(jax.random.fold_in(rng_key, 1))
         params = {**rbm.init(rng_key, rows), "v": jax.scipy.special.logit(rows.mean(0))}
-        state = estimator.init(
+        state = estimator.init_state(
             rbm, params, batch.rows, len(rows), random.fold_in(key, 0, 1)
         )
 

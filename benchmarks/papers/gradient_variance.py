@@ -58,7 +58,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "target_variance=0.5": {"length": TargetVariance(0.5)},
     "target_variance=1.3, m=0": {"length": TargetVariance(1.3), "m": 0},
     "target_cost=20": {"length": TargetCost(20.0)},
-    'start="persistent"': {"start": "persistent"},
+    'init="persistent"': {"init": "persistent"},
     'marginalize="h"': {"marginalize": "h"},
     'marginalize="layers"': {"marginalize": "layers"},
 }
@@ -142,7 +142,7 @@ def repeat(
 ) -> tuple[Any, dict[str, Array]]:
     """Return gradients and metrics of consecutive estimates at the same params."""
     batch = Batch.uniform({"v": rows})
-    state = estimator.init(
+    state = estimator.init_state(
         rbm, params, batch.rows, len(rows), random.fold_in(key, 0, 1)
     )
 
@@ -293,7 +293,7 @@ def follow(method: str, seed: int, rows: Array, args: argparse.Namespace) -> Row
     rng_key = jax.random.key(seed)
     params = rbm.init(rng_key, rows)
     key = random.key_pair(jax.random.fold_in(rng_key, 1))
-    state = estimator.init(
+    state = estimator.init_state(
         rbm, params, {"v": rows}, len(rows), random.fold_in(key, 0, 1)
     )
     carry = (params, state)

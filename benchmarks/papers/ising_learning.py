@@ -69,7 +69,9 @@ def exact(params: Any, rows: np.ndarray, draws: int = 20_000) -> Row:
 class Exact(Estimator):
     """The exact gradient, by the same sums in JAX."""
 
-    def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> tuple:
+    def init_state(
+        self, graph: Any, params: Any, data: Any, batch: int, key: Any
+    ) -> tuple:
         """Return an empty state."""
         return ()
 

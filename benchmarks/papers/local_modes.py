@@ -81,7 +81,7 @@ class Variant(NamedTuple):
     scheme: str = "orthogonal"
 
 
-_GIBBS = UCD(start="persistent", length=TargetCost(100.0), marginalize="layers")
+_GIBBS = UCD(init="persistent", length=TargetCost(100.0), marginalize="layers")
 VARIANTS = {
     "lmi": Variant("UCD-LMI", LocalModeUCD()),
     "biased": Variant("without the correction", Uncorrected()),

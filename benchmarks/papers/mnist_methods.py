@@ -92,7 +92,7 @@ def spectral(graph: FactorGraph, batches: int, rate: float) -> list[Stage]:
 def warmed(_: FactorGraph, batches: int, rate: float) -> list[Stage]:
     """Return PCD for five in six batches (500 of 600), then UCD at a tenth of the rate."""
     first = max(1, batches * 5 // 6)
-    after = UCD(num_pairs=1000, start="persistent")
+    after = UCD(num_pairs=1000, init="persistent")
     return [
         Stage(
             num_steps=first, estimator=PCD(k=1, num_chains=1000), optimizer=_sgd(rate)

@@ -78,7 +78,7 @@ TRAINERS = {
     "ptt": Trainer("PTT, 100 chains", PTT(num_chains=100)),
     "choice": Trainer("UCD, its own choice", UCD(), 0.1),
     "ucd": Trainer(
-        "UCD, pairs of Gibbs chains", UCD(num_pairs=100, pairs="gibbs"), 0.1
+        "UCD, pairs of Gibbs chains", UCD(num_pairs=100, method="gibbs"), 0.1
     ),
     "particles": Trainer(
         "ParticleUCD, 200 particles", ParticleUCD(num_particles=200), 0.05

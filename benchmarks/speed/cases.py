@@ -187,7 +187,7 @@ class Step:
             updates, slow = optimizer.update(result.gradient, slow, params)
             return optax.apply_updates(params, updates), result.state, slow
 
-        state = estimator.init(graph, params, batch.rows, len(data), key)
+        state = estimator.init_state(graph, params, batch.rows, len(data), key)
         self.batch = batch
         self.number = 0
         self._step = step

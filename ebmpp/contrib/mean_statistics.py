@@ -12,7 +12,11 @@ import jax.numpy as jnp
 
 from ebmpp.core.types import Params
 from ebmpp.estimators.base import Batch
-from ebmpp.estimators.phases import Posterior, check_posterior, positive_gradient
+from ebmpp.estimators.phases import (
+    PosteriorApproximation,
+    check_posterior,
+    positive_gradient,
+)
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.tables import check_rows, check_weights
 
@@ -25,7 +29,7 @@ def data_statistics(
     data: Any,
     *,
     weights: Any = None,
-    posterior: Posterior | None = None,
+    posterior: PosteriorApproximation | None = None,
 ) -> Params:
     """Return the mean statistics of every factor given data rows.
 
@@ -79,7 +83,7 @@ def data_statistics(
 @partial(jax.jit, static_argnums=(0, 1))
 def _subtract_gradient(
     graph: FactorGraph,
-    posterior: Posterior | None,
+    posterior: PosteriorApproximation | None,
     params: Params,
     total: Params,
     batch: Batch,

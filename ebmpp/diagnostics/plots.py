@@ -27,8 +27,6 @@ _DETAILS = (
     "k",
     "m",
     "cost",
-    "way",
-    "chosen_way",
 )
 _MEETING = ("meeting_time_mean", "meeting_time_max", "lag")
 _TITLES = {"gradient_norm": "gradient norm", "num_unmet": "unmet pairs"}

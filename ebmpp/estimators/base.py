@@ -5,8 +5,9 @@
 import abc
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -15,11 +16,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import checks
+from ebmpp.core.rows import num_rows
 from ebmpp.core.types import Blocks, Key, Params, PerRow, Rows
 from ebmpp.graph import FactorGraph
 
 #: Metrics of steps by name, ``(steps,)`` each.
-History = Mapping[str, np.ndarray]
+Columns = Mapping[str, np.ndarray]
 
 
 class Batch(NamedTuple):
@@ -40,7 +42,7 @@ class Batch(NamedTuple):
     @classmethod
     def uniform(cls, rows: Rows, known: Rows = MappingProxyType({})) -> "Batch":
         """Make a batch of equal weights."""
-        size = len(next(iter(rows.values())))
+        size = num_rows(rows)
         return cls(rows, jnp.full(size, 1 / size), dict(known))
 
 
@@ -49,29 +51,43 @@ class Estimate(NamedTuple):
 
     :param gradient: gradient of the batch's loss, a pytree like the params.
     :param state: the estimator's state for the next step.
-    :param metrics: scalars for the history.
+    :param metrics: scalars for the history, by name: an estimator's own
+        :class:`~ebmpp.estimators.metrics.StepMetrics`, or a dict.
     :param sweeps: cost: sweeps of all chains per row of the batch. :func:`~ebmpp.fit`
         bounds by it how many steps run in one program.
     """
 
     gradient: Params
-    state: Any
-    metrics: dict[str, Array]
+    state: PyTree
+    metrics: Mapping[str, Array]
     sweeps: ArrayLike = 1.0
 
 
 class Choice(NamedTuple):
-    """Estimator of the next steps, the stage's step at which it is chosen again, and constant metrics."""
+    """Estimator of the next steps.
+
+    :param until: the stage's step at which it is chosen again.
+    :param record: constant metrics of these steps.
+    """
 
     estimator: "Estimator"
     until: int = checks.LARGEST
     record: Mapping[str, int] = MappingProxyType({})
 
 
+@runtime_checkable
+class HasChains(Protocol):
+    """State of an estimator whose persistent chains another estimator may continue."""
+
+    @property
+    def model_chains(self) -> Rows:
+        """Chains of the model, such as the coldest of tempered ones."""
+
+
 class Estimator(abc.ABC):
     """Base class of the gradient's estimators: immutable, hashable values.
 
-    A custom estimator implements ``init`` and ``estimate``, and overrides the rest
+    A custom estimator implements ``init_state`` and ``estimate``, and overrides the rest
     where it differs.
     """
 
@@ -84,30 +100,34 @@ class Estimator(abc.ABC):
         return 1
 
     @abc.abstractmethod
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
-    ) -> Any:
+    ) -> PyTree:
         """Return the state before the first step; ``batch`` is the number of rows per step."""
 
     @abc.abstractmethod
     def estimate(
-        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+        self, graph: FactorGraph, params: Params, state: PyTree, batch: Batch, key: Key
     ) -> Estimate:
-        """Make the gradient of one step. It is traced once, so everything that changes is an array."""
+        """Make the gradient of one step.
 
-    def adopt(self, before: Any, fresh: Any) -> Any:
+        It is traced once, so everything that changes is an array.
+        """
+
+    def adopt(self, before: PyTree, fresh: PyTree) -> PyTree:
         """Return the first state of a stage, of the structure of ``fresh``.
 
-        :param before: the last state of the stage before, of any estimator.
-        :param fresh: the state that ``init`` made for this stage.
+        :param before: the last state of the stage before, of any estimator;
+            :class:`HasChains` tells if it has chains.
+        :param fresh: the state that ``init_state`` made for this stage.
         """
         return fresh
 
-    def choose(self, graph: FactorGraph, history: History) -> Choice:
+    def choose(self, graph: FactorGraph, history: Columns) -> Choice:
         """Return the estimator of a stage's next steps, by the metrics of its past steps alone."""
         return Choice(self)
 
-    def diagnose(self, history: History) -> str | None:
+    def diagnose(self, history: Columns) -> str | None:
         """Return a warning about a finished stage, or None.
 
         :param history: metrics of its steps, ``(steps,)`` each.
@@ -115,7 +135,7 @@ class Estimator(abc.ABC):
         return None
 
     def diagnose_chains(
-        self, graph: FactorGraph, params: Params, data: Rows, history: History, key: Key
+        self, graph: FactorGraph, params: Params, data: Rows, history: Columns, key: Key
     ) -> str | None:
         """Return a warning about chains at the last params, or None.
 
@@ -124,7 +144,7 @@ class Estimator(abc.ABC):
         """
         return None
 
-    def _repeats(self, state: Any, count: int) -> "Repeats":
+    def repeats(self, state: PyTree, count: int) -> "Repeats":
         """Return how a step is repeated by :func:`~ebmpp.estimators.gradient_bias`.
 
         By default each repeat starts from the given state, so that a bias of the state
@@ -132,6 +152,10 @@ class Estimator(abc.ABC):
         those whose gradient is not the likelihood's raise ArgumentError.
         """
         return Repeats(self, (state,) * count)
+
+    def fast_compile(self, graph: FactorGraph) -> bool:
+        """Return True if a step is compiled by XLA's older emitters, which run it as fast."""
+        return False
 
 
 class Repeats(NamedTuple):
@@ -144,21 +168,20 @@ class Repeats(NamedTuple):
     """
 
     estimator: Estimator
-    states: tuple[Any, ...]
+    states: tuple[PyTree, ...]
     chains: int | None = None
 
 
 def split_chains(chains: Rows, count: int) -> tuple[tuple[Blocks, ...], int]:
-    """Split chains into ``count`` groups of one size, or one per chain, and return that size too."""
-    rows = len(next(iter(chains.values())))
+    """Return ``count`` groups of chains, or one per chain, and their common size."""
+    rows = num_rows(chains)
     size = max(1, rows // count)
+    groups = []
+    for start in range(0, size * min(count, rows), size):
+        groups.append({b: v[start : start + size] for b, v in chains.items()})
+    return tuple(groups), size
 
-    def group(i):
-        return {b: v[i * size : (i + 1) * size] for b, v in chains.items()}
 
-    return tuple(group(i) for i in range(min(count, rows))), size
-
-
-def shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:
+def shapes(tree: PyTree) -> tuple[PyTree, list[tuple[int, ...]]]:
     """Return a pytree's structure, and the shapes of its leaves."""
     return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]

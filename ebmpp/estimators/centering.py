@@ -1,10 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Centered gradients: steps of the model whose statistics are taken relative to offsets."""
+"""Centered gradients: steps of the model with statistics relative to offsets."""
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array, lax
@@ -12,9 +15,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
+from ebmpp.core.types import Blocks, Key, Params, Rows, Scalar, Statistics
 from ebmpp.errors import DeclarationError
-from ebmpp.estimators.base import Batch, Choice, Estimate, Estimator, History, Repeats
+from ebmpp.estimators.base import Batch, Choice, Columns, Estimate, Estimator, Repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import Bias, FactorGraph, energy
 from ebmpp.graph.declaration import schedule
@@ -30,14 +33,14 @@ class CenteredState(NamedTuple):
     :param step: index of the batch's next step.
     """
 
-    inner: Any
+    inner: PyTree
     offsets: Statistics
     means: Statistics
     step: Array
 
     @property
-    def chains(self) -> Any:
-        """Chains of the inner estimator, which another estimator can continue."""
+    def model_chains(self) -> Rows:
+        """Chains of the inner estimator."""
         return carried_chains(self.inner)
 
 
@@ -117,29 +120,41 @@ class Centered(Estimator):
             "Centered: offsets", self.offsets, ("data", "model", "average", "zero")
         )
         rates = dict(self.rates) if isinstance(self.rates, tuple) else self.rates
-        rates = checks.instance(
+        checks.instance(
             "Centered: rates", rates, Mapping, "a dict from factor names to numbers"
         )
-        rates = {
-            name: checks.number(f"Centered: rates[{name!r}]", r, above=0)
-            for name, r in rates.items()
-        }
-        object.__setattr__(self, "rates", tuple(rates.items()))  # hashable
+        pairs = [
+            (name, checks.number(f"Centered: rates[{name!r}]", rate, above=0))
+            for name, rate in rates.items()
+        ]
+        object.__setattr__(self, "rates", tuple(pairs))  # hashable
 
     @property
     def steps_per_batch(self) -> int:
         return self.estimator.steps_per_batch
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> CenteredState:
-        """Put the offsets at the data's mean and at the mean of each latent family's default distribution."""
+        """Put the offsets at the means of the data and of the latents' default distributions."""
+        self._check_factors(graph)
+        for name, _ in self.rates:
+            checks.choice("Centered: rates", name, tuple(f.name for f in graph.factors))
+        inner = self.estimator.init_state(graph, params, data, batch, key)
+        offsets = {b: f.mean(f.default_eta()) for b, f in graph.latent.items()}
+        offsets |= {b: graph.families[b].statistics(v).mean(0) for b, v in data.items()}
+        if self.offsets == "zero":
+            offsets = jax.tree.map(jnp.zeros_like, offsets)
+        return CenteredState(inner, offsets, offsets, jnp.zeros((), jnp.int32))
+
+    def _check_factors(self, graph: FactorGraph) -> None:
+        """Raise DeclarationError if offsets would lead out of the declared model."""
         names = _bias_names(graph)
-        for factor in graph.factors:  # offsets must not lead out of the declared model
-            lacking = [
-                b for b in factor.blocks if len(factor.blocks) > 1 and b not in names
-            ]
-            if not len(factor.blocks) <= 2 or lacking:
+        for factor in graph.factors:
+            if len(factor.blocks) == 1:
+                continue
+            lacking = [b for b in factor.blocks if b not in names]
+            if len(factor.blocks) > 2 or lacking:
                 raise checks.error(
                     "Centered: factors",
                     "over one block, or two with a Bias each",
@@ -147,16 +162,8 @@ class Centered(Estimator):
                     DeclarationError,
                     f"Blocks without one: {lacking}.",
                 )
-        for name, _ in self.rates:
-            checks.choice("Centered: rates", name, tuple(f.name for f in graph.factors))
-        inner = self.estimator.init(graph, params, data, batch, key)
-        offsets = {b: f.mean(f.default_eta()) for b, f in graph.latent.items()}
-        offsets |= {b: graph.families[b].statistics(v).mean(0) for b, v in data.items()}
-        if self.offsets == "zero":
-            offsets = jax.tree.map(jnp.zeros_like, offsets)
-        return CenteredState(inner, offsets, offsets, jnp.zeros((), jnp.int32))
 
-    def adopt(self, before: Any, fresh: CenteredState) -> CenteredState:
+    def adopt(self, before: PyTree, fresh: CenteredState) -> CenteredState:
         """Continue the offsets of a centered estimator, and what the inner estimator adopts."""
         if isinstance(before, CenteredState):
             if self.offsets != "zero":
@@ -164,17 +171,16 @@ class Centered(Estimator):
             before = before.inner
         return fresh._replace(inner=self.estimator.adopt(before, fresh.inner))
 
-    def choose(self, graph: FactorGraph, history: History) -> Choice:
+    def choose(self, graph: FactorGraph, history: Columns) -> Choice:
         choice = self.estimator.choose(graph, history)
-        return choice._replace(
-            estimator=dataclasses.replace(self, estimator=choice.estimator)
-        )
+        centered = dataclasses.replace(self, estimator=choice.estimator)
+        return choice._replace(estimator=centered)
 
-    def diagnose(self, history: History) -> str | None:
+    def diagnose(self, history: Columns) -> str | None:
         return self.estimator.diagnose(history)
 
     def diagnose_chains(
-        self, graph: FactorGraph, params: Params, data: Rows, history: History, key: Key
+        self, graph: FactorGraph, params: Params, data: Rows, history: Columns, key: Key
     ) -> str | None:
         return self.estimator.diagnose_chains(graph, params, data, history, key)
 
@@ -191,48 +197,56 @@ class Centered(Estimator):
         offsets = state.offsets
         means = state.means
         if self.offsets != "zero" and self.sliding:
-            # at the params of the batch's first step
-            def fresh():
-                return _data_means(graph, params, offsets, batch)
-
-            means = (
-                fresh()
-                if self.steps_per_batch == 1
-                else lax.cond(state.step == 0, fresh, lambda: means)
-            )
-            offsets = self._slide(
-                graph, offsets, means, inner.gradient, batch.weights.sum()
-            )
-        step = (state.step + 1) % self.steps_per_batch
+            means = self._batch_means(graph, params, state, batch)
+            weight = batch.weights.sum()
+            targets = self._targets(graph, means, inner.gradient, weight)
+            offsets = {
+                b: o + self.sliding * (targets[b] - o) for b, o in offsets.items()
+            }
         direction = centered_direction(
             graph, params, offsets, inner.gradient, dict(self.rates)
         )
+        step = (state.step + 1) % self.steps_per_batch
         state = CenteredState(inner.state, offsets, means, step)
         return Estimate(direction, state, inner.metrics, inner.sweeps)
 
-    def _slide(
-        self,
-        graph: FactorGraph,
-        offsets: Statistics,
-        means: Statistics,
-        gradient: Params,
-        weight: Scalar,
+    def _batch_means(
+        self, graph: FactorGraph, params: Params, state: CenteredState, batch: Batch
     ) -> Statistics:
-        share = {"data": 0.0, "average": 0.5, "model": 1.0}[self.offsets]
-        # the gradient of a bias is the model's mean minus the data's, times the batch's
-        # weight
-        if share:
-            scale = share / nonzero(weight)
-            names = _bias_names(graph)
-            means = {
-                b: m + scale * gradient[names[b]] if b in names else m
-                for b, m in means.items()
-            }
-        return {b: o + self.sliding * (means[b] - o) for b, o in offsets.items()}
+        """Return mean statistics given the rows, at the params of the batch's first step."""
 
-    def _repeats(self, state: CenteredState, count: int) -> Repeats:
+        def fresh() -> Statistics:
+            return _data_means(graph, params, state.offsets, batch)
+
+        if self.steps_per_batch == 1:
+            return fresh()
+        return lax.cond(state.step == 0, fresh, lambda: state.means)
+
+    def _targets(
+        self, graph: FactorGraph, means: Statistics, gradient: Params, weight: Scalar
+    ) -> Statistics:
+        """Return the means that the offsets follow.
+
+        The gradient of a bias is the model's mean minus the data's, times the batch's
+        weight.
+        """
+        share = {"data": 0.0, "average": 0.5, "model": 1.0}[self.offsets]
+        if not share:
+            return means
+        scale = share / nonzero(weight)
+        moved = {
+            b: means[b] + scale * gradient[name]
+            for b, name in _bias_names(graph).items()
+            if b in means
+        }
+        return {**means, **moved}
+
+    def repeats(self, state: CenteredState, count: int) -> Repeats:
         # its gradient is the likelihood's
-        return self.estimator._repeats(state.inner, count)
+        return self.estimator.repeats(state.inner, count)
+
+    def fast_compile(self, graph: FactorGraph) -> bool:
+        return self.estimator.fast_compile(graph)
 
 
 def centered_direction(
@@ -244,33 +258,34 @@ def centered_direction(
 ) -> Params:
     """Return ``J D J^T gradient``: J maps centered params to the graph's, D has the rates."""
 
-    def natural(centered):
+    def natural(centered: Params) -> Params:
         return natural_params(graph, centered, offsets)
 
     _, transposed = jax.vjp(natural, params)
     # J depends on the factors of two blocks alone, which S does not change: params
     # serve for both.
     (centered,) = transposed(gradient)
-    scaled = {
-        name: jax.tree.map(lambda g, r=r: r * g, centered[name])
-        for name, r in rates.items()
-    }
-    _, direction = jax.jvp(natural, (params,), ({**centered, **scaled},))
+    for name, rate in rates.items():
+        centered[name] = jax.tree.map(partial(jnp.multiply, rate), centered[name])
+    _, direction = jax.jvp(natural, (params,), (centered,))
     return direction
 
 
 def natural_params(graph: FactorGraph, centered: Params, offsets: Statistics) -> Params:
-    """Apply S: return the params under which the graph's energy is the centered one, up to a constant."""
-    if not (pairs := [f for f in graph.factors if len(f.blocks) == 2]):
+    """Apply S: return the params under which the graph's energy is the centered one.
+
+    The energies are equal up to a constant.
+    """
+    pairs = [f for f in graph.factors if len(f.blocks) == 2]
+    if not pairs:
         return centered
     # A factor's contribution at zero is there with and without offsets: only the
     # difference is shifted.
-    moved = energy.contributed(graph, pairs, centered, offsets)
-    zero = energy.contributed(
-        graph, pairs, centered, jax.tree.map(jnp.zeros_like, offsets)
-    )
+    zeros = jax.tree.map(jnp.zeros_like, offsets)
+    at_offsets = energy.contributed(graph, pairs, centered, offsets)
+    at_zero = energy.contributed(graph, pairs, centered, zeros)
     return centered | {
-        name: centered[name] - (moved[b] - zero[b])
+        name: centered[name] - (at_offsets[b] - at_zero[b])
         for b, name in _bias_names(graph).items()
     }
 
@@ -279,18 +294,22 @@ def natural_params(graph: FactorGraph, centered: Params, offsets: Statistics) ->
 def _data_means(
     graph: FactorGraph, params: Params, offsets: Statistics, batch: Batch
 ) -> Statistics:
-    """Return mean statistics of every block given the rows, by one pass over the latents from the offsets."""
+    """Return mean statistics of every block given the rows.
+
+    One pass over the latents begins at the offsets.
+    """
     t = {
         b: jnp.broadcast_to(offsets[b], (len(batch.weights), *offsets[b].shape))
         for b in graph.latent
     }
     t |= graph.statistics(batch.rows)
     for layer in schedule(graph, clamped=graph.visible):
-        t |= jax.vmap(
-            lambda row, layer=layer: energy.mean_layer(graph, params, layer, row, row)[
-                0
-            ]
-        )(t)
+
+        def layer_means(row: Blocks, layer: tuple[str, ...] = layer) -> Blocks:
+            means, _ = energy.mean_layer(graph, params, layer, row, row)
+            return means
+
+        t |= jax.vmap(layer_means)(t)
     share = batch.weights / nonzero(batch.weights.sum())
     return {b: jnp.tensordot(share, v, 1) for b, v in t.items()}
 

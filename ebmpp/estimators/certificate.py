@@ -19,9 +19,9 @@ from ebmpp.annealing.reference import check_model
 from ebmpp.core import Key, Params, Rows, checks, random, statistics
 from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
+from ebmpp.core.rows import num_rows
 from ebmpp.errors import DomainError, StateError, UnmetError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, shapes
-from ebmpp.estimators.pairs import uses_fast_compile
 from ebmpp.estimators.particles import ParticleUCD
 from ebmpp.graph import FactorGraph, tables
 
@@ -195,7 +195,7 @@ def gradient_bias(
             yield _gradient(plan.estimator, step), jax.device_get(step.metrics)
 
     gradients = [gradient for gradient, _ in run(plan, random.fold_in(key, 1))]
-    first = reference.init(
+    first = reference.init_state(
         graph, params, rows, len(batch.weights), random.fold_in(key, 0, 1)
     )
     # the first step adapts its state, from which all references start
@@ -213,7 +213,7 @@ def gradient_bias(
 
 @compiled(
     statics=2,
-    fast_compile=lambda graph, estimator, *_, **__: uses_fast_compile(graph, estimator),
+    fast_compile=lambda graph, estimator, *_, **__: estimator.fast_compile(graph),
 )
 def _step(
     graph: FactorGraph,
@@ -230,9 +230,11 @@ def state_shapes(
     graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator
 ) -> Any:
     """Return the shapes of an estimator's first state, with such rows for a batch."""
-    size = len(next(iter(rows.values())))
+    size = num_rows(rows)
     key = jnp.zeros(2, jnp.uint32)
-    return jax.eval_shape(lambda p: estimator.init(graph, p, rows, size, key), params)
+    return jax.eval_shape(
+        lambda p: estimator.init_state(graph, p, rows, size, key), params
+    )
 
 
 def _plan(
@@ -245,9 +247,11 @@ def _plan(
     key: Key,
 ) -> Repeats:
     """Return the steps to repeat."""
-    size = len(next(iter(rows.values())))
+    size = num_rows(rows)
     is_missing = state is None
-    state = estimator.init(graph, params, rows, size, key) if is_missing else state
+    state = (
+        estimator.init_state(graph, params, rows, size, key) if is_missing else state
+    )
     name = "gradient_bias: state"
     if not is_missing and shapes(state) != shapes(
         state_shapes(graph, params, rows, estimator)
@@ -260,7 +264,7 @@ def _plan(
             "Pass fit.estimator_state, and as many rows as a batch had if the "
             "estimator has a chain per row.",
         )
-    plan = estimator._repeats(state, count)
+    plan = estimator.repeats(state, count)
     if is_missing and plan.chains is not None or not len(plan.states) >= _LEAST:
         raise checks.error(
             name,

@@ -3,16 +3,18 @@
 """Contrastive divergence with chains of fixed length: plain, persistent, tempered."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
+import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Key, Params, Rows, State, checks, random
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
+from ebmpp.estimators.metrics import StepMetrics
 from ebmpp.graph import FactorGraph
 from ebmpp.moves import Target, swaps
 from ebmpp.moves.sweeps import MovesLike, as_moves, resolve_moves
@@ -40,7 +42,7 @@ class CD(Estimator):
     """
 
     k: int = 1
-    posterior: phases.Posterior | None = None
+    posterior: phases.PosteriorApproximation | None = None
     moves: MovesLike = None
     takes_missing = True
 
@@ -48,7 +50,7 @@ class CD(Estimator):
         checks.set_counts(self, "k")
         object.__setattr__(self, "moves", as_moves("CD: moves", self.moves))
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> tuple:
         phases.check_posterior(graph, "CD", self.posterior)
@@ -65,9 +67,8 @@ class CD(Estimator):
         start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
         target = Target(graph, params)
         moves = resolve_moves(graph, self.moves, exact=False)
-        model, metrics = phases.sweep_chains(
-            target, start, self.k, random.fold_in(key, 1), moves
-        )
+        sweep_key = random.fold_in(key, 1)
+        model, metrics = phases.sweep_chains(target, start, self.k, sweep_key, moves)
         gradient = phases.two_phases(
             target, batch, model, self.posterior, batch.weights
         )
@@ -96,7 +97,7 @@ class PCD(Estimator):
 
     k: int = 1
     num_chains: int = 1000
-    posterior: phases.Posterior | None = None
+    posterior: phases.PosteriorApproximation | None = None
     moves: MovesLike = None
     takes_missing = True
 
@@ -104,19 +105,19 @@ class PCD(Estimator):
         checks.set_counts(self, "k", "num_chains")
         object.__setattr__(self, "moves", as_moves("PCD: moves", self.moves))
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> State:
         phases.check_posterior(graph, "PCD", self.posterior)
         resolve_moves(graph, self.moves, exact=False)
         return phases.fresh_chains(graph, self.num_chains, key)
 
-    def adopt(self, before: Any, fresh: State) -> State:
-        """Continue the chains of another estimator, repeated cyclically where they were fewer."""
+    def adopt(self, before: PyTree, fresh: State) -> State:
+        """Continue the chains of another estimator, repeated where they were fewer."""
         return phases.cycle_chains(phases.carried_chains(before), fresh)
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+        self, graph: FactorGraph, params: Params, state: State, batch: Batch, key: Key
     ) -> Estimate:
         """Subtract the gradient at the chains, after k more sweeps, from the one at the data."""
         batch = phases.complete_batch(
@@ -126,12 +127,20 @@ class PCD(Estimator):
         moves = resolve_moves(graph, self.moves, exact=False)
         model, metrics = phases.sweep_chains(target, state, self.k, key, moves)
         gradient = phases.two_phases(target, batch, model, self.posterior)
-        return Estimate(
-            gradient, model, metrics, self.k * self.num_chains / len(batch.weights)
-        )
+        sweeps = self.k * self.num_chains / len(batch.weights)
+        return Estimate(gradient, model, metrics, sweeps)
 
-    def _repeats(self, state: Any, count: int) -> Repeats:
+    def repeats(self, state: State, count: int) -> Repeats:
         return Repeats(self, *split_chains(state, count))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TemperedMetrics(StepMetrics):
+    """Metrics of :class:`TemperedPCD`: rejection rates of swaps, over all neighbours."""
+
+    swap_rejection_mean: Array
+    swap_rejection_max: Array
 
 
 class TemperedState(NamedTuple):
@@ -146,16 +155,17 @@ class TemperedState(NamedTuple):
     betas: Float[Array, "temperatures"]
 
     @property
-    def coldest(self) -> Rows:
-        """Chains at temperature 1, which are the model's."""
+    def model_chains(self) -> Rows:
+        """Chains at temperature 1."""
         return {b: v[:, -1] for b, v in self.chains.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class TemperedPCD(Estimator):
-    """Persistent CD with parallel tempering: replicas from hot to cold swap states; the coldest are used.
+    """Persistent CD with parallel tempering: replicas from hot to cold swap states.
 
-    For models whose modes plain persistent chains do not leave. Replica r has the
+    For models whose modes plain persistent chains do not leave. The coldest replicas are
+    the model's. Replica r has the
     factors of one block, and beta_r times the others. A step repeats k times: all
     layers and a swap of even neighbours, all layers and a swap of odd ones. Each step
     moves the temperatures a tenth of the way to where all neighbours' swaps would be
@@ -187,14 +197,14 @@ class TemperedPCD(Estimator):
     k: int = 1
     num_chains: int = 100
     num_temperatures: int = 10
-    posterior: phases.Posterior | None = None
+    posterior: phases.PosteriorApproximation | None = None
     takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
         checks.set_counts(self, "num_temperatures", least=2)
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> TemperedState:
         """Draw initial replicas of every block; the betas have equal steps."""
@@ -212,7 +222,7 @@ class TemperedPCD(Estimator):
         batch: Batch,
         key: Key,
     ) -> Estimate:
-        """Subtract the gradient at the coldest replicas, after k tempered sweeps, from the data's."""
+        """Subtract the gradient at the coldest replicas, after k sweeps, from the data's."""
         batch = phases.complete_batch(
             graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
         )
@@ -227,22 +237,20 @@ class TemperedPCD(Estimator):
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 
         chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))
-        state = TemperedState(chains, state.betas)
         rejection = rejection.mean(0)
+        equalized = swaps.equalize(state.betas, rejection)
+        betas = state.betas + 0.1 * (equalized - state.betas)
+        state = TemperedState(chains, betas)
         gradient = phases.two_phases(
-            Target(graph, params), batch, state.coldest, self.posterior
+            Target(graph, params), batch, state.model_chains, self.posterior
         )
-        betas = state.betas + 0.1 * (
-            swaps.equalize(state.betas, rejection) - state.betas
+        metrics = TemperedMetrics(
+            swap_rejection_mean=rejection.mean(), swap_rejection_max=rejection.max()
         )
-        metrics = {
-            "swap_rejection_mean": rejection.mean(),
-            "swap_rejection_max": rejection.max(),
-        }
         sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
-        return Estimate(gradient, TemperedState(chains, betas), metrics, sweeps)
+        return Estimate(gradient, state, metrics, sweeps)
 
-    def _repeats(self, state: TemperedState, count: int) -> Repeats:
+    def repeats(self, state: TemperedState, count: int) -> Repeats:
         groups, size = split_chains(state.chains, count)
         states = tuple(TemperedState(chains, state.betas) for chains in groups)
         return Repeats(dataclasses.replace(self, num_chains=size), states, size)

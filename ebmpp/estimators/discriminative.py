@@ -1,12 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Conditional likelihood: the exact gradient of log p(label | data), alone or with a generative one."""
+"""Conditional likelihood: the exact gradient of log p(label | data)."""
 
 import dataclasses
 from functools import partial
-from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 import jax
 from jax import Array
@@ -14,13 +13,23 @@ import jax.numpy as jnp
 
 from ebmpp.core import Key, Params, Rows, State, checks
 from ebmpp.core.backend import full_precision
+from ebmpp.core.types import PerRow
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.estimators import centering, phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator, History, Repeats
+from ebmpp.estimators.base import Batch, Columns, Estimate, Estimator, Repeats
+from ebmpp.estimators.metrics import StepMetrics
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 
 _MAX_VALUES = 4096  # of the target block, each of which costs a free energy per row
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiscriminativeMetrics(StepMetrics):
+    """Metrics of :class:`Discriminative`, beside those of its generative estimator."""
+
+    conditional_log_likelihood: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +87,9 @@ class Discriminative(Estimator):
     def steps_per_batch(self) -> int:
         return 1 if self.generative is None else self.generative.steps_per_batch
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
-    ) -> Any:
+    ) -> PyTree:
         """Check the target, and return the state of the generative estimator."""
         if self.target not in graph.visible or not len(graph.visible) > 1:
             raise checks.error(
@@ -100,65 +109,67 @@ class Discriminative(Estimator):
                 "The joint likelihood (UCD, PCD) has no such limit.",
             )
         phases.check_posterior(graph, "Discriminative", None)
-        return (
-            ()
-            if self.generative is None
-            else self.generative.init(graph, params, data, batch, key)
-        )
+        if self.generative is None:
+            return ()
+        return self.generative.init_state(graph, params, data, batch, key)
 
-    def adopt(self, before: Any, fresh: Any) -> Any:
-        return (
-            fresh if self.generative is None else self.generative.adopt(before, fresh)
-        )
+    def adopt(self, before: PyTree, fresh: PyTree) -> PyTree:
+        if self.generative is None:
+            return fresh
+        return self.generative.adopt(before, fresh)
 
-    def diagnose(self, history: History) -> str | None:
+    def diagnose(self, history: Columns) -> str | None:
         return None if self.generative is None else self.generative.diagnose(history)
 
     @full_precision
     def estimate(
-        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+        self,
+        graph: FactorGraph,
+        params: Params,
+        state: PyTree,
+        batch: Batch,
+        key: Key,
     ) -> Estimate:
         """Return the exact conditional gradient plus the weighted generative one."""
 
-        def loss(p: Params) -> Array:
-            rest = {b: x for b, x in batch.rows.items() if b != self.target}
-            table = label_log_probabilities(graph, p, rest, self.target)
-            # the index of each row's value
-            values = enumeration.list_states(graph, (self.target,))[
-                self.target
-            ].reshape(table.shape[1], -1)
-            rows = batch.rows[self.target].reshape(len(table), 1, -1)
-            index = (rows == values).all(-1).argmax(1)[:, None]
-            return -jnp.vdot(
-                batch.weights, jnp.take_along_axis(table, index, axis=1)[:, 0]
-            )
+        def loss(params: Params) -> Array:
+            return -jnp.vdot(batch.weights, self._log_probs(graph, params, batch.rows))
 
         value, gradient = jax.value_and_grad(loss)(params)
-        metrics = {
-            "conditional_log_likelihood": -value
-            / centering.nonzero(batch.weights.sum())
-        }
+        mean = -value / centering.nonzero(batch.weights.sum())
+        metrics = DiscriminativeMetrics(conditional_log_likelihood=mean)
         if self.generative is None:
             return Estimate(gradient, state, metrics)
         other = self.generative.estimate(graph, params, state, batch, key)
         total = jax.tree.map(lambda g, h: g + self.weight * h, gradient, other.gradient)
         return Estimate(total, other.state, {**other.metrics, **metrics}, other.sweeps)
 
-    def _repeats(self, state: Any, count: int) -> Repeats:
+    def _log_probs(self, graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
+        """Return log p(target | rest) of each row."""
+        rest = {b: x for b, x in rows.items() if b != self.target}
+        table = label_log_probabilities(graph, params, rest, self.target)
+        size, num_values = table.shape
+        values = enumeration.list_states(graph, (self.target,))[self.target]
+        labels = rows[self.target].reshape(size, 1, -1)
+        is_value = (labels == values.reshape(num_values, -1)).all(-1)
+        index = is_value.argmax(1)[:, None]
+        return jnp.take_along_axis(table, index, axis=1)[:, 0]
+
+    def repeats(self, state: PyTree, count: int) -> Repeats:
         if self.generative is None:
             raise ArgumentError(
                 f"{self!r} makes the exact gradient of log p({self.target} | rest), "
                 "which has no bias. Only the gradient of the likelihood, by a "
                 "generative estimator, can be judged."
             )
-        return self.generative._repeats(state, count)
+        return self.generative.repeats(state, count)
 
 
 @partial(jax.jit, static_argnums=(0, 3))
 def label_log_probabilities(
     graph: FactorGraph, params: Params, rest: Rows, target: str
 ) -> Float[Array, "rows values"]:
-    """Return log p(target | rest) of every value of the target, with one layer of latents summed out.
+    """Return log p(target | rest) of every value of the target, the latents summed out.
 
     :param rest: the other visible blocks, ``(rows, *shape)`` each.
     :return: the values in the order of :func:`~ebmpp.exact.enumeration.list_states`.

@@ -217,5 +217,5 @@ def diagnose_late_pairs(history: Mapping[str, np.ndarray]) -> str | None:
         "late pairs make all corrections, so the gradient is unbiased and its "
         "variance large. Train from "
         "earlier params, so that the lag grows with the model, or use a quantile nearer to 1, "
-        'coupling="mixture", or ParticleUCD.'
+        'method="mixture" or "particles".'
     )

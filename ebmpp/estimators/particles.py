@@ -3,9 +3,9 @@
 """Unbiased gradients from coupled particle systems."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, PyTree
 import numpy as np
 
 import jax
@@ -17,16 +17,20 @@ from ebmpp.annealing.ladder import Ladder, find_ladder
 from ebmpp.annealing.particle_pairs import LONG_STAY, PairOutcome, run_pair
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
-from ebmpp.estimators.base import Batch, Estimate, Estimator, History, shapes
-from ebmpp.estimators.pairs import ChainUCD
-from ebmpp.estimators.phases import batch_log_likelihood
+from ebmpp.estimators.base import Batch, Columns, Estimate, Estimator, shapes
+from ebmpp.estimators.metrics import PairMetrics, StepMetrics, total_unmet
+from ebmpp.estimators.pairs import AdaptiveLength, ChainUCD, CoupledPairs
+from ebmpp.estimators.phases import batch_log_likelihood, reference_log_partition
 from ebmpp.graph import FactorGraph
 
-_SLACK = 2.0  # the path is refitted where a rung's 1 - CESS is so many times larger than requested
+# the path is refitted where a rung's 1 - CESS is so many times larger than requested
+_SLACK = 2.0
 # below this share of effective particles, params move faster than their path is fitted
 _MIN_CESS = 0.1
-_COARSER = 1.5  # factor of the requested 1 - CESS where the rungs are too few
-_OFTEN = 0.5  # share of steps with poor rungs that causes a warning
+# factor of the requested 1 - CESS where the rungs are too few
+_COARSER = 1.5
+# share of steps with poor rungs that causes a warning
+_POOR_SHARE = 0.5
 
 
 class ParticleState(NamedTuple):
@@ -56,6 +60,49 @@ class ParticleState(NamedTuple):
     positive: Scalar
     seen: Int32[Array, ""]
     gibbs: Scalar
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParticleMetrics(StepMetrics):
+    """Metrics of :class:`ParticleUCD`; meeting times are in systems.
+
+    :param acceptance: of systems.
+    :param longest_stay: most systems that were rejected in turn.
+    :param min_cess: lowest CESS of a rung.
+    :param log_partition: estimate by the first two systems of each pair.
+    :param log_likelihood: of the batch, with one layer of latents.
+    :param posterior: of the pairs on the posterior, if there are any.
+    :param cost: sweeps of all chains of the step, in units of a Gibbs sweep.
+    """
+
+    meeting_time_mean: Array
+    meeting_time_max: Array
+    num_unmet: Array
+    acceptance: Array
+    longest_stay: Array
+    num_rungs: Array
+    min_cess: Array
+    log_partition: Array
+    log_likelihood: Array | None
+    posterior: PairMetrics | None
+    cost: Array
+
+
+class _Rungs(NamedTuple):
+    """Path to the current params, and the places and number of its rungs."""
+
+    path: Path
+    places: Array
+    count: Array
+
+
+class _Search(NamedTuple):
+    """Search for a ladder whose rungs are enough."""
+
+    is_first: Array
+    requested: Array
+    ladder: Ladder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +171,7 @@ class ParticleUCD(Estimator):
     refit_every: int = 500
     max_rungs: int = 128
     max_systems: int | None = None
-    posterior: ChainUCD = ChainUCD()
+    posterior: CoupledPairs = ChainUCD()
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -136,93 +183,94 @@ class ParticleUCD(Estimator):
         checks.number(
             "ParticleUCD: cess_threshold", self.cess_threshold, above=0, below=1
         )
-        checks.instance("ParticleUCD: posterior", self.posterior, ChainUCD, "a UCD()")
+        checks.instance(
+            "ParticleUCD: posterior", self.posterior, CoupledPairs, "a UCD()"
+        )
         checks.set_counts(self, "max_systems", least=self.m + 2, optional=True)
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> ParticleState:
         """Put the reference at the data's base rates; the first step fits the rungs."""
-        eta0 = reference.base_rates(graph, data)
-        places = jnp.zeros(self.max_rungs)
+        knots = {}
+        if self.path == "training":
 
-        def first(a):
-            return jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a)
+            def with_capacity(a: Array) -> Array:
+                return jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a)
 
-        knots = jax.tree.map(first, params) if self.path == "training" else {}
-        count = jnp.ones((), jnp.int32)
-        zero = jnp.zeros(())
+            knots = jax.tree.map(with_capacity, params)
         return ParticleState(
-            eta0, places, knots, count, zero, zero, zero + 1, count - 1, zero
+            eta0=reference.base_rates(graph, data),
+            places=jnp.zeros(self.max_rungs),
+            knots=knots,
+            count=jnp.ones((), jnp.int32),
+            requested=jnp.zeros(()),
+            cess=jnp.zeros(()),
+            positive=jnp.ones(()),
+            seen=jnp.zeros((), jnp.int32),
+            gibbs=jnp.zeros(()),
         )
 
-    def adopt(self, before: Any, fresh: ParticleState) -> ParticleState:
+    def adopt(self, before: PyTree, fresh: ParticleState) -> ParticleState:
         """Continue along the path of another ParticleUCD of the same shapes."""
         return before if shapes(before) == shapes(fresh) else fresh
 
     def _rungs(
         self, graph: FactorGraph, params: Params, state: ParticleState
-    ) -> tuple[Path, Array, Array]:
-        """Return the path to these params, and the places and number of its rungs."""
+    ) -> _Rungs:
+        """Return the rungs up to these params."""
         if self.path == "line":
-            return Path.line(graph, state.eta0, params), state.places, state.count
+            path = Path.line(graph, state.eta0, params)
+            return _Rungs(path, state.places, state.count)
 
-        def put(a, b):
-            return a.at[state.count].set(b)
+        def append(a: Array, value: Array | float) -> Array:
+            return jnp.concatenate([a, a[-1:]]).at[state.count].set(value)
 
-        def grown(a):
-            return jnp.concatenate([a, a[-1:]])
-
-        knots = jax.tree.map(lambda a, b: put(grown(a), b), state.knots, params)
+        knots = jax.tree.map(append, state.knots, params)
         count = state.count + 1
-        path = Path(graph, state.eta0, put(grown(state.places), 1.0), knots, count)
-        return path, jnp.arange(self.max_rungs + 1, dtype=state.places.dtype), count
+        path = Path(graph, state.eta0, append(state.places, 1.0), knots, count)
+        places = jnp.arange(self.max_rungs + 1, dtype=state.places.dtype)
+        return _Rungs(path, places, count)
 
-    def _fitted(
+    def _fit_rungs(
         self, graph: FactorGraph, params: Params, state: ParticleState, key: Key
     ) -> ParticleState:
         """Refit the rungs at these params, to a lower CESS where they are too few."""
-        path, _, _ = self._rungs(graph, params, state)
+        path = self._rungs(graph, params, state).path
         capacity = self.max_rungs + int(self.path == "training")
 
-        def search(carry: tuple[Array, Array, Ladder]) -> tuple[Array, Array, Ladder]:
-            first, requested, _ = carry
-            requested = jnp.where(first, requested, 1 - _COARSER * (1 - requested))
+        def is_incomplete(carry: _Search) -> Array:
+            is_short = ~carry.ladder.is_complete() & (carry.requested > 0)
+            return carry.is_first | is_short
+
+        def search(carry: _Search) -> _Search:
+            lower = 1 - _COARSER * (1 - carry.requested)
+            requested = jnp.where(carry.is_first, carry.requested, lower)
             ladder = find_ladder(
                 path, key, self.num_particles, requested, capacity, self.num_sweeps
             )
-            return jnp.array(False), requested, ladder
+            return _Search(jnp.array(False), requested, ladder)
 
         # The first search is an iteration of the loop: outside it would compile the
         # system's code twice.
-        none = Ladder(
+        no_ladder = Ladder(
             jnp.zeros(capacity),
             jnp.full((), capacity, jnp.int32),
             jnp.zeros(()),
             jnp.ones(()),
         )
-
-        def too_few(carry):
-            return carry[0] | (~carry[2].is_complete() & (carry[1] > 0))
-
-        start = (
-            jnp.array(True),
-            jnp.asarray(self.cess_threshold, jnp.result_type(float)),
-            none,
-        )
-        _, requested, ladder = lax.while_loop(too_few, search, start)
+        requested = jnp.asarray(self.cess_threshold, jnp.result_type(float))
+        start = _Search(jnp.array(True), requested, no_ladder)
+        _, requested, ladder = lax.while_loop(is_incomplete, search, start)
         state = state._replace(requested=requested)
         if self.path == "line":
             return state._replace(places=ladder.places, count=ladder.count)
-        # its last knot is the model, which moves on
+        # the last knot is the model, which moves on
         cut = path.cut(ladder.places, ladder.count)
-
-        def short(a):
-            return a[: self.max_rungs]
-
-        knots = jax.tree.map(short, cut.knots)
         return state._replace(
-            places=short(cut.betas), knots=knots, count=ladder.count - 1
+            places=cut.betas[: self.max_rungs],
+            knots=jax.tree.map(lambda a: a[: self.max_rungs], cut.knots),
+            count=ladder.count - 1,
         )
 
     def estimate(
@@ -233,100 +281,123 @@ class ParticleUCD(Estimator):
         batch: Batch,
         key: Key,
     ) -> Estimate:
-        stale = state.cess < 1 - _SLACK * (1 - state.requested)
+        def fit(state: ParticleState) -> ParticleState:
+            return self._fit_rungs(graph, params, state, random.fold_in(key, 1))
 
-        def fit(s):
-            return self._fitted(graph, params, s, random.fold_in(key, 1))
-
-        state = lax.cond(
-            stale | (state.seen % self.refit_every == 0), fit, lambda s: s, state
-        )
+        is_stale = state.cess < 1 - _SLACK * (1 - state.requested)
+        is_due = is_stale | (state.seen % self.refit_every == 0)
+        state = lax.cond(is_due, fit, lambda state: state, state)
         state = state._replace(seen=state.seen + 1)
-        pairs = self._pairs(graph, params, state, random.fold_in(key, 0))
-        negative = jax.tree.map(lambda g: g.mean(0) * batch.weights.sum(), pairs.total)
-        # of each pair's first two systems
-        log_z, _ = systems.pooled(pairs.log_z.ravel())
-        log_z += sum(
-            f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items()
-        )
-        metrics = self._metrics(pairs, state) | {"log_partition": log_z}
-        metrics |= batch_log_likelihood(graph, params, batch, log_z)
-        past = (state.positive, state.seen)
+        pairs = self._run_pairs(graph, params, state, random.fold_in(key, 0))
+        weight = batch.weights.sum()
+        negative = jax.tree.map(lambda g: g.mean(0) * weight, pairs.total)
+        past = AdaptiveLength(state.positive, state.seen)
         positive = self.posterior.posterior_phase(
             graph, params, past, batch, random.fold_in(key, 7)
         )
-        metrics |= positive.metrics
+        metrics = self._metrics(graph, params, state, batch, pairs, positive.metrics)
         unmet = (
-            0 if self.posterior.allow_unmet else metrics.get("posterior_num_unmet", 0)
+            metrics.num_unmet if self.posterior.allow_unmet else total_unmet(metrics)
         )
         # training stops at a gradient that is not finite
-        bad = (metrics["num_unmet"] + unmet > 0) | pairs.broken.any()
+        is_bad = (unmet > 0) | pairs.broken.any()
         gradient = jax.tree.map(
-            lambda p, n: jnp.where(bad, jnp.nan, p - n), positive.gradient, negative
+            lambda p, n: jnp.where(is_bad, jnp.nan, p - n), positive.gradient, negative
         )
-        num_systems = self.num_pairs * (
-            1 + jnp.maximum(metrics["meeting_time_mean"], self.m)
-        )
-        rungs = metrics["num_rungs"].astype(num_systems.dtype)
-        sweeps = num_systems * (self.num_particles * self.num_sweeps) * rungs
-        metrics["cost"] = sweeps + len(batch.weights) * metrics.get(
-            "posterior_sweeps", 0.0
-        )
-        state = state._replace(cess=pairs.min_cess.min(), positive=positive.length)
+        sweeps = self._sweeps(metrics.meeting_time_mean, metrics.num_rungs)
+        state = state._replace(cess=metrics.min_cess, positive=positive.length)
         return Estimate(gradient, state, metrics, sweeps / len(batch.weights))
 
-    def _pairs(
+    def _run_pairs(
         self, graph: FactorGraph, params: Params, state: ParticleState, key: Key
     ) -> PairOutcome:
-        """Run pairs of chains of systems, distributed over the devices of a mesh; leading axis: pairs."""
+        """Run pairs of chains of systems, distributed over the devices of a mesh.
 
-        def run(numbers: Array, shared: tuple, *_: Any) -> tuple[PairOutcome, tuple]:
-            path, places, count, params, key = shared
+        The outcome has a leading axis of pairs.
+        """
+
+        def run(numbers: Array, shared: tuple, *_: object) -> tuple[PairOutcome, tuple]:
+            rungs, params, key = shared
 
             def propose(keys: Array) -> tuple[Array, Params, Array]:
-                system = systems.begin(path, keys, self.num_particles)
+                system = systems.begin(rungs.path, keys, self.num_particles)
                 system = systems.climb(
-                    path, places, 1, count, system, keys, self.num_sweeps
+                    rungs.path,
+                    rungs.places,
+                    1,
+                    rungs.count,
+                    system,
+                    keys,
+                    self.num_sweeps,
                 )
-                negative = systems.energy_gradient(path, params, system)
+                negative = systems.energy_gradient(rungs.path, params, system)
                 return systems.total_log_z(system), negative, system.min_cess
 
-            window = self.k, self.m, self.max_systems
-            return lax.map(
-                lambda i: run_pair(propose, params, random.fold_in(key, i), *window),
-                numbers,
-            ), ()
+            def run_one(number: Array) -> PairOutcome:
+                pair_key = random.fold_in(key, number)
+                return run_pair(
+                    propose, params, pair_key, self.k, self.m, self.max_systems
+                )
 
-        shared = (*self._rungs(graph, params, state), params, key)
-        return sharding.shard_jobs(
+            return lax.map(run_one, numbers), ()
+
+        shared = (self._rungs(graph, params, state), params, key)
+        outcome, _ = sharding.shard_jobs(
             run, jnp.arange(self.num_pairs), shared, self.num_pairs
-        )[0]
+        )
+        return outcome
 
-    def _metrics(self, pairs: PairOutcome, state: ParticleState) -> dict[str, Array]:
+    def _metrics(
+        self,
+        graph: FactorGraph,
+        params: Params,
+        state: ParticleState,
+        batch: Batch,
+        pairs: PairOutcome,
+        posterior: PairMetrics | None,
+    ) -> ParticleMetrics:
         met = pairs.meeting_time >= 0
         tau = jnp.where(met, pairs.meeting_time, 0)
-        return {
-            "meeting_time_mean": tau.sum() / jnp.maximum(met.sum(), 1),
-            "meeting_time_max": tau.max(),
-            "num_unmet": (~met).sum(),
-            "acceptance": pairs.acceptance.mean(),
-            "longest_stay": pairs.longest.max(),
-            "num_rungs": state.count - int(self.path == "line"),
-            "min_cess": pairs.min_cess.min(),
-        }
+        # of each pair's first two systems
+        log_z, _ = systems.pooled(pairs.log_z.ravel())
+        log_z += reference_log_partition(graph, state.eta0)
+        mean = tau.sum() / jnp.maximum(met.sum(), 1)
+        num_rungs = state.count - int(self.path == "line")
+        per_row = 0.0 if posterior is None else posterior.sweeps
+        return ParticleMetrics(
+            meeting_time_mean=mean,
+            meeting_time_max=tau.max(),
+            num_unmet=(~met).sum(),
+            acceptance=pairs.acceptance.mean(),
+            longest_stay=pairs.longest.max(),
+            num_rungs=num_rungs,
+            min_cess=pairs.min_cess.min(),
+            log_partition=log_z,
+            log_likelihood=batch_log_likelihood(graph, params, batch, log_z),
+            posterior=posterior,
+            cost=self._sweeps(mean, num_rungs) + len(batch.weights) * per_row,
+        )
 
-    def diagnose(self, history: History) -> str | None:
-        """Report a system that was kept for long, params that outran their path, and too few rungs."""
+    def _sweeps(self, meeting_time: Array, num_rungs: Array) -> Array:
+        """Return the sweeps of all particles of the negative phase."""
+        num_systems = self.num_pairs * (1 + jnp.maximum(meeting_time, self.m))
+        per_rung = num_systems * (self.num_particles * self.num_sweeps)
+        return per_rung * num_rungs.astype(num_systems.dtype)
+
+    def diagnose(self, history: Columns) -> str | None:
+        """Report a system that was kept for long, a path left behind, and too few rungs."""
         stay = history["longest_stay"]
         cess = history["min_cess"]
-        if (longest := int(np.nanmax(stay, initial=0))) >= LONG_STAY:
+        longest = int(np.nanmax(stay, initial=0))
+        if longest >= LONG_STAY:
             return (
                 f"ParticleUCD: a chain kept one system while it rejected {longest} "
                 f"others, at step {int(np.nanargmax(stay))} of its stage: the tail of "
                 "Z is heavy. Raise num_particles, num_sweeps or cess_threshold, or use "
                 "the other path."
             )
-        if (lowest := float(np.nanmin(cess, initial=1))) < _MIN_CESS:
+        lowest = float(np.nanmin(cess, initial=1))
+        if lowest < _MIN_CESS:
             return (
                 f"ParticleUCD: at step {int(np.nanargmin(cess))} of its stage a rung "
                 f"left {lowest:.1%} of the particles effective: the params moved "
@@ -334,7 +405,7 @@ class ParticleUCD(Estimator):
                 "particles."
             )
         poor = cess < 1 - _SLACK * (1 - self.cess_threshold)
-        if poor.sum() <= _OFTEN * poor.size:
+        if poor.sum() <= _POOR_SHARE * poor.size:
             return None
         return (
             f"ParticleUCD: at {poor.mean():.0%} of the steps rungs missed "

@@ -9,8 +9,10 @@ the past the pairs are unbiased.
 
 from collections.abc import Collection, Sequence
 import dataclasses
-from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import partial, reduce
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array, lax
@@ -18,10 +20,22 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Blocks, Key, Keys, Params, PerRow, Rows, Scalar, Statistics
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import (
+    Blocks,
+    Eta,
+    Key,
+    Keys,
+    Params,
+    PerRow,
+    Rows,
+    Scalar,
+    Statistics,
+)
 from ebmpp.coupling.engine import Outcome, Window
 from ebmpp.errors import IntractableError, clash
-from ebmpp.estimators.base import Batch
+from ebmpp.estimators.base import Batch, HasChains
+from ebmpp.estimators.metrics import ChainMetrics, PairMetrics
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Layer, Move, Target, gibbs, gibbs_sweep, mixture
@@ -30,16 +44,19 @@ from ebmpp.moves.sweeps import complete_rows
 
 
 @runtime_checkable
-class Posterior(Protocol):
-    """Approximation of the posterior, for graphs whose latents are not one layer; a hashable value."""
+class PosteriorApproximation(Protocol):
+    """Posterior of graphs whose latents are not one layer; a hashable value."""
 
     def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
-        """Return mean statistics of every block given the rows, ``(rows, *statistic_shape)`` each."""
+        """Return mean statistics of every block given the rows.
+
+        :return: ``(rows, *statistic_shape)`` each.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class MeanField:
-    """Mean-field posterior: a product of independent units, by coordinate ascent on the lower bound.
+    """Mean-field posterior: independent units, by coordinate ascent on the lower bound.
 
     For deep machines, as ``posterior=`` of the biased estimators, unused where the
     posterior is one layer. A pass sets the mean statistics of each block, those next to
@@ -73,24 +90,25 @@ class MeanField:
     def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
         """Return mean statistics of every block given the rows, exact for visible blocks."""
 
-        def one_row(row):
-            return energy.mean_field(graph, params, graph.statistics(row), self.passes)[
-                0
-            ]
+        def row_statistics(row: Blocks) -> Statistics:
+            start = graph.statistics(row)
+            means, _ = energy.mean_field(graph, params, start, self.passes)
+            return means
 
-        return jax.vmap(one_row)(dict(rows))
+        return jax.vmap(row_statistics)(dict(rows))
 
 
 def tractable_posterior(graph: FactorGraph) -> bool:
-    """Return True if the latents given the visibles are one layer, so that they can be summed out."""
+    """Return True if the latents given the visibles are one layer, which can be summed out."""
     return not graph.interacting(graph.latent)
 
 
-def check_posterior(graph: FactorGraph, name: str, posterior: Posterior | None) -> None:
-    """Raise IntractableError without a posterior where the exact positive phase is intractable."""
+def check_posterior(graph: FactorGraph, name: str, posterior: object) -> None:
+    """Raise IntractableError without a posterior where the positive phase is intractable."""
     if posterior is not None:
+        kind = PosteriorApproximation
         checks.instance(
-            f"{name}: posterior", posterior, Posterior, "one such as MeanField()"
+            f"{name}: posterior", posterior, kind, "one such as MeanField()"
         )
         return
     for a, b in graph.interacting(graph.latent):
@@ -114,62 +132,62 @@ def fresh_chains(graph: FactorGraph, count: int, key: Key) -> Rows:
     )
 
 
-def carried_chains(state: Any) -> Any:
-    """Return the model's chains in an estimator's state, or the state itself if it has no such field."""
-    # of tempered chains only the coldest are the model's
-    return getattr(state, "coldest", getattr(state, "chains", state))
+def carried_chains(state: PyTree) -> Rows:
+    """Return the model's chains in an estimator's state, which may be all of it."""
+    if isinstance(state, HasChains):
+        return state.model_chains
+    return state if isinstance(state, dict) else {}
 
 
-def cycle_chains(chains: Any, fresh: Rows) -> Rows:
-    """Repeat ``chains`` cyclically to the number of ``fresh`` ones; ``fresh`` if they are of other blocks."""
-    if not isinstance(chains, dict) or not fresh or set(chains) != set(fresh):
+def cycle_chains(chains: Rows, fresh: Rows) -> Rows:
+    """Repeat chains cyclically to the number of ``fresh`` ones, or return these.
+
+    :param chains: if they are of other blocks, the result is ``fresh``.
+    """
+    if not fresh or set(chains) != set(fresh):
         return fresh
-    return _cycle(len(next(iter(fresh.values()))), chains)
+    return _cycle(num_rows(fresh), chains)
 
 
 @partial(jax.jit, static_argnums=0)
-def _cycle(count: int, chains: Blocks) -> Blocks:
-    index = jnp.arange(count) % len(next(iter(chains.values())))
+def _cycle(count: int, chains: Rows) -> Rows:
+    index = jnp.arange(count) % num_rows(chains)
     # sharded as fresh ones
     return sharding.rows({b: jnp.take(v, index, axis=0) for b, v in chains.items()})
 
 
 def sweep_chains(
     target: Target, x: Rows, count: int, key: Key, moves: Sequence[Move] = ()
-) -> tuple[Rows, dict[str, Array]]:
-    """Move every chain by ``count`` sweeps; return also the acceptance rate if the moves have proposals.
+) -> tuple[Rows, ChainMetrics]:
+    """Move every chain by ``count`` sweeps; return also the acceptance rate.
 
     :param moves: default: Gibbs draws of all layers.
     """
-    rows = len(next(iter(x.values())))
+    rows = num_rows(x)
     moves = moves or gibbs_sweep(target.graph, target.clamped)
 
     def sweep_once(i: Array | int, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
-        moved, accepted = draw_sweep(
-            target, carry[0], moves, row_keys(random.fold_in(key, i), rows)
-        )
-        return moved, carry[1] + accepted.sum()
+        x, accepted = carry
+        keys = row_keys(random.fold_in(key, i), rows)
+        x, accepted_now = draw_sweep(target, x, moves, keys)
+        return x, accepted + accepted_now.sum()
 
     start = dict(x), jnp.zeros((), jnp.int32)
-    # Without a loop XLA drops the last latent draw, which nothing reads.
-    x, accepted = (
-        sweep_once(0, start)
-        if count == 1
-        else lax.fori_loop(0, count, sweep_once, start)
-    )
+    if count == 1:  # without a loop XLA drops the last latent draw, which nothing reads
+        x, accepted = sweep_once(0, start)
+    else:
+        x, accepted = lax.fori_loop(0, count, sweep_once, start)
     proposals = count * rows * sum(move.proposes for move in moves)
-    return x, {"acceptance": accepted / proposals} if proposals else {}
+    return x, ChainMetrics(acceptance=accepted / proposals if proposals else None)
 
 
 def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
-    """Make the target of the latents and missing entries given the known entries of the rows."""
+    """Make the target of the latents and missing entries given the known entries."""
     complete = {b: v for b, v in batch.rows.items() if b not in batch.known}
     incomplete = {b: batch.rows[b] for b in batch.known}
-    return Target(
-        graph,
-        params,
-        Clamped(complete, incomplete, dict(batch.known), (len(batch.weights),)),
-    )
+    shape = (len(batch.weights),)
+    clamped = Clamped(complete, incomplete, dict(batch.known), shape)
+    return Target(graph, params, clamped)
 
 
 def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -> Rows:
@@ -178,13 +196,18 @@ def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -
     Exact where the posterior is one layer and no entry is missing; else one sweep from
     initial draws.
     """
-    keys = [row_keys(random.fold_in(key, i), len(batch.weights)) for i in range(3)]
-    drawn = gibbs.initial_rows(graph, batch.known, keys[2]) if batch.known else {}
-    v = {**batch.rows, **gibbs.keep_observed(batch.known, batch.rows, drawn)}
-    start = v | gibbs.initial_rows(graph, graph.latent, keys[0])
-    return draw_sweep(
-        Target(graph, params, Clamped(v)), start, gibbs_sweep(graph, v), keys[1]
-    )[0]
+
+    def keys(number: int) -> Keys:
+        return row_keys(random.fold_in(key, number), len(batch.weights))
+
+    visible = dict(batch.rows)
+    if batch.known:
+        missing = gibbs.initial_rows(graph, batch.known, keys(2))
+        visible |= gibbs.keep_observed(batch.known, batch.rows, missing)
+    start = visible | gibbs.initial_rows(graph, graph.latent, keys(0))
+    target = Target(graph, params, Clamped(visible))
+    x, _ = draw_sweep(target, start, gibbs_sweep(graph, visible), keys(1))
+    return x
 
 
 def complete_batch(
@@ -193,9 +216,9 @@ def complete_batch(
     batch: Batch,
     count: int,
     key: Key,
-    posterior: Posterior | None,
+    posterior: PosteriorApproximation | None,
 ) -> Batch:
-    """Draw missing entries given the known ones by ``count`` Gibbs sweeps, biased like CD(count).
+    """Draw missing entries given the known ones by Gibbs sweeps, biased like CD(count).
 
     :raises IntractableError: with an approximate posterior.
     """
@@ -211,16 +234,15 @@ def complete_batch(
             "with ebmpp.complete.",
         )
     start = sample_latents(graph, params, batch, random.fold_in(key, 0))
-    x, _ = sweep_chains(
-        posterior_of(graph, params, batch), start, count, random.fold_in(key, 1)
-    )
+    target = posterior_of(graph, params, batch)
+    x, _ = sweep_chains(target, start, count, random.fold_in(key, 1))
     return batch._replace(rows={b: x[b] for b in batch.rows}, known={})
 
 
 def signed_gradient(
     graph: FactorGraph, params: Params, x: Rows, weights: PerRow
 ) -> Params:
-    """Return the gradient of ``sum_i w_i E`` over rows, with the latents summed out where that is exact.
+    """Return the gradient of ``sum_i w_i E``, the latents summed out where that is exact.
 
     With weights 1/n on data rows and -1/N on model rows this is the gradient of the
     mean negative log-likelihood (Qiu et al. 2020, eq. 2), with one product per weight
@@ -232,27 +254,37 @@ def signed_gradient(
 
 
 def positive_gradient(
-    graph: FactorGraph, params: Params, batch: Batch, posterior: Posterior | None
+    graph: FactorGraph,
+    params: Params,
+    batch: Batch,
+    posterior: PosteriorApproximation | None,
 ) -> Params:
-    """Return the gradient of ``sum_i w_i E`` over the batch, by ``posterior`` where it is intractable."""
+    """Return the gradient of ``sum_i w_i E`` over the batch.
+
+    :param posterior: of the latents, where they are not one layer.
+    """
     if posterior is None or tractable_posterior(graph):
         return signed_gradient(graph, params, batch.rows, batch.weights)
-    return energy.gradient_at(
-        graph, params, posterior.statistics(graph, params, batch.rows), batch.weights
+    means = posterior.statistics(graph, params, batch.rows)
+    return energy.gradient_at(graph, params, means, batch.weights)
+
+
+def reference_log_partition(graph: FactorGraph, eta0: Eta) -> Scalar:
+    """Return log Z of independent units with these natural parameters."""
+    return reduce(
+        jnp.add, [f.log_normalizer(eta0[b]).sum() for b, f in graph.families.items()]
     )
 
 
 @full_precision
 def batch_log_likelihood(
     graph: FactorGraph, params: Params, batch: Batch, log_partition: Scalar
-) -> dict[str, Scalar]:
-    """Return the weighted mean of log p of the batch's rows as a metric, if it has a closed form."""
+) -> Scalar | None:
+    """Return the weighted mean of log p of the batch's rows, if it has a closed form."""
     if not tractable_posterior(graph) or batch.known:
-        return {}
+        return None
     values = energy.summed_out(graph, params, batch.rows, tuple(graph.latent))
-    return {
-        "log_likelihood": (values @ batch.weights) / batch.weights.sum() - log_partition
-    }
+    return (values @ batch.weights) / batch.weights.sum() - log_partition
 
 
 @full_precision
@@ -266,7 +298,7 @@ def two_phases(
     target: Target,
     batch: Batch,
     model: Rows,
-    posterior: Posterior | None,
+    posterior: PosteriorApproximation | None,
     weights: PerRow | None = None,
 ) -> Params:
     """Return the gradient of the batch's loss.
@@ -280,16 +312,18 @@ def two_phases(
     graph = target.graph
     params = target.params
     if weights is None:
-        size = len(next(iter(model.values())))
+        size = num_rows(model)
         weights = jnp.broadcast_to(batch.weights.sum() / size, size)
     if posterior is None or tractable_posterior(graph):
-        # Two terms instead of one over joined rows: XLA then reuses the products that
-        # the latents of the data or of the chains were drawn with, which saves one in
-        # six.
-        terms = ((batch.rows, batch.weights), (model, -weights))
-        return jax.grad(
-            lambda p: sum(_weighted_free_energy(graph, p, *term) for term in terms)
-        )(params)
+
+        def loss(params: Params) -> Scalar:
+            # Two terms instead of one over joined rows: XLA then reuses the products
+            # that the latents of the data or of the chains were drawn with, which
+            # saves one in six.
+            data = _weighted_free_energy(graph, params, batch.rows, batch.weights)
+            return data + _weighted_free_energy(graph, params, model, -weights)
+
+        return jax.grad(loss)(params)
     signed = jnp.concatenate([batch.weights, -weights])
     data = posterior.statistics(graph, params, batch.rows)
     drawn = graph.statistics(model)
@@ -297,20 +331,23 @@ def two_phases(
     return energy.gradient_at(graph, params, joined, signed)
 
 
-class Phase(NamedTuple):
+M = TypeVar("M", PairMetrics, None)
+
+
+class Phase(NamedTuple, Generic[M]):
     """Result of a set of coupled pairs.
 
     :param gradient: weighted sum of energy gradients over the pairs.
     :param length: adaptive length of the pairs of the next step.
-    :param metrics: meeting times and other scalars of the history.
+    :param metrics: None for an exact phase, which needs no pairs.
     """
 
     gradient: Params
     length: Scalar
-    metrics: dict[str, Array]
+    metrics: M
 
 
-def pair_metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
+def pair_metrics(outcome: Outcome, window: Window) -> PairMetrics:
     """Return meeting times, window, cost, trials and acceptance as scalars."""
     met = outcome.meeting_time >= 0
     tau = jnp.where(met, outcome.meeting_time, 0)
@@ -318,25 +355,20 @@ def pair_metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
     sweeps = jnp.where(met, jnp.maximum(window.m, tau) + tau - window.lag, 0)
     # One reduction compiles two kernels for all; it is of floats because integers would
     # overflow.
-    sums = jnp.stack(
-        [a.astype(jnp.result_type(float)) for a in (~met, tau, sweeps, corrected)]
-    ).sum(1)
-    num_met = jnp.maximum(len(met) - sums[0], 1)
-    metrics = {
-        "meeting_time_mean": sums[1] / num_met,
-        "meeting_time_max": tau.max(),
-        "num_unmet": sums[0].astype(jnp.int32),
-        "lag": window.lag,
-        "k": window.k,
-        "m": window.m,
-        "sweeps": sums[2] / num_met,
-        "trials": outcome.trials,
-        "corrected": sums[3] / len(met),
-    }
-    return (
-        metrics
-        if outcome.acceptance is None
-        else metrics | {"acceptance": outcome.acceptance}
+    counts = [a.astype(jnp.result_type(float)) for a in (~met, tau, sweeps, corrected)]
+    num_unmet, tau_sum, sweep_sum, num_corrected = jnp.stack(counts).sum(1)
+    num_met = jnp.maximum(len(met) - num_unmet, 1)
+    return PairMetrics(
+        meeting_time_mean=tau_sum / num_met,
+        meeting_time_max=tau.max(),
+        num_unmet=num_unmet.astype(jnp.int32),
+        lag=window.lag,
+        k=window.k,
+        m=window.m,
+        sweeps=sweep_sum / num_met,
+        trials=outcome.trials,
+        corrected=num_corrected / len(met),
+        acceptance=outcome.acceptance,
     )
 
 
@@ -344,11 +376,10 @@ def pair_metrics(outcome: Outcome, window: Window) -> dict[str, Array]:
 def init_pool(
     graph: FactorGraph, params: Params, data: Rows, size: int, key: Key
 ) -> Blocks:
-    """Choose random rows of the data, cyclically if fewer than ``size``, and draw their latents."""
-    count = len(next(iter(data.values())))
-    index = jnp.argsort(random.words(random.fold_in(key, 3), count))[
-        jnp.arange(size) % count
-    ]
+    """Choose random rows of the data, cyclically if too few, and draw their latents."""
+    count = num_rows(data)
+    order = jnp.argsort(random.words(random.fold_in(key, 3), count))
+    index = order[jnp.arange(size) % count]
     rows = {b: jnp.take(v, index, axis=0) for b, v in data.items()}
     return complete_rows(Target(graph, params), rows, random.fold_in(key, 4))
 
@@ -357,14 +388,16 @@ def sweep_pool(
     graph: FactorGraph, params: Params, pool: Rows, clamped: Collection[str], key: Key
 ) -> Rows:
     """Move a pool or persistent chains by one sweep of the blocks that are not clamped."""
-    keys = row_keys(key, len(next(iter(pool.values()))))
-    return draw_sweep(Target(graph, params), pool, gibbs_sweep(graph, clamped), keys)[0]
+    keys = row_keys(key, num_rows(pool))
+    moves = gibbs_sweep(graph, clamped)
+    pool, _ = draw_sweep(Target(graph, params), pool, moves, keys)
+    return pool
 
 
-def with_pool(target: Target, move: mixture.Mixture, pool: Rows, key: Key) -> Target:
+def attach_pool(target: Target, move: mixture.Mixture, pool: Rows, key: Key) -> Target:
     """Return a target with the pool, its marginalised blocks redrawn given the others."""
-    keys = row_keys(key, len(next(iter(pool.values()))))
-    rows = Layer(move.marginalize).draw(target, pool, keys)[0]
+    keys = row_keys(key, num_rows(pool))
+    rows, _ = Layer(move.marginalize).draw(target, pool, keys)
     proposals = mixture.make_pool(
         target.graph, target.params, move, rows, target.clamped
     )

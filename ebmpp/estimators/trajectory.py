@@ -13,12 +13,15 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing import Path, particles, reference
-from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random, sharding
+from ebmpp.annealing.path import Rung
+from ebmpp.core import Eta, Key, Keys, Params, Rows, checks, random, sharding
 from ebmpp.core.backend import full_precision
+from ebmpp.core.types import PerRow
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator
+from ebmpp.estimators.metrics import StepMetrics
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.moves import couplings, swaps
+from ebmpp.moves import couplings
 
 
 class PTTState(NamedTuple):
@@ -42,14 +45,43 @@ class PTTState(NamedTuple):
     num_frozen: Int32[Array, ""]
 
     @property
-    def coldest(self) -> Rows:
+    def model_chains(self) -> Rows:
         """Chains of the current model."""
         return {b: v[:, -1] for b, v in self.chains.items()}
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PTTMetrics(StepMetrics):
+    """Metrics of :class:`PTT`.
+
+    :param swap_acceptance: between the current model and the last frozen one.
+    :param swap_acceptance_min: of all neighbours.
+    """
+
+    swap_acceptance: Array
+    swap_acceptance_min: Array
+    num_frozen: Array
+
+
+class _Round(NamedTuple):
+    """Chains and reservoir after a round of sweeps and swaps, and the acceptance rates."""
+
+    chains: Rows
+    reservoir: Rows
+    rates: Float[Array, "num_models"]
+
+
+class _Climb(NamedTuple):
+    """States of all models while the ladder is climbed, and the acceptance rates so far."""
+
+    x: Rows
+    rates: Float[Array, "neighbours"]
+
+
 @dataclasses.dataclass(frozen=True)
 class PTT(Estimator):
-    """Parallel trajectory tempering: persistent chains that swap states with models of earlier steps.
+    """Parallel trajectory tempering: chains that swap states with models of earlier steps.
 
     For runs on which the chains of :class:`PCD` freeze, at a few times its cost. A
     ladder of models leads from a reservoir of draws of an old model over frozen params
@@ -97,7 +129,7 @@ class PTT(Estimator):
     num_models: int = 2
     acceptance: float = 0.25
     reservoir: int = 10
-    posterior: phases.Posterior | None = None
+    posterior: phases.PosteriorApproximation | None = None
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -105,27 +137,35 @@ class PTT(Estimator):
         checks.set_counts(self, "num_models", least=2)
         checks.number("PTT: acceptance", self.acceptance, above=0, below=1)
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> PTTState:
-        """Draw all chains and the reservoir by a particle system; all models of the ladder are the first."""
+        """Draw all chains and the reservoir by a particle system.
+
+        All models of the ladder are the first one.
+        """
         phases.check_posterior(graph, "PTT", self.posterior)
         eta0 = reference.base_rates(graph, data)
         size = self.num_models + self.reservoir
-        system = particles.start_systems(
-            Path.line(graph, eta0, params), key, 1, self.num_chains * size
-        )
-        draws = random.as_key(random.fold_in(key, 2))
+        path = Path.line(graph, eta0, params)
+        system = particles.start_systems(path, key, 1, self.num_chains * size)
         index = jax.random.categorical(
-            draws, system.log_weights[0], shape=(self.num_chains, size)
+            random.as_key(random.fold_in(key, 2)),
+            system.log_weights[0],
+            shape=(self.num_chains, size),
         )
         x = sharding.rows({b: v[index] for b, v in system.x.items()})
-        chains = {b: v[:, : self.num_models] for b, v in x.items()}
         reservoir = {b: v[:, self.num_models :] for b, v in x.items()}
-        models = jax.tree.map(lambda a: jnp.stack([a] * self.num_models), params)
-        collected = jax.tree.map(jnp.zeros_like, reservoir)
         zero = jnp.zeros((), jnp.int32)
-        return PTTState(eta0, models, chains, reservoir, collected, zero, zero)
+        return PTTState(
+            eta0=eta0,
+            models=jax.tree.map(lambda a: jnp.stack([a] * self.num_models), params),
+            chains={b: v[:, : self.num_models] for b, v in x.items()},
+            reservoir=reservoir,
+            collected=jax.tree.map(jnp.zeros_like, reservoir),
+            age=zero,
+            num_frozen=zero,
+        )
 
     def estimate(
         self,
@@ -135,7 +175,7 @@ class PTT(Estimator):
         batch: Batch,
         key: Key,
     ) -> Estimate:
-        """Subtract the gradient at the chains of the current model, swept and swapped, from the data's."""
+        """Subtract the gradient at the current model's swapped chains from the data's."""
         complete = phases.complete_batch(
             graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
         )
@@ -143,47 +183,51 @@ class PTT(Estimator):
             lambda a, b: jnp.concatenate([a[:1], a, b[None]]), state.models, params
         )
         count = self.num_models + 2
-        path = Path(
-            graph, state.eta0, jnp.ones(count).at[0].set(0.0), knots, jnp.int32(count)
-        )
-        state, rates = self._moved(path, state, random.fold_in(key, 0))
-        negative = _gradient(path, params, state.coldest)
+        betas = jnp.ones(count).at[0].set(0.0)
+        path = Path(graph, state.eta0, betas, knots, jnp.int32(count))
+        state, rates = self._move(path, state, random.fold_in(key, 0))
+        negative = _mean_gradient(path, params, state.model_chains)
         positive = phases.positive_gradient(graph, params, complete, self.posterior)
+        weight = batch.weights.sum()
+        gradient = jax.tree.map(lambda p, n: p - weight * n, positive, negative)
         is_due = (rates[-1] < self.acceptance) & (state.age >= self.reservoir)
-        state = lax.cond(
-            is_due, partial(self._frozen, params), lambda state: state, state
+        freeze = partial(self._freeze, params)
+        state = lax.cond(is_due, freeze, lambda state: state, state)
+        metrics = PTTMetrics(
+            swap_acceptance=rates[-1],
+            swap_acceptance_min=rates.min(),
+            num_frozen=state.num_frozen,
         )
-        metrics = {"swap_acceptance": rates[-1], "swap_acceptance_min": rates.min()}
-        gradient = jax.tree.map(
-            lambda p, n: p - batch.weights.sum() * n, positive, negative
-        )
-        # a swap costs as much
+        # a swap costs as much as a sweep
         sweeps = 2 * self.k * self.num_chains * self.num_models / len(batch.weights)
-        return Estimate(
-            gradient, state, metrics | {"num_frozen": state.num_frozen}, sweeps
-        )
+        return Estimate(gradient, state, metrics, sweeps)
 
-    def _moved(self, path: Path, state: PTTState, key: Key) -> tuple[PTTState, Array]:
-        """Sweep and swap k times, and collect draws of the lowest model; return the last acceptance rates."""
+    def _move(
+        self, path: Path, state: PTTState, key: Key
+    ) -> tuple[PTTState, Float[Array, "num_models"]]:
+        """Sweep and swap k times; return also the last acceptance rates.
 
-        def move(
-            number: Array, carry: tuple[Rows, Rows, Array]
-        ) -> tuple[Rows, Rows, Array]:
-            chains, reservoir, _ = carry
+        Draws of the lowest model are collected.
+        """
+        rows = jnp.arange(self.num_chains)
+
+        def move_once(number: Array, carry: _Round) -> _Round:
             keys = phases.row_keys(random.fold_in(key, number), self.num_chains)
-            words = random.words(random.fold_in(keys, 0), 1)
+            words = random.words(random.fold_in(keys, 0), 1)[:, 0]
             slot = (words % jnp.uint32(self.reservoir)).astype(jnp.int32)
-            x = {
-                b: jnp.concatenate([swaps.take(reservoir[b], slot), v], 1)
-                for b, v in chains.items()
+            x = {}
+            for b, v in carry.chains.items():
+                drawn = carry.reservoir[b][rows, slot]
+                x[b] = jnp.concatenate([drawn[:, None], v], 1)
+            x, rates = sweep_and_swap(path, x, random.fold_in(keys, 1))
+            chains = {b: v[:, 1:] for b, v in x.items()}
+            reservoir = {
+                b: v.at[rows, slot].set(x[b][:, 0]) for b, v in carry.reservoir.items()
             }
-            x, rates = climb(path, x, random.fold_in(keys, 1))
-            put = jax.vmap(lambda v, at, new: v.at[at[0]].set(new[0]))
-            reservoir = {b: put(v, slot, x[b]) for b, v in reservoir.items()}
-            return {b: v[:, 1:] for b, v in x.items()}, reservoir, rates
+            return _Round(chains, reservoir, rates)
 
-        start = state.chains, state.reservoir, jnp.zeros(self.num_models)
-        chains, reservoir, rates = lax.fori_loop(0, self.k, move, start)
+        start = _Round(state.chains, state.reservoir, jnp.zeros(self.num_models))
+        chains, reservoir, rates = lax.fori_loop(0, self.k, move_once, start)
         slot = state.age % self.reservoir
         collected = {
             b: v.at[:, slot].set(chains[b][:, 0]) for b, v in state.collected.items()
@@ -193,64 +237,76 @@ class PTT(Estimator):
         )
         return state, rates
 
-    def _frozen(self, params: Params, state: PTTState) -> PTTState:
-        """Freeze the current params; draws that one chain has collected go to the reservoirs of several."""
+    def _freeze(self, params: Params, state: PTTState) -> PTTState:
+        """Freeze the current params.
+
+        Draws that one chain has collected go to the reservoirs of several.
+        """
         slots = jnp.arange(self.reservoir)
         rows = (jnp.arange(self.num_chains)[:, None] + slots + 1) % self.num_chains
+        models = jax.tree.map(
+            lambda a, b: jnp.concatenate([a[1:], b[None]]), state.models, params
+        )
+        chains = {
+            b: jnp.concatenate([v[:, 1:], v[:, -1:]], 1)
+            for b, v in state.chains.items()
+        }
         return state._replace(
-            models=jax.tree.map(
-                lambda a, b: jnp.concatenate([a[1:], b[None]]), state.models, params
-            ),
-            chains={
-                b: jnp.concatenate([v[:, 1:], v[:, -1:]], 1)
-                for b, v in state.chains.items()
-            },
+            models=models,
+            chains=chains,
             reservoir={b: v[rows, slots] for b, v in state.collected.items()},
             age=jnp.zeros_like(state.age),
             num_frozen=state.num_frozen + 1,
         )
 
 
-def climb(path: Path, x: Rows, keys: Keys) -> tuple[Blocks, Float[Array, "pairs"]]:
-    """From the lowest pair of neighbouring models up, move the upper one by a sweep, then swap both.
+def sweep_and_swap(
+    path: Path, x: Rows, keys: Keys
+) -> tuple[Rows, Float[Array, "neighbours"]]:
+    """Move the upper model of each pair of neighbours by a sweep, then swap both.
 
-    A swap is accepted with the Metropolis ratio of the product of all models, which it
-    leaves invariant.
+    Pairs follow each other from the lowest one up. A swap is accepted with the
+    Metropolis ratio of the product of all models, which it leaves invariant.
 
     :param path: its last knots are the models.
     :param x: kept blocks, ``(rows, models, *shape)``.
     :return: the states, and the mean acceptance probability of each pair.
     """
-    count = next(iter(x.values())).shape[1]
-    first = len(path.betas) - count
-    log_u = jnp.log(random.uniform(random.words(random.fold_in(keys, 0, 1), count - 1)))
+    num_models = next(iter(x.values())).shape[1]
+    first = len(path.betas) - num_models
+    words = random.words(random.fold_in(keys, 0, 1), num_models - 1)
+    log_u = jnp.log(random.uniform(words))
 
-    def move(i: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
-        x, rates = carry
-        low, high = (path.at((first + i + n).astype(log_u.dtype)) for n in range(2))
-        here, there = ({b: v[:, i + n] for b, v in x.items()} for n in range(2))
-        there = path.sweep(high, there, None, random.fold_in(keys, i))
+    def climb_once(i: Array, carry: _Climb) -> _Climb:
+        low = path.at((first + i).astype(log_u.dtype))
+        high = path.at((first + i + 1).astype(log_u.dtype))
+        lower = {b: v[:, i] for b, v in carry.x.items()}
+        upper = {b: v[:, i + 1] for b, v in carry.x.items()}
+        upper = path.sweep(high, upper, None, random.fold_in(keys, i))
+        log_ratio = _gain(path, low, high, lower) - _gain(path, low, high, upper)
+        swaps = log_u[:, i] < log_ratio
+        x = {}
+        for b, v in carry.x.items():
+            below = couplings.where_rows(swaps, upper[b], lower[b])
+            above = couplings.where_rows(swaps, lower[b], upper[b])
+            x[b] = v.at[:, i].set(below).at[:, i + 1].set(above)
+        rate = jnp.exp(jnp.minimum(log_ratio, 0)).mean()
+        return _Climb(x, carry.rates.at[i].set(rate))
 
-        def gain(x):
-            return path.gain(
-                low, high, path.slope(low.params, x), path.slope(high.params, x)
-            )
+    start = _Climb(dict(x), jnp.zeros(num_models - 1))
+    return lax.fori_loop(0, num_models - 1, climb_once, start)
 
-        ratio = gain(here) - gain(there)
 
-        def select(a, b):
-            return couplings.where_rows(log_u[:, i] < ratio, a, b)
-
-        x = {b: v.at[:, i].set(select(there[b], here[b])) for b, v in x.items()}
-        x = {b: v.at[:, i + 1].set(select(here[b], there[b])) for b, v in x.items()}
-        return x, rates.at[i].set(jnp.exp(jnp.minimum(ratio, 0)).mean())
-
-    return lax.fori_loop(0, count - 1, move, (dict(x), jnp.zeros(count - 1)))
+def _gain(path: Path, low: Rung, high: Rung, x: Rows) -> PerRow:
+    """Return the log-ratio of the densities of ``high`` and ``low`` at rows."""
+    return path.gain(low, high, path.slope(low.params, x), path.slope(high.params, x))
 
 
 @full_precision
-def _gradient(path: Path, params: Params, x: Rows) -> Params:
+def _mean_gradient(path: Path, params: Params, x: Rows) -> Params:
     """Return the mean of dE/dparams over rows, the other blocks summed out."""
-    return jax.grad(lambda p: -energy.summed_out(path.graph, p, x, path.summed).mean())(
-        params
-    )
+
+    def mean_energy(params: Params) -> Array:
+        return -energy.summed_out(path.graph, params, x, path.summed).mean()
+
+    return jax.grad(mean_energy)(params)

@@ -5,49 +5,52 @@
 from collections.abc import Sequence
 import contextlib
 import dataclasses
-from typing import Any, NamedTuple
+import itertools
+from typing import NamedTuple
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax.numpy as jnp
 
 from ebmpp.core import Key, Params, Rows, checks
 from ebmpp.errors import IntractableError
-from ebmpp.estimators.base import Batch, Choice, Estimate, History
-from ebmpp.estimators.pairs import ChainUCD, UCDState
+from ebmpp.estimators.base import Batch, Choice, Columns, Estimate
+from ebmpp.estimators.metrics import METHODS
+from ebmpp.estimators.pairs import ChainUCD, CoupledPairs, UCDState
 from ebmpp.estimators.particles import ParticleState, ParticleUCD
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.mixture import mixture_sweep
 
-_WAYS = ("gibbs", "mixture", "particles")
 # Unit updates before the first comparison: some 50 CPU-seconds, over twice what the
-# other ways compile for. `make demo` takes 2e9 in all.
+# other methods compile for. `make demo` takes 2e9 in all.
 _WORK = 2.5e9
 # mean sweeps that pairs take to meet, beyond the lag, below which there is no
 # comparison
 _LONG = 30.0
-# steps of a way in a comparison, of which the first adapts its state and does not count
+# steps of a method in a comparison, of which the first adapts its state and does not
+# count
 _TRIAL = 10
-_SHARE = (
-    0.1  # of the work since the last comparison, that another trial of a way may take
-)
-_MARGIN = 0.8  # a way must be so many times better than the one in use
+# share of the work since the last comparison that another trial of a method may take
+_SHARE = 0.1
+# a method must be so many times better than the one in use
+_MARGIN = 0.8
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class UCD(ChainUCD):
-    r"""Unbiased contrastive divergence: pairs of chains that run until they meet, or of particle systems.
+class UCD(CoupledPairs):
+    r"""Unbiased contrastive divergence, by coupled pairs of chains or of particle systems.
 
     The estimator to begin with. It starts with pairs of Gibbs chains. Where they take
     more than 30 sweeps beyond the lag to meet, after 2.5e9 unit updates (some 50
-    CPU-seconds), ten steps are made by each other way: chains that share proposals from
-    a mixture (``coupling="mixture"``, of two layers and complete rows), and pairs of
-    particle systems (:class:`ParticleUCD`). It continues with the way of the smallest
+    CPU-seconds), ten steps are made by each other method: chains that share proposals
+    from a mixture (of two layers and complete rows), and pairs of particle systems
+    (:class:`ParticleUCD`). It continues with the method of the smallest
     :math:`C \, E|g|^2`, where C is the cost of a step in sweeps and g its gradient:
     with the best learning rate a step gains :math:`|E g|^4 / (2 L \, E|g|^2)`, L being
     the smoothness. Comparisons are repeated when the work has doubled, and depend on
     past steps alone. The history has the ``cost``, and from the first comparison on the
-    ``way`` of each step (0 Gibbs, 1 mixture, 2 particles) and the ``chosen_way``.
+    ``method`` of each step.
 
     With chains the negative phase is the time-averaged estimator :math:`H_{k:m}` of the
     energy's gradient over coupled pairs, whose expectation is the model's. By default
@@ -62,21 +65,21 @@ class UCD(ChainUCD):
     :param num_pairs: pairs per step, which reuse the batch's rows cyclically. Default:
         one per row.
     :param k: first sweep that counts. Default: adaptive.
-    :param m: last sweep that counts, at least k. Default: k. With an adaptive k: number
-        of sweeps after k that count too; default: the lag; 0 counts the state at k
-        alone.
+    :param m: with a fixed k, the last sweep that counts, at least k; default: k. With
+        an adaptive k, the number of sweeps that count after k, so that the last one is
+        k + m; default: the lag; 0 counts the state at k alone.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 if
         only k is given.
-    :param coupling: fixes the way: "maximal" (as without it), "maximal_independent",
-        "common", "reflection" or "independent" for every layer, or a tuple of these,
-        one per layer; "mixture", moves, or a function that returns moves: see
-        :func:`ebmpp.moves.sweeps.resolve_moves`. A single name but "mixture", or a
-        function, applies to the posterior too.
-    :param pool: with "mixture", the source of proposals: "data" (rows of the data,
-        chosen once, with latents redrawn at each step) or "persistent" (chains that
-        start there and move by one sweep per step).
+    :param coupling: coupling of the chains: "maximal" (as without it),
+        "maximal_independent", "common", "reflection" or "independent" for every layer,
+        or a tuple of these, one per layer; moves, or a function that returns moves: see
+        :func:`ebmpp.moves.sweeps.resolve_moves`. A single name or a function applies to
+        the posterior too.
+    :param pool: source of mixture proposals: "data" (rows of the data, chosen once,
+        with latents redrawn at each step) or "persistent" (chains that start there and
+        move by one sweep per step).
     :param pool_size: number of states in the pool, which should contain every mode.
-    :param start: where pairs start: "data" (the batch's rows), "persistent" (chains
+    :param init: where pairs start: "data" (the batch's rows), "persistent" (chains
         that move by one sweep per step, as in :class:`PCD`), "uniform", "local_mode"
         (one Gibbs sweep from a local mode found from uniform draws), or a function of a
         jax key to values of some or all blocks of one pair. Pairs on the posterior
@@ -96,10 +99,11 @@ class UCD(ChainUCD):
         history counts them.
     :param num_slots: pairs that run at once on each device. It affects speed and
         rounding only.
-    :param pairs: "auto" (default) chooses from past steps, unless ``coupling`` is
-        given; "gibbs", "mixture" and "particles" fix the way. Particle systems have
-        twice as many particles as there are pairs, at least 100 (200 without
-        ``num_pairs``). Persistent chains start again after steps of particles.
+    :param method: "gibbs", "mixture" or "particles"; "auto" (default) chooses from past
+        steps, unless ``coupling`` is given. Mixture proposals are those of
+        :func:`ebmpp.moves.mixture_sweep`. Particle systems have twice as many particles
+        as there are pairs, at least 100 (200 without ``num_pairs``). Persistent chains
+        start again after steps of particles.
     :raises ArgumentError: for invalid arguments, such as a ``length`` with a fixed
         window.
 
@@ -115,198 +119,268 @@ class UCD(ChainUCD):
 
     >>> from ebmpp import UCD
     >>> from ebmpp.estimators import TargetVariance
-    >>> UCD(start="persistent", length=TargetVariance(1.5))
-    UCD(length=TargetVariance(smoothing=0.9, target=1.5), start='persistent')
+    >>> UCD(init="persistent", length=TargetVariance(1.5))
+    UCD(length=TargetVariance(smoothing=0.9, target=1.5), init='persistent')
     """
 
-    pairs: str = "auto"
+    method: str = "auto"
 
     def __post_init__(self) -> None:
-        checks.choice("UCD: pairs", self.pairs, ("auto", *_WAYS))
-        fits = {
-            "gibbs": self.coupling != "mixture",
-            "mixture": self.coupling in (None, "mixture"),
-        }
-        if not fits.get(self.pairs, True):
+        checks.choice("UCD: method", self.method, ("auto", *METHODS))
+        if self.coupling == "mixture":
             raise checks.error(
-                "UCD: coupling", f"left out or fit pairs={self.pairs!r}", self.coupling
+                "UCD: coupling",
+                "one of chains",
+                "mixture",
+                hint='Use method="mixture".',
             )
-        if self.pairs == "mixture":
-            object.__setattr__(self, "coupling", "mixture")
+        if self.method == "mixture" and self.coupling is not None:
+            raise checks.error(
+                "UCD: coupling", 'None with method="mixture"', self.coupling
+            )
         super().__post_init__()
 
     @property
-    def uses_chains(self) -> bool:
-        """False if the negative phase is by particle systems."""
-        return self.pairs != "particles"
+    def current(self) -> ChainUCD | ParticleUCD:
+        """Estimator of this method; that of "auto" has Gibbs chains."""
+        settings = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(CoupledPairs)
+        }
+        if self.method == "mixture":
+            settings["coupling"] = "mixture"
+        chains = ChainUCD(**settings)
+        if self.method != "particles":
+            return chains
+        num_particles = max(100, 2 * (self.num_pairs or 100))
+        return ParticleUCD(num_particles=num_particles, posterior=chains)
 
-    @property
-    def _estimator(self) -> Any:
-        """Estimator of this way: particle systems, or the chains of the base class."""
-        if self.uses_chains:
-            return super()
-        num = max(100, 2 * (self.num_pairs or 100))
-        return ParticleUCD(
-            num_particles=num, posterior=dataclasses.replace(self, pairs="auto")
-        )
-
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
-    ) -> Any:
-        """Return the first state of this way; that of "auto" is the one of Gibbs chains."""
-        return self._estimator.init(graph, params, data, batch, key)
+    ) -> UCDState | ParticleState:
+        return self.current.init_state(graph, params, data, batch, key)
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+        self, graph: FactorGraph, params: Params, state: PyTree, batch: Batch, key: Key
     ) -> Estimate:
-        return self._estimator.estimate(graph, params, state, batch, key)
+        return self.current.estimate(graph, params, state, batch, key)
 
-    def adopt(self, before: Any, fresh: Any) -> Any:
-        """Continue chains and lengths; the length of Gibbs pairs survives steps of another way."""
-        adopted = self._estimator.adopt(before, fresh)
-        way = _way_of(before)
-        is_fixed = self.pairs == "auto" and self.coupling is not None
-        continues = is_fixed or way is None or way == _way_of(fresh)
-        gibbs = 0 if continues else before.gibbs if way else before.negative
+    def adopt(self, before: PyTree, fresh: PyTree) -> PyTree:
+        """Continue chains and lengths.
+
+        The length of Gibbs pairs survives steps of another method.
+        """
+        adopted = self.current.adopt(before, fresh)
+        old = _method_of(before)
+        new = _method_of(fresh)
+        has_coupling = self.method == "auto" and self.coupling is not None
+        if old is None or old == new or has_coupling:
+            return adopted
+        gibbs = before.negative if old == "gibbs" else before.gibbs
         if not float(gibbs):
             return adopted
-        lengths = (
-            {"negative": gibbs, "seen": jnp.zeros_like(adopted.seen)}
-            if self.uses_chains
-            else {}
-        )
-        return adopted._replace(gibbs=gibbs, positive=before.positive, **lengths)
+        adopted = adopted._replace(gibbs=gibbs, positive=before.positive)
+        if isinstance(adopted, ParticleState):
+            return adopted
+        return adopted._replace(negative=gibbs, seen=jnp.zeros_like(adopted.seen))
 
-    def choose(self, graph: FactorGraph, history: History) -> Choice:
-        if self.pairs != "auto" or self.coupling is not None:
+    def choose(self, graph: FactorGraph, history: Columns) -> Choice:
+        if self.method != "auto" or self.coupling is not None:
             return Choice(self)
         past = _Past.read(graph, history)
         is_complete = "posterior_sweeps" not in history
-        way, current, until = past.choose(_possible(graph, is_complete))
-        record = {"way": way, "chosen_way": current} if way or past.way.any() else {}
-        return Choice(
-            dataclasses.replace(self, pairs=_WAYS[way]) if way else self, until, record
-        )
+        method, until = past.next_method(_possible_methods(graph, is_complete))
+        if method == "gibbs":
+            estimator = self
+        else:
+            estimator = dataclasses.replace(self, method=method)
+        if method == "gibbs" and (past.method == "gibbs").all():
+            return Choice(estimator, until)
+        return Choice(estimator, until, {"method": METHODS.index(method)})
 
-    def diagnose(self, history: History) -> str | None:
-        """Return the warning of the way in use at the end, about its steps."""
-        estimator, rows = self._last(history)
-        return estimator.diagnose(rows)
+    def diagnose(self, history: Columns) -> str | None:
+        """Return the warning of the method in use at the end, about its steps."""
+        estimator, steps = self._last(history)
+        return estimator.diagnose(steps)
 
     def diagnose_chains(
-        self, graph: FactorGraph, params: Params, data: Rows, history: History, key: Key
+        self, graph: FactorGraph, params: Params, data: Rows, history: Columns, key: Key
     ) -> str | None:
-        """Return the warning of the way in use at the end, about its chains."""
-        estimator, rows = self._last(history)
-        return estimator.diagnose_chains(graph, params, data, rows, key)
+        """Return the warning of the method in use at the end, about its chains."""
+        estimator, steps = self._last(history)
+        return estimator.diagnose_chains(graph, params, data, steps, key)
 
-    def _last(self, history: History) -> tuple[Any, History]:
-        """Return the estimator of the last step, and the steps of its way."""
-        way = np.nan_to_num(history.get("way", np.zeros(0))).astype(int)
-        if not way.any():
-            return self._estimator, history
-        last = dataclasses.replace(self, pairs=_WAYS[way[-1]])
-        return last._estimator, {name: v[way == way[-1]] for name, v in history.items()}
+    def fast_compile(self, graph: FactorGraph) -> bool:
+        return self.current.fast_compile(graph)
+
+    def _last(self, history: Columns) -> tuple[ChainUCD | ParticleUCD, Columns]:
+        """Return the estimator of the last step, and the steps of its method."""
+        methods = _methods(history.get("method", np.zeros(0)))
+        if (methods == "gibbs").all():
+            return self.current, history
+        last = dataclasses.replace(self, method=str(methods[-1]))
+        is_last = methods == methods[-1]
+        return last.current, {name: v[is_last] for name, v in history.items()}
 
 
-def _way_of(state: Any) -> int | None:
-    """Return the number of the way that a state belongs to; None for that of another estimator."""
+def _methods(numbers: np.ndarray) -> np.ndarray:
+    """Return names of methods; steps without a number are of Gibbs pairs."""
+    return np.array(METHODS)[np.nan_to_num(numbers).astype(int)]
+
+
+def _method_of(state: PyTree) -> str | None:
+    """Return the method that a state belongs to; None for that of another estimator."""
     if isinstance(state, UCDState):
-        return int(bool(state.pool))
-    return 2 if isinstance(state, ParticleState) else None
+        return "mixture" if state.pool else "gibbs"
+    return "particles" if isinstance(state, ParticleState) else None
 
 
-def _possible(graph: FactorGraph, is_complete: bool) -> tuple[int, ...]:
-    """Return the ways that a graph allows, with missing entries or an intractable posterior or without."""
+def _possible_methods(graph: FactorGraph, is_complete: bool) -> tuple[str, ...]:
+    """Return the methods that a graph allows.
+
+    :param is_complete: False with missing entries or an intractable posterior.
+    """
     with contextlib.suppress(IntractableError):
         mixture_sweep(graph)
-        return (0, 1, 2) if is_complete else (0, 2)
-    return (0, 2)
+        if is_complete:
+            return METHODS
+    return ("gibbs", "particles")
+
+
+class _Settled(NamedTuple):
+    """A method is in use.
+
+    :param since: step at which the last comparison ended.
+    """
+
+    method: str
+    since: int
+
+
+class _Trying(NamedTuple):
+    """A comparison: other methods take turns.
+
+    :param settled: the state in which it began.
+    :param begin: its first step.
+    :param tried: methods that have had their turn, or are having it.
+    """
+
+    settled: _Settled
+    begin: int
+    tried: tuple[str, ...] = ()
 
 
 class _Past(NamedTuple):
-    """Past steps of a stage, ``(steps,)`` each, by which the next way is chosen."""
+    """Past steps of a stage, ``(steps,)`` each, by which the next method is chosen."""
 
-    way: np.ndarray
-    current: np.ndarray  # the way in use, from which trials of the others differ
+    method: np.ndarray
     cost: np.ndarray  # unit updates
     square: np.ndarray  # squared norm of the gradient
     late: np.ndarray  # mean sweeps in which pairs met, beyond the lag
 
     @classmethod
-    def read(cls, graph: FactorGraph, history: History) -> "_Past":
+    def read(cls, graph: FactorGraph, history: Columns) -> "_Past":
         """Return the columns of a history."""
         steps = len(history.get("cost", ()))
 
-        def column(name):
+        def column(name: str) -> np.ndarray:
             return np.nan_to_num(np.asarray(history.get(name, np.zeros(steps)), float))
 
-        way = column("way").astype(int)
-        current = column("chosen_way").astype(int)
-        units = sum(family.size for family in graph.families.values())
-        late = column("meeting_time_mean") - column("lag")
         return cls(
-            way, current, units * column("cost"), column("gradient_norm") ** 2, late
+            method=_methods(column("method")),
+            cost=graph.num_units * column("cost"),
+            square=column("gradient_norm") ** 2,
+            late=column("meeting_time_mean") - column("lag"),
         )
 
-    def choose(self, possible: Sequence[int]) -> tuple[int, int, int]:
-        """Return the way of the next step, the way in use, and the number of steps at the next choice.
+    def next_method(self, possible: Sequence[str]) -> tuple[str, int]:
+        """Return the method of the next step, and the number of steps at the next choice.
 
         The result is the same at any step between two choices, so that a run may resume
         there.
         """
-        steps = len(self.way)
-        # of trials in progress
-        start = int(np.max(np.flatnonzero(self.way == self.current), initial=-1)) + 1
-        home = int(self.current[-1]) if steps else 0
-        past = _Past(*(column[:start] for column in self))
-        if start == steps and not (steps == _next_look(steps - 1) and past._is_due()):
-            return home, home, _next_look(steps)
-        work = float(past.cost[past._compared() :].sum())
-        # others that were not tried, or whose trial costs little beside the work since
-        # then
-        costs = {
-            way: past.cost[past.way == way][-_TRIAL:] for way in possible if way != home
-        }
-        others = [
-            w
-            for w, cost in costs.items()
-            if not len(cost) or _TRIAL * cost.mean() <= _SHARE * work
-        ]
-        tried = list(dict.fromkeys(self.way[start:].tolist()))
-        done = int((self.way[start:] == tried[-1]).sum()) if tried else _TRIAL
-        if done < _TRIAL:
-            return tried[-1], home, steps + _TRIAL - done
-        if len(tried) < len(others):
-            return others[len(tried)], home, steps + _TRIAL
-        rows = {
-            way: start + np.flatnonzero(self.way[start:] == way)[1:] for way in others
-        }
-        score = {
-            way: self.cost[r].mean() * self.square[r].mean() for way, r in rows.items()
-        }
-        recent = np.flatnonzero(past.way == home)[1 - _TRIAL :]
-        score[home] = _MARGIN * self.cost[recent].mean() * self.square[recent].mean()
-        best = min(score, key=lambda way: score[way])
-        return best, best, _next_look(steps)
+        steps = len(self.method)
+        state = self._state()
+        if isinstance(state, _Settled):
+            if steps != _next_look(steps - 1) or not self._is_due(state):
+                return state.method, _next_look(steps)
+            state = _Trying(state, steps)
+        remaining = _TRIAL * len(state.tried) - (steps - state.begin)
+        if remaining:
+            return state.tried[-1], steps + remaining
+        others = self._affordable(state, possible)
+        if len(state.tried) < len(others):
+            return others[len(state.tried)], steps + _TRIAL
+        return self._best(state, others), _next_look(steps)
 
-    def _compared(self) -> int:
-        """Return the number of steps at the end of the last comparison, or 0."""
-        return int(np.max(np.flatnonzero(self.way != self.current), initial=-1)) + 1
+    def _state(self) -> _Settled | _Trying:
+        """Return whether a comparison is in progress.
 
-    def _is_due(self) -> bool:
-        """Return True if the others should be tried: after enough work, if this way is slow or got slower."""
-        compared = self._compared()
-        if self.cost.sum() < max(_WORK, 2 * self.cost[:compared].sum()):
+        In a comparison each other method makes ``_TRIAL`` consecutive steps, once. So a
+        method that makes more of them, or that returns, is the one that was chosen.
+        """
+        state: _Settled | _Trying = _Settled("gibbs", since=0)
+        begin = 0
+        for method, steps in itertools.groupby(self.method.tolist()):
+            length = len(list(steps))
+            if isinstance(state, _Settled):
+                state = _Trying(state, begin)
+            if method in (state.settled.method, *state.tried):
+                state = _Settled(method, since=begin)
+            elif length > _TRIAL:
+                state = _Settled(method, since=begin + _TRIAL)
+            else:
+                state = state._replace(tried=(*state.tried, method))
+            begin += length
+        return state
+
+    def _is_due(self, state: _Settled) -> bool:
+        """Return True if others should be tried.
+
+        That is after enough work, if the method is slow or has become slower.
+        """
+        if self.cost.sum() < max(_WORK, 2 * self.cost[: state.since].sum()):
             return False
-        if self.current[-1] != 2:
-            return bool(self.late[-_TRIAL:].mean() > _LONG)
-        return bool(
-            self.cost[-_TRIAL:].mean() > 2 * self.cost[compared:][:_TRIAL].mean()
-        )
+        if state.method != "particles":
+            return self.late[-_TRIAL:].mean() > _LONG
+        first = self.cost[state.since :][:_TRIAL]
+        return self.cost[-_TRIAL:].mean() > 2 * first.mean()
+
+    def _affordable(self, state: _Trying, possible: Sequence[str]) -> list[str]:
+        """Return other methods that are new, or cost little beside the work since then."""
+        work = self.cost[state.settled.since : state.begin].sum()
+        others = []
+        for method in possible:
+            if method == state.settled.method:
+                continue
+            is_used = self.method[: state.begin] == method
+            costs = self.cost[: state.begin][is_used][-_TRIAL:]
+            if not len(costs) or _TRIAL * costs.mean() <= _SHARE * work:
+                others.append(method)
+        return others
+
+    def _best(self, state: _Trying, others: Sequence[str]) -> str:
+        """Return the method with the smallest cost times squared gradient."""
+
+        def score(steps: np.ndarray) -> float:
+            return self.cost[steps].mean() * self.square[steps].mean()
+
+        current = state.settled.method
+        trials = self.method[state.begin :]
+        scores = {}
+        for method in others:
+            steps = np.flatnonzero(trials == method)[1:]
+            scores[method] = score(state.begin + steps)
+        recent = np.flatnonzero(self.method[: state.begin] == current)[1 - _TRIAL :]
+        scores[current] = _MARGIN * score(recent)
+        return min(scores, key=scores.__getitem__)
 
 
 def _next_look(steps: int) -> int:
-    """Return the next step at which ways may be compared: seldom in long runs, at ends of their programs."""
+    """Return the next step at which methods may be compared.
+
+    It is at an end of a program, and seldom in long runs.
+    """
     stride = 10 if steps < 51 else 50 << max(0, (steps // 1000).bit_length() - 1)
-    return max(steps, 1) + stride - (max(steps, 1) - 1) % stride
+    last = max(steps, 1) - 1
+    return last + 1 + stride - last % stride

@@ -4,9 +4,9 @@
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, PyTree
 import numpy as np
 
 import jax
@@ -17,14 +17,18 @@ from ebmpp.annealing import Path, particles, reference, systems
 from ebmpp.annealing.log_partition import MIN_ANCESTRY, MIN_SHARE
 from ebmpp.core import Eta, Key, Params, Rows, checks, random, sharding
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator, History, shapes
+from ebmpp.estimators.base import Batch, Columns, Estimate, Estimator, shapes
+from ebmpp.estimators.metrics import StepMetrics
 from ebmpp.graph import FactorGraph
 
-_ISLANDS = 10  # of the watchers: fewer make the standard error too noisy
-_MAX_ERROR = 0.2  # of log Z, above which it is unknown and the watchers start again
-_UNKNOWN = 0.1  # share of steps without a log Z above which a run warns
+# fewer islands make the watchers' standard error too noisy
+_ISLANDS = 10
+# error above which log Z is unknown and the watchers start again
+_MAX_ERROR = 0.2
+# share of steps without a log Z above which a run warns
+_UNKNOWN_SHARE = 0.1
 # share of steps that resample above which the weights follow the noise of the gradient
-_OFTEN = 0.5
+_RESAMPLED_SHARE = 0.5
 
 
 class WeightedState(NamedTuple):
@@ -47,11 +51,36 @@ class WeightedState(NamedTuple):
     rest: Int32[Array, ""]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightedMetrics(StepMetrics):
+    """Metrics of :class:`WeightedPCD`; the last three need watchers.
+
+    :param effective_sample_size: before resampling.
+    :param resampled: 1 or 0.
+    :param log_partition: nan where its error is large.
+    """
+
+    effective_sample_size: Array
+    resampled: Array
+    log_partition: Array | None = None
+    log_partition_error: Array | None = None
+    log_likelihood: Array | None = None
+
+
+class _Watch(NamedTuple):
+    """Watchers, the variance of their log Z, and the number of rungs that they ran to start."""
+
+    systems: systems.Systems
+    variance: Array
+    rungs: Array
+
+
 @dataclasses.dataclass(frozen=True)
 class WeightedPCD(Estimator):
-    """Persistent CD with weights that correct for the movement of the params, and a likelihood estimate.
+    """Persistent CD with weights that correct for the movement of the params.
 
-    For runs on which :class:`PCD` drifts away and unbiased steps are too expensive.
+    It also estimates the likelihood. For runs on which :class:`PCD` drifts away and unbiased steps are too expensive.
 
     When the params move from p to q, a chain's weight is multiplied by the ratio of its
     unnormalised densities. If fewer than half of the chains are effective they are
@@ -95,7 +124,7 @@ class WeightedPCD(Estimator):
     num_chains: int = 1000
     k: int = 1
     num_watchers: int = 1000
-    posterior: phases.Posterior | None = None
+    posterior: phases.PosteriorApproximation | None = None
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -109,28 +138,26 @@ class WeightedPCD(Estimator):
                 self.num_watchers,
             )
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> WeightedState:
         """Run particle systems from the data's base rates to the first params."""
         phases.check_posterior(graph, "WeightedPCD", self.posterior)
         eta0 = reference.base_rates(graph, data)
         start = partial(particles.start_systems, Path.line(graph, eta0, params))
-
-        def begin(i, islands, num):
-            return _placed(start(random.fold_in(key, i), islands, num))
-
-        size = self.num_watchers // _ISLANDS
-        watchers = begin(1, _ISLANDS, size) if size else None
-        variance = _first_variance(watchers) if size else jnp.zeros(())
+        chains = _place(start(random.fold_in(key, 0), 1, self.num_chains))
+        watchers = None
+        variance = jnp.zeros(())
+        if self.num_watchers:
+            size = self.num_watchers // _ISLANDS
+            watchers = _place(start(random.fold_in(key, 1), _ISLANDS, size))
+            variance = _first_variance(watchers)
         # a step may be given the params' own memory
         copies = jax.tree.map(jnp.array, params)
         rest = jnp.zeros((), jnp.int32)
-        return WeightedState(
-            eta0, copies, begin(0, 1, self.num_chains), watchers, variance, rest
-        )
+        return WeightedState(eta0, copies, chains, watchers, variance, rest)
 
-    def adopt(self, before: Any, fresh: WeightedState) -> WeightedState:
+    def adopt(self, before: PyTree, fresh: WeightedState) -> WeightedState:
         """Continue the weighted chains of another WeightedPCD of the same shapes."""
         return before if shapes(before) == shapes(fresh) else fresh
 
@@ -142,76 +169,71 @@ class WeightedPCD(Estimator):
         batch: Batch,
         key: Key,
     ) -> Estimate:
-        """Subtract the gradient at the weighted chains, moved to these params, from the data's."""
+        """Subtract the gradient at the weighted chains from the data's."""
         complete = phases.complete_batch(
             graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
         )
         path = Path.through(graph, state.eta0, [state.params, params])
         chains = self._follow(path, state.chains, random.fold_in(key, 0))
+        weight = batch.weights.sum()
         negative = systems.energy_gradient(path, params, chains)
-        negative = jax.tree.map(lambda g: g[0] * batch.weights.sum(), negative)
+        negative = jax.tree.map(lambda g: g[0] * weight, negative)
         positive = phases.positive_gradient(graph, params, complete, self.posterior)
-        resampled = jnp.sign(chains.offspring_variance[0])
-        metrics = {"effective_sample_size": chains.min_ess[0], "resampled": resampled}
+        gradient = jax.tree.map(jnp.subtract, positive, negative)
+        metrics = WeightedMetrics(
+            effective_sample_size=chains.min_ess[0],
+            resampled=jnp.sign(chains.offspring_variance[0]),
+        )
         sweeps = jnp.asarray(2 * self.k * self.num_chains / len(batch.weights))
         state = state._replace(params=params, chains=chains)
-        if state.watchers is not None:
-            watchers = self._follow(path, state.watchers, random.fold_in(key, 1))
-            share = watchers.min_cess.mean()
-            # infinite where too few weights are effective
-            added = jnp.where(
-                share < MIN_SHARE, jnp.inf, (1 / share - 1) / watchers.log_weights.size
-            )
-            variance = state.variance + added
-            restart_key = random.fold_in(key, 2)
-            watchers, variance, rungs = self._restarted(
-                graph, state, watchers, variance, restart_key
-            )
-            rest = jnp.maximum(state.rest - 1, rungs)
-            state = state._replace(watchers=watchers, variance=variance, rest=rest)
-            sweeps += rungs.astype(sweeps.dtype) * (
-                self.k * self.num_watchers / len(batch.weights)
-            )
-            log_z, error = _log_z(watchers, variance)
-            log_z += sum(
-                f.log_normalizer(state.eta0[b]).sum() for b, f in graph.families.items()
-            )
-            log_z = jnp.where(error <= _MAX_ERROR, log_z, jnp.nan)
-            metrics |= {"log_partition": log_z, "log_partition_error": error}
-            metrics |= phases.batch_log_likelihood(graph, params, batch, log_z)
-        return Estimate(
-            jax.tree.map(jnp.subtract, positive, negative), state, metrics, sweeps
+        if state.watchers is None:
+            return Estimate(gradient, state, metrics, sweeps)
+        watchers = self._follow(path, state.watchers, random.fold_in(key, 1))
+        watch = self._watch(graph, state, watchers, random.fold_in(key, 2))
+        rest = jnp.maximum(state.rest - 1, watch.rungs)
+        state = state._replace(
+            watchers=watch.systems, variance=watch.variance, rest=rest
         )
+        per_rung = self.k * self.num_watchers / len(batch.weights)
+        sweeps += watch.rungs.astype(sweeps.dtype) * per_rung
+        log_z, error = _log_z(watch.systems, watch.variance)
+        log_z += phases.reference_log_partition(graph, state.eta0)
+        log_z = jnp.where(error <= _MAX_ERROR, log_z, jnp.nan)
+        metrics = dataclasses.replace(
+            metrics,
+            log_partition=log_z,
+            log_partition_error=error,
+            log_likelihood=phases.batch_log_likelihood(graph, params, batch, log_z),
+        )
+        return Estimate(gradient, state, metrics, sweeps)
 
-    def _restarted(
+    def _watch(
         self,
         graph: FactorGraph,
         state: WeightedState,
         watchers: systems.Systems,
-        variance: Array,
         key: Key,
-    ) -> tuple[systems.Systems, Array, Array]:
-        """Replace watchers with a large error by fresh ones; return their variance and number of rungs, or 0.
+    ) -> _Watch:
+        """Replace watchers if their error has become large.
 
-        They then rest for as many steps, so that they cost at most twice as much on
-        average.
+        Fresh ones then rest for as many steps as they ran rungs, so that they cost at
+        most twice as much on average.
         """
-        path = Path.line(graph, state.eta0, state.params)
+        share = watchers.min_cess.mean()
+        added = (1 / share - 1) / watchers.log_weights.size
+        is_poor = share < MIN_SHARE  # too few weights are effective
+        variance = state.variance + jnp.where(is_poor, jnp.inf, added)
+        line = Path.line(graph, state.eta0, state.params)
         size = self.num_watchers // _ISLANDS
 
-        def start(
-            watchers: systems.Systems, variance: Array
-        ) -> tuple[systems.Systems, Array, Array]:
-            fresh, rungs = particles.fresh_systems(path, key, _ISLANDS, size, self.k)
-            return _placed(fresh), _first_variance(fresh), rungs
+        def restart(_: _Watch) -> _Watch:
+            fresh, rungs = particles.fresh_systems(line, key, _ISLANDS, size, self.k)
+            return _Watch(_place(fresh), _first_variance(fresh), rungs)
 
         _, error = _log_z(watchers, variance)
         is_due = ~(error <= _MAX_ERROR) & (state.rest <= 0)
-
-        def keep(*unchanged):
-            return (*unchanged, jnp.zeros((), jnp.int32))
-
-        return lax.cond(is_due, start, keep, watchers, variance)
+        watch = _Watch(watchers, variance, jnp.zeros((), jnp.int32))
+        return lax.cond(is_due, restart, lambda watch: watch, watch)
 
     def _follow(self, path: Path, system: systems.Systems, key: Key) -> systems.Systems:
         """Reweight to the new params, resample, sweep. Counters start at zero."""
@@ -221,26 +243,28 @@ class WeightedPCD(Estimator):
             offspring_variance=zero, min_ess=zero + num, min_cess=zero + 1
         )
         keys = random.fold_in(key, jnp.arange(islands))
-        return _placed(
-            systems.climb(path, jnp.arange(3.0), 2, 3, _placed(system), keys, self.k)
+        system = systems.climb(
+            path, jnp.arange(3.0), 2, 3, _place(system), keys, self.k
         )
+        return _place(system)
 
-    def diagnose(self, history: History) -> str | None:
+    def diagnose(self, history: Columns) -> str | None:
         """Report that most steps resampled, or that log Z is unknown at many of them."""
 
-        def mean(values):
+        def mean(values: np.ndarray) -> float:
             return float(np.mean(values)) if len(values) else 0.0
 
+        resampled = mean(history["resampled"])
         unknown = mean(~(history.get("log_partition_error", np.zeros(0)) <= _MAX_ERROR))
         messages = []
-        if (share := mean(history["resampled"])) >= _OFTEN:
+        if resampled >= _RESAMPLED_SHARE:
             messages.append(
-                f"WeightedPCD resampled its chains at {share:.0%} of the steps: the "
+                f"WeightedPCD resampled its chains at {resampled:.0%} of the steps: the "
                 "weights follow the noise of the gradient that they make, which is "
                 "then no better than PCD's. Take more chains, or smaller steps. "
                 "log_partition comes from chains that never enter the gradient."
             )
-        if unknown > _UNKNOWN:
+        if unknown > _UNKNOWN_SHARE:
             messages.append(
                 "the standard error of WeightedPCD's log_partition is above "
                 f"{_MAX_ERROR} at {unknown:.0%} of the steps, where the history has "
@@ -250,9 +274,13 @@ class WeightedPCD(Estimator):
 
 
 @jax.jit
-def _placed(system: systems.Systems) -> systems.Systems:
-    """Shard the chains and replicate the rest, as a step does, so that the first step is the same program."""
-    return sharding.replicate(system._replace(x={}))._replace(x=sharding.rows(system.x))
+def _place(system: systems.Systems) -> systems.Systems:
+    """Shard the chains and replicate the rest, as a step does.
+
+    The first step is then the same program as later ones.
+    """
+    rest = sharding.replicate(system._replace(x={}))
+    return rest._replace(x=sharding.rows(system.x))
 
 
 @jax.jit
@@ -264,6 +292,9 @@ def _first_variance(watchers: systems.Systems) -> Array:
 
 
 def _log_z(watchers: systems.Systems, variance: Array) -> tuple[Array, Array]:
-    """Return log Z relative to the reference; and its error, by islands or by weights if that is larger."""
+    """Return log Z relative to the reference, and its error.
+
+    The error is by islands, or by weights if that is larger.
+    """
     value, error = systems.pooled(systems.total_log_z(watchers))
     return value, jnp.maximum(error, jnp.sqrt(variance))

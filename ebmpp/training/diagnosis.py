@@ -91,7 +91,7 @@ def diagnose_pairs(
         f"{remaining}. Chains of this model "
         "mix too slowly for this estimator. Use Centered(PCD()), and an exact "
         "gradient for the last steps if "
-        'at all. ParticleUCD() and UCD(coupling="mixture") are exact where chains do '
+        'at all. ParticleUCD() and UCD(method="mixture") are exact where chains do '
         "not leave their modes."
     )
 

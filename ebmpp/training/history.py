@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from ebmpp.core import Params, backend, checks
 from ebmpp.core.display import Card, Grid, Measured
 from ebmpp.errors import ArgumentError, TrainingError
+from ebmpp.estimators.metrics import decode
 from ebmpp.graph import FactorGraph, display
 
 if TYPE_CHECKING:
@@ -283,7 +284,11 @@ class Log:
         )
 
         columns = self.steps.columns(stop)
-        values = {name: ("step", v) for name, v in columns.items() if name != "ok"}
+        values = {
+            name: ("step", decode(name, v))
+            for name, v in columns.items()
+            if name != "ok"
+        }
         count = len(next(iter(columns.values()), ()))
         dataset = History(values, {"step": np.arange(count)}, self.attrs)
         monitored = self.monitored.columns()
@@ -373,7 +378,8 @@ def card(title: str, graph: FactorGraph, params: Params, history: "xr.Dataset") 
         columns.items(), key=lambda item: item[1].dims != ("monitor_step",)
     ):
         steps = history[str(v.dims[0])].values
-        valid = np.flatnonzero(~np.isnan(v.values))
+        is_name = v.dtype.kind == "U"
+        valid = np.flatnonzero(v.values != "" if is_name else ~np.isnan(v.values))
         # a stage may lack it
         first, last = (valid[0], valid[-1]) if len(valid) else (0, -1)
         end = v.values[last].item()

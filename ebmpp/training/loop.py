@@ -109,7 +109,7 @@ class Loop:
         """Return an estimator's state, placed as a step leaves it, so that the second step is one program."""
         rows = self.source.sample().rows
         return sharding.place(
-            estimator.init(self.graph, params, rows, self.source.batch_size, key)
+            estimator.init_state(self.graph, params, rows, self.source.batch_size, key)
         )
 
     def _enter(self, number: int, state: State) -> State:

@@ -18,7 +18,6 @@ import optax
 from ebmpp.core import Key, Params, backend, checks, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.estimators import UCD, Batch, Estimator, base
-from ebmpp.estimators.pairs import uses_fast_compile
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import Selection
 from ebmpp.training.history import Metrics
@@ -162,9 +161,7 @@ def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selecti
 
 @compiled(
     statics=1,
-    fast_compile=lambda method, *_, **__: uses_fast_compile(
-        method.graph, method.estimator
-    ),
+    fast_compile=lambda method, *_, **__: method.estimator.fast_compile(method.graph),
 )
 def run_chunk(
     method: Method,

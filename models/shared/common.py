@@ -130,7 +130,7 @@ def pcd_or_ucd(args: argparse.Namespace, start: str = "data", **pcd: Any) -> PCD
     :param pcd: further arguments of PCD.
     """
     if args.estimator == "ucd":
-        return UCD(num_pairs=args.num_pairs, start=start)
+        return UCD(num_pairs=args.num_pairs, init=start)
     return PCD(num_chains=args.num_pairs, **pcd)
 
 

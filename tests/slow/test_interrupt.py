@@ -37,7 +37,7 @@ def perfect_sample():
 
 def fit():
     options = {"params": params, "optimizer": optax.sgd(1e-6), "progress_bar": False}
-    estimator = ebmpp.UCD(start="uniform", k=1, lag=1)
+    estimator = ebmpp.UCD(init="uniform", k=1, lag=1)
     ebmpp.fit(graph, np.eye(6), rng_key=key, estimator=estimator, **options)
 
 print("started", flush=True)

@@ -44,7 +44,7 @@ class Recorder(Estimator):
     adopts: bool = False
     metric: str = "walk"
 
-    def init(
+    def init_state(
         self, graph: Any, params: Any, data: Any, batch: int, key: Any
     ) -> dict[str, jax.Array]:
         return {

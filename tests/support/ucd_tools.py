@@ -156,7 +156,7 @@ def step(estimator: Any, name: str, state: Any, seed: int) -> Estimate:
 
 def initial(estimator: Any, name: str, seed: int = 0) -> Any:
     """Return the state of an estimator before its first step on a problem."""
-    return estimator.init(*problem(name), ROWS, key(seed))
+    return estimator.init_state(*problem(name), ROWS, key(seed))
 
 
 @functools.cache

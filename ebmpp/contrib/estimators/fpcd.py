@@ -3,7 +3,9 @@
 """Persistent contrastive divergence with fast weights."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from jaxtyping import PyTree
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.estimators.phases import (
-    Posterior,
+    PosteriorApproximation,
     carried_chains,
     check_posterior,
     complete_batch,
@@ -31,10 +33,15 @@ class FPCDState(NamedTuple):
     chains: Rows
     fast: Params
 
+    @property
+    def model_chains(self) -> Rows:
+        """Chains under params plus fast weights."""
+        return self.chains
+
 
 @dataclasses.dataclass(frozen=True)
 class FPCD(Estimator):
-    """Persistent CD with fast weights: the chains run under params that move away from where they have been.
+    """Persistent CD with fast weights, which drive the chains away from where they have been.
 
     For a :class:`~ebmpp.PCD` whose chains do not move, at a small rate of the params.
     Fast weights learn at ``rate`` from the same gradient and decay by the factor
@@ -72,7 +79,7 @@ class FPCD(Estimator):
     num_chains: int = 1000
     rate: float = 0.01
     decay: float = 0.95
-    posterior: Posterior | None = None
+    posterior: PosteriorApproximation | None = None
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -80,7 +87,7 @@ class FPCD(Estimator):
         checks.number("FPCD: rate", self.rate, least=0)
         checks.number("FPCD: decay", self.decay, least=0, below=1)
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> FPCDState:
         """Draw initial states of every block; the fast weights are 0."""
@@ -88,7 +95,7 @@ class FPCD(Estimator):
         chains = fresh_chains(graph, self.num_chains, key)
         return FPCDState(chains, jax.tree.map(jnp.zeros_like, params))
 
-    def adopt(self, before: Any, fresh: FPCDState) -> FPCDState:
+    def adopt(self, before: PyTree, fresh: FPCDState) -> FPCDState:
         """Continue the chains of another estimator, and the fast weights of another FPCD."""
         fast = before.fast if isinstance(before, FPCDState) else fresh.fast
         return FPCDState(cycle_chains(carried_chains(before), fresh.chains), fast)
@@ -101,7 +108,10 @@ class FPCD(Estimator):
         batch: Batch,
         key: Key,
     ) -> Estimate:
-        """Subtract the gradient at the chains, moved under params plus fast weights, from the data's."""
+        """Subtract the gradient at the chains from the data's.
+
+        The chains move under params plus fast weights.
+        """
         batch = complete_batch(
             graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
         )
@@ -111,15 +121,10 @@ class FPCD(Estimator):
         fast = jax.tree.map(
             lambda f, g: self.decay * f - self.rate * g, state.fast, gradient
         )
-        return Estimate(
-            gradient,
-            FPCDState(model, fast),
-            {},
-            self.k * self.num_chains / len(batch.weights),
-        )
+        sweeps = self.k * self.num_chains / len(batch.weights)
+        return Estimate(gradient, FPCDState(model, fast), {}, sweeps)
 
-    def _repeats(self, state: FPCDState, count: int) -> Repeats:
+    def repeats(self, state: FPCDState, count: int) -> Repeats:
         groups, size = split_chains(state.chains, count)
-        return Repeats(
-            self, tuple(FPCDState(chains, state.fast) for chains in groups), size
-        )
+        states = tuple(FPCDState(chains, state.fast) for chains in groups)
+        return Repeats(self, states, size)

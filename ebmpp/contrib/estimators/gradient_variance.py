@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Monitor of the variance of an estimator's gradient along a run."""
 
-from typing import Any
+from typing import NamedTuple
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Key, Params, Rows
+from ebmpp.core.types import Key, Params, Rows, StateLike
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.estimators.base import shapes
 from ebmpp.estimators.certificate import state_shapes
@@ -18,14 +20,24 @@ from ebmpp.graph import FactorGraph, tables
 from ebmpp.training.monitors import Bound, Monitor
 
 
+class _Welford(NamedTuple):
+    """Mean gradient, and sum of squared deviations.
+
+    Welford's update has no difference of large sums, and keeps two gradients in memory.
+    """
+
+    mean: Params
+    total: Array
+
+
 def gradient_variance(
     graph: FactorGraph,
-    data: Any,
+    data: StateLike,
     estimator: Estimator,
     num_repeats: int,
     rng_key: Array,
 ) -> Monitor:
-    """Return a monitor of the total variance of an estimator's gradient: the sum over all params.
+    """Return a monitor of the variance of an estimator's gradient, summed over all params.
 
     The rows are the same in each repeat, so it is the variance of the estimator's
     draws. An estimator with a state (persistent chains, an adaptive lag) starts each
@@ -76,7 +88,7 @@ def _gradient_variance(
     estimator: Estimator,
     num_repeats: int,
     params: Params,
-    state: Any,
+    state: PyTree,
     rows: Rows,
     key: Key,
 ) -> Array:
@@ -87,21 +99,15 @@ def _gradient_variance(
         return jnp.full((), jnp.nan)
     batch = Batch.uniform(rows)
 
-    def repeat(
-        carry: tuple[Params, Array], i: Array
-    ) -> tuple[tuple[Params, Array], None]:
-        """Welford's update: no difference of large sums, and only two gradients in memory."""
-        mean, total = carry
-        gradient = estimator.estimate(
-            graph, params, state, batch, random.fold_in(key, i)
-        ).gradient
-        before = jax.tree.map(jnp.subtract, gradient, mean)
-        mean = jax.tree.map(lambda m, d: m + d / (i + 1), mean, before)
-        return (
-            mean,
-            total + optax.tree.vdot(before, jax.tree.map(jnp.subtract, gradient, mean)),
-        ), None
+    def update(carry: _Welford, i: Array) -> tuple[_Welford, None]:
+        step_key = random.fold_in(key, i)
+        gradient = estimator.estimate(graph, params, state, batch, step_key).gradient
+        before = jax.tree.map(jnp.subtract, gradient, carry.mean)
+        mean = jax.tree.map(lambda m, d: m + d / (i + 1), carry.mean, before)
+        after = jax.tree.map(jnp.subtract, gradient, mean)
+        total = carry.total + optax.tree.vdot(before, after)
+        return _Welford(mean, total), None
 
-    zero = (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
-    (_, total), _ = jax.lax.scan(repeat, zero, jnp.arange(num_repeats))
+    start = _Welford(jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
+    (_, total), _ = jax.lax.scan(update, start, jnp.arange(num_repeats))
     return total / (num_repeats - 1)

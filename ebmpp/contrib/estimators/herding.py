@@ -9,6 +9,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.rows import num_rows
 from ebmpp.core.types import Key, Params, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators.base import Batch, Estimate, Estimator
@@ -34,13 +35,14 @@ class HerdingState(NamedTuple):
     def visited(self) -> Rows:
         """Return the stored states, oldest first: the pseudo-samples."""
         count = int(self.size)
-        capacity = len(next(iter(self.buffer.values())))
+        capacity = num_rows(self.buffer)
         order = (int(self.position) - count + jnp.arange(count)) % capacity
         return {b: v[order] for b, v in self.buffer.items()}
 
     def visit(self, x: Rows) -> "HerdingState":
         """Store the next states in place of the oldest."""
-        rows, capacity = (len(next(iter(v.values()))) for v in (x, self.buffer))
+        rows = num_rows(x)
+        capacity = num_rows(self.buffer)
         index = (self.position + jnp.arange(rows)) % capacity
         buffer = {b: v.at[index].set(x[b]) for b, v in self.buffer.items()}
         size = jnp.minimum(self.size + rows, capacity)
@@ -90,7 +92,7 @@ class Herding(Estimator):
         checks.count("Herding: num_chains", self.num_chains)
         checks.count("Herding: num_kept", self.num_kept, least=self.num_chains)
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> HerdingState:
         """Draw initial states of every block; none of them counts as visited."""
@@ -110,21 +112,19 @@ class Herding(Estimator):
     ) -> Estimate:
         """Subtract the statistics at modes of all blocks from those at modes of the latents."""
         size = len(batch.weights)
-        keys = [
-            row_keys(random.fold_in(key, i), n)
-            for i, n in enumerate((size, size, self.num_chains))
-        ]
+        start_keys = row_keys(random.fold_in(key, 0), size)
+        data_keys = row_keys(random.fold_in(key, 1), size)
+        model_keys = row_keys(random.fold_in(key, 2), self.num_chains)
         target = posterior_of(graph, params, batch)
-        data = local_modes(target, initial_states(target, keys[0]), keys[1]).x
-        model = local_modes(Target(graph, params), state.x, keys[2]).x
+        data = local_modes(target, initial_states(target, start_keys), data_keys).x
+        model = local_modes(Target(graph, params), state.x, model_keys).x
         equal = jnp.broadcast_to(batch.weights.sum() / self.num_chains, self.num_chains)
         both = {b: jnp.concatenate([data[b], model[b]]) for b in model}
-        gradient = weighted_gradient(
-            graph, params, both, jnp.concatenate([batch.weights, -equal])
-        )
+        weights = jnp.concatenate([batch.weights, -equal])
+        gradient = weighted_gradient(graph, params, both, weights)
         return Estimate(gradient, state.visit(model), {})
 
-    def _repeats(self, state: HerdingState, count: int) -> NoReturn:
+    def repeats(self, state: HerdingState, count: int) -> NoReturn:
         raise ArgumentError(
             f"{self!r} climbs no likelihood, so the bias of its gradient is not defined."
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from ebmpp.contrib.metropolis import metropolis_sweep
 from ebmpp.estimators import UCD
-from ebmpp.estimators.pairs import Start
+from ebmpp.estimators.pairs import PairInit
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -15,7 +15,7 @@ class LocalModeUCD(UCD):
     """UCD-LMI: pairs that start one Gibbs sweep from a local mode and move by Metropolis proposals.
 
     For samples of large deep machines where no likelihood is needed. This is
-    :class:`ebmpp.UCD` with ``start="local_mode"``, ``coupling=metropolis_sweep``, k =
+    :class:`ebmpp.UCD` with ``init="local_mode"``, ``coupling=metropolis_sweep``, k =
     0, lag 1, and gradients with the layers summed out in turn. All arguments of
     :class:`ebmpp.UCD` can be changed.
 
@@ -38,7 +38,7 @@ class LocalModeUCD(UCD):
 
     >>> from ebmpp.contrib import LocalModeUCD
     >>> estimator = LocalModeUCD(num_pairs=100)
-    >>> estimator.start, estimator.marginalize
+    >>> estimator.init, estimator.marginalize
     ('local_mode', 'layers')
     """
 
@@ -48,5 +48,5 @@ class LocalModeUCD(UCD):
     # Hardly any pair needs a slot, and each halving of 64 slots would compile for a
     # second or two.
     num_slots: int | None = 4
-    start: Start = "local_mode"
+    init: PairInit = "local_mode"
     marginalize: str | tuple[str, ...] = "layers"

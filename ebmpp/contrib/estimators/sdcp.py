@@ -1,9 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic difference-of-convex programming: contrastive divergence with a linearised positive phase."""
+"""Stochastic difference-of-convex programming: CD with a linearised positive phase."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array, lax
@@ -15,7 +17,7 @@ from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats
 from ebmpp.estimators.centering import Centered
 from ebmpp.estimators.contrastive import CD
 from ebmpp.estimators.phases import (
-    Posterior,
+    PosteriorApproximation,
     check_posterior,
     complete_batch,
     fresh_chains,
@@ -39,19 +41,25 @@ class SDCPState(NamedTuple):
     """Positive phase at the params of inner step 0: minus the gradient of g."""
     chains: Rows
 
+    @property
+    def model_chains(self) -> Rows:
+        """Chains after the last inner step."""
+        return self.chains
+
 
 @dataclasses.dataclass(frozen=True)
 class SDCP(Estimator):
-    """Stochastic difference-of-convex programming: d steps per batch with the positive phase fixed.
+    """Stochastic difference-of-convex programming: d steps per batch at one positive phase.
 
     For small rates and few epochs: d updates for the sweeps of one step of
     :class:`ebmpp.CD`.
 
-    The negative log-likelihood is f - g, both convex where the energy is linear in the params. g is replaced
-    by its tangent at the params that the batch meets first, and f - tangent, which is convex, is descended
-    for d steps. The gradient is that of :class:`ebmpp.CD` with two differences: the positive phase keeps its
-    value from inner step 0, and the chains, which start at the batch's rows, continue from inner step to
-    inner step under the params of each.
+    The negative log-likelihood is f - g, both convex where the energy is linear in the
+    params. g is replaced by its tangent at the params that the batch meets first, and
+    f - tangent, which is convex, is descended for d steps. The gradient is that of
+    :class:`ebmpp.CD` with two differences: the positive phase keeps its value from
+    inner step 0, and the chains, which start at the batch's rows, continue from inner
+    step to inner step under the params of each.
 
     An inner step is a step of :func:`ebmpp.fit`, so any optimiser can be used;
     ``steps_per_batch`` requests each batch d times. Its d steps of k sweeps cost one
@@ -83,7 +91,7 @@ class SDCP(Estimator):
 
     d: int = 3
     k: int = 4
-    posterior: Posterior | None = None
+    posterior: PosteriorApproximation | None = None
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -94,10 +102,13 @@ class SDCP(Estimator):
         """Number of consecutive steps that need the same rows: d."""
         return self.d
 
-    def init(
+    def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
-    ) -> Any:
-        """Begin at inner step 0, which reads neither chains nor the positive phase; empty if d = 1."""
+    ) -> PyTree:
+        """Begin at inner step 0, which reads neither chains nor the positive phase.
+
+        The state is empty if d = 1.
+        """
         check_posterior(graph, "SDCP", self.posterior)
         if self.d == 1:
             return ()
@@ -107,7 +118,7 @@ class SDCP(Estimator):
         )
 
     def estimate(
-        self, graph: FactorGraph, params: Params, state: Any, batch: Batch, key: Key
+        self, graph: FactorGraph, params: Params, state: PyTree, batch: Batch, key: Key
     ) -> Estimate:
         """Subtract the gradient at chains of k more sweeps from the tangent's."""
         if self.d == 1:
@@ -117,42 +128,36 @@ class SDCP(Estimator):
         start_key = random.fold_in(key, 0)
 
         def begin() -> tuple[Params, Rows]:
-            latents = initial_rows(
-                graph, graph.latent, row_keys(random.fold_in(start_key, 0), size)
-            )
+            latent_keys = row_keys(random.fold_in(start_key, 0), size)
+            latents = initial_rows(graph, graph.latent, latent_keys)
             missing_key = random.fold_in(start_key, 2)
-            posterior = self.posterior
             complete = complete_batch(
-                graph, params, batch, self.k, missing_key, posterior
+                graph, params, batch, self.k, missing_key, self.posterior
             )
-            chains = {
-                b: v.astype(state.chains[b].dtype)
-                for b, v in {**complete.rows, **latents}.items()
-            }
-            return positive_gradient(graph, params, complete, posterior), chains
+            x = {**complete.rows, **latents}
+            chains = {b: v.astype(state.chains[b].dtype) for b, v in x.items()}
+            return positive_gradient(graph, params, complete, self.posterior), chains
 
         positive, chains = lax.cond(
             state.inner == 0, begin, lambda: (state.positive, state.chains)
         )
         # Algorithm 2 continues from the visible units: latents are redrawn under the
         # params of the step.
-        latent_sweep = gibbs_sweep(graph, graph.visible)
         target = Target(graph, params)
-        start, _ = draw_sweep(
-            target, chains, latent_sweep, row_keys(random.fold_in(start_key, 1), size)
-        )
+        latent_moves = gibbs_sweep(graph, graph.visible)
+        sweep_keys = row_keys(random.fold_in(start_key, 1), size)
+        start, _ = draw_sweep(target, chains, latent_moves, sweep_keys)
         model, _ = sweep_chains(target, start, self.k, random.fold_in(key, 1))
         # a chain has its row's weight
         negative = signed_gradient(graph, params, model, -batch.weights)
         state = SDCPState((state.inner + 1) % self.d, positive, model)
         return Estimate(jax.tree.map(jnp.add, positive, negative), state, {})
 
-    def _repeats(self, state: Any, count: int) -> Repeats:
+    def repeats(self, state: PyTree, count: int) -> Repeats:
         # inner step 0: a state past it belongs to the rows that it began with
-        fresh = (
-            state if self.d == 1 else state._replace(inner=jnp.zeros_like(state.inner))
-        )
-        return Repeats(self, (fresh,) * count)
+        if self.d > 1:
+            state = state._replace(inner=jnp.zeros_like(state.inner))
+        return Repeats(self, (state,) * count)
 
 
 def CSDCP(
@@ -160,7 +165,7 @@ def CSDCP(
     k: int = 4,
     sliding: float = 0.01,
     offsets: str = "data",
-    posterior: Posterior | None = None,
+    posterior: PosteriorApproximation | None = None,
 ) -> Centered:
     """Return ``Centered(SDCP(d, k, posterior), sliding, offsets)``: S-DCP with centered gradients.
 

@@ -26,7 +26,9 @@ class Noise(Estimator):
 
     scale: float
 
-    def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> tuple:
+    def init_state(
+        self, graph: Any, params: Any, data: Any, batch: int, key: Any
+    ) -> tuple:
         return ()
 
     def estimate(
@@ -74,7 +76,7 @@ def test_gradient_variance_is_nan_where_the_state_is_of_another_batch_size() -> 
     """S-DCP carries a chain per row of the run's batches."""
     graph, rows, params = zoo.graph("rbm"), zoo.rows("rbm", 4)["v"], zoo.params("rbm")
     variance = gradient_variance(graph, rows, SDCP(d=2, k=1), 2, zoo.KEY)
-    state = SDCP(d=2, k=1).init(
+    state = SDCP(d=2, k=1).init_state(
         graph, params, {"v": rows[:2]}, 2, random.key_pair(zoo.KEY)
     )
     assert np.isnan(variance(params, state))

@@ -29,7 +29,7 @@ def test_run_follows_algorithm_2() -> None:
     rate, weights = 0.5, np.float32([0.7, 0.1, 0.4, 0.2])
     rows = np.asarray(data["v"])[:4]
     params = inner_params()[0]
-    state = ESTIMATOR.init(graph, params, {"v": rows}, 4, key(0))
+    state = ESTIMATOR.init_state(graph, params, {"v": rows}, 4, key(0))
     theta = {name: np.asarray(a, float) for name, a in params.items()}
     assert ESTIMATOR.steps_per_batch == D
     for batch in range(2):
@@ -61,7 +61,7 @@ def test_run_follows_algorithm_2() -> None:
 def test_interacting_latents_and_invalid_arguments_are_refused() -> None:
     graph, params, data = problem("deep")
     with pytest.raises(IntractableError, match="^SDCP .*'h1' and 'h2' interact"):
-        SDCP().init(graph, params, data, 4, key(0))
+        SDCP().init_state(graph, params, data, 4, key(0))
     for name, value in (("d", 0), ("d", 1.5), ("k", -1)):
         with pytest.raises(ArgumentError, match=f"{name} .*{value}"):
             SDCP(**{name: value})

@@ -61,7 +61,7 @@ ESTIMATORS = {
     "cd": lambda: ebmpp.CD(),
     "pcd": lambda: ebmpp.PCD(num_chains=8),
     "summed": lambda: ebmpp.UCD(marginalize="layers"),
-    "mixture": lambda: ebmpp.UCD(coupling="mixture", pool_size=4),
+    "mixture": lambda: ebmpp.UCD(method="mixture", pool_size=4),
     "weighted": lambda: ebmpp.WeightedPCD(num_chains=20, num_watchers=20),
     "particles": lambda: ebmpp.ParticleUCD(num_particles=10, max_rungs=8),
     "centered": lambda: ebmpp.Centered(ebmpp.CD()),
@@ -80,7 +80,7 @@ def test_gradients(name: str, estimator: str) -> None:
     graph, key = zoo.graph(name), np.zeros(2, np.uint32)
     estimator, params = ESTIMATORS[estimator](), graph.init(zoo.KEY)
     data = {b: v for b, v in rows(graph).items() if b in graph.visible}
-    state = estimator.init(graph, params, data, zoo.BATCH, key)
+    state = estimator.init_state(graph, params, data, zoo.BATCH, key)
     step = lambda params, state, batch, key: estimator.estimate(
         graph, params, state, batch, key
     )

@@ -43,7 +43,9 @@ class Constant(Estimator):
 
     keeps: bool = False
 
-    def init(self, graph: Any, params: Any, data: Any, batch: int, pair: Any) -> Any:
+    def init_state(
+        self, graph: Any, params: Any, data: Any, batch: int, pair: Any
+    ) -> Any:
         return {name: np.ones_like(a) for name, a in params.items()}
 
     def estimate(
@@ -129,7 +131,7 @@ def test_own_params_have_the_centered_energy_up_to_a_constant(name: str) -> None
 def test_zero_offsets_give_the_inner_estimator() -> None:
     graph, params, _ = problem("rbm")
     estimator = Centered(CD(k=2), offsets="zero", sliding=0.3)
-    state = estimator.init(graph, params, ROWS, 4, key(0))
+    state = estimator.init_state(graph, params, ROWS, 4, key(0))
     plain = estimate(CD(k=2), graph, params, (), ROWS, key(1))
     result = estimate(estimator, graph, params, state, ROWS, key(1))
     jax.tree.map(
@@ -145,7 +147,7 @@ def test_run_follows_algorithm_4() -> None:
     d, rate, nu = 3, 0.4, 0.2
     graph, params, _ = problem("rbm")
     estimator = CSDCP(d=d, k=2, sliding=nu)
-    state = estimator.init(graph, params, ROWS, 2, key(0))
+    state = estimator.init_state(graph, params, ROWS, 2, key(0))
     mu, lam = ROWS["v"].astype(float).mean(0), np.full(3, 0.5)
     np.testing.assert_allclose(state.offsets["v"], mu)
     np.testing.assert_allclose(state.offsets["h"], lam)
@@ -194,7 +196,7 @@ def test_offsets_follow_weighted_means_of_data_and_model(
         phase(params, STATES, model),
     )
     estimator = Centered(Constant(), sliding=0.25, offsets=offsets)
-    state = estimator.init(graph, params, ROWS, 4, key(0))
+    state = estimator.init_state(graph, params, ROWS, 4, key(0))
     # the inner gradient: the model's means minus the means of the weighted rows
     total = float(weights.sum())
     scaled = {n: total * value for n, value in model_mean.items()}
@@ -214,7 +216,7 @@ def test_offsets_of_several_layers_take_one_mean_field_pass() -> None:
     graph, rows = zoo.graph("deep"), {"v": ROWS["v"][:, :3]}
     params = random_params(graph, seed=5, scale=1.5)
     estimator = Centered(Constant(), sliding=1.0)
-    state = estimator.init(graph, params, rows, 4, key(0))
+    state = estimator.init_state(graph, params, rows, 4, key(0))
     result = estimate(estimator, graph, params, state, rows, key(0))
     p = {n: np.asarray(v, float) for n, v in params.items()}
     h2 = sigmoid(p["h2"] + np.full(3, 0.5) @ p["h1:h2"])
@@ -225,7 +227,7 @@ def test_offsets_of_several_layers_take_one_mean_field_pass() -> None:
 
 def test_offsets_and_chains_are_adopted() -> None:
     graph, params, _ = problem("rbm")
-    start = lambda estimator: estimator.init(graph, params, ROWS, 4, key(0))
+    start = lambda estimator: estimator.init_state(graph, params, ROWS, 4, key(0))
     before = start(Centered(CD()))._replace(
         offsets={"v": np.full(4, 0.1), "h": np.full(3, 0.2)}
     )
@@ -251,7 +253,7 @@ def test_graphs_without_a_centered_form_are_refused() -> None:
         (lacking, r"without one: \['b'\]"),
     ):
         with pytest.raises(DeclarationError, match=message):
-            Centered(Constant()).init(
+            Centered(Constant()).init_state(
                 graph, random_params(graph), {"a": np.zeros((1, 2))}, 1, key(0)
             )
 

@@ -63,8 +63,8 @@ def test_measured_bias_matches_enumeration(estimator: Any) -> None:
         (PCD(num_chains=10), None, ArgumentError, "state=fit.estimator_state"),
         (PCD(num_chains=2), PCD(num_chains=2), ArgumentError, "2 chains"),
         (
-            UCD(start="persistent"),
-            UCD(start="persistent", num_pairs=4),
+            UCD(init="persistent"),
+            UCD(init="persistent", num_pairs=4),
             StateError,
             "400 rows",
         ),
@@ -78,7 +78,7 @@ def test_gradients_that_cannot_be_judged_are_refused(
     state = initial(state, "rbm") if hasattr(state, "estimate") else state
     with pytest.raises(error, match=message):
         if isinstance(estimator, Discriminative):
-            estimator._repeats(state, 3)
+            estimator.repeats(state, 3)
         else:
             measure_bias(estimator, state)
 
@@ -121,15 +121,14 @@ def test_unmet_pairs_are_refused_unless_allowed() -> None:
 
 @pytest.mark.slow
 def test_repeats_use_groups_of_chains_or_the_same_state() -> None:
-    groups = PCD(num_chains=11)._repeats(initial(PCD(num_chains=11), "rbm"), 3)
+    groups = PCD(num_chains=11).repeats(initial(PCD(num_chains=11), "rbm"), 3)
     assert groups.chains == 3 and [len(s["v"]) for s in groups.states] == [3, 3, 3]
     assert (
-        len(PCD(num_chains=2)._repeats(initial(PCD(num_chains=2), "rbm"), 5).states)
-        == 2
+        len(PCD(num_chains=2).repeats(initial(PCD(num_chains=2), "rbm"), 5).states) == 2
     )
     tempered = TemperedPCD(num_chains=6, num_temperatures=2)
     state = initial(tempered, "rbm")
-    groups = tempered._repeats(state, 3)
+    groups = tempered.repeats(state, 3)
     assert groups.estimator.num_chains == 2 and groups.states[0].chains["v"].shape == (
         2,
         2,
@@ -138,9 +137,9 @@ def test_repeats_use_groups_of_chains_or_the_same_state() -> None:
     parts = np.concatenate([s.chains["v"] for s in groups.states])
     np.testing.assert_array_equal(parts, state.chains["v"])
     inner = Centered(PCD(num_chains=6))
-    assert inner._repeats(initial(inner, "rbm"), 3).estimator == PCD(num_chains=6)
+    assert inner.repeats(initial(inner, "rbm"), 3).estimator == PCD(num_chains=6)
     weighted = WeightedPCD(num_chains=20, num_watchers=0)
     state = initial(weighted, "rbm")
-    assert weighted._repeats(state, 2) == Repeats(weighted, (state, state))
+    assert weighted.repeats(state, 2) == Repeats(weighted, (state, state))
     hybrid = Discriminative("v", PCD(num_chains=6))
-    assert hybrid._repeats(initial(PCD(num_chains=6), "rbm"), 3).chains == 2
+    assert hybrid.repeats(initial(PCD(num_chains=6), "rbm"), 3).chains == 2

@@ -136,7 +136,7 @@ def test_interacting_latents_need_a_posterior(estimator: Any) -> None:
     with pytest.raises(
         IntractableError, match=rf"^{type(estimator).__name__} .*'h1' and 'h2' interact"
     ):
-        estimator.init(graph, params, data, 4, key(0))
+        estimator.init_state(graph, params, data, 4, key(0))
 
 
 @pytest.mark.parametrize(

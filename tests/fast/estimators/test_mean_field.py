@@ -61,7 +61,7 @@ def test_passes_raise_the_bound_to_a_local_maximum_below_the_likelihood() -> Non
 def test_pcd_uses_mean_field_for_its_positive_phase() -> None:
     graph, estimator = zoo.graph("deep"), PCD(num_chains=4, posterior=MeanField(50))
     weights = np.float32([0.5, 0.3, 0.2])
-    chains = estimator.init(graph, params(), {"v": ROWS}, 3, key(0))
+    chains = estimator.init_state(graph, params(), {"v": ROWS}, 3, key(0))
     result = estimate(estimator, graph, params(), chains, {"v": ROWS}, key(1), weights)
     means = means_of(50)
     positive = np.einsum("n,ni,nj->ij", weights, means["v"], means["h1"])

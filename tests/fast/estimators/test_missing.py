@@ -58,9 +58,9 @@ def test_unknown_gaussian_units_are_integrated_out(latent: ebmpp.Family) -> None
     ("name", "estimator"),
     [
         ("rbm", UCD(k=1, lag=1, num_slots=4)),
-        slow("rbm", UCD(k=0, m=2, start="uniform", marginalize="layers", num_slots=4)),
+        slow("rbm", UCD(k=0, m=2, init="uniform", marginalize="layers", num_slots=4)),
         slow("deep", UCD(k=1, lag=1, num_slots=2)),
-        slow("categorical", UCD(k=1, lag=2, start="local_mode", num_slots=4)),
+        slow("categorical", UCD(k=1, lag=2, init="local_mode", num_slots=4)),
         slow("categorical", LocalModeUCD(k=1, num_slots=4)),
     ],
 )
@@ -74,7 +74,7 @@ def test_mean_gradient_matches_exact_gradient(name: str, estimator: UCD) -> None
         jnp.asarray(weights, jnp.float32),
         {"v": jnp.asarray(known)},
     )
-    state = estimator.init(graph, params, batch.rows, 5, key(0))
+    state = estimator.init_state(graph, params, batch.rows, 5, key(0))
     draw = lambda seed: (
         estimator.estimate(
             graph, params, state, batch, jnp.stack([jnp.uint32(3), seed])
@@ -128,7 +128,9 @@ def test_base_rates_are_those_of_known_entries() -> None:
 class Plain(Estimator):
     """A custom estimator that does not handle missing entries."""
 
-    def init(self, graph: Any, params: Any, data: Any, batch: int, pair: Any) -> tuple:
+    def init_state(
+        self, graph: Any, params: Any, data: Any, batch: int, pair: Any
+    ) -> tuple:
         return ()
 
     def estimate(
@@ -173,4 +175,4 @@ def test_other_refusals_of_missing_entries() -> None:
     with pytest.raises(StateError, match=r"block 'v' .*nan.*Observed.where_finite"):
         train(np.where(known, values, np.nan), UCD())
     with pytest.raises(StateError, match="pool"):
-        train(Observed(values, known), UCD(coupling="mixture", pool_size=4))
+        train(Observed(values, known), UCD(method="mixture", pool_size=4))

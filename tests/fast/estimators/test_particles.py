@@ -57,7 +57,7 @@ def draws(name: str, estimator: ParticleUCD, start: float | None = None) -> Esti
     graph, params, _ = problem(name)
     before = params if start is None else scaled(params, start)
     batch = batch_of(name)
-    first = estimator.init(graph, before, batch.rows, 4, key(1))
+    first = estimator.init_state(graph, before, batch.rows, 4, key(1))
 
     def draw(pair: jax.Array) -> Estimate:
         state = first
@@ -103,7 +103,9 @@ def test_weighted_chains_and_watchers_follow_the_params(
     log_z, partitions, metrics = zoo.Oracle(graph, params, {}).log_z, [], []
     positive = phase(params, batch.rows["v"], WEIGHTS)
     for seed in range(STARTS):
-        state = estimator.init(graph, scaled(params, 0.2), batch.rows, 4, key(3 * seed))
+        state = estimator.init_state(
+            graph, scaled(params, 0.2), batch.rows, 4, key(3 * seed)
+        )
         assert state.watchers is not None and state.watchers.log_weights.shape == (
             10,
             2,
@@ -154,7 +156,7 @@ def test_watchers_start_again_where_they_cannot_follow() -> None:
         lambda p, state, pair: estimator.estimate(graph, p, state, batch, pair)
     )
     state, seen = (
-        estimator.init(graph, scaled(two_modes(), 0.1), batch.rows, 4, key(0)),
+        estimator.init_state(graph, scaled(two_modes(), 0.1), batch.rows, 4, key(0)),
         [],
     )
     exact = {

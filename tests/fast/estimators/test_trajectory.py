@@ -62,7 +62,7 @@ def test_swaps_and_sweeps_leave_the_distribution_of_the_ladder_invariant() -> No
 def test_the_gradient_at_equilibrium_chains_is_the_models() -> None:
     graph, params, data = problem("rbm", 4)
     estimator = PTT(num_chains=ROWS, num_models=2, reservoir=2)
-    state = estimator.init(graph, params, {"v": data["v"]}, 4, key(3))
+    state = estimator.init_state(graph, params, {"v": data["v"]}, 4, key(3))
     assert {b: v.shape for b, v in state.reservoir.items()} == {"h": (ROWS, 2, 3)}
     drawn = np.concatenate(
         [np.asarray(state.chains["h"]), np.asarray(state.reservoir["h"])], 1

@@ -30,7 +30,7 @@ from ebmpp.moves.target import Target
 from helpers import assert_rows_law, gated, slow
 
 ADAPTIVE = UCD(num_slots=8)
-SMALL = {"coupling": "mixture", "pool_size": 30, "num_slots": 8}
+SMALL = {"method": "mixture", "pool_size": 30, "num_slots": 8}
 
 
 def ones(key: jax.Array) -> dict[str, jax.Array]:
@@ -42,7 +42,7 @@ def ones(key: jax.Array) -> dict[str, jax.Array]:
     ("name", "estimator"),
     [
         ("rbm", ADAPTIVE),
-        slow("rbm", UCD(k=1, start="uniform", marginalize="h", num_slots=8)),
+        slow("rbm", UCD(k=1, init="uniform", marginalize="h", num_slots=8)),
         slow(
             "deep", UCD(k=1, num_slots=8)
         ),  # the positive phase is a second set of pairs
@@ -51,15 +51,13 @@ def ones(key: jax.Array) -> dict[str, jax.Array]:
         slow("rbm", UCD(m=3, num_slots=8)),
         slow("rbm", UCD(length=TargetVariance(0.4), num_slots=8)),
         slow("rbm", UCD(length=TargetCost(12.0), num_slots=8)),
-        slow("rbm", UCD(start="persistent", num_pairs=300, num_slots=8)),
-        slow("rbm", UCD(k=1, start=ones, num_slots=8)),
+        slow("rbm", UCD(init="persistent", num_pairs=300, num_slots=8)),
+        slow("rbm", UCD(k=1, init=ones, num_slots=8)),
         slow("gaussian", UCD(k=2, m=4, lag=2, marginalize="layers", num_slots=8)),
-        slow("deep", UCD(num_slots=8, start="local_mode", marginalize="layers")),
+        slow("deep", UCD(num_slots=8, init="local_mode", marginalize="layers")),
         slow(
             "deep",
-            UCD(
-                num_slots=8, start="persistent", marginalize=("h1",), coupling="common"
-            ),
+            UCD(num_slots=8, init="persistent", marginalize=("h1",), coupling="common"),
         ),
         slow(
             "deep", LocalModeUCD(num_slots=8)
@@ -172,7 +170,7 @@ def test_marginal_gradients_have_the_same_mean_and_lower_variance() -> None:
 
 
 def test_chains_of_another_estimator_are_adopted() -> None:
-    estimator = UCD(start="persistent", num_pairs=5)
+    estimator = UCD(init="persistent", num_pairs=5)
     fresh = initial(estimator, "rbm")
     chains = initial(PCD(num_chains=3), "rbm", 1)
     adopted = estimator.adopt(chains, fresh).chains
@@ -258,7 +256,7 @@ def test_window_follows_arguments(
         (UCD, {"lag": 0}, "lag .*0"),
         (UCD, {"max_sweeps": 1}, "max_sweeps .*1"),
         (UCD, {"k": 3, "m": 2}, "m .*3, got 2"),
-        (UCD, {"start": "noise"}, "start .*'noise'"),
+        (UCD, {"init": "noise"}, "init .*'noise'"),
         (UCD, {"pool": "rows"}, "pool .*'rows'"),
         (UCD, {"length": 0.95}, "length .*0.95"),
         (UCD, {"length": TargetVariance(1.0), "m": 0}, "length=TargetVariance.*1.0"),
@@ -281,11 +279,11 @@ def test_couplings_and_marginalized_blocks_are_checked_before_training() -> None
     for estimator, error, message in (
         (UCD(coupling="crn"), ArgumentError, "'crn'"),
         (UCD(coupling=("maximal",)), ArgumentError, "2 layers"),
-        (UCD(coupling="mixture", marginalize="h"), ArgumentError, "marginalize 'h'"),
+        (UCD(method="mixture", marginalize="h"), ArgumentError, "marginalize 'h'"),
         (UCD(marginalize=("h1", "h2")), IntractableError, "'h1' and 'h2' interact"),
     ):
         with pytest.raises(error, match=message):
-            estimator.init(graph, params, data, 4, key(0))
+            estimator.init_state(graph, params, data, 4, key(0))
 
 
 @pytest.mark.slow
@@ -323,7 +321,7 @@ def test_the_pool_does_not_depend_on_the_pairs(pool: str) -> None:
         k=1,
         num_pairs=5,
         pool=pool,
-        **{**SMALL, "coupling": mixture_sweep(zoo.graph("rbm"))},
+        **{**SMALL, "method": "auto", "coupling": mixture_sweep(zoo.graph("rbm"))},
     )
     gradients = [step(e, "rbm", first, 1).gradient for e in (short, custom)]
     jax.tree.map(np.testing.assert_array_equal, *gradients)
@@ -331,7 +329,7 @@ def test_the_pool_does_not_depend_on_the_pairs(pool: str) -> None:
 
 def test_pools_that_hardly_help_and_late_pairs_are_reported() -> None:
     accepted = {"acceptance": np.array([0.9, 0.9, 0.004, 0.003])}
-    mixture = UCD(coupling="mixture")
+    mixture = UCD(method="mixture")
     for estimator in (
         mixture,
         UCD(coupling=mixture_sweep(zoo.graph("rbm"))),
@@ -358,7 +356,7 @@ def test_pools_that_hardly_help_and_late_pairs_are_reported() -> None:
 @pytest.mark.slow
 def test_persistent_chains_move_by_one_sweep_whatever_the_pairs_do() -> None:
     graph, params, _ = problem("rbm")
-    estimator = UCD(k=1, start="persistent", num_pairs=6, num_slots=4)
+    estimator = UCD(k=1, init="persistent", num_pairs=6, num_slots=4)
     states = [initial(estimator, "rbm")]
     for seed in range(1, 4):
         states.append(step(estimator, "rbm", states[-1], seed).state)

@@ -182,7 +182,9 @@ class Mean(Estimator):
 
     steps_per_batch = 2
 
-    def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> tuple:
+    def init_state(
+        self, graph: Any, params: Any, data: Any, batch: int, key: Any
+    ) -> tuple:
         return ()
 
     def estimate(

@@ -40,7 +40,9 @@ SEEN = np.arange(10).reshape(5, 2)
 class Exact(Estimator):
     """The exact gradient, with log Z by enumeration."""
 
-    def init(self, graph: Any, params: Any, data: Any, batch: int, key: Any) -> tuple:
+    def init_state(
+        self, graph: Any, params: Any, data: Any, batch: int, key: Any
+    ) -> tuple:
         return ()
 
     def estimate(

@@ -137,7 +137,7 @@ def test_pairs_are_too_late_for_the_remaining_steps(
     for message in filter(None, messages):
         assert all(
             word in message
-            for word in ("Centered(PCD())", "ParticleUCD", 'coupling="mixture"')
+            for word in ("Centered(PCD())", "ParticleUCD", 'method="mixture"')
         )
 
 

@@ -28,7 +28,7 @@ def test_states_are_local_modes_and_the_gradient_moves_away_from_them() -> None:
     a, b, w = (np.asarray(params[name], float) for name in ("v", "h", "v:h"))
     best_hidden = lambda v: HIDDEN[(HIDDEN @ (b + v @ w)).argmax()]
     estimator, weights = Herding(num_chains=5), np.float32([0.4, 0.3, 0.2, 0.1])
-    state = estimator.init(graph, params, DATA, 4, key(0))
+    state = estimator.init_state(graph, params, DATA, 4, key(0))
     result = jax.device_get(
         estimate(estimator, graph, params, state, DATA, key(1), weights)
     )
@@ -47,7 +47,7 @@ def test_states_are_local_modes_and_the_gradient_moves_away_from_them() -> None:
 def test_moments_of_visited_states_converge_to_those_of_the_data() -> None:
     graph, estimator = zoo.graph("spin"), Herding(num_chains=1)
     params = random_params(graph, seed=5, scale=1.0)
-    state, visited = estimator.init(graph, params, DATA, 4, key(0)), []
+    state, visited = estimator.init_state(graph, params, DATA, 4, key(0)), []
     for seed in range(400):
         result = jax.device_get(
             estimate(estimator, graph, params, state, DATA, key(seed))

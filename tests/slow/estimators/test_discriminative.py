@@ -59,7 +59,7 @@ def conditional(params: Any, target: str) -> np.ndarray:
 def test_loss_and_gradient_match_enumeration(target: str) -> None:
     graph, params = labelled()
     estimator = Discriminative(target)
-    state = estimator.init(graph, params, ROWS, 3, key(0))
+    state = estimator.init_state(graph, params, ROWS, 3, key(0))
     result = estimate(estimator, graph, params, state, ROWS, key(1), WEIGHTS)
     expected = WEIGHTS @ conditional(params, target)
     np.testing.assert_allclose(
@@ -81,7 +81,10 @@ def test_loss_and_gradient_match_enumeration(target: str) -> None:
 def test_mean_gradient_of_the_hybrid_matches_both_losses() -> None:
     graph, params = labelled()
     estimator = Discriminative("y", UCD(num_pairs=4, k=1, lag=1), weight=0.5)
-    state, batch = estimator.init(graph, params, ROWS, 3, key(0)), Batch(ROWS, WEIGHTS)
+    state, batch = (
+        estimator.init_state(graph, params, ROWS, 3, key(0)),
+        Batch(ROWS, WEIGHTS),
+    )
     draw = lambda pair: estimator.estimate(graph, params, state, batch, pair).gradient
     pairs = np.stack([np.zeros(400), np.arange(400)], 1).astype(np.uint32)
     draws = jax.device_get(jax.jit(lambda pairs: jax.lax.map(draw, pairs))(pairs))
@@ -92,7 +95,9 @@ def test_mean_gradient_of_the_hybrid_matches_both_losses() -> None:
 
 
 def test_targets_that_cannot_be_predicted_are_refused() -> None:
-    start = lambda graph, target: Discriminative(target).init(graph, {}, {}, 1, key(0))
+    start = lambda graph, target: Discriminative(target).init_state(
+        graph, {}, {}, 1, key(0)
+    )
     wide = FactorGraph(
         {"v": Bernoulli(13), "x": Gaussian(1)}, {"h": Spin(1)}, [*map(Bias, "vxh")]
     )

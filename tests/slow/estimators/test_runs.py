@@ -189,7 +189,11 @@ def gradients(
 ) -> tuple[np.ndarray, Any, list[Any]]:
     """Gradients by ``v`` of a run at fixed params whose chains all start in one mode."""
     graph, params = zoo.graph("rbm"), two_modes(5.0, 0.05)
-    state, results, metrics = estimator.init(graph, params, ROWS, 2, key(0)), [], []
+    state, results, metrics = (
+        estimator.init_state(graph, params, ROWS, 2, key(0)),
+        [],
+        [],
+    )
     ones = lambda s: jax.tree.map(jnp.ones_like, s)
     state = (
         state._replace(chains=ones(state.chains))
