@@ -38,7 +38,7 @@ def test_sums_match_numpy(
     jobs = np.arange(50, dtype=np.int32) * 5 % 23
     target = Target(zoo.graph("rbm"), zoo.params("rbm"))
     if wide is not None:
-        monkeypatch.setattr(accumulators, "_WIDE", wide)
+        monkeypatch.setattr(accumulators, "WIDE", wide)
         # eight rows at a time, and two at last
         monkeypatch.setattr(accumulators, "_MAX_VALUES", 17 * 8)
 

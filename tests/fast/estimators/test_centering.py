@@ -241,7 +241,7 @@ def test_offsets_and_chains_are_adopted() -> None:
     keeping = Centered(Constant(keeps=True))
     fresh, chains = start(keeping), {"v": np.zeros((5, 4)), "h": np.zeros((5, 3))}
     assert keeping.adopt(chains, fresh).inner is chains
-    assert keeping.adopt(fresh._replace(inner=chains), fresh).chains is chains
+    assert keeping.adopt(fresh._replace(inner=chains), fresh).model_chains is chains
 
 
 def test_graphs_without_a_centered_form_are_refused() -> None:
@@ -264,7 +264,7 @@ def test_invalid_arguments_raise() -> None:
         Centered(CD(), rates=(("v:h", 0.1),))
     )
     with pytest.raises(ArgumentError, match="rates .*'v-h'"):
-        Centered(CD(), rates={"v-h": 0.1}).init(graph, params, ROWS, 1, key(0))
+        Centered(CD(), rates={"v-h": 0.1}).init_state(graph, params, ROWS, 1, key(0))
     for options, message in (
         ({"estimator": CD}, "estimator"),
         ({"estimator": CSDCP()}, "centered already"),

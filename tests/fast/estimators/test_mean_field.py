@@ -73,4 +73,6 @@ def test_invalid_arguments_raise() -> None:
     with pytest.raises(ArgumentError, match="passes .*0"):
         MeanField(0)
     with pytest.raises(IntractableError, match=r"PCD\(posterior=MeanField\(\)\)"):
-        PCD(num_chains=2).init(zoo.graph("deep"), params(), {"v": ROWS}, 1, key(0))
+        PCD(num_chains=2).init_state(
+            zoo.graph("deep"), params(), {"v": ROWS}, 1, key(0)
+        )

@@ -45,7 +45,7 @@ def test_swaps_and_sweeps_leave_the_distribution_of_the_ladder_invariant() -> No
     index = np.stack([rng.choice(8, ROWS, p=p) for p in exact], 1)
     x = {"h": jnp.asarray(HIDDEN[index], jnp.float32)}
 
-    new, rates = jax.jit(trajectory.climb)(path, x, row_keys(key(1), ROWS))
+    new, rates = jax.jit(trajectory.sweep_and_swap)(path, x, row_keys(key(1), ROWS))
     assert (np.asarray(rates) > 0.1).all() and (np.asarray(rates) < 0.9).all()
     assert (np.asarray(new["h"]) != np.asarray(x["h"])).any((0, 2)).all()
     number = np.asarray(new["h"]).astype(int) @ np.array([4, 2, 1])
@@ -122,7 +122,10 @@ def test_training_nears_the_exact_likelihood_freezes_models_and_resumes(
     train(int(at[0]) + 3, checkpoint_dir=tmp_path)
     assert_same_run(train(STEPS, checkpoint_dir=tmp_path, resume=True), fit)
     state = fit.estimator_state
-    assert state.coldest["h"].shape == (100, 6) and int(state.age) == STEPS - 1 - at[-1]
+    assert (
+        state.model_chains["h"].shape == (100, 6)
+        and int(state.age) == STEPS - 1 - at[-1]
+    )
     for b, v in fit.graph.param_shapes.items():
         assert jax.tree.leaves(state.models[b])[0].shape == (
             2,

@@ -350,7 +350,9 @@ def test_pools_that_hardly_help_and_late_pairs_are_reported() -> None:
     )
     graph = gated()
     with pytest.raises(IntractableError, match="two layers"):
-        mixture.init(graph, graph.init(zoo.KEY), {"a": jnp.ones((3, 2))}, 3, key(0))
+        mixture.init_state(
+            graph, graph.init(zoo.KEY), {"a": jnp.ones((3, 2))}, 3, key(0)
+        )
 
 
 @pytest.mark.slow
