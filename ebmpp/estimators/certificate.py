@@ -4,10 +4,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-from typing import Any
 import warnings
 
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -20,12 +19,15 @@ from ebmpp.core import Key, Params, Rows, checks, random, statistics
 from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.core.rows import num_rows
+from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError, StateError, UnmetError
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, shapes
+from ebmpp.estimators.metrics import total_unmet
 from ebmpp.estimators.particles import ParticleUCD
 from ebmpp.graph import FactorGraph, tables
 
-_LEAST = 3  # so that two remain to multiply when one is left out
+# two repeats remain to multiply when one is left out
+_MIN_REPEATS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +101,9 @@ class GradientBias(Shown):
 def gradient_bias(
     graph: FactorGraph,
     params: Params,
-    data: Any,
+    data: StateLike,
     estimator: Estimator,
-    state: Any = None,
+    state: PyTree = None,
     *,
     rng_key: Array,
     num_repeats: int = 20,
@@ -174,8 +176,10 @@ def gradient_bias(
         Estimator,
         "an unbiased one such as ParticleUCD()",
     )
-    count = checks.count(f"{name}: num_repeats", num_repeats, _LEAST)
-    num_references = checks.count(f"{name}: num_references", num_references, _LEAST)
+    count = checks.count(f"{name}: num_repeats", num_repeats, _MIN_REPEATS)
+    num_references = checks.count(
+        f"{name}: num_references", num_references, _MIN_REPEATS
+    )
     checks.flag(f"{name}: progress_bar", progress_bar)
     rows, _ = tables.check_rows(graph, data, name)
     batch = Batch.uniform(rows)
@@ -183,15 +187,13 @@ def gradient_bias(
         graph, params, rows, estimator, state, count, random.fold_in(key, 0, 0)
     )
 
-    def run(plan: Repeats, key: Key) -> Iterator[tuple[Params, dict[str, Any]]]:
+    def run(plan: Repeats, key: Key) -> Iterator[tuple[Params, Mapping[str, Array]]]:
         """Yield gradient and metrics of each repeat."""
         who = type(plan.estimator).__name__
-        for i, state in enumerate(
-            tqdm(plan.states, who, disable=not progress_bar, unit="step")
-        ):
-            step = _step(
-                graph, plan.estimator, params, state, batch, random.fold_in(key, i)
-            )
+        bar = tqdm(plan.states, who, disable=not progress_bar, unit="step")
+        for i, state in enumerate(bar):
+            step_key = random.fold_in(key, i)
+            step = _step(graph, plan.estimator, params, state, batch, step_key)
             yield _gradient(plan.estimator, step), jax.device_get(step.metrics)
 
     gradients = [gradient for gradient, _ in run(plan, random.fold_in(key, 1))]
@@ -203,9 +205,8 @@ def gradient_bias(
     _gradient(reference, pilot)
     references = Repeats(reference, (pilot.state,) * num_references)
     unbiased, metrics = zip(*run(references, random.fold_in(key, 2)), strict=True)
-    message = reference.diagnose(
-        {name: np.stack([m[name] for m in metrics]) for name in metrics[0]}
-    )
+    columns = {name: np.stack([m[name] for m in metrics]) for name in metrics[0]}
+    message = reference.diagnose(columns)
     if message is not None:
         warnings.warn(f"gradient_bias: the reference: {message}", stacklevel=2)
     return _compare(graph, estimator, plan, gradients, unbiased)
@@ -219,7 +220,7 @@ def _step(
     graph: FactorGraph,
     estimator: Estimator,
     params: Params,
-    state: Any,
+    state: PyTree,
     batch: Batch,
     key: Key,
 ) -> Estimate:
@@ -228,7 +229,7 @@ def _step(
 
 def state_shapes(
     graph: FactorGraph, params: Params, rows: Rows, estimator: Estimator
-) -> Any:
+) -> PyTree:
     """Return the shapes of an estimator's first state, with such rows for a batch."""
     size = num_rows(rows)
     key = jnp.zeros(2, jnp.uint32)
@@ -242,20 +243,17 @@ def _plan(
     params: Params,
     rows: Rows,
     estimator: Estimator,
-    state: Any,
+    state: PyTree,
     count: int,
     key: Key,
 ) -> Repeats:
     """Return the steps to repeat."""
+    name = "gradient_bias: state"
     size = num_rows(rows)
     is_missing = state is None
-    state = (
-        estimator.init_state(graph, params, rows, size, key) if is_missing else state
-    )
-    name = "gradient_bias: state"
-    if not is_missing and shapes(state) != shapes(
-        state_shapes(graph, params, rows, estimator)
-    ):
+    if is_missing:
+        state = estimator.init_state(graph, params, rows, size, key)
+    elif shapes(state) != shapes(state_shapes(graph, params, rows, estimator)):
         raise checks.error(
             name,
             f"one of {estimator!r} with batches of {size} rows",
@@ -265,10 +263,11 @@ def _plan(
             "estimator has a chain per row.",
         )
     plan = estimator.repeats(state, count)
-    if is_missing and plan.chains is not None or not len(plan.states) >= _LEAST:
+    has_chains = plan.chains is not None
+    if is_missing and has_chains or len(plan.states) < _MIN_REPEATS:
         raise checks.error(
             name,
-            f"one with {_LEAST} or more chains of {estimator!r}",
+            f"one with {_MIN_REPEATS} or more chains of {estimator!r}",
             None if is_missing else f"{len(plan.states)} chains",
             hint="Pass state=fit.estimator_state.",
         )
@@ -280,57 +279,52 @@ def _gradient(estimator: Estimator, step: Estimate) -> Params:
     gradient = jax.device_get(step.gradient)
     if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)):
         return gradient
-    unmet = any(
-        jnp.sum(v) > 0 for n, v in step.metrics.items() if n.endswith("num_unmet")
-    )
-    raise (UnmetError if unmet else DomainError)(
-        f"gradient_bias: the gradient of {estimator!r} is not finite, since "
-        + (
-            "a pair was unmet. Raise or remove its limit."
-            if unmet
-            else "params overflow. Check them."
-        )
-    )
+    failure = f"gradient_bias: the gradient of {estimator!r} is not finite, since "
+    if total_unmet(step.metrics) > 0:
+        raise UnmetError(f"{failure}a pair was unmet. Raise or remove its limit.")
+    raise DomainError(f"{failure}params overflow. Check them.")
 
 
 def _compare(
     graph: FactorGraph,
     estimator: Estimator,
     plan: Repeats,
-    gradients: list,
-    unbiased: Sequence,
+    gradients: Sequence[Params],
+    unbiased: Sequence[Params],
 ) -> GradientBias:
-    def stack(*leaves):
+    def stack(*leaves: np.ndarray) -> np.ndarray:
         return np.stack(leaves).astype(float)
 
+    def squares(gram: Float[np.ndarray, "draws draws"]) -> Squares:
+        return Squares(
+            *statistics.squared_distance(gram, count),
+            *statistics.squared_norm(gram[count:, count:]),
+        )
+
+    def error(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        errors = (statistics.standard_error(np.moveaxis(x, 0, -1)) for x in (a, b))
+        return np.hypot(*errors)
+
+    count = len(gradients)
+    size = count + len(unbiased)
     biased = jax.tree.map(stack, *gradients)
     others = jax.tree.map(stack, *unbiased)
-    count = len(gradients)
-    size = len(gradients) + len(unbiased)
     flat = jax.tree.map(
         lambda a, b: np.concatenate([a, b]).reshape(size, -1), biased, others
     )
-    zero = np.zeros((size, size))
     # inner products of all gradients over the params of a factor
+    zero = np.zeros((size, size))
     grams = {
         name: sum((a @ a.T for a in jax.tree.leaves(flat[name])), zero)
         for name in graph.param_shapes
     }
-
-    def error(a):
-        return statistics.standard_error(np.moveaxis(a, 0, -1))
-
-    factors = {name: _squares(gram, count) for name, gram in grams.items()}
-    total = _squares(sum(grams.values(), zero), count)
-    bias = jax.tree.map(lambda a, b: a.mean(0) - b.mean(0), biased, others)
-    bias_error = jax.tree.map(lambda a, b: np.hypot(error(a), error(b)), biased, others)
     return GradientBias(
-        estimator, factors, total, bias, bias_error, count, plan.chains, len(unbiased)
-    )
-
-
-def _squares(gram: Float[np.ndarray, "draws draws"], count: int) -> Squares:
-    return Squares(
-        *statistics.squared_distance(gram, count),
-        *statistics.squared_norm(gram[count:, count:]),
+        estimator,
+        factors={name: squares(gram) for name, gram in grams.items()},
+        total=squares(sum(grams.values(), zero)),
+        bias=jax.tree.map(lambda a, b: a.mean(0) - b.mean(0), biased, others),
+        bias_error=jax.tree.map(error, biased, others),
+        num_repeats=count,
+        chains=plan.chains,
+        num_references=len(unbiased),
     )

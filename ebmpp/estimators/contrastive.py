@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from jaxtyping import Float, PyTree
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
@@ -134,8 +133,6 @@ class PCD(Estimator):
         return Repeats(self, *split_chains(state, count))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class TemperedMetrics(StepMetrics):
     """Metrics of :class:`TemperedPCD`: rejection rates of swaps, over all neighbours."""
 

@@ -24,8 +24,6 @@ from ebmpp.graph import FactorGraph, energy
 _MAX_VALUES = 4096  # of the target block, each of which costs a free energy per row
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DiscriminativeMetrics(StepMetrics):
     """Metrics of :class:`Discriminative`, beside those of its generative estimator."""
 

@@ -5,7 +5,7 @@
 from collections.abc import Iterator, Mapping
 import dataclasses
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, dataclass_transform
 
 import numpy as np
 
@@ -16,22 +16,26 @@ from jax import Array
 METHODS = ("gibbs", "mixture", "particles")
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class StepMetrics(Mapping[str, Array]):
     """Base class of an estimator's metrics: a dataclass that is also a mapping of columns.
 
-    Subclasses are frozen dataclasses and registered as pytrees. A field that is None
-    has no column. A field that holds metrics itself has a column
-    ``field_name`` for each of theirs.
+    Subclasses become frozen dataclasses and pytrees. A field that is None has no
+    column. A field that holds metrics itself has a column ``field_name`` for each of
+    theirs.
     """
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        jax.tree_util.register_dataclass(cls)
 
     def _columns(self) -> dict[str, Array]:
         columns = {}
-        for field in dataclasses.fields(self):  # ty: ignore[invalid-argument-type]
-            value = getattr(self, field.name)
+        for field, value in vars(self).items():
             if isinstance(value, StepMetrics):
-                columns |= {f"{field.name}_{name}": v for name, v in value.items()}
+                columns |= {f"{field}_{name}": v for name, v in value.items()}
             elif value is not None:
-                columns[field.name] = value
+                columns[field] = value
         return columns
 
     def __getitem__(self, name: str) -> Array:
@@ -44,8 +48,6 @@ class StepMetrics(Mapping[str, Array]):
         return len(self._columns())
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ChainMetrics(StepMetrics):
     """Metrics of chains of fixed length.
 
@@ -55,8 +57,6 @@ class ChainMetrics(StepMetrics):
     acceptance: Array | None = None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PairMetrics(StepMetrics):
     """Metrics of coupled pairs of chains.
 

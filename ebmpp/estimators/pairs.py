@@ -67,8 +67,6 @@ class UCDState(NamedTuple):
         return self.chains
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class UCDMetrics(PairMetrics):
     """Metrics of coupled chains.
 

@@ -62,8 +62,6 @@ class ParticleState(NamedTuple):
     gibbs: Scalar
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParticleMetrics(StepMetrics):
     """Metrics of :class:`ParticleUCD`; meeting times are in systems.
 

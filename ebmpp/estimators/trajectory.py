@@ -50,8 +50,6 @@ class PTTState(NamedTuple):
         return {b: v[:, -1] for b, v in self.chains.items()}
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PTTMetrics(StepMetrics):
     """Metrics of :class:`PTT`.
 

@@ -51,8 +51,6 @@ class WeightedState(NamedTuple):
     rest: Int32[Array, ""]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightedMetrics(StepMetrics):
     """Metrics of :class:`WeightedPCD`; the last three need watchers.
 
