@@ -28,9 +28,8 @@ XLA may compute a value that both chains share twice, and round it differently.
 """
 
 from collections.abc import Mapping, Sequence
-import functools
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from jaxtyping import Bool
 
@@ -38,9 +37,9 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Counts, Keys, RowMask, Rows
+from ebmpp.core.types import Blocks, Counts, Keys, Rows, RowMask
 from ebmpp.families.family import Families, log_ratio
-from ebmpp.moves.gibbs import draw_rows, num_words, split_words
+from ebmpp.moves.gibbs import Part, draw_rows, num_words, split_words
 
 #: Natural parameters of a layer, of the leading and of the following chain.
 Etas = tuple[Rows, Rows]
@@ -75,6 +74,40 @@ class Attempt(NamedTuple):
     num_accepted: Counts | int = 0
     """Number of the two chains that accepted a Metropolis proposal."""
 
+    @classmethod
+    def final(
+        cls,
+        x: Blocks,
+        y: Blocks,
+        broken: RowMask,
+        together: dict[str, RowMask],
+        num_accepted: Counts | int = 0,
+    ) -> Self:
+        """Return an attempt that needs no other trial: both chains of every row accept it."""
+        accept = jnp.ones(len(broken), bool)
+        return cls(x, y, accept, accept, broken, together, num_accepted)
+
+    @property
+    def done(self) -> RowMask:
+        """True if both chains have accepted."""
+        return self.accept_x & self.accept_y
+
+    def retried(self, new: Self) -> Self:
+        """Return this attempt, with the values of a later trial in chains that accept only there."""
+        take_x = new.accept_x & ~self.accept_x
+        take_y = new.accept_y & ~self.accept_y
+        take = take_x & take_y
+        return self._replace(
+            x={b: where_rows(take_x, new.x[b], v) for b, v in self.x.items()},
+            y={b: where_rows(take_y, new.y[b], v) for b, v in self.y.items()},
+            accept_x=self.accept_x | new.accept_x,
+            accept_y=self.accept_y | new.accept_y,
+            broken=self.broken | new.broken,
+            together={
+                b: jnp.where(take, new.together[b], v) for b, v in self.together.items()
+            },
+        )
+
 
 class Trial(NamedTuple):
     """Inputs of one trial of a coupled draw, a pair of chains per row."""
@@ -85,7 +118,7 @@ class Trial(NamedTuple):
     same: RowMask
     """True if the chains of a row agree on all that the draw depends on, and so have one distribution, even
     where natural parameters differ in their last bits."""
-    part: Any = 0
+    part: Part = 0
     """Index of the part, for a move that is made in parts."""
     flags: Mapping[str, Bool[Array, "rows ..."]] = MappingProxyType({})
     """Blocks on which the chains of a row agree, ``(rows, parts)`` each."""
@@ -111,12 +144,10 @@ def resolve(
     # for 47.3). It loses where milliseconds matter least: 16x16 3.3 for 2.8 (2.6 for
     # 2.6), with a heavy tail 18 for 13 (27.0 for 21.9).
     coupling = "maximal" if coupling is None else coupling
-    single = isinstance(coupling, str)
-    kinds = (
-        (coupling,) * len(layers)
-        if single
-        else tuple(checks.sequence("coupling", coupling, "kinds"))
-    )
+    if isinstance(coupling, str):
+        kinds = (coupling,) * len(layers)
+    else:
+        kinds = tuple(checks.sequence("coupling", coupling, "kinds"))
     for kind in kinds:
         checks.choice(
             "coupling",
@@ -142,59 +173,61 @@ def stalls(kind: str) -> bool:
 
 def attempt(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
     """Make one trial of the coupled draw of a layer, given natural parameters of both chains."""
-    if stalls(kind):
-        result = _maximal(families, kind, etas, trial)
-    else:
-        x, y, together = _unconditional(families, kind, etas, trial.keys)
-        accepted = jnp.ones(len(trial.keys), bool)
-        # the conditionals of other rows do not exist
-        inside = [
-            f.in_domain(eta[b]).reshape(len(x[b]), -1)
-            for eta in etas
-            for b, f in families.items()
-        ]
-        result = Attempt(
-            x, y, accepted, accepted, ~jnp.concatenate(inside, 1).all(1), together
-        )
-    y = {b: where_rows(trial.same, result.x[b], result.y[b]) for b in families}
-    return result._replace(
-        y=y, together={b: result.together[b] | trial.same for b in families}
-    )
+    make = _maximal if stalls(kind) else _unconditional
+    result = make(families, kind, etas, trial)
+    y = {b: where_rows(trial.same, result.x[b], v) for b, v in result.y.items()}
+    together = {b: v | trial.same for b, v in result.together.items()}
+    return result._replace(y=y, together=together)
 
 
-def _unconditional(
+def _unconditional(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
+    """Make a coupled draw that is always accepted."""
+    rows = len(trial.keys)
+    x, y, together = _draw_both(families, kind, etas, trial.keys)
+    is_inside = [
+        family.in_domain(eta[b]).reshape(rows, -1)
+        for eta in etas
+        for b, family in families.items()
+    ]
+    # the conditionals of other rows do not exist
+    broken = ~jnp.concatenate(is_inside, 1).all(1)
+    return Attempt.final(x, y, broken, together)
+
+
+def _draw_both(
     families: Families, kind: str, etas: Etas, keys: Keys
 ) -> tuple[Blocks, Blocks, Blocks]:
-    """Make a coupled draw that is always accepted."""
+    """Draw the layer of both chains; return True where the coupling gave both one value."""
     separate = dict.fromkeys(families, jnp.zeros(len(keys), bool))
     if kind == "independent":
-        halves = jnp.split(random.words(keys, 2 * num_words(families)), 2, axis=1)
-        x, y = (
-            draw_rows(families, eta, w) for eta, w in zip(etas, halves, strict=True)
-        )
+        words = jnp.split(random.words(keys, 2 * num_words(families)), 2, axis=1)
+        x = draw_rows(families, etas[0], words[0])
+        y = draw_rows(families, etas[1], words[1])
         return x, y, separate
     count = num_words(families, coupled=True)
     if kind == "common":
-        return *_couple(families, etas, random.words(keys, count)), separate
+        x, y = _couple(families, etas, random.words(keys, count))
+        return x, y, separate
     words = random.words(keys, count + len(families))
     parts = split_words(families, words[:, :count], coupled=True)
     u = random.uniform(words[:, count:])
-
-    def reflect(b, u):
-        return families[b].reflect(parts[b], u, etas[0][b], etas[1][b])
-
-    drawn = {b: reflect(b, u[:, i]) for i, b in enumerate(families)}
-    x, y, together = ({b: d[i] for b, d in drawn.items()} for i in range(3))
+    x: Blocks = {}
+    y: Blocks = {}
+    together: Blocks = {}
+    for i, (b, family) in enumerate(families.items()):
+        x[b], y[b], together[b] = family.reflect(
+            parts[b], u[:, i], etas[0][b], etas[1][b]
+        )
     return x, y, together
 
 
 def _couple(families: Families, etas: Etas, words: Array) -> tuple[Blocks, Blocks]:
     parts = split_words(families, words, coupled=True)
-    drawn = {
-        b: family.couple(parts[b], etas[0][b], etas[1][b])
-        for b, family in families.items()
-    }
-    return {b: d[0] for b, d in drawn.items()}, {b: d[1] for b, d in drawn.items()}
+    x: Blocks = {}
+    y: Blocks = {}
+    for b, family in families.items():
+        x[b], y[b] = family.couple(parts[b], etas[0][b], etas[1][b])
+    return x, y
 
 
 def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
@@ -203,45 +236,38 @@ def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt
     A first trial proposes one x for both chains, and in the same call tries the
     residual with other words for the rows that reject it.
     """
-    keys, first, same = trial[:3]
-    independent = kind == "maximal_independent"
+    is_independent = kind == "maximal_independent"
     count = num_words(families)
-    rest = 2 * count if independent else num_words(families, coupled=True)
+    num_residual = 2 * count if is_independent else num_words(families, coupled=True)
     # Several fusions read the words: without the barrier each hashes them again, a
     # tenth of the sweep's time.
-    words = lax.optimization_barrier(random.words(keys, count + rest + 3))
+    words = lax.optimization_barrier(random.words(trial.keys, count + num_residual + 3))
     log_u = jnp.log(random.uniform(words[:, -3:].T)).T
-    ratio = functools.partial(log_ratio, families, *etas)
+    residual = words[:, count:-3]
 
-    def statistics(x):
-        return {b: f.statistics(x[b]) for b, f in families.items()}
+    def log_ratio_at(x: Blocks, same: RowMask | None = None) -> Array:
+        statistics = {b: family.statistics(x[b]) for b, family in families.items()}
+        return log_ratio(families, *etas, statistics, same)
 
     shared = draw_rows(families, etas[0], words[:, :count])
-    at_shared = ratio(statistics(shared), same)
-    together = first & (log_u[:, 0] <= at_shared)
-    residual = words[:, count : count + rest]
-    if independent:
+    at_shared = log_ratio_at(shared, trial.same)
+    together = trial.first & (log_u[:, 0] <= at_shared)
+    if is_independent:
         # A rejected x is itself a draw of the leading chain's residual: only the
         # follower is still to be drawn.
         x = shared
         y = draw_rows(families, etas[1], residual[:, count:])
-        accept_x = jnp.ones(len(keys), bool)
+        accept_x = jnp.ones(len(trial.keys), bool)
     else:
         x, y = _couple(families, etas, residual)
-        accept_x = together | (log_u[:, 1] > ratio(statistics(x)))
-        x = {b: where_rows(together, shared[b], x[b]) for b in families}
-    accept_y = together | (log_u[:, 2] > -ratio(statistics(y)))
-    y = {b: where_rows(together, shared[b], y[b]) for b in families}
+        accept_x = together | (log_u[:, 1] > log_ratio_at(x))
+        x = {b: where_rows(together, shared[b], v) for b, v in x.items()}
+    accept_y = together | (log_u[:, 2] > -log_ratio_at(y))
+    y = {b: where_rows(together, shared[b], v) for b, v in y.items()}
     # a row whose conditional does not exist would be accepted all the same, or stall
     # forever
-    return Attempt(
-        x,
-        y,
-        accept_x,
-        accept_y,
-        ~jnp.isfinite(at_shared),
-        dict.fromkeys(families, together),
-    )
+    broken = ~jnp.isfinite(at_shared)
+    return Attempt(x, y, accept_x, accept_y, broken, dict.fromkeys(families, together))
 
 
 def where_rows(rows: Array, a: Array, b: Array | float) -> Array:

@@ -8,7 +8,6 @@ blocks in the order of the argument ``families``. Nothing is checked here.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 
@@ -18,15 +17,16 @@ import jax.numpy as jnp
 from ebmpp.core import random, sharding
 from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
-from ebmpp.core.groups import fold_parts
-from ebmpp.core.types import Blocks, Keys, Rows, UnitMasks
+from ebmpp.core.types import Blocks, UnitMasks, Keys, Rows
 from ebmpp.families.family import Families, Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves.target import Target
 
+#: Index of a part of a block whose units interact.
+Part = Array | int
 #: From natural parameters, families and the index of the part to new values; the index
 #: is None where a layer is drawn at once.
-Drawer = Callable[[Blocks, Families, Any], Rows]
+Drawer = Callable[[Blocks, Families, Part | None], Rows]
 
 
 def keep_observed(keep: UnitMasks, x: Rows, new: Rows) -> Blocks:
@@ -37,30 +37,37 @@ def keep_observed(keep: UnitMasks, x: Rows, new: Rows) -> Blocks:
 def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks:
     """Return new values of the ``blocks`` of a layer: at once, or part by part where the units interact."""
     graph = target.graph
-    params = target.params
-    keep = target.keep
     blocks = tuple(blocks)
-    if graph.splits.keys().isdisjoint(blocks):
-        eta = energy.natural_rows(graph, params, x, blocks)
-        # in the layer's order; a gradient is sorted by name
-        families = {b: graph.families[b] for b in blocks}
-        return keep_observed(
-            keep, x, dict(new({b: eta[b] for b in blocks}, families, None))
-        )
-    (block,) = blocks
-    split = graph.splits[block]
-    around = energy.part_context(graph, params, x, block)
-    held = energy.to_units(keep[block], split.family) if block in keep else None
+    if not graph.splits.keys().isdisjoint(blocks):
+        (block,) = blocks
+        return {block: _visit_parts(target, x, block, new)}
+    eta = energy.natural_rows(graph, target.params, x, blocks)
+    # in the layer's order; a gradient is sorted by name
+    eta = {b: eta[b] for b in blocks}
+    families = {b: graph.families[b] for b in blocks}
+    return keep_observed(target.keep, x, new(eta, families, None))
 
-    def step(part: Any, units: Array) -> Array:
-        eta = energy.natural_part(graph, params, x, units, block, around, part)
+
+def _visit_parts(target: Target, x: Rows, block: str, new: Drawer) -> Array:
+    """Return new values of a block whose units interact, drawn part by part."""
+    graph = target.graph
+    params = target.params
+    split = graph.splits[block]
+    context = energy.part_context(graph, params, x, block)
+    observed = None
+    if block in target.keep:
+        observed = energy.to_units(target.keep[block], split.family)
+
+    def step(part: Part, units: Array) -> Array:
+        eta = energy.natural_part(graph, params, x, units, block, context, part)
         drawn = new({block: eta}, {block: split.part_family(part)}, part)[block].T
-        if held is not None:
-            drawn = jnp.where(split.take(held, part), split.take(units, part), drawn)
+        if observed is not None:
+            is_observed = split.take(observed, part)
+            drawn = jnp.where(is_observed, split.take(units, part), drawn)
         return split.put(units, part, drawn)
 
-    units = fold_parts(split.num_parts, step, energy.to_units(x[block], split.family))
-    return {block: energy.to_rows(units, split.family)}
+    units = each_part(split.num_parts, step, energy.to_units(x[block], split.family))
+    return energy.to_rows(units, split.family)
 
 
 def num_words(families: Families, *, coupled: bool = False) -> int:
@@ -93,13 +100,14 @@ def draw(families: Families, eta: Rows, keys: Keys) -> Blocks:
     """Draw blocks from their families at ``eta``, with words of the ``keys``."""
     count = num_words(families)
 
-    def make(eta):
+    def draw_at(eta):
         return draw_rows(families, eta, random.words(keys, count))
 
     # written into the buffer of their parameters, draws of 100 rows at 784x500 took 1.6
     # times as long
-    separate = is_fast_compile() and barrier_pays(len(keys) * count)
-    return fusion_barrier(make, dict(eta)) if separate else make(eta)
+    if is_fast_compile() and barrier_pays(len(keys) * count):
+        return fusion_barrier(draw_at, dict(eta))
+    return draw_at(eta)
 
 
 def draw_part(families: Families, eta: Blocks, keys: Keys) -> Blocks:
@@ -111,13 +119,12 @@ def draw_part(families: Families, eta: Blocks, keys: Keys) -> Blocks:
     if fits_bytes(family):
         return {block: draw_pairs(family, units_first, keys).T}
 
-    def plain(units_first: Array) -> Array:
-        natural = {block: jnp.swapaxes(units_first, 0, 1)}
-        return draw_rows(families, natural, random.words(keys, num_words(families)))[
-            block
-        ].T
+    def draw_at(units_first: Array) -> Array:
+        rows_first = {block: jnp.swapaxes(units_first, 0, 1)}
+        words = random.words(keys, num_words(families))
+        return draw_rows(families, rows_first, words)[block].T
 
-    return {block: fusion_barrier(plain, units_first).T}
+    return {block: fusion_barrier(draw_at, units_first).T}
 
 
 def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:
@@ -147,28 +154,26 @@ def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
     their values share 16 bits.
     """
     size = family.size
-    half = (family.size + 1) // 2
-    transpose = len(keys) <= _FEW_ROWS
+    half = (size + 1) // 2
+    padding = [(0, 2 * half - size), *[(0, 0)] * (eta.ndim - 1)]
 
-    def turn(a):
-        return jnp.swapaxes(a, 0, 1) if transpose else a
+    def turn(a: Array) -> Array:
+        """Put the rows first if they are few."""
+        return jnp.swapaxes(a, 0, 1) if len(keys) <= _FEW_ROWS else a
 
-    def both(eta: Array) -> Array:
+    def sample_bits(words: Array, eta: Array) -> Array:
+        values = family.sample(words[..., None], turn(eta)).astype(jnp.int8)
+        return lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint16)
+
+    def sample_pairs(eta: Array) -> Array:
         number = jnp.arange(half, dtype=jnp.uint32)[:, None]
-        words = random.threefry(
+        low, high = random.threefry(
             turn(keys[None]), turn(number), turn(number + jnp.uint32(half))
         )
-        rest = [(0, 2 * half - size), *[(0, 0)] * (eta.ndim - 1)]
-        halves = zip(words, (eta[:half], jnp.pad(eta[half:], rest)), strict=True)
-        low, high = (
-            family.sample(w[..., None], turn(e)).astype(jnp.int8) for w, e in halves
-        )
-        return _bits(low) | (_bits(high) << jnp.uint16(8))
+        low = sample_bits(low, eta[:half])
+        high = sample_bits(high, jnp.pad(eta[half:], padding))
+        return low | (high << jnp.uint16(8))
 
-    packed = turn(fusion_barrier(both, eta))
-    packed = jnp.concatenate([packed, packed >> jnp.uint16(8)])[:size].astype(jnp.uint8)
+    pairs = turn(fusion_barrier(sample_pairs, eta))
+    packed = jnp.concatenate([pairs, pairs >> jnp.uint16(8)])[:size].astype(jnp.uint8)
     return lax.bitcast_convert_type(packed, jnp.int8).astype(family.dtype)
-
-
-def _bits(values: Array) -> Array:
-    return lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint16)

@@ -14,9 +14,9 @@ import abc
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import itertools
-from typing import Any
+from typing import Generic, NamedTuple, TypeVar
 
-from jaxtyping import Bool, Shaped
+from jaxtyping import Bool, PyTree, Shaped
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -28,11 +28,12 @@ from ebmpp.core.types import (
     Chains,
     Counts,
     Eta,
+    UnitMasks,
     Keys,
     Params,
     RowMask,
     Rows,
-    UnitMasks,
+    RowMask,
 )
 from ebmpp.errors import IntractableError, clash
 from ebmpp.graph import FactorGraph, energy
@@ -47,14 +48,18 @@ from ebmpp.moves.couplings import (
     stalls,
     where_rows,
 )
+from ebmpp.moves.gibbs import Part
 from ebmpp.moves.target import Target
 
+#: What the trials of a coupled draw share: see :meth:`Move.prepare`.
+Context = TypeVar("Context")
+#: New values of blocks, and how many proposals each row accepted.
 Drawn = tuple[Blocks, Counts]
 #: Parts of each block on which the chains of a row agree, ``(rows, parts)``.
 Flags = Mapping[str, Bool[Array, "rows ..."]]
 
 
-class Move(abc.ABC):
+class Move(abc.ABC, Generic[Context]):
     """One step of a sweep: an immutable, hashable value. Base class.
 
     A subclass defines ``blocks``, ``reads``, ``draw`` and ``attempt``, and overrides
@@ -90,15 +95,19 @@ class Move(abc.ABC):
         """Return the number of parts of a coupled draw, each of which has its own trials."""
         return 1
 
-    def prepare(self, target: Target, z: Chains) -> Any:
+    def prepare(self, target: Target, z: Chains) -> Context | None:
         """Compute what all parts share; with several parts it must not depend on ``blocks``."""
 
-    def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
+    def focus(
+        self, target: Target, prepared: Context, z: Chains, part: Part
+    ) -> Context:
         """Compute what all trials of a part share."""
         return prepared
 
     @abc.abstractmethod
-    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+    def attempt(
+        self, target: Target, focused: Context, z: Chains, trial: Trial
+    ) -> Attempt:
         """Make one trial of the coupled draw of a part, with values of all ``blocks`` of both chains.
 
         :param focused: result of :meth:`focus` for the same ``z`` and part.
@@ -122,9 +131,8 @@ def refuse_observed(marginalize: tuple[str, ...], keep: UnitMasks) -> None:
 
 def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
     """Return the number of the first part of each move, and the number of all parts."""
-    return list(
-        itertools.accumulate((move.num_parts(graph) for move in moves), initial=0)
-    )
+    counts = [move.num_parts(graph) for move in moves]
+    return list(itertools.accumulate(counts, initial=0))
 
 
 def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Drawn:
@@ -136,8 +144,8 @@ def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Dr
     total = jnp.zeros(len(keys), jnp.int32)
     for index, move in enumerate(moves):
         drawn, accepted = move.draw(target, x, random.fold_in(keys, index))
-        x = x | drawn
-        total = total + accepted
+        x |= drawn
+        total += accepted
     return x, total
 
 
@@ -159,12 +167,16 @@ def both_as_rows(z: Chains) -> Blocks:
     return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
 
 
+def one_chain(z: Chains, index: int) -> Blocks:
+    """Return the rows of the leading chain, 0, or of the following one, 1."""
+    return {b: v[index] for b, v in z.items()}
+
+
 def rows_equal(z: Shaped[Array, "2 rows ..."]) -> RowMask:
     """Return True for the rows in which the two chains have equal values of a block."""
+    differs = (z[0] != z[1]).reshape(z.shape[1], -1)
     # a sum: XLA makes three kernels of a reduction of booleans, and one of a sum
-    return (z[0] != z[1]).reshape(z.shape[1], -1).astype(jnp.result_type(float)).sum(
-        -1
-    ) == 0
+    return differs.astype(jnp.result_type(float)).sum(-1) == 0
 
 
 def update_flags(
@@ -172,7 +184,7 @@ def update_flags(
     move: Move,
     flags: Flags,
     z: Chains,
-    part: Any,
+    part: Part,
     draw: Attempt,
     done: RowMask,
 ) -> Flags:
@@ -181,15 +193,15 @@ def update_flags(
     Values of discrete units may also coincide that were drawn in different trials;
     these compare exactly.
     """
-    single = move.num_parts(target.graph) == 1
-    result = dict(flags)
+    is_whole = move.num_parts(target.graph) == 1
     changed = draw.accept_x | draw.accept_y
-    both = draw.accept_x & draw.accept_y
+    result = dict(flags)
     for b in move.blocks:
-        here = (
-            changed[:, None] & (single | (jnp.arange(flags[b].shape[1]) == part))[None]
+        is_drawn = is_whole | (jnp.arange(flags[b].shape[1]) == part)
+        agree = draw.done & draw.together[b]
+        result[b] = jnp.where(
+            changed[:, None] & is_drawn[None], agree[:, None], flags[b]
         )
-        result[b] = jnp.where(here, (both & draw.together[b])[:, None], flags[b])
         if target.is_discrete(b):
             result[b] |= (done & rows_equal(z[b]))[:, None]
     return result
@@ -200,11 +212,11 @@ def with_equal_copies(z: Chains, flags: Flags) -> Blocks:
     return {b: where_rows(flags[b].all(-1)[None], v[:1], v) for b, v in z.items()}
 
 
-def _settled(z: Chains, flags: Flags) -> Blocks:
-    """Apply :func:`with_equal_copies` inside a loop: its carry is stored, so that both copies have the same bits."""
+def _stored_copies(z: Chains, flags: Flags) -> Blocks:
+    """Apply :func:`with_equal_copies` in a loop: its carry is stored, so both copies have the same bits."""
 
     def once(c):
-        return (jnp.zeros_like(c[0]), with_equal_copies(c[1], flags))
+        return jnp.zeros_like(c[0]), with_equal_copies(c[1], flags)
 
     needed = jnp.stack([f.any() for f in flags.values()]).any()
     return lax.while_loop(lambda c: c[0], once, (needed, dict(z)))[1]
@@ -221,16 +233,27 @@ def coupled_sweep(
         by bit; broken rows (see :class:`~ebmpp.moves.couplings.Attempt`); and the
         number of proposals that each row accepted.
     """
-    flags = block_flags(target, z)
-    z = dict(z)
     rows = len(keys)
+    flags = block_flags(target, z)
     broken = jnp.zeros(rows, bool)
     total = jnp.zeros(rows, jnp.int32)
     for start, move in zip(offsets(target.graph, moves), moves, strict=False):
-        z, flags, failed, accepted = couple_move(target, z, flags, move, keys, start)
-        broken = broken | failed
-        total = total + accepted
-    return _settled(z, flags), rows_agree(flags, tuple(z), rows), broken, total
+        moved = couple_move(target, z, flags, move, keys, start)
+        z = moved.z
+        flags = moved.flags
+        broken |= moved.broken
+        total += moved.num_accepted
+    return _stored_copies(z, flags), rows_agree(flags, tuple(z), rows), broken, total
+
+
+class Coupled(NamedTuple):
+    """Both chains of every row, after a coupled move."""
+
+    z: Blocks
+    flags: Flags
+    broken: RowMask
+    num_accepted: Counts
+    """Number of the move's proposals that each row accepted."""
 
 
 def couple_move(
@@ -240,36 +263,39 @@ def couple_move(
     move: Move,
     keys: Keys,
     start: int = 0,
-    most: Any = MOST_TRIALS,
-) -> tuple[Blocks, Flags, RowMask, Counts]:
+    most: Array | int = MOST_TRIALS,
+) -> Coupled:
     """Make one move of both chains of every row, with all trials; see :func:`coupled_sweep`.
 
     :param start: number of the first part: trial r of part i draws from
         ``fold_in(keys, start + i, r)``.
-    :return: both chains, flags, broken rows, and the number of proposals that each row
-        accepted.
     """
     prepared = move.prepare(target, z)
     rows = len(keys)
 
-    def step(part: Any, carry: tuple) -> tuple:
+    def step(part: Part, carry: Coupled) -> Coupled:
         z, flags, broken, total = carry
         focused = move.focus(target, prepared, z, part)
         same = rows_agree(flags, move.reads(target.graph), rows)
         trial = Trial(keys, jnp.ones(rows, bool), same, part, flags, most)
         draw = couple_focused(target, focused, z, move, start + part, trial)
         z = z | {b: jnp.stack([draw.x[b], draw.y[b]]) for b in move.blocks}
-        flags = update_flags(
-            target, move, flags, z, part, draw, draw.accept_x & draw.accept_y
-        )
-        return z, flags, broken | draw.broken, total + draw.num_accepted
+        flags = update_flags(target, move, flags, z, part, draw, draw.done)
+        return Coupled(z, flags, broken | draw.broken, total + draw.num_accepted)
 
-    carry = dict(z), dict(flags), jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
-    return fold_parts(move.num_parts(target.graph), step, carry)
+    first = Coupled(
+        dict(z), dict(flags), jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
+    )
+    return each_part(move.num_parts(target.graph), step, first)
 
 
 def couple_focused(
-    target: Target, focused: Any, z: Chains, move: Move, index: Any, draw: Trial
+    target: Target,
+    focused: PyTree,
+    z: Chains,
+    move: Move,
+    index: Array | int,
+    draw: Trial,
 ) -> Attempt:
     """Make trials of part number ``index`` until every row is accepted; rows that never are, are broken."""
 
@@ -279,38 +305,22 @@ def couple_focused(
         return move.attempt(target, focused, z, draw._replace(keys=keys, first=first))
 
     def retry(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
-        number, old = carry
-        new = trial(number)
-        take_x = new.accept_x & ~old.accept_x
-        take_y = new.accept_y & ~old.accept_y
-        merged = old._replace(
-            x={b: where_rows(take_x, new.x[b], old.x[b]) for b in move.blocks},
-            y={b: where_rows(take_y, new.y[b], old.y[b]) for b in move.blocks},
-            accept_x=old.accept_x | new.accept_x,
-            accept_y=old.accept_y | new.accept_y,
-            broken=old.broken | new.broken,
-            together={
-                b: where_rows(take_x & take_y, new.together[b], old.together[b])
-                for b in move.blocks
-            },
-        )
-        return number + 1, merged
-
-    def pending(carry: tuple[Array, Attempt]) -> Array:
         number, result = carry
-        return (~(result.accept_x & result.accept_y) & ~result.broken).any() & (
-            number < draw.most
-        )
+        return number + 1, result.retried(trial(number))
+
+    def is_pending(carry: tuple[Array, Attempt]) -> Array:
+        number, result = carry
+        return (~result.done & ~result.broken).any() & (number < draw.most)
 
     result = trial(0)
     if not move.stalls:
         return result
-    result = lax.while_loop(pending, retry, (jnp.ones((), jnp.uint32), result))[1]
-    return result._replace(broken=result.broken | ~(result.accept_x & result.accept_y))
+    _, result = lax.while_loop(is_pending, retry, (jnp.ones((), jnp.uint32), result))
+    return result._replace(broken=result.broken | ~result.done)
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer(Move):
+class Layer(Move[PyTree]):
     """Draw of the blocks of one layer from their conditionals.
 
     :param blocks: blocks that do not interact.
@@ -338,87 +348,79 @@ class Layer(Move):
         )
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-
-        def new(eta: Eta, families: gibbs.Families, part: Any) -> Blocks:
+        def new(eta: Eta, families: gibbs.Families, part: Part | None) -> Blocks:
             if part is None:
                 return gibbs.draw(families, eta, keys)
             return gibbs.draw_part(families, eta, random.fold_in(keys, 0, part))
 
-        return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
+        drawn = gibbs.visit(target, x, self.blocks, new)
+        return drawn, jnp.zeros(len(keys), jnp.int32)
 
     def num_parts(self, graph: FactorGraph) -> int:
         return graph.num_parts(self.blocks[0])
 
-    def prepare(self, target: Target, z: Chains) -> Any:
+    def prepare(self, target: Target, z: Chains) -> Eta | energy.PartContext:
         """Return natural parameters, ``(2 rows, *shape, *stat_shape)`` each, or the context of parts."""
-        if self.blocks[0] in target.graph.splits:
-            return energy.part_context(
-                target.graph, target.params, both_as_rows(z), self.blocks[0]
-            )
-        return energy.natural_rows(
-            target.graph, target.params, both_as_rows(z), self.blocks
-        )
+        graph = target.graph
+        x = both_as_rows(z)
+        if self.blocks[0] in graph.splits:
+            return energy.part_context(graph, target.params, x, self.blocks[0])
+        return energy.natural_rows(graph, target.params, x, self.blocks)
 
-    def focus(self, target: Target, prepared: Any, z: Chains, part: Any) -> Any:
+    def focus(self, target: Target, prepared: PyTree, z: Chains, part: Part) -> Eta:
         """Return natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
         graph = target.graph
-        rows = next(iter(z.values())).shape[1]
-
-        def split_chains(e):
-            return e.reshape(-1, rows, *e.shape[1:])
-
-        (block, *_) = self.blocks
-        held = {b: ~k for b, k in target.keep.items() if b in self.blocks}
-        if block not in graph.splits:
-
-            def silent(b, e):
-                return energy.mask_natural(
-                    graph.families[b], held.get(b), split_chains(e)
+        block = self.blocks[0]
+        rows = z[block].shape[1]
+        is_free = {b: ~k for b, k in target.keep.items() if b in self.blocks}
+        etas = prepared
+        if block in graph.splits:
+            split = graph.splits[block]
+            x = both_as_rows(z)
+            units = energy.to_units(x[block], split.family)
+            etas = {
+                block: energy.natural_part(
+                    graph, target.params, x, units, block, prepared, part
                 )
+            }
+            is_free = {
+                b: split.take(energy.to_units(v, split.family), part).T
+                for b, v in is_free.items()
+            }
+        families = self.families(graph, part)
+        return {
+            b: energy.mask_natural(
+                families[b], is_free.get(b), eta.reshape(-1, rows, *eta.shape[1:])
+            )
+            for b, eta in etas.items()
+        }
 
-            return {b: silent(b, e) for b, e in prepared.items()}
-        split = graph.splits[block]
-        x = both_as_rows(z)
-        units = energy.to_units(x[block], split.family)
-        eta = split_chains(
-            energy.natural_part(graph, target.params, x, units, block, prepared, part)
-        )
-        real = (
-            split.take(energy.to_units(held[block], split.family), part).T
-            if held
-            else None
-        )
-        return {block: energy.mask_natural(split.part_family(part), real, eta)}
-
-    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Eta, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`.
 
         Observed units get one distribution in both chains, so they do not affect
         whether the chains meet.
         """
         graph = target.graph
-        eta, other = ({b: e[i] for b, e in focused.items()} for i in range(2))
-        result = attempt(
-            self.families(graph, trial.part), self.kind, (eta, other), trial
-        )
-        x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
+        families = self.families(graph, trial.part)
+        etas = (one_chain(focused, 0), one_chain(focused, 1))
+        result = attempt(families, self.kind, etas, trial)
 
-        def new(x, drawn):
-            return gibbs.keep_observed(
-                target.keep, x, self.put(graph, x, trial.part, drawn)
-            )
+        def new(chain: int, drawn: Blocks) -> Blocks:
+            x = {b: z[b][chain] for b in self.blocks}
+            drawn = self.put(graph, x, trial.part, drawn)
+            return gibbs.keep_observed(target.keep, x, drawn)
 
-        return result._replace(x=new(x, result.x), y=new(y, result.y))
+        return result._replace(x=new(0, result.x), y=new(1, result.y))
 
-    def families(self, graph: FactorGraph, part: Any) -> gibbs.Families:
+    def families(self, graph: FactorGraph, part: Part) -> gibbs.Families:
         """Return the families of the units that are drawn at once."""
-        split = graph.splits.get(self.blocks[0])
-        block_families = {b: graph.families[b] for b in self.blocks}
-        return (
-            block_families if split is None else {split.block: split.part_family(part)}
-        )
+        block = self.blocks[0]
+        if block in graph.splits:
+            return {block: graph.splits[block].part_family(part)}
+        return {b: graph.families[b] for b in self.blocks}
 
-    def put(self, graph: FactorGraph, x: Rows, part: Any, new: Blocks) -> Blocks:
+    def put(self, graph: FactorGraph, x: Rows, part: Part, new: Blocks) -> Blocks:
         """Return ``x`` with the values of a part replaced; ``new`` if there is one part."""
         block = self.blocks[0]
         if block not in graph.splits:

@@ -18,7 +18,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Counts, Keys, PerRow, RowMask, Rows, State
+from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, State, RowMask
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import Layer, Target

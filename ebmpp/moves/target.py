@@ -16,6 +16,7 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import (
     Blocks,
     Eta,
+    UnitMasks,
     Keys,
     Numbers,
     Params,

@@ -22,16 +22,12 @@ _MAX_DEGREE = 16  # mean number of neighbours; layers are unrolled, and the part
 
 def suits(graph: Declaration, block: str) -> bool:
     """Return True for blocks of few values per unit, whose units interact with few others."""
-    with sharding.eager():
-        states = graph.families[block].states()
-    edges = (
-        _lateral(graph, block)
-        if states is not None and len(states) <= _MAX_STATES
-        else None
-    )
-    return (
-        edges is not None and 2 * len(edges) < _MAX_DEGREE * graph.families[block].size
-    )
+    family = graph.families[block]
+    with sharding.at_once():
+        states = family.states()
+    if states is None or len(states) > _MAX_STATES:
+        return False
+    return 2 * len(_lateral(graph, block)) < _MAX_DEGREE * family.size
 
 
 def split(graph: Declaration, blocks: Sequence[str]) -> list[UnitsByBlock]:
@@ -41,22 +37,24 @@ def split(graph: Declaration, blocks: Sequence[str]) -> list[UnitsByBlock]:
     plus one. Blocks of two units or more that share a factor are in separate layers, as
     if all their units interacted.
     """
-    edges, dense = interactions(graph, blocks)
+    edges, conflicts = interactions(graph, blocks)
     sizes = [graph.families[b].size for b in blocks]
     block_of = np.repeat(np.arange(len(blocks)), sizes)
-    joined = [b for i, b in enumerate(blocks) if (block_of[edges] == i).any()]
+    block_of_end = block_of[edges]
+    joined = [b for i, b in enumerate(blocks) if i in block_of_end]
+    if not joined:
+        return []
     if len(joined) < len(blocks):
-        return split(graph, joined) if joined else []
-    conflicts = [
-        {j for j in range(len(blocks)) if {(i, j), (j, i)} & dense}
-        for i in range(len(blocks))
-    ]
+        return split(graph, joined)
     layers = forest_layers(edges, block_of.tolist(), conflicts)
-    by_block = list(zip(blocks, np.split(layers, np.cumsum(sizes)[:-1]), strict=True))
-    return [
-        {b: np.flatnonzero(p == i) for b, p in by_block if i in p}
-        for i in range(layers.max() + 1)
-    ]
+    by_block = np.split(layers, np.cumsum(sizes)[:-1])
+    result = []
+    for number in range(layers.max() + 1):
+        present = zip(blocks, by_block, strict=True)
+        result.append(
+            {b: np.flatnonzero(own == number) for b, own in present if number in own}
+        )
+    return result
 
 
 def forest_layers(
@@ -88,38 +86,36 @@ def forest_layers(
 
 def interactions(
     graph: Declaration, blocks: Sequence[str]
-) -> tuple[Edges, set[tuple[int, int]]]:
-    """Return pairs of interacting units of ``blocks``, numbered block after block, and dense pairs of blocks.
+) -> tuple[Edges, list[set[int]]]:
+    """Return pairs of interacting units of ``blocks``, and by block, the blocks that conflict with it.
 
-    All units that share a factor interact, except for units of one block that its
-    ``lateral`` does not name. So no three units of one term are in one forest, and the
-    energy of a forest is one of pairs.
+    Units are numbered block after block. All units that share a factor interact, except
+    for units of one block that its ``lateral`` does not name. So no three units of one
+    term are in one forest, and the energy of a forest is one of pairs. Two blocks of
+    several units that share a factor conflict.
     """
     sizes = [graph.families[b].size for b in blocks]
     starts = np.cumsum([0, *sizes])
-    pairs = [np.empty((0, 2), np.int64)]
-    dense = set()
+    units = [np.arange(*starts[i : i + 2]) for i in range(len(blocks))]
+    conflicts: list[set[int]] = [set() for _ in blocks]
+    pairs = []
     for (i, a), (j, b) in itertools.combinations(enumerate(blocks), 2):
         if (a, b) not in graph.edges and (b, a) not in graph.edges:
             continue
         if min(sizes[i], sizes[j]) > 1:
-            dense.add((i, j))
+            conflicts[i].add(j)
+            conflicts[j].add(i)
         else:
-            first, second = np.meshgrid(
-                starts[i] + np.arange(sizes[i]), starts[j] + np.arange(sizes[j])
-            )
-            pairs.append(np.stack([first.ravel(), second.ravel()], 1))
-    pairs += [
-        start + _lateral(graph, b) for start, b in zip(starts, blocks, strict=False)
-    ]
-    return np.concatenate(pairs), dense
+            pairs.append(np.stack(np.broadcast_arrays(units[i], units[j]), 1))
+    for start, b in zip(starts, blocks, strict=False):
+        pairs.append(start + _lateral(graph, b))
+    return np.concatenate(pairs), conflicts
 
 
 def _lateral(graph: Declaration, block: str) -> Edges:
     """Return the distinct pairs of interacting units of a block."""
-    factors = graph.splits[block].inner_factors if block in graph.splits else ()
-    edges = [
-        np.empty((0, 2), np.int64),
-        *(f.edges(graph.families)[block] for f in factors),
-    ]
+    edges = [np.empty((0, 2), np.int64)]
+    if block in graph.splits:
+        factors = graph.splits[block].inner_factors
+        edges += [f.edges(graph.families)[block] for f in factors]
     return np.unique(np.sort(np.concatenate(edges), axis=1), axis=0)

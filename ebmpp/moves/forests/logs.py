@@ -3,6 +3,7 @@
 """Sums, maxima and draws of states along one axis of log weights."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from jax import Array, lax
 import jax.numpy as jnp
@@ -15,6 +16,20 @@ Reduce = Callable[[Array, int], Array]
 #: is not in the result.
 Pick = Callable[[Array, Array, int], Array]
 
+
+class Sums(NamedTuple):
+    """Log weights with all units below each one summed out, up to constants."""
+
+    beliefs: Array
+    """Of the units, by unit or by step."""
+    pairs: Array
+    """Of the ends of edges, by step."""
+    centres: Array
+    """Of the roots, ``(trees, states, rows)``."""
+    axis: int = 1
+    """Axis of the states in ``beliefs``."""
+
+
 _MOST_UNROLLED = 16  # states; XLA's cumulative sums are slow along any axis
 
 
@@ -22,9 +37,9 @@ def log_sum_exp(logs: Array, axis: int) -> Array:
     """As jax.nn.logsumexp, with a gradient of 0 where all are -inf."""
     top = finite_max(logs, axis)
     total = jnp.exp(logs - top).sum(axis)
-    top = jnp.squeeze(top, axis)
-    possible = total > 0
-    return jnp.where(possible, jnp.log(jnp.where(possible, total, 1.0)) + top, -jnp.inf)
+    is_possible = total > 0
+    log_total = jnp.log(jnp.where(is_possible, total, 1.0)) + jnp.squeeze(top, axis)
+    return jnp.where(is_possible, log_total, -jnp.inf)
 
 
 def finite_max(logs: Array, axis: int) -> Array:
@@ -46,14 +61,15 @@ def best_states(logs: Array, u: Array, axis: int) -> Array:
 def couple_states(logs: Array, u: Array, axis: int) -> Array:
     """Draw the states of two chains, coupled maximally: the halves of the last axis that has no states."""
     weights = _weights(logs, axis)
-    rows = logs.ndim - 1 - (axis == logs.ndim - 1)
     total = weights.sum(axis, keepdims=True).clip(jnp.finfo(weights.dtype).tiny)
+    last = logs.ndim - 1
+    rows = last - 1 if axis == last else last
     p, q = jnp.split(weights / total, 2, axis=rows)
     x = _invert(u[0], p, axis)
     is_same = u[1] * at_states(p, x, axis, 0.0) < at_states(q, x, axis, 0.0)
     residual = jnp.maximum(q - p, 0.0)
-    # lost to rounding
-    residual = jnp.where(residual.any(axis, keepdims=True), residual, q)
+    is_lost = ~residual.any(axis, keepdims=True)  # to rounding
+    residual = jnp.where(is_lost, q, residual)
     y = jnp.where(is_same, x, _invert(u[2], residual, axis))
     return jnp.concatenate([x, y], rows - (axis < rows))
 
@@ -78,7 +94,6 @@ def _invert(u: Array, weights: Array, axis: int) -> Array:
     below = jnp.tril(jnp.ones((size, size), weights.dtype))
     below = below.reshape(size, size, *(1,) * (weights.ndim - 1 - axis))
     cumulated = (jnp.expand_dims(weights, axis) * below).sum(axis + 1)
-    threshold = jnp.expand_dims(u, axis) * lax.slice_in_dim(
-        cumulated, size - 1, size, axis=axis
-    )
+    total = lax.slice_in_dim(cumulated, size - 1, size, axis=axis)
+    threshold = jnp.expand_dims(u, axis) * total
     return (cumulated <= threshold).sum(axis).clip(0, size - 1).astype(jnp.int32)

@@ -14,96 +14,97 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.moves.forests.logs import Pick, Reduce, at_states, finite_max
-from ebmpp.moves.forests.structure import Forest
+from ebmpp.moves.forests.logs import Pick, Reduce, Sums, at_states, finite_max
+from ebmpp.moves.forests.structure import Arms, Forest
 
 _FEW_ARMS = 8  # that are sliced sequentially
-_FEW_LANES = (
-    8  # arms times rows that do not fill vectors: states come last then, and else first
-)
+# arms times rows that do not fill vectors: states come last then, and else first
+_FEW_LANES = 8
 
 
 def up(
     forest: Forest, unary: Array, pairwise: Array, reduce: Reduce
-) -> tuple[tuple, Array]:
+) -> tuple[Sums, Array]:
     """Sum the units out; see :func:`~ebmpp.moves.forests.trees.up`."""
-    units, edges, roots = cast(tuple, forest.arms)
+    units, edges, roots = cast(Arms, forest.arms)
     is_narrow = len(roots) * unary.shape[2] < _FEW_LANES
     axis = 2 if is_narrow else 0  # of the states, behind or in front of (arms, rows)
 
     def arrange(values):
-        return jnp.moveaxis(values, *((-1, 2) if is_narrow else (1, -2)))
+        source, target = (-1, 2) if is_narrow else (1, -2)
+        return jnp.moveaxis(values, source, target)
 
     # its messages are 0
     padding = jnp.where(jnp.arange(unary.shape[1]) == 0, 0.0, -jnp.inf)
     logs = arrange(_columns(unary, units, padding[:, None]))
     pairs = _columns(pairwise, edges, 0.0)
-    reverse = jnp.asarray(np.append(forest.edges[:, 0], -1)[edges] != units)[
-        ..., None, None, None
-    ]
-    pairs = arrange(jnp.where(reverse, jnp.swapaxes(pairs, 2, 3), pairs))
+    is_reversed = jnp.asarray(np.append(forest.edges[:, 0], -1)[edges] != units)
+    swapped = jnp.swapaxes(pairs, 2, 3)
+    pairs = arrange(jnp.where(is_reversed[..., None, None, None], swapped, pairs))
 
     def step(
         message: Array, inputs: tuple[Array, Array]
     ) -> tuple[Array, tuple[Array, Array]]:
-        below = message + inputs[0]
+        log, pair = inputs
+        below = message + log
         top = finite_max(below, axis)
-        return reduce(jnp.expand_dims(below - top, axis + 1) + inputs[1], axis), (
-            below - top,
-            top,
-        )
+        belief = below - top
+        message = reduce(jnp.expand_dims(belief, axis + 1) + pair, axis)
+        return message, (belief, top)
 
-    message, (beliefs, tops) = lax.scan(
-        step, jnp.zeros(logs.shape[1:], logs.dtype), (logs, pairs)
-    )
-    centres = (
-        unary[forest.roots]
-        .at[roots]
-        .add(message.swapaxes(*((1, 2) if is_narrow else (0, 1))))
-    )
+    start = jnp.zeros(logs.shape[1:], logs.dtype)
+    message, (beliefs, tops) = lax.scan(step, start, (logs, pairs))
+    message = message.swapaxes(1, 2) if is_narrow else message.swapaxes(0, 1)
+    centres = unary[forest.roots].at[roots].add(message)
     total = reduce(centres, 1).sum(0) + jnp.squeeze(tops, axis + 1).sum((0, 1))
-    return (beliefs, pairs, centres, axis), total
+    return Sums(beliefs, pairs, centres, axis), total
 
 
-def down(forest: Forest, sums: tuple, pick: Pick, u: Array) -> Array:
+def down(forest: Forest, sums: Sums, pick: Pick, u: Array) -> Array:
     """Return states ``(units, rows)``; see :func:`~ebmpp.moves.forests.trees.down`."""
-    beliefs, pairs, centres, axis = sums
-    units, _, roots = cast(tuple, forest.arms)
+    arms = cast(Arms, forest.arms)
+    units = arms.units
+    axis = sums.axis
 
     def step(above: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         belief, pair, u = inputs
-        states = pick(
-            belief + at_states(pair, jnp.expand_dims(above, axis), axis + 1), u, axis
-        )
+        logs = belief + at_states(pair, jnp.expand_dims(above, axis), axis + 1)
+        states = pick(logs, u, axis)
         return states, states
 
-    at_roots = pick(centres, u[:, forest.roots], 1)
+    at_roots = pick(sums.centres, u[:, forest.roots], 1)
     by_arm = _columns(u.swapaxes(0, 1), units, 0.0).swapaxes(1, 2)
-    states = lax.scan(step, at_roots[roots], (beliefs, pairs, by_arm), reverse=True)[1]
-    flat = jnp.concatenate([states.reshape(-1, states.shape[2]), at_roots])
+    steps = (sums.beliefs, sums.pairs, by_arm)
+    _, states = lax.scan(step, at_roots[arms.roots], steps, reverse=True)
+    by_place = jnp.concatenate([states.reshape(-1, states.shape[2]), at_roots])
+    is_unit = units >= 0
     place = np.empty(forest.num_units, np.int64)
-    is_unit = units.ravel() >= 0
-    place[units[units >= 0]] = np.flatnonzero(is_unit)
+    place[units[is_unit]] = np.flatnonzero(is_unit)
     place[forest.roots] = units.size + np.arange(len(forest.roots))
-    return flat[place]
+    return by_place[place]
 
 
 def _columns(
     values: Array, index: Integer[np.ndarray, "steps arms"], padding: Array | float
 ) -> Array:
     """Return the values at ``index``, ``(steps, arms, ...)``, with padding where it is -1."""
+    padding = jnp.asarray(padding, values.dtype)
+
+    def missing(count):
+        return jnp.broadcast_to(padding, (count, *values.shape[1:]))
+
     if index.shape[1] > _FEW_ARMS:
-        return jnp.concatenate(
-            [values, jnp.broadcast_to(padding, (1, *values.shape[1:]))]
-        )[index]
+        return jnp.concatenate([values, missing(1)])[index]
     columns = []
     for column in index.T:
         real = column[column >= 0]
-        ordered = real if real[0] <= real[-1] else real[::-1]
+        is_rising = real[0] <= real[-1]
+        ordered = real if is_rising else real[::-1]
         is_slice = (np.diff(ordered) == 1).all()
         part = values[ordered[0] : ordered[-1] + 1] if is_slice else values[ordered]
-        part = part if ordered is real else part[::-1]
-        shape = len(column) - len(real), *values.shape[1:]
-        missing = jnp.broadcast_to(jnp.asarray(padding, values.dtype), shape)
-        columns.append(jnp.concatenate([missing, part]) if len(missing) else part)
+        part = part if is_rising else part[::-1]
+        num_missing = len(column) - len(real)
+        columns.append(
+            jnp.concatenate([missing(num_missing), part]) if num_missing else part
+        )
     return jnp.stack(columns, 1)

@@ -4,12 +4,33 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import NamedTuple
 
 from jaxtyping import Integer
 import numpy as np
 
-from ebmpp.core.types import HashableArray
+from jax.typing import ArrayLike
+
+from ebmpp.graph.factors.lateral import Constant, ranks
+
+
+class Peeling(NamedTuple):
+    """Order in which leaves are removed from a forest until its roots are left."""
+
+    edges: Integer[np.ndarray, "3 edges"]
+    """Leaf, its only neighbour, and number of each edge that is removed."""
+    roots: Integer[np.ndarray, "trees"]
+    """The last unit of each tree, its centre, in increasing order."""
+
+
+class Arms(NamedTuple):
+    """Arms of paths, from ends to centres; short arms are padded by -1 in front."""
+
+    units: Integer[np.ndarray, "steps arms"]
+    edges: Integer[np.ndarray, "steps arms"]
+    """Numbers of the edges above the units."""
+    roots: Integer[np.ndarray, "arms"]
+    """Position of the centre of each arm in the roots of the forest."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -25,7 +46,7 @@ class Forest:
     num_units: int
     pairs: HashableArray
 
-    def __init__(self, num_units: int, edges: Any) -> None:
+    def __init__(self, num_units: int, edges: ArrayLike) -> None:
         edges = np.asarray(edges, np.int64).reshape(-1, 2)
         object.__setattr__(self, "num_units", num_units)
         object.__setattr__(self, "pairs", HashableArray.copy(edges))
@@ -34,9 +55,8 @@ class Forest:
             raise ValueError(
                 f"edges must join units from 0 to {num_units - 1}, got {outside[0]}."
             )
-        left = np.setdiff1d(np.arange(num_units), [*self._peeled[0][0], *self.roots])[
-            :10
-        ].tolist()
+        reached = np.append(self._peeling.edges[0], self.roots)
+        left = np.setdiff1d(np.arange(num_units), reached)[:10].tolist()
         if left:
             raise ValueError(
                 f"edges must not make a cycle or be parallel, got one among units {left}."
@@ -48,11 +68,11 @@ class Forest:
         return self.pairs.array
 
     @functools.cached_property
-    def _peeled(self) -> tuple[np.ndarray, np.ndarray]:
-        """Units, parents and edges, ``(3, edges)``, in the order in which leaves are removed; and the roots.
+    def _peeling(self) -> Peeling:
+        """Leaves, removed until none is left.
 
-        The last unit of a tree is its centre. The exclusive or of the numbers of a
-        unit's remaining edges is, at a leaf, the number of its only edge.
+        The exclusive or of the numbers of a unit's remaining edges is, at a leaf, the
+        number of its only edge.
         """
         ends = self.edges.tolist()
         remaining = [0] * self.num_units
@@ -74,20 +94,19 @@ class Forest:
             degree[parent] -= 1
             if degree[parent] == 1:
                 queue.append(parent)
-        return np.array(removed, np.int64).reshape(-1, 3).T, np.sort(
-            np.array(roots, np.int64)
-        )
+        edges = np.array(removed, np.int64).reshape(-1, 3).T
+        return Peeling(edges, np.sort(np.array(roots, np.int64)))
 
     @property
     def roots(self) -> Integer[np.ndarray, "trees"]:
         """Root of each tree, in increasing order."""
-        return self._peeled[1]
+        return self._peeling.roots
 
     @functools.cached_property
     def depth(self) -> Integer[np.ndarray, "units"]:
         """Number of edges between each unit and its root."""
         depth = [0] * self.num_units
-        for unit, parent, _ in self._peeled[0].T[::-1].tolist():
+        for unit, parent, _ in self._peeling.edges.T[::-1].tolist():
             depth[unit] = depth[parent] + 1
         return np.array(depth, np.int64)
 
@@ -99,41 +118,33 @@ class Forest:
         half of the places or so are padding, however unlike the trees are. Padding is
         out of range.
         """
-        depth = self.depth[self._peeled[0][0]]
-        edges = self._peeled[0][:, np.argsort(-depth, kind="stable")]
+        edges = self._peeling.edges
+        depth = self.depth[edges[0]]
         width = max(1, -(-len(depth) // depth.max(initial=1)))
-        counts = np.bincount(depth)[::-1]
-        blocks = -(-counts // width)
-        rank = np.arange(len(depth)) - np.repeat(np.cumsum(counts) - counts, counts)
-        step = np.repeat(np.cumsum(blocks) - blocks, counts) + rank // width
-        steps = np.full(
-            (3, blocks.sum(), width), max(self.num_units, len(depth)), np.int64
-        )
-        steps[:, step, rank % width] = edges
+        num_steps = -(-np.bincount(depth) // width)  # by depth
+        first = num_steps[::-1].cumsum()[::-1] - num_steps
+        rank = ranks(depth)
+        padding = max(self.num_units, len(depth))
+        steps = np.full((3, num_steps.sum(), width), padding, np.int64)
+        steps[:, first[depth] + rank // width, rank % width] = edges
         return steps
 
     @functools.cached_property
-    def arms(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Units and edges of the arms of paths, ``(steps, arms)`` each from ends to centres, and arms' roots.
-
-        Roots are positions in ``roots``. Short arms are padded by -1 in front. None if
-        a tree is no path, or most places would be padding.
-        """
-        units, parents, edges = self._peeled[0]
+    def arms(self) -> Arms | None:
+        """Arms of paths; None if a tree is no path, or most places would be padding."""
+        units, parents, edges = self._peeling.edges
         depth = self.depth
-        is_first = depth[units] == 1
-        steps = depth.max(initial=0)
-        count = is_first.sum()
-        if (
-            not count
-            or np.bincount(self.edges.ravel()).max() > 2
-            or steps * count > 2 * len(edges)
-        ):
+        num_steps = depth.max(initial=0)
+        is_end = depth[units] == 1
+        count = is_end.sum()
+        if not count or np.bincount(self.edges.ravel()).max() > 2:
+            return None
+        if num_steps * count > 2 * len(edges):
             return None
         arm = np.empty(self.num_units, np.int64)
-        arm[units[is_first]] = np.arange(count)
-        for unit, parent in self._peeled[0][:2, ~is_first].T[::-1].tolist():
+        arm[units[is_end]] = np.arange(count)
+        for unit, parent, _ in self._peeling.edges[:, ~is_end].T[::-1].tolist():
             arm[unit] = arm[parent]
-        table = np.full((2, steps, count), -1)
-        table[:, steps - depth[units], arm[units]] = units, edges
-        return *table, np.searchsorted(self.roots, parents[is_first])
+        table = np.full((2, num_steps, count), -1)
+        table[:, num_steps - depth[units], arm[units]] = units, edges
+        return Arms(*table, np.searchsorted(self.roots, parents[is_end]))

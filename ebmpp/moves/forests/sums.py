@@ -18,7 +18,7 @@ Source: Pearl (1988), *Probabilistic reasoning in intelligent systems*, chapter 
 
 from collections.abc import Mapping
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Float, Int32, Integer
 import numpy as np
@@ -51,22 +51,22 @@ class PairMarginals(NamedTuple):
         forest: Forest,
         table: PairwiseTable,
         units: Mapping[str, tuple[np.ndarray, int]],
-    ) -> dict:
+    ) -> "MarginalsByPair":
         """Split pairwise marginals by blocks: of each its units, in order, and their number of values."""
-        edges = np.sort(forest.edges, 1)
         names = list(units)
-        result = {}
-        is_reversed = (forest.edges[:, 0] > edges[:, 0])[:, None, None]
+        numbers = np.concatenate([u for u, _ in units.values()])
+        owner = np.repeat(np.arange(len(units)), [len(u) for u, _ in units.values()])
+        first, second = forest.edges.T
+        is_reversed = (first > second)[:, None, None]
         table = jnp.where(is_reversed, jnp.swapaxes(table, -1, -2), table)
-        owner = np.repeat(np.arange(len(names)), [len(u) for u, _ in units.values()])[
-            edges
-        ]
-        numbers = np.concatenate([u for u, _ in units.values()])[edges]
-        for i, j in np.unique(owner, axis=0):
-            at = (owner == (i, j)).all(1)
-            _, first = units[names[i]]
-            _, last = units[names[j]]
-            result[names[i], names[j]] = cls(numbers[at], table[..., at, :first, :last])
+        edges = np.sort(forest.edges, 1)
+        result = {}
+        for i, j in np.unique(owner[edges], axis=0):
+            here = (owner[edges] == (i, j)).all(1)
+            _, num_first = units[names[i]]
+            _, num_second = units[names[j]]
+            probabilities = table[..., here, :num_first, :num_second]
+            result[names[i], names[j]] = cls(numbers[edges[here]], probabilities)
         return result
 
 
@@ -78,8 +78,10 @@ def log_sum(
     forest: Forest, unary: UnaryTable, pairwise: PairwiseTable
 ) -> Float[Array, "*batch"]:
     """Return the log of the sum of the weights of all states of the forest."""
-    batch, *tables = _arrange(unary, pairwise)
-    return _passes(forest).up(forest, *tables, logs.log_sum_exp)[1].reshape(batch)
+    tables = _arrange(unary, pairwise)
+    passes = trees if forest.arms is None else paths
+    _, total = passes.up(forest, tables.unary, tables.pairwise, logs.log_sum_exp)
+    return total.reshape(tables.batch)
 
 
 def draw(
@@ -89,11 +91,10 @@ def draw(
     uniforms: Float[Array, "*#batch units"],
 ) -> States:
     """Draw all units jointly, by one uniform each."""
-    batch, *tables = _arrange(unary, pairwise, uniforms.shape[:-1])
-    u = _rows_last(jnp.broadcast_to(uniforms, (*batch, forest.num_units)), 1)
-    return _states(forest, tables, logs.log_sum_exp, logs.draw_states, u[None])[
-        0
-    ].reshape(*batch, -1)
+    tables = _arrange(unary, pairwise, uniforms.shape[:-1])
+    u = _broadcast(uniforms, tables.batch, 1)
+    states, _ = _states(forest, tables, logs.draw_states, _rows_last(u, 1)[None])
+    return states
 
 
 def draw_pair(
@@ -104,12 +105,11 @@ def draw_pair(
     The first axis of the tables, and of the states, is that of the two chains;
     ``uniforms`` lack it, and have three numbers per unit, ``(..., units, 3)``.
     """
-    batch, *tables = _arrange(unary, pairwise, (1, *uniforms.shape[:-2]))
-    u = _rows_last(jnp.broadcast_to(uniforms, (*batch[1:], forest.num_units, 3)), 2)
-    drawn, _ = _states(
-        forest, tables, logs.log_sum_exp, logs.couple_states, jnp.moveaxis(u, 1, 0)
-    )
-    return drawn.reshape(*batch, -1)
+    tables = _arrange(unary, pairwise, (1, *uniforms.shape[:-2]))
+    u = _broadcast(uniforms, tables.batch[1:], 2)
+    u = jnp.moveaxis(_rows_last(u, 2), 1, 0)
+    states, _ = _states(forest, tables, logs.couple_states, u)
+    return states
 
 
 def marginals(
@@ -117,51 +117,62 @@ def marginals(
 ) -> tuple[UnaryTable, PairwiseTable]:
     """Return the probabilities of the states of each unit and of the ends of each edge."""
     batch = jnp.broadcast_shapes(unary.shape[:-2], pairwise.shape[:-3])
-    unary = jnp.broadcast_to(unary, batch + unary.shape[-2:])
-    pairwise = jnp.broadcast_to(pairwise, batch + pairwise.shape[-3:])
-    return jax.grad(lambda a, b: log_sum(forest, a, b).sum(), (0, 1))(unary, pairwise)
+
+    def total(unary, pairwise):
+        return log_sum(forest, unary, pairwise).sum()
+
+    gradient = jax.grad(total, (0, 1))
+    return gradient(_broadcast(unary, batch, 2), _broadcast(pairwise, batch, 3))
 
 
 def most_probable(
     forest: Forest, unary: UnaryTable, pairwise: PairwiseTable
 ) -> tuple[States, Float[Array, "*batch"]]:
     """Return the state of the largest weight, and the log of that weight."""
-    batch, *tables = _arrange(unary, pairwise)
-    states, log_weight = _states(
-        forest, tables, jnp.max, logs.best_states, jnp.zeros((1, forest.num_units, 1))
-    )
-    return states.reshape(*batch, -1), log_weight.reshape(batch)
+    tables = _arrange(unary, pairwise)
+    u = jnp.zeros((1, forest.num_units, 1))
+    states, log_weight = _states(forest, tables, logs.best_states, u, jnp.max)
+    return states, log_weight.reshape(tables.batch)
+
+
+class _Tables(NamedTuple):
+    """Tables with rows last; pairwise ones have one row if all are equal."""
+
+    batch: BatchShape
+    unary: Array
+    pairwise: Array
 
 
 def _states(
-    forest: Forest, tables: list[Array], reduce: Reduce, pick: Pick, u: Array
-) -> tuple[Array, Array]:
-    """Return states ``(rows, units)`` and the log of the whole sum, ``(rows,)``."""
-    sums, total = _passes(forest).up(forest, *tables, reduce)
-    return _passes(forest).down(forest, sums, pick, u).T, total
+    forest: Forest,
+    tables: _Tables,
+    pick: Pick,
+    u: Array,
+    reduce: Reduce = logs.log_sum_exp,
+) -> tuple[States, Array]:
+    """Return states, and the log of the whole sum, ``(rows,)``."""
+    passes = trees if forest.arms is None else paths
+    sums, total = passes.up(forest, tables.unary, tables.pairwise, reduce)
+    states = passes.down(forest, sums, pick, u).T
+    return states.reshape(*tables.batch, -1), total
 
 
-def _passes(forest: Forest) -> Any:
-    """Return the module of passes over forests of this shape."""
-    return trees if forest.arms is None else paths
-
-
-def _arrange(
-    unary: Array, pairwise: Array, batch: BatchShape = ()
-) -> tuple[BatchShape, Array, Array]:
-    """Return the batch shape, and tables with rows last; pairwise ones have one row if all are equal."""
+def _arrange(unary: UnaryTable, pairwise: PairwiseTable, batch: BatchShape = ()) -> _Tables:
+    """Return tables with rows last, of the batch shape to which all broadcast."""
     batch = jnp.broadcast_shapes(batch, unary.shape[:-2], pairwise.shape[:-3])
-    unary = _rows_last(jnp.broadcast_to(unary, (*batch, *unary.shape[-2:])), 2)
+    unary = _broadcast(unary, batch, 2)
     if math.prod(pairwise.shape[:-3]) > 1:
-        pairwise = jnp.broadcast_to(pairwise, (*batch, *pairwise.shape[-3:]))
-    return batch, unary, _rows_last(pairwise, 3)
+        pairwise = _broadcast(pairwise, batch, 3)
+    return _Tables(batch, _rows_last(unary, 2), _rows_last(pairwise, 3))
+
+
+def _broadcast(values: Array, batch: BatchShape, num_axes: int) -> Array:
+    """Broadcast all axes but the last ``num_axes`` to a shape."""
+    return jnp.broadcast_to(values, (*batch, *values.shape[-num_axes:]))
 
 
 def _rows_last(values: Array, num_axes: int) -> Array:
     """Flatten the leading axes to one, and move it behind the last ``num_axes``."""
     leading = values.ndim - num_axes
-    return jnp.moveaxis(
-        values.reshape(math.prod(values.shape[:leading]), *values.shape[leading:]),
-        0,
-        -1,
-    )
+    rows = math.prod(values.shape[:leading])
+    return jnp.moveaxis(values.reshape(rows, *values.shape[leading:]), 0, -1)

@@ -19,9 +19,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.core.backend import full_precision
-from ebmpp.core.groups import induced_edges
-from ebmpp.core.types import Blocks, Params, Rows, UnitMasks
+from ebmpp.core.precision import full_precision
+from ebmpp.core.types import Blocks, UnitMasks, Params, Rows
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, energy
