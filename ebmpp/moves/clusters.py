@@ -15,8 +15,9 @@ until nothing changes.
 
 from collections.abc import Iterable
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from jaxtyping import Float
 import numpy as np
 
 import jax
@@ -24,10 +25,11 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Chains, Keys, Rows
+from ebmpp.core.groups import Edges
+from ebmpp.core.types import Chains, Keys, Params, Rows
 from ebmpp.errors import IntractableError, ParameterError
-from ebmpp.families import Family
-from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.families import Bernoulli, Categorical, Family, Spin
+from ebmpp.graph import Factor, FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.pairwise import Adjacency, table
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
@@ -38,7 +40,7 @@ _UNROLLED = 8  # neighbours of a unit that are visited in a Python loop
 
 
 @dataclasses.dataclass(frozen=True)
-class Clusters(Move):
+class Clusters(Move["_Fields"]):
     """Draw of a block cluster by cluster: the algorithm of Swendsen and Wang, with fields.
 
     Much faster than single-unit updates where strong pairs make whole regions flip
@@ -85,11 +87,9 @@ class Clusters(Move):
         """Refuse an unknown block, and units or factors that make no clusters."""
         states.check_names([self.block], graph.families)
         family = graph.families[self.block]
-        factors = (
-            graph.splits[self.block].inner_factors if self.block in graph.splits else ()
-        )
-        are_pairs = factors and all(factor.has_pair_weights for factor in factors)
-        if not are_pairs or not (family.is_two_valued or family.is_one_hot):
+        factors = self._factors(graph)
+        are_pairs = factors and all(isinstance(factor, Pairwise) for factor in factors)
+        if not are_pairs or type(family) not in (Bernoulli, Spin, Categorical):
             raise checks.error(
                 f"Clusters: block {self.block!r}",
                 "of Spin, Bernoulli or Categorical units that interact by Pairwise factors",
@@ -98,151 +98,141 @@ class Clusters(Move):
                 "Use Layer otherwise.",
             )
 
-    def check_params(self, graph: FactorGraph, params: Any) -> None:
+    def _factors(self, graph: FactorGraph) -> tuple[Factor, ...]:
+        """Return the factors in which the block's units interact."""
+        split = graph.splits.get(self.block)
+        return split.inner_factors if split else ()
+
+    def check_params(self, graph: FactorGraph, params: Params) -> None:
         """Refuse negative weights of Categorical units."""
-        hint = "BlockedGibbs takes any weights."
-        expected = "at least 0 for Categorical clusters"
-        if graph.families[self.block].is_one_hot:
-            for name in (
-                factor.name for factor in graph.splits[self.block].inner_factors
-            ):
-                least = float(jnp.min(params[name]))
-                if not least >= 0:
-                    raise checks.error(
-                        f"factor {name!r}: weights",
-                        expected,
-                        least,
-                        ParameterError,
-                        hint,
-                    )
+        if not isinstance(graph.families[self.block], Categorical):
+            return
+        for factor in self._factors(graph):
+            least = float(jnp.min(params[factor.name]))
+            if not least >= 0:
+                raise checks.error(
+                    f"factor {factor.name!r}: weights",
+                    "at least 0 for Categorical clusters",
+                    least,
+                    ParameterError,
+                    "BlockedGibbs takes any weights.",
+                )
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return (*graph.neighbours([self.block]), self.block)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        new, broken = self._redraw(
-            target, self._prepare(target, x), x[self.block], keys
-        )
+        fields = self._fields(target, x)
+        new, broken = self._redraw(target, fields, x[self.block], keys)
         # rather than a wrong draw
         wrong = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else -1
-        return {self.block: jnp.where(broken, wrong, new)}, jnp.zeros(
-            len(keys), jnp.int32
-        )
+        drawn = {self.block: jnp.where(broken, wrong, new)}
+        return drawn, jnp.zeros(len(keys), jnp.int32)
 
-    def prepare(self, target: Target, z: Chains) -> Any:
-        return self._prepare(target, both_as_rows(z))
+    def prepare(self, target: Target, z: Chains) -> "_Fields":
+        return self._fields(target, both_as_rows(z))
 
-    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
-        new, broken = self._redraw(
-            target.twice(), focused, both_as_rows(z)[self.block], trial.keys
-        )
+    def attempt(
+        self, target: Target, focused: "_Fields", z: Chains, trial: Trial
+    ) -> Attempt:
+        rows = both_as_rows(z)[self.block]
+        new, broken = self._redraw(target.twice(), focused, rows, trial.keys)
         x, y = new.reshape(z[self.block].shape)
-        accepted = jnp.ones(len(trial.keys), bool)
         # fields of equal states may differ in their last bits
         y = where_rows(trial.same, x, y)
-        together = {self.block: trial.same}
-        return Attempt(
+        return Attempt.final(
             {self.block: x},
             {self.block: y},
-            accepted,
-            accepted,
-            accepted & broken,
-            together,
+            jnp.full(len(trial.keys), broken),
+            {self.block: trial.same},
         )
 
-    def _prepare(self, target: Target, x: Rows) -> tuple[Array, Array]:
-        """Return fields of the other factors, ``(size, rows or 1, *stat_shape)``, and weights of pairs."""
+    def _fields(self, target: Target, x: Rows) -> "_Fields":
         graph = target.graph
         params = target.params
-        factors = graph.splits[self.block].inner_factors
-        weights = [f.pair_weights(params[f.name]) for f in factors]
-        return energy.part_context(graph, params, x, self.block).eta, jnp.concatenate(
-            weights
-        )
+        factors = [f for f in self._factors(graph) if isinstance(f, Pairwise)]
+        edges = [f.edges(graph.families)[self.block] for f in factors]
+        weights = [f.weights(params[f.name]) for f in factors]
+        eta = energy.part_context(graph, params, x, self.block).eta
+        return _Fields(eta, jnp.concatenate(weights), np.concatenate(edges))
 
     def _redraw(
-        self, target: Target, prepared: Any, x: Array, keys: Keys
+        self, target: Target, fields: "_Fields", x: Array, keys: Keys
     ) -> tuple[Array, Array]:
         """Return new values of the block, and True if the weights make no clusters.
 
         :param keys: where ``x`` has twice as many rows, both halves get the same
             uniforms.
         """
-        eta, weights = prepared
-        graph = target.graph
-        keep = target.keep
-        split = graph.splits[self.block]
-        family = graph.families[self.block]
-        edges = np.concatenate(
-            [f.edges(graph.families)[self.block] for f in split.inner_factors]
-        )
-        u = random.uniform(random.words(keys, len(edges) + family.size)).T
+        family = target.graph.families[self.block]
+        u = random.uniform(random.words(keys, len(fields.edges) + family.size)).T
         u = jnp.tile(u, (1, len(x) // len(keys)))
+        uniforms = _Uniforms(u[family.size :], u[: family.size])
         units = energy.to_units(x, family)
-        is_potts = family.is_one_hot
-        fields = _Fields(eta, weights, edges, u[family.size :], u[: family.size])
-        new, label = (
-            _categories(fields, units) if is_potts else _spins(family, fields, units)
-        )
-        if self.block in keep:
+        if isinstance(family, Categorical):
+            new, label = _categories(fields, uniforms, units)
+            broken = (fields.weights < 0).any()
+        else:
+            new, label = _spins(family, fields, uniforms, units)
+            broken = jnp.zeros((), bool)
+        if self.block in target.keep:
             # fixes its cluster
-            held = energy.to_units(keep[self.block], family).astype(jnp.int32)
+            held = energy.to_units(target.keep[self.block], family).astype(jnp.int32)
             new = jnp.where(_at(_sum_by(label, held), label) > 0, units, new)
-        broken = (weights < 0).any() if is_potts else jnp.zeros((), bool)
         return energy.to_rows(new.astype(x.dtype), family), broken
 
 
 class _Fields(NamedTuple):
-    """Inputs of a redraw; units and pairs first, rows last."""
+    """Natural parameters from the other factors, and weights of pairs of units."""
 
-    eta: Array
-    weights: Array  # (pairs,)
-    edges: np.ndarray
-    bond: Array  # uniforms, (pairs, rows)
-    coin: Array  # uniforms, (size, rows)
+    eta: Float[Array, "size rows_or_1 ..."]
+    weights: Float[Array, "pairs"]
+    edges: Edges
 
 
-def _spins(family: Family, fields: _Fields, x: Array) -> tuple[Array, Array]:
+class _Uniforms(NamedTuple):
+    """Uniforms of bonds and of clusters."""
+
+    bond: Float[Array, "pairs rows"]
+    coin: Float[Array, "size rows"]
+
+
+def _spins(
+    family: Family, fields: _Fields, uniforms: _Uniforms, x: Array
+) -> tuple[Array, Array]:
     """Redraw units of two values m - d and m + d, for which a pair's gain is 2 d^2 times its weight.
 
     :return: new values, and the smallest unit of each unit's cluster.
     """
     middle, half = spin_scale(family)
     spin = (x - middle) / half
-    field, a, b = half * fields.eta, *fields.edges.T
+    a, b = fields.edges.T
+    field = half * fields.eta
     if middle:
         pull = half * middle * fields.weights
-        field = (
-            field
-            + jnp.zeros(len(x), pull.dtype).at[a].add(pull).at[b].add(pull)[:, None]
-        )
+        total = jnp.zeros(len(x), pull.dtype).at[a].add(pull).at[b].add(pull)
+        field = field + total[:, None]
     gain = 2 * half**2 * fields.weights[:, None] * spin[a] * spin[b]
-    label = components(
-        table(len(x), fields.edges), fields.bond < -jnp.expm1(-jnp.maximum(gain, 0))
-    )
+    is_joined = uniforms.bond < -jnp.expm1(-jnp.maximum(gain, 0))
+    label = components(table(len(x), fields.edges), is_joined)
     root = _at(spin, label)
     # of a cluster with its smallest unit up
     total = _sum_by(label, field * spin * root)
-    up = jnp.where(fields.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
+    up = jnp.where(uniforms.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
     return middle + half * spin * root * _at(up, label), label
 
 
-def spin_scale(family: Family) -> tuple[float, float]:
-    """Return the middle and half the distance of the two values of a unit."""
-    low, high = map(float, family.statistic_bounds)
-    return (low + high) / 2, (high - low) / 2
-
-
-def _categories(fields: _Fields, x: Array) -> tuple[Array, Array]:
+def _categories(fields: _Fields, uniforms: _Uniforms, x: Array) -> tuple[Array, Array]:
     """Redraw categories: a cluster has one value, drawn from the sum of its natural parameters."""
     a, b = fields.edges.T
     probability = -jnp.expm1(-fields.weights)[:, None]
-    label = components(
-        table(len(x), fields.edges), (x[a] == x[b]) & (fields.bond < probability)
-    )
-    eta = jnp.broadcast_to(fields.eta, (*x.shape, fields.eta.shape[-1]))
-    total = jnp.stack([_sum_by(label, eta[..., k]) for k in range(eta.shape[-1])], -1)
-    return _at(random.inverse_cdf(fields.coin, jax.nn.softmax(total, -1)), label), label
+    is_joined = (x[a] == x[b]) & (uniforms.bond < probability)
+    label = components(table(len(x), fields.edges), is_joined)
+    num_categories = fields.eta.shape[-1]
+    eta = jnp.broadcast_to(fields.eta, (*x.shape, num_categories))
+    totals = [_sum_by(label, eta[..., k]) for k in range(num_categories)]
+    weights = jax.nn.softmax(jnp.stack(totals, -1), -1)
+    return _at(random.inverse_cdf(uniforms.coin, weights), label), label
 
 
 def components(neighbours: Adjacency, bonds: Array) -> Array:
@@ -258,39 +248,39 @@ def components(neighbours: Adjacency, bonds: Array) -> Array:
     other = jnp.asarray(neighbours.other.T)
     pair = jnp.asarray(neighbours.pair.T)
     columns = jnp.arange(rows)
-    unrolled = slots <= _UNROLLED
-    joined = [bonds[pair[slot]] for slot in range(slots)] if unrolled else []
+    is_unrolled = slots <= _UNROLLED
+    joined = [bonds[pair[slot]] for slot in range(slots)] if is_unrolled else []
 
-    def least(label: Array) -> Array:
+    def smallest_near(label: Array) -> Array:
         """Return the smallest label of each unit and its bonded neighbours."""
 
-        def visit(slot: Any, smallest: Array) -> Array:
-            bonded = joined[slot] if unrolled else bonds[pair[slot]]
+        def visit(slot: Array | int, smallest: Array) -> Array:
+            bonded = joined[slot] if is_unrolled else bonds[pair[slot]]
             return jnp.minimum(smallest, jnp.where(bonded, label[other[slot]], size))
 
         smallest = label
-        if unrolled:
+        if is_unrolled:
             for slot in range(slots):
                 smallest = visit(slot, smallest)
         else:
             smallest = lax.fori_loop(0, slots, visit, smallest)
         if len(neighbours.to):
-            more = jnp.where(
-                bonds[neighbours.more_pair], label[neighbours.more_other], size
-            )
+            bonded = bonds[neighbours.more_pair]
+            more = jnp.where(bonded, label[neighbours.more_other], size)
             smallest = smallest.at[neighbours.to].min(more)
         return smallest
 
     def step(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        label = carry[0]
-        smallest = least(label)
+        label, _ = carry
+        smallest = smallest_near(label)
         # The unit that a label names is updated too: 10 steps at the critical coupling
         # of a 64x64 lattice, where passing labels between neighbours takes 119.
         hooked = label.at[label, columns].min(smallest)
         new = jnp.minimum(jnp.minimum(hooked, smallest), _at(hooked, hooked))
         return new, (new != label).any()
 
-    return lax.while_loop(lambda carry: carry[1], step, (start, jnp.array(True)))[0]
+    label, _ = lax.while_loop(lambda carry: carry[1], step, (start, jnp.array(True)))
+    return label
 
 
 def _at(values: Array, label: Array) -> Array:

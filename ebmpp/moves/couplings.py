@@ -37,7 +37,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Blocks, Counts, Keys, Rows, RowMask
+from ebmpp.core.types import Blocks, Counts, Keys, RowMask, Rows
 from ebmpp.families.family import Families, log_ratio
 from ebmpp.moves.gibbs import Part, draw_rows, num_words, split_words
 

@@ -5,12 +5,13 @@
 from collections.abc import Iterable
 import dataclasses
 import functools
-from typing import Any, cast
+from typing import cast
 
 from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.rows import num_rows
 from ebmpp.core.types import Blocks, Chains, HashableArray, Keys, Rows
 from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
@@ -19,12 +20,12 @@ from ebmpp.moves import forests
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.forests.tables import ForestTables
 from ebmpp.moves.gibbs import keep_observed
-from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows, rows_equal
+from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows, one_chain, rows_equal
 from ebmpp.moves.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Forests(Move):
+class Forests(Move[tuple[Array, Array]]):
     """Joint draw of units that make a forest given all others; :func:`forest_sweep` returns such moves.
 
     Sums go from the leaves to the roots, and draws go back, coupled maximally unit by
@@ -45,24 +46,20 @@ class Forests(Move):
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         complete = _tables(graph, self.units).complete
-        return (
-            *graph.neighbours(self.blocks),
-            *(b for b in self.blocks if b not in complete),
-        )
+        partial = [b for b in self.blocks if b not in complete]
+        return (*graph.neighbours(self.blocks), *partial)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         tables = _tables(target.graph, self.units)
+        unary, pairwise = tables.weights(target.params, x, target.keep)
         u = random.uniform(random.words(keys, tables.forest.num_units))
-        states = forests.draw(
-            tables.forest, *tables.weights(target.params, x, target.keep), u
-        )
-        return keep_observed(target.keep, x, tables.put(x, states)), jnp.zeros(
-            len(keys), jnp.int32
-        )
+        states = forests.draw(tables.forest, unary, pairwise, u)
+        drawn = keep_observed(target.keep, x, tables.put(x, states))
+        return drawn, jnp.zeros(len(keys), jnp.int32)
 
     def marginals(
         self, target: Target, x: Rows
-    ) -> tuple[Blocks, dict[tuple[str, str], forests.PairMarginals]]:
+    ) -> tuple[Blocks, forests.MarginalsByPair]:
         """Return probabilities of the units' values given all others; means over draws have less noise.
 
         :param x: states, ``(rows, *shape)`` each; the units of the move may have any
@@ -72,45 +69,45 @@ class Forests(Move):
             :class:`~ebmpp.moves.forests.PairMarginals`.
         """
         tables = _tables(target.graph, self.units)
-        single, pairs = forests.marginals(
-            tables.forest, *tables.weights(target.params, x, target.keep)
-        )
-        units = {
-            b: (u, len(cast(Array, tables.families[b].states())))
-            for b, u in tables.units.items()
-        }
-        single = {
-            b: single[:, place, : units[b][1]] for b, place in tables.places.items()
-        }
-        return single, forests.PairMarginals.by_name(tables.forest, pairs, units)
+        unary, pairwise = tables.weights(target.params, x, target.keep)
+        single, pairs = forests.marginals(tables.forest, unary, pairwise)
+        by_block = {}
+        units = {}
+        for b, place in tables.places.items():
+            num_states = len(cast(Array, tables.families[b].states()))
+            by_block[b] = single[:, place, :num_states]
+            units[b] = (tables.units[b], num_states)
+        return by_block, forests.PairMarginals.by_name(tables.forest, pairs, units)
 
-    def prepare(self, target: Target, z: Chains) -> Any:
+    def prepare(self, target: Target, z: Chains) -> tuple[Array, Array]:
         """Return the tables of all chains, ``(chains, rows, ...)``, with axes of 1 where they are equal."""
-        chains = len(next(iter(z.values())))
+        chains = num_rows(z)
         keep = target.twice().keep if chains == 2 else target.keep
-        unary, pairwise = _tables(target.graph, self.units).weights(
-            target.params, both_as_rows(z), keep
-        )
-        leading = (1, 1) if pairwise.ndim == 3 else (chains, len(pairwise) // chains)
-        return unary.reshape(chains, -1, *unary.shape[1:]), pairwise.reshape(
-            *leading, *pairwise.shape[-3:]
-        )
-
-    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
         tables = _tables(target.graph, self.units)
-        done = jnp.ones(len(trial.keys), bool)
+        unary, pairwise = tables.weights(target.params, both_as_rows(z), keep)
+        unary = unary.reshape(chains, -1, *unary.shape[1:])
+        if pairwise.ndim == 3:
+            return unary, pairwise[None, None]
+        return unary, pairwise.reshape(chains, -1, *pairwise.shape[1:])
+
+    def attempt(
+        self, target: Target, focused: tuple[Array, Array], z: Chains, trial: Trial
+    ) -> Attempt:
+        tables = _tables(target.graph, self.units)
+        unary, pairwise = focused
         count = tables.forest.num_units
         u = random.uniform(random.words(trial.keys, 3 * count)).reshape(-1, count, 3)
-        states = forests.draw_pair(tables.forest, *focused, u)
-        x, y = ({b: v[i] for b, v in z.items()} for i in range(2))
-        x, y = (
-            keep_observed(target.keep, old, tables.put(old, s))
-            for old, s in zip((x, y), states, strict=True)
-        )
+        states = forests.draw_pair(tables.forest, unary, pairwise, u)
+
+        def new(chain: int) -> Blocks:
+            x = one_chain(z, chain)
+            return keep_observed(target.keep, x, tables.put(x, states[chain]))
+
+        x = new(0)
         # tables of equal states may differ in their last bits
-        y = {b: where_rows(trial.same, x[b], v) for b, v in y.items()}
+        y = {b: where_rows(trial.same, x[b], v) for b, v in new(1).items()}
         together = {b: rows_equal(jnp.stack([x[b], y[b]])) for b in self.blocks}
-        return Attempt(x, y, done, done, jnp.isnan(focused[0]).any((0, 2, 3)), together)
+        return Attempt.final(x, y, jnp.isnan(unary).any((0, 2, 3)), together)
 
 
 @functools.lru_cache(maxsize=64)
@@ -161,11 +158,12 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
             IntractableError,
             "Use gibbs_sweep.",
         )
-    split = forests.layers.split(graph, finite)
-    moves = (
-        Forests(tuple((b, HashableArray.copy(u)) for b, u in layer.items()))
-        for layer in split
-    )
-    joined = {b for layer in split for b in layer}
-    rest = schedule(graph, [b for b in graph.families if b not in free or b in joined])
-    return *moves, *(Layer(blocks, "maximal") for blocks in rest)
+    moves: list[Move] = []
+    drawn: set[str] = set()
+    for layer in forests.layers.split(graph, finite):
+        units = tuple((b, HashableArray.copy(u)) for b, u in layer.items())
+        moves.append(Forests(units))
+        drawn.update(layer)
+    fixed = [b for b in graph.families if b not in free or b in drawn]
+    moves += [Layer(blocks, "maximal") for blocks in schedule(graph, fixed)]
+    return tuple(moves)

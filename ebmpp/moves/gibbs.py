@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from ebmpp.core import random, sharding
 from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
-from ebmpp.core.types import Blocks, UnitMasks, Keys, Rows
+from ebmpp.core.groups import fold_parts
+from ebmpp.core.types import Blocks, Keys, Rows, UnitMasks
 from ebmpp.families.family import Families, Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves.target import Target
@@ -66,7 +67,7 @@ def _visit_parts(target: Target, x: Rows, block: str, new: Drawer) -> Array:
             drawn = jnp.where(is_observed, split.take(units, part), drawn)
         return split.put(units, part, drawn)
 
-    units = each_part(split.num_parts, step, energy.to_units(x[block], split.family))
+    units = fold_parts(split.num_parts, step, energy.to_units(x[block], split.family))
     return energy.to_rows(units, split.family)
 
 

@@ -15,7 +15,6 @@ accept.
 
 from collections.abc import Iterable
 import dataclasses
-from typing import Any
 
 import jax
 from jax import Array
@@ -23,7 +22,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Blocks, Chains, Keys, Params, PerRow, Rows
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import Blocks, Chains, Keys, PerRow, Rows
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
@@ -34,6 +34,7 @@ from ebmpp.moves.move import (
     Layer,
     Move,
     both_as_rows,
+    one_chain,
     refuse_interacting,
     refuse_observed,
     rows_agree,
@@ -63,24 +64,26 @@ def accept_proposals(
     :param proposals: ``(2, rows, *shape)`` or, where both chains have one proposal,
         ``(rows, *shape)``.
     """
-    rows = len(trial.keys)
     accept = log_u[None] < log_ratio
     accept = accept.at[1].set(jnp.where(trial.same, accept[0], accept[1]))
     new = {
         b: where_rows(accept, jnp.broadcast_to(v, z[b].shape), z[b])
         for b, v in proposals.items()
     }
-    x, y = ({b: v[i] for b, v in new.items()} for i in range(2))
-    # both accept the proposal, or both stay where they agreed
-    stay = {b: rows_agree(trial.flags, (b,), rows) & ~accept.any(0) for b in proposals}
-    together = {b: accept.all(0) | stay[b] | trial.same for b in proposals}
-    done = jnp.ones(rows, bool)
+    together = {}
+    for b in proposals:
+        # both accept the proposal, or both stay where they agreed
+        agree = rows_agree(trial.flags, (b,), len(trial.keys))
+        together[b] = accept.all(0) | (agree & ~accept.any(0)) | trial.same
     broken = jnp.isnan(log_ratio).any(0)
-    return Attempt(x, y, done, done, broken, together, accept.sum(0, dtype=jnp.int32))
+    num_accepted = accept.sum(0, dtype=jnp.int32)
+    return Attempt.final(
+        one_chain(new, 0), one_chain(new, 1), broken, together, num_accepted
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture(Move):
+class Mixture(Move[None]):
     """Proposal of ``blocks`` from the target's pool, accepted with ``marginalize`` summed out.
 
     For models in which pairs of Gibbs chains stay in separate modes, and a single draw
@@ -126,75 +129,63 @@ class Mixture(Move):
             return self._log_target(target, x) - self._log_mixture(target, part, x)
 
         accept = log_u < score({**x, **proposal}) - score(x)
-        return {
-            b: where_rows(accept, v, x[b]) for b, v in proposal.items()
-        }, accept.astype(jnp.int32)
+        drawn = {b: where_rows(accept, v, x[b]) for b, v in proposal.items()}
+        return drawn, accept.astype(jnp.int32)
 
-    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+    def attempt(
+        self, target: Target, focused: None, z: Chains, trial: Trial
+    ) -> Attempt:
         rows = len(trial.keys)
-        now = both_as_rows(z)
         part, proposal, log_u = self._propose(target, trial.keys)
         # all blocks are proposed, summed out or clamped, so both chains have one score
         # of a proposal
-        clamped = {b: v[:rows] for b, v in now.items()}
-        stacked = {
-            b: jnp.concatenate([v, (clamped | proposal)[b]]) for b, v in now.items()
-        }
-        log_target = self._log_target(target, stacked).reshape(3, rows)
-        states = {
-            b: stacked[b].reshape(3, rows, *stacked[b].shape[1:]) for b in self.blocks
-        }
-        score = log_target - jax.vmap(lambda x: self._log_mixture(target, part, x))(
-            states
-        )
+        proposed = one_chain(z, 0) | proposal
+        states = {b: jnp.concatenate([v, proposed[b][None]]) for b, v in z.items()}
+        log_target = self._log_target(target, both_as_rows(states)).reshape(3, rows)
+
+        def log_mixture(x):
+            return self._log_mixture(target, part, x)
+
+        score = log_target - jax.vmap(log_mixture)({b: states[b] for b in self.blocks})
         return accept_proposals(z, proposal, score[2] - score[:2], log_u, trial)
 
     def _propose(self, target: Target, keys: Keys) -> tuple[Pool, Blocks, Array]:
         """Return the components of each row's proposal, the proposals, and log-uniforms."""
         refuse_observed((*self.blocks, *self.marginalize), target.keep)
-        call = 'unbiased_expectation(..., coupling="mixture", pool={"v": rows})'
-        if target.pool is None:
-            raise checks.error(
-                "pool",
-                f"given with {self}: values of {self.marginalize}, as in {call}",
-                target.pool,
-                StateError,
-            )
         pool = target.pool
+        if pool is None:
+            raise StateError(
+                f"pool must have values of {self.marginalize} for {self}, got None. Pass "
+                'them as in unbiased_expectation(..., coupling="mixture", pool={"v": rows}).'
+            )
         families = {b: target.graph.families[b] for b in self.blocks}
-        size = len(pool.log_normalizer)
         count = num_words(families)
         words = random.words(keys, count + 3)
 
         def number(word, below):
             return (word % jnp.uint32(below)).astype(jnp.int32)
 
+        size = len(pool.log_normalizer)
         used = min(self.components, size)
-        spread = jnp.arange(used) * (size // used)
-        position = number(words[:, count], used)
+        component = number(words[:, count], used)
+        part = pool
         if used < size:
-            at = (number(words[:, count + 2], size)[:, None] + spread) % size
-            component = jnp.take_along_axis(at, position[:, None], axis=1)[:, 0]
-            part = Pool(
-                {b: pool.eta[b][at] for b in self.blocks}, pool.log_normalizer[at]
-            )
-        else:
-            component = position
-            part = pool
+            first = number(words[:, count + 2], size)
+            at = (first[:, None] + jnp.arange(used) * (size // used)) % size
+            component = jnp.take_along_axis(at, component[:, None], axis=1)[:, 0]
+            part = jax.tree.map(lambda a: a[at], pool)
         eta = {b: pool.eta[b][component] for b in self.blocks}
         proposal = draw_rows(families, eta, words[:, :count])
         return part, proposal, jnp.log(random.uniform(words[:, count + 1]))
 
     def _log_target(self, target: Target, x: Rows) -> PerRow:
         """Return the log density of each row, up to a constant and the base measures."""
-        statistics = target.graph.statistics(
-            {b: v for b, v in x.items() if b not in self.marginalize}
-        )
+        others = {b: v for b, v in x.items() if b not in self.marginalize}
 
         def log_prob_at(t):
             return energy.log_marginal(target.graph, target.params, t, self.marginalize)
 
-        return jax.vmap(log_prob_at)(statistics)
+        return jax.vmap(log_prob_at)(target.graph.statistics(others))
 
     @full_precision
     def _log_mixture(self, target: Target, part: Pool, x: Rows) -> PerRow:
@@ -204,33 +195,30 @@ class Mixture(Move):
             of components.
         """
         statistics = target.graph.statistics({b: x[b] for b in self.blocks})
-        inner = -part.log_normalizer
+        logs = -part.log_normalizer
         for b, t in statistics.items():
             t = t.reshape(len(t), -1)
-            if part.log_normalizer.ndim == 1:
-                inner = inner + t @ part.eta[b].reshape(len(part.log_normalizer), -1).T
-            else:
-                eta = part.eta[b].reshape(*part.log_normalizer.shape, -1)
-                inner = inner + jnp.einsum("rd,rcd->rc", t, eta)
-        return jax.nn.logsumexp(inner, axis=-1)
+            eta = part.eta[b].reshape(*part.log_normalizer.shape, -1)
+            is_shared = eta.ndim == 2
+            logs = logs + (t @ eta.T if is_shared else jnp.einsum("rd,rcd->rc", t, eta))
+        return jax.nn.logsumexp(logs, axis=-1)
 
 
-def make_pool(
-    graph: FactorGraph, params: Params, move: Mixture, rows: Rows, clamped: Blocks
-) -> Pool:
+def make_pool(target: Target, move: Mixture, rows: Rows) -> Pool:
     """Return the conditionals from which a move proposes.
 
     :param rows: values of the blocks that the move sums out, ``(components, *shape)``
         each.
     """
-    count = len(next(iter(rows.values())))
-    held = {b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in clamped.items()}
-    eta = energy.natural_rows(
-        graph, params, {b: rows[b] for b in move.marginalize} | held, move.blocks
-    )
-    per_unit = [graph.families[b].log_normalizer(e) for b, e in eta.items()]
-    log_normalizer = jnp.stack([a.reshape(count, -1).sum(-1) for a in per_unit]).sum(0)
-    return Pool({b: eta[b] for b in move.blocks}, log_normalizer)
+    graph = target.graph
+    count = num_rows(rows)
+    given = {b: rows[b] for b in move.marginalize} | target.clamped_rows(count)
+    eta = energy.natural_rows(graph, target.params, given, move.blocks)
+    log_normalizers = []
+    for b, e in eta.items():
+        per_unit = graph.families[b].log_normalizer(e)
+        log_normalizers.append(per_unit.reshape(count, -1).sum(-1))
+    return Pool({b: eta[b] for b in move.blocks}, jnp.stack(log_normalizers).sum(0))
 
 
 def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
@@ -250,9 +238,10 @@ def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
             IntractableError,
             "Use coupling=None or a kind for every layer.",
         )
-    small, large = sorted(
-        layers, key=lambda layer: sum(graph.families[b].size for b in layer)
-    )
-    return Mixture(small, large), *(
-        Layer(blocks, "maximal") for blocks in (large, small, large)
-    )
+
+    def num_units(layer):
+        return sum(graph.families[b].size for b in layer)
+
+    small, large = sorted(layers, key=num_units)
+    draws = [Layer(blocks, "maximal") for blocks in (large, small, large)]
+    return Mixture(small, large), *draws

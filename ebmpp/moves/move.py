@@ -28,12 +28,11 @@ from ebmpp.core.types import (
     Chains,
     Counts,
     Eta,
-    UnitMasks,
     Keys,
     Params,
     RowMask,
     Rows,
-    RowMask,
+    UnitMasks,
 )
 from ebmpp.errors import IntractableError, clash
 from ebmpp.graph import FactorGraph, energy
@@ -286,7 +285,7 @@ def couple_move(
     first = Coupled(
         dict(z), dict(flags), jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
     )
-    return each_part(move.num_parts(target.graph), step, first)
+    return fold_parts(move.num_parts(target.graph), step, first)
 
 
 def couple_focused(

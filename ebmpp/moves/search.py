@@ -18,7 +18,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.types import Blocks, Counts, Keys, PerRow, Rows, State, RowMask
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import Blocks, Counts, Keys, PerRow, RowMask, Rows, State
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import Layer, Target
@@ -51,10 +52,8 @@ def begin(target: Target, x: Rows, keys: Keys) -> Search:
     moved = dict(x)
     for index, blocks in enumerate(target.layers):
         at = (first > 0) & (first <= index)
-        moved |= {
-            b: where_rows(at, v, moved[b])
-            for b, v in _modes(target, moved, blocks).items()
-        }
+        for b, mode in _modes(target, moved, blocks).items():
+            moved[b] = where_rows(at, mode, moved[b])
     return _improve(target, search, moved)._replace(going=search.going)
 
 
@@ -69,20 +68,18 @@ def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
             moved |= _modes(target, moved, blocks)
         search = _improve(target, search, moved)
         # a cycle by rounding
-        search = search._replace(going=search.going & ~_equal(search.x, past))
+        going = search.going & ~_rows_equal(search.x, past)
         store = number & (number - 1) == 0
-        return (
-            number + 1,
-            {b: jnp.where(store, v, past[b]) for b, v in search.x.items()},
-            search,
-        )
+        past = {b: jnp.where(store, v, past[b]) for b, v in search.x.items()}
+        return number + 1, past, search._replace(going=going)
 
-    carry = jnp.ones((), jnp.int32), start.x, start
-    return lax.while_loop(lambda carry: carry[2].going.any(), step, carry)[2]
+    carry = (jnp.ones((), jnp.int32), start.x, start)
+    _, _, search = lax.while_loop(lambda carry: carry[2].going.any(), step, carry)
+    return search
 
 
 def _unimproved(target: Target, x: Rows) -> Search:
-    rows = len(next(iter(x.values())))
+    rows = num_rows(x)
     value = energy.log_density(target.graph, target.params, x)
     return Search(dict(x), value, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
 
@@ -100,18 +97,18 @@ def _improve(target: Target, search: Search, moved: Rows) -> Search:
     The density does not decide: in float32 the energy of many units may not change with
     one of them.
     """
-    changed = search.going & ~_equal(moved, search.x)
+    changed = search.going & ~_rows_equal(moved, search.x)
     x = {b: where_rows(changed, moved[b], v) for b, v in search.x.items()}
     value = energy.log_density(target.graph, target.params, x)
     return Search(x, value, search.steps + changed.astype(search.steps.dtype), changed)
 
 
-def _equal(x: Rows, y: Rows) -> RowMask:
+def _rows_equal(x: Rows, y: Rows) -> RowMask:
     """Return True for the rows with equal states; nan equals nan, as it stays nan."""
-    equal = [
-        ((x[b] == v) | ((x[b] != x[b]) & (v != v))).reshape(len(v), -1).all(-1)
-        for b, v in y.items()
-    ]
+    equal = []
+    for b, v in y.items():
+        both_nan = (x[b] != x[b]) & (v != v)
+        equal.append(((x[b] == v) | both_nan).reshape(len(v), -1).all(-1))
     return jnp.stack(equal).all(0)
 
 
@@ -136,15 +133,11 @@ def initial_states(
         conditionals. Otherwise a sweep that begins with the blocks of ``init`` forgets
         them at once.
     """
-    graph = target.graph
-    x = initial_rows(graph, tuple(blocks) or tuple(graph.families), keys)
-
-    def spread(b, v):
-        return jnp.broadcast_to(v, (len(keys), *v.shape[1:])).astype(
-            graph.families[b].dtype
-        )
-
-    x |= {b: spread(b, v) for b, v in {**(init or {}), **target.clamped}.items()}
+    families = target.graph.families
+    x = initial_rows(target.graph, tuple(blocks) or tuple(families), keys)
+    for b, v in {**(init or {}), **target.clamped}.items():
+        rows = jnp.broadcast_to(v, (len(keys), *v.shape[1:]))
+        x[b] = rows.astype(families[b].dtype)
     x = target.with_observed(x)
     if init and conditional:
         x = _draw_rest(target, x, init, random.fold_in(keys, 3))
@@ -165,20 +158,17 @@ def _draw_rest(target: Target, x: Rows, init: State, keys: Keys) -> Blocks:
     known = {*init, *target.clamped}
     while rest := [b for layer in schedule(graph, known) for b in layer]:
         near = [b for b in rest if not known.isdisjoint(graph.neighbours([b]))] or rest
-        blocks = next(
-            filter(
-                None,
-                (tuple(b for b in layer if b in near) for layer in graph.block_layers),
-            )
-        )
-        x |= Layer(blocks).draw(target, x, random.fold_in(keys, len(known)))[0]
-        known.update(blocks)
+        layers = [[b for b in layer if b in near] for layer in graph.block_layers]
+        first = Layer(tuple(next(filter(None, layers))))
+        drawn, _ = first.draw(target, x, random.fold_in(keys, len(known)))
+        x |= drawn
+        known.update(first.blocks)
     return x
 
 
 def near_modes(target: Target, x: Rows, keys: Keys) -> Blocks:
     """Return states one Gibbs sweep after a local mode (Taniguchi et al. 2023, section 3.3)."""
     modes = local_modes(target, x, random.fold_in(keys, 1)).x
-    return draw_sweep(
-        target, modes, tuple(map(Layer, target.layers)), random.fold_in(keys, 2)
-    )[0]
+    sweep = [Layer(blocks) for blocks in target.layers]
+    moved, _ = draw_sweep(target, modes, sweep, random.fold_in(keys, 2))
+    return moved

@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves of a sweep, resolved from the argument ``coupling`` or ``moves``, and their pool of proposals."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import Blocks, Key, Params, Rows, checks, random
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import BatchShape
 from ebmpp.errors import ArgumentError, DeclarationError, StateError
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
@@ -26,10 +29,15 @@ from ebmpp.moves.target import Pool, Target
 _SWEEPS = 10  # that draw the missing blocks of a pool where they are not one layer
 
 MovesLike = Move | Sequence[Move] | None
+#: The argument ``coupling``: see :func:`resolve_moves`.
+CouplingLike = str | Move | Sequence[Any] | Callable[..., Any] | None
 
 
 def resolve_moves(
-    graph: FactorGraph, coupling: Any, clamped: Iterable[str] = (), exact: bool = True
+    graph: FactorGraph,
+    coupling: CouplingLike,
+    clamped: Iterable[str] = (),
+    exact: bool = True,
 ) -> tuple[Move, ...]:
     """Return the moves of a coupled sweep.
 
@@ -50,7 +58,7 @@ def resolve_moves(
     return _resolve(graph, as_coupling("coupling", coupling), tuple(clamped), exact)
 
 
-def as_coupling(name: str, value: Any) -> Any:
+def as_coupling(name: str, value: CouplingLike) -> CouplingLike:
     """Return the argument ``coupling`` with a list as a tuple, so that it can be hashed."""
     if value is None or isinstance(value, str | Move) or callable(value):
         return value
@@ -59,61 +67,68 @@ def as_coupling(name: str, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)  # kernels ask at every trace
 def _resolve(
-    graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact: bool
+    graph: FactorGraph, coupling: CouplingLike, clamped: tuple[str, ...], exact: bool
 ) -> tuple[Move, ...]:
     if coupling == "mixture":
         return mixture_sweep(graph, clamped)
+    if callable(coupling) and not isinstance(coupling, Move):
+        coupling = tuple(coupling(graph, clamped))
+    if isinstance(coupling, Move):
+        coupling = (coupling,)
     layers = schedule(graph, clamped)
-    moves = tuple(coupling(graph, clamped)) if callable(coupling) else coupling
-    moves = (moves,) if isinstance(moves, Move) else moves
-    if not isinstance(moves, tuple) or not all(
-        isinstance(move, Move) for move in moves
-    ):
-        moves = tuple(
-            Layer(b, kind)
-            for b, kind in zip(layers, resolve(coupling, layers), strict=True)
-        )
-    else:
-        free = {b for layer in layers for b in layer}
-        changed = {b for move in moves for b in move.blocks}
-        if free != changed:
-            raise ArgumentError(
-                "moves must change every free block and no other: they change "
-                f"{sorted(changed)}, and the free blocks are {sorted(free)}."
-            )
+    if _are_moves(coupling):
+        moves = coupling
+        _check_blocks(moves, [b for layer in layers for b in layer])
         _check(graph, moves)
+    else:
+        kinds = resolve(coupling, layers)
+        moves = tuple(map(Layer, layers, kinds))
     if exact:
         _check_meets(graph, moves)
         biased = [move for move in moves if not move.exact]
-        if biased:  # its settings are longer than a value that `require` shows
+        if biased:  # its settings are longer than a value that `checks.error` shows
             raise ArgumentError(
                 f"moves must leave the model's distribution invariant, got {biased[0]}."
             )
     return moves
 
 
+def _are_moves(value: object) -> TypeGuard[tuple[Move, ...]]:
+    return isinstance(value, tuple) and all(isinstance(move, Move) for move in value)
+
+
 def as_moves(name: str, value: MovesLike) -> tuple[Move, ...] | None:
     """Return one or several moves as a tuple, and None for None."""
-    if value is None or isinstance(value, Move):
-        return None if value is None else (value,)
-    moves = tuple(
-        checks.sequence(name, value, "moves, such as ebmpp.moves.cluster_sweep makes")
-    )
+    if value is None:
+        return None
+    if isinstance(value, Move):
+        return (value,)
+    expected = "moves, such as ebmpp.moves.cluster_sweep makes"
+    moves = tuple(checks.sequence(name, value, expected))
     for move in moves:
         checks.instance(f"{name}: each", move, Move, "a move")
     return moves
+
+
+def _check_blocks(moves: Sequence[Move], free: Sequence[str]) -> None:
+    """Check that moves change the free blocks and no others."""
+    changed = {b for move in moves for b in move.blocks}
+    if changed != set(free):
+        raise ArgumentError(
+            "moves must change every free block and no other: they change "
+            f"{sorted(changed)}, and the free blocks are {sorted(free)}."
+        )
 
 
 def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
     """Check each move, and that blocks that are summed out are drawn again."""
     for move, following in zip(moves, (*moves[1:], None), strict=True):
         move.check(graph)
-        drawn = set(following.blocks) if isinstance(following, Layer) else set()
-        if not drawn.issuperset(move.marginalize):
-            raise checks.error(
-                "moves: the next",
-                f"a Layer that draws {move.marginalize}, which {move} sums out",
-                following,
+        drawn = following.blocks if isinstance(following, Layer) else ()
+        if not set(drawn).issuperset(move.marginalize):
+            raise ArgumentError(
+                f"moves must draw {move.marginalize}, which {move} sums out, by a Layer "
+                f"directly after it, got {following}."
             )
 
 
@@ -133,10 +148,9 @@ def _check_meets(graph: FactorGraph, moves: Sequence[Move]) -> None:
     if separate:
         names = ", ".join(repr(b) for b in graph.families if b in separate)
         raise DeclarationError(
-            f"coupling must let real-valued blocks {names} meet: from shared noise "
-            "they are equal only where "
-            'their distributions are. Couple a layer of them by "maximal" or, if '
-            'Gaussian, by "reflection".'
+            f"coupling must let real-valued blocks {names} meet: from shared noise they "
+            "are equal only where their distributions are. Couple a layer of them by "
+            '"maximal" or, if Gaussian, by "reflection".'
         )
 
 
@@ -155,16 +169,20 @@ def check_params(target: Target, moves: Iterable[Move]) -> None:
             move.check_params(target.graph, target.params)
 
 
-def mixture_of(moves: Sequence[Any]) -> Mixture | None:
+def mixture_of(moves: Iterable[object]) -> Mixture | None:
     """Return the move that proposes from a pool, or None."""
     mixtures = list(dict.fromkeys(move for move in moves if isinstance(move, Mixture)))
-    if not len(mixtures) <= 1:
+    if len(mixtures) > 1:
         raise checks.error("coupling", "moves with one Mixture move", mixtures)
     return mixtures[0] if mixtures else None
 
 
 def with_pool(
-    who: str, target: Target, moves: Sequence[Move], pool: Any, key: Key
+    who: str,
+    target: Target,
+    moves: Sequence[Move],
+    pool: Pool | Mapping[str, ArrayLike] | None,
+    key: Key,
 ) -> Target:
     """Return the target with the pool that its moves propose from.
 
@@ -172,23 +190,19 @@ def with_pool(
     :param key: draws the blocks that the rows lack.
     """
     move = mixture_of(moves)
-    if (move is None) != (pool is None):
+    if move is None and pool is None:
+        return target
+    if move is None or pool is None:
         raise checks.error(
             f"{who}: pool",
             'states like draws of the model if coupling is "mixture" or a Mixture '
             "move, and otherwise None",
             pool,
         )
-    if move is None:
-        return target
-    clamped = (list(target.keep), target.batch)
-    if any(clamped):
-        raise checks.error(
-            f"{who}: clamped",
-            "without observed units and leading axes beside a pool",
-            clamped,
-            StateError,
-            "Pass coupling=None.",
+    if target.keep or target.batch:
+        raise StateError(
+            f"{who}: clamped must have no observed units and no leading axes beside a "
+            f"pool, got {[*target.keep]} and {target.batch}. Pass coupling=None."
         )
     if not isinstance(pool, Pool):
         rows, batch = free_rows(f"{who}: pool", target, pool)
@@ -197,10 +211,9 @@ def with_pool(
                 f"{who}: leading axes of pool", "one axis of rows", batch, StateError
             )
         pool = _make(target, move, rows, key)
+    families = target.graph.families
     count = len(pool.log_normalizer)
-    expected = {
-        b: (count, *target.graph.families[b].statistic_shape) for b in move.blocks
-    }
+    expected = {b: (count, *families[b].statistic_shape) for b in move.blocks}
     shapes = {b: e.shape for b, e in pool.eta.items()}
     if shapes != expected:
         raise checks.error(
@@ -212,14 +225,16 @@ def with_pool(
     return dataclasses.replace(target, pool=pool)
 
 
-def check_free(name: str, target: Target, values: Any) -> None:
+def check_free(name: str, target: Target, values: object) -> None:
     """Refuse anything but a dict of values of free blocks."""
     if not isinstance(values, Mapping):
         raise checks.error(name, "a dict of blocks", values, StateError)
     checks.names(f"free block of {name}", values, target.free, StateError)
 
 
-def free_rows(name: str, target: Target, values: Any) -> tuple[Blocks, tuple[int, ...]]:
+def free_rows(
+    name: str, target: Target, values: Mapping[str, ArrayLike]
+) -> tuple[Blocks, BatchShape]:
     """Return a dict of values of free blocks as rows, and their leading axes."""
     check_free(name, target, values)
     return as_rows(target.graph.families, values)
@@ -231,7 +246,7 @@ def mixture_pool(
     rows: Mapping[str, Array],
     *,
     rng_key: Array,
-    coupling: Any = "mixture",
+    coupling: CouplingLike = "mixture",
     **clamped: Array,
 ) -> Pool:
     """Return the pool of a mixture proposal, which kernels take beside the params.
@@ -258,41 +273,33 @@ def mixture_pool(
     """
     key = random.key_pair(checks.key("mixture_pool: rng_key", rng_key))
     target = Target.checked("mixture_pool", graph, params, clamped)
-    target = with_pool(
-        "mixture_pool",
-        target,
-        resolve_moves(graph, coupling, target.clamped),
-        rows,
-        key,
-    )
+    moves = resolve_moves(graph, coupling, target.clamped)
+    target = with_pool("mixture_pool", target, moves, rows, key)
     assert target.pool is not None  # rows are given
     return target.pool
 
 
 @functools.partial(jax.jit, static_argnames="move")
 def _make(target: Target, move: Mixture, rows: Rows, key: Key) -> Pool:
-    rows = (
-        rows if set(move.marginalize) <= set(rows) else complete_rows(target, rows, key)
-    )
-    return make_pool(target.graph, target.params, move, rows, target.clamped)
+    if not set(move.marginalize) <= set(rows):
+        rows = complete_rows(target, rows, key)
+    return make_pool(target, move, rows)
 
 
 def complete_rows(target: Target, rows: Rows, key: Key) -> Blocks:
     """Return rows with draws of the other blocks: exact if these are one layer, else by ten sweeps."""
     graph = target.graph
-    count = len(next(iter(rows.values())))
-    clamped = {
-        b: jnp.broadcast_to(v, (count, *v.shape[1:])) for b, v in target.clamped.items()
-    }
-    held = {**clamped, **rows}
+    count = num_rows(rows)
+    held = {**target.clamped_rows(count), **rows}
     keys = random.fold_in(key, jnp.arange(count))
     free = tuple(b for b in graph.families if b not in held)
     x = held | initial_rows(graph, free, random.fold_in(keys, 0))
     around = Target(graph, target.params, Clamped(held))
     moves = gibbs_sweep(graph, held)
-    sweeps = _SWEEPS if graph.interacting(free) else 1
 
     def step(i, x):
-        return draw_sweep(around, x, moves, random.fold_in(keys, i + 1))[0]
+        moved, _ = draw_sweep(around, x, moves, random.fold_in(keys, i + 1))
+        return moved
 
-    return lax.fori_loop(0, sweeps, step, x)
+    num_sweeps = _SWEEPS if graph.interacting(free) else 1
+    return lax.fori_loop(0, num_sweeps, step, x)

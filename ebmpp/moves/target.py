@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import dataclasses
 from functools import partial
 import math
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 from jax import Array
@@ -16,7 +16,6 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import (
     Blocks,
     Eta,
-    UnitMasks,
     Keys,
     Numbers,
     Params,
@@ -67,7 +66,7 @@ class Target:
         who: str,
         graph: FactorGraph,
         params: Params,
-        blocks: Mapping[str, Any],
+        blocks: Mapping[str, object],
         values: bool = True,
     ) -> Self:
         """Return the target of a call's checked arguments.
@@ -80,11 +79,8 @@ class Target:
         checks.instance(f"{who}: graph", graph, FactorGraph, "a FactorGraph")
         target = cls(graph, params, as_clamped(graph.families, blocks, values))
         if not target.free:
-            raise checks.error(
-                f"{who}: clamped",
-                "such that a block is free",
-                [*target.clamped],
-                StateError,
+            raise StateError(
+                f"{who}: clamped must leave a block free, got all of {[*target.clamped]}."
             )
         graph.check(params, values)
         return target
@@ -139,23 +135,22 @@ class Target:
 
     def with_observed(self, x: Rows) -> Blocks:
         """Return rows with the observed units set to their values."""
+        partial = self.fixed.partial
+        observed = {b: jnp.where(k, partial[b], x[b]) for b, k in self.keep.items()}
+        return {**x, **observed}
+
+    def clamped_rows(self, count: int) -> Blocks:
+        """Return the clamped values of ``count`` rows, where they have one row or as many."""
         return {
-            **x,
-            **{
-                b: jnp.where(k, self.fixed.partial[b], x[b])
-                for b, k in self.keep.items()
-            },
+            b: jnp.broadcast_to(v, (count, *v.shape[1:]))
+            for b, v in self.clamped.items()
         }
 
     def to_rows(self, z: Mapping[str, Array]) -> Blocks:
         """Return a full state as rows: the free blocks of ``z`` and the clamped ones."""
-
-        def shape(b):
-            return (self.num_rows, *self.graph.families[b].shape)
-
-        return self.with_observed(
-            {b: v.reshape(shape(b)) for b, v in z.items()} | self.clamped
-        )
+        families = self.graph.families
+        free = {b: v.reshape(self.num_rows, *families[b].shape) for b, v in z.items()}
+        return self.with_observed(free | self.clamped)
 
     def from_rows(self, x: Rows) -> Blocks:
         """Return the free blocks of a full state, ``(*batch, *shape)`` each."""
@@ -170,10 +165,10 @@ class Target:
 
     def twice(self) -> "Target":
         """Return the target of both chains of a pair, stacked as rows."""
-        keep = {
-            b: jnp.concatenate([k, k]) if len(k) > 1 else k
-            for b, k in self.keep.items()
-        }
-        return dataclasses.replace(
-            self, fixed=dataclasses.replace(self.fixed, keep=keep)
-        )
+
+        def double(mask: Array) -> Array:
+            return jnp.concatenate([mask, mask]) if len(mask) > 1 else mask
+
+        keep = {b: double(mask) for b, mask in self.keep.items()}
+        fixed = dataclasses.replace(self.fixed, keep=keep)
+        return dataclasses.replace(self, fixed=fixed)

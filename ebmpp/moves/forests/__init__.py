@@ -5,6 +5,7 @@
 from ebmpp.moves.forests.layers import forest_layers
 from ebmpp.moves.forests.structure import Forest
 from ebmpp.moves.forests.sums import (
+    MarginalsByPair,
     PairMarginals,
     draw,
     draw_pair,
@@ -15,6 +16,7 @@ from ebmpp.moves.forests.sums import (
 
 __all__ = [
     "Forest",
+    "MarginalsByPair",
     "PairMarginals",
     "draw",
     "draw_pair",

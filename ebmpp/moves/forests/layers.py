@@ -23,7 +23,7 @@ _MAX_DEGREE = 16  # mean number of neighbours; layers are unrolled, and the part
 def suits(graph: Declaration, block: str) -> bool:
     """Return True for blocks of few values per unit, whose units interact with few others."""
     family = graph.families[block]
-    with sharding.at_once():
+    with sharding.eager():
         states = family.states()
     if states is None or len(states) > _MAX_STATES:
         return False

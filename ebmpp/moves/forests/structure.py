@@ -11,7 +11,8 @@ import numpy as np
 
 from jax.typing import ArrayLike
 
-from ebmpp.graph.factors.lateral import Constant, ranks
+from ebmpp.core.groups import ranks_in_groups
+from ebmpp.core.types import HashableArray
 
 
 class Peeling(NamedTuple):
@@ -123,7 +124,7 @@ class Forest:
         width = max(1, -(-len(depth) // depth.max(initial=1)))
         num_steps = -(-np.bincount(depth) // width)  # by depth
         first = num_steps[::-1].cumsum()[::-1] - num_steps
-        rank = ranks(depth)
+        rank = ranks_in_groups(depth)
         padding = max(self.num_units, len(depth))
         steps = np.full((3, num_steps.sum(), width), padding, np.int64)
         steps[:, first[depth] + rank // width, rank % width] = edges

@@ -157,7 +157,9 @@ def _states(
     return states.reshape(*tables.batch, -1), total
 
 
-def _arrange(unary: UnaryTable, pairwise: PairwiseTable, batch: BatchShape = ()) -> _Tables:
+def _arrange(
+    unary: UnaryTable, pairwise: PairwiseTable, batch: BatchShape = ()
+) -> _Tables:
     """Return tables with rows last, of the batch shape to which all broadcast."""
     batch = jnp.broadcast_shapes(batch, unary.shape[:-2], pairwise.shape[:-3])
     unary = _broadcast(unary, batch, 2)

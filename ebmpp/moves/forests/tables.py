@@ -10,8 +10,9 @@ derivatives between all units and the ones above them.
 
 from collections.abc import Iterable, Mapping
 import functools
+from typing import NamedTuple
 
-from jaxtyping import Float, Int32
+from jaxtyping import Bool, Float, Int32
 import numpy as np
 
 import jax
@@ -19,14 +20,32 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.core.precision import full_precision
-from ebmpp.core.types import Blocks, UnitMasks, Params, Rows
+from ebmpp.core.backend import full_precision
+from ebmpp.core.groups import induced_edges
+from ebmpp.core.rows import expand
+from ebmpp.core.types import Blocks, Params, Rows, UnitMasks
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, energy
 from ebmpp.graph.factors.lateral import Local, Split
 from ebmpp.moves.forests.layers import UnitsByBlock, interactions
 from ebmpp.moves.forests.structure import Forest
+
+
+class FastFactor(NamedTuple):
+    """A factor with a fast path to the natural parameters of a block's units in the forest, as its part 0."""
+
+    factor: Factor
+    split: Split
+    local: Local
+
+
+class States(NamedTuple):
+    """Values of units, their log base measures and statistics, padded; of all units if there is one block."""
+
+    values: Float[np.ndarray, "units states"]
+    log_base: Float[np.ndarray, "units states"]
+    statistics: Float[np.ndarray, "units states entries"]
 
 
 class ForestTables:
@@ -36,28 +55,26 @@ class ForestTables:
         self.graph = graph
         self.units = units
         self.families = {b: graph.families[b] for b in units}
+        self.forest = _induced(graph, units)
+        lengths = [len(u) for u in units.values()]
+        self._states = _states(self.families, lengths)
+        #: places of each block's units in the forest
+        self.places: dict[str, slice] = {}
+        #: half of each unit of a block, -1 outside of the forest
+        self._half: dict[str, np.ndarray] = {}
+        for end, (b, numbers) in zip(np.cumsum(lengths), units.items(), strict=True):
+            self.places[b] = slice(end - len(numbers), end)
+            self._half[b] = np.full(self.families[b].size, -1)
+            self._half[b][numbers] = _half_of(self.forest.depth[self.places[b]])
 
-        def inside(f):
-            return [b for b in (*f.blocks, *(b for b, _ in f.lateral)) if b in units]
+        def count(factor):
+            blocks = (*factor.blocks, *(b for b, _ in factor.lateral))
+            return sum(b in units for b in blocks)
 
         #: factors over the blocks, and those in which several units of the forest may
         #: interact
-        self._factors = [f for f in graph.factors if inside(f)]
-        self._inner_factors = [f for f in graph.factors if len(inside(f)) > 1]
-        self.forest = _induced(graph, units)
-        lengths = [len(u) for u in units.values()]
-        #: places of each block's units in the forest
-        ends = np.cumsum([0, *lengths])
-        self.places = {b: slice(*ends[i : i + 2]) for i, b in enumerate(units)}
-        #: half of each unit of a block, -1 outside of the forest
-        self._half = {b: np.full(f.size, -1) for b, f in self.families.items()}
-        for b, place in self.places.items():
-            self._half[b][units[b]] = self.forest.depth[place] // 2 % 2
-        #: value, log base measure and statistics of the states of each unit; of all if
-        #: there is one block
-        self._values, self._log_base, self._statistics = _state_tables(
-            self.families, lengths
-        )
+        self._factors = [f for f in graph.factors if count(f)]
+        self._inner_factors = [f for f in graph.factors if count(f) > 1]
 
     @functools.cached_property
     def complete(self) -> frozenset[str]:
@@ -65,17 +82,16 @@ class ForestTables:
         return frozenset(b for b, h in self._half.items() if (h >= 0).all())
 
     @functools.cached_property
-    def _fast(self) -> tuple[tuple[Factor, Split, Local], ...]:
-        """Factors with a fast path to natural parameters of part 0, a block's units in the forest."""
-        splits = {
-            b: Split(b, f, (self._half[b] < 0).astype(np.int64))
-            for b, f in self.families.items()
-        }
-        pairs = (
-            (f, splits[b]) for f in self._factors for b, _ in f.lateral if b in splits
-        )
-        fast = ((f, s, f.local({s.block: s.family}, s)) for f, s in pairs)
-        return tuple((f, s, local) for f, s, local in fast if local is not None)
+    def _fast(self) -> list[FastFactor]:
+        result = []
+        for factor in self._factors:
+            for b in (b for b, _ in factor.lateral if b in self.units):
+                outside = (self._half[b] < 0).astype(np.int64)
+                split = Split(b, self.families[b], outside)
+                local = factor.local({b: split.family}, split)
+                if local is not None:
+                    result.append(FastFactor(factor, split, local))
+        return result
 
     def weights(self, params: Params, x: Rows, keep: UnitMasks) -> tuple[Array, Array]:
         """Return unary log weights ``(rows, units, states)`` and pairwise ones, ``(edges, states, states)``.
@@ -83,101 +99,98 @@ class ForestTables:
         An observed unit is allowed its value only. Pairwise weights have rows if other
         units change them.
         """
-
-        def is_constant(factor):
-            return factor.is_pairwise or self.complete >= set(factor.blocks)
-
+        unary = self._unary(params, x)
+        if not self.units.keys().isdisjoint(keep):
+            unary = jnp.where(self._is_allowed(x, keep), unary, -jnp.inf)
         t = self._zeroed(x, self._inner_factors)
-        if all(map(is_constant, self._inner_factors)):
-            return self._unary(params, x, keep), self._mixed(
-                params, {b: v[0] for b, v in t.items()}
-            )
-        return self._unary(params, x, keep), jax.vmap(lambda t: self._mixed(params, t))(
-            t
-        )
+        if all(map(self._is_constant, self._inner_factors)):
+            return unary, self._pairwise(params, {b: v[0] for b, v in t.items()})
+        return unary, jax.vmap(lambda t: self._pairwise(params, t))(t)
 
-    def _unary(
-        self, params: Params, x: Rows, keep: UnitMasks
-    ) -> Float[Array, "rows units states"]:
-        t = self._zeroed(x, self._factors)
-        fast = {f.name for f, *_ in self._fast}
-        rest = [f for f in self._factors if f.name not in fast]
-        eta = self._join(
-            jax.vmap(
-                lambda t: energy.contributed(self.graph, rest, params, t, self.units)
-            )(t)
-        )
+    def _is_constant(self, factor: Factor) -> bool:
+        """Return True if units outside of the forest do not change a factor's pairwise weights."""
+        is_bilinear = isinstance(factor, Bilinear | Linear | Pairwise)
+        return is_bilinear or self.complete >= set(factor.blocks)
+
+    def _unary(self, params: Params, x: Rows) -> Float[Array, "rows units states"]:
+        eta = self._natural(params, self._zeroed(x, self._factors))
+        _, log_base, statistics = self._states
+        return (eta[:, :, None] * statistics[None]).sum(-1) + log_base[None]
+
+    def _natural(self, params: Params, t: Blocks) -> Float[Array, "rows units entries"]:
+        """Return natural parameters of the units, at statistics ``t`` of the blocks."""
+        fast = {term.factor.name for term in self._fast}
+        slow = [f for f in self._factors if f.name not in fast]
+
+        def slow_at(t):
+            return energy.contributed(self.graph, slow, params, t, self.units)
+
+        eta = self._join(jax.vmap(slow_at)(t))
         for factor, split, local in self._fast:
             by_unit = energy.to_units(t[split.block], split.family)
-            field = local.field(
-                local.prepare(params[factor.name]), by_unit.__getitem__, 0
-            )
+            prepared = local.prepare(params[factor.name])
+            field = local.field(prepared, by_unit.__getitem__, 0)
             field = jnp.moveaxis(field, 0, 1).reshape(len(eta), len(field), -1)
-            eta = eta.at[:, self.places[split.block], : field.shape[-1]].add(field)
-        logs = (eta[:, :, None] * self._statistics[None]).sum(-1) + self._log_base[None]
-        if self.units.keys().isdisjoint(keep):
-            return logs
+            entries = slice(field.shape[-1])
+            eta = eta.at[:, self.places[split.block], entries].add(field)
+        return eta
+
+    def _is_allowed(self, x: Rows, keep: UnitMasks) -> Bool[Array, "rows units states"]:
+        """Return False for the states of observed units that differ from their values."""
         held = {b: jnp.broadcast_to(keep.get(b, False), x[b].shape) for b in self.units}
-        is_held = self._join(held)[..., :1]
+        is_held = self._join(held)[..., :1] > 0
         value = self._join({b: x[b] for b in self.units})[..., :1]
-        return jnp.where((is_held > 0) & (value != self._values[None]), -jnp.inf, logs)
+        return ~(is_held & (value != self._states.values[None]))
 
     @full_precision
-    def _mixed(self, params: Params, t: Blocks) -> Float[Array, "edges states states"]:
-        def slope(v):
+    def _pairwise(
+        self, params: Params, t: Blocks
+    ) -> Float[Array, "edges states states"]:
+        """Return log weights of the ends of edges, at statistics ``t`` of one row."""
+        hessian = self._hessian(params, t)
+        depth = self.forest.depth
+        a, b = self.forest.edges.T
+        is_upper = depth[a] < depth[b]
+        upper = np.where(is_upper, a, b)
+        lower = np.where(is_upper, b, a)
+        # (edges, upper statistics, lower statistics)
+        mixed = hessian[_half_of(depth[upper]), :, lower]
+        mixed = jnp.where(is_upper[:, None, None], mixed, jnp.swapaxes(mixed, 1, 2))
+        table = jnp.asarray(self._states.statistics)
+        of_a, of_b = (table, table) if len(table) == 1 else (table[a], table[b])
+        return of_a @ mixed @ of_b.swapaxes(1, 2)
+
+    def _hessian(
+        self, params: Params, t: Blocks
+    ) -> Float[Array, "halves entries units entries"]:
+        """Return derivatives of all natural parameters in each statistic of the units of a half."""
+        point = {b: t[b] for b in self.units}
+
+        def natural_at(v):
             return energy.contributed(
                 self.graph, self._inner_factors, params, t | v, self.units
             )
 
-        point = {b: t[b] for b in self.units}
-
         def product(half: Array, entry: Array) -> Array:
-            """Return the derivatives in one statistic of the units of a half."""
-
-            def one_hot(b):
-                return jnp.arange(point[b].size // len(self._half[b])) == entry
-
-            mask = {
-                b: (h == half)[:, None] & one_hot(b)[None]
-                for b, h in self._half.items()
-            }
             tangent = {
-                b: v.reshape(point[b].shape).astype(point[b].dtype)
-                for b, v in mask.items()
+                b: _one_hot(h, half, entry, point[b]) for b, h in self._half.items()
             }
-            return self._join(
-                {b: v[None] for b, v in jax.jvp(slope, (point,), (tangent,))[1].items()}
-            )[0]
+            _, slope = jax.jvp(natural_at, (point,), (tangent,))
+            return self._join({b: v[None] for b, v in slope.items()})[0]
 
-        entries = jnp.arange(self._statistics.shape[-1])
-        hessian = jax.vmap(jax.vmap(product, (None, 0)), (0, None))(
-            jnp.arange(2), entries
-        )
-        a, b = self.forest.edges.T
-        depth = self.forest.depth
-        upper, lower = np.where(depth[a] < depth[b], (a, b), (b, a))
-        # (edges, upper statistics, lower statistics)
-        mixed = hessian[depth[upper] // 2 % 2, :, lower]
-        mixed = jnp.where((upper == a)[:, None, None], mixed, jnp.swapaxes(mixed, 1, 2))
-        table = jnp.asarray(self._statistics)
-
-        def at(units):
-            return table if len(table) == 1 else table[units]
-
-        return at(a) @ mixed @ at(b).swapaxes(1, 2)
+        entries = jnp.arange(self._states.statistics.shape[-1])
+        of_half = jax.vmap(product, (None, 0))
+        return jax.vmap(of_half, (0, None))(jnp.arange(2), entries)
 
     def put(self, x: Rows, states: Int32[Array, "rows units"]) -> Blocks:
         """Return the blocks with the units of the forest in ``states``."""
-        values = jnp.take_along_axis(self._values[None], states[..., None], -1)[..., 0]
+        table = self._states.values[None]
+        values = jnp.take_along_axis(table, states[..., None], -1)[..., 0]
         new = {}
         for b, place in self.places.items():
-            flat = (
-                x[b]
-                .reshape(len(x[b]), -1)
-                .at[:, self.units[b]]
-                .set(values[:, place].astype(x[b].dtype))
-            )
-            new[b] = flat.reshape(x[b].shape)
+            by_unit = x[b].reshape(len(x[b]), -1)
+            drawn = values[:, place].astype(by_unit.dtype)
+            new[b] = by_unit.at[:, self.units[b]].set(drawn).reshape(x[b].shape)
         return new
 
     def _zeroed(self, x: Rows, factors: Iterable[Factor]) -> Blocks:
@@ -185,50 +198,52 @@ class ForestTables:
         scope = dict.fromkeys((*self.units, *(b for f in factors for b in f.blocks)))
         t = self.graph.statistics({b: x[b] for b in scope})
         for b, family in self.families.items():
-            outside = (self._half[b] < 0).reshape(
-                1, *family.shape, *(1,) * len(family.stat_shape)
-            )
-            t[b] = jnp.where(outside, t[b], 0.0)
+            is_outside = jnp.asarray(self._half[b] < 0).reshape(1, *family.shape)
+            t[b] = jnp.where(expand(is_outside, t[b]), t[b], 0.0)
         return t
 
     def _join(self, values: Mapping[str, Array]) -> Float[Array, "rows units entries"]:
         """Return values of the units of the forest, of all their entries, padded with 0."""
-        size = self._statistics.shape[-1]
-        floats = jnp.result_type(float)
-        by_unit = {
-            b: v.reshape(len(v), self.families[b].size, -1).astype(floats)
-            for b, v in values.items()
-        }
+        size = self._states.statistics.shape[-1]
+        joined = []
+        for b, v in values.items():
+            by_unit = v.reshape(len(v), self.families[b].size, -1)
+            inside = by_unit.astype(jnp.result_type(float))[:, self.units[b]]
+            padding = [(0, 0), (0, 0), (0, size - inside.shape[-1])]
+            joined.append(jnp.pad(inside, padding))
+        return jnp.concatenate(joined, 1)
 
-        def pad(v):
-            return jnp.pad(v, [(0, 0), (0, 0), (0, size - v.shape[-1])])
 
-        return jnp.concatenate(
-            [pad(v[:, self.units[b]]) for b, v in by_unit.items()], 1
-        )
+def _half_of(depth: np.ndarray) -> np.ndarray:
+    return depth // 2 % 2
+
+
+def _one_hot(half_of_unit: np.ndarray, half: Array, entry: Array, like: Array) -> Array:
+    """Return 1 at one entry of the statistics of a half's units, and 0 elsewhere."""
+    is_entry = jnp.arange(like.size // len(half_of_unit)) == entry
+    mask = (half_of_unit == half)[:, None] & is_entry[None]
+    return mask.reshape(like.shape).astype(like.dtype)
 
 
 def _induced(graph: FactorGraph, units: UnitsByBlock) -> Forest:
     """Return the forest that some units make, numbered block after block."""
-    edges, dense = interactions(graph, tuple(units))
-    starts = np.cumsum([0, *(graph.families[b].size for b in units)])
+    edges, conflicts = interactions(graph, tuple(units))
+    sizes = [graph.families[b].size for b in units]
+    starts = np.cumsum(sizes) - sizes
     inside = np.concatenate(
-        [start + u for start, u in zip(starts, units.values(), strict=False)]
+        [start + u for start, u in zip(starts, units.values(), strict=True)]
     )
     try:
-        if dense:
+        if any(conflicts):
             raise ValueError("two share a factor, in which all their units interact.")
-        return Forest(len(inside), induced_edges(edges, inside, starts[-1]))
+        return Forest(len(inside), induced_edges(edges, inside, sum(sizes)))
     except ValueError as error:
         raise IntractableError(
             f"units of blocks {list(units)} must make a forest: {error}"
         ) from error
 
 
-def _state_tables(
-    families: Mapping[str, Family], lengths: list[int]
-) -> tuple[np.ndarray, ...]:
-    """Return values, log base measures and statistics of the states of units, padded."""
+def _states(families: Mapping[str, Family], lengths: list[int]) -> States:
     listed = []
     for block, family in families.items():
         with sharding.eager():
@@ -246,4 +261,4 @@ def _state_tables(
     for padded, values in zip(table, listed, strict=True):
         padded[: len(values), : values.shape[1]] = values
     table = table if len(listed) == 1 else np.repeat(table, lengths, axis=0)
-    return table[..., 0], table[..., 1], table[..., 2:]
+    return States(table[..., 0], table[..., 1], table[..., 2:])
