@@ -67,11 +67,11 @@ def as_coupling(name: str, value: CouplingLike) -> CouplingLike:
 
 @functools.lru_cache(maxsize=256)  # kernels ask at every trace
 def _resolve(
-    graph: FactorGraph, coupling: CouplingLike, clamped: tuple[str, ...], exact: bool
+    graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact: bool
 ) -> tuple[Move, ...]:
     if coupling == "mixture":
         return mixture_sweep(graph, clamped)
-    if callable(coupling) and not isinstance(coupling, Move):
+    if callable(coupling):
         coupling = tuple(coupling(graph, clamped))
     if isinstance(coupling, Move):
         coupling = (coupling,)
@@ -232,9 +232,7 @@ def check_free(name: str, target: Target, values: object) -> None:
     checks.names(f"free block of {name}", values, target.free, StateError)
 
 
-def free_rows(
-    name: str, target: Target, values: Mapping[str, ArrayLike]
-) -> tuple[Blocks, BatchShape]:
+def free_rows(name: str, target: Target, values: Any) -> tuple[Blocks, BatchShape]:
     """Return a dict of values of free blocks as rows, and their leading axes."""
     check_free(name, target, values)
     return as_rows(target.graph.families, values)

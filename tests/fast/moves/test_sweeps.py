@@ -285,7 +285,7 @@ class Problem:
                 random.fold_in(ROOT_KEY, 8, np.arange(self.case.pool_size)),
             )
             pool_rows = initial_rows(graph, move.marginalize, keys)
-            pool = make_pool(graph, params, move, pool_rows, self.target.clamped)
+            pool = make_pool(self.target, move, pool_rows)
             self.target = dataclasses.replace(self.target, pool=pool)
         self.blocks = tuple(graph.families)
 
