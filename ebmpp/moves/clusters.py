@@ -28,7 +28,7 @@ from ebmpp.core import checks, random
 from ebmpp.core.groups import Edges
 from ebmpp.core.types import Chains, Keys, Params, Rows
 from ebmpp.errors import IntractableError, ParameterError
-from ebmpp.families import Bernoulli, Categorical, Family, Spin
+from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.pairwise import Adjacency, table
@@ -88,8 +88,8 @@ class Clusters(Move["_Fields"]):
         states.check_names([self.block], graph.families)
         family = graph.families[self.block]
         factors = self._factors(graph)
-        are_pairs = factors and all(isinstance(factor, Pairwise) for factor in factors)
-        if not are_pairs or type(family) not in (Bernoulli, Spin, Categorical):
+        are_pairs = factors and all(factor.has_pair_weights for factor in factors)
+        if not are_pairs or not (family.is_two_valued or family.is_one_hot):
             raise checks.error(
                 f"Clusters: block {self.block!r}",
                 "of Spin, Bernoulli or Categorical units that interact by Pairwise factors",
@@ -105,7 +105,7 @@ class Clusters(Move["_Fields"]):
 
     def check_params(self, graph: FactorGraph, params: Params) -> None:
         """Refuse negative weights of Categorical units."""
-        if not isinstance(graph.families[self.block], Categorical):
+        if not graph.families[self.block].is_one_hot:
             return
         for factor in self._factors(graph):
             least = float(jnp.min(params[factor.name]))
@@ -150,9 +150,9 @@ class Clusters(Move["_Fields"]):
     def _fields(self, target: Target, x: Rows) -> "_Fields":
         graph = target.graph
         params = target.params
-        factors = [f for f in self._factors(graph) if isinstance(f, Pairwise)]
+        factors = self._factors(graph)
         edges = [f.edges(graph.families)[self.block] for f in factors]
-        weights = [f.weights(params[f.name]) for f in factors]
+        weights = [f.pair_weights(params[f.name]) for f in factors]
         eta = energy.part_context(graph, params, x, self.block).eta
         return _Fields(eta, jnp.concatenate(weights), np.concatenate(edges))
 
@@ -169,7 +169,7 @@ class Clusters(Move["_Fields"]):
         u = jnp.tile(u, (1, len(x) // len(keys)))
         uniforms = _Uniforms(u[family.size :], u[: family.size])
         units = energy.to_units(x, family)
-        if isinstance(family, Categorical):
+        if family.is_one_hot:
             new, label = _categories(fields, uniforms, units)
             broken = (fields.weights < 0).any()
         else:
@@ -220,6 +220,12 @@ def _spins(
     total = _sum_by(label, field * spin * root)
     up = jnp.where(uniforms.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
     return middle + half * spin * root * _at(up, label), label
+
+
+def spin_scale(family: Family) -> tuple[float, float]:
+    """Return the middle and half the distance of the two values of a unit."""
+    low, high = map(float, family.statistic_bounds)
+    return (low + high) / 2, (high - low) / 2
 
 
 def _categories(fields: _Fields, uniforms: _Uniforms, x: Array) -> tuple[Array, Array]:

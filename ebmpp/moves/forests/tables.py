@@ -109,8 +109,7 @@ class ForestTables:
 
     def _is_constant(self, factor: Factor) -> bool:
         """Return True if units outside of the forest do not change a factor's pairwise weights."""
-        is_bilinear = isinstance(factor, Bilinear | Linear | Pairwise)
-        return is_bilinear or self.complete >= set(factor.blocks)
+        return factor.is_pairwise or self.complete >= set(factor.blocks)
 
     def _unary(self, params: Params, x: Rows) -> Float[Array, "rows units states"]:
         eta = self._natural(params, self._zeroed(x, self._factors))
