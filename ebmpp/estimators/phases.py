@@ -396,6 +396,6 @@ def sweep_pool(
 
 def attach_pool(target: Target, move: mixture.Mixture, pool: Rows, key: Key) -> Target:
     """Return a target with the pool, its marginalised blocks redrawn given the others."""
-    keys = row_keys(key, len(next(iter(pool.values()))))
-    rows = Layer(move.marginalize).draw(target, pool, keys)[0]
+    keys = row_keys(key, num_rows(pool))
+    rows, _ = Layer(move.marginalize).draw(target, pool, keys)
     return dataclasses.replace(target, pool=mixture.make_pool(target, move, rows))

@@ -3,14 +3,17 @@
 """Moves: steps of chains and of coupled pairs of chains."""
 
 from ebmpp.moves.clusters import Clusters, cluster_sweep
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.forest_moves import Forests, forest_sweep
 from ebmpp.moves.mixture import Mixture, mixture_sweep
-from ebmpp.moves.move import Layer, Move, gibbs_sweep
+from ebmpp.moves.move import Drawn, Layer, Move, gibbs_sweep, one_chain
 from ebmpp.moves.target import Pool, Target
 from ebmpp.moves.tempering import Tempered, tempered
 
 __all__ = [
+    "Attempt",
     "Clusters",
+    "Drawn",
     "Forests",
     "Layer",
     "Mixture",
@@ -18,9 +21,12 @@ __all__ = [
     "Pool",
     "Target",
     "Tempered",
+    "Trial",
     "cluster_sweep",
     "forest_sweep",
     "gibbs_sweep",
     "mixture_sweep",
+    "one_chain",
     "tempered",
+    "where_rows",
 ]
