@@ -15,21 +15,10 @@ import xarray as xr
 from ebmpp.core import checks
 from ebmpp.diagnostics.meeting import meeting_data, survival, tv_upper_bound
 from ebmpp.diagnostics.style import grid, look, new_axes, tidy
+from ebmpp.estimators.metrics import COLUMNS, column_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_DETAILS = (
-    "sweeps",
-    "posterior_sweeps",
-    "trials",
-    "corrected",
-    "k",
-    "m",
-    "cost",
-)
-_MEETING = ("meeting_time_mean", "meeting_time_max", "lag")
-_TITLES = {"gradient_norm": "gradient norm", "num_unmet": "unmet pairs"}
 
 
 def plot_units(
@@ -160,12 +149,16 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
         if over_time and values.dtype.kind in "fiub" and not is_empty:
             numeric.append(str(name))
     monitors = [n for n in numeric if "monitor_step" in history[n].dims]
-    metrics = [
-        n for n in numeric if n not in monitors and n not in (*_MEETING, *_DETAILS)
-    ]
-    meeting = [n for n in _MEETING if n in numeric]
-    result = {_TITLES.get(n, n.replace("_", " ")): [n] for n in monitors + metrics}
-    return result | ({"meeting time (sweeps)": meeting} if meeting else {})
+    metrics = [n for n in numeric if n not in monitors]
+    result = {n.replace("_", " "): [n] for n in monitors}
+    for name in metrics:
+        column = column_of(name)
+        if column.panel == "own":
+            result[column.label] = [name]
+    meeting = [n for n in COLUMNS if n in metrics and COLUMNS[n].panel == "meeting"]
+    if meeting:
+        result["meeting time (sweeps)"] = meeting
+    return result
 
 
 def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) -> None:
@@ -173,7 +166,7 @@ def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) 
         curve = history[name]
         dim = curve.dims[0]
         steps = history[dim].values if dim in history.coords else np.arange(curve.size)
-        legend = name.removeprefix("meeting_time_") if len(names) > 1 else None
+        legend = column_of(name).label if len(names) > 1 else None
         style = look(index)
         y = curve.values.astype(float)
         window = curve.size // 50

@@ -22,7 +22,7 @@ from ebmpp.families import Bernoulli, Exponential, Family, Gaussian, Poisson, Sp
 from ebmpp.families.values import describe
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.moves import Layer, Target
-from ebmpp.training.batches import Selection, Weights
+from ebmpp.training.batches import RowWeights, Selection
 
 Units = str | Family | Callable[[int], Family]
 Optimizer = optax.GradientTransformation
@@ -110,7 +110,12 @@ class Epoch:
     """
 
     def __init__(
-        self, rows: np.ndarray, weights: Weights, size: int, seed: list[int], first: int
+        self,
+        rows: np.ndarray,
+        weights: RowWeights,
+        size: int,
+        seed: list[int],
+        first: int,
     ) -> None:
         self.batch_size = size
         self.first = first
@@ -132,7 +137,10 @@ class Epoch:
         at = number - self.first
         return Selection(self._rows, self._index[at], self._shares[at])
 
-    def identity(self) -> dict[str, Any]:
+    def batches_in(self, epochs: int) -> int:
+        return epochs * self.num_batches
+
+    def identity(self) -> dict[str, str | None]:
         """Return nothing, as there are no checkpoints."""
         return {}
 
@@ -218,7 +226,9 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
         )
 
 
-def weighted_rows(values: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, Weights]:
+def weighted_rows(
+    values: np.ndarray, sample_weight: Any
+) -> tuple[np.ndarray, RowWeights]:
     """Return the rows with positive weights, and their weights; None without weights."""
     if sample_weight is None:
         return values, None

@@ -34,6 +34,7 @@ from ebmpp.estimators import PCD, Estimator
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
 from ebmpp.training.loop import Loop
+from ebmpp.training.observers import EstimatorDiagnosis, PairWatch, ProgressBar
 from ebmpp.training.steps import Stage, Stages
 
 _MAX_ROWS = 4096  # rows per call outside training
@@ -224,18 +225,24 @@ class HarmoniumTransformer(
             usual = 0.1 if bounded else 0.01
             rate = usual if self.learning_rate == "auto" else float(self.learning_rate)
             optimizer = harmonium.make_optimizer(optimizer, rate)
-        stages = Stages(
-            [Stage(num_steps=end, estimator=estimator, optimizer=optimizer)],
-            scheduled=False,
-        )
-        loop = Loop(self.graph_, stages, source, jnp.asarray(self._words), self.params_)
+        stage = Stage(num_steps=end, estimator=estimator, optimizer=optimizer)
+        stages = Stages([stage])
+        key = jnp.asarray(self._words)
+        loop = Loop(self.graph_, stages, source, key, self.params_)
+        observers = [
+            PairWatch(loop.log, stages, self.graph_.num_units, self.n_steps_),
+            loop.guard,
+            EstimatorDiagnosis(self.graph_, stages, source, key, loop.log),
+        ]
+        bar = ProgressBar(loop.log, end, self.n_steps_, is_hidden=True)
         if self._state is None:
             self._state = loop.begin(0, self.params_)
         try:
             state = loop.run(
                 self.n_steps_,
                 self._state._replace(params=self.params_),
-                progress_bar=False,
+                observers,
+                bar,
             )
         except DivergenceError as error:
             error.add_note(

@@ -4,7 +4,8 @@
 
 from ebmpp.training import monitors, optimizers
 from ebmpp.training.callbacks import EarlyStop, Progress
-from ebmpp.training.fitting import Fit, fit
+from ebmpp.training.fitting import fit
+from ebmpp.training.result import Fit
 from ebmpp.training.steps import Stage
 
 __all__ = ["EarlyStop", "Fit", "Progress", "Stage", "fit", "monitors", "optimizers"]

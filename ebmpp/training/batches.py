@@ -3,7 +3,7 @@
 """Rows of training steps: arrays on the device, files on the host, or a stream, which are read ahead."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 import contextlib
 from functools import lru_cache
@@ -17,24 +17,26 @@ import numpy as np
 
 import jax
 from jax import Array
+from jax.typing import ArrayLike
 
 from ebmpp.core import Blocks, Key, Numbers, checks, random, sharding
 from ebmpp.core.archive import digest
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import StateLike
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Observed, tables
 
-Data = (
-    Mapping[str, Any] | Array | np.ndarray | Iterable[Any] | Callable[[], Iterable[Any]]
-)
-
-Weights = np.ndarray | None
+#: Rows, batches of rows, or a function that returns these.
+TrainingData = StateLike | Iterable[StateLike] | Callable[[], Iterable[StateLike]]
+RowWeights = np.ndarray | None
 T = TypeVar("T")
 
 _DEFAULT_SIZE = 100
 _SAMPLE_ROWS = 4096
 _SAMPLE_BYTES = 2**26
-_END = object()  # of a stream
-_PATIENCE = 1.0  # seconds that the end of a run waits for a batch that is being read
+_END_OF_STREAM: Any = object()
+# seconds that the end of a run waits for a batch that is being read
+_PATIENCE = 1.0
 #: Largest number of steps in one program, and of bytes of the batches that are copied
 #: for it.
 CHUNK = 50
@@ -61,7 +63,7 @@ class Selection(NamedTuple):
         return tables.Table(self.rows, self.known, ()).observed()
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Batches of rows, by number."""
 
     batch_size: int
@@ -72,7 +74,15 @@ class Source(Protocol):
     def batch(self, number: int) -> Selection:
         """Return a batch; numbers count from 0, never decrease, and may be skipped."""
 
-    def identity(self) -> dict[str, Any]:
+    def batches_in(self, epochs: int) -> int:
+        """Return the number of batches in so many passes over the data.
+
+        :raises ArgumentError: for a stream without a length, or more than one pass
+            over it.
+        """
+        ...
+
+    def identity(self) -> dict[str, str | None]:
         """Return JSON values that identify the data."""
 
 
@@ -85,8 +95,12 @@ def chunk_size(batch: Selection) -> int:
 
 
 def as_source(
-    graph: FactorGraph, data: Data, weights: Any, batch_size: int | None, rng_key: Array
-) -> Source:
+    graph: FactorGraph,
+    data: TrainingData,
+    weights: ArrayLike | None,
+    batch_size: int | None,
+    rng_key: Array,
+) -> BatchSource:
     """Make the source of ``data``: see :func:`ebmpp.fit`; ``rng_key`` determines the order of the rows."""
     if sharding.processes() > 1:
         return ProcessRows(graph, data, weights, batch_size, rng_key)
@@ -95,12 +109,12 @@ def as_source(
 
 def _local_source(
     graph: FactorGraph,
-    data: Data,
-    weights: Any,
+    data: TrainingData,
+    weights: ArrayLike | None,
     batch_size: int | None,
     key: Key,
     on_host: bool = False,
-) -> Source:
+) -> BatchSource:
     """Make the source of this process's data; ``on_host`` leaves arrays on the host."""
     if is_stream(data):
         if weights is not None:
@@ -118,7 +132,8 @@ def _local_source(
     mapped = _is_mapped(data)
     if on_host and not mapped:
         tables.check_table(graph, table)  # at once: later, one process would fail alone
-    return (HostRows if mapped or on_host else DeviceRows)(graph, table, weights, order)
+    source = HostRows if mapped or on_host else DeviceRows
+    return source(graph, table, weights, order)
 
 
 def is_stream(data: object) -> bool:
@@ -148,10 +163,15 @@ class Order:
         self.size = size
         self.batch_size = min(size, batch_size)
 
-        def permutation(epoch):
-            return np.random.default_rng([*self.key, epoch]).permutation(self.size)
+        @lru_cache(maxsize=2)  # a batch may span two epochs
+        def permutation(epoch: int) -> np.ndarray:
+            return np.random.default_rng([*self.key, epoch]).permutation(size)
 
-        self._epoch = lru_cache(maxsize=2)(permutation)  # a batch may span two epochs
+        self._permutation = permutation
+
+    def batches_in(self, epochs: int) -> int:
+        """Return the number of batches that hold so many permutations."""
+        return -(-epochs * self.size // self.batch_size)
 
     def batch(self, number: int) -> np.ndarray:
         """Return row numbers, ``(batch_size,)``."""
@@ -159,17 +179,17 @@ class Order:
             return np.arange(self.size)
         epoch, start = divmod(number * self.batch_size, self.size)
         stop = start + self.batch_size
-        rows = self._epoch(epoch)[start:stop]
+        rows = self._permutation(epoch)[start:stop]
         if stop <= self.size:
             return rows
-        return np.concatenate([rows, self._epoch(epoch + 1)[: stop - self.size]])
+        return np.concatenate([rows, self._permutation(epoch + 1)[: stop - self.size]])
 
 
 class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
     def __init__(
-        self, graph: FactorGraph, table: tables.Table, weights: Weights, order: Order
+        self, graph: FactorGraph, table: tables.Table, weights: RowWeights, order: Order
     ) -> None:
         self.rows, self.known, _ = sharding.place(
             jax.device_put(tables.check_table(graph, table))
@@ -181,13 +201,16 @@ class DeviceRows:
     def sample(self) -> Selection:
         return Selection(self.rows, None, self.weights, self.known)
 
+    def batches_in(self, epochs: int) -> int:
+        return self.order.batches_in(epochs)
+
     def batch(self, number: int) -> Selection:
         # transferred as an argument, which costs less
         index = self.order.batch(number).astype(np.int32)
         weights = None if self.weights is None else self.weights[index]
         return Selection(self.rows, index, weights, self.known)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, str | None]:
         """Return a digest of every byte."""
         return _identity(self.weights, self.rows, self.known)
 
@@ -196,7 +219,7 @@ class HostRows:
     """Rows in memory-mapped arrays, read and checked when a batch is requested."""
 
     def __init__(
-        self, graph: FactorGraph, table: tables.Table, weights: Weights, order: Order
+        self, graph: FactorGraph, table: tables.Table, weights: RowWeights, order: Order
     ) -> None:
         self.graph = graph
         self.table = table
@@ -217,7 +240,10 @@ class HostRows:
     def batch(self, number: int) -> Selection:
         return self._read(self.order.batch(number))
 
-    def identity(self) -> dict[str, Any]:
+    def batches_in(self, epochs: int) -> int:
+        return self.order.batches_in(epochs)
+
+    def identity(self) -> dict[str, str | None]:
         """Return a digest of shapes, types and a few thousand rows."""
         sample = self.table.take(self._sample_index())
         count = {"number of rows": np.array(self.order.size)}
@@ -241,7 +267,9 @@ class HostRows:
 class Stream:
     """Batches from an iterable, each used once, in order."""
 
-    def __init__(self, graph: FactorGraph, data: Any, batch_size: int | None) -> None:
+    def __init__(
+        self, graph: FactorGraph, data: TrainingData, batch_size: int | None
+    ) -> None:
         self.graph = graph
         batches = data() if callable(data) else data
         self._owned = callable(data)
@@ -249,7 +277,8 @@ class Stream:
             raise checks.error(
                 "fit: value of data, a function,", "batches", batches, StateError
             )
-        self._batches: Iterator[Any] = iter(batches)
+        self._length = len(batches) if isinstance(batches, Sized) else None
+        self._batches: Iterator[StateLike] = iter(batches)
         self._number = -1
         self.batch_size = batch_size or 0  # 0 until the first batch determines it
         self._first = self.batch(0)
@@ -260,10 +289,10 @@ class Stream:
     def batch(self, number: int) -> Selection:
         """Return a batch; those before it that were not requested are skipped unchecked."""
         if number > self._number:
-            batch = next(
-                itertools.islice(self._batches, number - self._number - 1, None), _END
-            )
-            if batch is _END:
+            skipped = number - self._number - 1
+            batches = itertools.islice(self._batches, skipped, None)
+            batch = next(batches, _END_OF_STREAM)
+            if batch is _END_OF_STREAM:
                 raise checks.error(
                     "stream of batches",
                     f"long enough for batch {number} (counted from 0)",
@@ -275,16 +304,25 @@ class Stream:
             self._number = number
         return self._last
 
+    def batches_in(self, epochs: int) -> int:
+        if self._length is None or epochs > 1:
+            expected = "1 for a stream, whose batches are used once"
+            if self._length is None:
+                expected = "None for a stream without a length"
+            hint = "Give num_steps, and a stream that is long enough."
+            raise checks.error("fit: epochs", expected, epochs, hint=hint)
+        return self._length
+
     def close(self) -> None:
         """Close a generator that was made by the user's function; a given iterator is the user's."""
         if self._owned and isinstance(self._batches, Generator):
             self._batches.close()
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, str | None]:
         """Return a digest of the first batch."""
         return _identity(None, self._first.rows, self._first.known)
 
-    def _check(self, number: int, batch: Any) -> Selection:
+    def _check(self, number: int, batch: StateLike) -> Selection:
         try:
             with _on_host():
                 table = tables.as_table(self.graph, batch)
@@ -304,20 +342,19 @@ class Stream:
 
         # A loader may reuse the memory of a batch: values were converted into new
         # arrays, masks are copied.
-        def put(x, how):
-            return {b: jax.device_put(how(v)) for b, v in x.items()}
-
-        return Selection(put(rows, np.asarray), known=put(known, np.array))
+        rows = {b: jax.device_put(np.asarray(v)) for b, v in rows.items()}
+        known = {b: jax.device_put(np.array(mask)) for b, mask in known.items()}
+        return Selection(rows, known=known)
 
 
 class ProcessRows:
-    """Source of several processes, each of which has a part of every batch. All raise the error of one."""
+    """BatchSource of several processes, each of which has a part of every batch. All raise the error of one."""
 
     def __init__(
         self,
         graph: FactorGraph,
-        data: Data,
-        weights: Any,
+        data: TrainingData,
+        weights: ArrayLike | None,
         batch_size: int | None,
         rng_key: Array,
     ) -> None:
@@ -334,9 +371,9 @@ class ProcessRows:
         local_size = None if unsized else size // count
         key = random.fold_in(random.key_pair(rng_key), jax.process_index())
 
-        def make() -> tuple[Source, int]:
+        def make() -> tuple[BatchSource, int]:
             source = _local_source(graph, data, weights, local_size, key, on_host=True)
-            return source, len(next(iter(source.sample().rows.values())))
+            return source, num_rows(source.sample().rows)
 
         self._local, rows = _in_all_processes(make)
         sizes = sharding.gather(np.array([rows, self._local.batch_size]))
@@ -361,10 +398,10 @@ class ProcessRows:
             (local.rows, local.known, self._weights(local))
         )
 
-        def flat(tree):
+        def join(tree):
             return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
 
-        return Selection(flat(rows), None, flat(weights), flat(known))
+        return Selection(join(rows), None, join(weights), join(known))
 
     def batch(self, number: int) -> Selection:
         """Return the parts of all processes, sharded over the devices."""
@@ -378,19 +415,20 @@ class ProcessRows:
         )
         return Selection(rows, None, weights, known)
 
-    def identity(self) -> dict[str, Any]:
-        """Return a digest of the parts' identities."""
-        local = hashlib.sha256(
-            json.dumps(self._local.identity(), sort_keys=True).encode()
-        ).digest()
-        return {"data": sharding.gather(np.frombuffer(local, np.uint8)).tobytes().hex()}
+    def batches_in(self, epochs: int) -> int:
+        return self._local.batches_in(epochs)
 
-    def _weights(self, local: Selection) -> Weights:
-        return (
-            None
-            if local.weights is None
-            else np.asarray(local.weights) * np.float32(self._scale)
-        )
+    def identity(self) -> dict[str, str | None]:
+        """Return a digest of the parts' identities."""
+        text = json.dumps(self._local.identity(), sort_keys=True)
+        local = hashlib.sha256(text.encode()).digest()
+        digests = sharding.gather(np.frombuffer(local, np.uint8))
+        return {"data": digests.tobytes().hex()}
+
+    def _weights(self, local: Selection) -> RowWeights:
+        if local.weights is None:
+            return None
+        return np.asarray(local.weights) * np.float32(self._scale)
 
 
 def _in_all_processes(make: Callable[[], T]) -> T:
@@ -410,8 +448,8 @@ def _in_all_processes(make: Callable[[], T]) -> T:
 
 
 def _identity(
-    weights: Weights, rows: Mapping[str, Any], known: Mapping[str, Any]
-) -> dict:
+    weights: RowWeights, rows: Mapping[str, Numbers], known: Mapping[str, Numbers]
+) -> dict[str, str | None]:
     data = jax.device_get({**rows, **{f"known of {b}": k for b, k in known.items()}})
     return {
         "data": digest(data),
@@ -434,7 +472,7 @@ class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
     requested.
     """
 
-    def __init__(self, source: Source, last: int) -> None:
+    def __init__(self, source: BatchSource, last: int) -> None:
         self._source = source
         self._last = last
         self._pending: deque[tuple[int, Future[Selection]]] = deque()
@@ -455,7 +493,7 @@ class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
             self._source.close()
 
     def batch(self, number: int) -> Selection:
-        """Return a batch as :meth:`Source.batch` does; the same number may be requested again."""
+        """Return a batch as :meth:`BatchSource.batch` does; the same number may be requested again."""
         if self._executor is None:
             return self._source.batch(number)
         while self._pending and self._pending[0][0] < number:

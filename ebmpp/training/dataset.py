@@ -8,7 +8,7 @@ import pandas as pd
 import xarray as xr
 
 
-class History(xr.Dataset):
+class HistoryDataset(xr.Dataset):
     """History of a run: metrics per ``step`` and monitors per ``monitor_step``."""
 
     __slots__ = ()
@@ -24,9 +24,8 @@ class History(xr.Dataset):
         """
         if {*self.dims} != {"step", "monitor_step"}:
             return super().to_dataframe(dim_order)
-        metrics, monitors = (
-            self.drop_dims(dim).to_dataframe() for dim in ("monitor_step", "step")
-        )
+        metrics = self.drop_dims("monitor_step").to_dataframe()
+        monitors = self.drop_dims("step").to_dataframe()
         # step 0 is over when one step is done
         monitors.index = monitors.index.rename("step") - 1
         return metrics.join(monitors)

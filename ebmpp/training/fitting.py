@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a graph: :func:`fit` and its result."""
+"""Training of a graph: :func:`fit`."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -8,7 +8,6 @@ import dataclasses
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,95 +15,53 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 import optax
 
-from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import base_rates
 from ebmpp.core import Params, checks, random, sharding
-from ebmpp.core.display import Card, Shown
 from ebmpp.errors import TrainingError
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
-from ebmpp.training.batches import Data, as_source, is_stream
-from ebmpp.training.callbacks import BestParams, Callback, PathRecorder
-from ebmpp.training.checkpoint import SharedCheckpoints
-from ebmpp.training.history import Watch, card
+from ebmpp.training.batches import TrainingData, as_source, is_stream
+from ebmpp.training.callbacks import Callback
+from ebmpp.training.history import MonitorFn
+from ebmpp.training.identity import run_identity
 from ebmpp.training.loop import Loop
-from ebmpp.training.steps import Stage, Stages, State
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-
-@dataclasses.dataclass(frozen=True)
-class Fit(Shown):
-    """A trained model.
-
-    :param graph: the trained graph.
-    :param params: the last params.
-    :param history: an ``xarray.Dataset``: per ``step`` the gradient norm and the
-        estimator's metrics, such as ``meeting_time_mean``, ``num_unmet`` and ``lag`` of
-        coupled chains, nan where a stage has none; per ``monitor_step`` (the number of
-        steps done) the monitors; with a schedule also ``stage``.
-        ``history.to_dataframe()`` has one row per step, with the monitors' values after
-        it. ``history.attrs["stopped_by"]`` is "max_seconds" in a run that this argument
-        of ``fit`` ended.
-    :param optimizer_state: optax state after the last step.
-    :param estimator_state: the estimator's state (persistent chains, the adaptive lag).
-    :param best_params: with ``keep_best``, the params at the monitor's best value, if
-        it had any.
-    :param best_step: number of steps done at that value.
-    :param path: with ``keep_path``, the path from independent units to the last params,
-        an argument of :func:`ebmpp.smc`, :func:`ebmpp.particle_expectation` and
-        :class:`ebmpp.ParallelTempering`.
-    :param estimator: the estimator of the last step.
-    :param optimizer: its optimiser; None in a copy by pickle, which optax does not
-        support.
-    :param num_steps: gradient steps in all, including the steps of ``start``.
-    """
-
-    graph: FactorGraph
-    params: Params
-    history: "xr.Dataset"
-    optimizer_state: Any
-    estimator_state: Any
-    best_params: Params | None = None
-    best_step: int | None = None
-    path: Path | None = None
-    estimator: Estimator | None = None
-    optimizer: optax.GradientTransformation | None = None
-    num_steps: int = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"optimizer": None}
-
-    def __repr__(self) -> str:
-        steps = self.history.sizes["step"]
-        by = f" by {self.estimator!r}" if self.estimator else ""
-        best = "" if self.best_step is None else f", best at step {self.best_step}"
-        params = sum(np.size(a) for a in jax.tree.leaves(self.params))
-        return f"Fit({steps} steps{by}, {params} params in {len(self.params)} factors{best})"
-
-    def _card(self) -> Card:
-        return card(repr(self), self.graph, self.params, self.history)
+from ebmpp.training.observers import (
+    BestParams,
+    CheckpointWriter,
+    Deadline,
+    EstimatorDiagnosis,
+    LikelihoodWatch,
+    Monitoring,
+    Observer,
+    PairWatch,
+    PathRecorder,
+    ProgressBar,
+)
+from ebmpp.training.result import Fit
+from ebmpp.training.settings import Settings
+from ebmpp.training.steps import Stage, TrainState
 
 
 def fit(
     graph: FactorGraph,
-    data: Data,
+    data: TrainingData,
     *,
     rng_key: Array,
     estimator: Estimator | None = None,
     optimizer: optax.GradientTransformation | None = None,
     num_steps: int | None = None,
+    epochs: int | None = None,
     max_seconds: float | None = None,
     schedule: Sequence[Stage] | None = None,
     batch_size: int | None = None,
-    weights: Array | None = None,
+    weights: ArrayLike | None = None,
     params: Params | None = None,
     start: Fit | None = None,
     init_scheme: str | Mapping[str, str] = "gaussian",
-    monitors: Mapping[str, Watch] | None = None,
+    monitors: Mapping[str, MonitorFn] | None = None,
     monitor_every: int = 100,
     callbacks: Sequence[Callback] = (),
     keep_best: str | tuple[str, str] | None = None,
@@ -139,12 +96,14 @@ def fit(
         one.
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
     :param num_steps: gradient steps; default 1000, or no limit with ``max_seconds``.
+    :param epochs: passes over the data in place of ``num_steps``. For a stream with a
+        length, a list of batches say, at most 1.
     :param max_seconds: wall time of this call, above 0, compilation included. The run
         ends at the first look after it, about a second late, as if it had ``num_steps``
         so far. Their number **depends on the clock**, so the run cannot be repeated
         exactly. It can be resumed.
-    :param schedule: a list of :class:`Stage` in place of estimator, optimizer and
-        num_steps.
+    :param schedule: a list of :class:`Stage` in place of estimator, optimizer,
+        num_steps and epochs.
     :param batch_size: rows per step, at most all rows; default 100, or the stream's.
     :param weights: one per row, not negative: row i counts w_i times, up to a common
         factor. Not for streams.
@@ -210,148 +169,169 @@ def fit(
     >>> fit.history.sizes["step"]
     5
     """
-    checks.instance("fit: graph", graph, FactorGraph, "a FactorGraph")
-    rng_key = checks.key("fit: rng_key", rng_key)
+    began = time.monotonic()
     checks.on_host("fit", rng_key, params, weights, data)
-    batch_size = checks.optional_count("fit: batch_size", batch_size)
-    interval = checks.count("fit: monitor_every", monitor_every)
-    checkpoint_every = checks.count("fit: checkpoint_every", checkpoint_every)
-    checks.flag("fit: progress_bar", progress_bar)
-    if checks.flag("fit: resume", resume) and checkpoint_dir is None:
-        raise checks.error("fit: checkpoint_dir", "a directory with resume=True", None)
-    deadline = math.inf
-    if max_seconds is not None:
-        deadline = time.monotonic() + checks.number(
-            "fit: max_seconds", max_seconds, above=0
-        )
-        num_steps = (
-            checks.LARGEST if num_steps is None and schedule is None else num_steps
-        )
-    if start is not None:
-        checks.instance("fit: start", start, Fit, "a Fit that this run continues")
-        if params is not None:
-            raise checks.error(
-                "fit: params", "None with start, which has params", params
-            )
-        params = start.params
-        if schedule is None:
-            estimator = estimator or start.estimator
-            optimizer = optimizer or start.optimizer
-            if optimizer is None:
-                raise checks.error(
-                    "fit: optimizer",
-                    "given, since start was copied without it",
-                    optimizer,
-                )
-    stages = _stages(
-        schedule, estimator=estimator, optimizer=optimizer, num_steps=num_steps
+    settings = Settings(
+        graph=graph,
+        rng_key=rng_key,
+        estimator=estimator,
+        optimizer=optimizer,
+        num_steps=num_steps,
+        epochs=epochs,
+        max_seconds=max_seconds,
+        schedule=schedule,
+        batch_size=batch_size,
+        params=params,
+        start=start,
+        monitors={} if monitors is None else monitors,
+        monitor_every=monitor_every,
+        callbacks=callbacks,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        progress_bar=progress_bar,
     )
-    before = 0
-    if start is not None:
-        _check_start(start, graph, stages[0].estimator)
-        before = start.num_steps
-        if not is_stream(data):
-            stages.batches_before = -(-before // stages[0].estimator.steps_per_batch)
-    monitors = {} if monitors is None else monitors
-    checks.instance(
-        "fit: monitors", monitors, Mapping, "a dict of functions of the params"
-    )
-    for name, fn in monitors.items():
-        checks.instance("fit: a monitor's name", name, str, "a string")
-        checks.function(f"fit: monitor {name!r}", fn, "the params")
-    for i, fn in enumerate(
-        checks.sequence("fit: callbacks", callbacks, "functions of a Progress")
-    ):
-        checks.function(f"fit: callbacks[{i}]", fn, "a Progress")
+    deadline = math.inf if max_seconds is None else began + max_seconds
     with sharding.use_mesh("fit: mesh", mesh):
-        init_key, base_key, order_key = jax.random.split(rng_key, 3)
-        source = as_source(graph, data, weights, batch_size, order_key)
+        init_key, base_key, order_key = jax.random.split(settings.rng_key, 3)
+        source = as_source(graph, data, weights, settings.batch_size, order_key)
         sample = source.sample()
+        params = settings.params
         if params is None:
             params = graph.init(
                 init_key, sample.observed(), init_scheme, sample.weights
             )
         params = _owned(graph, params)
-        best = None if keep_best is None else BestParams(keep_best, monitors, params)
-        recorder = None if keep_path is False else PathRecorder(keep_path, params)
-        eta0 = (
-            None
-            if recorder is None
-            else base_rates(graph, sample.observed(), sample.weights)
-        )
+        best = None
+        if keep_best is not None:
+            best = BestParams(keep_best, settings.monitors, params)
+        path = None
+        if keep_path is not False:
+            path = PathRecorder(keep_path, params)
+            eta0 = base_rates(graph, sample.observed(), sample.weights)
         key = random.key_pair(base_key)
-        options = {
-            "monitors": dict(monitors),
-            "interval": interval,
-            "callbacks": tuple(callbacks),
-        }
         loop = Loop(
             graph,
-            stages,
+            settings.stages_of(source, is_stream(data)),
             source,
             key,
             params,
-            **options,
-            best=best,
-            path=recorder,
-            before=before,
+            monitors=settings.monitors,
+            before=settings.steps_before,
         )
         first = 0
         state = loop.begin(0, params)
         if start is not None:
             state = loop.proceed(start.estimator_state, start.optimizer_state, state)
         with contextlib.ExitStack() as stack:
+            checkpoints = None
             if checkpoint_dir is not None:
-                run = loop.identity(state, rng_key)
-                save = stack.enter_context(
-                    contextlib.closing(SharedCheckpoints(checkpoint_dir, run, resume))
+                checkpoints = CheckpointWriter(
+                    checkpoint_dir,
+                    run_identity(settings, loop, state, best, path),
+                    resume,
+                    settings.checkpoint_every,
+                    total=loop.stages.num_steps,
+                    log=loop.log,
+                    guard=loop.guard,
+                    recorders=[r for r in (best, path) if r is not None],
                 )
-                first, state = loop.resume(save, checkpoint_every, state)
+                stack.enter_context(contextlib.closing(checkpoints))
+                begin = state
+                restored = checkpoints.restore(lambda n: loop.template_at(n, begin))
+                if restored is not None:
+                    state = restored
+                    first = checkpoints.step
+            total = loop.stages.num_steps
+            bar = ProgressBar(
+                loop.log,
+                None if total == checks.LARGEST else total,
+                first,
+                is_hidden=not (progress_bar and sharding.is_first()),
+            )
+            observers = _observers(
+                settings, loop, first, deadline, best, path, checkpoints
+            )
             try:
-                state = loop.run(first, state, progress_bar, deadline)
+                state = loop.run(first, state, observers, bar, checkpoints)
             except BaseException as error:  # Ctrl-C too
-                _attach(error, loop, first)
+                _attach(error, loop, best, first)
                 raise
-        fit = _result(loop, None, state)
-        if recorder is None or eta0 is None:
+        fit = _result(loop, best, None, state)
+        if path is None:
             return fit
-        path = recorder.path(graph, eta0, fit.params, random.fold_in(key, 0, 3))
-    return dataclasses.replace(fit, path=path)
+        key = random.fold_in(key, 0, 3)
+        return dataclasses.replace(fit, path=path.path(graph, eta0, fit.params, key))
 
 
-def _result(loop: Loop, stop: int | None, state: State) -> Fit:
+def _observers(
+    settings: Settings,
+    loop: Loop,
+    start: int,
+    deadline: float,
+    best: BestParams | None,
+    path: PathRecorder | None,
+    checkpoints: CheckpointWriter | None,
+) -> list[Observer]:
+    """Return the observers of a run in their order."""
+    graph = loop.graph
+    stages = loop.stages
+    log = loop.log
+    every = settings.monitor_every
+    observers = [
+        PairWatch(log, stages, graph.num_units, start, deadline),
+        Deadline(log, deadline, start) if deadline < math.inf else None,
+        loop.guard,
+        # before the user's functions, which may fail
+        checkpoints,
+        path,
+        EstimatorDiagnosis(graph, stages, loop.source, loop.key, log),
+        Monitoring(log, loop.guard, every, tuple(settings.callbacks), best),
+        LikelihoodWatch(log, every, None if best is None else best.name),
+        # again, for a run that a callback ends
+        checkpoints,
+    ]
+    return [observer for observer in observers if observer is not None]
+
+
+def _result(
+    loop: Loop, best: BestParams | None, stop: int | None, state: TrainState
+) -> Fit:
     """Return the run up to step ``stop``, without its path."""
-    best = (None, None) if loop.best is None else loop.best.result
+    best_params, best_step = (None, None) if best is None else best.result
     history = loop.log.dataset(stop).copy(deep=True)  # writable
     steps = history.sizes["step"]
     last = max(steps, 1) - 1
-    estimator = loop.choose(last).estimator
-    stage = loop.stages[loop.stages.at(last)]
-    states = state.params, history, state.optimizer, state.estimator
     return Fit(
-        loop.graph,
-        *states,
-        *best,
-        None,
-        estimator,
-        stage.optimizer,
-        loop.before + steps,
+        graph=loop.graph,
+        params=state.params,
+        history=history,
+        optimizer_state=state.optimizer,
+        estimator_state=state.estimator,
+        best_params=best_params,
+        best_step=best_step,
+        estimator=loop.choose(last).estimator,
+        optimizer=loop.stages[loop.stages.at(last)].optimizer,
+        num_steps=loop.before + steps,
     )
 
 
-def _attach(error: BaseException, loop: Loop, first: int) -> None:
+def _attach(
+    error: BaseException, loop: Loop, best: BestParams | None, first: int
+) -> None:
     """Attach the run so far to an error that ends it, unless the error carries it."""
     with contextlib.suppress(Exception):  # the first error counts
         step, state = loop.reached()
         if isinstance(error, TrainingError) or step == first:
             return
-        fit = _result(loop, step, state)
-        for name, value in {
+        fit = _result(loop, best, step, state)
+        run = {
             "params": fit.params,
             "history": fit.history,
             "step": step,
             "fit": fit,
-        }.items():
+        }
+        for name, value in run.items():
             if not hasattr(error, name):
                 setattr(error, name, value)
         error.add_note(
@@ -359,56 +339,22 @@ def _attach(error: BaseException, loop: Loop, first: int) -> None:
         )
 
 
-def _check_start(start: Fit, graph: FactorGraph, estimator: Estimator) -> None:
-    """Raise ArgumentError if a run by this estimator cannot continue ``start``."""
-    name = "fit: start"
-    hint = "Pass params=start.params to begin with new chains."
-    if start.graph != graph:
-        raise checks.error(name, f"a Fit of {graph!r}", start.graph, hint=hint)
-    if type(start.estimator) is not type(estimator):
-        raise checks.error(
-            name,
-            f"a Fit by an estimator like {estimator!r}",
-            start.estimator,
-            hint=hint,
-        )
-
-
 def _owned(graph: FactorGraph, params: Params) -> Params:
     """Return copies of the params on the devices of the mesh, which nobody else can write into."""
 
-    # of torch, say
-    def foreign(a):
-        return hasattr(a, "__array__") and not isinstance(a, Array)
+    def from_foreign(a):  # of torch, say
+        is_foreign = hasattr(a, "__array__") and not isinstance(a, Array)
+        return np.asarray(a) if is_foreign else a
 
-    params = jax.tree.map(lambda a: np.asarray(a) if foreign(a) else a, params)
+    params = jax.tree.map(from_foreign, params)
     graph.check(params)
-    # Integers have no gradient. numpy arrays are copied, since jax may use memory that
-    # their owner writes to.
-    floats = jnp.result_type(float)
+    # integers have no gradient
+    dtype = jnp.result_type(float)
 
     def copy(a):
-        return (
-            jnp.asarray(a, floats)
-            if isinstance(a, Array)
-            else jax.device_put(np.array(a, floats))
-        )
+        if isinstance(a, Array):
+            return jnp.asarray(a, dtype)
+        # copied, since jax may use memory that its owner writes to
+        return jax.device_put(np.array(a, dtype))
 
     return sharding.place(jax.tree.map(copy, params))
-
-
-def _stages(schedule: Sequence[Stage] | None, **options: Any) -> Stages:
-    """Return the schedule's stages, or the one stage of the options that are not None."""
-    options = {name: value for name, value in options.items() if value is not None}
-    if schedule is None:
-        return Stages(
-            [Stage(**dict[str, Any](num_steps=1000) | options)], scheduled=False
-        )
-    if options:
-        raise checks.error(
-            "fit: arguments beside schedule",
-            "in its stages",
-            list(options),
-            hint="Pass them to the stages of schedule.",
-        )
-    return Stages(schedule, scheduled=True)

@@ -1,50 +1,43 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Monitors, history and progress bar of a training run."""
+"""Monitors and history of a training run."""
 
-from collections.abc import Callable, Hashable, Mapping
-import contextlib
+from collections.abc import Callable, Mapping
 import dataclasses
 from functools import partial
-import time
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
+from jaxtyping import PyTree
 import numpy as np
-from tqdm.auto import tqdm
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from ebmpp.core import Params, backend, checks
-from ebmpp.core.display import Card, Grid, Measured
+from ebmpp.core.rows import num_rows
 from ebmpp.errors import ArgumentError, TrainingError
-from ebmpp.estimators.metrics import decode
-from ebmpp.graph import FactorGraph, display
+from ebmpp.estimators.metrics import COLUMNS, decode
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_LEAVES_JAX = (
+_CANNOT_TRACE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
 )
 _MAX_PENDING = 4096  # entries on the device
-_LABELS = {
-    "tau": "meeting_time_mean",
-    "max": "meeting_time_max",
-    "lag": "lag",
-    "grad": "gradient_norm",
-}
 
 
 #: A function of the params to a scalar.
-Watch = Callable[..., Array | float]
+MonitorFn = Callable[..., Array | float]
+_EMPTY: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
-@dataclasses.dataclass(
-    frozen=True, eq=False
-)  # compared by identity: arrays have no hash
+# compared by identity: arrays have no hash
+@dataclasses.dataclass(frozen=True, eq=False)
 class Monitor:
     """Function of the params with further arrays as arguments.
 
@@ -66,21 +59,25 @@ class Monitor:
     2.0
     """
 
-    fn: Watch
-    arguments: tuple[Any, ...] = ()
+    fn: MonitorFn
+    arguments: tuple[PyTree, ...] = ()
     takes_state: bool = False
     compiled: bool = True
     log_likelihood: bool = False
 
-    def __call__(self, params: Params, estimator_state: Any = None) -> Array | float:
+    def __call__(self, params: Params, estimator_state: PyTree = None) -> Array | float:
         """Return the value."""
-        state = (estimator_state,) if self.takes_state else ()
-        args = (params, *state, *self.arguments)
+        args = self.inputs(params, estimator_state)
         return _evaluate(self.fn, *args) if self.compiled else self.fn(*args)
+
+    def inputs(self, params: Params, estimator_state: PyTree) -> tuple[PyTree, ...]:
+        """Return the arguments of ``fn``."""
+        state = (estimator_state,) if self.takes_state else ()
+        return (params, *state, *self.arguments)
 
 
 @partial(jax.jit, static_argnums=0)
-def _evaluate(fn: Watch, *args: Any) -> Array | float:
+def _evaluate(fn: MonitorFn, *args: PyTree) -> Array | float:
     return fn(*args)
 
 
@@ -100,53 +97,71 @@ class Metrics:
     @classmethod
     def stack(cls, metrics: Mapping[str, Array]) -> "Metrics":
         """Collect the metrics of one step, ``(metrics,)`` per dtype."""
-        by_dtype: dict[Any, list[str]] = {}
+        by_dtype: dict[DTypeLike, list[str]] = {}
         for name, value in metrics.items():
             by_dtype.setdefault(jnp.result_type(value), []).append(name)
-        rows = tuple(
-            jnp.stack([metrics[name] for name in names]) for names in by_dtype.values()
-        )
-        return cls(rows, tuple(map(tuple, by_dtype.values())))
+        names = tuple(map(tuple, by_dtype.values()))
+        rows = tuple(jnp.stack([metrics[name] for name in group]) for group in names)
+        return cls(rows, names)
 
     def columns(self, count: int) -> dict[str, np.ndarray]:
         """Return the first ``count`` rows as columns by name, of tables on the host."""
-        tables = zip(self.names, self.tables, strict=True)
-        return {
-            name: np.asarray(t[:count, i])
-            for names, t in tables
-            for i, name in enumerate(names)
-        }
+        columns = {}
+        for names, table in zip(self.names, self.tables, strict=True):
+            for i, name in enumerate(names):
+                columns[name] = np.asarray(table[:count, i])
+        return columns
 
 
-class Table:
+class _Pending(NamedTuple):
+    """Rows on the device: the first ``count`` ones of metrics, with columns that are constant."""
+
+    rows: Metrics | dict[str, ArrayLike]
+    count: int
+    constants: dict[str, int]
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return the rows as columns by name, of values on the host."""
+        columns = {}
+        scalars: Mapping[str, ArrayLike] = self.constants
+        if isinstance(self.rows, Metrics):
+            columns = self.rows.columns(self.count)
+        else:
+            scalars = self.rows
+        for name, value in scalars.items():
+            columns[name] = np.full(self.count, value)
+        return columns
+
+
+class MetricTable:
     """Columns of scalars, which stay on the device until they are read; nan where a row lacks one."""
 
-    def __init__(self, columns: Mapping[str, np.ndarray] = {}) -> None:
+    def __init__(self, columns: Mapping[str, np.ndarray] = _EMPTY) -> None:
         self._parts = [dict(columns)] if columns else []
-        self._pending: list[tuple[Metrics | dict[str, Any], int, dict[str, int]]] = []
+        self._pending: list[_Pending] = []
 
     @property
-    def last(self) -> dict[str, Any]:
+    def last(self) -> dict[str, float]:
         """The last row, from the device."""
         self._fetch()
-        return {
-            name: v[-1]
-            for part in self._parts[-1:]
-            for name, v in part.items()
-            if len(v)
-        }
+        if not self._parts:
+            return {}
+        return {name: v[-1] for name, v in self._parts[-1].items() if len(v)}
 
     def append(
-        self, rows: Metrics | dict, count: int = 1, constants: Mapping[str, int] = {}
+        self,
+        rows: Metrics | dict[str, ArrayLike],
+        count: int = 1,
+        constants: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Add one row, or the first ``count`` rows of metrics with columns that are constant."""
         if len(self._pending) >= _MAX_PENDING:
             self._fetch()
-        self._pending.append((rows, count, dict(constants)))
+        self._pending.append(_Pending(rows, count, dict(constants)))
 
     def discard_running(self) -> None:
         """Drop the rows that the device has not computed."""
-        self._pending = [entry for entry in self._pending if backend.is_ready(entry[0])]
+        self._pending = [p for p in self._pending if backend.is_ready(p.rows)]
 
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
         """Return read-only columns by name, up to row ``stop``."""
@@ -159,71 +174,58 @@ class Table:
         return {name: v[:stop] for name, v in joined.items()}
 
     def _column(self, name: str) -> np.ndarray:
-        dtype = np.result_type(
-            *(part[name].dtype for part in self._parts if name in part)
-        )
-        # where a part has no value
-        dtype = dtype if np.issubdtype(dtype, np.floating) else np.dtype(float)
-
-        def missing(part):
-            return np.full(len(next(iter(part.values()))), np.nan, dtype)
-
-        return np.concatenate(
-            [part[name] if name in part else missing(part) for part in self._parts]
-        )
+        dtypes = [part[name].dtype for part in self._parts if name in part]
+        dtype = np.result_type(*dtypes)
+        values = []
+        for part in self._parts:
+            if name in part:
+                values.append(part[name])
+            else:
+                is_real = np.issubdtype(dtype, np.floating)
+                values.append(
+                    np.full(num_rows(part), np.nan, dtype if is_real else float)
+                )
+        return np.concatenate(values)
 
     def _fetch(self) -> None:
-        counts = [(count, constants) for _, count, constants in self._pending]
-        entries = jax.device_get([rows for rows, _, _ in self._pending])
+        rows = jax.device_get([pending.rows for pending in self._pending])
+        for pending, on_host in zip(self._pending, rows, strict=True):
+            self._parts.append(pending._replace(rows=on_host).columns())
         self._pending = []
-        for rows, (count, constants) in zip(entries, counts, strict=True):
-            columns, scalars = (
-                (rows.columns(count), constants)
-                if isinstance(rows, Metrics)
-                else ({}, rows)
-            )
-            self._parts.append(
-                columns
-                | {name: np.full(count, value) for name, value in scalars.items()}
-            )
 
 
 class Log:
     """Metrics of the steps, and values of the monitors."""
 
-    def __init__(self, monitors: Mapping[str, Watch]) -> None:
+    def __init__(self, monitors: Mapping[str, MonitorFn]) -> None:
         self.monitors = {
-            n: fn if isinstance(fn, Monitor) else jax.jit(fn)
-            for n, fn in monitors.items()
+            name: fn if isinstance(fn, Monitor) else jax.jit(fn)
+            for name, fn in monitors.items()
         }
-        self.steps = Table()
-        self.monitored = Table()
-        self.attrs: dict[str, Any] = {}
+        self.steps = MetricTable()
+        self.monitored = MetricTable()
+        self.attrs: dict[str, str] = {}
 
     def append(
         self, metrics: Metrics, count: int, constants: Mapping[str, int]
     ) -> None:
-        """Add metrics as :meth:`Table.append` does; refuse monitors with the name of a metric."""
-        clash = self.monitors.keys() & {
-            *sum(metrics.names, ()),
-            *constants,
-            "step",
-            "monitor_step",
-        }
+        """Add metrics as :meth:`MetricTable.append` does; refuse monitors with the name of a metric."""
+        names = {*sum(metrics.names, ()), *constants, "step", "monitor_step"}
+        clash = self.monitors.keys() & names
         if clash:
             raise checks.error(
                 "fit: monitors", "named unlike the metrics of the steps", sorted(clash)
             )
         self.steps.append(metrics, count, constants)
 
-    def monitor(self, step: int, params: Any, estimator_state: Any) -> None:
+    def monitor(self, step: int, params: Params, estimator_state: PyTree) -> None:
         """Add the monitors' values at the params before ``step``."""
-        if self.monitors:
-            values = {
-                n: _value(n, fn, params, estimator_state)
-                for n, fn in self.monitors.items()
-            }
-            self.monitored.append({"monitor_step": step, **values})
+        if not self.monitors:
+            return
+        row: dict[str, ArrayLike] = {"monitor_step": step}
+        for name, monitor in self.monitors.items():
+            row[name] = _value(name, monitor, params, estimator_state)
+        self.monitored.append(row)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the history as arrays, for :meth:`load`."""
@@ -232,42 +234,35 @@ class Log:
 
     def load(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Restore the history before ``step``."""
-
-        def select(kind):
-            return {
-                n.removeprefix(kind): v for n, v in arrays.items() if n.startswith(kind)
-            }
-
-        self.steps = Table(select("step:"))
-        monitored = select("monitor:")
+        columns: dict[str, dict[str, np.ndarray]] = {"step": {}, "monitor": {}}
+        for key, values in arrays.items():
+            kind, _, name = key.partition(":")
+            columns[kind][name] = values
+        self.steps = MetricTable(columns["step"])
+        monitored = columns["monitor"]
         # A run that a callback stopped has monitored this step already; the resumed run
         # monitors it again.
         before = monitored.get("monitor_step", np.empty(0)) < step
-        self.monitored = Table({name: v[before] for name, v in monitored.items()})
+        self.monitored = MetricTable({name: v[before] for name, v in monitored.items()})
 
     def latest(self) -> dict[str, str]:
         """Return what the progress bar shows; meeting times without the lag."""
-        # nan where a way has none
+        # nan where a method has none
         last = {name: float(v) for name, v in self.steps.last.items() if v == v}
         for name in {"meeting_time_mean", "meeting_time_max"} & last.keys():
             last[name] -= last.get("lag", 0)
-        line = {
-            short: f"{last[name]:.3g}"
-            for short, name in _LABELS.items()
-            if name in last
-        }
+        line = {}
+        for name, column in COLUMNS.items():
+            if column.short and name in last:
+                line[column.short] = f"{last[name]:.3g}"
         if "log_likelihood" in last:
-            error = (
-                f" +- {float(last['log_partition_error']):.2g}"
-                if "log_partition_error" in last
-                else ""
-            )
-            line["log_likelihood"] = f"{float(last['log_likelihood']):.4g}{error}"
-        return line | {
-            n: f"{float(v):.4g}"
-            for n, v in self.monitored.last.items()
-            if n != "monitor_step"
-        }
+            line["log_likelihood"] = f"{last['log_likelihood']:.4g}"
+            if "log_partition_error" in last:
+                line["log_likelihood"] += f" +- {last['log_partition_error']:.2g}"
+        for name, value in self.monitored.last.items():
+            if name != "monitor_step":
+                line[name] = f"{float(value):.4g}"
+        return line
 
     def failure(
         self, kind: type[TrainingError], message: str, params: Params, step: int
@@ -279,9 +274,7 @@ class Log:
     def dataset(self, stop: int | None = None) -> "xr.Dataset":
         """Return the history so far, up to step ``stop``, with read-only arrays."""
         # xarray and pandas take more than a second to import
-        from ebmpp.training.dataset import (
-            History,
-        )
+        from ebmpp.training.dataset import HistoryDataset
 
         columns = self.steps.columns(stop)
         values = {
@@ -289,107 +282,31 @@ class Log:
             for name, v in columns.items()
             if name != "ok"
         }
-        count = len(next(iter(columns.values()), ()))
-        dataset = History(values, {"step": np.arange(count)}, self.attrs)
+        steps = np.arange(num_rows(columns) if columns else 0)
+        dataset = HistoryDataset(values, {"step": steps}, self.attrs)
         monitored = self.monitored.columns()
         if not monitored:
             return dataset
-        steps = monitored.pop("monitor_step")
+        dataset = dataset.assign_coords(monitor_step=monitored.pop("monitor_step"))
         values = {name: ("monitor_step", v) for name, v in monitored.items()}
-        return (
-            dataset.assign(values)
-            .assign_coords(monitor_step=steps)
-            .sel(monitor_step=slice(stop))
-        )
+        return dataset.assign(values).sel(monitor_step=slice(stop))
 
 
 def _value(
-    name: str, monitor: Watch, params: Any, estimator_state: Any
+    name: str, monitor: MonitorFn, params: Params, estimator_state: PyTree
 ) -> Array | float:
     """Evaluate a monitor; raise ArgumentError if it cannot be compiled or returns no scalar."""
     # new dicts, which the monitor may change
     copy = jax.tree.map(lambda leaf: leaf, params)
     try:
-        value = (
-            monitor(copy, estimator_state)
-            if isinstance(monitor, Monitor)
-            else monitor(copy)
-        )
-    except _LEAVES_JAX as error:
-        hint = "Give Monitor(fn, compiled=False), which is called as it is"
-        cause = f"fit: monitor {name!r} cannot be compiled, since it uses float, if or numpy"
-        raise ArgumentError(f"{cause}. {hint}. ({error})") from error
+        is_monitor = isinstance(monitor, Monitor)
+        value = monitor(copy, estimator_state) if is_monitor else monitor(copy)
+    except _CANNOT_TRACE as error:
+        raise ArgumentError(
+            f"fit: monitor {name!r} cannot be compiled, since it uses float, if or "
+            "numpy. Give Monitor(fn, compiled=False), which is called as it is. "
+            f"({error})"
+        ) from error
     if not isinstance(value, int | float) and getattr(value, "shape", None) != ():
         raise checks.error(f"fit: value of monitor {name!r}", "a scalar", value)
     return value
-
-
-class Bar(contextlib.AbstractContextManager["Bar"]):
-    """Progress bar of a run that counts neither compilation nor dispatched steps as done."""
-
-    def __init__(self, total: int | None, start: int, hidden: bool) -> None:
-        self._bar = tqdm(
-            total=total, initial=start, disable=hidden, desc="training", unit="step"
-        )
-        self._compiled: set[Hashable] = set()  # programs
-        self._began: float | None = None  # time at which compilation began
-
-    def __exit__(self, *raised: object) -> None:
-        self._bar.close()
-
-    def begin(self, program: Hashable) -> None:
-        """Prepare for steps of a program, of which the first ones compile."""
-        if not self._bar.disable and program not in self._compiled:
-            self._compiled.add(program)
-            self._began = time.monotonic()
-            self._bar.set_description("compiling")
-
-    def update(
-        self, count: int, state: Any, latest: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        """Count steps that end in this state, and show the latest values when the bar is drawn."""
-        if self._bar.disable:
-            return
-        # else dispatched steps would count, and Ctrl-C would wait for them
-        backend.wait(state)
-        if self._began is None:
-            if self._bar.update(count):
-                self._bar.set_postfix(latest())
-            return
-        seconds = time.monotonic() - self._began
-        done = self._bar.n + count
-        self._began = None
-        # also the clock, so that the rate is that of steps alone
-        self._bar.reset(self._bar.total)
-        self._bar.n = self._bar.initial = self._bar.last_print_n = done
-        self._bar.set_description("training", refresh=False)
-        self._bar.set_postfix({"compiled": f"{seconds:.1f} s"})
-
-    def stop(self, reason: str) -> None:
-        """Say why the run ends before its last step."""
-        self._bar.set_description(f"stopped by {reason}")
-
-
-def card(title: str, graph: FactorGraph, params: Params, history: "xr.Dataset") -> Card:
-    """Return first and last values of the history, and the factors, for display."""
-    rows = []
-    columns = {str(name): v for name, v in history.data_vars.items() if v.size}
-    for name, v in sorted(
-        columns.items(), key=lambda item: item[1].dims != ("monitor_step",)
-    ):
-        steps = history[str(v.dims[0])].values
-        is_name = v.dtype.kind == "U"
-        valid = np.flatnonzero(v.values != "" if is_name else ~np.isnan(v.values))
-        # a stage may lack it
-        first, last = (valid[0], valid[-1]) if len(valid) else (0, -1)
-        end = v.values[last].item()
-        if name == "log_likelihood" and "log_partition_error" in history:
-            error = history["log_partition_error"]
-            end = (
-                Measured(end, error.values[last].item())
-                if error.dims == v.dims
-                else end
-            )
-        rows.append((name, v.values[first].item(), end, steps[last].item()))
-    grid = Grid(("history", "first", "last", "at step"), rows)
-    return Card(title, (grid, display.factor_grid(graph, params)))

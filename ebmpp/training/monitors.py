@@ -7,10 +7,13 @@ constants in it. They are checked when a monitor is made, which raises StateErro
 wrong name, shape or value.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from functools import partial
 import math
 from typing import Any
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array
@@ -19,17 +22,17 @@ import jax.numpy as jnp
 from ebmpp import exact
 from ebmpp.annealing import ais
 from ebmpp.core import checks, random
-from ebmpp.core.types import Key, Params, Rows, Scalar, State
+from ebmpp.core.types import Key, Params, Rows, Scalar, State, StateLike
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import ParticleUCD, certificate, phases
 from ebmpp.estimators.base import Batch, Estimator, shapes
 from ebmpp.evaluate import scores
 from ebmpp.graph import FactorGraph, energy, states, tables
-from ebmpp.training.history import Monitor, Watch
+from ebmpp.training.history import Monitor, MonitorFn
 
 __all__ = [
     "Monitor",
-    "Watch",
+    "MonitorFn",
     "estimated_log_likelihood",
     "free_energy_gap",
     "gradient_bias",
@@ -40,21 +43,23 @@ __all__ = [
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound:
+class Partial:
     """Function with its first arguments bound, compared by value."""
 
-    fn: Watch
-    first: tuple[Any, ...]
+    fn: MonitorFn
+    first: tuple[object, ...]
 
-    def __call__(self, *args: Any) -> Array | float:
+    def __call__(self, *args: PyTree) -> Array | float:
         return self.fn(*self.first, *args)
 
 
-def _rows(graph: FactorGraph, rows: Any, missing: str | None = "this monitor") -> Rows:
+def _rows(
+    graph: FactorGraph, rows: StateLike, missing: str | None = "this monitor"
+) -> Rows:
     return tables.check_rows(graph, rows, missing)[0]
 
 
-def log_likelihood(graph: FactorGraph, rows: Any) -> Monitor:
+def log_likelihood(graph: FactorGraph, rows: StateLike) -> Monitor:
     """Return a monitor of the exact mean of log p(v) over rows.
 
     :param rows: values of the visible blocks to evaluate.
@@ -70,7 +75,7 @@ def log_likelihood(graph: FactorGraph, rows: Any) -> Monitor:
     """
     rows = _rows(graph, rows, missing=None)
     monitor = Monitor(
-        Bound(_mean, (exact.log_likelihood, graph)), (rows,), log_likelihood=True
+        Partial(_mean, (exact.log_likelihood, graph)), (rows,), log_likelihood=True
     )
     try:
         # plans the sum without computing it
@@ -84,19 +89,19 @@ def log_likelihood(graph: FactorGraph, rows: Any) -> Monitor:
     return monitor
 
 
-def _mean(fn: Watch, *args: Any) -> Array:
+def _mean(fn: MonitorFn, *args: PyTree) -> Array:
     return jnp.mean(fn(*args))
 
 
 def estimated_log_likelihood(
     graph: FactorGraph,
-    rows: Any,
+    rows: StateLike,
     *,
     rng_key: Array,
-    data: Any = None,
+    data: StateLike | None = None,
     num_particles: int = 100,
     num_temperatures: int = 1000,
-    ladder: str | Any = "adaptive",
+    ladder: str | Sequence[float] = "adaptive",
 ) -> Monitor:
     """Return a monitor of the mean of log p(v) by annealed importance sampling, for large models.
 
@@ -149,7 +154,9 @@ def estimated_log_likelihood(
     return Monitor(estimate, compiled=False, log_likelihood=True)
 
 
-def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
+def free_energy_gap(
+    graph: FactorGraph, train: StateLike, held_out: StateLike
+) -> Monitor:
     """Return a monitor of the mean free energy of held-out rows minus that of training rows.
 
     It grows when a model overfits. log Z cancels, so no sum over states is needed.
@@ -178,7 +185,8 @@ def free_energy_gap(graph: FactorGraph, train: Any, held_out: Any) -> Monitor:
     """
     states.check_summable(graph, graph.latent)
     return Monitor(
-        Bound(_free_energy_gap, (graph,)), (_rows(graph, train), _rows(graph, held_out))
+        Partial(_free_energy_gap, (graph,)),
+        (_rows(graph, train), _rows(graph, held_out)),
     )
 
 
@@ -193,7 +201,7 @@ def _free_energy_gap(
 
 def pseudo_log_likelihood(
     graph: FactorGraph,
-    rows: Any,
+    rows: StateLike,
     *,
     num_units: int | None = None,
     rng_key: Array | None = None,
@@ -216,13 +224,13 @@ def pseudo_log_likelihood(
     rows = _rows(graph, rows)
     keys = scores.check_units(graph, num_units, rng_key, rows)
     return Monitor(
-        Bound(_mean, (scores.pseudo_rows, graph, num_units)),
+        Partial(_mean, (scores.pseudo_rows, graph, num_units)),
         (rows, keys),
         log_likelihood=True,
     )
 
 
-def reconstruction(graph: FactorGraph, rows: Any, *, rng_key: Array) -> Monitor:
+def reconstruction(graph: FactorGraph, rows: StateLike, *, rng_key: Array) -> Monitor:
     """Return a monitor of the mean squared reconstruction error of the visible blocks.
 
     Per unit: t(v) - E[t(v) | latents], squared, averaged over rows and statistics,
@@ -247,7 +255,8 @@ def reconstruction(graph: FactorGraph, rows: Any, *, rng_key: Array) -> Monitor:
     """
     rng_key = checks.key("reconstruction: rng_key", rng_key)
     return Monitor(
-        Bound(_reconstruction, (graph,)), (_rows(graph, rows), random.key_pair(rng_key))
+        Partial(_reconstruction, (graph,)),
+        (_rows(graph, rows), random.key_pair(rng_key)),
     )
 
 
@@ -266,7 +275,7 @@ def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) ->
 
 def gradient_bias(
     graph: FactorGraph,
-    data: Any,
+    data: StateLike,
     estimator: Estimator,
     *,
     rng_key: Array,
@@ -309,7 +318,7 @@ def gradient_bias(
             "gradient_bias: estimator", value, Estimator, "an estimator such as CD(k=1)"
         )
 
-    def measure(params: Params, state: Any) -> float:
+    def measure(params: Params, state: PyTree) -> float:
         fresh = certificate.state_shapes(graph, params, rows, estimator)
         if state is not None and shapes(state) != shapes(fresh):
             return math.nan

@@ -6,19 +6,23 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import hashlib
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.stages import Lowered
+from jax.typing import ArrayLike
 import optax
 
-from ebmpp.core import checks
+from ebmpp.core import Params, checks
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators.base import shapes
 
-Params = Any
-Bound = float | Mapping[str, Any]
+#: A bound of all params, or of some factors' params.
+Limit = float | Mapping[str, ArrayLike]
 WithArgs = optax.GradientTransformationExtraArgs
 
 _PASSED = "passed, as optimizer.update(gradient, state, params)"
@@ -60,27 +64,27 @@ class Comparable:
                 "reduce_on_plateau need the value of a loss."
             ) from error
 
-        def outline(tree):
-            return jax.tree.flatten(
-                jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree)
-            )
-
-        got = outline(lowered.out_info)
-        expected = outline((params, state))
-        if got != expected:
+        outputs = _outline(lowered.out_info)
+        expected = _outline((params, state))
+        if outputs != expected:
             raise checks.error(
                 "fit: updates and state of optimizer",
                 f"of the shapes and dtypes that it was passed, {expected}",
-                got,
+                outputs,
             )
-        # which alone has the state's classes
+        # the structure has the state's classes, which the code has not
         text = f"{_code(lowered)} {jax.tree.structure(state)}"
-        return cls(
-            optimizer, _digest(text), id(optimizer) if "callback" in text else None
-        )
+        host = id(optimizer) if "callback" in text else None
+        return cls(optimizer, _digest(text), host)
 
 
-def carried(before: Any, fresh: Any) -> Any:
+def _outline(tree: PyTree) -> tuple[list[str], object]:
+    """Return the dtypes and shapes of a pytree's leaves, and its structure."""
+    leaves, structure = jax.tree.flatten(tree)
+    return [f"{a.dtype}{list(a.shape)}" for a in leaves], structure
+
+
+def carried(before: PyTree, fresh: PyTree) -> PyTree:
     """Return an optimiser's first state, with the parts of another optimiser's state that fit.
 
     Parts of ``optax.chain`` are compared separately. ``optax.inject_hyperparams`` gets
@@ -96,7 +100,7 @@ def carried(before: Any, fresh: Any) -> Any:
     return before if shapes(before) == shapes(fresh) else fresh
 
 
-def computation(fn: Callable, *args: Any) -> str:
+def computation(fn: Callable, *args: PyTree) -> str:
     """Return a digest of a function's code for such arguments, with the values of arrays that it holds."""
     return _digest(_code(jax.jit(fn).lower(*args)))
 
@@ -105,7 +109,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _code(lowered: Any) -> str:
+def _code(lowered: Lowered) -> str:
     """Return lowered code without its header, which names the function and the number of devices."""
     return lowered.as_text().partition("\n")[2]
 
@@ -137,20 +141,20 @@ def projected(
     optimizer = optax.with_extra_args_support(optimizer)
 
     def update(
-        updates: Params, state: Any, params: Params = None, **extra: Any
-    ) -> tuple[Params, Any]:
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree
+    ) -> tuple[PyTree, PyTree]:
         if params is None:
             raise checks.error("projected: params", _PASSED, None)
         updates, state = optimizer.update(updates, state, params, **extra)
-        return jax.tree.map(
-            jnp.subtract, projection(optax.apply_updates(params, updates)), params
-        ), state
+        free: PyTree = optax.apply_updates(params, updates)
+        moves = jax.tree.map(jnp.subtract, projection(free), params)
+        return moves, state
 
     return WithArgs(optimizer.init, update)
 
 
 def box(
-    low: Bound | None = None, high: Bound | None = None
+    low: Limit | None = None, high: Limit | None = None
 ) -> Callable[[Params], Params]:
     """Return the projection onto ``low <= params <= high``, elementwise.
 
@@ -176,7 +180,7 @@ def box(
     return project
 
 
-def _bound(bound: Bound | None, params: Params, default: float) -> Params:
+def _bound(bound: Limit | None, params: Params, default: float) -> Params:
     """Return a bound for every leaf of the params."""
     if isinstance(bound, Mapping):
         checks.names("factor in optimizers.box", bound, params)
@@ -187,7 +191,7 @@ def _bound(bound: Bound | None, params: Params, default: float) -> Params:
 class AveragedState(NamedTuple):
     """State of :func:`averaged`, after ``count`` steps."""
 
-    inner: Any
+    inner: PyTree
     count: Array
     mean: Params
 
@@ -220,27 +224,26 @@ def averaged(optimizer: optax.GradientTransformation, from_step: int = 0) -> Wit
     from_step = checks.count("averaged: from_step", from_step, least=0)
     optimizer = optax.with_extra_args_support(optimizer)
 
-    def init(params: Params) -> AveragedState:
+    def init(params: PyTree) -> AveragedState:
         return AveragedState(optimizer.init(params), jnp.zeros((), jnp.int32), params)
 
     def update(
-        updates: Params, state: Any, params: Params = None, **extra: Any
-    ) -> tuple[Params, Any]:
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree
+    ) -> tuple[PyTree, PyTree]:
         if params is None:
             raise checks.error("averaged: params", _PASSED, None)
         updates, inner = optimizer.update(updates, state.inner, params, **extra)
         count = state.count + 1
-        new = optax.apply_updates(params, updates)
+        new: PyTree = optax.apply_updates(params, updates)
         # before from_step the mean equals the params
-        mean = optax.incremental_update(
-            new, state.mean, 1 / jnp.maximum(1, count - from_step)
-        )
+        rate = 1 / jnp.maximum(1, count - from_step)
+        mean: PyTree = optax.incremental_update(new, state.mean, rate)
         return updates, AveragedState(inner, count, mean)
 
     return WithArgs(init, update)
 
 
-def averaged_params(optimizer_state: Any) -> Params:
+def averaged_params(optimizer_state: PyTree) -> Params:
     """Return the mean that :func:`averaged` keeps; before its first step, the last params.
 
     :param optimizer_state: state of an optimiser with one :func:`averaged`, such as
@@ -251,9 +254,8 @@ def averaged_params(optimizer_state: Any) -> Params:
     def is_average(s):
         return isinstance(s, AveragedState)
 
-    states = [
-        s for s in jax.tree.leaves(optimizer_state, is_leaf=is_average) if is_average(s)
-    ]
+    leaves = jax.tree.leaves(optimizer_state, is_leaf=is_average)
+    states = list(filter(is_average, leaves))
     if len(states) != 1:
         raise checks.error(
             "averaged_params: optimizer_state",

@@ -5,8 +5,9 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -19,7 +20,7 @@ from ebmpp.core import Key, Params, backend, checks, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.estimators import UCD, Batch, Estimator, base
 from ebmpp.graph import FactorGraph
-from ebmpp.training.batches import Selection
+from ebmpp.training.batches import BatchSource, Selection
 from ebmpp.training.history import Metrics
 from ebmpp.training.optimizers import Comparable
 
@@ -28,7 +29,7 @@ from ebmpp.training.optimizers import Comparable
 # count, not a clock, so runs are reproducible.
 _WORK = 2.0**31
 _WORK_ACCELERATED = 2.0**35
-_PER_UNIT = 32  # of drawing one unit, in multiplications: measured at 64-20 and 784-500
+_DRAW_COST = 32  # of one unit, in multiplications: measured at 64-20 and 784-500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class Stage:
     estimator, unless its ``adopt(before, fresh)`` continues the state of the one
     before, such as persistent chains.
 
-    :param num_steps: gradient steps.
+    :param num_steps: gradient steps. Give these or ``epochs``.
+    :param epochs: passes over the data in place of ``num_steps``.
     :param estimator: default :class:`UCD`.
     :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
 
@@ -60,12 +62,19 @@ class Stage:
     [0, 0, 0, 1, 1]
     """
 
-    num_steps: int
+    num_steps: int | None = None
+    epochs: int | None = None
     estimator: Estimator = UCD()
     optimizer: optax.GradientTransformation = optax.sgd(0.1)
 
     def __post_init__(self) -> None:
-        checks.set_counts(self, "num_steps")
+        checks.set_counts(self, "num_steps", "epochs", optional=True)
+        if (self.num_steps is None) == (self.epochs is None):
+            raise checks.error(
+                "Stage",
+                "given either num_steps or epochs",
+                (self.num_steps, self.epochs),
+            )
         checks.instance(
             "Stage: estimator",
             self.estimator,
@@ -81,30 +90,42 @@ class Stage:
 class Stages:
     """Stages of one run, and the stage and batch of each step.
 
-    ``batches_before`` is the number of batches of rows before the run's first one.
-
-    :param scheduled: True if the user gave a schedule; else there is one stage, the
+    :param source: batches of the run, for stages with ``epochs``.
+    :param is_scheduled: True if the user gave a schedule; else there is one stage, the
         whole run.
-    :raises ArgumentError: for invalid stages, or a ``steps_per_batch`` that is not a
-        positive int.
+    :param steps_before: number of steps, like the first stage's, whose batches the run
+        leaves out.
+    :raises ArgumentError: for a ``steps_per_batch`` that is not a positive int, or epochs
+        of a stream without a length.
     """
 
-    def __init__(self, stages: Sequence[Stage], scheduled: bool) -> None:
-        self.stages = tuple(checks.sequence("fit: schedule", stages, "stages"))
-        self.scheduled = scheduled
-        checks.count("fit: number of stages in schedule", len(self.stages))
-        self.first = [0]
-        self._first_batch = [0]
-        self.batches_before = 0
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        source: BatchSource | None = None,
+        is_scheduled: bool = False,
+        steps_before: int = 0,
+    ) -> None:
+        self.stages = tuple(stages)
+        self.is_scheduled = is_scheduled
+        self.lengths: list[int] = []
+        self.first: list[int] = []
+        self.num_steps = 0
+        self._first_batch: list[int] = []
+        steps_per_batch = []
         for stage in self.stages:
-            checks.instance("fit: schedule's entry", stage, Stage, "an ebmpp.Stage")
             name = f"{type(stage.estimator).__name__}: steps_per_batch"
-            per_batch = checks.count(name, stage.estimator.steps_per_batch)
-            self.first.append(self.first[-1] + stage.num_steps)
-            self._first_batch.append(
-                self._first_batch[-1] - (-stage.num_steps // per_batch)
-            )
-        self.num_steps = self.first.pop()
+            steps_per_batch.append(checks.count(name, stage.estimator.steps_per_batch))
+        batch = -(-steps_before // steps_per_batch[0])
+        for stage, per_batch in zip(self.stages, steps_per_batch, strict=True):
+            length = stage.num_steps or 0
+            if stage.epochs is not None and source is not None:
+                length = source.batches_in(stage.epochs) * per_batch
+            self.first.append(self.num_steps)
+            self.lengths.append(length)
+            self._first_batch.append(batch)
+            self.num_steps += length
+            batch += -(-length // per_batch)
 
     def __getitem__(self, number: int) -> Stage:
         return self.stages[number]
@@ -115,29 +136,25 @@ class Stages:
 
     def end(self, number: int) -> int:
         """Return the step after the last one of a stage."""
-        return self.first[number] + self.stages[number].num_steps
+        return self.first[number] + self.lengths[number]
 
     def batch(self, step: int) -> int:
         """Return the number of a step's batch, which several steps may share."""
         number = self.at(step)
         per_batch = self.stages[number].estimator.steps_per_batch
-        return (
-            self.batches_before
-            + self._first_batch[number]
-            + (step - self.first[number]) // per_batch
-        )
+        return self._first_batch[number] + (step - self.first[number]) // per_batch
 
 
-class State(NamedTuple):
+class TrainState(NamedTuple):
     """Everything that a step changes; ``ok`` is False from the first step that was not finite."""
 
     params: Params
-    optimizer: Any
-    estimator: Any
+    optimizer: PyTree
+    estimator: PyTree
     ok: Array
 
 
-class Method(NamedTuple):
+class Program(NamedTuple):
     """Static part of a program of steps, compared by value."""
 
     graph: FactorGraph
@@ -148,31 +165,40 @@ class Method(NamedTuple):
 def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selection]:
     """Return the rows that all batches of a chunk share, and the rest, with a leading axis of ``size``."""
     padded = [*batches, *[batches[-1]] * (size - len(batches))]
-    if batches[0].index is None:
-        shared = Selection({})
-        parts = padded
-    else:  # rows stay on the device, and a batch is an index
+    shared = Selection({})
+    if batches[0].index is not None:  # rows stay on the device, and a batch is an index
         shared = batches[0]._replace(index=None, weights=None)
-        parts = [Selection({}, batch.index, batch.weights) for batch in padded]
+        padded = [batch._replace(rows={}, known={}) for batch in padded]
     if size == 1:
-        return shared, parts[0]
-    return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+        return shared, padded[0]
+    return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
+
+
+class _Carry(NamedTuple):
+    """Number of steps done, their cost, the state after them, and their metrics."""
+
+    done: Array
+    work: Array
+    state: TrainState
+    metrics: Metrics
 
 
 @compiled(
     statics=1,
-    fast_compile=lambda method, *_, **__: method.estimator.fast_compile(method.graph),
+    fast_compile=lambda program, *_, **__: program.estimator.fast_compile(
+        program.graph
+    ),
 )
 def run_chunk(
-    method: Method,
+    program: Program,
     key: Key,
-    state: State,
+    state: TrainState,
     first: Array,
     count: Array,
     shared: Selection,
     parts: Selection,
     offsets: Array | None = None,
-) -> tuple[State, Metrics, Array]:
+) -> tuple[TrainState, Metrics, Array]:
     """Run up to ``count`` consecutive steps in one program.
 
     A step depends on its number and on the state alone, so results do not depend on how
@@ -186,93 +212,103 @@ def run_chunk(
         where they are expensive.
     """
     if offsets is None:
-        state, metrics, _ = _step(method, key, state, first, _merged(shared, parts))
-        return (
-            state,
-            jax.tree.map(lambda row: row[None], metrics),
-            jnp.ones((), jnp.int32),
-        )
+        batch = _merged(shared, parts)
+        state, metrics, _ = _step(program, key, state, first, batch)
+        table = jax.tree.map(lambda row: row[None], metrics)
+        return state, table, jnp.ones((), jnp.int32)
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
-    def step_at(i: Array, state: State) -> tuple[State, Metrics, Array]:
+    def step_at(i: Array, state: TrainState) -> tuple[TrainState, Metrics, Array]:
         batch = _merged(shared, jax.tree.map(lambda a: a[i], parts))
-        return _step(method, key, state, first + offsets[i], batch)
+        return _step(program, key, state, first + offsets[i], batch)
 
-    def cond(carry: tuple) -> Array:
-        i, work, *_ = carry
-        return (i < count) & (work < budget)
+    def cond(carry: _Carry) -> Array:
+        return (carry.done < count) & (carry.work < budget)
 
-    def body(carry: tuple) -> tuple:
-        i, work, state, table = carry
-        state, metrics, cost = step_at(i, state)
-        table = jax.tree.map(lambda rows, row: rows.at[i].set(row), table, metrics)
-        return i + 1, work + cost, state, table
+    def body(carry: _Carry) -> _Carry:
+        i = carry.done
+        state, metrics, cost = step_at(i, carry.state)
+        table = jax.tree.map(
+            lambda rows, row: rows.at[i].set(row), carry.metrics, metrics
+        )
+        return _Carry(i + 1, carry.work + cost, state, table)
 
     zero = jnp.zeros((), jnp.int32)
-    metrics = jax.eval_shape(step_at, zero, state)[1]
-    table = jax.tree.map(
-        lambda a: jnp.zeros((len(offsets), *a.shape), a.dtype), metrics
-    )
-    done, _, state, table = lax.while_loop(
-        cond, body, (zero, jnp.zeros(()), state, table)
-    )
-    return state, table, done
+    _, metrics, _ = jax.eval_shape(step_at, zero, state)
+    size = len(offsets)
+    table = jax.tree.map(lambda a: jnp.zeros((size, *a.shape), a.dtype), metrics)
+    last = lax.while_loop(cond, body, _Carry(zero, jnp.zeros(()), state, table))
+    return last.state, last.metrics, last.done
 
 
 def _merged(shared: Selection, part: Selection) -> Selection:
-    return (
-        part
-        if part.index is None
-        else part._replace(rows=shared.rows, known=shared.known)
-    )
+    """Return a batch with the rows that it shares with others."""
+    if part.index is None:
+        return part
+    return part._replace(rows=shared.rows, known=shared.known)
 
 
 def _step(
-    method: Method, key: Key, state: State, step: ArrayLike, selection: Selection
-) -> tuple[State, Metrics, Array]:
+    program: Program,
+    key: Key,
+    state: TrainState,
+    step: ArrayLike,
+    selection: Selection,
+) -> tuple[TrainState, Metrics, Array]:
     """Make one gradient and one update; return the state, metrics, and the cost in multiplications.
 
     After a failure the params stay as they were.
     """
-    graph, estimator, optimizer = method
-
-    def take(x):
-        return (
-            x
-            if selection.index is None
-            else {b: v[selection.index] for b, v in x.items()}
-        )
-
-    batch = Batch.uniform(take(selection.rows), take(selection.known))
-    if selection.weights is not None:
-        batch = batch._replace(weights=batch.weights * selection.weights)
-    batch = sharding.rows(batch)
+    graph, estimator, optimizer = program
+    batch = sharding.rows(_batch_of(selection))
     key = random.fold_in(key, step, 2)
     estimate = estimator.estimate(graph, state.params, state.estimator, batch, key)
     expected = base.shapes(state.params)
-    if base.shapes(estimate.gradient) != expected:
+    shapes = base.shapes(estimate.gradient)
+    if shapes != expected:
         raise checks.error(
             f"{type(estimator).__name__}.estimate: gradient",
             f"of the params' shapes {expected}",
-            base.shapes(estimate.gradient),
+            shapes,
         )
-    params, moved, ok, norm = _update(optimizer, estimate.gradient, state)
-    metrics = Metrics.stack({"gradient_norm": norm, "ok": ok, **estimate.metrics})
-    units = sum(family.size for family in graph.families.values())
-    per_row = sum(np.size(a) for a in jax.tree.leaves(state.params)) + _PER_UNIT * units
-    cost = jnp.asarray(estimate.sweeps, jnp.float32) * (len(batch.weights) * per_row)
+    update = _update(optimizer, estimate.gradient, state)
+    metrics = {"gradient_norm": update.norm, "ok": update.ok, **estimate.metrics}
+    num_params = sum(np.size(a) for a in jax.tree.leaves(state.params))
+    per_row = num_params + _DRAW_COST * graph.num_units
+    sweeps = jnp.asarray(estimate.sweeps, jnp.float32)
+    cost = sweeps * (len(batch.weights) * per_row)
     return (
-        State(params, moved, estimate.state, ok),
-        metrics,
+        TrainState(update.params, update.optimizer, estimate.state, update.ok),
+        Metrics.stack(metrics),
         cost.astype(jnp.result_type(float)),
     )
 
 
-def _update(
-    optimizer: Comparable, gradient: Params, state: State
-) -> tuple[Params, Any, Array, Array]:
-    def apply(gradient: Params) -> tuple[Params, Any, Array, Array]:
+def _batch_of(selection: Selection) -> Batch:
+    """Return the selected rows, as estimators take them."""
+    rows = selection.rows
+    known = selection.known
+    if selection.index is not None:
+        rows = {b: v[selection.index] for b, v in rows.items()}
+        known = {b: v[selection.index] for b, v in known.items()}
+    batch = Batch.uniform(rows, known)
+    if selection.weights is None:
+        return batch
+    return batch._replace(weights=batch.weights * selection.weights)
+
+
+class _Update(NamedTuple):
+    """Params, optimiser's state and ``ok`` after a step, and the gradient's norm."""
+
+    params: Params
+    optimizer: PyTree
+    ok: Array
+    norm: Array
+
+
+def _update(optimizer: Comparable, gradient: Params, state: TrainState) -> _Update:
+    def apply(gradient: Params) -> _Update:
         updates, moved = optimizer.optimizer.update(
             gradient, state.optimizer, state.params
         )
@@ -286,20 +322,16 @@ def _update(
         params = jax.tree.map(
             lambda new, old: jnp.where(ok, new, old), proposed, state.params
         )
-        return params, moved, ok, optax.tree.norm(gradient)
+        return _Update(params, moved, ok, optax.tree.norm(gradient))
 
     if backend.accelerated():  # a branch waits for the device
         return apply(gradient)
 
     # XLA would compute the gradient again in each of the optimiser's kernels, but not
     # across a branch: a step of PCD compiles in 0.8 of the time.
-    def skip(_):
-        return (
-            state.params,
-            state.optimizer,
-            state.ok,
-            jnp.full((), jnp.nan, norm.dtype),
-        )
+    def skip(gradient: Params) -> _Update:
+        norm = jax.eval_shape(optax.tree.norm, gradient)
+        nan = jnp.full((), jnp.nan, norm.dtype)
+        return _Update(state.params, state.optimizer, state.ok, nan)
 
-    norm = jax.eval_shape(optax.tree.norm, gradient)
     return lax.cond(state.ok, apply, skip, gradient)

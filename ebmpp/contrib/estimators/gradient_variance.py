@@ -17,7 +17,7 @@ from ebmpp.estimators import Batch, Estimator
 from ebmpp.estimators.base import shapes
 from ebmpp.estimators.certificate import state_shapes
 from ebmpp.graph import FactorGraph, tables
-from ebmpp.training.monitors import Bound, Monitor
+from ebmpp.training.monitors import Partial, Monitor
 
 
 class _Welford(NamedTuple):
@@ -77,7 +77,7 @@ def gradient_variance(
     rows, _ = tables.check_rows(graph, data, "gradient_variance")
     key = random.key_pair(checks.key("gradient_variance: rng_key", rng_key))
     return Monitor(
-        Bound(_gradient_variance, (graph, estimator, num_repeats)),
+        Partial(_gradient_variance, (graph, estimator, num_repeats)),
         (rows, key),
         takes_state=True,
     )

@@ -20,7 +20,8 @@ from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Centered, ucd
 from ebmpp.estimators.metrics import METHODS
 from ebmpp.estimators.pairs import ChainUCD
-from ebmpp.training.history import Bar, Log
+from ebmpp.training.history import Log
+from ebmpp.training.observers import ProgressBar
 from helpers import gated
 
 STEPS = 60
@@ -211,4 +212,4 @@ def test_the_progress_bar_shows_meeting_times_without_the_lag() -> None:
     )
     log.steps.columns()
     assert log.latest() == {"tau": "1.5", "max": "2", "grad": "1"}
-    Bar(1, 0, hidden=True).begin(UCD())
+    ProgressBar(log, 1, 0, is_hidden=True).begin(UCD())

@@ -27,7 +27,10 @@ import optax
 import ebmpp
 from ebmpp import CD, PCD, UCD, Stage
 from ebmpp.errors import ArgumentError
-from ebmpp.training import diagnosis, optimizers
+from ebmpp.training import optimizers
+from ebmpp.training.history import Log
+from ebmpp.training.observers import PairWatch
+from ebmpp.training.steps import Stages
 
 SUM = {"sum": lambda p: p["v"].sum()}
 
@@ -164,10 +167,12 @@ def test_late_pairs_are_judged_by_the_steps_that_fit_into_the_time(
     seconds: float,
 ) -> None:
     columns = {"meeting_time_mean": np.full(25, 9.0), "sweeps": np.full(25, 1000.0)}
-    watch, now = diagnosis.PairWatch(0, 2**31 - 1, 100), time.monotonic()
-    assert watch.diagnose(columns, 25, now + 3600.0) is None  # the pace is not known
-    watch._clock = (10, now - 1.5)
-    assert (watch.diagnose(columns, 25, now + seconds) is None) == (seconds == 0)
+    now = time.monotonic()
+    stages = Stages([Stage(num_steps=2**31 - 1)])
+    watch = PairWatch(Log({}), stages, 100, 0, now + seconds)
+    assert watch.diagnose(columns, 25) is None  # the pace is not known
+    watch._last_look = (10, now - 1.5)
+    assert (watch.diagnose(columns, 25) is None) == (seconds == 0)
 
 
 def test_a_limit_of_time_leaves_out_later_stages() -> None:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core.archive import digest
-from ebmpp.training.checkpoint import monitor_identity
+from ebmpp.training.identity import monitor_identity
 from ebmpp.training.monitors import Monitor
 from ebmpp.training.optimizers import Comparable, averaged, box, projected
-from ebmpp.training.steps import State
+from ebmpp.training.steps import TrainState
 
 PARAMS = {"v": np.zeros(5, np.float32), "w": {"deep": np.zeros((3, 4), np.float32)}}
 
@@ -125,7 +125,7 @@ FUNCTIONS = [
 
 def test_monitors_of_other_code_or_values_are_distinguished() -> None:
     flat = {"v": PARAMS["v"], "w": PARAMS["w"]["deep"]}
-    state = State(flat, (), (), np.array(True))
+    state = TrainState(flat, (), (), np.array(True))
     assert len({monitor_identity(fn, state) for fn in FUNCTIONS}) == len(FUNCTIONS)
     for make in (lambda: times(2), lambda: times(np.ones(3))):
         assert monitor_identity(make(), state) == monitor_identity(make(), state)

@@ -17,8 +17,7 @@ import optax
 import ebmpp
 from ebmpp import CD, PCD, Bernoulli
 from ebmpp.errors import CheckpointError
-from ebmpp.training import callbacks
-from ebmpp.training.callbacks import PathRecorder
+from ebmpp.training.observers import PathRecorder, path as path_module
 from helpers import assert_law
 
 ROWS = (np.arange(10)[:, None] // [1, 2, 3, 4] % 2).astype(np.float32)
@@ -151,7 +150,7 @@ def test_annealing_along_a_path_is_exact() -> None:
 def test_a_path_that_needs_too_many_knots_warns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(callbacks, "_MAX_KNOTS", 2)
+    monkeypatch.setattr(path_module, "_MAX_KNOTS", 2)
     options = {
         "estimator": CD(),
         "optimizer": optax.sgd(5.0),

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_tools import ADAM, SGD, WALKER, Recorder, rows_seen, train
+from training_tools import ADAM, ROWS, SGD, WALKER, Recorder, rows_seen, train
 
 import optax
 
 from ebmpp import CD, Stage
+from ebmpp.errors import ArgumentError
 
 SLOW = optax.sgd(0.1)
 
@@ -113,3 +114,41 @@ class Wrong(Recorder):
 def test_invalid_stages_are_refused(make: Any, match: str) -> None:
     with pytest.raises((ValueError, TypeError), match=match):
         make()
+
+
+def steps_of(data: Any = ROWS, **options: Any) -> int:
+    fit = train(data, **{"num_steps": None, "epochs": 2, "batch_size": 4} | options)
+    return fit.history.sizes["step"]
+
+
+def test_epochs_are_passes_over_the_data() -> None:
+    size = len(ROWS)
+    assert steps_of() == -(-2 * size // 4)
+    assert steps_of(estimator=Recorder(steps_per_batch=3)) == 3 * -(-2 * size // 4)
+    assert steps_of(batch_size=size) == 2
+    assert steps_of([{"v": ROWS}] * 3, epochs=1, batch_size=None) == 3
+    stages = [
+        Stage(epochs=1, estimator=Recorder(), optimizer=SGD),
+        Stage(num_steps=1, estimator=Recorder(), optimizer=SGD),
+    ]
+    options = {"epochs": None, "estimator": None, "optimizer": None}
+    assert steps_of(schedule=stages, **options) == -(-size // 4) + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_steps": 3}, "fit: epochs .*None with num_steps"),
+        ({"epochs": 0}, "epochs .*got 0"),
+        ({"schedule": [Stage(num_steps=2)], "estimator": None}, "beside schedule"),
+        ({"data": lambda: iter([ROWS])}, "fit: epochs .*without a length"),
+        ({"data": [{"v": ROWS}] * 3}, "fit: epochs .*used once"),
+    ],
+)
+def test_epochs_that_have_no_number_of_steps_are_refused(
+    options: dict, match: str
+) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        steps_of(**{"batch_size": None} | options)
+    with pytest.raises(ArgumentError, match="either num_steps or epochs"):
+        Stage(num_steps=2, epochs=2)

@@ -1,0 +1,84 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Identity of a training run, which a resumed run must share."""
+
+import numpy as np
+
+import jax
+import jax.numpy as jnp
+
+from ebmpp.core import archive, checkpoints, random
+from ebmpp.graph import saving
+from ebmpp.training.history import Monitor, MonitorFn
+from ebmpp.training.loop import Loop
+from ebmpp.training.observers import BestParams, PathRecorder
+from ebmpp.training.optimizers import computation
+from ebmpp.training.settings import Settings
+from ebmpp.training.steps import TrainState
+
+
+def run_identity(
+    settings: Settings,
+    loop: Loop,
+    state: TrainState,
+    best: BestParams | None,
+    path: PathRecorder | None,
+) -> dict[str, object]:
+    """Return JSON values that a resumed run must share; its last stage may be longer.
+
+    :param state: the state before the first step.
+    """
+    graph = settings.graph
+    stages = loop.stages
+    estimators = [
+        checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages
+    ]
+    if stages.is_scheduled:
+        lengths = [*stages.lengths[:-1], "the rest"]
+        schedule = [list(pair) for pair in zip(lengths, estimators, strict=True)]
+        estimation: dict[str, object] = {"schedule": schedule}
+    else:
+        estimation = {"estimator": estimators[0]}
+    start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
+    return {
+        "jax": jax.__version__,
+        "graph": repr(graph),
+        "energies": saving.energies(graph),
+        "layers": saving.layers(graph),
+        **estimation,
+        "optimizer": [optimizer.digest for optimizer in loop.optimizers],
+        "batch_size": loop.source.batch_size,
+        "monitors": {
+            name: monitor_identity(fn, state)
+            for name, fn in sorted(settings.monitors.items())
+        },
+        "state": [
+            [list(jnp.shape(a)), str(jnp.result_type(a))]
+            for a in jax.tree.leaves(state)
+        ],
+        "start": archive.digest({"params": start}),
+        **loop.source.identity(),
+        "rng_key": np.asarray(random.key_pair(settings.rng_key)).tolist(),
+        "monitor_every": settings.monitor_every,
+        "keep_best": None if best is None else [best.name, best.mode],
+        "keep_path": None if path is None else path.capacity,
+        "steps_before": settings.steps_before,
+    }
+
+
+def monitor_identity(fn: MonitorFn, state: TrainState) -> str:
+    """Return a digest of a monitor's code and data, or its name if it is not compiled."""
+    monitor = fn if isinstance(fn, Monitor) else Monitor(fn)
+    code = ""
+    if monitor.compiled:
+        inputs = monitor.inputs(state.params, state.estimator)
+        try:
+            code = computation(monitor.fn, *inputs)
+        except (
+            Exception
+        ):  # the first evaluation raises it again, with the monitor's name
+            code = ""
+    if not code:
+        return getattr(monitor.fn, "__qualname__", type(monitor.fn).__qualname__)
+    leaves = jax.tree.leaves(monitor.arguments)
+    return code + archive.digest({str(i): a for i, a in enumerate(leaves)})

@@ -1,0 +1,40 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Interface of the observers of a training run."""
+
+from ebmpp.core import checks
+from ebmpp.training.steps import TrainState
+
+
+class Observer:
+    """Part of a run that looks at its state between programs of steps.
+
+    A program ends at the nearest stop of any observer. Then all observers look at the
+    state, in their order.
+    """
+
+    def next_stop(self, step: int) -> int:
+        """Return the first step after ``step`` at which a program must end; by default none."""
+        return checks.LARGEST
+
+    def at(self, step: int, state: TrainState, is_last: bool) -> bool | None:
+        """Look at the state after ``step`` steps; return True to end the run.
+
+        It is called at the start of a run and after each program.
+
+        :param is_last: True if the run ends here, also by an observer before this one.
+        """
+        raise NotImplementedError
+
+
+class Periodic(Observer):
+    """Observer with a stop at every multiple of ``every``."""
+
+    every: int
+
+    def next_stop(self, step: int) -> int:
+        return step + self.every - step % self.every
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        """Return True at the stops, and at the end of the run."""
+        return is_last or step % self.every == 0

@@ -1,0 +1,162 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a training run: its state and its history."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from typing import Protocol
+
+import numpy as np
+
+import jax
+from jax.typing import ArrayLike
+
+from ebmpp import errors
+from ebmpp.core import archive, checkpoints, sharding
+from ebmpp.training.history import Log
+from ebmpp.training.observers.base import Periodic
+from ebmpp.training.observers.guard import Guard
+from ebmpp.training.steps import TrainState
+
+
+class Recorder(Protocol):
+    """Part of a run whose arrays are in its checkpoints."""
+
+    def leaves(self) -> list[ArrayLike]:
+        """Return arrays for a checkpoint."""
+        ...
+
+    def load(self, leaves: Iterator[np.ndarray]) -> None:
+        """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
+
+
+class FitCheckpoints(checkpoints.Checkpoints):
+    """Checkpoints of one call of ``fit``."""
+
+    kind = archive.Kind("ebmpp checkpoint", 3, "ebmpp.fit")
+    function = "fit"
+    argument = "checkpoint_dir"
+    total = "num_steps"
+
+    def differences(self, saved: Mapping[str, object]) -> list[str]:
+        """Return the differences; the code of another version of jax is not compared."""
+        ignored = {"jax"}
+        if saved.get("jax") != self.run["jax"]:
+            ignored |= {"optimizer", "monitors"}
+
+        def rest(run):
+            return {name: value for name, value in run.items() if name not in ignored}
+
+        return checkpoints.differences(rest(saved), rest(self.run))
+
+
+class CheckpointWriter(Periodic):
+    """Checkpoints of a run of one or several processes, which the first process reads and writes.
+
+    :param run: identity of the run: JSON values by name.
+    :param total: number of steps of the run.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        run: Mapping[str, object],
+        resume: bool,
+        every: int,
+        *,
+        total: int,
+        log: Log,
+        guard: Guard,
+        recorders: Sequence[Recorder],
+    ) -> None:
+        self.every = every
+        self._directory = directory
+        self._total = total
+        self._log = log
+        self._guard = guard
+        self._recorders = recorders
+        self._saved = 0  # number of steps done at the newest checkpoint
+        self._files = sharding.run_on_first(
+            lambda: FitCheckpoints(directory, run, resume)
+        )
+
+    @property
+    def _first(self) -> FitCheckpoints:
+        """The files, in the first process."""
+        if self._files is None:
+            raise AssertionError("only the first process reads and writes files")
+        return self._files
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self._files is not None:
+            self._files.close()
+
+    def at(self, step: int, state: TrainState, is_last: bool) -> None:
+        if self.is_due(step, is_last):
+            self.save(step, state)
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Write a checkpoint, unless it exists; raise CheckpointWriteError if it cannot be written."""
+        if step == self._saved:
+            return
+        self._guard.check(step, state)  # a failed state is not saved
+        leaves = list(map(checkpoints.as_numbers, jax.tree.leaves(state)))
+        for recorder in self._recorders:
+            leaves += recorder.leaves()
+        history = self._log.arrays()
+        body = {"leaves": len(leaves), "history": list(history)}
+        try:
+            arrays = [*sharding.to_host(leaves), *history.values()]
+            sharding.run_on_first(lambda: self._first.write(step, body, arrays))
+        except OSError as error:
+            message = (
+                f"checkpoint {step} cannot be written in {self._directory}: "
+                f"{error}. Free disk space or fix the permissions, then resume=True "
+                "continues from the checkpoint before."
+            )
+            raise self._log.failure(
+                errors.CheckpointWriteError, message, state.params, step
+            ) from error
+        self._saved = step
+
+    def restore(self, template_at: Callable[[int], TrainState]) -> TrainState | None:
+        """Return the state of the newest valid checkpoint; None in an empty directory.
+
+        The history and the recorders are restored too.
+
+        :param template_at: returns a state like the one after so many steps.
+        """
+        checkpoint = sharding.run_on_first(lambda: self._first.read(depth=6))
+        if sharding.processes() > 1:
+            data = b""
+            if checkpoint is not None:  # in the first process
+                data = self._first.bytes_of(checkpoint.step)
+            if data := sharding.broadcast_bytes(data):
+                body, arrays = archive.read(
+                    data, FitCheckpoints.kind, "the first process's checkpoint"
+                )
+                checkpoint = checkpoints.Checkpoint(body["step"], body, arrays)
+        if checkpoint is None:
+            return None
+        step, body, arrays = checkpoint
+        FitCheckpoints.check_length(self._directory, step, self._total)
+        count = body["leaves"]
+        history = dict(zip(body["history"], arrays[count:], strict=True))
+        self._log.load(history, step)
+        leaves = iter(arrays[:count])
+
+        def restore_leaf(template):
+            value = checkpoints.from_numbers(next(leaves), template)
+            return sharding.place_like(value, template)
+
+        state = jax.tree.map(restore_leaf, template_at(step))
+        for recorder in self._recorders:
+            recorder.load(leaves)
+        self._saved = step
+        return state
+
+    @property
+    def step(self) -> int:
+        """Number of steps done at the newest checkpoint, or 0."""
+        return self._saved

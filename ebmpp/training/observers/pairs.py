@@ -1,0 +1,131 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Warning of coupled pairs that meet too late."""
+
+from collections.abc import Mapping
+import math
+import time
+import warnings
+
+import numpy as np
+
+from ebmpp.core import backend
+from ebmpp.training.history import Log
+from ebmpp.training.observers.base import Observer
+from ebmpp.training.steps import Stages, TrainState
+
+# predicted sweeps of a pair, per step and in all, that are too many
+_SWEEPS = 150
+_TOTAL = 30_000
+# Predicted unit updates of a pair that are too many. `make demo` (84 units, 1,000
+# steps) predicts 7e7 at step 100 and ends in half a minute; MNIST at 784x100, where PCD
+# is far better at equal seconds, 5e8.
+_UPDATES = 2e8
+_HORIZON = 4  # growth is extrapolated to so many times the steps done
+_LOOKS = (1, 10, 25, 50, 100)  # steps of a stage after which its pairs are diagnosed
+
+
+class PairWatch(Observer):
+    """Warn once if the pairs of a stage will take too many sweeps.
+
+    :param units: number of units of the graph.
+    :param start: step at which the run starts, where nothing is diagnosed.
+    :param deadline: time of ``time.monotonic`` at which the run ends.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        stages: Stages,
+        units: int,
+        start: int,
+        deadline: float = math.inf,
+    ) -> None:
+        self._log = log
+        self._stages = stages
+        self._units = units
+        self._start = start
+        self._deadline = deadline
+        self._has_warned = False
+        self._enter(0)
+
+    def _enter(self, stage: int) -> None:
+        self._stage = stage
+        self._looks = _LOOKS
+        # steps of the stage, and time, at the last look
+        self._last_look = (0, time.monotonic())
+
+    def at(self, step: int, state: TrainState, is_last: bool) -> None:
+        if self._has_warned or step == self._start:
+            return
+        stage = self._stages.at(step - 1)
+        if stage != self._stage:
+            self._enter(stage)
+        done = step - self._stages.first[stage]
+        if not self._looks or not self._looks[0] <= done <= _LOOKS[-1] + 1:
+            return
+        backend.wait(state.ok)
+        message = self.diagnose(self._log.steps.columns(), step)
+        if message is not None:
+            self._has_warned = True
+            warnings.warn(f"fit: {message}", stacklevel=4)
+
+    def diagnose(self, columns: Mapping[str, np.ndarray], step: int) -> str | None:
+        """Return a warning from the metrics of all steps, if there is a reason."""
+        first = self._stages.first[self._stage]
+        done = step - first
+        now = time.monotonic()
+        self._looks = tuple(look for look in self._looks if look > done)
+        names = ("sweeps", "posterior_sweeps")
+        parts = [columns[name][first:step] for name in names if name in columns]
+        if not parts or "meeting_time_mean" not in columns:
+            return None
+        sweeps = np.nan_to_num(np.sum(parts, 0))
+        before, then = self._last_look
+        self._last_look = (done, now)
+        remaining = self._stages.end(self._stage) - step
+        if not before:  # the first steps compile, so there is no pace
+            if self._deadline < math.inf:
+                return None
+            return diagnose_pairs(sweeps, remaining, math.nan, self._units)
+        pace = (now - then) / max(sweeps[before:].sum(), 1.0)
+        seconds = max(0.0, self._deadline - now)
+        affordable = seconds * (done - before) / (now - then)
+        remaining = int(min(remaining, affordable))
+        return diagnose_pairs(sweeps, remaining, pace, self._units)
+
+
+def diagnose_pairs(
+    sweeps: np.ndarray, remaining: int, pace: float, units: int
+) -> str | None:
+    """Return a warning if coupled pairs will need too many sweeps for the remaining steps.
+
+    A power of the number of steps extrapolates the sweeps. A clock enters the words
+    alone.
+
+    :param pace: seconds per sweep, or nan.
+    """
+    done = len(sweeps)
+    recent = sweeps[done // 2 :].mean()
+    before = sweeps[done // 4 : done // 2]
+    growth = 0.0
+    if len(before) >= 5 and before.mean() > 0:
+        growth = min(2.0, math.log2(max(1.0, recent / before.mean())))
+
+    def sweeps_at(step):
+        return recent * (step / (0.75 * done)) ** growth
+
+    near = np.arange(done, min(done + remaining, _HORIZON * done))
+    far = (remaining - len(near)) * sweeps_at(_HORIZON * done)
+    total = float(sweeps_at(near).sum() + far)
+    if total < max(_TOTAL, _SWEEPS * remaining, _UPDATES / units):
+        return None
+    minutes = "" if math.isnan(pace) else f" (roughly {pace * total / 60:.2g} minutes)"
+    return (
+        f"a coupled pair takes {recent:.0f} sweeps per step until it meets, and about "
+        f"{total:.2g} in the remaining {remaining} steps{minutes}, where a chain of PCD "
+        f"takes {remaining}. Chains of this model mix too slowly for this estimator. "
+        "Use Centered(PCD()), and an exact gradient for the last steps if at all. "
+        'ParticleUCD() and UCD(method="mixture") are exact where chains do not leave '
+        "their modes."
+    )
