@@ -407,7 +407,7 @@ def _take_steps(
             x, log_weight, gains = carry
             low = path.at(betas[i])
             high = path.at(betas[i + 1])
-            here = path.slope(low.params, x)
+            here = path.evaluate(low.params, x)
             gain = path.gain(low, high, here, here)
             x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
             return x, log_weight + gain, gains.at[i].set(gain)

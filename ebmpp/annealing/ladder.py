@@ -137,14 +137,14 @@ def find_ladder(
         places, count, step, system, smooth, largest = carry
         s = places[count - 1]
         low = path.at(s)
-        here = path.slope(low.params, system.x)
+        here = path.evaluate(low.params, system.x)
 
         def rung_after(step):
             return path.at(jnp.minimum(s + step, path.end))
 
         def is_too_long(step: Array) -> Array:
             high = rung_after(step)
-            there = path.slope_at(high, here, system.x)
+            there = path.evaluate_at(high, here, system.x)
             gain = path.gain(low, high, here, there).reshape(system.log_weights.shape)
             cess = systems.conditional_ess(system.log_weights, gain)[0]
             return ~(cess >= cess_threshold) & (step > _SHORTEST)  # NaN is too long
@@ -153,12 +153,13 @@ def find_ladder(
         step = jnp.where(count == capacity - 1, path.end, step)
         rung_keys = random.fold_in(keys, count)
         high = rung_after(step)
-        system, slope = systems.reweight(path, low, high, here, system, rung_keys)
-        system = systems.move(path, high, slope, system, rung_keys, sweeps)
+        system, evaluation = systems.reweight(path, low, high, here, system, rung_keys)
+        system = systems.move(path, high, evaluation, system, rung_keys, sweeps)
         if measure:
-            after = path.slope(high.params, system.x)
+            after = path.evaluate(high.params, system.x)
             values = [
-                path.gain(path.at(jnp.zeros(())), high, at, at) for at in (slope, after)
+                path.gain(path.at(jnp.zeros(())), high, at, at)
+                for at in (evaluation, after)
             ]
             a, b = (v - v.mean() for v in values)
             # 0 where particles are all equal

@@ -24,7 +24,7 @@ in closed form, and only the other blocks are kept. Natural parameters are affin
 from collections.abc import Iterable, Sequence
 import dataclasses
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Float, Int32
 
@@ -33,14 +33,14 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random, sharding
-from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
 from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
-from ebmpp.moves import Target, gibbs
+from ebmpp.moves import Layer, Target, gibbs, rungs
+from ebmpp.moves.rungs import Evaluation, Place, Tempering, between
 
 
 class Rung(NamedTuple):
@@ -48,17 +48,6 @@ class Rung(NamedTuple):
 
     beta: Scalar
     params: Params
-
-
-class Slope(NamedTuple):
-    """Evaluation of a model at rows, which gives the density of every distribution up to the reference."""
-
-    reference: PerRow
-    """<eta_0, t> of the kept blocks."""
-    model: PerRow
-    """-E at zero statistics of the summed blocks."""
-    eta: Eta
-    """Natural parameters of the summed blocks under the model, ``(rows, *shape, *stat_shape)`` each."""
 
 
 @jax.tree_util.register_dataclass
@@ -196,44 +185,28 @@ class Path:
             jnp.asarray(count, jnp.int32),
         )
 
-    @full_precision
-    def slope(self, params: Params, x: Rows) -> Slope:
+    def evaluate(self, params: Params, x: Rows) -> Evaluation:
         """Evaluate a model at rows of the kept blocks."""
-        t = self.graph.statistics(dict(x))
+        return rungs.evaluate(self.graph, params, self.eta0, x, self.summed)
 
-        def units(a):
-            return a.reshape(len(a), -1)
+    def evaluate_at(self, rung: Rung, other: Evaluation, x: Rows) -> Evaluation:
+        """Evaluate a rung's model; on a line that is the ``other`` evaluation, of another rung."""
+        return other if self.is_line else self.evaluate(rung.params, x)
 
-        model, eta = jax.vmap(
-            lambda t: energy.affine(self.graph, params, t, self.summed)
-        )(t)
-        return Slope(sum(units(t[b]) @ self.eta0[b].ravel() for b in t), model, eta)
+    def gain(
+        self, low: Rung, high: Rung, here: Evaluation, there: Evaluation
+    ) -> PerRow:
+        """Return the log-ratio of the unnormalised densities of ``high`` and ``low`` at the same rows.
 
-    def slope_at(self, rung: Rung, slope: Slope, x: Rows) -> Slope:
-        """Return the slope of a rung's model; on a line it is that of any other rung."""
-        return slope if self.is_line else self.slope(rung.params, x)
-
-    def gain(self, low: Rung, high: Rung, here: Slope, there: Slope) -> PerRow:
-        """Return the log-ratio of the unnormalised densities of ``high`` and ``low`` at the slopes' rows."""
+        :param here: evaluation of the model of ``low``.
+        :param there: evaluation of the model of ``high``.
+        """
         if self.is_line:
             gain = (high.beta - low.beta) * (here.model - here.reference)
         else:
-            before = here.reference + low.beta * (here.model - here.reference)
-            gain = (
-                there.reference + high.beta * (there.model - there.reference) - before
-            )
-        for b in self.summed:
-            ends = (
-                between(self.eta0[b], e.eta[b], r.beta)
-                for e, r in ((here, low), (there, high))
-            )
-            gain += (
-                self.graph.families[b]
-                .log_normalizer_difference(*ends)
-                .reshape(len(gain), -1)
-                .sum(-1)
-            )
-        return gain
+            gain = there.log_density(high.beta) - here.log_density(low.beta)
+        ends = Place(low.beta, here), Place(high.beta, there)
+        return rungs.add_normalizers(gain, self.graph, self.eta0, self.summed, *ends)
 
     def draw(self, blocks: Iterable[str], eta: Eta, beta: Scalar, keys: Keys) -> Blocks:
         """Draw blocks at ``beta``, given their natural parameters ``eta`` under the model."""
@@ -248,14 +221,14 @@ class Path:
         :param eta: natural parameters of the summed blocks at ``x``; None to evaluate
             them.
         """
-        target = Target(self.graph, rung.params)
+        tempering = Tempering(rung.beta, self.eta0)
+        target = Target(self.graph, rung.params, tempering=tempering)
         if eta is None:
             eta = energy.natural_rows(self.graph, rung.params, x, self.summed)
         x = dict(x) | self.draw(self.summed, eta, rung.beta, random.fold_in(keys, 0))
         for index, blocks in enumerate(schedule(self.graph, clamped=self.summed), 1):
-            x = x | _visit(
-                target, self.eta0, x, blocks, rung.beta, random.fold_in(keys, index)
-            )
+            drawn, _ = Layer(blocks).draw(target, x, random.fold_in(keys, index))
+            x = x | drawn
         return {b: x[b] for b in self.sampled}
 
 
@@ -275,38 +248,6 @@ def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
     if len(best) == len(graph.families):  # no two blocks interact
         best.remove(min(best, key=lambda b: graph.families[b].size))
     return tuple(best)
-
-
-def between(eta0: Array, eta1: Array, beta: Array) -> Array:
-    """Return natural parameters at ``beta``, given rows ``eta1`` of the model."""
-    eta0 = lax.broadcast_to_rank(eta0, eta1.ndim)
-    return (1 - beta) * eta0 + beta * eta1  # exact at both ends
-
-
-def _visit(
-    target: Target,
-    eta0: Eta,
-    x: Blocks,
-    blocks: Iterable[str],
-    beta: Array,
-    keys: Array,
-) -> Blocks:
-    """Draw the ``blocks`` of a layer at ``beta``, one row per key."""
-
-    def start(b: str, part: Any) -> Array:
-        if part is None:
-            return eta0[b]
-        split = target.graph.splits[b]
-        return split.take(
-            eta0[b].reshape(split.family.size, *split.family.stat_shape), part
-        )
-
-    def new(eta: Eta, families: gibbs.Families, part: Any) -> Blocks:
-        row_keys = keys if part is None else random.fold_in(keys, 0, part)
-        eta = {b: between(start(b, part), e, beta) for b, e in eta.items()}
-        return gibbs.draw(families, eta, row_keys)
-
-    return gibbs.visit(target, x, blocks, new)
 
 
 @partial(jax.jit, static_argnames=("graph", "blocks"))

@@ -25,11 +25,12 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.annealing.path import Path, Rung, Slope, draw_reference
+from ebmpp.annealing.path import Path, Rung, draw_reference
 from ebmpp.core import random
 from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Keys, Params, Scalar
 from ebmpp.graph import energy
+from ebmpp.moves.rungs import Evaluation
 
 _RESAMPLE_BELOW = 0.5  # effective sample size, as a share of the particles
 
@@ -150,14 +151,16 @@ def begin(path: Path, keys: IslandKeys, num: int) -> Systems:
     )
 
 
-def _resample(system: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems, Slope]:
-    """Resample systematically the systems with few effective particles; slopes follow their particles."""
+def _resample(
+    system: Systems, evaluation: Evaluation, keys: IslandKeys
+) -> tuple[Systems, Evaluation]:
+    """Resample systematically the systems with few effective particles; evaluations follow their particles."""
     islands, num = system.log_weights.shape
     ess = effective_sample_size(system.log_weights)
     is_low = ess < _RESAMPLE_BELOW * num
 
-    def draw(state: tuple[Systems, Slope]) -> tuple[Systems, Slope]:
-        system, slope = state
+    def draw(state: tuple[Systems, Evaluation]) -> tuple[Systems, Evaluation]:
+        system, evaluation = state
         cumulated = jnp.cumsum(system.weights, axis=-1)
         u = random.uniform(random.words(keys, 1))
         levels = (jnp.arange(num, dtype=u.dtype)[None] + u) / num * cumulated[:, -1:]
@@ -168,8 +171,8 @@ def _resample(system: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems,
             is_low[:, None], jnp.minimum(parents, num - 1), jnp.arange(num)[None]
         )
         rows = (parents + num * jnp.arange(islands)[:, None]).reshape(-1)
-        x, ancestors, slope = jax.tree.map(
-            lambda a: a[rows], (system.x, system.ancestors, slope)
+        x, ancestors, evaluation = jax.tree.map(
+            lambda a: a[rows], (system.x, system.ancestors, evaluation)
         )
         log_z = system.log_z + jnp.where(
             is_low, _log_mean_weight(system.log_weights), 0
@@ -177,25 +180,30 @@ def _resample(system: Systems, slope: Slope, keys: IslandKeys) -> tuple[Systems,
         log_weights = jnp.where(is_low[:, None], 0, system.log_weights)
         return system._replace(
             x=x, ancestors=ancestors, log_z=log_z, log_weights=log_weights
-        ), slope
+        ), evaluation
 
     variance = system.offspring_variance + jnp.where(is_low, num / ess - 1, 0)
     system = system._replace(
         offspring_variance=variance, min_ess=jnp.minimum(system.min_ess, ess)
     )
-    return lax.cond(is_low.any(), draw, lambda state: state, (system, slope))
+    return lax.cond(is_low.any(), draw, lambda state: state, (system, evaluation))
 
 
 def reweight(
-    path: Path, low: Rung, high: Rung, here: Slope, system: Systems, keys: IslandKeys
-) -> tuple[Systems, Slope]:
+    path: Path,
+    low: Rung,
+    high: Rung,
+    here: Evaluation,
+    system: Systems,
+    keys: IslandKeys,
+) -> tuple[Systems, Evaluation]:
     """Reweight systems from one rung to the next, and resample those with few effective particles.
 
-    :param here: slope of the lower rung's model at the particles.
+    :param here: evaluation of the lower rung's model at the particles.
     :param keys: of the systems at the upper rung.
-    :return: the systems, and the slope of the upper rung's model at their particles.
+    :return: the systems, and the evaluation of the upper rung's model at their particles.
     """
-    there = path.slope_at(high, here, system.x)
+    there = path.evaluate_at(high, here, system.x)
     gain = path.gain(low, high, here, there).reshape(system.log_weights.shape)
     cess = jnp.minimum(system.min_cess, conditional_ess(system.log_weights, gain))
     system = system._replace(log_weights=system.log_weights + gain, min_cess=cess)
@@ -203,11 +211,16 @@ def reweight(
 
 
 def move(
-    path: Path, rung: Rung, slope: Slope, system: Systems, keys: IslandKeys, sweeps: int
+    path: Path,
+    rung: Rung,
+    evaluation: Evaluation,
+    system: Systems,
+    keys: IslandKeys,
+    sweeps: int,
 ) -> Systems:
-    """Move systems by Gibbs sweeps of a rung; see :func:`reweight` for ``slope`` and ``keys``."""
+    """Move systems by Gibbs sweeps of a rung; see :func:`reweight` for ``evaluation`` and ``keys``."""
     row_keys = particle_keys(keys, system.log_weights.shape[1])
-    x = path.sweep(rung, system.x, slope.eta, row_keys)
+    x = path.sweep(rung, system.x, evaluation.eta, row_keys)
     if sweeps > 1:
 
         def sweep_again(i, x):
@@ -234,10 +247,10 @@ def climb(
     def body(index: Array, system: Systems) -> Systems:
         low = path.at(places[index - 1])
         high = path.at(places[index])
-        here = path.slope(low.params, system.x)
+        here = path.evaluate(low.params, system.x)
         rung_keys = random.fold_in(keys, index)
-        system, slope = reweight(path, low, high, here, system, rung_keys)
-        return move(path, high, slope, system, rung_keys, sweeps)
+        system, evaluation = reweight(path, low, high, here, system, rung_keys)
+        return move(path, high, evaluation, system, rung_keys, sweeps)
 
     return lax.fori_loop(first, last, body, system)
 
@@ -261,9 +274,9 @@ def energy_gradient(path: Path, params: Params, system: Systems) -> Params:
 
 def all_blocks(path: Path, system: Systems, keys: IslandKeys) -> Blocks:
     """Draw the summed blocks given the kept ones and return all, ``(systems * particles, *shape)``."""
-    slope = path.slope(path.params, system.x)
+    evaluation = path.evaluate(path.params, system.x)
     row_keys = random.fold_in(particle_keys(keys, system.log_weights.shape[1]), 0, 2)
-    drawn = path.draw(path.summed, slope.eta, jnp.ones(()), row_keys)
+    drawn = path.draw(path.summed, evaluation.eta, jnp.ones(()), row_keys)
     return {b: drawn[b] if b in drawn else system.x[b] for b in path.graph.families}
 
 

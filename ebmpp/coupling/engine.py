@@ -327,6 +327,7 @@ class _Engine:
         weights = weights.astype(jnp.result_type(float))
         if self.jobs.weights is not None:
             weights = weights * self.jobs.weights[numbers]
+        x = self.target.coldest(x)
         return self.accumulator.add(self.target, total, x, weights, numbers)
 
     def _stage(

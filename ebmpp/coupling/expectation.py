@@ -29,6 +29,7 @@ from ebmpp.moves import Move, Pool, Target, Tempered
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.moves.search import STARTS
 from ebmpp.moves.sweeps import check_params, free_rows, resolve_moves, with_pool
+from ebmpp.moves.tempering import states_of
 
 Pooled = Pool | Mapping[str, Array] | None
 Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
@@ -284,8 +285,7 @@ def unbiased_expectation(
     num_slots = checks.optional_count("unbiased_expectation: num_slots", num_slots)
     with sharding.use_mesh("unbiased_expectation: mesh", mesh):
         target = Target.checked("unbiased_expectation", graph, params, clamped)
-        if isinstance(coupling, Tempered):
-            target, coupling, fn, init = coupling.replicate(target, fn, init)
+        target = states_of(coupling, target)
         target = dataclasses.replace(target, params=sharding.place(target.params))
         key = np.asarray(random.key_pair(rng_key))
         moves = resolve_moves(target.graph, coupling, target.clamped)

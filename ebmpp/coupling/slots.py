@@ -131,9 +131,13 @@ class Fresh:
 
     def rows(self, target: Target) -> Blocks:
         """Draw the states."""
-        return search.initial_states(
-            target, self.keys, self.init, self.kind, conditional=True
-        )
+
+        def draw(target: Target, keys: Keys) -> Blocks:
+            return search.initial_states(
+                target, keys, self.init, self.kind, conditional=True
+            )
+
+        return target.starts(draw, self.keys)
 
 
 class Job(NamedTuple):

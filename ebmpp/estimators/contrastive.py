@@ -10,14 +10,15 @@ from jaxtyping import Float, PyTree
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Key, Params, Rows, State, checks, random
+from ebmpp.core import Key, Params, Rows, State, checks, random, sharding
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
 from ebmpp.estimators.metrics import StepMetrics
 from ebmpp.graph import FactorGraph
 from ebmpp.moves import Target, swaps
+from ebmpp.moves.ensemble import Ensemble
 from ebmpp.moves.sweeps import MovesLike, as_moves, resolve_moves
-from ebmpp.moves.tempering import replicate, tempered_params, tempered_sweep
+from ebmpp.moves.tempering import tempered_sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,10 +207,12 @@ class TemperedPCD(Estimator):
     ) -> TemperedState:
         """Draw initial replicas of every block; the betas have equal steps."""
         phases.check_posterior(graph, "TemperedPCD", self.posterior)
-        chains = phases.fresh_chains(
-            replicate(graph, self.num_temperatures), self.num_chains, key
-        )
-        return TemperedState(chains, jnp.linspace(0.0, 1.0, self.num_temperatures))
+        num = self.num_temperatures
+        chains = phases.fresh_chains(graph, self.num_chains * num, key)
+        chains = {
+            b: v.reshape(self.num_chains, num, *v.shape[1:]) for b, v in chains.items()
+        }
+        return TemperedState(sharding.rows(chains), jnp.linspace(0.0, 1.0, num))
 
     def estimate(
         self,
@@ -223,14 +226,12 @@ class TemperedPCD(Estimator):
         batch = phases.complete_batch(
             graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
         )
-        target = Target(
-            replicate(graph, self.num_temperatures),
-            tempered_params(graph, params, state.betas),
-        )
+        target = Target(graph, params)
+        ensemble = Ensemble.at_betas(target, state.betas)
 
         def half(x: Rows, i: Array) -> tuple[Rows, Array]:
             keys = phases.row_keys(random.fold_in(key, i), self.num_chains)
-            x, _, log_ratio = tempered_sweep(graph).half(target, x, keys, i % 2)
+            x, _, log_ratio = tempered_sweep(graph).half(ensemble, x, keys, i % 2)
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 
         chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))
@@ -238,9 +239,7 @@ class TemperedPCD(Estimator):
         equalized = swaps.equalize(state.betas, rejection)
         betas = state.betas + 0.1 * (equalized - state.betas)
         state = TemperedState(chains, betas)
-        gradient = phases.two_phases(
-            Target(graph, params), batch, state.model_chains, self.posterior
-        )
+        gradient = phases.two_phases(target, batch, state.model_chains, self.posterior)
         metrics = TemperedMetrics(
             swap_rejection_mean=rejection.mean(), swap_rejection_max=rejection.max()
         )

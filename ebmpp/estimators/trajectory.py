@@ -297,7 +297,9 @@ def sweep_and_swap(
 
 def _gain(path: Path, low: Rung, high: Rung, x: Rows) -> PerRow:
     """Return the log-ratio of the densities of ``high`` and ``low`` at rows."""
-    return path.gain(low, high, path.slope(low.params, x), path.slope(high.params, x))
+    here = path.evaluate(low.params, x)
+    there = path.evaluate(high.params, x)
+    return path.gain(low, high, here, there)
 
 
 @full_precision

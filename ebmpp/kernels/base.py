@@ -21,7 +21,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
-from ebmpp.core import Blocks, Numbers, State, checks, sharding
+from ebmpp.core import Blocks, Keys, Numbers, State, checks, sharding
 from ebmpp.errors import ParameterError, StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
@@ -203,12 +203,16 @@ class RowKernel(MCMCKernel, Generic[S]):
             return jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
 
         init = {b: rows(b, v) for b, v in (init_params or {}).items()}
-        keys = target.keys(rng_key, 0)
-        # subclasses are not pytrees
-        plain = Target(target.graph, target.params, target.fixed)
-        return search.compiled_initial_states(
-            plain, keys, init, kind=self.start, blocks=target.free, conditional=True
-        )
+
+        def draw(target: Target, keys: Keys) -> Blocks:
+            # subclasses may be no pytrees
+            rung = target.tempering
+            plain = Target(target.graph, target.params, target.fixed, tempering=rung)
+            return search.compiled_initial_states(
+                plain, keys, init, kind=self.start, blocks=target.free, conditional=True
+            )
+
+        return target.starts(draw, target.keys(rng_key, 0))
 
 
 def describe_start(state: Any) -> str:

@@ -11,12 +11,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
+from ebmpp.core.types import Scalar, Statistics
 from ebmpp.coupling.expectation import Coupling
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
-from ebmpp.kernels.tempering import Ensemble
-from ebmpp.moves import Pool, Target, Tempered, couplings, sweeps, tempering
+from ebmpp.moves import Pool, Target, couplings, sweeps
 from ebmpp.moves.move import Move, block_flags, coupled_sweep, draw_sweep, rows_agree
+from ebmpp.moves.tempering import states_of
 
 
 class CouplingState(NamedTuple):
@@ -109,6 +110,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         "distance",
         "energies",
     )
+    _as_rows = True
 
     def __init__(
         self,
@@ -119,14 +121,11 @@ class MaximalCoupling(RowKernel[CouplingState]):
     ) -> None:
         super().__init__(graph, init)
         self.lag = checks.count(f"{type(self).__name__}: lag", lag)
-        if isinstance(coupling, Tempered):
-            couplings.resolve(coupling.coupling, graph.block_layers)
-        elif coupling is None or (isinstance(coupling, str) and coupling != "mixture"):
+        if coupling is None or (isinstance(coupling, str) and coupling != "mixture"):
             couplings.resolve(coupling, graph.block_layers)
         else:
             coupling = sweeps.as_coupling(f"{type(self).__name__}: coupling", coupling)
         self.coupling = coupling
-        self._as_rows = not isinstance(coupling, Tempered)  # else rows are replicas
 
     def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
         """Return the target of model arguments; a ``pool`` among them is that of mixture proposals."""
@@ -137,28 +136,18 @@ class MaximalCoupling(RowKernel[CouplingState]):
             checks.instance(
                 f"{type(self).__name__}: pool", pool, Pool, "a pool of mixture_pool"
             )
-        if check and isinstance(self.coupling, Tempered):
-            tempering.check_hot(target.graph, target.params, self.coupling.betas[0])
         moves = self._moves(target)
         key = jnp.zeros(2, jnp.uint32)
         return sweeps.with_pool(type(self).__name__, target, moves, pool, key)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
-        if isinstance(self.coupling, Tempered):
-            return (
-                tempering.tempered_sweep(
-                    self.graph, self.coupling.coupling, target.clamped
-                ),
-            )
         return sweeps.resolve_moves(target.graph, self.coupling, target.clamped)
 
     def _init_one(
         self, rng_key: Array, target: Target, init_params: dict | None
     ) -> CouplingState:
         moves = self._moves(target)
-        if isinstance(self.coupling, Tempered):
-            init_params = tempering.add_axis(target.graph, init_params)
-            target = Ensemble.at_betas(target, self.coupling.betas)
+        target = states_of(self.coupling, target)
         start = self._start(target, rng_key, init_params)
 
         def sweep(
@@ -183,14 +172,10 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         moves = self._moves(target)
-        if isinstance(self.coupling, Tempered):
-            # as `_state` made it
-            assert state.replicas is not None and state.followers is not None
-            state = state._replace(z=state.replicas, y=state.followers)
-            target = Ensemble.at_betas(target, self.coupling.betas)
+        target = states_of(self.coupling, target)
         keys = target.keys(state.rng_key, (state.t + 1).astype(jnp.uint32))
-        x = target.to_rows(state.z)
-        y = target.to_rows(state.y)
+        x = target.to_rows(state.z if state.replicas is None else state.replicas)
+        y = target.to_rows(state.y if state.followers is None else state.followers)
         z = {b: jnp.stack([x[b], y[b]]) for b in x}
         z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
         met, time, count = (
@@ -233,28 +218,24 @@ def _state(
     accepted: Array,
 ) -> CouplingState:
     """Return the state at t, of the coldest replicas where there are replicas."""
+    model = target.model
+    chains = [{b: v[i] for b, v in z.items()} for i in range(2)]
+    replicas = None, None
+    if target is not model:
+        replicas = [target.from_rows(x) for x in chains]
+    chains = [target.coldest(x) for x in chains]
+    z = {b: jnp.stack([x[b] for x in chains]) for b in z}
 
-    def pair(target, z):
-        return [target.from_rows({b: v[i] for b, v in z.items()}) for i in range(2)]
+    def energy_of(t: Statistics) -> Scalar:
+        return energy.energy(model.graph, model.params, t)
 
-    replicas = (None, None)
-    base = target
-    if isinstance(target, Ensemble):
-        replicas = pair(target, z)
-        base = target.base
-        z = {b: v[:, :, -1] for b, v in z.items()}
-
-    def energy_of(t):
-        return energy.energy(base.graph, base.params, t)
-
-    energies = jax.vmap(jax.vmap(energy_of))(base.graph.statistics(z)).reshape(
-        2, *base.batch
-    )
-    # the axis of chains comes first
-    energies = energies.T if is_batched(rng_key) else energies
-    values = met, time, accepted, _distance(base, z)
+    energies = jax.vmap(jax.vmap(energy_of))(model.graph.statistics(z))
+    energies = energies.reshape(2, *model.batch)
+    if is_batched(rng_key):  # the axis of chains comes first
+        energies = energies.T
+    values = met, time, accepted, _distance(model, z)
     met, time, accepted, distance = (a.reshape(target.batch) for a in values)
-    x, y = pair(base, z)
+    x, y = (model.from_rows(x) for x in chains)
     return CouplingState(
         x, y, t, met, time, rng_key, distance, energies, accepted, *replicas
     )

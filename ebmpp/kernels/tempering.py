@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parallel tempering: replicas from hot to cold that swap their states."""
 
-from collections.abc import Mapping, Sequence
-import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxtyping import Float
 import numpy as np
@@ -14,12 +13,13 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, check_models, summed_blocks
-from ebmpp.core import Eta, Params, checks
+from ebmpp.core import Blocks, Eta, Params, checks
+from ebmpp.core.types import Counts
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
-from ebmpp.graph.transforms.replicate import separate_params
 from ebmpp.kernels.base import Init, Kwargs, RowKernel, describe_start
-from ebmpp.moves import Target, swaps, tempering
+from ebmpp.moves import Move, Target, swaps, tempering
+from ebmpp.moves.ensemble import Ensemble
 
 
 class Knots(NamedTuple):
@@ -39,43 +39,6 @@ class Knots(NamedTuple):
         return Knots(
             path.betas[:num], jax.tree.map(lambda a: a[:num], path.along()), path.eta0
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Ensemble(Target):
-    """Target of all replicas, of which ``base`` is the coldest; swaps have the blocks ``summed`` out."""
-
-    base: Target = dataclasses.field(kw_only=True)
-    summed: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
-
-    @staticmethod
-    def at_betas(base: Target, betas: Any) -> "Ensemble":
-        """Return replicas at ``betas``, with the same clamped values in each."""
-        return Ensemble(**vars(tempering.at_betas(base, betas)), base=base)
-
-    @staticmethod
-    def along(base: Target, knots: Knots) -> "Ensemble":
-        """Return replicas at the knots of a path, and one at the model."""
-
-        def join(a, b):
-            return jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
-
-        params = jax.tree.map(join, knots.params, base.params)
-        betas = join(knots.betas, 1)
-        graph = tempering.replicate(base.graph, len(betas), separate=True)
-        replicated = separate_params(base.graph, params, betas, knots.eta0)
-        fixed = tempering.in_replicas(base.fixed, len(betas))
-        # a block with observed units is swapped as it is
-        summed = tuple(
-            b
-            for b in summed_blocks(base.graph)
-            if b in base.free and b not in base.keep
-        )
-        return Ensemble(graph, replicated, fixed, base=base, summed=summed)
-
-    def cold(self, replicas: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the blocks of the coldest replica."""
-        return {b: jnp.moveaxis(v, len(self.batch), 0)[-1] for b, v in replicas.items()}
 
 
 class TemperingState(NamedTuple):
@@ -118,21 +81,6 @@ class TemperingState(NamedTuple):
     rng_key: Array
     start: dict[str, Array]
     knots: Knots | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _PathTarget(Target):
-    """Target with the knots of the path to it, if there is one."""
-
-    knots: Knots | None = None
-
-    def ensemble(self, betas: Array) -> Ensemble:
-        """Return all replicas, at ``betas`` where there are no knots."""
-        return (
-            Ensemble.at_betas(self, betas)
-            if self.knots is None
-            else Ensemble.along(self, self.knots)
-        )
 
 
 class ParallelTempering(RowKernel[TemperingState]):
@@ -234,15 +182,11 @@ class ParallelTempering(RowKernel[TemperingState]):
     def _adapts(self) -> bool:
         return self.path is None and self.betas == "auto"
 
-    def target(
-        self, model_args: tuple, model_kwargs: Kwargs, check: bool
-    ) -> _PathTarget:
-        """Return the target of model arguments, without knots; the hottest replica is checked too."""
-        target = super().target(model_args, model_kwargs, check)
-        if check and self.path is None:
-            hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
-            tempering.check_hot(target.graph, target.params, hottest)
-        return _PathTarget(target.graph, target.params, target.fixed)
+    def _moves(self, target: Target) -> tuple[Move, ...]:
+        if self.path is not None:
+            return super()._moves(target)
+        hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
+        return tempering.Tempered((hottest, 1.0))(target.graph, target.clamped)
 
     def init(
         self,
@@ -255,9 +199,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         """Return the initial state; the betas adapt during ``num_warmup`` calls of ``sample``."""
         target = self.target(model_args, model_kwargs, check=True)
         knots = None if self.path is None else Knots.before(self.path, target.params)
-        state = self._init_all(
-            rng_key, dataclasses.replace(target, knots=knots), init_params
-        )
+        state = self._init_all(rng_key, _along(target, knots), init_params)
         return state._replace(
             num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots
         )
@@ -265,62 +207,56 @@ class ParallelTempering(RowKernel[TemperingState]):
     def sample(
         self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs
     ) -> TemperingState:
-        on_path = dataclasses.replace(
-            self.target(model_args, model_kwargs, check=False), knots=state.knots
-        )
+        knots = state.knots
+        target = _along(self.target(model_args, model_kwargs, check=False), knots)
         # knots have no axis of chains
-        return self._sample_all(state._replace(knots=None), on_path)._replace(
-            knots=state.knots
-        )
+        state = self._sample_all(state._replace(knots=None), target)
+        return state._replace(knots=knots)
 
     def _init_one(
-        self, rng_key: Array, target: Any, init_params: dict | None
+        self, rng_key: Array, target: Target, init_params: dict | None
     ) -> TemperingState:
-        if target.knots is not None:
-            betas = jnp.append(target.knots.betas, 1.0)
+        if isinstance(self.betas, str):
+            betas = jnp.linspace(0.0, 1.0, self.num_temperatures)
         else:
-            betas = (
-                jnp.linspace(0.0, 1.0, self.num_temperatures)
-                if self._adapts
-                else jnp.array(self.betas)
-            )
-        ensemble = target.ensemble(betas)
-        num = len(betas)
-        init_params = tempering.add_axis(target.graph, init_params)
-        replicas = ensemble.from_rows(self._start(ensemble, rng_key, init_params))
+            betas = jnp.array(self.betas)
+        ensemble = _replicas_of(target, betas)
+        num = len(ensemble.betas)
+        x = self._start(ensemble, rng_key, init_params)
+        z = ensemble.model.from_rows(ensemble.coldest(x))
         shape = (*target.batch, num)
         zero = jnp.zeros((), jnp.int32)
-        origin = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape)
-        label = jnp.zeros(shape, jnp.int32)
-        trips = jnp.zeros(target.batch, jnp.int32)
-        swaps = betas, jnp.zeros(num - 1), zero, origin, label, trips
-        cold = ensemble.cold(replicas)
-        return TemperingState(cold, replicas, *swaps, zero, zero, rng_key, cold)
+        return TemperingState(
+            z=z,
+            replicas=ensemble.from_rows(x),
+            betas=ensemble.betas,
+            rejection=jnp.zeros(num - 1),
+            count=zero,
+            origin=jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), shape),
+            label=jnp.zeros(shape, jnp.int32),
+            round_trips=jnp.zeros(target.batch, jnp.int32),
+            i=zero,
+            num_warmup=zero,
+            rng_key=rng_key,
+            start=z,
+        )
 
-    def _sample_one(self, state: TemperingState, target: Any) -> TemperingState:
-        ensemble = target.ensemble(state.betas)
-        state = _sweep(state, ensemble)
+    def _sample_one(self, state: TemperingState, target: Target) -> TemperingState:
+        state = _sweep(state, _replicas_of(target, state.betas))
         # Where a round of the warm-up ends, betas adapt and counts start again. The
         # last round is half of the warm-up, the one before a quarter.
-        over = (state.i == state.num_warmup >> jnp.arange(31)).any()
-        adapted = (
-            swaps.equalize(state.betas, state.rejection)
-            if self._adapts
-            else state.betas
-        )
-        betas = jnp.where(over, adapted, state.betas)
-        counts = (state.count, state.label, state.round_trips)
-        rejection, count, label, trips = (
-            jnp.where(over, 0, a) for a in (state.rejection, *counts)
-        )
-        state = state._replace(
+        is_over = (state.i == state.num_warmup >> jnp.arange(31)).any()
+        betas = state.betas
+        if self._adapts:
+            adapted = swaps.equalize(betas, state.rejection)
+            betas = jnp.where(is_over, adapted, betas)
+        return state._replace(
             betas=betas,
-            rejection=rejection,
-            count=count,
-            label=label,
-            round_trips=trips,
+            rejection=jnp.where(is_over, 0, state.rejection),
+            count=jnp.where(is_over, 0, state.count),
+            label=jnp.where(is_over, 0, state.label),
+            round_trips=jnp.where(is_over, 0, state.round_trips),
         )
-        return state._replace(z=ensemble.cold(state.replicas))
 
     def get_diagnostics_str(self, state: TemperingState) -> str:
         """Return sweeps, temperatures (or knots of the path), acceptance of swaps, and round trips."""
@@ -334,44 +270,71 @@ class ParallelTempering(RowKernel[TemperingState]):
         )
 
 
+def _along(target: Target, knots: Knots | None) -> Target:
+    """Return replicas at the knots of a path, and one at the model; the target itself without a path."""
+    if knots is None:
+        return target
+    return Ensemble.along(target, *knots)
+
+
+def _replicas_of(target: Target, betas: Array) -> Ensemble:
+    """Return the target of replicas at ``betas``; one along a path has its own."""
+    return target if isinstance(target, Ensemble) else Ensemble.at_betas(target, betas)
+
+
+class _Travel(NamedTuple):
+    """States of ensembles, one per row, and the ways that these have taken; see :class:`TemperingState`."""
+
+    x: Blocks
+    origin: swaps.Order
+    label: swaps.Order
+    round_trips: Counts
+
+    def after(self, half: tempering.Half) -> "_Travel":
+        """Follow the swaps of half a sweep."""
+        label = swaps.take(self.label, half.order)
+        returned = (label[:, 0] == 2).astype(jnp.int32)
+        arrived = jnp.where(label[:, -1] == 1, 2, label[:, -1])
+        return _Travel(
+            half.x,
+            swaps.take(self.origin, half.order),
+            label.at[:, 0].set(1).at[:, -1].set(arrived),
+            self.round_trips + returned,
+        )
+
+
 def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     """Make one sweep of all replicas, and count swaps."""
-    num = len(state.betas)
-    rows = ensemble.num_rows
-    base = ensemble.base
-    sweep = tempering.tempered_sweep(
-        base.graph, clamped=base.clamped, summed=ensemble.summed
-    )
+    summed = ()
+    if ensemble.knots is not None:  # a block with observed units is swapped as it is
+        fixed = {*ensemble.clamped, *ensemble.keep}
+        summed = tuple(b for b in summed_blocks(ensemble.graph) if b not in fixed)
+    sweep = tempering.tempered_sweep(ensemble.graph, None, ensemble.clamped, summed)
     keys = ensemble.keys(state.rng_key, (state.i + 1).astype(jnp.uint32))
 
-    def half(carry: tuple, parity: Array) -> tuple[tuple, Array]:
-        x, origin, label, trips = carry
-        x, order, log_ratio = sweep.half(ensemble, x, keys, parity)
-        label = swaps.take(label, order)
-        completed = (label[:, 0] == 2).astype(jnp.int32)  # round trips
-        label = label.at[:, 0].set(1)
-        label = label.at[:, -1].set(jnp.where(label[:, -1] == 1, 2, label[:, -1]))
-        rejected = -jnp.expm1(jnp.minimum(log_ratio, 0)).mean(0)
-        return (x, swaps.take(origin, order), label, trips + completed), rejected
+    def half(travel: _Travel, parity: Array) -> tuple[_Travel, Array]:
+        outcome = sweep.half(ensemble, travel.x, keys, parity)
+        rejected = -jnp.expm1(jnp.minimum(outcome.log_ratio, 0)).mean(0)
+        return travel.after(outcome), rejected
 
-    origin, label = (a.reshape(rows, num) for a in (state.origin, state.label))
-    start = (
+    rows = (ensemble.num_rows, len(ensemble.betas))
+    start = _Travel(
         ensemble.to_rows(state.replicas),
-        origin,
-        label,
-        state.round_trips.reshape(rows),
+        state.origin.reshape(rows),
+        state.label.reshape(rows),
+        state.round_trips.reshape(rows[0]),
     )
-    (x, origin, label, trips), rejected = lax.scan(half, start, jnp.arange(2))
-    low = jnp.arange(num - 1)
+    end, rejected = lax.scan(half, start, jnp.arange(2))
+    low = jnp.arange(len(ensemble.betas) - 1)
     count = state.count + 1
-    rejection = state.rejection + (
-        rejected[low % 2, low] - state.rejection
-    ) / count.astype(rejected.dtype)
-    state = state._replace(
-        replicas=ensemble.from_rows(x), rejection=rejection, count=count, i=state.i + 1
-    )
-    origin = origin.reshape(state.origin.shape)
-    label = label.reshape(state.label.shape)
+    change = rejected[low % 2, low] - state.rejection
     return state._replace(
-        origin=origin, label=label, round_trips=trips.reshape(state.round_trips.shape)
+        z=ensemble.model.from_rows(ensemble.coldest(end.x)),
+        replicas=ensemble.from_rows(end.x),
+        rejection=state.rejection + change / count.astype(change.dtype),
+        count=count,
+        origin=end.origin.reshape(state.origin.shape),
+        label=end.label.reshape(state.label.shape),
+        round_trips=end.round_trips.reshape(state.round_trips.shape),
+        i=state.i + 1,
     )

@@ -42,7 +42,7 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
     if not graph.splits.keys().isdisjoint(blocks):
         (block,) = blocks
         return {block: _visit_parts(target, x, block, new)}
-    eta = energy.natural_rows(graph, target.params, x, blocks)
+    eta = target.natural(x, blocks)
     # in the layer's order; a gradient is sorted by name
     eta = {b: eta[b] for b in blocks}
     families = {b: graph.families[b] for b in blocks}
@@ -52,15 +52,14 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
 def _visit_parts(target: Target, x: Rows, block: str, new: Drawer) -> Array:
     """Return new values of a block whose units interact, drawn part by part."""
     graph = target.graph
-    params = target.params
     split = graph.splits[block]
-    context = energy.part_context(graph, params, x, block)
+    context = energy.part_context(graph, target.params, x, block)
     observed = None
     if block in target.keep:
         observed = energy.to_units(target.keep[block], split.family)
 
     def step(part: Part, units: Array) -> Array:
-        eta = energy.natural_part(graph, params, x, units, block, context, part)
+        eta = target.natural_part(x, units, block, context, part)
         drawn = new({block: eta}, {block: split.part_family(part)}, part)[block].T
         if observed is not None:
             is_observed = split.take(observed, part)

@@ -222,7 +222,11 @@ def _stored_copies(z: Chains, flags: Flags) -> Blocks:
 
 
 def coupled_sweep(
-    target: Target, z: Chains, moves: Sequence[Move], keys: Keys
+    target: Target,
+    z: Chains,
+    moves: Sequence[Move],
+    keys: Keys,
+    most: Array | int = MOST_TRIALS,
 ) -> tuple[Blocks, RowMask, RowMask, Counts]:
     """Make one sweep of both chains of every row, with all trials, from the words that the engine uses.
 
@@ -237,7 +241,7 @@ def coupled_sweep(
     broken = jnp.zeros(rows, bool)
     total = jnp.zeros(rows, jnp.int32)
     for start, move in zip(offsets(target.graph, moves), moves, strict=False):
-        moved = couple_move(target, z, flags, move, keys, start)
+        moved = couple_move(target, z, flags, move, keys, start, most)
         z = moved.z
         flags = moved.flags
         broken |= moved.broken
@@ -364,7 +368,7 @@ class Layer(Move[PyTree]):
         x = both_as_rows(z)
         if self.blocks[0] in graph.splits:
             return energy.part_context(graph, target.params, x, self.blocks[0])
-        return energy.natural_rows(graph, target.params, x, self.blocks)
+        return target.natural(x, self.blocks)
 
     def focus(self, target: Target, prepared: PyTree, z: Chains, part: Part) -> Eta:
         """Return natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
@@ -377,11 +381,7 @@ class Layer(Move[PyTree]):
             split = graph.splits[block]
             x = both_as_rows(z)
             units = energy.to_units(x[block], split.family)
-            etas = {
-                block: energy.natural_part(
-                    graph, target.params, x, units, block, prepared, part
-                )
-            }
+            etas = {block: target.natural_part(x, units, block, prepared, part)}
             is_free = {
                 b: split.take(energy.to_units(v, split.family), part).T
                 for b, v in is_free.items()

@@ -2,116 +2,84 @@
 # SPDX-License-Identifier: Apache-2.0
 """Swaps of neighbouring replicas: acceptance ratios, permutations, and ladders of equal rejection."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from jaxtyping import Bool, Float, Int32, Shaped
 
-from jaxtyping import Float
-
-import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import Eta, Rows
-from ebmpp.graph import Factor
-from ebmpp.graph.transforms.replicate import Reference, Replicated
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import Eta, PerRow, Rows
+from ebmpp.moves import rungs
+from ebmpp.moves.ensemble import Ensemble
+from ebmpp.moves.rungs import Place
 from ebmpp.moves.target import Target
 
-
-def take(v: Array, order: Array) -> Array:
-    """Permute the replicas ``(rows, num, ...)`` of every row by ``order``, ``(rows, num)``."""
-    return jnp.take_along_axis(
-        v, order.reshape(order.shape + (1,) * (v.ndim - 2)), axis=1
-    )
+#: The replica whose state each replica gets.
+Order = Int32[Array, "rows replicas"]
+#: One number per pair of neighbours.
+PerPair = Float[Array, "rows pairs"]
 
 
-def new_order(accept: Array, parity: Array) -> Array:
-    """Return the replica whose state each replica gets, where accepted neighbours of this parity swap."""
-    low_swaps = (accept & (jnp.arange(accept.shape[1]) % 2 == parity)[None]).astype(
-        jnp.int32
-    )
-    still = jnp.zeros((len(accept), 1), jnp.int32)
-    stays = jnp.arange(accept.shape[1] + 1, dtype=jnp.int32)
-    return (
-        stays[None]
-        + jnp.concatenate([low_swaps, still], 1)
-        - jnp.concatenate([still, low_swaps], 1)
-    )
+def take(v: Shaped[Array, "rows replicas ..."], order: Order) -> Array:
+    """Permute the replicas of every row."""
+    index = order.reshape(order.shape + (1,) * (v.ndim - 2))
+    return jnp.take_along_axis(v, index, axis=1)
+
+
+def new_order(accept: Bool[Array, "rows pairs"], parity: Array | int) -> Order:
+    """Return the order in which accepted neighbours of this parity have swapped."""
+    num_pairs = accept.shape[1]
+    has_parity = jnp.arange(num_pairs) % 2 == parity
+    swaps = (accept & has_parity).astype(jnp.int32)
+    goes_up = jnp.pad(swaps, ((0, 0), (0, 1)))
+    goes_down = jnp.pad(swaps, ((0, 0), (1, 0)))
+    return jnp.arange(num_pairs + 1, dtype=jnp.int32) + goes_up - goes_down
 
 
 def log_ratio(
-    target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...] = ()
-) -> Array:
-    """Return the log of the acceptance ratio of every pair of neighbours, ``(rows, num - 1)``.
+    ensemble: Ensemble, x: Rows, parity: Array | int, summed: tuple[str, ...] = ()
+) -> PerPair:
+    """Return the log of the acceptance ratio of every pair of neighbours.
 
     :param parity: of the pairs that are needed. Where replicas have their own params
         the others get 0: a pair then takes the energies of two models, whereas one
         energy is enough where only the betas differ.
+    :param summed: blocks that are summed out of the densities.
     """
-    replicated = [
-        f for f in target.graph.factors if isinstance(f, Replicated) and f.tempered
-    ]
-    if replicated[0].separate:
-        return _own_ratio(target, x, parity, summed)
-    energies = jax.vmap(partial(_per_replica, target, "energies", replicated))(
-        target.graph.statistics(x)
-    )
-    return jnp.diff(target.params[replicated[0].name][0])[None] * jnp.diff(
-        energies, axis=1
-    )
+    kept = {b: v for b, v in x.items() if b not in summed}
+    if ensemble.knots is None:
+
+        def log_density_above_reference(target: Target, x: Rows) -> PerRow:
+            at = rungs.evaluate(target.graph, target.params, ensemble.reference, x, ())
+            return at.model - at.reference
+
+        gap = ensemble.map(log_density_above_reference, kept)
+        return -jnp.diff(ensemble.betas) * jnp.diff(gap, axis=1)
+    num_pairs = len(ensemble.betas) - 1
+    partner = new_order(jnp.ones((num_rows(x), num_pairs), bool), parity)
+    swapped = {b: take(v, partner) for b, v in kept.items()}
+
+    def gain(target: Target, *ends: Rows) -> PerRow:
+        return _log_density_gain(target, ensemble.reference, summed, *ends)
+
+    gains = ensemble.map(gain, kept, swapped)
+    has_parity = jnp.arange(num_pairs) % 2 == parity
+    return jnp.where(has_parity, gains[:, :-1] + gains[:, 1:], 0)
 
 
-def _per_replica(
-    target: Target, method: str, factors: Sequence[Factor], t: Mapping[str, Array]
-) -> Array:
-    """Return the sum of ``factors`` in each replica, by their method of this name."""
-    families = target.graph.families
-
-    def value(f: Factor) -> Array:
-        inputs = (t[b] for b in f.blocks)
-        scope = tuple(families[b] for b in f.blocks)
-        return getattr(f, method)(target.params[f.name], *inputs, families=scope)
-
-    return jnp.asarray(sum(map(value, factors)))
-
-
-def _own_ratio(
-    target: Target, x: Rows, parity: Array | int, summed: tuple[str, ...]
-) -> Array:
-    rest = {b: v for b, v in x.items() if b not in summed}
-    rows, num = next(iter(x.values())).shape[:2]
-    partner = new_order(jnp.ones((rows, num - 1), bool), jnp.asarray(parity))
-    swapped = {b: take(v, partner) for b, v in rest.items()}
-    (here, eta), (there, other) = (_affine(target, z, summed) for z in (rest, swapped))
-    gain = there - here
-    for b in summed:
-        difference = target.graph.families[b].log_normalizer_difference(
-            eta[b], other[b]
+def _log_density_gain(
+    target: Target, reference: Eta, summed: tuple[str, ...], before: Rows, after: Rows
+) -> PerRow:
+    """Return by how much a rung's log density is larger at ``after``, some blocks summed out."""
+    low, high = (
+        Place(
+            target.beta,
+            rungs.evaluate(target.graph, target.params, reference, x, summed),
         )
-        gain = gain + difference.reshape(rows, num, -1).sum(-1)
-    needed = jnp.arange(num - 1) % 2 == parity
-    return jnp.where(needed[None], gain[:, :-1] + gain[:, 1:], 0)
-
-
-def _affine(
-    target: Target, x: Rows, summed: tuple[str, ...]
-) -> tuple[Float[Array, "rows replicas"], Eta]:
-    """Return -E of each replica at zero statistics of ``summed``, and these blocks' natural parameters."""
-    graph = target.graph
-    factors = [f for f in graph.factors if isinstance(f, Replicated | Reference)]
-    zero = {
-        b: jnp.zeros(graph.families[b].statistic_shape, jnp.result_type(float))
-        for b in summed
-    }
-
-    def affine_parts(t: Mapping[str, Array]) -> tuple[Array, Eta]:
-        def negative(inside: Mapping[str, Array]) -> tuple[Array, Array]:
-            total = -_per_replica(target, "weighted", factors, {**t, **inside})
-            return total.sum(), total  # replicas do not interact
-
-        (_, total), eta = jax.value_and_grad(negative, has_aux=True)(zero)
-        return total, eta
-
-    return jax.vmap(affine_parts)(graph.statistics(x))
+        for x in (before, after)
+    )
+    gain = high.at.log_density(high.beta) - low.at.log_density(low.beta)
+    return rungs.add_normalizers(gain, target.graph, reference, summed, low, high)
 
 
 def equalize(betas: Array, rejection: Array) -> Array:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets of moves: a graph with params, clamped blocks and observed units."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from functools import partial
 import math
@@ -17,17 +17,21 @@ from ebmpp.core.types import (
     Blocks,
     Eta,
     Keys,
+    Natural,
     Numbers,
     Params,
     PerRow,
     Rows,
+    Scalar,
     Schedule,
     UnitMasks,
 )
 from ebmpp.errors import StateError
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
+from ebmpp.graph.energy import PartContext
 from ebmpp.graph.states import Clamped, as_clamped
+from ebmpp.moves.rungs import Tempering
 
 
 class Pool(NamedTuple):
@@ -41,7 +45,7 @@ class Pool(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "fixed", "pool"],
+    data_fields=["params", "fixed", "pool", "tempering"],
     meta_fields=["graph"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +57,15 @@ class Target:
     :param fixed: clamped blocks and observed units, as rows; none by default.
     :param pool: proposals of a :class:`~ebmpp.moves.Mixture`. The distribution does not
         depend on it.
+    :param tempering: the rung whose distribution it is; None for the model's. Layers
+        are drawn at the rung; other moves are the model's.
     """
 
     graph: FactorGraph
     params: Params
     fixed: Clamped = dataclasses.field(default_factory=Clamped)
     pool: Pool | None = None
+    tempering: Tempering | None = None
 
     @classmethod
     def checked(
@@ -115,6 +122,51 @@ class Target:
         """The layers of a sweep over the free blocks."""
         return schedule(self.graph, self.clamped)
 
+    @property
+    def model(self) -> "Target":
+        """Target of single states of the model: itself, or that of an ensemble's coldest replica."""
+        return self
+
+    @property
+    def beta(self) -> Scalar | float:
+        """Inverse temperature of the rung, 1 at the model."""
+        return 1.0 if self.tempering is None else self.tempering.beta
+
+    def coldest(self, x: Rows) -> Rows:
+        """Return the states of the model: all of them, or those of an ensemble's coldest replica."""
+        return x
+
+    def starts(self, draw: Callable[["Target", Keys], Blocks], keys: Keys) -> Blocks:
+        """Return ``draw(target, keys)``, for an ensemble of every replica."""
+        return draw(self, keys)
+
+    def natural(self, x: Rows, blocks: Sequence[str]) -> Eta:
+        """Return the natural parameters of a layer's blocks for each row."""
+        eta = energy.natural_rows(self.graph, self.params, x, blocks)
+        if self.tempering is None:
+            return eta
+        return {b: self.tempering.temper(b, e) for b, e in eta.items()}
+
+    def natural_part(
+        self,
+        x: Rows,
+        units: Array,
+        block: str,
+        context: PartContext,
+        part: Array | int,
+    ) -> Natural:
+        """Return :func:`ebmpp.graph.energy.natural_part` of the rows."""
+        eta = energy.natural_part(
+            self.graph, self.params, x, units, block, context, part
+        )
+        if self.tempering is None:
+            return eta
+        return self.tempering.temper_part(self.graph.splits[block], part, eta)
+
+    def shape(self, block: str) -> tuple[int, ...]:
+        """Return the shape of a block of one row."""
+        return self.graph.families[block].shape
+
     def num_parts(self, block: str) -> int:
         """Return the number of parts of a block."""
         return self.graph.num_parts(block)
@@ -148,16 +200,12 @@ class Target:
 
     def to_rows(self, z: Mapping[str, Array]) -> Blocks:
         """Return a full state as rows: the free blocks of ``z`` and the clamped ones."""
-        families = self.graph.families
-        free = {b: v.reshape(self.num_rows, *families[b].shape) for b, v in z.items()}
+        free = {b: v.reshape(self.num_rows, *self.shape(b)) for b, v in z.items()}
         return self.with_observed(free | self.clamped)
 
     def from_rows(self, x: Rows) -> Blocks:
         """Return the free blocks of a full state, ``(*batch, *shape)`` each."""
-        return {
-            b: x[b].reshape(self.batch + self.graph.families[b].shape)
-            for b in self.free
-        }
+        return {b: x[b].reshape(self.batch + self.shape(b)) for b in self.free}
 
     def take(self, rows: Numbers) -> "Target":
         """Return the target of the rows with these numbers."""

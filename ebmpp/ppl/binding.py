@@ -14,7 +14,7 @@ from ebmpp.core import Rows, checks
 from ebmpp.distribution import Layout
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph, states
-from ebmpp.ppl.bound import Bound, bind_params
+from ebmpp.ppl.bound import BoundGraph, bind_params
 from ebmpp.traced.block import Call
 
 Sites = Sequence[str] | Mapping[str, str | Layout] | None
@@ -90,7 +90,7 @@ class Binding:
             )
         return batch
 
-    def bind(self, values: Rows, call: Call, check: bool = False) -> Bound:
+    def bind(self, values: Rows, call: Call, check: bool = False) -> BoundGraph:
         """Return the graph at the present values of everything else; of ``values`` the leading axes count.
 
         :raises ParameterError: for params that do not fit.
@@ -131,7 +131,7 @@ class Binding:
 
         order = self.layers
         sites = self.site_blocks
-        return Bound(
+        return BoundGraph(
             self.graph,
             params,
             clamped,
@@ -181,7 +181,7 @@ class Binding:
         )
         return dict(itertools.chain.from_iterable(parts))
 
-    def to_rows(self, values: Rows, graph: Bound) -> dict[str, Array]:
+    def to_rows(self, values: Rows, graph: BoundGraph) -> dict[str, Array]:
         """Return every block as rows, from the sites and those latents that ``values`` has."""
         families = self.graph.families
 

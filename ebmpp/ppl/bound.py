@@ -10,7 +10,7 @@ and between the chains of a pair.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.groups import fold_parts
-from ebmpp.core.types import Rows, Schedule
+from ebmpp.core.types import Rows, Scalar, Schedule
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Layer, Target, gibbs
@@ -34,13 +34,16 @@ from ebmpp.moves.move import (
     offsets,
     rows_agree,
 )
+from ebmpp.moves.rungs import Tempering
 
 Moves = Sequence[Move]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bound(Target):
+class BoundGraph(Target):
     """A graph with the present params and clamped blocks.
+
+    At a rung (see :meth:`at`) its energy and ``log_likelihood`` are multiplied by beta.
 
     :param order: the layers of a sweep.
     :param log_likelihood: log density beside the energy, of all blocks as rows; None
@@ -64,6 +67,10 @@ class Bound(Target):
     @property
     def layers(self) -> Schedule:
         return self.order
+
+    def at(self, beta: Scalar) -> Self:
+        """Return the same at an inverse temperature."""
+        return dataclasses.replace(self, tempering=Tempering(beta))
 
     def map(self, fn: Callable[..., Any], *rows: Any) -> Any:
         """Apply ``fn(target, *rows)``, at once or, where params differ by row, row by row."""
@@ -129,11 +136,10 @@ def bind_params(
 
 
 def sweep(
-    bound: Bound,
+    bound: BoundGraph,
     x: Rows,
     keys: Array,
     fraction: float = 1.0,
-    beta: Any = 1.0,
     backward: bool = False,
 ) -> Drawn:
     """Sweep every row once, and count the Metropolis proposals that each row accepts.
@@ -142,7 +148,6 @@ def sweep(
         ``fold_in(keys, i)``.
     :param fraction: of a layer's units that are proposed at a time, where there is a
         ``log_likelihood``.
-    :param beta: factor of the energy and the ``log_likelihood``.
     :param backward: the last part of the last layer first, which is the reversal of the
         sweep.
     """
@@ -159,10 +164,10 @@ def sweep(
             part_keys = random.fold_in(keys, start + part)
 
             def draw(target, x, keys):
-                return _draw_part(target, x, layer, part, keys, beta)
+                return _draw_part(target, x, layer, part, keys)
 
             drawn = bound.map(draw, x, part_keys)
-            x, accepted = _accept(bound, layer, x, drawn, part_keys, fraction, beta)
+            x, accepted = _accept(bound, layer, x, drawn, part_keys, fraction)
             return x, total + accepted
 
         # part by part: visits of several parts are not reversible, so one acceptance
@@ -172,7 +177,7 @@ def sweep(
 
 
 def sweep_by_moves(
-    bound: Bound, moves: Moves, x: Rows, keys: Array
+    bound: BoundGraph, moves: Moves, x: Rows, keys: Array
 ) -> dict[str, Array]:
     """Sweep every row once: draw the layers of latents, then apply moves of the sites."""
     sweep = [move for _, move in bound.moves(replaced=moves)]
@@ -181,7 +186,7 @@ def sweep_by_moves(
     )
 
 
-def log_density(bound: Bound, x: Rows) -> Array:
+def log_density(bound: BoundGraph, x: Rows) -> Array:
     """Return minus the energy of every row, plus the ``log_likelihood``: what a temperature divides."""
 
     def energy_of(target, t):
@@ -205,24 +210,21 @@ def _natural(target: Target, x: Rows, layer: Move, part: Any) -> Any:
 
 
 def _draw_part(
-    target: Target, x: Rows, layer: Layer, part: Any, keys: Array, beta: Any
+    target: Target, x: Rows, layer: Layer, part: Any, keys: Array
 ) -> dict[str, Array]:
     """Return a layer with new values of one part."""
     families = layer.families(target.graph, part)
     eta = _natural(target, x, layer, part)
-    if not isinstance(beta, float) or beta != 1:
-        eta = {b: beta * e for b, e in eta.items()}
     return layer.put(target.graph, x, part, gibbs.draw(families, eta, keys))
 
 
 def _accept(
-    bound: Bound,
+    bound: BoundGraph,
     layer: Move,
     x: Rows,
     drawn: Rows,
     keys: Array,
     fraction: float,
-    beta: Any = 1.0,
 ) -> tuple[dict[str, Array], Array]:
     """Return rows with the drawn values, by Metropolis if there is a likelihood; and which rows accepted."""
     if bound.log_likelihood is None or set(layer.blocks).isdisjoint(bound.sites):
@@ -238,13 +240,13 @@ def _accept(
         is_proposed = random.uniform(words[:, start : start + family.size]) < fraction
         proposed[b] = jnp.where(is_proposed.reshape(-1, *family.shape), value, x[b])
         start += family.size
-    gain = beta * (bound.log_likelihood(proposed) - bound.log_likelihood(x))
+    gain = bound.beta * (bound.log_likelihood(proposed) - bound.log_likelihood(x))
     accepted = jnp.log(random.uniform(words[:, -1])) < gain
     return {b: where_rows(accepted, proposed[b], v) for b, v in x.items()}, accepted
 
 
 def couple(
-    bounds: Sequence[Bound],
+    bounds: Sequence[BoundGraph],
     z: Rows,
     keys: Array,
     kinds: Sequence[str],
@@ -296,7 +298,7 @@ def couple(
     return carry
 
 
-def _same_params(first: Bound, second: Bound) -> Array:
+def _same_params(first: BoundGraph, second: BoundGraph) -> Array:
     """Return where two chains have equal params and clamped blocks, by row or for all rows."""
     axes = jax.tree.leaves(first.axes, is_leaf=lambda a: a is None)
     leaves = zip(

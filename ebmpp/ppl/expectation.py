@@ -199,7 +199,7 @@ def _draw_starts(
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "fixed", "pool"],
+    data_fields=["params", "fixed", "pool", "tempering"],
     meta_fields=["graph"],
 )
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Forests, Layer, Move, Target, couplings, gibbs, search, sweeps
+from ebmpp.moves.move import Drawn
 from ebmpp.ppl import bound
 from ebmpp.ppl.binding import Binding, Params, Sites
 from ebmpp.traced import block
@@ -327,32 +328,23 @@ class GraphBlock(GibbsBlock):
         )
 
     def _temper(
-        self, target: bound.Bound, x: Rows, keys: Array
+        self, target: bound.BoundGraph, x: Rows, keys: Array
     ) -> tuple[dict[str, Array], Array]:
         # as many passes as propose every unit once, which are reversed as a whole
         passes = 1 if target.log_likelihood is None else self.num_sweeps
-        none = jnp.zeros(len(keys), jnp.int32)
 
-        def sweep(
-            x: Rows, keys: Array, beta: Any, backward: bool
-        ) -> tuple[dict[str, Array], Array]:
-            def sweep_keys(s):
-                return random.fold_in(keys, s)
-
-            def step(s, c):
+        def sweep(x: Rows, keys: Array, beta: Array, backward: bool) -> Drawn:
+            def step(number: Array, carry: Drawn) -> Drawn:
+                pass_keys = random.fold_in(keys, number)
                 return bound.sweep(
-                    target, c[0], sweep_keys(s), self.fraction, beta, backward
+                    target.at(beta), carry[0], pass_keys, self.fraction, backward
                 )
 
-            return lax.fori_loop(
-                jnp.uint32(0), jnp.uint32(passes), step, (dict(x), none)
-            )
-
-        def density(x):
-            return bound.log_density(target, x)
+            start = dict(x), jnp.zeros(len(keys), jnp.int32)
+            return lax.fori_loop(jnp.uint32(0), jnp.uint32(passes), step, start)
 
         x, accepted, _ = block.tempered_transition(
-            self.tempering or (), density, sweep, x, keys
+            self.tempering or (), partial(bound.log_density, target), sweep, x, keys
         )
         return dict(x), accepted.astype(jnp.int32)
 
@@ -398,7 +390,7 @@ class GraphBlock(GibbsBlock):
         couplings.resolve(coupling, self.binding.layers)
 
     def _from_rows(
-        self, x: Rows, template: Rows, target: bound.Bound
+        self, x: Rows, template: Rows, target: bound.BoundGraph
     ) -> dict[str, Array]:
         return self.binding.to_sites(x, template, target.batch) | {
             b: x[b] for b in self.latents

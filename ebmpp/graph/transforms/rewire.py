@@ -62,12 +62,13 @@ class Initial:
 
 @dataclasses.dataclass(frozen=True)
 class Rewired:
-    """Energy of a factor at assembled statistics, plus a constant."""
+    """Energy of a factor at assembled statistics, times a scale, plus a constant."""
 
     factor: Factor
     parts: tuple[Part, ...]
     scope: tuple[str, ...]
     offset: float = 0.0
+    scale: float = 1.0
 
     @property
     def is_affine(self) -> bool:
@@ -79,11 +80,16 @@ class Rewired:
         blocks = dict(zip(self.scope, statistics, strict=True))
         inputs = (part.assemble(blocks) for part in self.parts)
         families = tuple(part.family for part in self.parts)
-        return self.factor.evaluate(params, *inputs, families=families) + self.offset
+        energy = self.factor.evaluate(params, *inputs, families=families)
+        return self.scale * energy + self.offset
 
 
 def rewire(
-    factor: Factor, parts: Mapping[str, Part], anchor: str, offset: float = 0.0
+    factor: Factor,
+    parts: Mapping[str, Part],
+    anchor: str,
+    offset: float = 0.0,
+    scale: float = 1.0,
 ) -> Factor:
     """Return a factor over other blocks with the same name and params.
 
@@ -91,15 +97,20 @@ def rewire(
     :param anchor: block of a factor that would be left without any, whose energy is a
         constant.
     :param offset: added to the energy.
+    :param scale: multiplies the energy.
     """
     assemblies = tuple(parts[b] for b in factor.blocks)
-    if not offset and all(parts[b].pieces == ((b, None),) for b in factor.blocks):
+    if (
+        not offset
+        and scale == 1
+        and all(parts[b].pieces == ((b, None),) for b in factor.blocks)
+    ):
         return factor
     scope = tuple(
         dict.fromkeys(name for part in assemblies for name, _ in part.pieces)
     ) or (anchor,)
     init = Initial(factor, tuple((b, parts[b].family) for b in factor.blocks))
-    energy = Rewired(factor, assemblies, scope, offset)
+    energy = Rewired(factor, assemblies, scope, offset, scale)
     lateral = _lateral(factor, parts)
     return Factor(*scope, energy=energy, init=init, name=factor.name, lateral=lateral)
 

@@ -19,8 +19,9 @@ from ebmpp import Observed
 from ebmpp.annealing import Path
 from ebmpp.errors import ArgumentError, StateError
 from ebmpp.kernels import ParallelTempering
-from ebmpp.kernels.tempering import Ensemble, Knots
+from ebmpp.kernels.tempering import Knots
 from ebmpp.moves import swaps
+from ebmpp.moves.ensemble import Ensemble
 from ebmpp.moves.target import Target
 from helpers import assert_rows_law, often, random_params, random_state
 
@@ -125,16 +126,13 @@ def test_swap_ratios_along_a_path_match_enumeration(summed):
         reference(graph),
         [random_params(graph, seed=i, scale=1.5) for i in range(2)],
     )
-    ensemble = Ensemble.along(Target(graph, params), Knots.before(path, params))
+    knots = Knots.before(path, params)
+    ensemble = Ensemble.along(Target(graph, params), *knots)
     x = {
-        b: random_state(f, i, (3,))
-        for i, (b, f) in enumerate(ensemble.graph.families.items())
+        b: random_state(f, i, (3, 4)) for i, (b, f) in enumerate(graph.families.items())
     }
     log_ratio = jax.jit(swaps.log_ratio, static_argnums=(2, 3))
-    ratios = [
-        log_ratio(Target(ensemble.graph, ensemble.params), x, i, summed)
-        for i in range(2)
-    ]
+    ratios = [log_ratio(ensemble, x, i, summed) for i in range(2)]
     models, betas = [None, path.params_at(1), path.params_at(2), params], [0, 1, 1, 1]
     inside = [
         {"v": s[:3], "h2": s[3:]}

@@ -36,7 +36,6 @@ from ebmpp import (
 from ebmpp.contrib import metropolis_sweep, metropolized_sweep
 from ebmpp.core import random
 from ebmpp.graph.states import as_clamped
-from ebmpp.graph.transforms.replicate import replicate, tempered_params
 from ebmpp.moves import (
     Layer,
     Mixture,
@@ -45,6 +44,7 @@ from ebmpp.moves import (
     gibbs_sweep,
     mixture_sweep,
 )
+from ebmpp.moves.ensemble import Ensemble
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.mixture import make_pool
 from ebmpp.moves.move import coupled_sweep, draw_sweep
@@ -269,8 +269,6 @@ class Problem:
             interacting = [f.name for f in graph.factors if f.interacts]
             at = lambda beta: params | {f: beta * params[f] for f in interacting}
             self.oracles = [Oracle(graph, at(beta), clamped) for beta in BETAS]
-            params = tempered_params(graph, params, jnp.asarray(BETAS))
-            graph = replicate(graph, len(BETAS))
         else:
             self.oracles = [Oracle(graph, params, clamped)]
         for block, value in self.observed.items():
@@ -279,6 +277,8 @@ class Problem:
             )
         target_values = as_clamped(graph.families, self.case.clamped)
         self.target = Target(graph, params, target_values)
+        if self.case.is_tempered:
+            self.target = Ensemble.at_betas(self.target, jnp.asarray(BETAS))
         if self.case.pool_size:
             move, keys = (
                 self.moves[0],
@@ -375,7 +375,7 @@ def test_sweep_keeps_and_reaches_the_distribution(name: str) -> None:
 
 def start(p: Problem, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Rows that are all in one state, with the given values in their places."""
-    rows = {b: np.broadcast_to(v, (ROWS, *v.shape)) for b, v in state.items()}
+    rows = {b: np.broadcast_to(v, (ROWS, *p.target.shape(b))) for b, v in state.items()}
     rows |= {b: np.broadcast_to(v, rows[b].shape) for b, v in p.target.clamped.items()}
     return {b: np.asarray(v) for b, v in p.target.with_observed(rows).items()}
 

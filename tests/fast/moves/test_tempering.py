@@ -1,8 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas of a graph, ladders of temperatures and swaps; tempered sweeps are in test_sweeps.py."""
-
-import pickle
+"""Replicas of a target, ladders of temperatures and swaps; tempered sweeps are in test_sweeps.py."""
 
 import numpy as np
 from oracle import numpy_energy
@@ -11,11 +9,13 @@ import pytest
 import jax
 import jax.numpy as jnp
 
+import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian
-from ebmpp.errors import DeclarationError, DomainError
+from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.moves import swaps, tempering
+from ebmpp.moves.ensemble import Ensemble
 from ebmpp.moves.target import Target
-from helpers import alone, pair, random_params, random_state
+from helpers import pair, random_params, random_state
 
 BETAS = np.array([0.0, 0.4, 1.0], np.float32)
 
@@ -24,8 +24,9 @@ BETAS = np.array([0.0, 0.4, 1.0], np.float32)
 def mixed() -> tuple[FactorGraph, dict, dict]:
     """A graph, its params, and rows of three replicas."""
     graph = pair(Gaussian(2, "learned"), Categorical(3, 4))
-    families = tempering.replicate(graph, 3).families
-    rows = {b: random_state(f, i, (4,)) for i, (b, f) in enumerate(families.items())}
+    rows = {
+        b: random_state(f, i, (4, 3)) for i, (b, f) in enumerate(graph.families.items())
+    }
     return graph, random_params(graph, 1), rows
 
 
@@ -38,27 +39,20 @@ def test_replicas_have_the_energies_and_conditionals_of_their_temperatures(
     mixed,
 ) -> None:
     graph, params, x = mixed
-    replicas = tempering.replicate(graph, 3)
-    tempered = tempering.tempered_params(graph, params, jnp.asarray(BETAS))
 
     @jax.jit
-    def run(tempered, x):
-        ratio = swaps.log_ratio(Target(replicas, tempered), x, 0)
-        return (
-            replicas.energy(tempered, x),
-            replicas.natural_parameters(tempered, x, "b"),
-            ratio,
-        )
+    def run(params, x):
+        ensemble = Ensemble.at_betas(Target(graph, params), jnp.asarray(BETAS))
+        eta = ensemble.map(lambda target, x: target.natural(x, ("b",))["b"], x)
+        return eta, swaps.log_ratio(ensemble, x, 0)
 
-    energy, eta, ratio = run(tempered, x)
+    eta, ratio = run(params, x)
     state = lambda row, source: {b: v[row, source] for b, v in x.items()}
     at = lambda row, source, beta: numpy_energy(
         graph, at_beta(params, beta), state(row, source)
     )
     natural = jax.jit(lambda params, x: graph.natural_parameters(params, x, "b"))
     for row in range(4):
-        expected = sum(at(row, r, beta) for r, beta in enumerate(BETAS))
-        np.testing.assert_allclose(energy[row], expected, rtol=1e-4, atol=1e-4)
         # a swap is accepted with the ratio of the densities after and before
         for low in range(2):
             b, c = BETAS[low], BETAS[low + 1]
@@ -74,19 +68,27 @@ def test_replicas_have_the_energies_and_conditionals_of_their_temperatures(
         np.testing.assert_allclose(eta[:, r], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_replicas_are_values(mixed) -> None:
-    graph, *_ = mixed
-    replicas = tempering.replicate(graph, 3)
-    assert replicas.layers == graph.layers
-    assert replicas.families["a"] == Gaussian((3, 2), "learned")
-    assert replicas is tempering.replicate(
-        pair(Gaussian(2, "learned"), Categorical(3, 4)), 3
-    )
-    assert replicas != tempering.replicate(graph, 2)
-    copy = pickle.loads(pickle.dumps(replicas))
-    assert copy == replicas and hash(copy) == hash(replicas)
-    with pytest.raises(DeclarationError, match="temper"):
-        tempering.replicate(alone(Bernoulli(2)), 3)
+def test_an_ensemble_is_a_pytree_with_the_states_of_all_replicas(mixed) -> None:
+    graph, params, x = mixed
+    ensemble = Ensemble.at_betas(Target(graph, params), jnp.asarray(BETAS))
+    leaves, structure = jax.tree.flatten(ensemble)
+    again = jax.tree.unflatten(structure, leaves)
+    assert isinstance(again, Ensemble) and again.graph == graph
+    assert ensemble.shape("a") == (3, 2) and ensemble.model.shape("a") == (2,)
+    np.testing.assert_array_equal(ensemble.coldest(x)["a"], x["a"][:, -1])
+
+
+def test_a_tempered_sweep_refuses_single_states() -> None:
+    graph = pair(Bernoulli(2), Bernoulli(2))
+    sweep = tempering.tempered_sweep(graph)
+    with pytest.raises(ArgumentError, match="tempered"):
+        ebmpp.unbiased_expectation(
+            graph,
+            random_params(graph),
+            lambda x: x["a"],
+            rng_key=jax.random.key(0),
+            coupling=sweep,
+        )
 
 
 def precision_energy(weight, x, h):

@@ -39,8 +39,9 @@ from ebmpp import (
 from ebmpp.annealing import Path
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.kernels import ParallelTempering
-from ebmpp.kernels.tempering import Ensemble, Knots
+from ebmpp.kernels.tempering import Knots
 from ebmpp.moves import Target, tempered
+from ebmpp.moves.ensemble import Ensemble
 from helpers import assert_law, assert_rows_law, random_params
 
 BETAS = (0.0, 0.5, 1.0)
@@ -303,7 +304,7 @@ def test_a_path_that_does_not_normalise_is_refused():
 def test_pairs_are_not_coupled_along_a_path():
     graph, params = zoo.graph("rbm"), strong_params()
     ensemble = Ensemble.along(
-        Target(graph, params), Knots.before(path_of(graph), params)
+        Target(graph, params), *Knots.before(path_of(graph), params)
     )
     move = ebmpp.moves.tempering.tempered_sweep(graph, summed=("v",))
     options = {"rng_key": zoo.KEY, "coupling": move}

@@ -1,0 +1,108 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Ensembles: replicas of a target at rungs from hot to cold."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from functools import partial
+from typing import TypeVar
+
+from jaxtyping import Float, UInt32
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ebmpp.core import random
+from ebmpp.core.types import Blocks, Eta, Keys, Params, Rows
+from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.rungs import Tempering, reference_of
+from ebmpp.moves.target import Target
+
+T = TypeVar("T")
+_DATA = ["params", "fixed", "pool", "tempering", "betas", "reference", "knots"]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=_DATA, meta_fields=["graph"])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ensemble(Target):
+    """Target of replicas, ordered from hot (the smallest beta) to cold (the model).
+
+    A state has an axis of replicas after that of the rows: ``(rows, replicas, *shape)``
+    for each block, clamped ones included. Clamped values and masks are those of one
+    replica.
+
+    :param betas: inverse temperatures of the replicas.
+    :param reference: natural parameters of the independent units at beta = 0.
+    :param knots: params of each replica, with a leading axis of replicas; None where
+        all have the model's.
+    """
+
+    betas: Float[Array, "replicas"]
+    reference: Eta
+    knots: Params | None = None
+
+    @classmethod
+    def at_betas(cls, target: Target, betas: Array) -> "Ensemble":
+        """Return replicas whose energies have the interactions multiplied by ``betas``."""
+        reference = reference_of(target.graph, target.params)
+        return cls(**vars(target), betas=jnp.asarray(betas), reference=reference)
+
+    @classmethod
+    def along(
+        cls, target: Target, betas: Array, params: Params, reference: Eta
+    ) -> "Ensemble":
+        """Return replicas at the knots of a path, and one at the target, to which the path leads."""
+
+        def append(a: Array, b: ArrayLike) -> Array:
+            return jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
+
+        return cls(
+            **vars(target),
+            betas=append(betas, 1),
+            reference=reference,
+            knots=jax.tree.map(append, params, target.params),
+        )
+
+    @property
+    def model(self) -> Target:
+        return Target(self.graph, self.params, self.fixed)
+
+    def shape(self, block: str) -> tuple[int, ...]:
+        return (len(self.betas), *super().shape(block))
+
+    def coldest(self, x: Rows) -> Rows:
+        return {b: v[:, -1] for b, v in x.items()}
+
+    def to_rows(self, z: Mapping[str, Array]) -> Blocks:
+        rows = {b: v.reshape(self.num_rows, *self.shape(b)) for b, v in z.items()}
+        return self.map(Target.to_rows, rows)
+
+    def map(self, fn: Callable[..., T], *rows: object) -> T:
+        """Apply ``fn(target, *rows)`` to every replica, over the second axis of all arrays."""
+
+        def at_replica(beta: Array, params: Params, *rows: object) -> T:
+            tempering = Tempering(beta, self.reference)
+            target = Target(self.graph, params, self.fixed, tempering=tempering)
+            return fn(target, *rows)
+
+        is_shared = self.knots is None
+        params = self.params if is_shared else self.knots
+        axes = (0, None if is_shared else 0, *(1,) * len(rows))
+        return jax.vmap(at_replica, axes, 1)(self.betas, params, *rows)
+
+    def replica_keys(self, keys: Keys) -> UInt32[Array, "rows replicas 2"]:
+        """Return a key for each replica of each row."""
+        return random.fold_in(keys[:, None], jnp.arange(len(self.betas)))
+
+    def starts(self, draw: Callable[[Target, Keys], Blocks], keys: Keys) -> Blocks:
+        return self.map(draw, self.replica_keys(keys))
+
+    def sweep(self, x: Rows, moves: Sequence[Move], keys: Keys) -> Blocks:
+        """Make one sweep of every replica by these moves."""
+
+        def sweep_once(target: Target, x: Rows, keys: Keys) -> Blocks:
+            return draw_sweep(target, x, moves, keys)[0]
+
+        return self.map(sweep_once, x, self.replica_keys(keys))

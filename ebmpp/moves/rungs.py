@@ -1,0 +1,109 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+r"""Rungs: distributions between a reference of independent units and a model.
+
+At the inverse temperature :math:`\beta` the energy is
+:math:`(1 - \beta) E_0 + \beta E`, where E_0 is the energy of the reference. Natural
+parameters are affine in :math:`\beta` as well, so a conditional at a rung is that of
+the model, moved towards the reference. Wherever both ends normalise, so does everything
+between them (Hoelder's inequality).
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core.backend import full_precision
+from ebmpp.core.types import Eta, Natural, Params, PerRow, Rows, Scalar
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.factors.lateral import Split
+
+
+def between(eta0: Natural, eta: Natural, beta: Scalar | float) -> Natural:
+    """Return natural parameters at ``beta``, given rows ``eta`` of the model."""
+    eta0 = lax.broadcast_to_rank(eta0, eta.ndim)
+    return (1 - beta) * eta0 + beta * eta  # exact at both ends
+
+
+class Tempering(NamedTuple):
+    """Inverse temperature of a rung, and its reference."""
+
+    beta: Scalar
+    reference: Eta | None = None
+    """Natural parameters of the reference, ``statistic_shape`` each; None where its energy is 0."""
+
+    def temper(self, block: str, eta: Natural) -> Natural:
+        """Return natural parameters of rows at the rung, given those under the model."""
+        if self.reference is None:
+            return self.beta * eta
+        return between(self.reference[block], eta, self.beta)
+
+    def temper_part(self, split: Split, part: Array | int, eta: Natural) -> Natural:
+        """Return :meth:`temper` for one part of a block whose units interact."""
+        if self.reference is None:
+            return self.beta * eta
+        shape = split.family.size, *split.family.stat_shape
+        units = self.reference[split.block].reshape(shape)
+        return between(split.take(units, part), eta, self.beta)
+
+
+def reference_of(graph: FactorGraph, params: Params) -> Eta:
+    """Return natural parameters of the independent units that the factors without interactions make."""
+    separate = [f for f in graph.factors if not f.interacts]
+    return energy.natural(graph, params, {}, tuple(graph.families), separate)
+
+
+class Evaluation(NamedTuple):
+    """Log densities of a model and of the reference at rows, as functions of summed blocks' statistics."""
+
+    reference: PerRow
+    """<eta_0, t> of the kept blocks."""
+    model: PerRow
+    """-E at zero statistics of the summed blocks."""
+    eta: Eta
+    """Natural parameters of the summed blocks under the model, ``(rows, *shape, *stat_shape)`` each."""
+
+    def log_density(self, beta: Scalar | float) -> PerRow:
+        """Return the log density at a rung, at zero statistics of the summed blocks."""
+        return self.reference + beta * (self.model - self.reference)
+
+
+@full_precision
+def evaluate(
+    graph: FactorGraph, params: Params, reference: Eta, x: Rows, summed: Iterable[str]
+) -> Evaluation:
+    """Evaluate a model at rows of the blocks that are not ``summed`` out."""
+    t = graph.statistics(dict(x))
+
+    def units(a: Array) -> Array:
+        return a.reshape(len(a), -1)
+
+    products = (units(t[b]) @ reference[b].ravel() for b in t)
+    model, eta = jax.vmap(lambda t: energy.affine(graph, params, t, summed))(t)
+    return Evaluation(jnp.asarray(sum(products)), model, eta)
+
+
+class Place(NamedTuple):
+    """Rows at a rung: its inverse temperature, and the evaluation of its model."""
+
+    beta: Scalar | float
+    at: Evaluation
+
+
+def add_normalizers(
+    gain: PerRow,
+    graph: FactorGraph,
+    reference: Eta,
+    summed: Iterable[str],
+    low: Place,
+    high: Place,
+) -> PerRow:
+    """Add the increase of the log-normalisers of the summed blocks from ``low`` to ``high``."""
+    for b in summed:
+        ends = (between(reference[b], p.at.eta[b], p.beta) for p in (low, high))
+        units = graph.families[b].log_normalizer_difference(*ends)
+        gain = gain + units.reshape(len(units), -1).sum(-1)
+    return gain
