@@ -118,7 +118,7 @@ class Function:
         return sum(math.prod(s.shape) for s in shapes)
 
     def in_blocks(self, num_pairs: int) -> Self:
-        """Return an accumulator by blocks of pairs if one row per pair would take too much memory."""
+        """Return an accumulator by blocks of pairs if a row per pair takes too much memory."""
         is_large = num_pairs > BLOCKS and num_pairs * self.size() > _MAX_VALUES
         return dataclasses.replace(self, rows=BLOCKS) if is_large else self
 

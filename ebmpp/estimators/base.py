@@ -39,6 +39,11 @@ class Batch(NamedTuple):
     weights: PerRow
     known: Rows = {}
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self.weights)
+
     @classmethod
     def uniform(cls, rows: Rows, known: Rows = MappingProxyType({})) -> "Batch":
         """Make a batch of equal weights."""

@@ -61,7 +61,8 @@ class Centered(Estimator):
 
     .. math::
 
-        d_W = g_W - \mu g_c^T - g_b \lambda^T, \quad d_b = g_b - d_W \lambda, \quad d_c = g_c - d_W^T \mu
+        d_W = g_W - \mu g_c^T - g_b \lambda^T, \quad d_b = g_b - d_W \lambda, \quad
+        d_c = g_c - d_W^T \mu
 
     It is a descent direction for any offsets, zero only where g is, and
     ``gradient_norm`` in the history is its norm. Offsets begin at the data's mean and
@@ -299,7 +300,7 @@ def _data_means(
     One pass over the latents begins at the offsets.
     """
     t = {
-        b: jnp.broadcast_to(offsets[b], (len(batch.weights), *offsets[b].shape))
+        b: jnp.broadcast_to(offsets[b], (batch.num_rows, *offsets[b].shape))
         for b in graph.latent
     }
     t |= graph.statistics(batch.rows)

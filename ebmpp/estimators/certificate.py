@@ -156,7 +156,8 @@ def gradient_bias(
     **Example**
 
     >>> import jax, ebmpp
-    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data = ebmpp.data.bars_and_stripes(3)
     >>> fit = ebmpp.fit(rbm, data, rng_key=jax.random.key(0), num_steps=5, progress_bar=False,
     ...                 estimator=ebmpp.PCD(num_chains=100))
     >>> result = ebmpp.estimators.gradient_bias(
@@ -198,7 +199,7 @@ def gradient_bias(
 
     gradients = [gradient for gradient, _ in run(plan, random.fold_in(key, 1))]
     first = reference.init_state(
-        graph, params, rows, len(batch.weights), random.fold_in(key, 0, 1)
+        graph, params, rows, batch.num_rows, random.fold_in(key, 0, 1)
     )
     # the first step adapts its state, from which all references start
     pilot = _step(graph, reference, params, first, batch, random.fold_in(key, 0, 2))

@@ -127,7 +127,7 @@ class PCD(Estimator):
         moves = resolve_moves(graph, self.moves, exact=False)
         model, metrics = phases.sweep_chains(target, state, self.k, key, moves)
         gradient = phases.two_phases(target, batch, model, self.posterior)
-        sweeps = self.k * self.num_chains / len(batch.weights)
+        sweeps = self.k * self.num_chains / batch.num_rows
         return Estimate(gradient, model, metrics, sweeps)
 
     def repeats(self, state: State, count: int) -> Repeats:
@@ -186,8 +186,9 @@ class TemperedPCD(Estimator):
 
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
-    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
-    ...                 estimator=ebmpp.TemperedPCD(num_chains=10, num_temperatures=4), progress_bar=False)
+    >>> estimator = ebmpp.TemperedPCD(num_chains=10, num_temperatures=4)
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), estimator=estimator, num_steps=5,
+    ...                 rng_key=jax.random.key(0), progress_bar=False)
     >>> fit.estimator_state.betas.shape
     (4,)
     """
@@ -243,7 +244,7 @@ class TemperedPCD(Estimator):
         metrics = TemperedMetrics(
             swap_rejection_mean=rejection.mean(), swap_rejection_max=rejection.max()
         )
-        sweeps = self.k * self.num_chains * self.num_temperatures / len(batch.weights)
+        sweeps = self.k * self.num_chains * self.num_temperatures / batch.num_rows
         return Estimate(gradient, state, metrics, sweeps)
 
     def repeats(self, state: TemperedState, count: int) -> Repeats:

@@ -37,8 +37,11 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.types import Scalar
 
-Times = Real[Array, "pairs"]
-_LATE = 30.0  # of a thousand exponential times the last is some 2.3 times their 0.95 quantile
+#: Meeting times of a step's pairs, beyond the lag.
+MeetingTimes = Real[Array, "pairs"]
+# a ratio of the last meeting time to the lag that is far too large: of a thousand
+# exponential times the last is some 2.3 times their 0.95 quantile
+_LATE = 30.0
 #: Candidates for L: some 5 % apart, up to 2^29 sweeps, twice which an int32 holds.
 _LENGTHS = np.unique(np.geomspace(1, 2**29, 415).round().astype(np.int32))
 
@@ -62,11 +65,11 @@ class Length(abc.ABC):
         """Raise ArgumentError for a window that the rule does not apply to."""
 
     @abc.abstractmethod
-    def choose(self, times: Times, averaged: bool) -> Array:
+    def choose(self, times: MeetingTimes, averaged: bool) -> Array:
         """Return the L that suits these times; ``averaged``: the states at L, ..., 2 L count."""
 
     def update(
-        self, length: Scalar, steps: Array, times: Times, averaged: bool
+        self, length: Scalar, steps: Array, times: MeetingTimes, averaged: bool
     ) -> Scalar:
         """Return the next length from the current one, the number of steps and their last times."""
         share = jnp.maximum(1 - self.smoothing, 1 / steps)
@@ -86,7 +89,7 @@ class Quantile(Length):
         super().__post_init__()
         checks.number("Quantile: q", self.q, above=0, below=1)
 
-    def choose(self, times: Times, averaged: bool) -> Scalar:
+    def choose(self, times: MeetingTimes, averaged: bool) -> Scalar:
         return jnp.quantile(times.astype(jnp.result_type(float)), self.q)
 
 
@@ -112,14 +115,15 @@ class _Target(Length):
 
 @dataclasses.dataclass(frozen=True)
 class TargetVariance(_Target):
-    """The least L at which the predicted variance is ``target`` times that of independent draws.
+    """The least L with a predicted variance of ``target`` times that of independent draws.
 
     :param target: above 0; above 1 with m=0.
 
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> TargetVariance(1.5).choose(jnp.array([1, 1, 1, 100]), False).item()  # 1 + 2/4: one pair corrects once
+    >>> times = jnp.array([1, 1, 1, 100])
+    >>> TargetVariance(1.5).choose(times, False).item()  # 1 + 2/4: one pair corrects once
     51
     """
 
@@ -132,15 +136,13 @@ class TargetVariance(_Target):
                 above=1,
             )
 
-    def choose(self, times: Times, averaged: bool) -> Array:
+    def choose(self, times: MeetingTimes, averaged: bool) -> Array:
         """Return the least candidate whose prediction is small enough."""
         lengths = jnp.asarray(_LENGTHS)
-        predicted = jax.vmap(lambda length: relative_variance(times, length, averaged))(
-            lengths
-        )
-        # out of reach: the longest
-        enough = (predicted <= self.target).at[-1].set(True)
-        return lengths[jnp.argmax(enough)]
+        predict = jax.vmap(lambda length: relative_variance(times, length, averaged))
+        is_enough = predict(lengths) <= self.target
+        # the longest, if all are too short
+        return lengths[jnp.argmax(is_enough.at[-1].set(True))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,13 +154,14 @@ class TargetCost(_Target):
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> TargetCost(16).choose(jnp.array([2.0, 4.0]), True).item()  # 6.5 sweeps, 6.5 more, and 3 of the other
+    >>> times = jnp.array([2.0, 4.0])
+    >>> TargetCost(16).choose(times, True).item()  # 6.5 sweeps, 6.5 more, and 3 of the other
     6.5
     """
 
     least = 1.0
 
-    def choose(self, times: Times, averaged: bool) -> Array:
+    def choose(self, times: MeetingTimes, averaged: bool) -> Array:
         """Solve L + E[max(n, T) + T] = target."""
         times = times.astype(jnp.result_type(float))
         left = self.target - times.mean()
@@ -168,34 +171,32 @@ class TargetCost(_Target):
         # times by L, so the L at which it and L sum to what is left is the least of the
         # lines' solutions.
         count = len(times)
-        above = (
-            jnp.concatenate(
-                [jnp.cumsum(jnp.sort(times)[::-1])[::-1], jnp.zeros(1, times.dtype)]
-            )
-            / count
-        )
-        return jnp.maximum(
-            1.0, ((left - above) / (1 + jnp.arange(count + 1) / count)).min()
-        )
+        sums = jnp.cumsum(jnp.sort(times)[::-1])[::-1]
+        above = jnp.concatenate([sums, jnp.zeros(1, times.dtype)]) / count
+        share = jnp.arange(count + 1) / count
+        return jnp.maximum(1.0, ((left - above) / (1 + share)).min())
 
 
-def relative_variance(times: Times, length: Array, averaged: bool = True) -> Scalar:
+def relative_variance(
+    times: MeetingTimes, length: Array, averaged: bool = True
+) -> Scalar:
     """Return the predicted variance at k = lag = ``length`` over that of independent draws."""
     real = jnp.result_type(float)
     states = length + 1 if averaged else jnp.ones_like(length)
+    n = states.astype(real)
     near = jnp.clip(times - 1, 0, states - 1).astype(real)
+    autocorrelation = near - near * (near + 1) / (2 * n)
+    average = (1 + 2 * autocorrelation.mean()) / n
     excess = times - length
-    # corrections of all states
+    # corrections of all states, and of the first ones alone
     complete = jnp.maximum(0, (excess - states) // length + 1)
     rest = jnp.clip(excess - complete * length, 0, states).astype(real)
-    n = states.astype(real)
-    complete = complete.astype(real)
-    average = (1 + 2 * (near - near * (near + 1) / (2 * n)).mean()) / n
-    return average + 2 * (complete + (rest / n) ** 2).mean()
+    corrections = complete.astype(real) + (rest / n) ** 2
+    return average + 2 * corrections.mean()
 
 
 def diagnose_late_pairs(history: Mapping[str, np.ndarray]) -> str | None:
-    """Return a warning if most pairs meet within the lag and the last ones take very much longer.
+    """Return a warning if most pairs meet within the lag, and the last take far longer.
 
     This happens where both chains start in one of many modes, soon meet there, and
     seldom leave it. A run on bars and stripes 4x4 kept a lag of 2, within which 95 % of
@@ -204,18 +205,14 @@ def diagnose_late_pairs(history: Mapping[str, np.ndarray]) -> str | None:
     """
     if "meeting_time_max" not in history or not len(history["lag"]):
         return None
-    ratio = float(
-        (history["meeting_time_max"] / history["lag"])[
-            len(history["lag"]) // 2 :
-        ].mean()
-    )
+    ratios = history["meeting_time_max"] / history["lag"]
+    ratio = float(ratios[len(ratios) // 2 :].mean())
     if not ratio > _LATE:
         return None
     return (
         f"the last pair of a step took {ratio:.0f} times as long as the lag, within "
-        "which most met: a few "
-        "late pairs make all corrections, so the gradient is unbiased and its "
-        "variance large. Train from "
-        "earlier params, so that the lag grows with the model, or use a quantile nearer to 1, "
+        "which most met: a few late pairs make all corrections, so the gradient is "
+        "unbiased and its variance large. Train from earlier params, so that the lag "
+        "grows with the model, or use a quantile nearer to 1, or "
         'method="mixture" or "particles".'
     )

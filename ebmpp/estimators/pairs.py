@@ -347,7 +347,7 @@ class ChainUCD(CoupledPairs):
         positive = self.posterior_phase(
             graph, params, past, batch, random.fold_in(key, 7)
         )
-        rows = len(batch.weights)
+        rows = batch.num_rows
         pairs = self.num_pairs or rows
         per_row = 0.0 if positive.metrics is None else positive.metrics.sweeps
         sweeps = negative.metrics.sweeps
@@ -391,7 +391,7 @@ class ChainUCD(CoupledPairs):
         batch: Batch,
         key: Key,
     ) -> Phase[PairMetrics]:
-        pairs = self.num_pairs or len(batch.weights)
+        pairs = self.num_pairs or batch.num_rows
         target = Target(graph, params)
         move = mixture_of(moves)
         if move is not None:
@@ -401,7 +401,7 @@ class ChainUCD(CoupledPairs):
         if self.init == "persistent":
             start = state.chains
         elif self.init == "data":
-            index = jnp.arange(pairs) % len(batch.weights)
+            index = jnp.arange(pairs) % batch.num_rows
             rows = {b: jnp.take(v, index, axis=0) for b, v in batch.rows.items()}
             known = {b: jnp.take(v, index, axis=0) for b, v in batch.known.items()}
             tiled = Batch.uniform(rows, known)

@@ -304,7 +304,7 @@ class ParticleUCD(Estimator):
         )
         sweeps = self._sweeps(metrics.meeting_time_mean, metrics.num_rungs)
         state = state._replace(cess=metrics.min_cess, positive=positive.length)
-        return Estimate(gradient, state, metrics, sweeps / len(batch.weights))
+        return Estimate(gradient, state, metrics, sweeps / batch.num_rows)
 
     def _run_pairs(
         self, graph: FactorGraph, params: Params, state: ParticleState, key: Key
@@ -373,7 +373,7 @@ class ParticleUCD(Estimator):
             log_partition=log_z,
             log_likelihood=batch_log_likelihood(graph, params, batch, log_z),
             posterior=posterior,
-            cost=self._sweeps(mean, num_rungs) + len(batch.weights) * per_row,
+            cost=self._sweeps(mean, num_rungs) + batch.num_rows * per_row,
         )
 
     def _sweeps(self, meeting_time: Array, num_rungs: Array) -> Array:

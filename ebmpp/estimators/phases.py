@@ -75,9 +75,9 @@ class MeanField:
 
     >>> import jax, ebmpp
     >>> deep = ebmpp.layered(v=ebmpp.Bernoulli(9), h1=ebmpp.Bernoulli(4), h2=ebmpp.Bernoulli(3))
-    >>> fit = ebmpp.fit(deep, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=3,
-    ...                 estimator=ebmpp.PCD(num_chains=10, posterior=ebmpp.MeanField(10)),
-    ...                 progress_bar=False)
+    >>> estimator = ebmpp.PCD(num_chains=10, posterior=ebmpp.MeanField(10))
+    >>> fit = ebmpp.fit(deep, ebmpp.data.bars_and_stripes(3), estimator=estimator, num_steps=3,
+    ...                 rng_key=jax.random.key(0), progress_bar=False)
     >>> sorted(fit.params)
     ['h1', 'h1:h2', 'h2', 'v', 'v:h1']
     """
@@ -185,7 +185,7 @@ def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
     """Make the target of the latents and missing entries given the known entries."""
     complete = {b: v for b, v in batch.rows.items() if b not in batch.known}
     incomplete = {b: batch.rows[b] for b in batch.known}
-    shape = (len(batch.weights),)
+    shape = (batch.num_rows,)
     clamped = Clamped(complete, incomplete, dict(batch.known), shape)
     return Target(graph, params, clamped)
 
@@ -198,7 +198,7 @@ def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -
     """
 
     def keys(number: int) -> Keys:
-        return row_keys(random.fold_in(key, number), len(batch.weights))
+        return row_keys(random.fold_in(key, number), batch.num_rows)
 
     visible = dict(batch.rows)
     if batch.known:

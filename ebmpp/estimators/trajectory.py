@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Parallel trajectory tempering: persistent chains that swap states with frozen models of the run."""
+"""Parallel trajectory tempering: chains that swap states with frozen models of the run."""
 
 import dataclasses
 from functools import partial
@@ -47,7 +47,7 @@ class PTTState(NamedTuple):
     @property
     def model_chains(self) -> Rows:
         """Chains of the current model."""
-        return {b: v[:, -1] for b, v in self.chains.items()}
+        return _states_of(self.chains, -1)
 
 
 class PTTMetrics(StepMetrics):
@@ -197,7 +197,7 @@ class PTT(Estimator):
             num_frozen=state.num_frozen,
         )
         # a swap costs as much as a sweep
-        sweeps = 2 * self.k * self.num_chains * self.num_models / len(batch.weights)
+        sweeps = 2 * self.k * self.num_chains * self.num_models / batch.num_rows
         return Estimate(gradient, state, metrics, sweeps)
 
     def _move(
@@ -278,21 +278,27 @@ def sweep_and_swap(
     def climb_once(i: Array, carry: _Climb) -> _Climb:
         low = path.at((first + i).astype(log_u.dtype))
         high = path.at((first + i + 1).astype(log_u.dtype))
-        lower = {b: v[:, i] for b, v in carry.x.items()}
-        upper = {b: v[:, i + 1] for b, v in carry.x.items()}
+        lower = _states_of(carry.x, i)
+        upper = _states_of(carry.x, i + 1)
         upper = path.sweep(high, upper, None, random.fold_in(keys, i))
         log_ratio = _gain(path, low, high, lower) - _gain(path, low, high, upper)
-        swaps = log_u[:, i] < log_ratio
-        x = {}
-        for b, v in carry.x.items():
-            below = couplings.where_rows(swaps, upper[b], lower[b])
-            above = couplings.where_rows(swaps, lower[b], upper[b])
-            x[b] = v.at[:, i].set(below).at[:, i + 1].set(above)
+        swap = partial(couplings.where_rows, log_u[:, i] < log_ratio)
+        below = jax.tree.map(swap, upper, lower)
+        above = jax.tree.map(swap, lower, upper)
+        x = {
+            b: v.at[:, i].set(below[b]).at[:, i + 1].set(above[b])
+            for b, v in carry.x.items()
+        }
         rate = jnp.exp(jnp.minimum(log_ratio, 0)).mean()
         return _Climb(x, carry.rates.at[i].set(rate))
 
     start = _Climb(dict(x), jnp.zeros(num_models - 1))
     return lax.fori_loop(0, num_models - 1, climb_once, start)
+
+
+def _states_of(x: Rows, model: Array | int) -> Rows:
+    """Return the states of one model."""
+    return {b: v[:, model] for b, v in x.items()}
 
 
 def _gain(path: Path, low: Rung, high: Rung, x: Rows) -> PerRow:

@@ -78,7 +78,8 @@ class _Watch(NamedTuple):
 class WeightedPCD(Estimator):
     """Persistent CD with weights that correct for the movement of the params.
 
-    It also estimates the likelihood. For runs on which :class:`PCD` drifts away and unbiased steps are too expensive.
+    It also estimates the likelihood. For runs on which :class:`PCD` drifts away and
+    unbiased steps are too expensive.
 
     When the params move from p to q, a chain's weight is multiplied by the ratio of its
     unnormalised densities. If fewer than half of the chains are effective they are
@@ -112,8 +113,9 @@ class WeightedPCD(Estimator):
 
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
-    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
-    ...                 estimator=ebmpp.WeightedPCD(num_chains=50, num_watchers=50), progress_bar=False)
+    >>> estimator = ebmpp.WeightedPCD(num_chains=50, num_watchers=50)
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), estimator=estimator, num_steps=5,
+    ...                 rng_key=jax.random.key(0), progress_bar=False)
     >>> exactly = ebmpp.exact.log_partition(rbm, fit.params)
     >>> bool(abs(fit.history.log_partition[-1] - exactly) < 0.1)
     True
@@ -182,7 +184,7 @@ class WeightedPCD(Estimator):
             effective_sample_size=chains.min_ess[0],
             resampled=jnp.sign(chains.offspring_variance[0]),
         )
-        sweeps = jnp.asarray(2 * self.k * self.num_chains / len(batch.weights))
+        sweeps = jnp.asarray(2 * self.k * self.num_chains / batch.num_rows)
         state = state._replace(params=params, chains=chains)
         if state.watchers is None:
             return Estimate(gradient, state, metrics, sweeps)
@@ -192,7 +194,7 @@ class WeightedPCD(Estimator):
         state = state._replace(
             watchers=watch.systems, variance=watch.variance, rest=rest
         )
-        per_rung = self.k * self.num_watchers / len(batch.weights)
+        per_rung = self.k * self.num_watchers / batch.num_rows
         sweeps += watch.rungs.astype(sweeps.dtype) * per_rung
         log_z, error = _log_z(watch.systems, watch.variance)
         log_z += phases.reference_log_partition(graph, state.eta0)

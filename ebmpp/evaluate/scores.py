@@ -91,10 +91,10 @@ def check_units(
                 "in a model with latents, which take its conditional out of the "
                 "family. Use monitors.reconstruction"
             )
-    return row_keys("num_units", num_units, rng_key, rows)
+    return draw_keys("num_units", num_units, rng_key, rows)
 
 
-def row_keys(name: str, number: int | None, rng_key: Array | None, rows: Rows) -> Keys:
+def draw_keys(name: str, number: int | None, rng_key: Array | None, rows: Rows) -> Keys:
     """Return one key per row for ``number`` draws, checked; without a number nothing is drawn from them."""
     size = len(next(iter(rows.values())))
     if number is None:
@@ -218,7 +218,7 @@ def mean_field_bound(
     passes = checks.count("mean_field_bound: passes", passes)
     states.check_params(graph.param_shapes, params)
     rows, _, batch = tables.as_data(graph, rows, "mean_field_bound")
-    keys = row_keys("mean_field_bound: num_draws", num_draws, rng_key, rows)
+    keys = draw_keys("mean_field_bound: num_draws", num_draws, rng_key, rows)
     return _bounds(graph, passes, num_draws, params, rows, keys).reshape(batch)
 
 

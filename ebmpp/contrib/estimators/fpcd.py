@@ -121,7 +121,7 @@ class FPCD(Estimator):
         fast = jax.tree.map(
             lambda f, g: self.decay * f - self.rate * g, state.fast, gradient
         )
-        sweeps = self.k * self.num_chains / len(batch.weights)
+        sweeps = self.k * self.num_chains / batch.num_rows
         return Estimate(gradient, FPCDState(model, fast), {}, sweeps)
 
     def repeats(self, state: FPCDState, count: int) -> Repeats:

@@ -111,7 +111,7 @@ class Herding(Estimator):
         key: Key,
     ) -> Estimate:
         """Subtract the statistics at modes of all blocks from those at modes of the latents."""
-        size = len(batch.weights)
+        size = batch.num_rows
         start_keys = row_keys(random.fold_in(key, 0), size)
         data_keys = row_keys(random.fold_in(key, 1), size)
         model_keys = row_keys(random.fold_in(key, 2), self.num_chains)

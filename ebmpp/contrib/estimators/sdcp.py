@@ -124,7 +124,7 @@ class SDCP(Estimator):
         if self.d == 1:
             return CD(self.k, self.posterior).estimate(graph, params, state, batch, key)
 
-        size = len(batch.weights)
+        size = batch.num_rows
         start_key = random.fold_in(key, 0)
 
         def begin() -> tuple[Params, Rows]:
