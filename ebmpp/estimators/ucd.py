@@ -130,7 +130,7 @@ class UCD(CoupledPairs):
         if self.coupling == "mixture":
             raise checks.error(
                 "UCD: coupling",
-                "one of chains",
+                "a coupling of Gibbs chains",
                 "mixture",
                 hint='Use method="mixture".',
             )
