@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unbiased estimates of expectations under a model, from coupled pairs of chains."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, PyTree
 import numpy as np
 from scipy import special
 
@@ -18,10 +18,12 @@ from jax.sharding import Mesh
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
+from ebmpp.core.rows import expand
+from ebmpp.core.types import BatchShape, Key, Rows
 from ebmpp.coupling.accumulators import Function, blocks_of, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
-from ebmpp.coupling.slots import Fresh, Window, check_window
+from ebmpp.coupling.slots import Fresh, Outcome, Window, check_window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed
@@ -47,35 +49,37 @@ _MAX_SHOWN = 10  # values that are printed; of more values the range
 _NEVER = 2**30  # first sweep that counts in a pilot, which sums nothing
 
 
-def _describe(value: Any, error: Any) -> str:
+def _describe(value: PyTree, error: PyTree) -> str:
     """Return a value and its standard error as text, or the range of many values."""
-    errors = [np.asarray(e) for e in jax.tree.leaves(error)]
     values = {
-        jax.tree_util.keystr(p): np.asarray(v)
-        for p, v in jax.tree_util.tree_leaves_with_path(value)
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
     }
+    errors = [np.asarray(leaf) for leaf in jax.tree.leaves(error)]
     if not values:
         return "no value"
-    if (count := sum(v.size for v in values.values())) > _MAX_SHOWN:
-        low = min(v.min() for v in values.values())
-        high = max(v.max() for v in values.values())
-        known = np.concatenate([e[e > 0] for e in errors])
-        largest = f"at most {known.max():.2g}" if len(known) else "not known"
-        return (
-            f"{count} numbers from {low:.4g} to {high:.4g}, standard errors {largest}"
-        )
+    if sum(leaf.size for leaf in values.values()) > _MAX_SHOWN:
+        return _describe_range([*values.values()], errors)
+    parts = []
+    for (name, leaf), spread in zip(values.items(), errors, strict=True):
+        label = f"{name}: " if name else ""
+        known = _format(spread, 2) if (spread > 0).any() else "not known"
+        parts.append(f"{label}{_format(leaf, 4)} +- {known}")
+    return ", ".join(parts)
 
-    def show(a, digits):
-        return np.array2string(
-            a, separator=", ", formatter={"all": f"{{:.{digits}g}}".format}
-        )
 
-    def spread(e):
-        return show(e, 2) if (e > 0).any() else "not known"
+def _describe_range(values: list[np.ndarray], errors: list[np.ndarray]) -> str:
+    count = sum(leaf.size for leaf in values)
+    low = min(leaf.min() for leaf in values)
+    high = max(leaf.max() for leaf in values)
+    known = np.concatenate([leaf[leaf > 0] for leaf in errors])
+    largest = f"at most {known.max():.2g}" if len(known) else "not known"
+    return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors {largest}"
 
-    items = zip(values.items(), errors, strict=True)
-    return ", ".join(
-        f"{n}{': ' * bool(n)}{show(v, 4)} +- {spread(e)}" for (n, v), e in items
+
+def _format(array: np.ndarray, digits: int) -> str:
+    return np.array2string(
+        array, separator=", ", formatter={"all": f"{{:.{digits}g}}".format}
     )
 
 
@@ -119,12 +123,10 @@ class UnbiasedEstimate(Shown):
     def late_upper(self) -> float:
         """Upper end of the one-sided 95 % Clopper-Pearson interval for P(tau > lag)."""
         count = int((self.meeting_time > self.lag).sum())
-        pairs = len(self.met)
-        return (
-            1.0
-            if count == pairs
-            else float(special.betaincinv(count + 1, pairs - count, 0.95))
-        )
+        on_time = len(self.met) - count
+        if not on_time:
+            return 1.0
+        return float(special.betaincinv(count + 1, on_time, 0.95))
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
@@ -294,48 +296,47 @@ def unbiased_expectation(
             "unbiased_expectation", target, moves, pool, random.fold_in(key, 2)
         )
 
-        def init_key(i):
-            return rng_key if i == 1 else jax.random.fold_in(rng_key, i)
-
-        def starts(i):
-            return _starts(
-                target, init, random.fold_in(key, 0, i), num_pairs, init_key(i)
-            )
-
         sums = Function(fn, blocks_of(target.graph))
         check_function("unbiased_expectation: fn", fn, sums.blocks)
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
 
-        def inputs(i: int) -> tuple:
-            chains = starts(i), starts(i + 1) if independent_starts else None
-            return target, moves, sums, num_slots, *chains, random.fold_in(key, 1, i)
+        def starts(run: int) -> Fresh:
+            pair_key = random.fold_in(key, 0, run)
+            init_key = rng_key if run == 1 else jax.random.fold_in(rng_key, run)
+            return _starts(target, init, pair_key, num_pairs, init_key)
+
+        def pairs(run: int) -> PairRun:
+            x = starts(run)
+            y = starts(run + 1) if independent_starts else None
+            run_key = random.fold_in(key, 1, run)
+            return PairRun(target, moves, sums, num_slots, x, y, run_key)
 
         if k is None and m is None and lag is None:
-            # of the same shapes and program
-            pilot = run_pairs(*inputs(3), window._replace(k=_NEVER))
+            # the pilot has the estimate's shapes, and so its program
+            pilot = pairs(3).outcome(window._replace(k=_NEVER))
             window = window.after(np.asarray(pilot.meeting_time))
-        estimate = estimate_pairs(unmet, window, *inputs(1))
-    if target.pool is not None and estimate.acceptance < MIN_ACCEPTANCE:
-        warnings.warn(
-            low_acceptance("unbiased_expectation", estimate.acceptance), stacklevel=2
-        )
-    if (
-        target.pool is None
-        and estimate.acceptance < 1
-        and not (estimate.meeting_time > estimate.lag).any()
-    ):
-        warnings.warn(
-            f"all {num_pairs} pairs met at the first coupled sweep, at an acceptance "
-            f"of {estimate.acceptance:.2g}, so no correction was observed (P(tau > "
+        estimate = estimate_pairs(pairs(1), window, unmet)
+    for message in _diagnose(estimate, has_pool=target.pool is not None):
+        warnings.warn(message, stacklevel=2)
+    return estimate
+
+
+def _diagnose(estimate: UnbiasedEstimate, has_pool: bool) -> Iterator[str]:
+    """Yield warnings of pairs that met without mixing, or hardly by the pool."""
+    who = "unbiased_expectation"
+    acceptance = estimate.acceptance
+    if has_pool and acceptance < MIN_ACCEPTANCE:
+        yield low_acceptance(who, acceptance)
+    is_late = estimate.meeting_time > estimate.lag
+    if not has_pool and acceptance < 1 and not is_late.any():
+        yield (
+            f"all {len(is_late)} pairs met at the first coupled sweep, at an acceptance "
+            f"of {acceptance:.2g}, so no correction was observed (P(tau > "
             f"{estimate.lag}) is at most {estimate.late_upper:.2g}): the estimate may "
-            "reflect the starts. Increase num_pairs or lag.",
-            stacklevel=2,
+            "reflect the starts. Increase num_pairs or lag."
         )
     elif estimate.overlap > THRESHOLD:
-        warnings.warn(
-            warning_of("unbiased_expectation", estimate.overlap), stacklevel=2
-        )
-    return estimate
+        yield warning_of(who, estimate.overlap)
 
 
 #: Acceptance of pool proposals below which a warning is given.
@@ -356,33 +357,30 @@ def _starts(
     target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array
 ) -> Fresh:
     """Check the starts of all pairs, to be drawn when a pair starts."""
-    values = init
-    clamped = target.fixed
     kind = "uniform"
+    values = {} if init is None else init
     if isinstance(init, str):
-        kind = checks.choice(
-            "init", init, STARTS, also="states, a function of a key or None"
-        )
-    if callable(init):
+        also = "states, a function of a key or None"
+        kind = checks.choice("init", init, STARTS, also=also)
+        values = {}
+    elif callable(init):
         checks.function("init", init, "a jax key", arguments=1)
-        values = jax.vmap(init)(
-            jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs)
-        )
-    rows, batch = free_rows(
-        "init", target, {} if init is None or isinstance(init, str) else values
-    )
-    per_pair = (), (num_pairs,)
+        keys = jax.random.split(jax.random.fold_in(rng_key, 1), num_pairs)
+        values = jax.vmap(init)(keys)
+    rows, axes = free_rows("init", target, values)
+    one_or_all = (), (num_pairs,)
+    _check_axes("init", axes, one_or_all)
     # all pairs share the observed units
-    axes_of_clamped = ((),) if clamped.keep else per_pair
-    for name, axes, valid in (
-        ("init", batch, per_pair),
-        ("clamped blocks", clamped.batch, axes_of_clamped),
-    ):
-        if axes not in valid:
-            raise checks.error(
-                f"leading axes of {name}", f"one of {valid}", axes, StateError
-            )
+    allowed = ((),) if target.fixed.keep else one_or_all
+    _check_axes("clamped blocks", target.fixed.batch, allowed)
     return Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
+
+
+def _check_axes(name: str, axes: BatchShape, allowed: Sequence[BatchShape]) -> None:
+    if axes not in allowed:
+        raise checks.error(
+            f"leading axes of {name}", f"one of {allowed}", axes, StateError
+        )
 
 
 def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
@@ -398,68 +396,94 @@ def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
     return missing
 
 
-def estimate_pairs(unmet: str, window: Window, *inputs: Any) -> UnbiasedEstimate:
-    """Run pairs; return the mean over met pairs, its standard error, and what leading chains show.
+class PairRun(NamedTuple):
+    """Arguments of :func:`~ebmpp.coupling.engine.run_pairs` but for the window."""
 
-    :param inputs: arguments of :func:`~ebmpp.coupling.engine.run_pairs` before the
-        window. The accumulator is a :class:`~ebmpp.coupling.accumulators.Function`.
-    """
-    target, moves, sums, _, x, y, key = inputs
-    outcome = run_pairs(*inputs, window)
+    target: Target
+    moves: tuple[Move, ...]
+    sums: Function
+    num_slots: int | None
+    x: Rows | Fresh
+    y: Rows | Fresh | None
+    key: Key
+
+    def outcome(self, window: Window) -> Outcome:
+        """Run the pairs."""
+        return run_pairs(*self, window)
+
+
+def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate:
+    """Run pairs; return the mean over met pairs, its standard error, and what leading chains show."""
+    outcome = run.outcome(window)
     tau = np.asarray(outcome.meeting_time)
-    broken = int(outcome.broken)
-    failed = (
-        f" ({broken} because a draw failed: params are outside a family's domain or "
-        "not finite, or two conditionals are equal to float32 precision, so that a "
-        f"draw took {MOST_TRIALS} trials or 1024 times max_sweeps)"
-    )
     met = tau >= 0
-    cause = "did not meet" + failed * (broken > 0)
     remedy = "Increase max_sweeps (None is no limit) or lag, use another coupling"
-    missing = check_unmet(met, cause, remedy, unmet)
-    pairs = sums.pairs(met)
-    count = int(met.sum())
-    used = int((pairs > 0).sum())
-    # one row has no spread
-    others = count * (used - 1) / used if used > 1 else math.nan
+    num_unmet = check_unmet(met, _cause(int(outcome.broken)), remedy, unmet)
     value, spread = _average(
-        outcome.total, pairs, window.m - window.k + 1, count, others
+        outcome.total, run.sums.pairs(met), width=window.m - window.k + 1
     )
     time = np.where(met, tau, np.inf)
     cost = np.maximum(window.m, time) + time - window.lag
-    compare = y is None and not missing
-    longest = int(tau.max())
     overlap, acceptance = run_leading_chains(
-        target, moves, x, key, longest, cost[met].sum(), compare
+        run.target,
+        run.moves,
+        run.x,
+        run.key,
+        longest=int(tau.max()),
+        total_sweeps=cost[met].sum(),
+        compare=run.y is None and not num_unmet,
     )
-    numbers = *window[:3], window.max_sweeps or None, missing, float(outcome.trials)
     return UnbiasedEstimate(
-        value, spread, time, met, cost, *numbers, acceptance, overlap
+        value=value,
+        standard_error=spread,
+        meeting_time=time,
+        met=met,
+        cost=cost,
+        k=window.k,
+        m=window.m,
+        lag=window.lag,
+        max_sweeps=window.max_sweeps or None,
+        num_unmet=num_unmet,
+        trials=float(outcome.trials),
+        acceptance=acceptance,
+        overlap=overlap,
     )
 
 
-def _average(
-    total: Any, pairs: np.ndarray, width: int, count: int, others: float
-) -> tuple[Any, Any]:
+def _cause(broken: int) -> str:
+    """Return what pairs did that are not met, ``broken`` of which by a failed draw."""
+    if not broken:
+        return "did not meet"
+    return (
+        f"did not meet ({broken} because a draw failed: params are outside a family's "
+        "domain or not finite, or two conditionals are equal to float32 precision, so "
+        f"that a draw took {MOST_TRIALS} trials or 1024 times max_sweeps)"
+    )
+
+
+def _average(total: PyTree, pairs: np.ndarray, width: int) -> tuple[PyTree, PyTree]:
     """Return the mean and its standard error, computed on the host in float64.
 
-    :param total: sums over ``width`` states of ``pairs`` pairs in each row, ``count``
-        in all.
-    :param others: divisor of the sum of squares.
+    :param total: sums over ``width`` states of ``pairs`` pairs in each row.
     """
     rows = np.flatnonzero(pairs)
-    leaves, structure = jax.tree.flatten(sharding.to_host(total))
+    sizes = pairs[rows].astype(float)
+    count = sizes.sum()
+    # one row has no spread
+    freedom = count * (len(rows) - 1) / len(rows) if len(rows) > 1 else math.nan
 
     def moments(leaf: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        size = pairs[rows].astype(float).reshape(-1, *(1,) * (leaf.ndim - 1))
         h = np.asarray(leaf, float)[rows] / width
+        size = expand(sizes, h)
         mean = h.sum(0) / count
-        are_equal = np.ptp(h / size, axis=0) == 0
-        error = np.where(
-            are_equal, 0.0, np.sqrt(((h - size * mean) ** 2).sum(0) / count / others)
-        )
+        is_constant = np.ptp(h / size, axis=0) == 0
+        variance = ((h - size * mean) ** 2).sum(0) / count / freedom
+        error = np.where(is_constant, 0.0, np.sqrt(variance))
         return mean.astype(leaf.dtype), error.astype(leaf.dtype)
 
+    leaves, structure = jax.tree.flatten(sharding.to_host(total))
     with np.errstate(all="ignore"):  # values may be infinite
-        value, spread = jax.device_put([*zip(*map(moments, leaves), strict=True)])
-    return jax.tree.unflatten(structure, value), jax.tree.unflatten(structure, spread)
+        results = jax.device_put([moments(leaf) for leaf in leaves])
+    means = jax.tree.unflatten(structure, [mean for mean, _ in results])
+    errors = jax.tree.unflatten(structure, [error for _, error in results])
+    return means, errors

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Key, Keys, Rows, random, sharding
 from ebmpp.core.compile import compiled
+from ebmpp.core.rows import num_rows
 from ebmpp.coupling.slots import Fresh
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.target import Target
@@ -45,21 +46,11 @@ def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> 
     :return: near a standard normal if ends do not depend on starts; nan if all starts
         or all ends are equal.
     """
-    chains = len(next(iter(first.values())))
+    chains = num_rows(first)
     counts = [b for b, v in first.items() if not np.issubdtype(v.dtype, np.floating)]
-
-    def real(x):
-        return [
-            np.zeros((chains, 0)),
-            *(x[b].reshape(chains, -1) for b in first if b not in counts),
-        ]
-
-    x, y = (np.concatenate(real(state), axis=1) for state in (first, last))
-    # a unit that is constant becomes 0, without rounding
-    x, y = (
-        (v - v.mean(0)) / np.maximum(v.std(0), np.finfo(float).tiny)
-        for v in (x - x[0], y - y[0])
-    )
+    real = [b for b in first if b not in counts]
+    x = _standardized([first[b] for b in real], chains)
+    y = _standardized([last[b] for b in real], chains)
     if counts or x.shape[1] > chains:
         total = _product(x.T, y.T) + sum(_equal(first[b], last[b]) for b in counts)
         trace = np.trace(total)
@@ -69,6 +60,16 @@ def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> 
         square = (_product(x, x) * _product(y, y)).sum()
     spread = math.sqrt(max(square, 0.0) / max(chains - 1, 1))
     return float(trace / spread) if spread > 1e-7 * chains else math.nan
+
+
+def _standardized(blocks: list[np.ndarray], chains: int) -> np.ndarray:
+    """Return all units of the blocks as columns of mean 0 and variance 1."""
+    columns = [v.reshape(chains, -1) for v in blocks]
+    units = np.concatenate([np.zeros((chains, 0)), *columns], axis=1)
+    # a unit that is constant becomes 0, without rounding
+    units = units - units[0]
+    spread = np.maximum(units.std(0), np.finfo(float).tiny)
+    return (units - units.mean(0)) / spread
 
 
 def _product(x: np.ndarray, y: np.ndarray) -> Any:
@@ -82,9 +83,8 @@ def _product(x: np.ndarray, y: np.ndarray) -> Any:
 
 def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the number of equal values for each pair of chains, doubly centred."""
-    total = -x[0].size * distance.cdist(
-        *(v.reshape(len(v), -1) for v in (x, y)), "hamming"
-    )
+    share = distance.cdist(x.reshape(len(x), -1), y.reshape(len(y), -1), "hamming")
+    total = -x[0].size * share
     return total - total.mean(0) - total.mean(1, keepdims=True) + total.mean()
 
 

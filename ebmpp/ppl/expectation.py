@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from ebmpp.core import backend, checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.coupling.accumulators import Function, check_function
-from ebmpp.coupling.expectation import UnbiasedEstimate, estimate_pairs
+from ebmpp.coupling.expectation import PairRun, UnbiasedEstimate, estimate_pairs
 from ebmpp.coupling.overlap import THRESHOLD, warning_of
 from ebmpp.coupling.slots import check_window
 from ebmpp.errors import StateError
@@ -113,7 +113,8 @@ def composite_expectation(
     moves = (_Sweep(kernel, tuple(x)),)
     key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
-    estimate = estimate_pairs(unmet, window, target, moves, sums, slots, x, y, key)
+    pairs = PairRun(target, moves, sums, slots, x, y, key)
+    estimate = estimate_pairs(pairs, window, unmet)
     if estimate.overlap > THRESHOLD:
         warnings.warn(
             warning_of("composite_expectation", estimate.overlap), stacklevel=2
