@@ -3,14 +3,18 @@
 """Files that hold a graph and its params.
 
 A file is an archive (:mod:`ebmpp.core.archive`) whose header describes the declaration.
-Nothing in it is pickled or executed. Checkpoints of a training run
+Nothing in it is pickled or executed. A family is made again by ``cls(**fields)``, and a
+factor by ``cls(*blocks, *pairs, name=name, **fields)``: its blocks, the pairs of units
+of each block in ``lateral``, and its other dataclass fields, with ``init`` if it has
+one. Custom factors and families are passed to :func:`load` instead. Checkpoints of a training run
 (:mod:`ebmpp.core.checkpoints`) are another format.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 import contextlib
 import dataclasses
 from functools import lru_cache
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -59,7 +63,8 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     graph.check(params, values=False)
     arrays: list[np.ndarray] = []
     families = {
-        b: _fields(f, set()) | _class_of(f, Family) for b, f in graph.families.items()
+        b: {"fields": _fields(f), **_class_of(f, Family)}
+        for b, f in graph.families.items()
     }
     body = {
         "blocks": families,
@@ -111,11 +116,7 @@ def load(
     data = Path(file).read_bytes()
     try:
         body, stored = archive.read(data, _KIND, "the file")
-
-        def fits(a):
-            return jax.dtypes.canonicalize_dtype(a.dtype) == a.dtype
-
-        arrays = [jnp.asarray(a) if fits(a) else a for a in stored]
+        arrays = [jnp.asarray(a) if _is_held(a.dtype) else a for a in stored]
         params = {name: _unpack(tree, arrays) for name, tree in body["params"].items()}
         blocks = {
             b: _build_family(b, saved, families or {})
@@ -139,6 +140,11 @@ def load(
         return graph, params
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SavedFileError(f"{file}: {error}") from error
+
+
+def _is_held(dtype: np.dtype) -> bool:
+    """Return True if jax has numbers of this dtype, as it has 64-bit ones only on demand."""
+    return jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
 def _pack(tree: Any, arrays: list[np.ndarray]) -> dict[str, Any]:
@@ -189,24 +195,34 @@ def _from_json(value: Any) -> Any:
     return tuple(map(_from_json, value)) if isinstance(value, list) else value
 
 
-def _fields(value: Any, skipped: set[str]) -> dict[str, Any]:
-    fields = {
-        f.name: getattr(value, f.name)
+def _fields(value: Any, skipped: Collection[str] = ()) -> dict[str, Any]:
+    return {
+        f.name: _to_json(f"{value!r}: field {f.name!r}", getattr(value, f.name))
         for f in dataclasses.fields(value)
         if f.name not in skipped
-    }
-    return {
-        "fields": {n: _to_json(f"{value!r}: field {n!r}", v) for n, v in fields.items()}
     }
 
 
 def _classes(base: type) -> dict[str, type]:
-    """Return the library's families or factors by name."""
-    return {
-        c.__name__: c
-        for c in base.__subclasses__()
-        if c.__module__.split(".")[0] == "ebmpp"
+    """Return the library's families or factors that a file describes whole, by name."""
+    classes: dict[str, type] = {}
+    for kind in base.__subclasses__():
+        if kind.__module__.split(".")[0] == "ebmpp" and not _takes_function(kind):
+            classes[kind.__name__] = kind
+        classes |= _classes(kind)
+    return classes
+
+
+def _takes_function(kind: Any) -> bool:
+    """Return True if the constructor needs an argument that is no field, as Linear needs ``forward``."""
+    fields = {f.name for f in dataclasses.fields(kind)} - _COMMON
+    needed = {
+        name
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+        and parameter.default is parameter.empty
     }
+    return not needed <= fields
 
 
 def _class_of(value: Any, base: type) -> dict[str, Any]:
@@ -217,30 +233,23 @@ def _class_of(value: Any, base: type) -> dict[str, Any]:
 def _describe_factor(
     graph: FactorGraph, factor: Factor, params: Params, arrays: list
 ) -> dict[str, Any]:
-    description = {
-        "name": factor.name,
-        "blocks": list(factor.blocks),
-        **_class_of(factor, Factor),
-    }
+    description: dict[str, Any] = {"name": factor.name, "blocks": list(factor.blocks)}
+    description |= _class_of(factor, Factor)
     if description["custom"]:
-        energy = getattr(
-            factor.energy, "__qualname__", type(factor.energy).__qualname__
+        energy: Any = factor.energy
+        description["energy"] = getattr(
+            energy, "__qualname__", type(energy).__qualname__
         )
-        return {
-            **description,
-            "energy": energy,
-            "value": _value(factor, graph.families, params[factor.name]),
-        }
-    init = (
-        factor.init
-        if callable(factor.init) or factor.init is None
-        else factor.init.unflatten()
-    )
-    description["lateral"] = {
-        b: _pack(pairs.array, arrays) for b, pairs in factor.lateral
-    }
+        description["value"] = _value(factor, graph.families, params[factor.name])
+        return description
+    pairs = {block: _pack(pairs.array, arrays) for block, pairs in factor.lateral}
+    init = factor.init
+    if init is not None and not callable(init):
+        init = init.unflatten()
+    description["lateral"] = pairs
     description["init"] = _pack(init, arrays)
-    return {**description, **_fields(factor, _COMMON)}
+    description["fields"] = _fields(factor, _COMMON)
+    return description
 
 
 def _value(
@@ -249,25 +258,21 @@ def _value(
     """Return the energy at one generic state, and the magnitude of the terms in its sum."""
     scope = tuple(families[b] for b in factor.blocks)
     generator = np.random.default_rng(0)
-
-    def as_float(a):
-        return jnp.asarray(a, jnp.result_type(float))
-
-    stats = [as_float(generator.uniform(0.1, 0.9, f.statistic_shape)) for f in scope]
-    with jax.default_matmul_precision("highest"):
-
-        def call(*t):
-            return as_float(factor.evaluate(params, *t, families=scope))
-
-        value, slopes = jax.value_and_grad(call, argnums=tuple(range(len(stats))))(
-            *stats
-        )
-    size = sum(
-        float(jnp.vdot(jnp.abs(g), t)) for g, t in zip(slopes, stats, strict=True)
-    )
-    return [
-        x if np.isfinite(x) else None for x in (float(value), abs(float(value)) + size)
+    floats = jnp.result_type(float)
+    stats = [
+        jnp.asarray(generator.uniform(0.1, 0.9, family.statistic_shape), floats)
+        for family in scope
     ]
+
+    def energy_at(*statistics):
+        return jnp.asarray(factor.evaluate(params, *statistics, families=scope), floats)
+
+    slopes_at = jax.value_and_grad(energy_at, argnums=tuple(range(len(stats))))
+    with jax.default_matmul_precision("highest"):
+        value, slopes = slopes_at(*stats)
+    terms = (jnp.vdot(jnp.abs(g), t) for g, t in zip(slopes, stats, strict=True))
+    size = abs(float(value)) + sum(map(float, terms))
+    return [x if np.isfinite(x) else None for x in (float(value), size)]
 
 
 def _build_family(
@@ -306,11 +311,10 @@ def _build_factor(
             SavedFileError,
             "Give load(..., factors=[...]) the factor as it was declared.",
         )
-    # a factor whose pairs of units are part of its declaration takes them after its
-    # block
     pairs = [_unpack(e, arrays) for e in description["lateral"].values()]
     fields = {n: _from_json(v) for n, v in description["fields"].items()}
-    if (init := _unpack(description["init"], arrays)) is not None:
+    init = _unpack(description["init"], arrays)
+    if init is not None:
         fields["init"] = init
     return _classes(Factor)[kind](*blocks, *pairs, name=name, **fields)
 
@@ -320,14 +324,15 @@ def _check_value(
 ) -> None:
     was, size = saved
     now, _ = _value(factor, graph.families, params[factor.name])
-    if was is not None and size is not None and now is not None:
-        if not abs(was - now) <= _TOLERANCE * size:
-            raise checks.error(
-                f"factor {factor.name!r}: energy",
-                f"that of the file, {was:.6g} at one state",
-                now,
-                SavedFileError,
-            )
+    if was is None or size is None or now is None:
+        return
+    if not abs(was - now) <= _TOLERANCE * size:
+        raise checks.error(
+            f"factor {factor.name!r}: energy",
+            f"that of the file, {was:.6g} at one state",
+            now,
+            SavedFileError,
+        )
 
 
 def layers(graph: FactorGraph) -> dict[str, Any]:
@@ -342,16 +347,20 @@ def energies(graph: FactorGraph) -> dict[str, list]:
     """Return what a graph's repr lacks, by factor: a rounded value of its energy, a digest of its pairs."""
     result = {}
     for number, factor in enumerate(graph.factors):
-        params = factor.init_params(jax.random.key(0), graph.families)
         generator = np.random.default_rng(number)
-        noisy = jax.tree.map(
-            lambda a: a + jnp.asarray(generator.normal(size=a.shape), a.dtype), params
-        )
+        params = factor.init_params(jax.random.key(0), graph.families)
+
+        def add_noise(leaf, generator=generator):
+            noise = generator.normal(size=leaf.shape)
+            return leaf + jnp.asarray(noise, leaf.dtype)
+
+        noisy = jax.tree.map(add_noise, params)
         text = "not finite"
         for values in (noisy, params):  # an energy may restrict its params
             value, size = _value(factor, graph.families, values)
             if value is not None and size is not None:
-                text = f"{round(value / size, 3) + 0.0 if size else 0.0:.3f} of {size:.3g}"  # no -0
+                ratio = round(value / size, 3) if size else 0.0
+                text = f"{ratio + 0.0:.3f} of {size:.3g}"  # 0.0 in place of -0.0
                 break
         result[factor.name] = [text, archive.digest(factor.edges(graph.families))]
     return result

@@ -155,6 +155,38 @@ def test_custom_factors_are_passed_to_load(path: Path) -> None:
             load(path, factors=[factor])
 
 
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Bond(ebmpp.Pairwise):
+    """A subclass of a factor that has pairs of units in its declaration."""
+
+    affine = True
+
+
+@pytest.mark.parametrize("room", ["ebmpp.graph.factors.bond", "bonds"])
+def test_subclasses_of_factors_are_loaded_as_what_they_are(
+    path: Path, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bond, "__module__", room)
+    bond = Bond("x", [(0, 1), (1, 2)], shared=True, init=0.5)
+    graph = FactorGraph({"x": Spin(3)}, factors=[Bias("x"), bond])
+    save(path, graph, random_params(graph))
+    custom = [] if room.startswith("ebmpp") else [bond]
+    loaded = load(path, factors=custom)[0]
+    assert loaded == graph and type(loaded.factors[1]) is Bond
+    if custom:
+        with pytest.raises(SavedFileError, match="factor 'x:x'.*passed to load"):
+            load(path)
+
+
+def test_linear_factors_are_passed_to_load(path: Path) -> None:
+    linear = ebmpp.graph.Linear("v", "h", forward=jnp.multiply, shape=(2,))
+    graph = FactorGraph({"v": Bernoulli(2)}, {"h": Bernoulli(2)}, [linear])
+    save(path, graph, random_params(graph))
+    assert load(path, factors=[linear])[0] == graph
+    with pytest.raises(SavedFileError, match="factor 'v:h'.*passed to load"):
+        load(path)
+
+
 def test_custom_families_are_passed_to_load(path: Path) -> None:
     declare = lambda field: FactorGraph(
         {"v": Doubled(2, factor=field)}, factors=[Bias("v")]
