@@ -4,6 +4,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from ebmpp.core import random
 from ebmpp.core.types import (
     Blocks,
     Eta,
@@ -28,6 +29,7 @@ __all__ = [
     "PerUnit",
     "Rows",
     "State",
+    "random",
 ]
 
 try:

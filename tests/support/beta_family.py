@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 from jaxtyping import Float, Shaped
-import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
@@ -138,7 +137,7 @@ class Sides:
 class PseudoLikelihood(Estimator):
     """Ascent of the pseudo-likelihood (Besag 1975) of a graph without latents."""
 
-    def init(
+    def init_state(
         self,
         graph: ebmpp.FactorGraph,
         params: dict[str, Any],
@@ -166,5 +165,5 @@ class PseudoLikelihood(Estimator):
             return total
 
         result, ascent = jax.value_and_grad(value)(params)
-        gradient = jax.tree.map(np.negative, ascent)
+        gradient = jax.tree.map(jnp.negative, ascent)
         return Estimate(gradient, state, {"pseudo_likelihood": result})
