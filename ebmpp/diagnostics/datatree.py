@@ -29,19 +29,18 @@ from ebmpp.kernels.streaming import leaves_by_name
 from ebmpp.ppl import CoupledComposite, Exchange, ModelBlock
 from ebmpp.ppl.gibbs_block import GraphBlock
 
-# of coupled kernels, shown in the group "meeting"
-_PAIR_FIELDS = (
-    "distance",
-    "energies",
-)
+# fields of coupled kernels that the group "meeting" shows
+_PAIR_FIELDS = ("distance", "energies")
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
+# options of ArviZ's summary that select values
+_SELECTIONS = ("var_names", "filter_vars", "group", "sample_dims")
 _NO_TREE = xr.DataTree()  # takes 50 us to make
 #: The statistics of a value of a long run; ``chain_means`` has one axis more.
 _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]
 
 
 def to_datatree(
-    result: Any, *, dims: Dims | None = None, coords: Coords | None = None
+    result: object, *, dims: Dims | None = None, coords: Coords | None = None
 ) -> xr.DataTree:
     """Return an ArviZ DataTree of a sampling run, an unbiased estimate or a fit.
 
@@ -83,7 +82,8 @@ def to_datatree(
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli((2, 2)), h=ebmpp.Bernoulli(3))
     >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=0, num_samples=20, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), rbm.init(jax.random.key(0)))
-    >>> tree = ebmpp.to_datatree(mcmc, dims={"v": ["line", "column"]}, coords={"line": ["top", "bottom"]})
+    >>> dims, coords = {"v": ["line", "column"]}, {"line": ["top", "bottom"]}
+    >>> tree = ebmpp.to_datatree(mcmc, dims=dims, coords=coords)
     >>> dict(tree.posterior.sizes)
     {'chain': 1, 'draw': 20, 'h_dim_0': 3, 'line': 2, 'column': 2}
     >>> tree.posterior["v"].sel(line="top").shape
@@ -96,22 +96,20 @@ def to_datatree(
             warnings.filterwarnings(
                 "ignore", "Found chain dimension to be longer", UserWarning
             )
-            return _from_mcmc(result, dict(dims or {}), dict(coords or {}))
+            return _from_mcmc(result, dims or {}, coords or {})
     if isinstance(result, LongDraws):
-        return _from_long_run(result, dict(dims or {}), dict(coords or {}))
+        return _from_long_run(result, dims or {}, coords or {})
     groups = {}
     graph = None
     if isinstance(result, UnbiasedEstimate):
         times, met, lag = meeting_data(result)
         columns = {"meeting_time": times, "met": met, "cost": result.cost}
-        values = {"lag": lag, "overlap": result.overlap} | {
-            n: ("chain", v) for n, v in columns.items()
-        }
-        groups["meeting"] = xr.Dataset(
-            values, {"chain": np.arange(len(met))}, naming.attributes(None)
-        )
-    elif isinstance(getattr(result, "history", None), xr.Dataset):
-        groups["history"] = result.history
+        values: dict[str, Any] = {"lag": lag, "overlap": result.overlap}
+        values |= {name: ("chain", v) for name, v in columns.items()}
+        chains = {"chain": np.arange(len(met))}
+        groups["meeting"] = xr.Dataset(values, chains, naming.attributes(None))
+    elif isinstance(history := getattr(result, "history", None), xr.Dataset):
+        groups["history"] = history
         graph = getattr(result, "graph", None)
     if not groups or dims or coords:
         raise checks.error(
@@ -119,13 +117,12 @@ def to_datatree(
             "an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit",
             type(result),
         )
-    return xr.DataTree.from_dict(
-        {"/": xr.Dataset(attrs=naming.attributes(graph)), **groups}
-    )
+    root = xr.Dataset(attrs=naming.attributes(graph))
+    return xr.DataTree.from_dict({"/": root, **groups})
 
 
-def to_arviz(result: Any, **options: Any) -> Any:
-    """Return the type that the installed ArviZ expects, for ``az.summary(to_arviz(mcmc))`` and plots.
+def to_arviz(result: object, **options: Any) -> Any:
+    """Return the type that the installed ArviZ expects, for ``az.summary`` and plots.
 
     This is the DataTree of :func:`to_datatree` for ArviZ 1, and an ``InferenceData`` of
     it for ArviZ 0.x, whose functions fail on a DataTree. Groups without draws
@@ -146,14 +143,12 @@ def to_arviz(result: Any, **options: Any) -> Any:
     """
     tree = result if isinstance(result, xr.DataTree) else to_datatree(result, **options)
     arviz = importlib.import_module("arviz")
-    return (
-        arviz.InferenceData.from_datatree(tree)
-        if arviz.__version__.startswith("0.")
-        else tree
-    )
+    if arviz.__version__.startswith("0."):
+        return arviz.InferenceData.from_datatree(tree)
+    return tree
 
 
-def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.DataTree:
+def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     kernel = mcmc.sampler
     if not isinstance(kernel, naming.Kernel) or mcmc.last_state is None:
         raise checks.error(
@@ -187,15 +182,19 @@ def _from_mcmc(mcmc: MCMC, dims: dict[str, Any], coords: dict[str, Any]) -> xr.D
     tree = arviz_base.from_dict(
         groups, dims=names, coords=coords, attrs=dict.fromkeys(["/", *groups], attrs)
     )
-    for name in (name for name in arviz_tree.children if name not in groups):
-        data = arviz_tree[name].to_dataset()
-        tree[name] = xr.DataTree(
-            data.assign_coords({d: v for d, v in coords.items() if d in data.dims})
-        )
+    for name in arviz_tree.children:
+        if name not in groups:
+            data = arviz_tree[name].to_dataset()
+            tree[name] = xr.DataTree(_with_coords(data, coords))
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_run_meetings(mcmc, attrs))
     warn_still(_still_blocks(mcmc, samples), "free blocks", stacklevel=3)
     return tree
+
+
+def _with_coords(data: xr.Dataset, coords: Coords) -> xr.Dataset:
+    """Return a dataset with the coordinates of its dimensions."""
+    return data.assign_coords({d: v for d, v in coords.items() if d in data.dims})
 
 
 def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -205,20 +204,18 @@ def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, st
     start = getattr(state, "start", None)
     kinds = {}
     for name, x in samples.items():
-        if name in free and x.shape[1] >= FEWEST:
-            kind = stillness(x.reshape(*x.shape[:2], -1)).kind
-
-            def has_moved():
-                return start is None or not np.array_equal(
-                    x[:, -1].ravel(), np.ravel(start[name])
-                )
-
-            kinds[name] = "" if kind == "agree" and has_moved() else kind
+        if name not in free or x.shape[1] < FEWEST:
+            continue
+        kinds[name] = stillness(x.reshape(*x.shape[:2], -1)).kind
+        if kinds[name] == "agree":
+            last = x[:, -1].ravel()
+            if start is None or not np.array_equal(last, np.ravel(start[name])):
+                kinds[name] = ""
     return kinds
 
 
 def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
-    """Return ArviZ's tree of a model's run, with plates and observed data; empty for other kernels."""
+    """Return ArviZ's tree of a model's run, with plates and data; empty for other kernels."""
     import arviz_base  # imports matplotlib, if installed
 
     kernel = mcmc.sampler
@@ -242,14 +239,13 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
         mcmc, dims=naming.plate_dims(trace), log_likelihood=has_likelihood
     )
     if "log_likelihood" in tree.children and factors:
-        tree["log_likelihood"] = xr.DataTree(
-            tree["log_likelihood"].to_dataset().drop_vars(factors)
-        )
+        data = tree["log_likelihood"].to_dataset()
+        tree["log_likelihood"] = xr.DataTree(data.drop_vars(factors))
     return tree
 
 
 def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
-    """Return meeting times, and for :class:`MaximalCoupling` distances and energies of pairs by sweep."""
+    """Return meeting times, and for a MaximalCoupling distances and energies by sweep."""
     state = mcmc.last_state
     kernel = mcmc.sampler
     values = {}
@@ -267,9 +263,8 @@ def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         values |= {"distance": (dims, distance), "energy": (dims, energies[:, :, 0])}
         values["energy_following"] = (dims, energies[:, :, 1])
         # sweeps of the leading chain
-        coords["sweep"] = (
-            int(np.max(state.t)) - mcmc.thinning * np.arange(distance.shape[1])[::-1]
-        )
+        sweeps_left = mcmc.thinning * np.arange(distance.shape[1])[::-1]
+        coords["sweep"] = int(np.max(state.t)) - sweeps_left
     return xr.Dataset(values, coords, dict(attrs))
 
 
@@ -318,15 +313,9 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
         # values
         warnings.simplefilter("ignore", RuntimeWarning)
         table = arviz_stats.summary(tree, fmt="wide", **kwargs)
-    selection = {
-        k: v
-        for k, v in kwargs.items()
-        if k in ("var_names", "filter_vars", "group", "sample_dims")
-    }
-    draws = cast(
-        xr.Dataset,
-        arviz_base.extract(tree, combined=False, keep_dataset=True, **selection),
-    )
+    selection = {name: kwargs[name] for name in _SELECTIONS if name in kwargs}
+    extracted = arviz_base.extract(tree, combined=False, keep_dataset=True, **selection)
+    draws = cast(xr.Dataset, extracted)
     if kwargs.get("coords") is not None:
         draws = draws.sel(kwargs["coords"])
     draws = draws if "chain" in draws.dims else draws.expand_dims(chain=1)
@@ -334,28 +323,22 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     frame = arviz_base.dataset_to_dataframe(draws, sample_dims=["chain", "draw"])
     values = frame.to_numpy().reshape(draws.sizes["chain"], draws.sizes["draw"], -1)
     rows = [stillness(values[..., j : j + 1]) for j in range(values.shape[-1])]
-    still = pd.DataFrame(rows, index=frame.columns, columns=Stillness._fields).loc[
-        table.index
-    ]
+    still = pd.DataFrame(rows, index=frame.columns, columns=Stillness._fields)
+    still = still.loc[table.index]
     frozen = still["kind"] != ""
     affected = [c for c in table.columns if c.startswith(_NEEDS_MOVEMENT)]
     table[affected] = table[affected].astype(float)
     table.loc[frozen, [c for c in affected if c != "r_hat"]] = np.nan
     if "r_hat" in affected:
-        table["r_hat"] = (
-            table["r_hat"]
-            .mask(still["kind"] == "agree")
-            .mask(still["kind"] == "apart", np.inf)
-        )
+        table.loc[still["kind"] == "agree", "r_hat"] = np.nan
+        table.loc[still["kind"] == "apart", "r_hat"] = np.inf
     table["frozen"] = frozen
     table["frozen_chains"] = still["chains"]
     warn_still(still["kind"].to_dict(), "values", stacklevel=2)
     return table
 
 
-def _from_long_run(
-    result: LongDraws, dims: dict[str, Any], coords: dict[str, Any]
-) -> xr.DataTree:
+def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree:
     """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept."""
     kernel = result.mcmc.sampler
     graph = kernel.graph if isinstance(kernel, RowKernel) else None
@@ -368,12 +351,10 @@ def _from_long_run(
     values = {
         name: np.stack([column[name] for column in columns]) for name in columns[0]
     }
-    r_hats = columns[_STATISTICS.index("r_hat")]
-    warn_still(
-        {name: "apart" * bool(np.isinf(r).any()) for name, r in r_hats.items()},
-        "values",
-        3,
-    )
+    kinds = {}
+    for name, r_hat in columns[_STATISTICS.index("r_hat")].items():
+        kinds[name] = "apart" if np.isinf(r_hat).any() else ""
+    warn_still(kinds, "values", 3)
     # as draws
     shapes = {
         name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()
@@ -385,22 +366,18 @@ def _from_long_run(
         "/": xr.Dataset(),
         "moments": xr.Dataset(variables, {"statistic": _STATISTICS}),
     }
-    for group, data in (result.draws().children if result.num_kept else {}).items():
+    kept = result.draws().children if result.num_kept else {}
+    for group, data in kept.items():
         dataset = data.to_dataset()
         if group == "sample_stats":
-            groups[group] = xr.Dataset(
-                naming.statistics({str(n): x for n, x in dataset.data_vars.items()})
-            )
+            fields = {str(name): x for name, x in dataset.data_vars.items()}
+            groups[group] = xr.Dataset(naming.statistics(fields))
             continue
         renamed = {}
         for name, x in dataset.data_vars.items():
             if len(names.get(str(name), ())) == x.ndim - 2:
                 renamed |= dict(zip(x.dims[2:], names[str(name)], strict=True))
         groups[group] = dataset.rename(renamed)
-
-    def label(data):
-        return data.assign_coords({d: v for d, v in labels.items() if d in data.dims})
-
-    return xr.DataTree.from_dict(
-        {g: label(data).assign_attrs(attrs) for g, data in groups.items()}
-    )
+    for group, data in groups.items():
+        groups[group] = _with_coords(data, labels).assign_attrs(attrs)
+    return xr.DataTree.from_dict(groups)

@@ -1,9 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Meeting times of coupled chains: bounds on the distance to stationarity, and choices of k and m."""
+"""Meeting times of coupled chains, and bounds and choices that follow from them."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 import warnings
 
 from jaxtyping import Bool, Float, Integer, Real
@@ -11,17 +11,21 @@ import numpy as np
 from scipy.stats import CensoredData, ecdf
 import xarray as xr
 
+from jax.typing import ArrayLike
+
 from ebmpp.core import checks
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.coupling.overlap import THRESHOLD, overlap, warning_of
 from ebmpp.errors import ArgumentError
 
-Source = xr.DataTree | UnbiasedEstimate
-Times = Real[np.ndarray, "pairs"]
+MeetingSource = xr.DataTree | UnbiasedEstimate
+MeetingTimes = Real[np.ndarray, "pairs"]
 Met = Bool[np.ndarray, "pairs"]
-Paths = list[Float[np.ndarray, "pairs sweeps"]]
+PairPaths = list[Float[np.ndarray, "pairs sweeps"]]
 
-_MAX_CHAINS = 1000  # whose first and last draws are compared
+# quantiles of the meeting times at which k is tried
+_QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+_MAX_COMPARED = 1000  # chains whose first and last draws are compared
 
 
 class Meetings(NamedTuple):
@@ -30,12 +34,12 @@ class Meetings(NamedTuple):
     :param times: meeting time, or the last sweep of an unmet pair.
     """
 
-    times: Times
+    times: MeetingTimes
     met: Met
     lag: int
 
 
-def meeting_data(source: Source) -> Meetings:
+def meeting_data(source: MeetingSource) -> Meetings:
     """Return the meeting times in the group ``meeting`` of a DataTree, or in an estimate."""
     if isinstance(source, UnbiasedEstimate):
         met = np.asarray(source.met, bool)
@@ -60,9 +64,9 @@ def meeting_data(source: Source) -> Meetings:
 
 
 def survival(
-    times: Times, met: Met, at: Real[np.ndarray, "at"]
+    times: MeetingTimes, met: Met, at: Real[np.ndarray, "at"]
 ) -> Float[np.ndarray, "at"]:
-    """Return the Kaplan-Meier estimate of P(tau > t); nan after the last observation if that is censored."""
+    """Return the Kaplan-Meier estimate of P(tau > t); nan after a censored last time."""
     times = np.asarray(times, float)
     value = ecdf(CensoredData(uncensored=times[met], right=times[~met])).sf.evaluate(at)
     last = times[~met].max(initial=-np.inf)
@@ -70,8 +74,8 @@ def survival(
     return np.where(is_unknown, np.nan, value)
 
 
-def _warn_of_overlap(who: str, source: Source, data: Meetings) -> None:
-    """Warn if chains of an estimate or a long run still resemble their starts after pairs have met."""
+def _warn_of_overlap(who: str, source: MeetingSource, data: Meetings) -> None:
+    """Warn if chains still resemble their starts after pairs have met."""
     score = np.nan
     if isinstance(source, UnbiasedEstimate):
         score = source.overlap
@@ -79,24 +83,24 @@ def _warn_of_overlap(who: str, source: Source, data: Meetings) -> None:
         score = float(np.asarray(source["meeting"]["overlap"]))
     elif "posterior" in source.children and data.met.all():
         draws = source["posterior"].to_dataset()
-        is_long = draws.sizes["draw"] > 2 * data.times.max() and draws.sizes[
-            "chain"
-        ] == len(data.met)
-
-        def at(i):
-            return {
-                str(b): np.asarray(v.isel(draw=i)[:_MAX_CHAINS])
-                for b, v in draws.data_vars.items()
-            }
-
-        score = overlap(at(0), at(-1)) if is_long else np.nan
+        is_long = draws.sizes["draw"] > 2 * data.times.max()
+        if is_long and draws.sizes["chain"] == len(data.met):
+            first = _state_at(draws, 0)
+            last = _state_at(draws, -1)
+            score = overlap(first, last)
     if score > THRESHOLD:
         warnings.warn(warning_of(who, score), stacklevel=3)
 
 
+def _state_at(draws: xr.Dataset, index: int) -> dict[str, np.ndarray]:
+    """Return one draw of the first chains, by block."""
+    state = draws.isel(draw=index, chain=slice(_MAX_COMPARED))
+    return {str(b): np.asarray(v) for b, v in state.data_vars.items()}
+
+
 def tv_upper_bound(
-    source: Source,
-    t: Any = None,
+    source: MeetingSource,
+    t: ArrayLike | None = None,
     *,
     num_bootstrap: int = 500,
     level: float = 0.95,
@@ -127,11 +131,9 @@ def tv_upper_bound(
     """
     data = meeting_data(source)
     _warn_of_overlap("tv_upper_bound", source, data)
-    t = (
-        np.arange(int(data.times.max()) - data.lag + 1)
-        if t is None
-        else np.atleast_1d(np.asarray(t))
-    )
+    if t is None:
+        t = np.arange(int(data.times.max()) - data.lag + 1)
+    t = np.atleast_1d(np.asarray(t))
 
     def bound(index):
         return _tv_bound(data.times[index], data.met[index], data.lag, t)
@@ -140,7 +142,7 @@ def tv_upper_bound(
 
 
 def _with_band(
-    bound: Callable,
+    bound: Callable[[np.ndarray], np.ndarray],
     data: Meetings,
     t: np.ndarray,
     num_bootstrap: int,
@@ -152,35 +154,38 @@ def _with_band(
     generator = np.random.default_rng(checks.count("seed", seed, least=0))
     num_bootstrap = checks.count("num_bootstrap", num_bootstrap)
     tail = (1 - checks.number("level", level, above=0, below=1)) / 2
-    resampled = [
+    samples = [
         bound(generator.integers(pairs, size=pairs)) for _ in range(num_bootstrap)
     ]
-    lower, upper = np.quantile(
-        np.array(resampled), [tail, 1 - tail], axis=0, method="nearest"
-    )
+    ends = [tail, 1 - tail]
+    lower, upper = np.quantile(np.array(samples), ends, axis=0, method="nearest")
+    columns = {
+        "bound": ("t", bound(np.arange(pairs))),
+        "lower": ("t", lower),
+        "upper": ("t", upper),
+    }
     attrs = {"lag": data.lag, "pairs": pairs, "unmet": int((~data.met).sum())}
-    columns = {"bound": bound(np.arange(pairs)), "lower": lower, "upper": upper}
-    return xr.Dataset(
-        {name: ("t", v) for name, v in columns.items()}, coords={"t": t}, attrs=attrs
-    )
+    return xr.Dataset(columns, {"t": t}, attrs)
 
 
 def _tv_bound(
-    times: Times, met: Met, lag: int, t: Real[np.ndarray, "t"]
+    times: MeetingTimes, met: Met, lag: int, t: Real[np.ndarray, "t"]
 ) -> Float[np.ndarray, "t"]:
     """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
     if met.all():  # the sum is a mean over pairs
-        gap = np.ceil((times[None, :] - lag - t[:, None]) / lag)
-        return np.minimum(1.0, np.maximum(gap, 0).mean(1))
-    steps = int(np.ceil(times.max() / lag)) + 1
-    points = lag + t[:, None] + lag * np.arange(steps)[None, :]
+        excess = times[None, :] - lag - t[:, None]
+        num_terms = np.maximum(np.ceil(excess / lag), 0)
+        return np.minimum(1.0, num_terms.mean(1))
+    num_terms = int(np.ceil(times.max() / lag)) + 1
+    points = lag + t[:, None] + lag * np.arange(num_terms)[None, :]
     alive = survival(times, met, points.ravel()).reshape(points.shape)
-    return np.minimum(1.0, np.where(np.isnan(alive), np.inf, alive).sum(1))
+    alive[np.isnan(alive)] = np.inf
+    return np.minimum(1.0, alive.sum(1))
 
 
 def wasserstein_upper_bound(
     source: xr.DataTree,
-    t: Any = None,
+    t: ArrayLike | None = None,
     *,
     num_bootstrap: int = 500,
     level: float = 0.95,
@@ -221,28 +226,28 @@ def wasserstein_upper_bound(
         )
     # sums of the distances at s, s + lag, s + 2 lag, ..., from the end of the path
     # backwards
-    laps = np.pad(distance, ((0, 0), (0, -distance.shape[1] % lag))).reshape(
-        len(distance), -1, lag
-    )
-    total = laps[:, ::-1].cumsum(1)[:, ::-1].reshape(len(distance), -1)
-    sums = np.where(t + lag <= last, total[:, np.minimum(t + lag, last) - first], 0.0)
+    pairs, length = distance.shape
+    padded = np.pad(distance, ((0, 0), (0, -length % lag)))
+    laps = padded.reshape(pairs, -1, lag)
+    total = laps[:, ::-1].cumsum(1)[:, ::-1].reshape(pairs, -1)
+    sweep = np.minimum(t + lag, last)
+    sums = np.where(t + lag <= last, total[:, sweep - first], 0.0)
     sums[~data.met] = np.inf
-    return _with_band(
-        lambda index: sums[index].mean(0), data, t, num_bootstrap, level, seed
-    )
+
+    def bound(index):
+        return sums[index].mean(0)
+
+    return _with_band(bound, data, t, num_bootstrap, level, seed)
 
 
 def _paths(
-    source: Source, names: Iterable[str]
-) -> tuple[Integer[np.ndarray, "sweeps"], Paths]:
-    """Return the successive sweeps of a run's pairs, and variables of the group ``meeting`` over them."""
+    source: MeetingSource, names: Iterable[str]
+) -> tuple[Integer[np.ndarray, "sweeps"], PairPaths]:
+    """Return the sweeps of a run's pairs, and variables of the group ``meeting`` over them."""
     group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
-    sweeps = (
-        np.asarray(group["sweep"])
-        if set(names) <= set(group.data_vars)
-        else np.zeros(2)
-    )
-    if not (np.diff(sweeps) == 1).all():
+    has_paths = set(names) <= set(group.data_vars)
+    sweeps = np.asarray(group["sweep"]) if has_paths else np.zeros(0)
+    if not has_paths or not (np.diff(sweeps) == 1).all():
         raise checks.error(
             "source",
             "a tree with pairs at every sweep",
@@ -250,26 +255,26 @@ def _paths(
             hint="Pass to_datatree of an MCMC with a coupled kernel that is not "
             "thinned; an estimate has no paths.",
         )
-    arrays = (
-        np.asarray(group[name].transpose("chain", ..., "sweep"), float)
-        for name in names
-    )
-    return sweeps, [array.reshape(-1, len(sweeps)) for array in arrays]
+    paths = []
+    for name in names:
+        values = np.asarray(group[name].transpose("chain", ..., "sweep"), float)
+        paths.append(values.reshape(-1, len(sweeps)))
+    return sweeps, paths
 
 
 class Suggestion(NamedTuple):
-    """First and last sweep of an average by :func:`~ebmpp.unbiased_expectation`; see :func:`suggest_k_m`."""
+    """First and last sweep of an average; see :func:`suggest_k_m`."""
 
     k: int
     m: int
 
 
-def suggest_k_m(source: Source) -> Suggestion:
-    """Return cheap k and m of :func:`~ebmpp.unbiased_expectation` with nearly minimal cost times variance.
+def suggest_k_m(source: MeetingSource) -> Suggestion:
+    """Return cheap k and m with nearly minimal cost times variance.
 
-    Cost times variance is the number of sweeps for a given standard error. The result
-    is the cheapest window within 10 % of the minimum; :func:`inefficiency` returns the
-    table.
+    They are arguments of :func:`~ebmpp.unbiased_expectation`. Cost times variance is
+    the number of sweeps for a given standard error. The result is the cheapest window
+    within 10 % of the minimum; :func:`inefficiency` returns the table.
 
     :param source: :func:`~ebmpp.to_datatree` of a coupled kernel's run, or an estimate.
     :raises ArgumentError: a source with unmet pairs, or without pairs.
@@ -297,7 +302,7 @@ def suggest_k_m(source: Source) -> Suggestion:
     return Suggestion(k, k + extra)
 
 
-def inefficiency(source: Source) -> xr.Dataset:
+def inefficiency(source: MeetingSource) -> xr.Dataset:
     r"""Return cost and variance of the estimate :math:`H_{k:m}` over a grid of k and m - k.
 
     For a coupled kernel's run the variance is measured on the energy, usually among the
@@ -326,16 +331,11 @@ def inefficiency(source: Source) -> xr.Dataset:
             hint="Run more sweeps.",
         )
     times = times.astype(int)
-    is_measured = (
-        isinstance(source, xr.DataTree) and "energy" in source["meeting"].data_vars
-    )
-    ks = np.unique(
-        np.quantile(times, [0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0]).astype(int)
-    )
-    extras = (
-        np.unique(np.round(np.geomspace(1, 20 * max(2, times.max()), 25)).astype(int))
-        - 1
-    )
+    is_tree = isinstance(source, xr.DataTree)
+    is_measured = is_tree and "energy" in source["meeting"].data_vars
+    ks = np.unique(np.quantile(times, _QUANTILES).astype(int))
+    lengths = np.geomspace(1, 20 * max(2, times.max()), 25)
+    extras = np.unique(np.round(lengths).astype(int)) - 1
     if is_measured:
         sweeps, paths = _paths(source, ["energy", "energy_following"])
         ks = np.unique(np.maximum(ks, sweeps[0]))
@@ -347,13 +347,16 @@ def inefficiency(source: Source) -> xr.Dataset:
             if not is_measured:
                 variance[i, j] = _modelled_variance(times, lag, k, m)
             elif max(m, times.max() - 1) <= sweeps[-1]:
-                variance[i, j] = _estimates(paths, times, lag, (k, m), sweeps[0]).var(
-                    ddof=1
-                )
-    columns = {"cost": cost, "variance": variance, "inefficiency": cost * variance}
+                estimates = _estimates(paths, times, lag, (k, m), sweeps[0])
+                variance[i, j] = estimates.var(ddof=1)
+    dims = ("k", "extra")
+    columns = {
+        "cost": (dims, cost),
+        "variance": (dims, variance),
+        "inefficiency": (dims, cost * variance),
+    }
     attrs = {"lag": lag, "variance": "measured" if is_measured else "modelled"}
-    data = {name: (["k", "extra"], v) for name, v in columns.items()}
-    return xr.Dataset(data, coords={"k": ks, "extra": extras}, attrs=attrs)
+    return xr.Dataset(columns, {"k": ks, "extra": extras}, attrs)
 
 
 def _weights(
@@ -365,24 +368,27 @@ def _weights(
 
 
 def _estimates(
-    paths: Paths, times: Times, lag: int, window: tuple[int, int], first: int
+    paths: PairPaths, times: MeetingTimes, lag: int, window: tuple[int, int], first: int
 ) -> Float[np.ndarray, "pairs"]:
     """Return H_{k:m} of each pair from paths that begin at sweep ``first``."""
     k, m = window
     leading, following = paths
     t = first + np.arange(leading.shape[1])
     unmet = t[None, :] < times[:, None]
-    correction = np.where(unmet, _weights(t, lag, k, m) * (leading - following), 0).sum(
-        1
-    )
-    return (leading[:, (t >= k) & (t <= m)].sum(1) + correction) / (m - k + 1)
+    terms = _weights(t, lag, k, m) * (leading - following)
+    correction = np.where(unmet, terms, 0).sum(1)
+    total = leading[:, (t >= k) & (t <= m)].sum(1) + correction
+    return total / (m - k + 1)
 
 
-def _modelled_variance(times: Times, lag: int, k: int, m: int) -> float:
+def _modelled_variance(times: MeetingTimes, lag: int, k: int, m: int) -> float:
     n = m - k + 1
     rho = np.exp(-1 / max((times - lag).mean(), 1e-3))
     # n times the variance of the mean of n values of an autoregression of variance 1
-    average = (1 + rho) / (1 - rho) - 2 * rho * (1 - rho**n) / (n * (1 - rho) ** 2)
-    # before tau
-    weights = np.r_[0, np.cumsum(_weights(np.arange(times.max()), lag, k, m))][times]
-    return average / n + 2 * float(((weights / n) ** 2).mean())
+    stationary = (1 + rho) / (1 - rho)
+    start = 2 * rho * (1 - rho**n) / (n * (1 - rho) ** 2)
+    sweeps = np.arange(times.max())
+    total = np.r_[0, np.cumsum(_weights(sweeps, lag, k, m))]
+    weights = total[times]  # of the sweeps before a pair meets
+    corrections = 2 * float(((weights / n) ** 2).mean())
+    return (stationary - start) / n + corrections

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names in a DataTree of draws: dimensions, coordinates, sample statistics and attributes."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,12 @@ _STATISTICS |= {"num_steps": "n_steps", "log_density": "lp"}
 
 Dims = Mapping[str, Sequence[str]]
 Coords = Mapping[str, Sequence[Any]]
-Names = dict[str, list[str]]
+#: Values of one field of a kernel's state.
+Field = np.ndarray | xr.DataArray
+#: Names of a value's dimensions after chain and draw.
+DimNames = dict[str, list[str]]
+#: Sites of a model by name, from NumPyro.
+Trace = Mapping[str, dict[str, Any]]
 Samples = Mapping[str, np.ndarray]
 Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
@@ -42,9 +48,9 @@ def attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
     return attrs
 
 
-def statistics(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields under ArviZ's names, numbered by block where two blocks of Gibbs share a name."""
-    result: dict[str, Any] = {}
+def statistics(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return fields under ArviZ's names, which end with the block where two blocks share one."""
+    result: dict[str, Field] = {}
     for field, value in fields.items():
         prefix, _, last = field.rpartition(".")
         name = _STATISTICS.get(last, last)
@@ -59,8 +65,8 @@ def statistics(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def dims_of(
     kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.DataTree
-) -> Names:
-    """Return names of the dimensions after chain and draw: axes of rows, then axes of the block or value.
+) -> DimNames:
+    """Return names of the dimensions after chain and draw: axes of rows, then of the block.
 
     :param dims: the user's names, by block, of its own axes or of all of them.
     :param arviz_tree: ArviZ's tree of a model's run, which has the names of plates.
@@ -93,7 +99,7 @@ def dims_of(
     return result
 
 
-def plate_dims(trace: Mapping[str, Any]) -> Names:
+def plate_dims(trace: Trace) -> DimNames:
     """Return names of the plates' axes in a model's trace, by site, after the time axis of a scan.
 
     ArviZ takes a site's first axes for its plates, also where the first one is the
@@ -102,12 +108,8 @@ def plate_dims(trace: Mapping[str, Any]) -> Names:
     result = {}
     for name, site in trace.items():
         if site["type"] in ("sample", "deterministic"):
-            plates = [
-                frame.name
-                for frame in sorted(
-                    site["cond_indep_stack"], key=lambda frame: frame.dim
-                )
-            ]
+            frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+            plates = [frame.name for frame in frames]
             events = list(site.get("infer", {}).get("event_dims", []))
             times = [f"{name}_dim_0"] if site.get("_control_flow_done") else []
             if plates or events:
@@ -121,50 +123,43 @@ def row_dims(count: int) -> list[str]:
 
 
 def coords_of(
-    kernel: Any, samples: Samples, dims: Dims, coords: Coords
+    kernel: object, samples: Samples, dims: Dims, coords: Coords
 ) -> dict[str, Sequence[Any]]:
-    """Return the user's coordinates, and by default the names of units; refuse an unknown dimension."""
-    sizes = {
-        d: n
-        for b, x in samples.items()
-        for d, n in zip(dims[b], x.shape[2:], strict=True)
-    }
-    checks.names("dimension in coords", coords, sizes)
-
-    # numbers or strings, which files and ArviZ accept
-    def is_plain(x):
-        return all(isinstance(n, str) for n in x) or all(
-            isinstance(n, int | float) for n in x
-        )
-
-    labels = {
-        dims[b][-1]: names for b, names in _labels(kernel).items() if b in samples
-    }
-    return {
-        d: list(x) if is_plain(x) else list(map(str, x)) for d, x in labels.items()
-    } | dict(coords)
+    """Return the user's coordinates, and by default the names of units."""
+    known = [dim for b in samples for dim in dims[b]]
+    checks.names("dimension in coords", coords, known)
+    result: dict[str, Sequence[Any]] = {}
+    for b, names in _labels(kernel).items():
+        if b in samples:
+            is_plain = _are_all(str, names) or _are_all(int | float, names)
+            # numbers or strings, which files and ArviZ accept
+            result[dims[b][-1]] = list(names if is_plain else map(str, names))
+    return result | dict(coords)
 
 
-def _labels(kernel: Any) -> dict[str, tuple[Hashable, ...]]:
+def _are_all(kind: type | UnionType, values: Iterable[object]) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _labels(kernel: object) -> dict[str, tuple[Hashable, ...]]:
     """Return names of the units of blocks with one axis, or of the sites that are such blocks."""
-    if isinstance(kernel, RowKernel):
-        families = kernel.graph.families
-        return {
-            b: names
-            for b, names in kernel.graph.labels.items()
-            if len(families[b].shape) == 1
-        }
-    steps = kernel.steps if isinstance(kernel, CoupledComposite) else (kernel,)
-    steps = (
-        [block for block, _ in kernel.blocks] if isinstance(kernel, Gibbs) else steps
-    )
     labels = {}
-    for step in (s for s in steps if isinstance(s, GraphBlock)):
+    if isinstance(kernel, RowKernel):
+        for b, names in kernel.graph.labels.items():
+            if len(kernel.graph.families[b].shape) == 1:
+                labels[b] = names
+        return labels
+    steps = (kernel,)
+    if isinstance(kernel, CoupledComposite):
+        steps = kernel.steps
+    elif isinstance(kernel, Gibbs):
+        steps = tuple(block for block, _ in kernel.blocks)
+    for step in steps:
+        if not isinstance(step, GraphBlock):
+            continue
         for site, layout in step.binding.layouts.items():
             block = layout.names[0]
-            is_block = (
-                layout.flat(step.graph, [block]) == layout and len(layout.shape) == 1
-            )
-            if is_block and block in step.graph.labels:
+            is_block = layout.flat(step.graph, [block]) == layout
+            if is_block and len(layout.shape) == 1 and block in step.graph.labels:
                 labels[site] = step.graph.labels[block]
     return labels

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from jax.typing import ArrayLike
+
 from ebmpp.core import checks
-from ebmpp.diagnostics.meeting import meeting_data, survival, tv_upper_bound
-from ebmpp.diagnostics.style import grid, look, new_axes, tidy
+from ebmpp.diagnostics.meeting import (
+    MeetingSource,
+    meeting_data,
+    survival,
+    tv_upper_bound,
+)
+from ebmpp.diagnostics.style import LineStyle, grid, look, new_axes, tidy
 from ebmpp.estimators.metrics import COLUMNS, column_of
 
 if TYPE_CHECKING:
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def plot_units(
-    images: Any,
+    images: ArrayLike,
     shape: tuple[int, int] | None = None,
     *,
     ncols: int | None = None,
@@ -70,11 +77,10 @@ def plot_units(
     height, width = shape or (0, 0)
     tiles = tiles.reshape(-1, height, width)
     count = len(tiles)
-    ncols = (
-        math.ceil(math.sqrt(count * height / width))
-        if ncols is None
-        else min(ncols, count)
-    )
+    if ncols is None:
+        ncols = math.ceil(math.sqrt(count * height / width))
+    else:
+        ncols = min(ncols, count)
     nrows = math.ceil(count / ncols)
     # one line of nan, drawn in grey, around each image
     padded = np.pad(
@@ -84,11 +90,8 @@ def plot_units(
     mosaic = mosaic.reshape(nrows * (height + 1), ncols * (width + 1))
     mosaic = np.pad(mosaic, ((0, 1), (0, 1)), constant_values=np.nan)
     if ax is None:
-        size = (
-            min(10, 0.25 + 0.7 * ncols),
-            min(10, 0.25 + 0.7 * nrows * height / width),
-        )
-        ax = new_axes((max(2.0, size[0]), max(2.0, size[1])))
+        size = np.array([ncols, nrows * height / width])
+        ax = new_axes(tuple(np.clip(0.25 + 0.7 * size, 2.0, 10.0)))
     finite = tiles[np.isfinite(tiles)]
     is_unit = bool(finite.size) and finite.min() >= 0 and finite.max() <= 1
     reach = max(float(np.abs(finite).max(initial=0.0)), 1e-12)
@@ -101,8 +104,10 @@ def plot_units(
     return ax
 
 
-def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.ndarray:
-    """Draw learning curves: one panel per monitor, one for the gradient norm, one for meeting times.
+def plot_history(
+    history: object, *, axes: Iterable["Axes"] | None = None
+) -> np.ndarray:
+    """Draw learning curves: a panel per monitor and metric, and one for meeting times.
 
     Costs and settings of the estimator, such as ``sweeps`` and ``k``, are in the
     history only.
@@ -119,12 +124,12 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
     >>> [ax.get_ylabel() for ax in plot_history(norm)]
     ['gradient norm']
     """
-    history = getattr(history, "history", history)
-    variables = panels(history) if isinstance(history, xr.Dataset) else {}
-    if not variables:
+    dataset = getattr(history, "history", history)
+    if not isinstance(dataset, xr.Dataset) or not panels(dataset):
         raise checks.error(
-            "history", "a fit or its history, with variables over steps", type(history)
+            "history", "a fit or its history, with variables over steps", type(dataset)
         )
+    variables = panels(dataset)
     count = len(variables)
     if axes is None:
         axes = grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, pyplot=True)[1]
@@ -132,7 +137,7 @@ def plot_history(history: Any, *, axes: Iterable["Axes"] | None = None) -> np.nd
     if not len(axes) >= count:
         raise checks.error("number of axes", f"{count}, one per panel", len(axes))
     for ax, (label, names) in zip(axes, variables.items(), strict=False):
-        _plot_curves(ax, history, label, names)
+        _plot_curves(ax, dataset, label, names)
     return axes[:count]
 
 
@@ -190,13 +195,13 @@ def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) 
 
 
 def plot_meeting_times(
-    times: Any,
+    times: MeetingSource | ArrayLike,
     lag: int = 1,
-    met: Any = None,
+    met: ArrayLike | None = None,
     *,
     ax: "Axes | None" = None,
     label: str | None = None,
-    **line: Any,
+    **line: object,
 ) -> "Axes":
     """Draw the survival curve P(tau > t) of meeting times on a logarithmic axis.
 
@@ -221,7 +226,7 @@ def plot_meeting_times(
     >>> ax.lines[0].get_ydata().tolist()
     [1.0, 0.75, 0.25, 0.25]
     """
-    if isinstance(times, xr.DataTree) or hasattr(times, "meeting_time"):
+    if isinstance(times, MeetingSource):
         times, met, lag = meeting_data(times)
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
@@ -256,9 +261,10 @@ def plot_meeting_times(
         )
     _annotate_unmet(ax, label, int((~met).sum()), len(met))
     ax.set_yscale("log")
-    ax.set_ylim(
-        min(floor * 1.05, ax.get_ylim()[0]) if len(ax.lines) > 2 else floor * 1.05, 1.3
-    )
+    bottom = floor * 1.05
+    if len(ax.lines) > 2:
+        bottom = min(bottom, ax.get_ylim()[0])
+    ax.set_ylim(bottom, 1.3)
     ax.set_xlim(left=0, auto=True)  # the right end adapts to later, longer curves
     ax.set(xlabel=f"t (sweeps, lag {lag})", ylabel=r"$P(\tau > t)$")
     tidy(ax, legend=label is not None)
@@ -268,24 +274,30 @@ def plot_meeting_times(
 def _annotate_unmet(ax: "Axes", label: str | None, unmet: int, pairs: int) -> None:
     """Add the number of unmet pairs, if any, on the right, away from the curve's end."""
     if unmet:
-        text = f"{label + ': ' if label else ''}{unmet} of {pairs} pairs unmet"
+        text = f"{unmet} of {pairs} pairs unmet"
+        if label:
+            text = f"{label}: {text}"
+        offset = 0.05 + 0.07 * len(ax.texts)
         is_high = 4 * unmet <= pairs
-        place = (
-            0.97,
-            0.95 - 0.07 * len(ax.texts) if is_high else 0.05 + 0.07 * len(ax.texts),
-        )
-        align = "top" if is_high else "bottom"
         ax.annotate(
-            text, place, xycoords="axes fraction", ha="right", va=align, fontsize=8
+            text,
+            (0.97, 1 - offset if is_high else offset),
+            xycoords="axes fraction",
+            ha="right",
+            va="top" if is_high else "bottom",
+            fontsize=8,
         )
 
 
-def _next_look(ax: "Axes") -> dict[str, Any]:
+def _next_look(ax: "Axes") -> LineStyle:
     return look(sum(line.get_drawstyle() == "steps-post" for line in ax.lines))
 
 
 def plot_tv_bound(
-    source: Any, *, ax: "Axes | None" = None, label: str | None = None
+    source: MeetingSource | xr.Dataset,
+    *,
+    ax: "Axes | None" = None,
+    label: str | None = None,
 ) -> "Axes":
     """Draw an upper bound on the distance to stationarity against sweeps, with its band.
 
@@ -298,12 +310,16 @@ def plot_tv_bound(
 
     **Example**
 
-    >>> bound = xr.Dataset({n: ("t", [1.0, 0.2]) for n in ("bound", "lower", "upper")}, {"t": [0, 1]})
+    >>> names = ("bound", "lower", "upper")
+    >>> bound = xr.Dataset({name: ("t", [1.0, 0.2]) for name in names}, {"t": [0, 1]})
     >>> plot_tv_bound(bound).lines[0].get_ydata().tolist()
     [1.0, 0.2]
     """
-    is_bound = isinstance(source, xr.Dataset)
-    bound = source if is_bound else tv_upper_bound(source)
+    bound = source
+    distance = "distance to stationarity"
+    if not isinstance(bound, xr.Dataset):
+        bound = tv_upper_bound(bound)
+        distance = "total variation distance"
     ax = new_axes() if ax is None else ax
     t = bound["t"].values
     height = bound["bound"].values
@@ -316,7 +332,6 @@ def plot_tv_bound(
     )
     _annotate_unmet(ax, label, bound.attrs.get("unmet", 0), bound.attrs.get("pairs", 0))
     lag = f", lag {bound.attrs['lag']}" if "lag" in bound.attrs else ""
-    distance = "distance to stationarity" if is_bound else "total variation distance"
     ax.set_ylim(bottom=0)
     ax.set(xlabel=f"t (sweeps{lag})", ylabel=f"{distance}, at most")
     tidy(ax, legend=label is not None)

@@ -3,10 +3,11 @@
 """Label switching: one order of a mixture's components in all draws of a run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks
 
@@ -14,8 +15,8 @@ _MOST_ROUNDS = 100
 
 
 def relabel(
-    samples: Mapping[str, Any],
-    log_conditionals: Mapping[str, Any],
+    samples: Mapping[str, ArrayLike],
+    log_conditionals: Mapping[str, ArrayLike],
     sites: Sequence[str] | Mapping[str, int | Sequence[int]],
 ) -> dict[str, np.ndarray]:
     r"""Return samples in which each component of a mixture has one label.
@@ -31,9 +32,10 @@ def relabel(
     the samples that do not depend on labels stay as they are.
 
     :param samples: by site, ``(draws, *shape)``, such as ``mcmc.get_samples()``.
-    :param log_conditionals: by discrete site whose values are the components 0, ..., K - 1, the log
-        probabilities ``(draws, *shape, K)`` of these, such as ``jax.vmap(block.log_conditionals)(samples)``
-        of a block of :meth:`~ebmpp.GibbsBlock.from_model`.
+    :param log_conditionals: by discrete site whose values are the components
+        0, ..., K - 1, the log probabilities ``(draws, *shape, K)`` of these, such as
+        ``jax.vmap(block.log_conditionals)(samples)`` of a block of
+        :meth:`~ebmpp.GibbsBlock.from_model`.
     :param sites: names of the sites whose first axis is that of the components; or by
         name the axis, or axes, of the site's shape, such as
         ``{"means": 0, "rows": (0, 1)}`` with transition probabilities.
@@ -78,12 +80,13 @@ def relabel(
 
 
 def _probabilities(
-    log_conditionals: Mapping[str, Any], samples: Mapping[str, np.ndarray]
+    log_conditionals: Mapping[str, ArrayLike], samples: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """Return the probabilities of all units' components, ``(draws, units, K)``."""
-    (size, *others) = {np.shape(a)[-1] for a in log_conditionals.values()}
+    sizes = {np.shape(a)[-1] for a in log_conditionals.values()}
+    size = min(sizes)
     parts = []
-    if others:
+    if len(sizes) > 1:
         raise checks.error(
             "relabel: log_conditionals", f"of {size} components each", log_conditionals
         )

@@ -3,22 +3,23 @@
 """Detection of chains that stand still, and words for the reader of their draws."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 import warnings
 
 from jaxtyping import Shaped
 import numpy as np
 
+T = TypeVar("T")
+
 #: Draws of a run from which on its blocks are looked at: a coin shows one side with
 #: probability 2e-6.
 FEWEST = 20
-_CHANCE = (
-    1e-5  # of a chain that stands still although it samples what the others sample
-)
-_HALVED = (
-    50  # draws from which on a chain that moved only in their first half stands still
-)
-_MOST = 10  # states at which chains stand still that are compared with the other chains
+# probability that a chain stands still although it samples what the others sample
+_CHANCE = 1e-5
+# draws from which on a chain that moved only in their first half stands still
+_HALVED = 50
+# states at which chains stand still that are compared with the other chains
+_MAX_STATES = 10
 
 _ADVICE = (
     "Try tempering (ParallelTempering, or tempering= of a GibbsBlock), a joint draw of "
@@ -65,22 +66,33 @@ def stillness(draws: Shaped[np.ndarray, "chains draws units"]) -> Stillness:
     still = (tail[:, 0] == tail[:, -1]).all(-1)
     still[still] = [(tail[i] == tail[i, -1]).all() for i in np.flatnonzero(still)]
     states = np.unique(draws[still, -1], axis=0) if still.any() else []
+    length = tail.shape[1]
+    kind = ""
     if still.all():
-        is_constant = (draws == states[0]).all()
-        kind = "apart" if len(states) > 1 else "agree" if is_constant else ""
+        if len(states) > 1:
+            kind = "apart"
+        elif (draws == states[0]).all():
+            kind = "agree"
+    elif len(states) > 1 and length >= FEWEST:
+        kind = "beside"
     else:
-        # to stay at a state, from the rate at which moving chains leave it
-        there = ((draws[~still] == state).all(-1) for state in states[:_MOST])
-        visits = ((at[:, :-1].sum(), (at[:, :-1] & at[:, 1:]).sum()) for at in there)
-        chances = (
-            (stays / n if n else 0.0) ** (tail.shape[1] - 1) for n, stays in visits
-        )
-        differ = len(states) > 1 and tail.shape[1] >= FEWEST
-        kind = "beside" if differ or any(chance < _CHANCE for chance in chances) else ""
+        rates = (_staying_rate(draws[~still], state) for state in states[:_MAX_STATES])
+        if any(rate ** (length - 1) < _CHANCE for rate in rates):
+            kind = "beside"
     return Stillness(kind, int(still.sum()))
 
 
-def warn_still(kinds: Mapping[Any, str], noun: str, stacklevel: int) -> None:
+def _staying_rate(
+    draws: Shaped[np.ndarray, "chains draws units"], state: Shaped[np.ndarray, "units"]
+) -> float:
+    """Return the share of draws at a state after which the chains stay there."""
+    is_there = (draws == state).all(-1)
+    visits = is_there[:, :-1].sum()
+    stays = (is_there[:, :-1] & is_there[:, 1:]).sum()
+    return stays / visits if visits else 0.0
+
+
+def warn_still(kinds: Mapping[T, str], noun: str, stacklevel: int) -> None:
     """Warn of the values or blocks whose kind of stillness is not "", kind by kind."""
     for kind, words in _WORDS.items():
         names = [str(name) for name, k in kinds.items() if k == kind]

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: Options of matplotlib's lines.
+LineStyle = dict[str, Any]
+Dashes = str | tuple[int, tuple[float, ...]]
+
 #: Blue, vermillion, green, black, purple, sky blue, orange and brown.
 COLORS = (
     "#0072B2",
@@ -42,8 +46,8 @@ INK = "#1A202C"
 FAINT = "#9AA5B1"
 
 
-def look(index: int) -> dict[str, Any]:
-    """Return matplotlib's colour and line style of a curve by its number; colours are repeated after eight.
+def look(index: int) -> LineStyle:
+    """Return the colour and style of a curve by its number; colours are repeated after eight.
 
     >>> look(0)
     {'color': '#0072B2', 'linestyle': 'solid'}
@@ -56,7 +60,7 @@ def look(index: int) -> dict[str, Any]:
     }
 
 
-def dashes(index: int) -> Any:
+def dashes(index: int) -> Dashes:
     """Return a line style by number, for curves whose colour has another meaning."""
     pattern = DASHES[index % len(DASHES)]
     return "solid" if pattern is None else (0, pattern)
@@ -80,9 +84,8 @@ def grid(
     nrows = -(-count // ncols)
     make = plt.figure if pyplot else figures.Figure
     figure = make(figsize=(size[0] * ncols, size[1] * nrows), layout="constrained")
-    return figure, np.array(
-        [figure.add_subplot(nrows, ncols, i + 1) for i in range(count)], dtype=object
-    )
+    axes = [figure.add_subplot(nrows, ncols, i + 1) for i in range(count)]
+    return figure, np.array(axes, dtype=object)
 
 
 def new_axes(size: tuple[float, float] = (4.4, 3.2)) -> "Axes":
@@ -90,8 +93,8 @@ def new_axes(size: tuple[float, float] = (4.4, 3.2)) -> "Axes":
     return grid(1, size, pyplot=True)[1][0]
 
 
-def tidy(ax: "Axes", legend: bool = False, **place: Any) -> None:
-    """Remove the box, add a pale grid, and a legend beside the axes or at another of matplotlib's places."""
+def tidy(ax: "Axes", legend: bool = False, **place: object) -> None:
+    """Remove the box, add a pale grid, and a legend beside the axes or at ``place``."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.set_axisbelow(True)
