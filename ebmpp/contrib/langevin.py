@@ -4,8 +4,9 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numpyro.distributions import constraints
 
@@ -14,7 +15,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
-from ebmpp.core.types import Chains, Keys, Rows
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.families.gaussian import reflected
@@ -39,7 +41,7 @@ def is_real(family: Family) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Langevin(Move):
+class Langevin(Move["_Density"]):
     r"""``num_steps`` Langevin steps of real-valued ``blocks``, each accepted or rejected by the energy.
 
     .. math:: x' = x + \tfrac{1}{2} (\epsilon s)^2 \nabla \log p(x) + \epsilon s \xi
@@ -133,18 +135,16 @@ class Langevin(Move):
         """See :class:`~ebmpp.moves.Move`."""
         density = self._density(target, x)
 
-        def step(
-            i: Array, carry: tuple[_LangevinState, Array]
-        ) -> tuple[_LangevinState, Array]:
-            at, count = carry
-            noise, log_u, _ = _noise(random.fold_in(keys, i), density.units)
-            new = density.at(density.held(density.drift(at) + density.step * noise, at))
-            accept = (log_u < density.log_ratio(at, new)) | (not self.adjust)
-            return density.choose(accept, new, at), count + (
-                accept & self.adjust
-            ).astype(count.dtype)
+        def step(i, carry):
+            state, count = carry
+            noise = _noise(random.fold_in(keys, i), density.units)
+            new = density.at(density.mean(state) + density.step * noise.normal, state)
+            fits = noise.log_u < density.log_ratio(state, new)
+            accept = fits | (not self.adjust)
+            count += (accept & self.adjust).astype(count.dtype)
+            return density.choose(accept, new, state), count
 
-        start = density.at(density.flat(x)), jnp.zeros(len(keys), jnp.int32)
+        start = (density.start(x), jnp.zeros(len(keys), jnp.int32))
         end, count = lax.fori_loop(
             jnp.uint32(0), jnp.uint32(self.num_steps), step, start
         )
@@ -164,128 +164,149 @@ class Langevin(Move):
         shared = trial.same | rows_agree(trial.flags, self._around(target.graph), rows)
 
         def halves(a):
-            return (a[:rows], a[rows:])
+            return a[:rows], a[rows:]
 
-        def step(
-            i: Array, carry: tuple[_LangevinState, Array, Array]
-        ) -> tuple[_LangevinState, Array, Array]:
-            at, count, met = carry
-            noise, log_u, u = _noise(random.fold_in(trial.keys, i), density.units)
-            x, y = halves(density.drift(at))
-            size, size_y = halves(density.step)
-            together = shared & met
-            x, y, meets = reflected(noise, u, x, size, y, size_y)
+        def step(i, pair):
+            noise = _noise(random.fold_in(trial.keys, i), density.units)
+            together = shared & pair.met
+            mean_x, mean_y = halves(density.mean(pair.state))
+            step_x, step_y = halves(density.step)
+            x, y, meets = reflected(
+                noise.normal, noise.u, mean_x, step_x, mean_y, step_y
+            )
             y = where_rows(together, x, y)
-            new = density.at(density.held(jnp.concatenate([x, y]), at))
-            accept = (jnp.tile(log_u, 2) < density.log_ratio(at, new)) | (
-                not self.adjust
-            )
-            accept_x, accept_y = halves(accept)
-            both = jnp.stack([accept_x, jnp.where(together, accept_x, accept_y)])
-            point = density.choose(both.reshape(-1), new, at)
-            met = ((meets | together) & both.all(0)) | (met & ~both.any(0))
-            # equal states under one density get equal scores, whatever their last bits
-            stay = shared & met
-            point = jax.tree.map(
-                lambda a: jnp.concatenate(
-                    [a[:rows], where_rows(stay, a[:rows], a[rows:])]
-                ),
-                point,
-            )
-            return point, count + (both & self.adjust).sum(0, dtype=jnp.int32), met
+            new = density.at(jnp.concatenate([x, y]), pair.state)
+            fits = jnp.tile(noise.log_u, 2) < density.log_ratio(pair.state, new)
+            accept_x, accept_y = halves(fits | (not self.adjust))
+            accept_y = jnp.where(together, accept_x, accept_y)
+            accept = jnp.stack([accept_x, accept_y])
+            both = accept.all(0)
+            neither = ~accept.any(0)
+            met = ((meets | together) & both) | (pair.met & neither)
 
-        start = density.at(density.flat(both_as_rows(z)))
-        carry = (
-            start,
-            jnp.zeros(rows, jnp.int32),
-            rows_agree(trial.flags, self.blocks, rows),
+            def with_equal_copies(a):
+                # equal states under one density get equal scores, whatever their last
+                # bits
+                leading, following = halves(a)
+                following = where_rows(shared & met, leading, following)
+                return jnp.concatenate([leading, following])
+
+            state = density.choose(accept.reshape(-1), new, pair.state)
+            state = jax.tree.map(with_equal_copies, state)
+            count = pair.count + (accept & self.adjust).sum(0, dtype=jnp.int32)
+            return _Pair(state, count, met)
+
+        met = rows_agree(trial.flags, self.blocks, rows)
+        count = jnp.zeros(rows, jnp.int32)
+        start = _Pair(density.start(both_as_rows(z)), count, met)
+        end = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_steps), step, start)
+
+        def drawn(chain):
+            x = {b: z[b][chain] for b in self.blocks}
+            new = density.blocks(halves(end.state.x)[chain])
+            return keep_observed(target.keep, x, new)
+
+        finite_x, finite_y = halves(jnp.isfinite(end.state.log_prob))
+        together = dict.fromkeys(self.blocks, end.met)
+        return Attempt.final(
+            drawn(0), drawn(1), ~(finite_x & finite_y), together, end.count
         )
-        end, count, met = lax.fori_loop(
-            jnp.uint32(0), jnp.uint32(self.num_steps), step, carry
-        )
-        x, y = (density.blocks(half) for half in halves(end.x))
-        before = [{b: z[b][i] for b in self.blocks} for i in range(2)]
-        accepted = jnp.ones(rows, bool)
-        broken = ~jnp.stack(halves(jnp.isfinite(end.value))).all(0)
-        together = dict.fromkeys(self.blocks, met)
-        new = (
-            keep_observed(target.keep, *both)
-            for both in zip(before, (x, y), strict=True)
-        )
-        return Attempt(*new, accepted, accepted, broken, together, count)
 
     # -- the density ------------------------------------------------------------------
 
     def _density(self, target: Target, x: Rows) -> "_Density":
         refuse_observed(self.marginalize, target.keep)
-        graph = target.graph
-        params = target.params
-        keep = target.keep
-        families = {b: graph.families[b] for b in self.blocks}
-        rows = len(next(iter(x.values())))
-        if self.marginalize:
-            others = {
-                b: v for b, v in x.items() if b not in (*self.blocks, *self.marginalize)
-            }
-            rest = graph.statistics(others)
-
-            def log_density(v: Rows, rest: Rows) -> Array:
-                t = {**rest, **graph.statistics(v)}
-                marginal = energy.log_marginal(graph, params, t, self.marginalize)
-                return marginal + energy.log_base_measure(graph, v)
-
-            # A metric that depends on the state would need a term of its own, so
-            # summed-out blocks are at their default means, and the blocks themselves at
-            # 0.
-            summed = {b: graph.families[b] for b in self.marginalize}
-            usual = {b: f.mean(f.default_eta()) for b, f in summed.items()}
-            usual |= {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
-
-            def natural_at(t):
-                return energy.natural(graph, params, {**usual, **t}, self.blocks)
-
-            eta = jax.vmap(natural_at, axis_size=rows)(rest)
-        else:
-            # Blocks that do not interact: their natural parameters are the same at all
-            # steps.
-            rest = eta = natural_rows(graph, params, x, self.blocks)
-
-            def log_density(v: Rows, rest: Rows) -> Array:
-                return jnp.asarray(
-                    sum(
-                        f.unit_log_prob(rest[b], v[b]).sum()
-                        for b, f in families.items()
-                    )
-                )
-
-        scale = {
-            b: jax.vmap(lambda e, f=f: _scale(f, e))(eta[b])
-            for b, f in families.items()
-        }
+        families = {b: target.graph.families[b] for b in self.blocks}
+        make = self._marginal if self.marginalize else self._conditional
+        log_density, rest, eta = make(target, x)
+        scales = {b: jax.vmap(partial(_scale, f))(eta[b]) for b, f in families.items()}
+        scale = _join(scales)
         free = {
-            b: ~jnp.broadcast_to(keep.get(b, False), v.shape) for b, v in scale.items()
+            b: ~jnp.broadcast_to(target.keep.get(b, False), v.shape)
+            for b, v in scales.items()
         }
-        shapes = {b: f.shape for b, f in families.items()}
         # observed units meet
-        step = jnp.where(_join(free), _join(scale) * self.step_size, 1.0)
+        step = jnp.where(_join(free), scale * self.step_size, 1.0)
+        shapes = {b: f.shape for b, f in families.items()}
         return _Density(log_density, rest, step, _join(free), shapes)
 
+    def _conditional(self, target: Target, x: Rows) -> "_Parts":
+        """Return the density of blocks that do not interact, given the others."""
+        families = target.graph.families
+        # natural parameters are the same at all steps
+        eta = natural_rows(target.graph, target.params, x, self.blocks)
 
-class _LangevinState(NamedTuple):
+        def log_density(v, eta):
+            terms = [families[b].unit_log_prob(eta[b], v[b]).sum() for b in self.blocks]
+            return jnp.asarray(sum(terms))
+
+        return log_density, eta, eta
+
+    def _marginal(self, target: Target, x: Rows) -> "_Parts":
+        """Return the density with the marginalised blocks summed out."""
+        graph = target.graph
+        params = target.params
+        inside = (*self.blocks, *self.marginalize)
+        rest = graph.statistics({b: v for b, v in x.items() if b not in inside})
+
+        def log_density(v, rest):
+            t = {**rest, **graph.statistics(v)}
+            marginal = energy.log_marginal(graph, params, t, self.marginalize)
+            return marginal + energy.log_base_measure(graph, v)
+
+        # A metric that depends on the state would need a term of its own, so
+        # summed-out blocks are at their default means, and the blocks themselves at
+        # 0.
+        usual = {}
+        for b in self.marginalize:
+            family = graph.families[b]
+            usual[b] = family.mean(family.default_eta())
+        for b in self.blocks:
+            usual[b] = jnp.zeros(graph.families[b].statistic_shape)
+
+        def natural_at(t):
+            return energy.natural(graph, params, {**usual, **t}, self.blocks)
+
+        return log_density, rest, jax.vmap(natural_at, axis_size=num_rows(x))(rest)
+
+
+#: Log-density of one state given the rest, the rest, and natural parameters at a typical
+#: state.
+_Parts = tuple[Callable[[Rows, Rows], Array], Rows, Rows]
+
+
+class _State(NamedTuple):
     """States as rows of numbers, their log-density and its gradient."""
 
     x: Array
-    value: Array
-    slope: Array
+    log_prob: Array
+    gradient: Array
+
+
+class _Pair(NamedTuple):
+    """Both chains, one after the other, in a coupled draw."""
+
+    state: _State
+    count: Array
+    """Number of accepted steps of both chains."""
+    met: Array
+
+
+class _Noise(NamedTuple):
+    normal: Array
+    log_u: Array
+    """Log of the uniform that accepts."""
+    u: Array
+    """Uniform that decides on a reflection."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Density:
     """A log-density of flat rows, ``(rows, units)``, and the steps that go with it."""
 
-    log_density: Callable[[Rows, Any], Array]
+    log_density: Callable[[Rows, Rows], Array]
     """Log-density of one state, given ``rest``."""
-    rest: Any
+    rest: Rows
     step: Array
     """Standard deviation of the noise, ``(rows, units)``."""
     free: Array
@@ -296,10 +317,10 @@ class _Density:
     def units(self) -> int:
         return self.step.shape[1]
 
-    def flat(self, x: Rows) -> Array:
-        return _join({b: x[b] for b in self.shapes})
+    def start(self, x: Rows) -> _State:
+        return self._evaluate(_join({b: x[b] for b in self.shapes}))
 
-    def blocks(self, x: Array) -> dict[str, Array]:
+    def blocks(self, x: Array) -> Blocks:
         result = {}
         start = 0
         for b, shape in self.shapes.items():
@@ -308,47 +329,40 @@ class _Density:
             start = stop
         return result
 
-    def at(self, x: Array) -> _LangevinState:
+    def _evaluate(self, x: Array) -> _State:
         def log_prob_at(v, rest):
             return self.log_density(self.blocks(v), rest)
 
-        return _LangevinState(
-            x, *jax.vmap(jax.value_and_grad(log_prob_at))(x, self.rest)
-        )
+        log_prob, gradient = jax.vmap(jax.value_and_grad(log_prob_at))(x, self.rest)
+        return _State(x, log_prob, gradient)
 
-    def drift(self, at: _LangevinState) -> Array:
+    def at(self, x: Array, old: _State) -> _State:
+        """Return the state at ``x``, with the observed units at their values."""
+        return self._evaluate(jnp.where(self.free, x, old.x))
+
+    def mean(self, state: _State) -> Array:
         """Return the mean of the next step."""
-        return at.x + jnp.where(self.free, 0.5 * self.step**2 * at.slope, 0)
+        return state.x + jnp.where(self.free, 0.5 * self.step**2 * state.gradient, 0)
 
-    def held(self, x: Array, at: _LangevinState) -> Array:
-        """Return ``x`` with the observed units at their values."""
-        return jnp.where(self.free, x, at.x)
+    def log_ratio(self, old: _State, new: _State) -> Array:
+        """Return ``log p(new) q(old | new) - log p(old) q(new | old)``, with q the proposal."""
+        forward = ((new.x - self.mean(old)) / self.step) ** 2
+        backward = ((old.x - self.mean(new)) / self.step) ** 2
+        log_proposals = jnp.where(self.free, 0.5 * (forward - backward), 0).sum(-1)
+        return new.log_prob - old.log_prob + log_proposals
 
-    def log_ratio(self, at: _LangevinState, new: _LangevinState) -> Array:
-        """Return the log of the acceptance ratio, of densities and of steps forth and back."""
-        there = ((new.x - self.drift(at)) / self.step) ** 2
-        back = ((at.x - self.drift(new)) / self.step) ** 2
-        gain = jnp.where(self.free, 0.5 * (there - back), 0).sum(-1)
-        return new.value - at.value + gain
-
-    def choose(
-        self, accept: Array, new: _LangevinState, at: _LangevinState
-    ) -> _LangevinState:
-        """Return the accepted points. A state without density becomes nan, rather than never moving again."""
-        point = jax.tree.map(lambda a, b: where_rows(accept, a, b), new, at)
-        x = jnp.where(jnp.isfinite(point.value)[:, None], point.x, jnp.nan)
-        return point._replace(x=x)
+    def choose(self, accept: Array, new: _State, old: _State) -> _State:
+        """Return the accepted states. One without density becomes nan, rather than never moving again."""
+        state = jax.tree.map(partial(where_rows, accept), new, old)
+        is_finite = jnp.isfinite(state.log_prob)[:, None]
+        return state._replace(x=jnp.where(is_finite, state.x, jnp.nan))
 
 
-def _noise(keys: Keys, units: int) -> tuple[Array, Array, Array]:
-    """Draw normal noise, the log-uniform that accepts, and the uniform that decides on a reflection."""
+def _noise(keys: Keys, units: int) -> _Noise:
     words = random.words(keys, units + 2)
-    noise = jax.scipy.special.ndtri(random.open_uniform(words[:, :units]))
-    return (
-        noise,
-        jnp.log(random.uniform(words[:, units])),
-        random.uniform(words[:, units + 1]),
-    )
+    normal = jax.scipy.special.ndtri(random.open_uniform(words[:, :units]))
+    log_u = jnp.log(random.uniform(words[:, units]))
+    return _Noise(normal, log_u, random.uniform(words[:, units + 1]))
 
 
 def _join(x: Rows) -> Array:

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metropolis moves of Taniguchi et al. (2023), whose proposals do not depend on the state of the chain."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,7 @@ PROPOSALS = ("uniform", "initial")
 
 
 @dataclasses.dataclass(frozen=True)
-class Metropolis(Move):
+class Metropolis(Move[None]):
     """Joint proposal of ``blocks`` from a fixed distribution, accepted by the energy.
 
     For models of some ten units. The target is the joint distribution given the other
@@ -88,25 +87,21 @@ class Metropolis(Move):
         proposed = keep_observed(target.keep, x, proposal)
         ratio = self._score(target, {**x, **proposed}) - self._score(target, x)
         accept = log_u < ratio
-        return {
-            b: where_rows(accept, v, x[b]) for b, v in proposed.items()
-        }, accept.astype(jnp.int32)
+        drawn = {b: where_rows(accept, v, x[b]) for b, v in proposed.items()}
+        return drawn, accept.astype(jnp.int32)
 
-    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+    def attempt(
+        self, target: Target, focused: None, z: Chains, trial: Trial
+    ) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
-        rows = len(trial.keys)
         proposal, log_u = self._propose(target, trial.keys)
         # other blocks and observed units may differ, so each chain has its own score of
         # a proposal
-        now = both_as_rows(z)
-        both = keep_observed(
-            target.keep, z, {b: jnp.stack([v, v]) for b, v in proposal.items()}
-        )
-        then = both_as_rows(both)
-        stacked = {b: jnp.concatenate([v, then.get(b, v)]) for b, v in now.items()}
-        score = self._score(target, stacked)
-        ratio = (score[2 * rows :] - score[: 2 * rows]).reshape(2, rows)
-        return accept_proposals(z, both, ratio, log_u, trial)
+        both = {b: jnp.stack([v, v]) for b, v in proposal.items()}
+        both = keep_observed(target.keep, z, both)
+        states = {b: jnp.concatenate([v, both.get(b, v)]) for b, v in z.items()}
+        score = self._score(target, both_as_rows(states)).reshape(4, -1)
+        return accept_proposals(z, both, score[2:] - score[:2], log_u, trial)
 
     def _propose(self, target: Target, keys: Keys) -> tuple[dict[str, Array], Array]:
         refuse_observed(self.marginalize, target.keep)
@@ -122,11 +117,10 @@ class Metropolis(Move):
         graph = target.graph
         params = target.params
 
-        def score(t: Mapping[str, Array]) -> Array:
-            reference = sum(
-                (graph.families[b].default_eta() * t[b]).sum() for b in self.blocks
-            )
-            return energy.log_marginal(graph, params, t, self.marginalize) - reference
+        def score(t):
+            families = graph.families
+            slopes = [(families[b].default_eta() * t[b]).sum() for b in self.blocks]
+            return energy.log_marginal(graph, params, t, self.marginalize) - sum(slopes)
 
         rest = {b: v for b, v in x.items() if b not in self.marginalize}
         return jax.vmap(score)(graph.statistics(rest))
@@ -141,15 +135,10 @@ def _is_uniform(family: Family) -> bool:
     unit = dataclasses.replace(family, shape=(1,))
     with sharding.eager():
         values = jnp.asarray(states)[:, None]
-        inner = (
-            (unit.default_eta()[None] * unit.statistics(values))
-            .reshape(len(states), -1)
-            .sum(-1)
-        )
-        return (
-            float(np.ptp(np.asarray(inner + unit.log_base_measure(values)[:, 0])))
-            < 1e-6
-        )
+        terms = unit.default_eta()[None] * unit.statistics(values)
+        inner = terms.reshape(len(states), -1).sum(-1)
+        log_probs = np.asarray(inner + unit.log_base_measure(values)[:, 0])
+    return float(np.ptp(log_probs)) < 1e-6
 
 
 def metropolis_sweep(

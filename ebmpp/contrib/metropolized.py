@@ -4,7 +4,6 @@
 
 from collections.abc import Iterable, Sequence
 import dataclasses
-from typing import Any
 
 from jaxtyping import Float, Real
 
@@ -21,6 +20,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.gibbs import Part
 from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows
 from ebmpp.moves.target import Target
 
@@ -88,61 +88,48 @@ class Metropolized(Layer):
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         """See :class:`~ebmpp.moves.Move`."""
 
-        def new(eta: Eta, families: gibbs.Families, part: Any) -> Blocks:
+        def new(eta, families, part):
             now = self._present(target.graph, x, part)
-            words = self._words(
-                families, keys if part is None else random.fold_in(keys, 0, part)
-            )
+            part_keys = keys if part is None else random.fold_in(keys, 0, part)
+            words = self._words(families, part_keys)
             return {b: _draw(families[b], words[b], e, now[b]) for b, e in eta.items()}
 
-        return gibbs.visit(target, x, self.blocks, new), jnp.zeros(len(keys), jnp.int32)
+        drawn = gibbs.visit(target, x, self.blocks, new)
+        return drawn, jnp.zeros(len(keys), jnp.int32)
 
-    def attempt(self, target: Target, focused: Any, z: Chains, trial: Trial) -> Attempt:
+    def attempt(self, target: Target, focused: Eta, z: Chains, trial: Trial) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
         graph = target.graph
         rows = len(trial.keys)
         families = self.families(graph, trial.part)
-        present = self._present(graph, both_as_rows(z), trial.part)
-        now = {b: v.reshape(2, rows, *v.shape[1:]) for b, v in present.items()}
         words = self._words(families, trial.keys)
-        accepted = jnp.ones(rows, bool)
-        drawn = {
-            b: _couple(families[b], words[b], e, now[b]) for b, e in focused.items()
-        }
-        drawn = {b: (x, where_rows(trial.same, x, y)) for b, (x, y) in drawn.items()}
+        present = self._present(graph, both_as_rows(z), trial.part)
+        drawn = {}
+        is_inside = []
+        for b, eta in focused.items():
+            now = present[b].reshape(2, rows, *present[b].shape[1:])
+            x, y = _couple(families[b], words[b], eta, now)
+            drawn[b] = (x, where_rows(trial.same, x, y))
+            inside = families[b].in_domain(eta)
+            is_inside.append(inside.reshape(2, rows, -1).all((0, 2)))
 
-        def of_chain(both, i):
-            return {b: both[b][i] for b in self.blocks}
+        def new(chain):
+            x = {b: z[b][chain] for b in self.blocks}
+            of_part = {b: both[chain] for b, both in drawn.items()}
+            values = self.put(graph, x, trial.part, of_part)
+            return gibbs.keep_observed(target.keep, x, values)
 
-        def new(i):
-            return gibbs.keep_observed(
-                target.keep,
-                of_chain(z, i),
-                self.put(graph, of_chain(z, i), trial.part, of_chain(drawn, i)),
-            )
-
-        inside = [
-            families[b].in_domain(e).reshape(2, rows, -1).all((0, 2))
-            for b, e in focused.items()
-        ]
+        broken = ~jnp.stack(is_inside).all(0)
         together = dict.fromkeys(self.blocks, trial.same)
-        return Attempt(
-            new(0), new(1), accepted, accepted, ~jnp.stack(inside).all(0), together
-        )
+        return Attempt.final(new(0), new(1), broken, together)
 
-    def _words(self, families: gibbs.Families, keys: Keys) -> dict[str, Words]:
-        per_unit = Categorical.num_couple_words
-        counts = {b: families[b].size * per_unit for b in self.blocks}
-        words = random.words(keys, sum(counts.values()))
-        result = {}
-        start = 0
-        for b, count in counts.items():
-            shape = len(keys), *families[b].shape, per_unit
-            result[b] = words[:, start : start + count].reshape(shape)
-            start += count
-        return result
+    def _words(self, families: gibbs.Families, keys: Keys) -> Blocks:
+        """Return the words of each unit: those of a coupled categorical draw."""
+        pairs = {b: Categorical(families[b].shape, 2) for b in self.blocks}
+        words = random.words(keys, gibbs.num_words(pairs, coupled=True))
+        return gibbs.split_words(pairs, words, coupled=True)
 
-    def _present(self, graph: FactorGraph, x: Rows, part: Any) -> Rows:
+    def _present(self, graph: FactorGraph, x: Rows, part: Part | None) -> Rows:
         """Return the present values of the units that move."""
         block = self.blocks[0]
         if block not in graph.splits:
@@ -183,19 +170,17 @@ def metropolized_sweep(
         proposing = (blocks,) if isinstance(blocks, str) else tuple(blocks)
         checks.names("block", proposing, graph.families)
 
-    def split(layer: tuple[str, ...]) -> list[Move]:
+    moves: list[Move] = []
+    for layer in schedule(graph, clamped):
         inside = tuple(b for b in layer if b in proposing)
         outside = tuple(b for b in layer if b not in proposing)
-        return [
-            kind(names)
-            for kind, names in ((Metropolized, inside), (Layer, outside))
-            if names
-        ]
-
-    moves = tuple(move for layer in schedule(graph, clamped) for move in split(layer))
+        if inside:
+            moves.append(Metropolized(inside))
+        if outside:
+            moves.append(Layer(outside))
     for move in moves:
         move.check(graph)
-    return moves
+    return tuple(moves)
 
 
 def _is_finite(family: Family) -> bool:
@@ -205,17 +190,17 @@ def _is_finite(family: Family) -> bool:
 
 def _draw(family: Family, words: Words, eta: Natural, now: Draws) -> Draws:
     probabilities = _probabilities(family, eta, now)
-    return _values(
-        family, random.inverse_cdf(random.uniform(words[..., 0]), probabilities)
-    )
+    index = random.inverse_cdf(random.uniform(words[..., 0]), probabilities)
+    return _values(family, index)
 
 
 def _couple(
     family: Family, words: Words, eta: Natural, now: Real[Array, "2 *units"]
 ) -> tuple[Draws, Draws]:
     """Return the next values of both chains, from natural parameters ``(2, rows, ...)``."""
-    log = jnp.log(_probabilities(family, eta, now))
-    x, y = Categorical(family.shape, log.shape[-1]).couple(words, log[0], log[1])
+    logits = jnp.log(_probabilities(family, eta, now))
+    categorical = Categorical(family.shape, logits.shape[-1])
+    x, y = categorical.couple(words, logits[0], logits[1])
     return _values(family, x), _values(family, y)
 
 
@@ -224,9 +209,8 @@ def _probabilities(family: Family, eta: Natural, now: Draws) -> _Probabilities:
     """Return min(p_i / (1 - p_x), p_i / (1 - p_i)) for each other state, and the rest for the present one."""
     states = _states(family)
     statistics = family.statistics(states).reshape(len(states), -1)
-    logits = eta.reshape(*now.shape, -1) @ statistics.T + family.log_base_measure(
-        states
-    )
+    logits = eta.reshape(*now.shape, -1) @ statistics.T
+    logits = logits + family.log_base_measure(states)
     weights = jnp.exp(logits - lax.stop_gradient(logits.max(-1, keepdims=True)))
     # the sum of the others, by additions: 1 - p would lose digits where p is near 1
     others = _before(weights) + jnp.flip(_before(jnp.flip(weights, -1)), -1)

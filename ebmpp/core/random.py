@@ -96,9 +96,8 @@ def _rounds(
     for group in range(5):
         for n in _ROTATIONS[group % 2]:
             x0 = add(x0, x1)
-            x1 = differ(
-                either(shift_left(x1, word(n)), shift_right(x1, word(32 - n))), x0
-            )
+            rotated = either(shift_left(x1, word(n)), shift_right(x1, word(32 - n)))
+            x1 = differ(rotated, x0)
         x0 = add(x0, schedule[(group + 1) % 3])
         x1 = add(add(x1, schedule[(group + 2) % 3]), word(group + 1))
     return x0, x1
@@ -143,17 +142,16 @@ def _is_small(a: Any) -> bool:
 
 def _folded_on_host(key: Any, first: Any, second: Any) -> Any:
     words = np.asarray(key)
-    key0, key1, *x = (
-        words[..., 0],
-        words[..., 1],
-        *(np.asarray(a).astype(np.uint32) for a in (first, second)),
-    )
+    key0 = words[..., 0]
+    key1 = words[..., 1]
+    x0 = np.asarray(first).astype(np.uint32)
+    x1 = np.asarray(second).astype(np.uint32)
     operations = _OF_ARRAYS
-    if not any(map(np.ndim, (key0, *x))):
-        key0, key1, *x, operations = *map(int, (key0, key1, *x)), _OF_INTEGERS
-    pair = np.stack(
-        _rounds(operations, *x, (key0, key1, key0 ^ key1 ^ _PARITY)), -1
-    ).astype(np.uint32)
+    if not any(map(np.ndim, (key0, x0, x1))):
+        operations = _OF_INTEGERS
+        key0, key1, x0, x1 = map(int, (key0, key1, x0, x1))
+    schedule = (key0, key1, key0 ^ key1 ^ _PARITY)
+    pair = np.stack(_rounds(operations, x0, x1, schedule), -1).astype(np.uint32)
     # which takes as long as the hash
     return pair if isinstance(key, np.ndarray) else jax.device_put(pair)
 
@@ -179,9 +177,8 @@ def materialize(key: UInt32[Array, "*rows 2"]) -> KeyPair:
         return key
     # As in `uniform`: XLA does not repeat a division. It takes some nanoseconds per
     # row.
-    return lax.div(
-        key, jnp.broadcast_to(lax.optimization_barrier(np.uint32(1)), key.shape)
-    )
+    one = lax.optimization_barrier(np.uint32(1))
+    return lax.div(key, jnp.broadcast_to(one, key.shape))
 
 
 @partial(jax.jit, static_argnums=1, inline=True)
@@ -204,9 +201,8 @@ def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     """Return uniforms on [0, 1) in steps of 2**-24 (``jax.random.uniform`` has steps of 2**-23)."""
     # A signed 24-bit integer converts to float in one instruction; an unsigned word
     # does not.
-    u = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32).astype(
-        jnp.result_type(float)
-    ) * _TO_UNIT
+    signed = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32)
+    u = signed.astype(jnp.result_type(float)) * _TO_UNIT
     # XLA copies cheap operations into every fusion that reads them, a hash included but
     # not a square root. On a CPU the root of a square is exact. Without it a coupled
     # layer hashed five times in place of three. The square is behind the barrier: with
@@ -230,9 +226,5 @@ def inverse_cdf(
     # u < 1, so the threshold is below the total, and a category of weight 0 is never
     # drawn.
     threshold = u[..., None] * cumulated[..., -1:]
-    return (
-        (cumulated <= threshold)
-        .sum(-1)
-        .clip(0, weights.shape[-1] - 1)
-        .astype(jnp.int32)
-    )
+    category = (cumulated <= threshold).sum(-1)
+    return category.clip(0, weights.shape[-1] - 1).astype(jnp.int32)

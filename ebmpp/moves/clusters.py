@@ -257,10 +257,10 @@ def components(neighbours: Adjacency, bonds: Array) -> Array:
     is_unrolled = slots <= _UNROLLED
     joined = [bonds[pair[slot]] for slot in range(slots)] if is_unrolled else []
 
-    def smallest_near(label: Array) -> Array:
+    def smallest_near(label):
         """Return the smallest label of each unit and its bonded neighbours."""
 
-        def visit(slot: Array | int, smallest: Array) -> Array:
+        def visit(slot, smallest):
             bonded = joined[slot] if is_unrolled else bonds[pair[slot]]
             return jnp.minimum(smallest, jnp.where(bonded, label[other[slot]], size))
 
@@ -276,7 +276,7 @@ def components(neighbours: Adjacency, bonds: Array) -> Array:
             smallest = smallest.at[neighbours.to].min(more)
         return smallest
 
-    def step(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def step(carry):
         label, _ = carry
         smallest = smallest_near(label)
         # The unit that a label names is updated too: 10 steps at the critical coupling

@@ -245,7 +245,7 @@ def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt
     log_u = jnp.log(random.uniform(words[:, -3:].T)).T
     residual = words[:, count:-3]
 
-    def log_ratio_at(x: Blocks, same: RowMask | None = None) -> Array:
+    def log_ratio_at(x, same=None):
         statistics = {b: family.statistics(x[b]) for b, family in families.items()}
         return log_ratio(families, *etas, statistics, same)
 

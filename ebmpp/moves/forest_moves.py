@@ -99,7 +99,7 @@ class Forests(Move[tuple[Array, Array]]):
         u = random.uniform(random.words(trial.keys, 3 * count)).reshape(-1, count, 3)
         states = forests.draw_pair(tables.forest, unary, pairwise, u)
 
-        def new(chain: int) -> Blocks:
+        def new(chain):
             x = one_chain(z, chain)
             return keep_observed(target.keep, x, tables.put(x, states[chain]))
 

@@ -58,7 +58,7 @@ def _visit_parts(target: Target, x: Rows, block: str, new: Drawer) -> Array:
     if block in target.keep:
         observed = energy.to_units(target.keep[block], split.family)
 
-    def step(part: Part, units: Array) -> Array:
+    def step(part, units):
         eta = target.natural_part(x, units, block, context, part)
         drawn = new({block: eta}, {block: split.part_family(part)}, part)[block].T
         if observed is not None:
@@ -119,7 +119,7 @@ def draw_part(families: Families, eta: Blocks, keys: Keys) -> Blocks:
     if fits_bytes(family):
         return {block: draw_pairs(family, units_first, keys).T}
 
-    def draw_at(units_first: Array) -> Array:
+    def draw_at(units_first):
         rows_first = {block: jnp.swapaxes(units_first, 0, 1)}
         words = random.words(keys, num_words(families))
         return draw_rows(families, rows_first, words)[block].T
@@ -157,15 +157,15 @@ def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
     half = (size + 1) // 2
     padding = [(0, 2 * half - size), *[(0, 0)] * (eta.ndim - 1)]
 
-    def turn(a: Array) -> Array:
+    def turn(a):
         """Put the rows first if they are few."""
         return jnp.swapaxes(a, 0, 1) if len(keys) <= _FEW_ROWS else a
 
-    def sample_bits(words: Array, eta: Array) -> Array:
+    def sample_bits(words, eta):
         values = family.sample(words[..., None], turn(eta)).astype(jnp.int8)
         return lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint16)
 
-    def sample_pairs(eta: Array) -> Array:
+    def sample_pairs(eta):
         number = jnp.arange(half, dtype=jnp.uint32)[:, None]
         low, high = random.threefry(
             turn(keys[None]), turn(number), turn(number + jnp.uint32(half))

@@ -276,7 +276,7 @@ def couple_move(
     prepared = move.prepare(target, z)
     rows = len(keys)
 
-    def step(part: Part, carry: Coupled) -> Coupled:
+    def step(part, carry):
         z, flags, broken, total = carry
         focused = move.focus(target, prepared, z, part)
         same = rows_agree(flags, move.reads(target.graph), rows)
@@ -302,16 +302,16 @@ def couple_focused(
 ) -> Attempt:
     """Make trials of part number ``index`` until every row is accepted; rows that never are, are broken."""
 
-    def trial(number: Array | int) -> Attempt:
+    def trial(number):
         first = draw.first & (number == 0)
         keys = random.fold_in(draw.keys, index, number)
         return move.attempt(target, focused, z, draw._replace(keys=keys, first=first))
 
-    def retry(carry: tuple[Array, Attempt]) -> tuple[Array, Attempt]:
+    def retry(carry):
         number, result = carry
         return number + 1, result.retried(trial(number))
 
-    def is_pending(carry: tuple[Array, Attempt]) -> Array:
+    def is_pending(carry):
         number, result = carry
         return (~result.done & ~result.broken).any() & (number < draw.most)
 
@@ -351,7 +351,7 @@ class Layer(Move[PyTree]):
         )
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        def new(eta: Eta, families: gibbs.Families, part: Part | None) -> Blocks:
+        def new(eta, families, part):
             if part is None:
                 return gibbs.draw(families, eta, keys)
             return gibbs.draw_part(families, eta, random.fold_in(keys, 0, part))
@@ -405,7 +405,7 @@ class Layer(Move[PyTree]):
         etas = (one_chain(focused, 0), one_chain(focused, 1))
         result = attempt(families, self.kind, etas, trial)
 
-        def new(chain: int, drawn: Blocks) -> Blocks:
+        def new(chain, drawn):
             x = {b: z[b][chain] for b in self.blocks}
             drawn = self.put(graph, x, trial.part, drawn)
             return gibbs.keep_observed(target.keep, x, drawn)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
-from jax import Array, lax
+from jax import lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
@@ -61,7 +61,7 @@ def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
     """Make passes until no row changes, from a random layer or, without keys, from the first."""
     start = _unimproved(target, x) if keys is None else begin(target, x, keys)
 
-    def step(carry: tuple[Array, Rows, Search]) -> tuple[Array, Rows, Search]:
+    def step(carry):
         number, past, search = carry
         moved = dict(search.x)
         for blocks in target.layers:

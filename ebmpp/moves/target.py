@@ -214,7 +214,7 @@ class Target:
     def twice(self) -> "Target":
         """Return the target of both chains of a pair, stacked as rows."""
 
-        def double(mask: Array) -> Array:
+        def double(mask):
             return jnp.concatenate([mask, mask]) if len(mask) > 1 else mask
 
         keep = {b: double(mask) for b, mask in self.keep.items()}

@@ -42,9 +42,7 @@ def up(
     swapped = jnp.swapaxes(pairs, 2, 3)
     pairs = arrange(jnp.where(is_reversed[..., None, None, None], swapped, pairs))
 
-    def step(
-        message: Array, inputs: tuple[Array, Array]
-    ) -> tuple[Array, tuple[Array, Array]]:
+    def step(message, inputs):
         log, pair = inputs
         below = message + log
         top = finite_max(below, axis)
@@ -66,7 +64,7 @@ def down(forest: Forest, sums: Sums, pick: Pick, u: Array) -> Array:
     units = arms.units
     axis = sums.axis
 
-    def step(above: Array, inputs: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+    def step(above, inputs):
         belief, pair, u = inputs
         logs = belief + at_states(pair, jnp.expand_dims(above, axis), axis + 1)
         states = pick(logs, u, axis)

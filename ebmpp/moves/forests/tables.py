@@ -170,7 +170,7 @@ class ForestTables:
                 self.graph, self._inner_factors, params, t | v, self.units
             )
 
-        def product(half: Array, entry: Array) -> Array:
+        def product(half, entry):
             tangent = {
                 b: _one_hot(h, half, entry, point[b]) for b, h in self._half.items()
             }

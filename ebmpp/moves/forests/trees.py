@@ -13,9 +13,6 @@ import jax.numpy as jnp
 from ebmpp.moves.forests.logs import Pick, Reduce, Sums, at_states, finite_max
 from ebmpp.moves.forests.structure import Forest
 
-#: Children, parents and pairwise log weights of the edges of one step.
-Step = tuple[Array, Array, Array]
-
 
 def up(
     forest: Forest, unary: Array, pairwise: Array, reduce: Reduce
@@ -37,7 +34,7 @@ def up(
     else:
         pairs = jnp.zeros((*edge.shape, *pairwise.shape[1:3], 1), pairwise.dtype)
 
-    def step(beliefs: Array, inputs: Step) -> tuple[Array, Array]:
+    def step(beliefs, inputs):
         child, parent, pair = inputs
         below = beliefs.at[child].get(mode="clip")
         message = reduce(below[:, :, None] + pair, 1)
@@ -64,7 +61,7 @@ def down(forest: Forest, sums: Sums, pick: Pick, u: Array) -> Array:
     states = jnp.zeros((forest.num_units, beliefs.shape[2]), jnp.int32)
     states = states.at[roots].set(pick(sums.centres, u[:, roots], 1))
 
-    def step(states: Array, inputs: Step) -> tuple[Array, None]:
+    def step(states, inputs):
         child, parent, pair = inputs
         above = states.at[parent].get(mode="clip")[:, None]
         logs = beliefs.at[child].get(mode="clip") + at_states(pair, above, 2)
