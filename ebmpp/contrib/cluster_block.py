@@ -132,14 +132,12 @@ class ClusterMove:
     def _reads(self, slot: int) -> _Reads:
         element, unit = self.terms.elements(slot)
         counts = np.bincount(element, minlength=self.terms.live[slot].size)[element]
-        first, second = unit[counts == 2].reshape(-1, 2).T
+        alone = counts == 1
+        together = counts == 2
+        head, tail = np.sort(unit[together].reshape(-1, 2), axis=1).T
         codes = self.edges[:, 0] * self.size + self.edges[:, 1]
-        edge = np.searchsorted(
-            codes, np.minimum(first, second) * self.size + np.maximum(first, second)
-        )
-        return _Reads(
-            element[counts == 1], unit[counts == 1], element[counts == 2][::2], edge
-        )
+        edge = np.searchsorted(codes, head * self.size + tail)
+        return _Reads(element[alone], unit[alone], element[together][::2], edge)
 
     def move(
         self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
@@ -151,21 +149,19 @@ class ClusterMove:
         keys = random.fold_in(keys, 0, _CLUSTERS)
         beta = 1.0 if beta is None else beta
         uniforms = random.uniform(random.words(keys, 2 + self.size + len(self.edges)))
+        bond = uniforms[2 + self.size :]
+        coin = uniforms[2 : 2 + self.size]
         a = jnp.floor(uniforms[0] * self.num_values).astype(jnp.int32)
         b = jnp.floor(uniforms[1] * (self.num_values - 1)).astype(jnp.int32)
         other, may_move = self._others(sites, a, b + (b >= a))
         coupling, field, may_move = self._ising(sites, other, slots, may_move)
         head, tail = self.edges.T
-        bonds = (
-            (uniforms[2 + self.size :] < -jnp.expm1(-2 * beta * coupling))
-            & may_move[head]
-            & may_move[tail]
-        )
-        label = components(self.neighbours, bonds[:, None])[:, 0]
+        is_bond = bond < -jnp.expm1(-2 * beta * coupling)
+        is_bond = is_bond & may_move[head] & may_move[tail]
+        label = components(self.neighbours, is_bond[:, None])[:, 0]
         total = jnp.zeros(self.size).at[label].add(field)
-        moves = (uniforms[2 : 2 + self.size] < jax.nn.sigmoid(-2 * beta * total))[
-            label
-        ] & may_move
+        flips = coin < jax.nn.sigmoid(-2 * beta * total)
+        moves = flips[label] & may_move
         return self._mixed(sites, other, moves), jnp.zeros((), jnp.int32)
 
     def _others(
@@ -175,22 +171,17 @@ class ClusterMove:
         other = {}
         may_move = []
         for name in sorted(sites):
-            table, valid = (jnp.asarray(v) for v in self.posterior.values[name])
-
-            def at(k, table=table, value=sites[name]):
-                return jnp.broadcast_to(
-                    table[jnp.minimum(k, len(table) - 1)].astype(value.dtype),
-                    value.shape,
-                )
-
-            both = (
-                valid[jnp.minimum(a, len(valid) - 1)]
-                & valid[jnp.minimum(b, len(valid) - 1)]
-            )
-            both = both & (jnp.maximum(a, b) < len(valid))
-            is_a = (sites[name] == at(a)) & both
-            is_b = (sites[name] == at(b)) & both
-            other[name] = jnp.where(is_a, at(b), jnp.where(is_b, at(a), sites[name]))
+            value = sites[name]
+            table, valid = map(jnp.asarray, self.posterior.values[name])
+            last = len(table) - 1
+            index_a = jnp.minimum(a, last)
+            index_b = jnp.minimum(b, last)
+            both = valid[index_a] & valid[index_b] & (jnp.maximum(a, b) <= last)
+            value_a = jnp.broadcast_to(table[index_a].astype(value.dtype), value.shape)
+            value_b = jnp.broadcast_to(table[index_b].astype(value.dtype), value.shape)
+            is_a = (value == value_a) & both
+            is_b = (value == value_b) & both
+            other[name] = jnp.where(is_a, value_b, jnp.where(is_b, value_a, value))
             may_move.append((is_a ^ is_b).ravel())
         return other, jnp.concatenate(may_move)
 
@@ -215,46 +206,41 @@ class ClusterMove:
         may_move: Array,
     ) -> tuple[Array, Array, Array]:
         """Return the positive couplings of pairs, the fields of units, and which units may move."""
-        coefficients = self.terms.coefficients(
-            {**inputs, **self.posterior.site_inputs(sites)}
-        )
+        values = {**inputs, **self.posterior.site_inputs(sites)}
+        coefficients = self.terms.coefficients(values)
 
         def sums(sites):
             return self._sums(sites, inputs, coefficients)
 
-        single, (stay, move) = zip(sums(sites), sums(other), strict=True)
+        single_stay, stay = sums(sites)
+        single_move, move = sums(other)
         head, tail = self.edges.T
         colors = jnp.asarray(self.colors)
-        layers = int(self.colors.max()) + 1
-        by_color = jnp.stack(
-            [sums(self._mixed(sites, other, colors == c))[1] for c in range(layers)]
-        )
+        moved = []
+        for color in range(int(self.colors.max()) + 1):
+            _, double = sums(self._mixed(sites, other, colors == color))
+            moved.append(double)
+        by_color = jnp.stack(moved)
         pairs = jnp.arange(len(self.edges))
         # only the first unit moves, and only the second
         first = by_color[colors[head], pairs]
         second = by_color[colors[tail], pairs]
-        finite = (
-            jnp.isfinite(stay)
-            & jnp.isfinite(move)
-            & jnp.isfinite(first)
-            & jnp.isfinite(second)
-        )
+        finite = jnp.isfinite(jnp.stack([stay, move, first, second])).all(0)
         # the four are the same wherever the move ends, and so are the units that are
         # fixed because of them
-        fixed = (
-            jnp.zeros(self.size, bool).at[head].max(~finite).at[tail].max(~finite)
-            | ~may_move
-        )
+        is_infinite = jnp.zeros(self.size, bool).at[head].max(~finite)
+        fixed = is_infinite.at[tail].max(~finite) | ~may_move
         both = ~fixed[head] & ~fixed[tail]
-        stay, move, first, second = (
-            jnp.where(finite, a, 0.0) for a in (stay, move, first, second)
-        )
+        stay = jnp.where(finite, stay, 0.0)
+        move = jnp.where(finite, move, 0.0)
+        first = jnp.where(finite, first, 0.0)
+        second = jnp.where(finite, second, 0.0)
         coupling = jnp.where(both, (stay + move - first - second) / 4, 0.0)
         alone = jnp.where(fixed[tail], (stay - first) / 2, 0.0)
         field_head = jnp.where(both, (stay + second - first - move) / 4, alone)
         alone = jnp.where(fixed[head], (stay - second) / 2, 0.0)
         field_tail = jnp.where(both, (stay + first - second - move) / 4, alone)
-        field = (single[0] - single[1]) / 2
+        field = (single_stay - single_move) / 2
         field = field.at[head].add(field_head).at[tail].add(field_tail)
         fixed = fixed | jnp.isnan(field)
         return jnp.maximum(coupling, 0), jnp.where(fixed, 0.0, field), ~fixed
@@ -267,9 +253,8 @@ class ClusterMove:
     ) -> tuple[Array, Array]:
         """Return the sums of the elements that read each unit alone, and each pair."""
         values = {**inputs, **self.posterior.site_inputs(sites)}
-        terms = self.terms.multiply(
-            coefficients, self.terms.evaluate(values, self.terms.live)
-        )
+        evaluated = self.terms.evaluate(values, self.terms.live)
+        terms = self.terms.multiply(coefficients, evaluated)
         single = jnp.zeros(self.size)
         double = jnp.zeros(len(self.edges))
         for slot, reads in self.reads.items():
