@@ -22,7 +22,7 @@ from ebmpp.diagnostics.meeting import (
     tv_upper_bound,
 )
 from ebmpp.diagnostics.style import LineStyle, grid, look, new_axes, tidy
-from ebmpp.estimators.metrics import COLUMNS, column_of
+from ebmpp.estimators.base import COLUMNS, column_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,8 +21,14 @@ from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.core.rows import num_rows
 from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError, StateError, UnmetError
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, shapes
-from ebmpp.estimators.metrics import total_unmet
+from ebmpp.estimators.base import (
+    Batch,
+    Estimate,
+    Estimator,
+    Repeats,
+    shapes,
+    total_unmet,
+)
 from ebmpp.estimators.particles import ParticleUCD
 from ebmpp.graph import FactorGraph, tables
 

@@ -12,8 +12,14 @@ import jax.numpy as jnp
 
 from ebmpp.core import Key, Params, Rows, State, checks, random, sharding
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator, Repeats, split_chains
-from ebmpp.estimators.metrics import StepMetrics
+from ebmpp.estimators.base import (
+    Batch,
+    Estimate,
+    Estimator,
+    Repeats,
+    StepMetrics,
+    split_chains,
+)
 from ebmpp.graph import FactorGraph
 from ebmpp.moves import Target, swaps
 from ebmpp.moves.ensemble import Ensemble

@@ -16,8 +16,14 @@ from ebmpp.core.backend import full_precision
 from ebmpp.core.types import PerRow
 from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
 from ebmpp.estimators import centering, phases
-from ebmpp.estimators.base import Batch, Columns, Estimate, Estimator, Repeats
-from ebmpp.estimators.metrics import StepMetrics
+from ebmpp.estimators.base import (
+    Batch,
+    Columns,
+    Estimate,
+    Estimator,
+    Repeats,
+    StepMetrics,
+)
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 

@@ -19,9 +19,15 @@ from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
 from ebmpp.coupling import accumulators, engine, expectation, overlap, slots
 from ebmpp.errors import StateError
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Columns, Estimate, Estimator
+from ebmpp.estimators.base import (
+    Batch,
+    Columns,
+    Estimate,
+    Estimator,
+    PairMetrics,
+    total_unmet,
+)
 from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
-from ebmpp.estimators.metrics import PairMetrics, total_unmet
 from ebmpp.estimators.phases import Phase
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows

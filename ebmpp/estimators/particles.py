@@ -17,8 +17,16 @@ from ebmpp.annealing.ladder import Ladder, find_ladder
 from ebmpp.annealing.particle_pairs import LONG_STAY, PairOutcome, run_pair
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
-from ebmpp.estimators.base import Batch, Columns, Estimate, Estimator, shapes
-from ebmpp.estimators.metrics import PairMetrics, StepMetrics, total_unmet
+from ebmpp.estimators.base import (
+    Batch,
+    Columns,
+    Estimate,
+    Estimator,
+    PairMetrics,
+    StepMetrics,
+    shapes,
+    total_unmet,
+)
 from ebmpp.estimators.pairs import AdaptiveLength, ChainUCD, CoupledPairs
 from ebmpp.estimators.phases import batch_log_likelihood, reference_log_partition
 from ebmpp.graph import FactorGraph

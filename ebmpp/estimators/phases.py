@@ -34,8 +34,7 @@ from ebmpp.core.types import (
 )
 from ebmpp.coupling.engine import Outcome, Window
 from ebmpp.errors import IntractableError, clash
-from ebmpp.estimators.base import Batch, HasChains
-from ebmpp.estimators.metrics import ChainMetrics, PairMetrics
+from ebmpp.estimators.base import Batch, ChainMetrics, HasChains, PairMetrics
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Layer, Move, Target, gibbs, gibbs_sweep, mixture

@@ -18,8 +18,7 @@ from ebmpp.core import Eta, Key, Keys, Params, Rows, checks, random, sharding
 from ebmpp.core.backend import full_precision
 from ebmpp.core.types import PerRow
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator
-from ebmpp.estimators.metrics import StepMetrics
+from ebmpp.estimators.base import Batch, Estimate, Estimator, StepMetrics
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves import couplings
 

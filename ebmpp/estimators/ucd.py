@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Key, Params, Rows, checks
 from ebmpp.errors import IntractableError
-from ebmpp.estimators.base import Batch, Choice, Columns, Estimate
-from ebmpp.estimators.metrics import METHODS
+from ebmpp.estimators.base import METHODS, Batch, Choice, Columns, Estimate
 from ebmpp.estimators.pairs import ChainUCD, CoupledPairs, UCDState
 from ebmpp.estimators.particles import ParticleState, ParticleUCD
 from ebmpp.graph import FactorGraph

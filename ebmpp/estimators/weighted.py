@@ -17,8 +17,14 @@ from ebmpp.annealing import Path, particles, reference, systems
 from ebmpp.annealing.log_partition import MIN_ANCESTRY, MIN_SHARE
 from ebmpp.core import Eta, Key, Params, Rows, checks, random, sharding
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Columns, Estimate, Estimator, shapes
-from ebmpp.estimators.metrics import StepMetrics
+from ebmpp.estimators.base import (
+    Batch,
+    Columns,
+    Estimate,
+    Estimator,
+    StepMetrics,
+    shapes,
+)
 from ebmpp.graph import FactorGraph
 
 # fewer islands make the watchers' standard error too noisy
@@ -78,8 +84,8 @@ class _Watch(NamedTuple):
 class WeightedPCD(Estimator):
     """Persistent CD with weights that correct for the movement of the params.
 
-    It also estimates the likelihood. For runs on which :class:`PCD` drifts away and
-    unbiased steps are too expensive.
+    For runs on which :class:`PCD` drifts away and unbiased steps are too expensive. It
+    also estimates the likelihood.
 
     When the params move from p to q, a chain's weight is multiplied by the ratio of its
     unnormalised densities. If fewer than half of the chains are effective they are

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike, DTypeLike
 from ebmpp.core import Params, backend, checks
 from ebmpp.core.rows import num_rows
 from ebmpp.errors import ArgumentError, TrainingError
-from ebmpp.estimators.metrics import COLUMNS, decode
+from ebmpp.estimators.base import COLUMNS, decode
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -17,7 +17,7 @@ from ebmpp.estimators import Batch, Estimator
 from ebmpp.estimators.base import shapes
 from ebmpp.estimators.certificate import state_shapes
 from ebmpp.graph import FactorGraph, tables
-from ebmpp.training.monitors import Partial, Monitor
+from ebmpp.training.monitors import Monitor, Partial
 
 
 class _Welford(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ebmpp import errors
 from ebmpp.core import Params, backend
-from ebmpp.estimators.metrics import UNMET
+from ebmpp.estimators.base import UNMET
 from ebmpp.graph import FactorGraph
 from ebmpp.training.history import Log
 from ebmpp.training.observers.base import Observer

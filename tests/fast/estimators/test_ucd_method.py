@@ -18,7 +18,7 @@ import ebmpp
 from ebmpp import UCD, ParticleUCD
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Centered, ucd
-from ebmpp.estimators.metrics import METHODS
+from ebmpp.estimators.base import METHODS
 from ebmpp.estimators.pairs import ChainUCD
 from ebmpp.training.history import Log
 from ebmpp.training.observers import ProgressBar
