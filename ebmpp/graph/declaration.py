@@ -9,6 +9,7 @@ import itertools
 from types import MappingProxyType
 from typing import Any
 
+from jaxtyping import PyTree
 import networkx as nx
 import numpy as np
 
@@ -263,7 +264,7 @@ def _as_labels(
     return names
 
 
-def _param_shapes(graph: Declaration, factor: Factor, floats: Any) -> Any:
+def _param_shapes(graph: Declaration, factor: Factor, floats: jnp.dtype) -> PyTree:
     """Return the shapes of a factor's params after probing its energy."""
     scope = tuple((b, graph.families[b], graph.splits.get(b)) for b in factor.blocks)
     arguments = (factor, scope, floats)
@@ -278,8 +279,8 @@ def _param_shapes(graph: Declaration, factor: Factor, floats: Any) -> Any:
 def _probed(
     factor: Factor,
     scope: tuple[tuple[str, Family, SplitBlock | None], ...],
-    floats: Any,
-) -> Any:
+    floats: jnp.dtype,
+) -> PyTree:
     """Probe a factor once for all graphs with these blocks and this default dtype of floats."""
     families = {b: f for b, f, _ in scope}
     splits = {b: s for b, _, s in scope if s is not None}

@@ -10,7 +10,7 @@ energy into one matrix product, as fast as a hand-written one.
 
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Shaped
 
@@ -89,7 +89,7 @@ def contributed(
     factors: Factors,
     params: Params,
     statistics: Statistics,
-    blocks: Any = None,
+    blocks: Iterable[str] | None = None,
 ) -> Eta:
     """Return what ``factors`` add to the natural parameters of blocks, all by default, at ``statistics``."""
 
@@ -345,7 +345,7 @@ def natural_part(
     units: Array,
     block: str,
     context: PartContext,
-    part: Any,
+    part: Array | int,
 ) -> Natural:
     """Return the natural parameters of one part given everything else, ``(rows, part units, ...)``.
 

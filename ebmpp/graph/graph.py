@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 import networkx as nx
 import numpyro.distributions as dist
 
@@ -131,7 +131,7 @@ class FactorGraph(Declaration, Shown):
         return networks.unit_network(self, params)
 
     @classmethod
-    def from_bqm(cls, bqm: Any, *, block: str = "x") -> "FactorGraph":
+    def from_bqm(cls, bqm: PyTree, *, block: str = "x") -> "FactorGraph":
         """Declare one visible block with a unit per variable of a binary quadratic model.
 
         ``init`` returns its biases and weights with opposite signs, so that p(x) is
@@ -153,7 +153,7 @@ class FactorGraph(Declaration, Shown):
         return cls._of_one_block(block, networks.of_bqm(bqm, block))
 
     @classmethod
-    def from_qubo(cls, q: Any, *, block: str = "x") -> "FactorGraph":
+    def from_qubo(cls, q: Mapping | ArrayLike, *, block: str = "x") -> "FactorGraph":
         r"""Declare one visible block of Bernoulli units whose energy is :math:`x^T Q x`.
 
         ``init`` returns the params with which p(x) is proportional to
@@ -257,7 +257,7 @@ class FactorGraph(Declaration, Shown):
             with sharding.eager():  # under jit, concrete params would be staged
                 normalization.check(self, params)
 
-    def _as_state(self, x: StateLike) -> dict[str, Any]:
+    def _as_state(self, x: StateLike) -> dict[str, PyTree]:
         x = dict(x) if isinstance(x, Mapping) else states.as_visible(self, x)
         states.check_names(x, self.families)
         return x

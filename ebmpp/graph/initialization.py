@@ -4,13 +4,14 @@
 
 from collections.abc import Mapping
 import math
-from typing import Any
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks
+from ebmpp.core import Natural, Params, checks
 from ebmpp.core.compile import compiled
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
@@ -20,7 +21,7 @@ from ebmpp.graph.factors import Bias, Factor
 #: Mean statistics, and the number of rows they average: one for the block, or one per
 #: statistic. None: the mean is in double precision on the host, and that of the data
 #: and a row of the default distribution.
-Mean = tuple[Any, Array | int | None]
+Mean = tuple[PyTree, Array | int | None]
 Scheme = str | Mapping[str, str]
 
 SCHEMES: dict[str, dict[str, str]] = {
@@ -60,7 +61,7 @@ def init_params(
     choices = resolve(scheme)
     keys = jax.random.split(rng_key, max(1, len(factors)))
 
-    def init_factor(factor: Factor, key: Array) -> Any:
+    def init_factor(factor: Factor, key: Array) -> PyTree:
         start = factor.init_params(key, families)
         if factor.role == "weight":
             return _weight(choices["weight"], key, start, factor.row_axes(families))
@@ -105,7 +106,9 @@ def mean_statistics(
     return mean, jnp.where(total > 0, mask.sum(0), 0)
 
 
-def _pooled(factor: Bias, family: Family, mean: Any, rows: Array | int | None) -> Mean:
+def _pooled(
+    factor: Bias, family: Family, mean: Natural, rows: Array | int | None
+) -> Mean:
     if rows is None or isinstance(rows, int):
         return factor.pool(mean, family), rows
     count = factor.pool(rows, family)
@@ -152,7 +155,7 @@ def _bias(
 
 
 def base_rate(
-    family: Family, mean: Any, rows: Array | int | None, start: Array
+    family: Family, mean: Natural, rows: Array | int | None, start: Array
 ) -> Array:
     """Return the natural parameter of a block with mean statistics; see :data:`Mean`.
 

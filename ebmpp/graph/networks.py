@@ -10,13 +10,14 @@ import importlib
 import itertools
 from typing import Any, NamedTuple
 
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, PyTree
 import networkx as nx
 import numpy as np
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import Params, checks
 from ebmpp.errors import DeclarationError, IntractableError
@@ -239,7 +240,7 @@ def _two_values(family: Family) -> tuple[float, ...] | None:
     return tuple(map(float, family.statistic_bounds)) if family.is_two_valued else None
 
 
-def of_bqm(bqm: Any, block: str) -> Declared:
+def of_bqm(bqm: PyTree, block: str) -> Declared:
     """See :meth:`ebmpp.FactorGraph.from_bqm`."""
     is_ising = (
         isinstance(bqm, tuple)
@@ -259,7 +260,7 @@ def of_bqm(bqm: Any, block: str) -> Declared:
     return _of_terms(vartype, bqm.linear, bqm.quadratic, block)
 
 
-def of_qubo(q: Any, block: str) -> Declared:
+def of_qubo(q: Mapping | ArrayLike, block: str) -> Declared:
     """See :meth:`ebmpp.FactorGraph.from_qubo`."""
     if not isinstance(q, Mapping):
         matrix = np.asarray(checks.numbers("from_qubo: q", q))

@@ -19,6 +19,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -30,6 +31,9 @@ from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.states import ordered_params
+
+#: A part of a file's header: numbers, strings, lists and dicts of these.
+Description = Mapping[str, PyTree]
 
 _KIND = archive.Kind("ebmpp model", 1, "ebmpp.save")
 _COMMON = {"blocks", "energy", "init", "name", "lateral"}  # fields of every factor
@@ -147,7 +151,7 @@ def _is_held(dtype: np.dtype) -> bool:
     return jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
-def _pack(tree: Any, arrays: list[np.ndarray]) -> dict[str, Any]:
+def _pack(tree: PyTree, arrays: list[np.ndarray]) -> Description:
     """Append the arrays of a tree to a list and return a description that refers to them by number."""
     if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
         return {"dict": {key: _pack(value, arrays) for key, value in tree.items()}}
@@ -166,7 +170,7 @@ def _pack(tree: Any, arrays: list[np.ndarray]) -> dict[str, Any]:
     raise SavedFileError(f"params must be {expected}, got {checks.tell(tree)}.")
 
 
-def _unpack(description: Mapping[str, Any], arrays: list) -> Any:
+def _unpack(description: Description, arrays: list) -> PyTree:
     ((kind, value),) = description.items()
     if kind == "dict":
         return {key: _unpack(inner, arrays) for key, inner in value.items()}
@@ -177,7 +181,7 @@ def _unpack(description: Mapping[str, Any], arrays: list) -> Any:
     return None if kind == "none" else arrays[value]
 
 
-def _to_json(name: str, value: Any) -> Any:
+def _to_json(name: str, value: object) -> PyTree:
     """Return numbers, strings and nested tuples of them as JSON values."""
     if type(value) is tuple:
         return [_to_json(name, item) for item in value]
@@ -191,11 +195,11 @@ def _to_json(name: str, value: Any) -> Any:
     return value
 
 
-def _from_json(value: Any) -> Any:
+def _from_json(value: PyTree) -> PyTree:
     return tuple(map(_from_json, value)) if isinstance(value, list) else value
 
 
-def _fields(value: Any, skipped: Collection[str] = ()) -> dict[str, Any]:
+def _fields(value: Family | Factor, skipped: Collection[str] = ()) -> Description:
     return {
         f.name: _to_json(f"{value!r}: field {f.name!r}", getattr(value, f.name))
         for f in dataclasses.fields(value)
@@ -225,18 +229,21 @@ def _takes_function(kind: Any) -> bool:
     return not needed <= fields
 
 
-def _class_of(value: Any, base: type) -> dict[str, Any]:
+def _class_of(value: object, base: type) -> Description:
     name = type(value).__name__
     return {"class": name, "custom": _classes(base).get(name) is not type(value)}
 
 
 def _describe_factor(
-    graph: FactorGraph, factor: Factor, params: Params, arrays: list
-) -> dict[str, Any]:
-    description: dict[str, Any] = {"name": factor.name, "blocks": list(factor.blocks)}
+    graph: FactorGraph, factor: Factor, params: Params, arrays: list[np.ndarray]
+) -> Description:
+    description: dict[str, PyTree] = {
+        "name": factor.name,
+        "blocks": list(factor.blocks),
+    }
     description |= _class_of(factor, Factor)
     if description["custom"]:
-        energy: Any = factor.energy
+        energy: object = factor.energy
         description["energy"] = getattr(
             energy, "__qualname__", type(energy).__qualname__
         )
@@ -253,7 +260,7 @@ def _describe_factor(
 
 
 def _value(
-    factor: Factor, families: Mapping[str, Family], params: Any
+    factor: Factor, families: Mapping[str, Family], params: PyTree
 ) -> list[float | None]:
     """Return the energy at one generic state, and the magnitude of the terms in its sum."""
     scope = tuple(families[b] for b in factor.blocks)
@@ -276,7 +283,7 @@ def _value(
 
 
 def _build_family(
-    block: str, description: Mapping[str, Any], custom: Mapping[str, type[Family]]
+    block: str, description: Description, custom: Mapping[str, type[Family]]
 ) -> Family:
     known = custom if description["custom"] else _classes(Family)
     name = description["class"]
@@ -292,7 +299,7 @@ def _build_family(
 
 
 def _build_factor(
-    description: Mapping[str, Any], custom: Factor | None, arrays: list
+    description: Description, custom: Factor | None, arrays: list
 ) -> Factor:
     name = description["name"]
     blocks = tuple(description["blocks"])
@@ -335,7 +342,7 @@ def _check_value(
         )
 
 
-def layers(graph: FactorGraph) -> dict[str, Any]:
+def layers(graph: FactorGraph) -> Description:
     """Return the order in which a sweep visits blocks, and a digest of its colours, for resumed runs."""
     colors = {block: split.colors for block, split in graph.splits.items()}
     order = [list(blocks) for blocks in graph.block_layers]

@@ -8,11 +8,13 @@ import dataclasses
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks, sharding
 from ebmpp.core.types import BatchShape, Blocks, Numbers, Params, StateLike
@@ -29,7 +31,7 @@ def check_names(
     checks.names(what, names, known, StateError)
 
 
-def as_visible(graph: Declaration, data: StateLike) -> dict[str, Any]:
+def as_visible(graph: Declaration, data: StateLike) -> dict[str, PyTree]:
     """Return data as a dict of visible blocks; anything but a dict stands for the only one."""
     if isinstance(data, Mapping):
         check_names(data, graph.visible, "visible block")
@@ -82,7 +84,7 @@ def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
 
 
 def as_rows(
-    families: Families, x: Mapping[str, Any], needed: Iterable[str] = ()
+    families: Families, x: Mapping[str, PyTree], needed: Iterable[str] = ()
 ) -> tuple[Blocks, BatchShape]:
     """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape."""
     if not isinstance(x, Mapping):
@@ -97,7 +99,7 @@ def as_rows(
 
 def as_partial_rows(
     families: Families,
-    x: Mapping[str, Any],
+    x: Mapping[str, PyTree],
     needed: Iterable[str] = (),
     check: bool = True,
 ) -> tuple[Blocks, Blocks, BatchShape]:
@@ -127,7 +129,7 @@ def as_partial_rows(
     return full, masks, batch
 
 
-def incomplete(known: Mapping[str, Any]) -> dict[str, Any]:
+def incomplete(known: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Return the masks that leave units unknown, or may do so if traced."""
     return {
         b: k
@@ -175,8 +177,8 @@ class Observed(NamedTuple):
     [1.0, 0.0]
     """
 
-    values: Any
-    known: Any
+    values: PyTree
+    known: PyTree
 
     def __getitem__(self, rows: Any) -> Any:
         """Select rows of values and mask by a slice, numbers or a mask.
@@ -194,7 +196,7 @@ class Observed(NamedTuple):
         return Observed(values[rows], known if is_shared else known[rows])
 
     @classmethod
-    def where_finite(cls, values: Any) -> "Observed":
+    def where_finite(cls, values: ArrayLike) -> "Observed":
         """Mark the finite entries of a table as known.
 
         :param values: numbers, shape ``(*batch, *shape)``.
@@ -236,7 +238,7 @@ class Clamped:
         return jax.tree.map(lambda v: v if len(v) == 1 else v[rows], self)
 
 
-def merge_clamped(blocks: Mapping[str, Any]) -> dict[str, Any]:
+def merge_clamped(blocks: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """Merge blocks given by keyword with ``clamped={...}``, for blocks named like arguments of the call."""
     blocks = dict(blocks)
     named = blocks.pop("clamped", {})
@@ -248,7 +250,7 @@ def merge_clamped(blocks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_clamped(
-    families: Families, blocks: Mapping[str, Any], check: bool = True
+    families: Families, blocks: Mapping[str, PyTree], check: bool = True
 ) -> Clamped:
     """Validate clamped and :class:`Observed` blocks; without ``check`` their names and shapes only."""
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
@@ -261,7 +263,7 @@ def as_clamped(
 
 
 def as_arrays(
-    families: Families, blocks: Mapping[str, Any]
+    families: Families, blocks: Mapping[str, PyTree]
 ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
     """Return arrays of values, and masks of the :class:`Observed` blocks."""
     values = {}
@@ -318,7 +320,7 @@ def _placeholder(family: Family) -> np.ndarray:
         )
 
 
-def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+def check_params(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -> None:
     """Compare names, structure and shapes of params with a pytree of ``jax.ShapeDtypeStruct`` by factor."""
     check_factors(expected, params)
     for name, tree in expected.items():
@@ -343,7 +345,7 @@ def check_params(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None
             )
 
 
-def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+def check_factors(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -> None:
     """Compare the names of params and factors."""
     is_dict = isinstance(params, Mapping)
     if not is_dict or params.keys() != expected.keys():
@@ -355,13 +357,13 @@ def check_factors(expected: Mapping[str, Any], params: Mapping[str, Any]) -> Non
         )
 
 
-def ordered_params(graph: Declaration, params: Params) -> dict[str, Any]:
+def ordered_params(graph: Declaration, params: Params) -> dict[str, PyTree]:
     """Return the params in the order of the factors."""
     check_factors(graph.param_shapes, params)
     return {f.name: params[f.name] for f in graph.factors}
 
 
-def check_finite(params: Mapping[str, Any]) -> None:
+def check_finite(params: Mapping[str, PyTree]) -> None:
     """Check that params are finite numbers."""
     for name, tree in params.items():
         for leaf in jax.tree.leaves(tree):

@@ -7,10 +7,12 @@ blocks are accepted. Names and shapes are checked first, values when they are re
 are never broadcast.
 """
 
+from collections.abc import Callable
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 import warnings
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -36,9 +38,9 @@ _DOUBT = 5.0  # standard errors of a variance
 class Table(NamedTuple):
     """Data of visible blocks: checked names and shapes, and, from :func:`check_table`, checked values."""
 
-    rows: dict[str, Any]
+    rows: dict[str, PyTree]
     """Visible blocks, ``(*batch, *shape)``; on the device ``(rows, *shape)``."""
-    known: dict[str, Any]
+    known: dict[str, PyTree]
     """Masks of the partly observed blocks, whose unknown units have placeholders on the device."""
     batch: tuple[int, ...]
     """Leading axes, whose product is the number of rows."""
@@ -51,7 +53,7 @@ class Table(NamedTuple):
         )
         return Table(rows, known, (len(index),))
 
-    def observed(self) -> dict[str, Any]:
+    def observed(self) -> dict[str, PyTree]:
         """Return arrays and :class:`~ebmpp.Observed` blocks."""
         known = self.known
         return {
@@ -60,7 +62,7 @@ class Table(NamedTuple):
         }
 
 
-def as_table(graph: Declaration, data: Any, missing: str | None = None) -> Table:
+def as_table(graph: Declaration, data: PyTree, missing: str | None = None) -> Table:
     """Check names and shapes of data.
 
     :param missing: None to accept missing units, else the name of the consumer that
@@ -105,13 +107,13 @@ def check_table(graph: Declaration, table: Table) -> Table:
     return Table(*states.as_partial_rows(graph.families, table.observed()))
 
 
-def as_data(graph: Declaration, data: Any, missing: str | None = "this") -> Table:
+def as_data(graph: Declaration, data: PyTree, missing: str | None = "this") -> Table:
     """Return checked data with any leading axes; see :func:`as_table`."""
     return check_table(graph, as_table(graph, data, missing))
 
 
 def check_rows(
-    graph: Declaration, data: Any, missing: str | None = "this"
+    graph: Declaration, data: PyTree, missing: str | None = "this"
 ) -> tuple[dict[str, Array], int]:
     """Return checked data with one leading axis, and the number of rows; see :func:`as_table`."""
     table = as_table(graph, data, missing)
@@ -120,7 +122,7 @@ def check_rows(
 
 
 def mean_statistics(
-    graph: Declaration, data: Any, weights: Any, warns: bool = False
+    graph: Declaration, data: PyTree, weights: PyTree, warns: bool = False
 ) -> dict[str, Mean]:
     """Return the mean statistics of known entries, and the number of rows, by block."""
     rows, known, batch = as_data(graph, data, missing=None)
@@ -143,7 +145,7 @@ def mean_statistics(
     return means
 
 
-def check_weights(weights: Any, size: int) -> np.ndarray:
+def check_weights(weights: PyTree, size: int) -> np.ndarray:
     """Return weights of the rows, scaled to mean 1."""
     array = np.asarray(weights)
     is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
@@ -161,7 +163,7 @@ def check_weights(weights: Any, size: int) -> np.ndarray:
 
 
 def _moments(
-    x: Any, known: Any, weights: Any
+    x: PyTree, known: PyTree, weights: PyTree
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean, variance and number of known rows of each unit; squares are of centred rows."""
     x = np.asarray(x)
@@ -170,7 +172,7 @@ def _moments(
     known = np.True_ if known is None else np.asarray(known)
     known = np.broadcast_to(known, x.shape)
 
-    def averages(function: Any) -> np.ndarray:
+    def averages(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         sums = np.zeros((2, *x.shape[1:]))
         for part in (
             slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)
