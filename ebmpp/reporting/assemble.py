@@ -8,7 +8,6 @@ from html import escape
 import os
 import pathlib
 import time
-from typing import Any
 import warnings
 
 import pandas as pd
@@ -17,6 +16,8 @@ import xarray as xr
 from jax import Array
 
 from ebmpp.core import Params, checks
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import StateLike
 from ebmpp.diagnostics.plots import panels
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.reporting import likelihood, mixing, model, samples
@@ -67,14 +68,14 @@ class Report:
 def report(
     graph: FactorGraph,
     params: Params,
-    data: Any,
+    data: StateLike,
     *,
     rng_key: Array,
-    held_out: Any = None,
+    held_out: StateLike | None = None,
     file: str | os.PathLike[str] | None = "report.html",
     budget: str | Budget = "quick",
-    image_shape: tuple[int, int] | Mapping[str, tuple[int, int]] | None = None,
-    history: Any = None,
+    image_shape: samples.ImageShape = None,
+    history: object = None,
     title: str = "Report on an energy-based model",
 ) -> Report:
     """Write one self-contained HTML page on a trained model.
@@ -114,7 +115,8 @@ def report(
     **Example**
 
     >>> import jax, ebmpp
-    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3)), ebmpp.data.bars_and_stripes(3)
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3))
+    >>> data = ebmpp.data.bars_and_stripes(3)
     >>> result = ebmpp.report(  # doctest: +SKIP
     ...     rbm, rbm.init(jax.random.key(0)), data, rng_key=jax.random.key(1), file="rbm.html"
     ... )
@@ -170,8 +172,7 @@ def report(
     )
     sections.append(last)
     counts = [
-        f"{len(next(iter(rows[n].values())))} of {t.batch[0]} {n} rows"
-        for n, t in inputs.items()
+        f"{num_rows(rows[n])} of {t.batch[0]} {n} rows" for n, t in inputs.items()
     ]
     html = render(title, f"Computed from {' and '.join(counts)}.", sections)
     if file is not None:
@@ -185,15 +186,16 @@ def report(
     return Report(file, html, figures, frames, tuple(missing))
 
 
-def _check_file(file: Any) -> pathlib.Path | None:
+def _check_file(
+    file: str | os.PathLike[str] | None,
+) -> pathlib.Path | None:
     """Return the page's path; raise ArgumentError where no file can be written."""
     if file is None:
         return None
     try:
         page = pathlib.Path(file)
-        is_writable = not page.is_dir() and os.access(
-            page if page.exists() else page.parent, os.W_OK
-        )
+        place = page if page.exists() else page.parent
+        is_writable = not page.is_dir() and os.access(place, os.W_OK)
     except (TypeError, ValueError):
         is_writable = False
     if not is_writable:

@@ -23,6 +23,7 @@ from ebmpp.annealing import (
     smc,
 )
 from ebmpp.core import Rows, statistics
+from ebmpp.core.rows import num_rows
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
@@ -47,7 +48,7 @@ class _LogZ(NamedTuple):
 
 
 def likelihood(section: Section, subject: Subject) -> None:
-    """Report log Z and log p of the rows: exact if the states can be summed, otherwise from two estimates."""
+    """Report log Z and log p of the rows: exact by a sum over states, or from two estimates."""
     log_z = _summed(section, subject) or _estimated(section, subject)
     exact_rows = {
         name: _exact_rows(subject, rows, log_z) for name, rows in subject.data.items()
@@ -96,7 +97,7 @@ def _summed(section: Section, subject: Subject) -> _LogZ | None:
 
 
 def _estimated(section: Section, subject: Subject) -> _LogZ:
-    """Return log Z by annealing and particle systems from below, and by annealing in reverse from above."""
+    """Return log Z by annealing and particles from below, and by annealing from above."""
     graph = subject.graph
     params = subject.params
     data = subject.train
@@ -178,7 +179,7 @@ def _log_z_table(
 
 
 def _describe(row: "pd.Series") -> str:
-    """Return a likelihood in words: exact, one value with its error, or the range of two estimates."""
+    """Return a likelihood in words: exact, with an error, or as a range of two estimates."""
     if np.isfinite(row["exact"]):
         return f"{row['exact']:.2f} per row (exact)"
     low, high = sorted((row["at upper log Z"], row["at lower log Z"]))
@@ -190,14 +191,10 @@ def _describe(row: "pd.Series") -> str:
 
 def _judge(section: Section, name: str, row: "pd.Series") -> None:
     """Check that the rows are more likely than under independent units, beyond the errors."""
-    low, high = (
-        row[end] - row["independent units"]
-        for end in ("at upper log Z", "at lower log Z")
-    )
-    low, high = (
-        min(low, high) - 2 * row["log Z error"],
-        max(low, high) + 2 * row["log Z error"],
-    )
+    ends = sorted((row["at upper log Z"], row["at lower log Z"]))
+    margin = 2 * row["log Z error"]
+    low = ends[0] - margin - row["independent units"]
+    high = ends[1] + margin - row["independent units"]
     if np.isfinite(row["exact"]):
         low = high = row["exact"] - row["independent units"]
     if low > 0:
@@ -223,10 +220,8 @@ def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None
         plan = enumeration.make_plan(subject.graph, subject.graph.visible)
     except IntractableError:
         return None
-    count = enumeration.num_states(subject.graph, plan.enumerated) * len(
-        next(iter(rows.values()))
-    )
-    if count > _MAX_LATENT_STATES:
+    count = enumeration.num_states(subject.graph, plan.enumerated)
+    if count * num_rows(rows) > _MAX_LATENT_STATES:
         return None
     return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
 
@@ -251,7 +246,7 @@ def _table(
 
 
 def _independent(subject: Subject, rows: Rows) -> float:
-    """Return the mean log p of rows under independent units with the base rates of the training rows."""
+    """Return the mean log p of rows under independent units with the training rows' rates."""
     eta = reference.base_rates(subject.graph, subject.train)
 
     def log_prob(b, family):

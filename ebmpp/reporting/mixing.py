@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Sections on mixing: meeting times of coupled chains, and Gibbs chains against parallel tempering."""
+"""Sections on mixing: meeting times, and Gibbs chains against parallel tempering."""
 
 import contextlib
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import UnmetError
 from ebmpp.reporting.page import Section
-from ebmpp.reporting.subject import Chains, Subject
+from ebmpp.reporting.subject import SamplerRun, Subject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def meeting_times(section: Section, subject: Subject) -> None:
 
 
 def _pairs(subject: Subject, lag: int) -> UnbiasedEstimate | None:
-    """Return an estimate from the pairs that met, over the sweeps from lag to 2 lag; None if none met."""
+    """Return an estimate from the pairs that met, over lag to 2 lag; None if none met."""
     budget = subject.budget
     options: dict[str, Any] = {
         "k": lag,
@@ -215,7 +215,9 @@ def chains(section: Section, subject: Subject) -> None:
     )
 
 
-def _table(name: str, chains: Chains, values: dict[str, Any]) -> pd.DataFrame:
+def _table(
+    name: str, chains: SamplerRun, values: dict[str, np.ndarray]
+) -> pd.DataFrame:
     import arviz_base  # imports matplotlib, if installed
 
     table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")

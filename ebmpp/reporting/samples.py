@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from functools import partial
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 import numpy as np
@@ -15,7 +15,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks, statistics
+from ebmpp.core import Numbers, Params, checks, statistics
 from ebmpp.diagnostics.plots import plot_units
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import StateError
@@ -23,7 +23,7 @@ from ebmpp.evaluate.activity import conditional_moments, exact_moments
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.reporting.page import Section
-from ebmpp.reporting.subject import Chains, Subject, spread_draws
+from ebmpp.reporting.subject import SamplerRun, Subject, spread_draws
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,6 +36,9 @@ _COLUMNS = 10
 _FILTERS = 64
 _MAX_FILTERED = 4096  # latent statistics whose filters are computed
 _MIN_SIDE = 3  # of a square image
+
+#: Height and width of all visible blocks, or by block.
+ImageShape = tuple[int, int] | Mapping[str, tuple[int, int]] | None
 
 
 def moments(section: Section, subject: Subject) -> None:
@@ -99,62 +102,61 @@ def moments(section: Section, subject: Subject) -> None:
     section.judge(not differing, words)
 
 
-def _statistics(subject: Subject, values: Mapping[str, Any], blocks: Any) -> np.ndarray:
+def _statistics(
+    families: Mapping[str, Family], values: Mapping[str, Numbers]
+) -> np.ndarray:
     """Return statistics of blocks, ``(*batch, statistics)``."""
     result = []
-    for b in blocks:
-        family = subject.graph.families[b]
-        x = np.asarray(values[b])
+    for b, family in families.items():
+        x = jnp.asarray(values[b])
         batch = x.shape[: x.ndim - len(family.shape)]
-        result.append(
-            np.asarray(family.statistics(jnp.asarray(x)), np.float64).reshape(
-                *batch, -1
-            )
-        )
+        statistics = np.asarray(family.statistics(x), np.float64)
+        result.append(statistics.reshape(*batch, -1))
     return np.concatenate(result, -1)
 
 
-def _labels(subject: Subject, blocks: Any) -> list[str]:
-    shapes = {b: subject.graph.families[b].statistic_shape for b in blocks}
-    return [
-        f"{b}{list(index)}"
-        for b, shape in shapes.items()
-        for index in np.ndindex(*shape)
-    ]
+def _labels(families: Mapping[str, Family]) -> list[str]:
+    """Return names of the statistics of blocks, such as "v[0]"."""
+    labels = []
+    for b, family in families.items():
+        indices = np.ndindex(*family.statistic_shape)
+        labels += [f"{b}{list(index)}" for index in indices]
+    return labels
 
 
-def _visible(subject: Subject, chains: Chains) -> dict[str, pd.DataFrame]:
-    blocks = subject.graph.visible
-    data, model = (
-        _statistics(subject, x, blocks) for x in (subject.train, chains.draws)
-    )
-    names = _labels(subject, blocks)
+def _visible(subject: Subject, chains: SamplerRun) -> dict[str, pd.DataFrame]:
+    families = subject.graph.visible
+    data = _statistics(families, subject.train)
+    model = _statistics(families, chains.draws)
+    names = _labels(families)
     size = data.shape[1]
     result = {"visible means": _compare(names, data, model, subject.share)}
     if size > 1:
         first, second = _pairs(size)
         pairs = [f"{names[i]}, {names[j]}" for i, j in zip(first, second, strict=True)]
 
-        def product(x, mean):
-            return (x[..., first] - mean[first]) * (x[..., second] - mean[second])
+        def products(x, mean):
+            deviation = x - mean
+            return deviation[..., first] * deviation[..., second]
 
-        products = (
-            product(data, data.mean(0)),
-            np.stack([product(c, model.mean((0, 1))) for c in model]),
+        mean = model.mean((0, 1))
+        model_products = np.stack([products(chain, mean) for chain in model])
+        data_products = products(data, data.mean(0))
+        result["covariances"] = _compare(
+            pairs, data_products, model_products, subject.share
         )
-        result["covariances"] = _compare(pairs, *products, subject.share)
     return result
 
 
 def _pairs(size: int) -> np.ndarray:
-    """Return all pairs of different statistics, or 3,000 random ones if there are more, ``(2, pairs)``."""
+    """Return all pairs of different statistics, or 3,000 random ones, ``(2, pairs)``."""
     if math.comb(size, 2) <= _MAX_PAIRS:
         return np.stack(np.triu_indices(size, 1))
     first, offset = np.random.default_rng(0).integers([[0], [1]], size, (2, _MAX_PAIRS))
     return np.stack([first, (first + offset) % size])
 
 
-def _latent(subject: Subject, chains: Chains) -> dict[str, pd.DataFrame]:
+def _latent(subject: Subject, chains: SamplerRun) -> dict[str, pd.DataFrame]:
     """Return means of the latents, if those conditional on the data have a closed form."""
     graph = subject.graph
     if not graph.latent or not subject.has_free_energy:
@@ -163,12 +165,9 @@ def _latent(subject: Subject, chains: Chains) -> dict[str, pd.DataFrame]:
         graph, tuple(graph.latent), subject.params, dict(subject.train)
     )
     data = np.concatenate([posterior[b][0] for b in graph.latent], -1)
-    model = _statistics(subject, chains.draws, graph.latent)
-    return {
-        "latent means": _compare(
-            _labels(subject, graph.latent), data, model, subject.share
-        )
-    }
+    model = _statistics(graph.latent, chains.draws)
+    means = _compare(_labels(graph.latent), data, model, subject.share)
+    return {"latent means": means}
 
 
 def _compare(
@@ -215,14 +214,17 @@ def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
     return figure
 
 
-def image_shapes(graph: FactorGraph, image_shape: Any) -> dict[str, tuple[int, int]]:
-    """Return the height and width of the visible blocks that are images; by default squares from 3x3."""
-    is_common = image_shape is not None and not isinstance(image_shape, Mapping)
-    shapes = (
-        dict.fromkeys(graph.visible, image_shape)
-        if is_common
-        else dict(image_shape or {})
-    )
+def image_shapes(
+    graph: FactorGraph, image_shape: ImageShape
+) -> dict[str, tuple[int, int]]:
+    """Return the height and width of the visible blocks that are images.
+
+    By default these are the squares of at least 3x3 units.
+    """
+    shapes = image_shape or {}
+    if not isinstance(shapes, Mapping):
+        shapes = dict.fromkeys(graph.visible, shapes)
+    shapes = dict(shapes)
     sizes = {b: family.size for b, family in graph.visible.items()}
     for b, shape in shapes.items():
         if len(shape) != 2 or math.prod(shape) != sizes.get(b):
@@ -328,7 +330,7 @@ def _filter_pictures(
 def _weights(
     graph: FactorGraph, block: str, other: str, params: Params, index: Array
 ) -> Array:
-    """Return the derivative of a block's natural parameters in statistics of another block, at 0."""
+    """Return the derivative of a block's natural parameters in another block's statistics."""
     zero = {
         b: jnp.zeros(f.statistic_shape, jnp.result_type(float))
         for b, f in graph.families.items()
@@ -338,19 +340,19 @@ def _weights(
         return energy.natural(graph, params, zero | {other: t}, [block])[block]
 
     def row(i: Array) -> Array:
-        direction = (
-            jnp.zeros(zero[other].size).at[i].set(1.0).reshape(zero[other].shape)
-        )
-        return jax.jvp(natural, (zero[other],), (direction,))[1]
+        direction = jnp.zeros(zero[other].size).at[i].set(1.0)
+        tangent = direction.reshape(zero[other].shape)
+        return jax.jvp(natural, (zero[other],), (tangent,))[1]
 
     return jax.lax.map(row, index, batch_size=64)
 
 
-def _grey(family: Family, values: Any) -> Float[np.ndarray, "count units"]:
+def _grey(family: Family, values: Numbers) -> Float[np.ndarray, "count units"]:
     """Return values scaled to [0, 1], or unchanged if the family has no bounds."""
     values = np.asarray(values, float).reshape(len(values), -1)
     states = family.states()
-    low, high = (
-        family.bounds if states is None else (float(min(states)), float(max(states)))
-    )
+    low, high = family.bounds
+    if states is not None:
+        low = float(min(states))
+        high = float(max(states))
     return (values - low) / (high - low) if np.isfinite(high - low) else values

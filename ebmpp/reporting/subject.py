@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Subject of a report: a model, its data, a computing budget, and chains that several sections use."""
+"""Subject of a report: a model, its data, a budget, and chains for several sections."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Float
 import numpy as np
+import xarray as xr
 
 import jax
 from jax import Array, lax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
+from ebmpp.core.rows import num_rows
 from ebmpp.evaluate import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels import BlockedGibbs, ParallelTempering
@@ -62,7 +64,7 @@ BUDGETS = {
 }
 
 
-class Chains(NamedTuple):
+class SamplerRun(NamedTuple):
     """Draws of a sampler's chains, started from noise.
 
     :param draws: by block, ``(chains, sweeps, *shape)``.
@@ -93,7 +95,7 @@ class Subject:
     rng_key: Array
     image_shapes: Mapping[str, tuple[int, int]]
     num_train: int
-    history: Any = None
+    history: xr.Dataset | None = None
 
     @property
     def train(self) -> Mapping[str, Array]:
@@ -103,7 +105,7 @@ class Subject:
     @property
     def share(self) -> float:
         """Share of all training rows that ``train`` holds."""
-        return len(next(iter(self.train.values()))) / self.num_train
+        return num_rows(self.train) / self.num_train
 
     @property
     def has_free_energy(self) -> bool:
@@ -115,13 +117,13 @@ class Subject:
         return jax.random.fold_in(self.rng_key, index)
 
     def log_density(self, rows: Mapping[str, Array]) -> Float[np.ndarray, "rows"]:
-        """Return log p(v) + log Z of each row, or its mean-field lower bound for interacting latents."""
-        count = len(next(iter(rows.values())))
-        size = len(next(iter(self.train.values())))
+        """Return log p(v) + log Z of each row, or its mean-field bound if latents interact."""
+        count = num_rows(rows)
         # smaller sets are padded, so that one program serves all of them
+        size = max(count, num_rows(self.train))
         padded = {
-            b: np.resize(rows[b], (max(count, size), *rows[b].shape[1:]))
-            for b in self.graph.visible
+            b: np.resize(rows[b], (size, *family.shape))
+            for b, family in self.graph.visible.items()
         }
         if self.has_free_energy:
             value = -self.graph.free_energy(self.params, padded)
@@ -130,26 +132,26 @@ class Subject:
         return np.asarray(value, float)[:count]
 
     @cached_property
-    def gibbs(self) -> Chains:
+    def gibbs(self) -> SamplerRun:
         """Chains of blocked Gibbs sampling."""
         return self._run(1, 1, 1)
 
     @cached_property
-    def tempered(self) -> Chains:
+    def tempered(self) -> SamplerRun:
         """Chains of parallel tempering."""
         return self._run(self.budget.replicas, 2, 2 * self.budget.replicas)
 
-    def chains(self, section: Section) -> dict[str, Chains]:
-        """Return the chains of both samplers by name; the section notes a sampler that rejects the model."""
+    def chains(self, section: Section) -> dict[str, SamplerRun]:
+        """Return the chains of both samplers by name; note a sampler that rejects the model."""
         result = {}
-        for name, attribute in {"Gibbs": "gibbs", "tempered": "tempered"}.items():
+        for name in ("Gibbs", "tempered"):
             try:
-                result[name] = getattr(self, attribute)
+                result[name] = self.gibbs if name == "Gibbs" else self.tempered
             except ValueError as error:
                 section.missing(f"{name} chains", error)
         return result
 
-    def _run(self, replicas: int, index: int, passes: int) -> Chains:
+    def _run(self, replicas: int, index: int, passes: int) -> SamplerRun:
         begin = time.monotonic()
         kernel = _kernel(self.graph, replicas)
         # checks values, which the traced program cannot
@@ -159,15 +161,14 @@ class Subject:
             self.graph, replicas, self.budget.sweeps, self.params, keys
         )
         draws = {b: np.moveaxis(np.asarray(v), 0, 1) for b, v in draws.items()}
-        return Chains(
-            draws, time.monotonic() - begin, passes, kernel.get_diagnostics_str(state)
-        )
+        diagnostics = kernel.get_diagnostics_str(state)
+        return SamplerRun(draws, time.monotonic() - begin, passes, diagnostics)
 
 
 def spread_draws(
     draws: Mapping[str, np.ndarray], chains: int, per_chain: int
 ) -> dict[str, np.ndarray]:
-    """Return the last draw of each chain, then earlier draws at equal distances, ``(draws, *shape)``."""
+    """Return the last draw of each chain, then earlier ones, ``(draws, *shape)``."""
     sweeps = next(iter(draws.values())).shape[1]
     index = np.linspace(sweeps - 1, 0, per_chain, endpoint=False).astype(int)
 
@@ -178,18 +179,16 @@ def spread_draws(
 
 
 def _kernel(graph: FactorGraph, replicas: int) -> BlockedGibbs | ParallelTempering:
-    return (
-        BlockedGibbs(graph)
-        if replicas == 1
-        else ParallelTempering(graph, num_temperatures=replicas)
-    )
+    if replicas == 1:
+        return BlockedGibbs(graph)
+    return ParallelTempering(graph, num_temperatures=replicas)
 
 
 @compiled(statics=3)
 def _run_chains(
     graph: FactorGraph, replicas: int, sweeps: int, params: Params, keys: Array
 ) -> tuple[Any, dict[str, Array]]:
-    """Return the last state of all chains and their draws ``(sweeps, chains, *shape)`` after warm-up.
+    """Return the last state of all chains, and draws after warm-up ``(sweeps, chains, *shape)``.
 
     This is one program; ``numpyro.infer.MCMC`` compiles twenty more, for the kernel's
     ``init`` and storage.

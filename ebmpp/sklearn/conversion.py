@@ -91,10 +91,9 @@ def to_bernoulli_rbm(
     number = machine.n_components
     if number != latent:
         raise checks.error("to_bernoulli_rbm: n_components", f"{latent}", number)
-    biases = np.split(quadratic.linear.astype(float), [visible])
-    machine.components_, machine.intercept_visible_, machine.intercept_hidden_ = (
-        weights,
-        *biases,
-    )
+    biases = quadratic.linear.astype(float)
+    machine.components_ = weights
+    machine.intercept_visible_ = biases[:visible]
+    machine.intercept_hidden_ = biases[visible:]
     vars(machine).update(n_features_in_=visible, _n_features_out=latent)
     return machine

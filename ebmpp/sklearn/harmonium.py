@@ -1,11 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Model with one visible and one latent block, its compiled functions, and checks of the transformer."""
+"""Model with one visible and one latent block, and checks of the transformer."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
 import math
-from typing import Any
+from typing import Protocol
 import warnings
 
 import numpy as np
@@ -24,13 +24,13 @@ from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.moves import Layer, Target
 from ebmpp.training.batches import RowWeights, Selection
 
-Units = str | Family | Callable[[int], Family]
+UnitsLike = str | Family | Callable[[int], Family]
 Optimizer = optax.GradientTransformation
 
-_MAX_COLUMNS = 1000  # of a covariance matrix whose eigenvalues take a tenth of a second
-# rows that determine eigenvalues; nats per row
-_ROWS_PER_COLUMN = 10
-_MAX_LOSS = 1.0
+# columns of a covariance matrix whose eigenvalues take a tenth of a second
+_MAX_COLUMNS = 1000
+_ROWS_PER_COLUMN = 10  # that determine eigenvalues
+_MAX_LOSS = 1.0  # nats per row
 
 FAMILIES = {
     kind.__name__.lower(): kind
@@ -38,7 +38,7 @@ FAMILIES = {
 }
 
 
-def family_of(name: str, units: Units, size: int) -> Family:
+def family_of(name: str, units: UnitsLike, size: int) -> Family:
     """Return the family of ``size`` units that the argument ``name`` describes."""
     if isinstance(units, str):
         return FAMILIES[checks.choice(name, units, FAMILIES)](size)
@@ -55,9 +55,10 @@ def family_of(name: str, units: Units, size: int) -> Family:
 
 
 def warn_of_correlations(values: np.ndarray) -> None:
-    """Warn if units of variance 1 given the latents lose much against one Gaussian on standardised columns.
+    """Warn if units of variance 1 given the latents lose much against one Gaussian.
 
-    No eigenvalue of this model's covariance is below 1, which the columns' own may be:
+    No eigenvalue of this model's covariance is below 1, which those of standardised
+    columns may be:
     a Gaussian with those raised to 1 loses half of ``l - 1 - log(l)`` per row and
     eigenvalue l.
     """
@@ -77,24 +78,24 @@ def warn_of_correlations(values: np.ndarray) -> None:
         )
 
 
-@lru_cache(
-    maxsize=32
-)  # a declaration probes its factors, which takes tenths of a second
+# a declaration probes its factors, which takes tenths of a second
+@lru_cache(maxsize=32)
 def harmonium(visible: Family, latent: Family) -> FactorGraph:
     """Return a graph with blocks "v" and "h", biases and a bilinear factor."""
     return layered(v=visible, h=latent)
 
 
-#: ``make(rate)``, one object for each pair: optax makes new functions, which would be
-#: compiled again.
-make_optimizer = lru_cache(maxsize=32)(lambda make, rate: make(rate))
+@lru_cache(maxsize=32)  # optax makes new functions, which would be compiled again
+def make_optimizer(make: Callable[[float], Optimizer], rate: float) -> Optimizer:
+    """Return the optimiser of a rate, one object for each pair."""
+    return make(rate)
 
 
 @partial(jax.jit, static_argnums=0)  # one program instead of about eighty
 def init_params(
     graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None
 ) -> Params:
-    """Return the params of :meth:`FactorGraph.init`; in base rates a row of weight 2 counts as two rows."""
+    """Return initial params; in base rates a row of weight 2 counts as two rows."""
     mean, count = initialization.mean_statistics(
         graph.families["v"], rows, None, weights
     )
@@ -176,7 +177,18 @@ def gibbs(
     return lax.fori_loop(0, count, sweep, v)
 
 
-def check_options(model: Any) -> None:
+class HasOptions(Protocol):
+    """A transformer's options."""
+
+    n_components: int
+    batch_size: int
+    n_iter: int
+    learning_rate: float | str
+    estimator: Estimator | None
+    optimizer: Callable[[float], Optimizer] | Optimizer | None
+
+
+def check_options(model: HasOptions) -> None:
     """Check the options of a transformer, which scikit-learn allows to be set without checks."""
     name = type(model).__name__
     for option, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
@@ -187,11 +199,8 @@ def check_options(model: Any) -> None:
         expected = "None or an estimator such as ebmpp.UCD()"
         checks.instance(f"{name}: estimator", model.estimator, Estimator, expected)
     optimizer = model.optimizer
-    if (
-        optimizer is not None
-        and not callable(optimizer)
-        and not hasattr(optimizer, "update")
-    ):
+    is_optimizer = callable(optimizer) or hasattr(optimizer, "update")
+    if optimizer is not None and not is_optimizer:
         raise checks.error(
             f"{name}: optimizer",
             "None, a function such as optax.adam, or an optax transformation",
@@ -200,23 +209,21 @@ def check_options(model: Any) -> None:
 
 
 def check_values(model: object, family: Family, values: np.ndarray) -> None:
-    """Check that values are in the support, or means in it where they are their own, bounded statistic."""
+    """Check that values are in the support, or means where a value is its own statistic."""
     low, high = family.bounds
     accepts_means = not family.stat_shape and math.isfinite(high - low)
     if accepts_means:  # where values are their own statistic
         states = family.states()
         states = np.linspace(low, high, 5) if states is None else np.asarray(states)
         accepts_means = np.array_equal(family.statistics(states), states)
-    is_valid = (
-        (values >= low) & (values <= high)
-        if accepts_means
-        else np.asarray(family.in_support(values))
-    )
+    if accepts_means:
+        is_valid = (values >= low) & (values <= high)
+        expected = f"values from {low:g} to {high:g}"
+    else:
+        is_valid = np.asarray(family.in_support(values))
+        expected = describe(family)
     if not is_valid.all():
-        row, column = (int(i) for i in np.argwhere(~is_valid)[0])
-        expected = (
-            f"values from {low:g} to {high:g}" if accepts_means else describe(family)
-        )
+        row, column = np.argwhere(~is_valid)[0].tolist()
         raise ArgumentError(
             f"{type(model).__name__}: X has {values[row, column]:g} at row {row}, column {column} "
             f"({(~is_valid).sum()} such values), but units {family!r} need "
@@ -227,7 +234,7 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
 
 
 def weighted_rows(
-    values: np.ndarray, sample_weight: Any
+    values: np.ndarray, sample_weight: ArrayLike | None
 ) -> tuple[np.ndarray, RowWeights]:
     """Return the rows with positive weights, and their weights; None without weights."""
     if sample_weight is None:

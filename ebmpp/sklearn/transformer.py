@@ -25,10 +25,11 @@ import xarray as xr
 import jax
 from jax import Array
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import optax
 
 from ebmpp import exact
-from ebmpp.core import checks, random
+from ebmpp.core import Numbers, checks, random
 from ebmpp.errors import DivergenceError
 from ebmpp.estimators import PCD, Estimator
 from ebmpp.moves import gibbs
@@ -38,6 +39,9 @@ from ebmpp.training.observers import EstimatorDiagnosis, PairWatch, ProgressBar
 from ebmpp.training.steps import Stage, Stages
 
 _MAX_ROWS = 4096  # rows per call outside training
+
+#: Rows of numbers, of any type that scikit-learn accepts.
+Matrix = ArrayLike | sparse.spmatrix
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -110,15 +114,16 @@ class HarmoniumTransformer(
     >>> from sklearn.preprocessing import MinMaxScaler
     >>> from ebmpp.sklearn import HarmoniumTransformer
     >>> X, _ = load_digits(return_X_y=True)
-    >>> model = make_pipeline(MinMaxScaler(clip=True), HarmoniumTransformer(16, n_iter=2, random_state=0))
+    >>> harmonium = HarmoniumTransformer(16, n_iter=2, random_state=0)
+    >>> model = make_pipeline(MinMaxScaler(clip=True), harmonium)
     >>> model.fit_transform(X).shape
     (1797, 16)
     """
 
     n_components: int = 256
     _: dataclasses.KW_ONLY
-    visible: harmonium.Units = "auto"
-    latent: harmonium.Units = "bernoulli"
+    visible: harmonium.UnitsLike = "auto"
+    latent: harmonium.UnitsLike = "bernoulli"
     estimator: Estimator | None = None
     optimizer: Callable[[float], harmonium.Optimizer] | harmonium.Optimizer | None = (
         None
@@ -130,7 +135,7 @@ class HarmoniumTransformer(
     random_state: int | np.random.RandomState | None = None
 
     def fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None
+        self, X: Matrix, y: object = None, sample_weight: ArrayLike | None = None
     ) -> "HarmoniumTransformer":
         """Learn from the rows of ``X``, from new params.
 
@@ -151,7 +156,7 @@ class HarmoniumTransformer(
         return self
 
     def partial_fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None
+        self, X: Matrix, y: object = None, sample_weight: ArrayLike | None = None
     ) -> "HarmoniumTransformer":
         """Train for one more epoch, with the state of params, optimiser and estimator.
 
@@ -171,7 +176,7 @@ class HarmoniumTransformer(
         return self
 
     def _start(
-        self, X: Any, sample_weight: Any
+        self, X: Matrix, sample_weight: ArrayLike | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Check options and rows, declare the model and initialise its params."""
         harmonium.check_options(self)
@@ -267,8 +272,8 @@ class HarmoniumTransformer(
                 f"{norm:.4g}, {seconds:.2f} s"
             )
 
-    def transform(self, X: Any) -> np.ndarray:
-        """Return mean statistics of the latent units given each row: probabilities for Bernoulli units.
+    def transform(self, X: Matrix) -> np.ndarray:
+        """Return mean statistics of the latent units given each row, such as probabilities.
 
         :param X: shape ``(rows, columns)``.
         :return: shape ``(rows, n_components)``, with more columns for units of several
@@ -277,7 +282,7 @@ class HarmoniumTransformer(
         check_is_fitted(self)
         return self._by_chunks(harmonium.latent_means, self._rows(X))
 
-    def score_samples(self, X: Any) -> np.ndarray:
+    def score_samples(self, X: Matrix) -> np.ndarray:
         """Return log p(x) + log Z of each row, minus the free energy.
 
         As log Z is common to all rows, differences between rows are log density ratios,
@@ -308,7 +313,7 @@ class HarmoniumTransformer(
         return True
 
     @available_if(_tractable)
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Matrix, y: object = None) -> float:
         """Return the exact mean log-likelihood of the rows, which compares models.
 
         The method exists only for models that :func:`ebmpp.exact.log_partition`
@@ -326,10 +331,10 @@ class HarmoniumTransformer(
             harmonium.warn_of_correlations(self._rows(X).astype(float))
         return float(mean - exact.log_partition(self.graph_, self.params_))
 
-    def gibbs(self, v: Any, n_sweeps: int = 1) -> np.ndarray:
-        """Run Gibbs sweeps from the rows ``v``: latents given visibles, then visibles given latents.
+    def gibbs(self, v: Matrix, n_sweeps: int = 1) -> np.ndarray:
+        """Run Gibbs sweeps from the rows ``v``.
 
-        Each call advances ``random_state_``.
+        A sweep draws latents, then visibles. Each call advances ``random_state_``.
 
         :param v: shape ``(rows, columns)``.
         :param n_sweeps: number of sweeps, at least 1.
@@ -353,13 +358,12 @@ class HarmoniumTransformer(
         check_is_fitted(self)
         checks.count("n_samples", n_samples)
         checks.count("n_sweeps", n_sweeps)
-        first, key = (random.fold_in(random.key_pair(self._key()), i) for i in range(2))
-        start = gibbs.initial_rows(
-            self.graph_, ("v",), random.fold_in(first, np.arange(n_samples))
-        )["v"]
-        return self._sweep(start, key, n_sweeps)
+        pair = random.key_pair(self._key())
+        keys = random.fold_in(random.fold_in(pair, 0), np.arange(n_samples))
+        start = gibbs.initial_rows(self.graph_, ("v",), keys)["v"]
+        return self._sweep(start, random.fold_in(pair, 1), n_sweeps)
 
-    def _sweep(self, rows: Any, key: Array, n_sweeps: int) -> np.ndarray:
+    def _sweep(self, rows: Numbers, key: Array, n_sweeps: int) -> np.ndarray:
         samples = np.asarray(
             harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps))
         )
@@ -404,14 +408,14 @@ class HarmoniumTransformer(
         tags.transformer_tags.preserves_dtype = [str(jnp.result_type(float))]
         return tags
 
-    def _values(self, X: Any, reset: bool = False) -> np.ndarray:
+    def _values(self, X: Matrix, reset: bool = False) -> np.ndarray:
         """Return a dense array of floats in the right shape."""
         X = validate_data(
             self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=reset
         )
         return X.toarray() if sparse.issparse(X) else X
 
-    def _rows(self, X: Any) -> np.ndarray:
+    def _rows(self, X: Matrix) -> np.ndarray:
         return self._as_units(self._values(X))
 
     def _as_units(self, values: np.ndarray) -> np.ndarray:
@@ -427,18 +431,17 @@ class HarmoniumTransformer(
         return values.reshape(-1, *family.shape).astype(family.dtype)
 
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
-        """Apply ``fn`` to chunks of rows, padded to a power of two so that few shapes are compiled."""
-        padded_size = 1 << max(0, len(rows) - 1).bit_length()
+        """Apply ``fn`` to chunks of rows, padded so that few shapes are compiled."""
         params = jax.tree.map(jnp.asarray, self.params_)
-        size = min(_MAX_ROWS, padded_size)
-        parts = (rows[first : first + size] for first in range(0, len(rows), size))
-
-        def pad(part):
-            return np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
-
-        return np.concatenate(
-            [np.asarray(fn(self.graph_, params, pad(p)))[: len(p)] for p in parts]
-        )
+        size = min(_MAX_ROWS, 1 << max(0, len(rows) - 1).bit_length())
+        results = []
+        for first in range(0, len(rows), size):
+            part = rows[first : first + size]
+            padded = np.zeros((size, *part.shape[1:]), part.dtype)
+            padded[: len(part)] = part
+            values = np.asarray(fn(self.graph_, params, padded))
+            results.append(values[: len(part)])
+        return np.concatenate(results)
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of training steps: arrays on the device, files on the host, or a stream, which are read ahead."""
+"""Rows of training steps: arrays on the device, files on the host, or a stream."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
@@ -87,7 +87,10 @@ class BatchSource(Protocol):
 
 
 def chunk_size(batch: Selection) -> int:
-    """Return how many steps with such batches fit into one program: 1 over a mesh, or with large copies."""
+    """Return how many steps with such batches fit into one program.
+
+    It is 1 over a mesh, and where the copies would be large.
+    """
     if not sharding.is_single_device():
         return 1
     size = CHUNK * sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
@@ -101,7 +104,10 @@ def as_source(
     batch_size: int | None,
     rng_key: Array,
 ) -> BatchSource:
-    """Make the source of ``data``: see :func:`ebmpp.fit`; ``rng_key`` determines the order of the rows."""
+    """Make the source of ``data``: see :func:`ebmpp.fit`.
+
+    :param rng_key: determines the order of the rows.
+    """
     if sharding.processes() > 1:
         return ProcessRows(graph, data, weights, batch_size, rng_key)
     return _local_source(graph, data, weights, batch_size, random.key_pair(rng_key))
@@ -156,7 +162,7 @@ def _is_mapped(data: object) -> bool:
 
 
 class Order:
-    """Row numbers of each batch, a function of its number: consecutive permutations, cut into batches."""
+    """Row numbers of each batch: consecutive permutations, cut into batches."""
 
     def __init__(self, key: Key, size: int, batch_size: int) -> None:
         self.key = np.asarray(key).tolist()
@@ -314,7 +320,7 @@ class Stream:
         return self._length
 
     def close(self) -> None:
-        """Close a generator that was made by the user's function; a given iterator is the user's."""
+        """Close a generator of the user's function; an iterator is the user's."""
         if self._owned and isinstance(self._batches, Generator):
             self._batches.close()
 
@@ -348,7 +354,7 @@ class Stream:
 
 
 class ProcessRows:
-    """BatchSource of several processes, each of which has a part of every batch. All raise the error of one."""
+    """Batches of which each process has a part. All processes raise the error of one."""
 
     def __init__(
         self,
@@ -466,9 +472,9 @@ def _on_host() -> contextlib.AbstractContextManager:
 
 
 class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
-    """Batches of a run in order, up to ``last``, of which files and streams are read ahead by a thread.
+    """Batches of a run in order, up to ``last``.
 
-    Rows on the device and batches of several processes are made when they are
+    A thread reads files and streams ahead. Rows on the device and batches of several processes are made when they are
     requested.
     """
 
@@ -493,7 +499,7 @@ class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
             self._source.close()
 
     def batch(self, number: int) -> Selection:
-        """Return a batch as :meth:`BatchSource.batch` does; the same number may be requested again."""
+        """Return a batch, as :meth:`BatchSource.batch` does; a number may be repeated."""
         if self._executor is None:
             return self._source.batch(number)
         while self._pending and self._pending[0][0] < number:

@@ -86,7 +86,9 @@ def _evaluate(fn: MonitorFn, *args: PyTree) -> Array | float:
 )
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Scalars of several steps in few arrays: XLA compiles a kernel for each array that a loop writes.
+    """Scalars of several steps in few arrays.
+
+    XLA compiles a kernel for each array that a loop writes.
 
     :param tables: ``(steps, metrics)`` each, one per dtype, with columns ``names``.
     """
@@ -134,7 +136,7 @@ class _Pending(NamedTuple):
 
 
 class MetricTable:
-    """Columns of scalars, which stay on the device until they are read; nan where a row lacks one."""
+    """Columns of scalars, on the device until they are read; nan where a row lacks one."""
 
     def __init__(self, columns: Mapping[str, np.ndarray] = _EMPTY) -> None:
         self._parts = [dict(columns)] if columns else []
@@ -209,7 +211,7 @@ class Log:
     def append(
         self, metrics: Metrics, count: int, constants: Mapping[str, int]
     ) -> None:
-        """Add metrics as :meth:`MetricTable.append` does; refuse monitors with the name of a metric."""
+        """Add metrics to the table of steps; refuse monitors with the name of a metric."""
         names = {*sum(metrics.names, ()), *constants, "step", "monitor_step"}
         clash = self.monitors.keys() & names
         if clash:

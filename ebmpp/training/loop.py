@@ -72,7 +72,7 @@ class Loop:
         return TrainState(params, optimizer, estimator, jnp.array(True))
 
     def _init(self, estimator: Estimator, params: Params, key: Key) -> PyTree:
-        """Return an estimator's state, placed as a step leaves it, so that the second step is one program."""
+        """Return an estimator's state, placed as a step leaves it: else a step compiles twice."""
         rows = self.source.sample().rows
         state = estimator.init_state(
             self.graph, params, rows, self.source.batch_size, key
@@ -116,7 +116,7 @@ class Loop:
         return self._switch(step - 1, self.begin(number, first.params))
 
     def choose(self, step: int) -> Choice:
-        """Return the estimator of a step by the stage's steps before, and the step of the next choice."""
+        """Return the estimator of a step, and the step of the next choice, by past steps alone."""
         number = self.stages.at(step)
         first = self.stages.first[number]
         columns = {}
@@ -126,7 +126,7 @@ class Loop:
         return choice._replace(until=min(first + choice.until, checks.LARGEST))
 
     def _switch(self, step: int, state: TrainState) -> TrainState:
-        """Choose the estimator of the next steps, and let it adopt the state of the one before."""
+        """Choose the estimator of the next steps, which adopts the state of the one before."""
         before = self._choice.estimator
         self._choice = self.choose(step)
         estimator = self._choice.estimator
@@ -181,7 +181,7 @@ class Loop:
                 backend.wait(self._recent[0][1].ok)
 
     def reached(self) -> tuple[int, TrainState]:
-        """Return the number of steps done when the run was interrupted, and the state after them."""
+        """Return the number of steps that an interrupted run has done, and its state."""
         self.log.steps.discard_running()
         self.log.monitored.discard_running()
         return next(
@@ -191,7 +191,7 @@ class Loop:
     def _run_chunk(
         self, step: int, number: int, state: TrainState, batches: Sequence[Selection]
     ) -> tuple[TrainState, int]:
-        """Run the steps of the batches, or fewer; return the state after them, and the next step."""
+        """Run the steps of the batches, or fewer; return the state, and the next step."""
         size = chunk_size(batches[0])
         offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
         state, metrics, done = run_chunk(
@@ -213,7 +213,7 @@ class Loop:
         return state, step + count
 
     def _select(self, step: int, stop: int, number: int) -> list[Selection]:
-        """Return the batches of a stage's next steps, up to an invalid one or one of another structure.
+        """Return the batches of the next steps, up to an invalid one or one of another structure.
 
         :raises StateError: if the first one is invalid.
         """

@@ -30,7 +30,9 @@ _PASSED = "passed, as optimizer.update(gradient, state, params)"
 
 @dataclasses.dataclass(frozen=True)
 class Comparable:
-    """Optimiser that equals every other one with the same computation: two ``optax.adam(0.01)`` are unequal.
+    """Optimiser that equals every other one with the same computation.
+
+    Two ``optax.adam(0.01)`` are unequal, as their functions are.
 
     :param optimizer: an optax transformation.
     :param digest: digest of the update's code.
@@ -101,7 +103,7 @@ def carried(before: PyTree, fresh: PyTree) -> PyTree:
 
 
 def computation(fn: Callable, *args: PyTree) -> str:
-    """Return a digest of a function's code for such arguments, with the values of arrays that it holds."""
+    """Return a digest of a function's code for such arguments, and of arrays that it holds."""
     return _digest(_code(jax.jit(fn).lower(*args)))
 
 
@@ -110,7 +112,7 @@ def _digest(text: str) -> str:
 
 
 def _code(lowered: Lowered) -> str:
-    """Return lowered code without its header, which names the function and the number of devices."""
+    """Return lowered code without its header, which names function and number of devices."""
     return lowered.as_text().partition("\n")[2]
 
 
@@ -166,7 +168,8 @@ def box(
     **Example**
 
     >>> import jax.numpy as jnp
-    >>> box(high={"v:h": 1.0})({"v": jnp.array([5.0]), "v:h": jnp.array([5.0, -5.0])})["v:h"].tolist()
+    >>> params = {"v": jnp.array([5.0]), "v:h": jnp.array([5.0, -5.0])}
+    >>> box(high={"v:h": 1.0})(params)["v:h"].tolist()
     [1.0, -5.0]
     """
     are_numbers = isinstance(low, int | float) and isinstance(high, int | float)
@@ -197,9 +200,9 @@ class AveragedState(NamedTuple):
 
 
 def averaged(optimizer: optax.GradientTransformation, from_step: int = 0) -> WithArgs:
-    """Return an optimiser that also keeps the mean of the params over its steps, for :func:`averaged_params`.
+    """Return an optimiser that also keeps the mean of the params over its steps.
 
-    Put it around :func:`projected`, so that the mean is of the projected params.
+    :func:`averaged_params` returns the mean. Put it around :func:`projected`, so that the mean is of the projected params.
 
     :param optimizer: any optax transformation, whose steps do not change.
     :param from_step: first step, counted from 0, whose result enters the mean.

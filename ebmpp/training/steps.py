@@ -56,8 +56,8 @@ class Stage:
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> stages = [ebmpp.Stage(num_steps=3, estimator=ebmpp.PCD(num_chains=20)),
     ...           ebmpp.Stage(num_steps=2, estimator=ebmpp.CD(k=2), optimizer=optax.sgd(0.01))]
-    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), schedule=stages,
-    ...                 progress_bar=False)
+    >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0),
+    ...                 schedule=stages, progress_bar=False)
     >>> fit.history.stage.values.tolist()
     [0, 0, 0, 1, 1]
     """
@@ -163,7 +163,7 @@ class Program(NamedTuple):
 
 
 def stacked(batches: Sequence[Selection], size: int) -> tuple[Selection, Selection]:
-    """Return the rows that all batches of a chunk share, and the rest, with a leading axis of ``size``."""
+    """Return the rows that a chunk's batches share, and the rest, with an axis of ``size``."""
     padded = [*batches, *[batches[-1]] * (size - len(batches))]
     shared = Selection({})
     if batches[0].index is not None:  # rows stay on the device, and a batch is an index

@@ -97,7 +97,10 @@ class CheckpointWriter(Periodic):
             self.save(step, state)
 
     def save(self, step: int, state: TrainState) -> None:
-        """Write a checkpoint, unless it exists; raise CheckpointWriteError if it cannot be written."""
+        """Write a checkpoint, unless it exists.
+
+        :raises CheckpointWriteError: if it cannot be written.
+        """
         if step == self._saved:
             return
         self._guard.check(step, state)  # a failed state is not saved

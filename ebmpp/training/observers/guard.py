@@ -48,7 +48,10 @@ class Guard(Observer):
             self.check(step, state)
 
     def check(self, done: int, state: TrainState) -> None:
-        """Raise TrainingError after ``done`` steps if one was not finite, or the model does not normalise."""
+        """Raise TrainingError if a step was not finite, or the model does not normalise.
+
+        :param done: number of steps done.
+        """
         failed = None
         if not bool(backend.wait(state.ok)):  # at the first step that was not finite
             failed = int(np.flatnonzero(~self._log.steps.columns()["ok"])[0])

@@ -82,7 +82,7 @@ class PathRecorder(Observer):
         ]
 
     def path(self, graph: FactorGraph, eta0: Eta, last: Params, key: Array) -> Path:
-        """Return the path from units of ``eta0`` through the entries to the last params, thinned."""
+        """Return the path from units of ``eta0`` through the entries to the last params."""
         complete = Path.through(graph, eta0, self._params).to(last)
         thinned = ladder.thinned(complete, key, _NUM_PARTICLES, _MIN_CESS, _MAX_KNOTS)
         if thinned is not None:
