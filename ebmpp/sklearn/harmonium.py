@@ -13,6 +13,7 @@ import numpy as np
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import optax
 
 from ebmpp.core import Params, checks, random

@@ -474,8 +474,8 @@ def _on_host() -> contextlib.AbstractContextManager:
 class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
     """Batches of a run in order, up to ``last``.
 
-    A thread reads files and streams ahead. Rows on the device and batches of several processes are made when they are
-    requested.
+    A thread reads files and streams ahead. Rows on the device and batches of several
+    processes are made when they are requested.
     """
 
     def __init__(self, source: BatchSource, last: int) -> None:

@@ -286,7 +286,7 @@ def _observers(
         checkpoints,
         path,
         EstimatorDiagnosis(graph, stages, loop.source, loop.key, log),
-        Monitoring(log, loop.guard, every, tuple(settings.callbacks), best),
+        Monitoring(every, log, loop.guard, tuple(settings.callbacks), best),
         LikelihoodWatch(log, every, None if best is None else best.name),
         # again, for a run that a callback ends
         checkpoints,

@@ -202,7 +202,8 @@ class AveragedState(NamedTuple):
 def averaged(optimizer: optax.GradientTransformation, from_step: int = 0) -> WithArgs:
     """Return an optimiser that also keeps the mean of the params over its steps.
 
-    :func:`averaged_params` returns the mean. Put it around :func:`projected`, so that the mean is of the projected params.
+    :func:`averaged_params` returns the mean. Put it around :func:`projected`, so that
+    the mean is of the projected params.
 
     :param optimizer: any optax transformation, whose steps do not change.
     :param from_step: first step, counted from 0, whose result enters the mean.

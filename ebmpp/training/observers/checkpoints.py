@@ -3,6 +3,7 @@
 """Checkpoints of a training run: its state and its history."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 import os
 from typing import Protocol
 
@@ -50,6 +51,7 @@ class FitCheckpoints(checkpoints.Checkpoints):
         return checkpoints.differences(rest(saved), rest(self.run))
 
 
+@dataclasses.dataclass
 class CheckpointWriter(Periodic):
     """Checkpoints of a run of one or several processes, which the first process reads and writes.
 
@@ -57,27 +59,20 @@ class CheckpointWriter(Periodic):
     :param total: number of steps of the run.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        run: Mapping[str, object],
-        resume: bool,
-        every: int,
-        *,
-        total: int,
-        log: Log,
-        guard: Guard,
-        recorders: Sequence[Recorder],
-    ) -> None:
-        self.every = every
-        self._directory = directory
-        self._total = total
-        self._log = log
-        self._guard = guard
-        self._recorders = recorders
-        self._saved = 0  # number of steps done at the newest checkpoint
+    directory: str | os.PathLike[str]
+    run: dataclasses.InitVar[Mapping[str, object]]
+    resume: dataclasses.InitVar[bool]
+    every: int
+    total: int
+    log: Log
+    guard: Guard
+    recorders: Sequence[Recorder]
+    #: Number of steps done at the newest checkpoint.
+    step: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self, run: Mapping[str, object], resume: bool) -> None:
         self._files = sharding.run_on_first(
-            lambda: FitCheckpoints(directory, run, resume)
+            lambda: FitCheckpoints(self.directory, run, resume)
         )
 
     @property
@@ -101,27 +96,27 @@ class CheckpointWriter(Periodic):
 
         :raises CheckpointWriteError: if it cannot be written.
         """
-        if step == self._saved:
+        if step == self.step:
             return
-        self._guard.check(step, state)  # a failed state is not saved
+        self.guard.check(step, state)  # a failed state is not saved
         leaves = list(map(checkpoints.as_numbers, jax.tree.leaves(state)))
-        for recorder in self._recorders:
+        for recorder in self.recorders:
             leaves += recorder.leaves()
-        history = self._log.arrays()
+        history = self.log.arrays()
         body = {"leaves": len(leaves), "history": list(history)}
         try:
             arrays = [*sharding.to_host(leaves), *history.values()]
             sharding.run_on_first(lambda: self._first.write(step, body, arrays))
         except OSError as error:
             message = (
-                f"checkpoint {step} cannot be written in {self._directory}: "
+                f"checkpoint {step} cannot be written in {self.directory}: "
                 f"{error}. Free disk space or fix the permissions, then resume=True "
                 "continues from the checkpoint before."
             )
-            raise self._log.failure(
+            raise self.log.failure(
                 errors.CheckpointWriteError, message, state.params, step
             ) from error
-        self._saved = step
+        self.step = step
 
     def restore(self, template_at: Callable[[int], TrainState]) -> TrainState | None:
         """Return the state of the newest valid checkpoint; None in an empty directory.
@@ -143,10 +138,10 @@ class CheckpointWriter(Periodic):
         if checkpoint is None:
             return None
         step, body, arrays = checkpoint
-        FitCheckpoints.check_length(self._directory, step, self._total)
+        FitCheckpoints.check_length(self.directory, step, self.total)
         count = body["leaves"]
         history = dict(zip(body["history"], arrays[count:], strict=True))
-        self._log.load(history, step)
+        self.log.load(history, step)
         leaves = iter(arrays[:count])
 
         def restore_leaf(template):
@@ -154,12 +149,7 @@ class CheckpointWriter(Periodic):
             return sharding.place_like(value, template)
 
         state = jax.tree.map(restore_leaf, template_at(step))
-        for recorder in self._recorders:
+        for recorder in self.recorders:
             recorder.load(leaves)
-        self._saved = step
+        self.step = step
         return state
-
-    @property
-    def step(self) -> int:
-        """Number of steps done at the newest checkpoint, or 0."""
-        return self._saved

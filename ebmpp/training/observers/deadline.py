@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """End of a run by the clock."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ from ebmpp.training.observers.base import Observer
 from ebmpp.training.steps import TrainState
 
 
+@dataclasses.dataclass
 class Deadline(Observer):
     """End of a run, as if it had no more steps, at the first look after a time.
 
@@ -19,16 +21,15 @@ class Deadline(Observer):
     :param start: step at which the run starts; one program of steps always runs.
     """
 
-    def __init__(self, log: Log, seconds: float, start: int) -> None:
-        self._log = log
-        self._seconds = seconds
-        self._start = start
+    log: Log
+    seconds: float
+    start: int
 
     def at(self, step: int, state: TrainState, is_last: bool) -> bool:
-        if is_last or step == self._start:
+        if is_last or step == self.start:
             return False
-        is_past = np.array(time.monotonic() >= self._seconds)
+        is_past = np.array(time.monotonic() >= self.seconds)
         if not sharding.gather(is_past)[0]:
             return False
-        self._log.attrs["stopped_by"] = "max_seconds"
+        self.log.attrs["stopped_by"] = "max_seconds"
         return True

@@ -3,6 +3,7 @@
 """Monitors, callbacks, and the params at a monitor's best value."""
 
 from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
 import math
 
 from jaxtyping import PyTree
@@ -20,40 +21,33 @@ from ebmpp.training.observers.guard import Guard
 from ebmpp.training.steps import TrainState
 
 
+@dataclasses.dataclass
 class Monitoring(Periodic):
     """Evaluate the monitors and call the callbacks, any of which may end the run."""
 
-    def __init__(
-        self,
-        log: Log,
-        guard: Guard,
-        every: int,
-        callbacks: Sequence[Callback],
-        best: "BestParams | None",
-    ) -> None:
-        self.every = every
-        self._log = log
-        self._guard = guard
-        self._callbacks = callbacks
-        self._best = best
+    every: int
+    log: Log
+    guard: Guard
+    callbacks: Sequence[Callback]
+    best: "BestParams | None"
 
     def at(self, step: int, state: TrainState, is_last: bool) -> bool:
         if not self.is_due(step, is_last):
             return False
         # else the device need not be waited for
-        if self._callbacks or not self._guard.is_bounded:
-            self._guard.check(step, state)
-        self._log.monitor(step, state.params, state.estimator)
-        if self._best is not None:
+        if self.callbacks or not self.guard.is_bounded:
+            self.guard.check(step, state)
+        self.log.monitor(step, state.params, state.estimator)
+        if self.best is not None:
             backend.wait(state.ok)
-            value = self._log.monitored.last[self._best.name]
-            self._best.record(step, value, state.params)
-        if not self._callbacks:
+            value = self.log.monitored.last[self.best.name]
+            self.best.record(step, value, state.params)
+        if not self.callbacks:
             return False
         progress = Progress(
-            step, _copy(state.params), _copy(state.estimator), self._log.dataset()
+            step, _copy(state.params), _copy(state.estimator), self.log.dataset()
         )
-        results = [bool(callback(progress)) for callback in self._callbacks]
+        results = [bool(callback(progress)) for callback in self.callbacks]
         return any(results)
 
 

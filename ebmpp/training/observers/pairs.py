@@ -3,6 +3,7 @@
 """Warning of coupled pairs that meet too late."""
 
 from collections.abc import Mapping
+import dataclasses
 import math
 import time
 import warnings
@@ -25,6 +26,7 @@ _HORIZON = 4  # growth is extrapolated to so many times the steps done
 _LOOKS = (1, 10, 25, 50, 100)  # steps of a stage after which its pairs are diagnosed
 
 
+@dataclasses.dataclass
 class PairWatch(Observer):
     """Warn once if the pairs of a stage will take too many sweeps.
 
@@ -33,19 +35,13 @@ class PairWatch(Observer):
     :param deadline: time of ``time.monotonic`` at which the run ends.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        stages: Stages,
-        units: int,
-        start: int,
-        deadline: float = math.inf,
-    ) -> None:
-        self._log = log
-        self._stages = stages
-        self._units = units
-        self._start = start
-        self._deadline = deadline
+    log: Log
+    stages: Stages
+    units: int
+    start: int
+    deadline: float = math.inf
+
+    def __post_init__(self) -> None:
         self._has_warned = False
         self._enter(0)
 
@@ -56,23 +52,23 @@ class PairWatch(Observer):
         self._last_look = (0, time.monotonic())
 
     def at(self, step: int, state: TrainState, is_last: bool) -> None:
-        if self._has_warned or step == self._start:
+        if self._has_warned or step == self.start:
             return
-        stage = self._stages.at(step - 1)
+        stage = self.stages.at(step - 1)
         if stage != self._stage:
             self._enter(stage)
-        done = step - self._stages.first[stage]
+        done = step - self.stages.first[stage]
         if not self._looks or not self._looks[0] <= done <= _LOOKS[-1] + 1:
             return
         backend.wait(state.ok)
-        message = self.diagnose(self._log.steps.columns(), step)
+        message = self.diagnose(self.log.steps.columns(), step)
         if message is not None:
             self._has_warned = True
             warnings.warn(f"fit: {message}", stacklevel=4)
 
     def diagnose(self, columns: Mapping[str, np.ndarray], step: int) -> str | None:
         """Return a warning from the metrics of all steps, if there is a reason."""
-        first = self._stages.first[self._stage]
+        first = self.stages.first[self._stage]
         done = step - first
         now = time.monotonic()
         self._looks = tuple(look for look in self._looks if look > done)
@@ -83,16 +79,16 @@ class PairWatch(Observer):
         sweeps = np.nan_to_num(np.sum(parts, 0))
         before, then = self._last_look
         self._last_look = (done, now)
-        remaining = self._stages.end(self._stage) - step
+        remaining = self.stages.end(self._stage) - step
         if not before:  # the first steps compile, so there is no pace
-            if self._deadline < math.inf:
+            if self.deadline < math.inf:
                 return None
-            return diagnose_pairs(sweeps, remaining, math.nan, self._units)
+            return diagnose_pairs(sweeps, remaining, math.nan, self.units)
         pace = (now - then) / max(sweeps[before:].sum(), 1.0)
-        seconds = max(0.0, self._deadline - now)
+        seconds = max(0.0, self.deadline - now)
         affordable = seconds * (done - before) / (now - then)
         remaining = int(min(remaining, affordable))
-        return diagnose_pairs(sweeps, remaining, pace, self._units)
+        return diagnose_pairs(sweeps, remaining, pace, self.units)
 
 
 def diagnose_pairs(
