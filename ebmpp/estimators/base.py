@@ -170,7 +170,7 @@ UNMET = ("num_unmet", "posterior_num_unmet")
 
 
 def column_of(name: str) -> Column:
-    """Return the display of a column, that of a monitor or a custom metric by its name alone."""
+    """Return the display of a column; custom metrics and monitors have their names."""
     return COLUMNS.get(name, Column(name.replace("_", " ")))
 
 
@@ -260,7 +260,7 @@ class Estimator(abc.ABC):
         """Return the first state of a stage, of the structure of ``fresh``.
 
         :param before: the last state of the stage before, of any estimator;
-            :class:`HasChains` tells if it has chains.
+            chains are in one that satisfies :class:`HasChains`.
         :param fresh: the state that ``init_state`` made for this stage.
         """
         return fresh

@@ -31,7 +31,7 @@ _MAX_VALUES = 4096  # of the target block, each of which costs a free energy per
 
 
 class DiscriminativeMetrics(StepMetrics):
-    """Metrics of :class:`Discriminative`, beside those of its generative estimator."""
+    """Metrics of :class:`Discriminative`, beside its generative estimator's."""
 
     conditional_log_likelihood: Array
 

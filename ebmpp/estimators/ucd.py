@@ -99,7 +99,7 @@ class UCD(CoupledPairs):
     :param num_slots: pairs that run at once on each device. It affects speed and
         rounding only.
     :param method: "gibbs", "mixture" or "particles"; "auto" (default) chooses from past
-        steps, unless ``coupling`` is given. Mixture proposals are those of
+        steps, unless ``coupling`` is given. With "mixture" chains move by
         :func:`ebmpp.moves.mixture_sweep`. Particle systems have twice as many particles
         as there are pairs, at least 100 (200 without ``num_pairs``). Persistent chains
         start again after steps of particles.
