@@ -140,7 +140,11 @@ class ClusterMove:
         return _Reads(element[alone], unit[alone], element[together][::2], edge)
 
     def move(
-        self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
+        self,
+        inputs: Inputs,
+        keys: Array,
+        beta: Any = None,
+        backward: bool = False,
     ) -> tuple[SiteValues, Array]:
         """Move the clusters; see :meth:`~ebmpp.traced.sweep.sweep.BlockSweep.__call__`."""
         del backward

@@ -155,7 +155,11 @@ class Langevin(Move["_Density"]):
         return self._density(target.twice(), both_as_rows(z))
 
     def attempt(
-        self, target: Target, focused: "_Density", z: Chains, trial: Trial
+        self,
+        target: Target,
+        focused: "_Density",
+        z: Chains,
+        trial: Trial,
     ) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
         rows = len(trial.keys)
@@ -194,11 +198,11 @@ class Langevin(Move["_Density"]):
             state = density.choose(accept.reshape(-1), new, pair.state)
             state = jax.tree.map(with_equal_copies, state)
             count = pair.count + (accept & self.adjust).sum(0, dtype=jnp.int32)
-            return _Pair(state, count, met)
+            return _PairState(state, count, met)
 
         met = rows_agree(trial.flags, self.blocks, rows)
         count = jnp.zeros(rows, jnp.int32)
-        start = _Pair(density.start(both_as_rows(z)), count, met)
+        start = _PairState(density.start(both_as_rows(z)), count, met)
         end = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.num_steps), step, start)
 
         def drawn(chain):
@@ -275,7 +279,7 @@ class Langevin(Move["_Density"]):
 _Parts = tuple[Callable[[Rows, Rows], Array], Rows, Rows]
 
 
-class _State(NamedTuple):
+class _LangevinState(NamedTuple):
     """States as rows of numbers, their log-density and its gradient."""
 
     x: Array
@@ -283,10 +287,10 @@ class _State(NamedTuple):
     gradient: Array
 
 
-class _Pair(NamedTuple):
+class _PairState(NamedTuple):
     """Both chains, one after the other, in a coupled draw."""
 
-    state: _State
+    state: _LangevinState
     count: Array
     """Number of accepted steps of both chains."""
     met: Array
@@ -317,7 +321,7 @@ class _Density:
     def units(self) -> int:
         return self.step.shape[1]
 
-    def start(self, x: Rows) -> _State:
+    def start(self, x: Rows) -> _LangevinState:
         return self._evaluate(_join({b: x[b] for b in self.shapes}))
 
     def blocks(self, x: Array) -> Blocks:
@@ -329,29 +333,31 @@ class _Density:
             start = stop
         return result
 
-    def _evaluate(self, x: Array) -> _State:
+    def _evaluate(self, x: Array) -> _LangevinState:
         def log_prob_at(v, rest):
             return self.log_density(self.blocks(v), rest)
 
         log_prob, gradient = jax.vmap(jax.value_and_grad(log_prob_at))(x, self.rest)
-        return _State(x, log_prob, gradient)
+        return _LangevinState(x, log_prob, gradient)
 
-    def at(self, x: Array, old: _State) -> _State:
+    def at(self, x: Array, old: _LangevinState) -> _LangevinState:
         """Return the state at ``x``, with the observed units at their values."""
         return self._evaluate(jnp.where(self.free, x, old.x))
 
-    def mean(self, state: _State) -> Array:
+    def mean(self, state: _LangevinState) -> Array:
         """Return the mean of the next step."""
         return state.x + jnp.where(self.free, 0.5 * self.step**2 * state.gradient, 0)
 
-    def log_ratio(self, old: _State, new: _State) -> Array:
+    def log_ratio(self, old: _LangevinState, new: _LangevinState) -> Array:
         """Return ``log p(new) q(old | new) - log p(old) q(new | old)``, with q the proposal."""
         forward = ((new.x - self.mean(old)) / self.step) ** 2
         backward = ((old.x - self.mean(new)) / self.step) ** 2
         log_proposals = jnp.where(self.free, 0.5 * (forward - backward), 0).sum(-1)
         return new.log_prob - old.log_prob + log_proposals
 
-    def choose(self, accept: Array, new: _State, old: _State) -> _State:
+    def choose(
+        self, accept: Array, new: _LangevinState, old: _LangevinState
+    ) -> _LangevinState:
         """Return the accepted states. One without density becomes nan, rather than never moving again."""
         state = jax.tree.map(partial(where_rows, accept), new, old)
         is_finite = jnp.isfinite(state.log_prob)[:, None]

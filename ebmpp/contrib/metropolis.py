@@ -91,7 +91,11 @@ class Metropolis(Move[None]):
         return drawn, accept.astype(jnp.int32)
 
     def attempt(
-        self, target: Target, focused: None, z: Chains, trial: Trial
+        self,
+        target: Target,
+        focused: None,
+        z: Chains,
+        trial: Trial,
     ) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
         proposal, log_u = self._propose(target, trial.keys)

@@ -20,7 +20,7 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.gibbs import Part
+from ebmpp.moves.gibbs import PartIndex
 from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows
 from ebmpp.moves.target import Target
 
@@ -97,7 +97,13 @@ class Metropolized(Layer):
         drawn = gibbs.visit(target, x, self.blocks, new)
         return drawn, jnp.zeros(len(keys), jnp.int32)
 
-    def attempt(self, target: Target, focused: Eta, z: Chains, trial: Trial) -> Attempt:
+    def attempt(
+        self,
+        target: Target,
+        focused: Eta,
+        z: Chains,
+        trial: Trial,
+    ) -> Attempt:
         """See :class:`~ebmpp.moves.Move`."""
         graph = target.graph
         rows = len(trial.keys)
@@ -129,7 +135,7 @@ class Metropolized(Layer):
         words = random.words(keys, gibbs.num_words(pairs, coupled=True))
         return gibbs.split_words(pairs, words, coupled=True)
 
-    def _present(self, graph: FactorGraph, x: Rows, part: Part | None) -> Rows:
+    def _present(self, graph: FactorGraph, x: Rows, part: PartIndex | None) -> Rows:
         """Return the present values of the units that move."""
         block = self.blocks[0]
         if block not in graph.splits:
@@ -188,14 +194,22 @@ def _is_finite(family: Family) -> bool:
         return family.states() is not None
 
 
-def _draw(family: Family, words: Words, eta: Natural, now: Draws) -> Draws:
+def _draw(
+    family: Family,
+    words: Words,
+    eta: Natural,
+    now: Draws,
+) -> Draws:
     probabilities = _probabilities(family, eta, now)
     index = random.inverse_cdf(random.uniform(words[..., 0]), probabilities)
     return _values(family, index)
 
 
 def _couple(
-    family: Family, words: Words, eta: Natural, now: Real[Array, "2 *units"]
+    family: Family,
+    words: Words,
+    eta: Natural,
+    now: Real[Array, "2 *units"],
 ) -> tuple[Draws, Draws]:
     """Return the next values of both chains, from natural parameters ``(2, rows, ...)``."""
     logits = jnp.log(_probabilities(family, eta, now))
@@ -211,15 +225,18 @@ def _probabilities(family: Family, eta: Natural, now: Draws) -> _Probabilities:
     statistics = family.statistics(states).reshape(len(states), -1)
     logits = eta.reshape(*now.shape, -1) @ statistics.T
     logits = logits + family.log_base_measure(states)
-    weights = jnp.exp(logits - lax.stop_gradient(logits.max(-1, keepdims=True)))
+    top = lax.stop_gradient(logits.max(-1, keepdims=True))
+    weights = jnp.exp(logits - top)
     # the sum of the others, by additions: 1 - p would lose digits where p is near 1
-    others = _before(weights) + jnp.flip(_before(jnp.flip(weights, -1)), -1)
+    after = jnp.flip(_before(jnp.flip(weights, -1)), -1)
+    others = _before(weights) + after
     here = now[..., None] == states
     leave = jnp.where(here, others, 0).sum(-1, keepdims=True)
     # where no other state has any weight the unit stays; min(...) would be 0 / 0
     odds = jnp.where(leave > 0, weights / jnp.maximum(leave, others), 0)
     moved = jnp.where(here, 0, odds)
-    return jnp.where(here, jnp.maximum(1 - moved.sum(-1, keepdims=True), 0), moved)
+    stay = jnp.maximum(1 - moved.sum(-1, keepdims=True), 0)
+    return jnp.where(here, stay, moved)
 
 
 def _before(weights: Float[Array, "... states"]) -> Float[Array, "... states"]:

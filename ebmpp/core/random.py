@@ -88,7 +88,10 @@ _OF_INTEGERS = (
 
 
 def _rounds(
-    operations: Sequence[Callable], x0: Any, x1: Any, schedule: Sequence[Any]
+    operations: Sequence[Callable],
+    x0: Any,
+    x1: Any,
+    schedule: Sequence[Any],
 ) -> tuple[Any, Any]:
     add, shift_left, shift_right, either, differ, word = operations
     x0 = add(x0, schedule[0])

@@ -125,7 +125,8 @@ class Clusters(Move["_Fields"]):
         fields = self._fields(target, x)
         new, broken = self._redraw(target, fields, x[self.block], keys)
         # rather than a wrong draw
-        wrong = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else -1
+        is_real = jnp.issubdtype(new.dtype, jnp.floating)
+        wrong = jnp.nan if is_real else -1
         drawn = {self.block: jnp.where(broken, wrong, new)}
         return drawn, jnp.zeros(len(keys), jnp.int32)
 
@@ -133,7 +134,11 @@ class Clusters(Move["_Fields"]):
         return self._fields(target, both_as_rows(z))
 
     def attempt(
-        self, target: Target, focused: "_Fields", z: Chains, trial: Trial
+        self,
+        target: Target,
+        focused: "_Fields",
+        z: Chains,
+        trial: Trial,
     ) -> Attempt:
         rows = both_as_rows(z)[self.block]
         new, broken = self._redraw(target.twice(), focused, rows, trial.keys)
@@ -157,7 +162,11 @@ class Clusters(Move["_Fields"]):
         return _Fields(eta, jnp.concatenate(weights), np.concatenate(edges))
 
     def _redraw(
-        self, target: Target, fields: "_Fields", x: Array, keys: Keys
+        self,
+        target: Target,
+        fields: "_Fields",
+        x: Array,
+        keys: Keys,
     ) -> tuple[Array, Array]:
         """Return new values of the block, and True if the weights make no clusters.
 
@@ -198,7 +207,10 @@ class _Uniforms(NamedTuple):
 
 
 def _spins(
-    family: Family, fields: _Fields, uniforms: _Uniforms, x: Array
+    family: Family,
+    fields: _Fields,
+    uniforms: _Uniforms,
+    x: Array,
 ) -> tuple[Array, Array]:
     """Redraw units of two values m - d and m + d, for which a pair's gain is 2 d^2 times its weight.
 
@@ -238,7 +250,8 @@ def _categories(fields: _Fields, uniforms: _Uniforms, x: Array) -> tuple[Array, 
     eta = jnp.broadcast_to(fields.eta, (*x.shape, num_categories))
     totals = [_sum_by(label, eta[..., k]) for k in range(num_categories)]
     weights = jax.nn.softmax(jnp.stack(totals, -1), -1)
-    return _at(random.inverse_cdf(uniforms.coin, weights), label), label
+    value = random.inverse_cdf(uniforms.coin, weights)
+    return _at(value, label), label
 
 
 def components(neighbours: Adjacency, bonds: Array) -> Array:

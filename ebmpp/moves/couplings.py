@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Counts, Keys, RowMask, Rows
 from ebmpp.families.family import Families, log_ratio
-from ebmpp.moves.gibbs import Part, draw_rows, num_words, split_words
+from ebmpp.moves.gibbs import PartIndex, draw_rows, num_words, split_words
 
 #: Natural parameters of a layer, of the leading and of the following chain.
 Etas = tuple[Rows, Rows]
@@ -118,7 +118,7 @@ class Trial(NamedTuple):
     same: RowMask
     """True if the chains of a row agree on all that the draw depends on, and so have one distribution, even
     where natural parameters differ in their last bits."""
-    part: Part = 0
+    part: PartIndex = 0
     """Index of the part, for a move that is made in parts."""
     flags: Mapping[str, Bool[Array, "rows ..."]] = MappingProxyType({})
     """Blocks on which the chains of a row agree, ``(rows, parts)`` each."""
@@ -171,7 +171,12 @@ def stalls(kind: str) -> bool:
     return kind.startswith("maximal")
 
 
-def attempt(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
+def attempt(
+    families: Families,
+    kind: str,
+    etas: Etas,
+    trial: Trial,
+) -> Attempt:
     """Make one trial of the coupled draw of a layer, given natural parameters of both chains."""
     make = _maximal if stalls(kind) else _unconditional
     result = make(families, kind, etas, trial)
@@ -180,7 +185,12 @@ def attempt(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
     return result._replace(y=y, together=together)
 
 
-def _unconditional(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
+def _unconditional(
+    families: Families,
+    kind: str,
+    etas: Etas,
+    trial: Trial,
+) -> Attempt:
     """Make a coupled draw that is always accepted."""
     rows = len(trial.keys)
     x, y, together = _draw_both(families, kind, etas, trial.keys)
@@ -195,7 +205,10 @@ def _unconditional(families: Families, kind: str, etas: Etas, trial: Trial) -> A
 
 
 def _draw_both(
-    families: Families, kind: str, etas: Etas, keys: Keys
+    families: Families,
+    kind: str,
+    etas: Etas,
+    keys: Keys,
 ) -> tuple[Blocks, Blocks, Blocks]:
     """Draw the layer of both chains; return True where the coupling gave both one value."""
     separate = dict.fromkeys(families, jnp.zeros(len(keys), bool))
@@ -230,7 +243,12 @@ def _couple(families: Families, etas: Etas, words: Array) -> tuple[Blocks, Block
     return x, y
 
 
-def _maximal(families: Families, kind: str, etas: Etas, trial: Trial) -> Attempt:
+def _maximal(
+    families: Families,
+    kind: str,
+    etas: Etas,
+    trial: Trial,
+) -> Attempt:
     """Make one trial of Algorithm 3 (residual from shared words) or 4 ("independent") of Qiu et al.
 
     A first trial proposes one x for both chains, and in the same call tries the

@@ -52,7 +52,8 @@ class Forests(Move[tuple[Array, Array]]):
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         tables = _tables(target.graph, self.units)
         unary, pairwise = tables.weights(target.params, x, target.keep)
-        u = random.uniform(random.words(keys, tables.forest.num_units))
+        words = random.words(keys, tables.forest.num_units)
+        u = random.uniform(words)
         states = forests.draw(tables.forest, unary, pairwise, u)
         drawn = keep_observed(target.keep, x, tables.put(x, states))
         return drawn, jnp.zeros(len(keys), jnp.int32)
@@ -91,7 +92,11 @@ class Forests(Move[tuple[Array, Array]]):
         return unary, pairwise.reshape(chains, -1, *pairwise.shape[1:])
 
     def attempt(
-        self, target: Target, focused: tuple[Array, Array], z: Chains, trial: Trial
+        self,
+        target: Target,
+        focused: tuple[Array, Array],
+        z: Chains,
+        trial: Trial,
     ) -> Attempt:
         tables = _tables(target.graph, self.units)
         unary, pairwise = focused

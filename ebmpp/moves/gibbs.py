@@ -24,10 +24,10 @@ from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves.target import Target
 
 #: Index of a part of a block whose units interact.
-Part = Array | int
+PartIndex = Array | int
 #: From natural parameters, families and the index of the part to new values; the index
 #: is None where a layer is drawn at once.
-Drawer = Callable[[Blocks, Families, Part | None], Rows]
+Drawer = Callable[[Blocks, Families, PartIndex | None], Rows]
 
 
 def keep_observed(keep: UnitMasks, x: Rows, new: Rows) -> Blocks:
@@ -35,7 +35,12 @@ def keep_observed(keep: UnitMasks, x: Rows, new: Rows) -> Blocks:
     return {b: jnp.where(keep[b], x[b], v) if b in keep else v for b, v in new.items()}
 
 
-def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks:
+def visit(
+    target: Target,
+    x: Rows,
+    blocks: Iterable[str],
+    new: Drawer,
+) -> Blocks:
     """Return new values of the ``blocks`` of a layer: at once, or part by part where the units interact."""
     graph = target.graph
     blocks = tuple(blocks)
@@ -49,7 +54,12 @@ def visit(target: Target, x: Rows, blocks: Iterable[str], new: Drawer) -> Blocks
     return keep_observed(target.keep, x, new(eta, families, None))
 
 
-def _visit_parts(target: Target, x: Rows, block: str, new: Drawer) -> Array:
+def _visit_parts(
+    target: Target,
+    x: Rows,
+    block: str,
+    new: Drawer,
+) -> Array:
     """Return new values of a block whose units interact, drawn part by part."""
     graph = target.graph
     split = graph.splits[block]

@@ -57,7 +57,11 @@ def read_blocks(
 
 
 def accept_proposals(
-    z: Chains, proposals: Blocks, log_ratio: Array, log_u: Array, trial: Trial
+    z: Chains,
+    proposals: Blocks,
+    log_ratio: Array,
+    log_u: Array,
+    trial: Trial,
 ) -> Attempt:
     """Accept or reject proposals in both chains, by one uniform and log-ratios ``(2, rows)``.
 
@@ -126,14 +130,19 @@ class Mixture(Move[None]):
         part, proposal, log_u = self._propose(target, keys)
 
         def score(x):
-            return self._log_target(target, x) - self._log_mixture(target, part, x)
+            log_target = self._log_target(target, x)
+            return log_target - self._log_mixture(target, part, x)
 
         accept = log_u < score({**x, **proposal}) - score(x)
         drawn = {b: where_rows(accept, v, x[b]) for b, v in proposal.items()}
         return drawn, accept.astype(jnp.int32)
 
     def attempt(
-        self, target: Target, focused: None, z: Chains, trial: Trial
+        self,
+        target: Target,
+        focused: None,
+        z: Chains,
+        trial: Trial,
     ) -> Attempt:
         rows = len(trial.keys)
         part, proposal, log_u = self._propose(target, trial.keys)

@@ -47,18 +47,18 @@ from ebmpp.moves.couplings import (
     stalls,
     where_rows,
 )
-from ebmpp.moves.gibbs import Part
+from ebmpp.moves.gibbs import PartIndex
 from ebmpp.moves.target import Target
 
 #: What the trials of a coupled draw share: see :meth:`Move.prepare`.
-Context = TypeVar("Context")
+Prepared = TypeVar("Prepared")
 #: New values of blocks, and how many proposals each row accepted.
 Drawn = tuple[Blocks, Counts]
 #: Parts of each block on which the chains of a row agree, ``(rows, parts)``.
 Flags = Mapping[str, Bool[Array, "rows ..."]]
 
 
-class Move(abc.ABC, Generic[Context]):
+class Move(abc.ABC, Generic[Prepared]):
     """One step of a sweep: an immutable, hashable value. Base class.
 
     A subclass defines ``blocks``, ``reads``, ``draw`` and ``attempt``, and overrides
@@ -94,18 +94,26 @@ class Move(abc.ABC, Generic[Context]):
         """Return the number of parts of a coupled draw, each of which has its own trials."""
         return 1
 
-    def prepare(self, target: Target, z: Chains) -> Context | None:
+    def prepare(self, target: Target, z: Chains) -> Prepared | None:
         """Compute what all parts share; with several parts it must not depend on ``blocks``."""
 
     def focus(
-        self, target: Target, prepared: Context, z: Chains, part: Part
-    ) -> Context:
+        self,
+        target: Target,
+        prepared: Prepared,
+        z: Chains,
+        part: PartIndex,
+    ) -> Prepared:
         """Compute what all trials of a part share."""
         return prepared
 
     @abc.abstractmethod
     def attempt(
-        self, target: Target, focused: Context, z: Chains, trial: Trial
+        self,
+        target: Target,
+        focused: Prepared,
+        z: Chains,
+        trial: Trial,
     ) -> Attempt:
         """Make one trial of the coupled draw of a part, with values of all ``blocks`` of both chains.
 
@@ -134,7 +142,12 @@ def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
     return list(itertools.accumulate(counts, initial=0))
 
 
-def draw_sweep(target: Target, x: Rows, moves: Sequence[Move], keys: Keys) -> Drawn:
+def draw_sweep(
+    target: Target,
+    x: Rows,
+    moves: Sequence[Move],
+    keys: Keys,
+) -> Drawn:
     """Make one sweep, one chain per row; return the rows, and the number of proposals that each accepted.
 
     Move i draws from ``fold_in(keys, i)``.
@@ -183,7 +196,7 @@ def update_flags(
     move: Move,
     flags: Flags,
     z: Chains,
-    part: Part,
+    part: PartIndex,
     draw: Attempt,
     done: RowMask,
 ) -> Flags:
@@ -249,7 +262,7 @@ def coupled_sweep(
     return _stored_copies(z, flags), rows_agree(flags, tuple(z), rows), broken, total
 
 
-class Coupled(NamedTuple):
+class CoupledChains(NamedTuple):
     """Both chains of every row, after a coupled move."""
 
     z: Blocks
@@ -267,7 +280,7 @@ def couple_move(
     keys: Keys,
     start: int = 0,
     most: Array | int = MOST_TRIALS,
-) -> Coupled:
+) -> CoupledChains:
     """Make one move of both chains of every row, with all trials; see :func:`coupled_sweep`.
 
     :param start: number of the first part: trial r of part i draws from
@@ -280,13 +293,20 @@ def couple_move(
         z, flags, broken, total = carry
         focused = move.focus(target, prepared, z, part)
         same = rows_agree(flags, move.reads(target.graph), rows)
-        trial = Trial(keys, jnp.ones(rows, bool), same, part, flags, most)
+        trial = Trial(
+            keys=keys,
+            first=jnp.ones(rows, bool),
+            same=same,
+            part=part,
+            flags=flags,
+            most=most,
+        )
         draw = couple_focused(target, focused, z, move, start + part, trial)
         z = z | {b: jnp.stack([draw.x[b], draw.y[b]]) for b in move.blocks}
         flags = update_flags(target, move, flags, z, part, draw, draw.done)
-        return Coupled(z, flags, broken | draw.broken, total + draw.num_accepted)
+        return CoupledChains(z, flags, broken | draw.broken, total + draw.num_accepted)
 
-    first = Coupled(
+    first = CoupledChains(
         dict(z), dict(flags), jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
     )
     return fold_parts(move.num_parts(target.graph), step, first)
@@ -370,7 +390,13 @@ class Layer(Move[PyTree]):
             return energy.part_context(graph, target.params, x, self.blocks[0])
         return target.natural(x, self.blocks)
 
-    def focus(self, target: Target, prepared: PyTree, z: Chains, part: Part) -> Eta:
+    def focus(
+        self,
+        target: Target,
+        prepared: PyTree,
+        z: Chains,
+        part: PartIndex,
+    ) -> Eta:
         """Return natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
         graph = target.graph
         block = self.blocks[0]
@@ -394,7 +420,13 @@ class Layer(Move[PyTree]):
             for b, eta in etas.items()
         }
 
-    def attempt(self, target: Target, focused: Eta, z: Chains, trial: Trial) -> Attempt:
+    def attempt(
+        self,
+        target: Target,
+        focused: Eta,
+        z: Chains,
+        trial: Trial,
+    ) -> Attempt:
         """See :class:`~ebmpp.moves.Move`.
 
         Observed units get one distribution in both chains, so they do not affect
@@ -412,14 +444,20 @@ class Layer(Move[PyTree]):
 
         return result._replace(x=new(0, result.x), y=new(1, result.y))
 
-    def families(self, graph: FactorGraph, part: Part) -> gibbs.Families:
+    def families(self, graph: FactorGraph, part: PartIndex) -> gibbs.Families:
         """Return the families of the units that are drawn at once."""
         block = self.blocks[0]
         if block in graph.splits:
             return {block: graph.splits[block].part_family(part)}
         return {b: graph.families[b] for b in self.blocks}
 
-    def put(self, graph: FactorGraph, x: Rows, part: Part, new: Blocks) -> Blocks:
+    def put(
+        self,
+        graph: FactorGraph,
+        x: Rows,
+        part: PartIndex,
+        new: Blocks,
+    ) -> Blocks:
         """Return ``x`` with the values of a part replaced; ``new`` if there is one part."""
         block = self.blocks[0]
         if block not in graph.splits:

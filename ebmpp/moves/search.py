@@ -151,7 +151,12 @@ compiled_initial_states = jax.jit(
 )
 
 
-def _draw_rest(target: Target, x: Rows, init: State, keys: Keys) -> Blocks:
+def _draw_rest(
+    target: Target,
+    x: Rows,
+    init: State,
+    keys: Keys,
+) -> Blocks:
     """Draw each block that ``init`` lacks once given everything else, neighbours of known blocks first."""
     graph = target.graph
     x = dict(x)

@@ -67,7 +67,10 @@ def as_coupling(name: str, value: CouplingLike) -> CouplingLike:
 
 @functools.lru_cache(maxsize=256)  # kernels ask at every trace
 def _resolve(
-    graph: FactorGraph, coupling: Any, clamped: tuple[str, ...], exact: bool
+    graph: FactorGraph,
+    coupling: Any,
+    clamped: tuple[str, ...],
+    exact: bool,
 ) -> tuple[Move, ...]:
     if coupling == "mixture":
         return mixture_sweep(graph, clamped)
@@ -278,7 +281,12 @@ def mixture_pool(
 
 
 @functools.partial(jax.jit, static_argnames="move")
-def _make(target: Target, move: Mixture, rows: Rows, key: Key) -> Pool:
+def _make(
+    target: Target,
+    move: Mixture,
+    rows: Rows,
+    key: Key,
+) -> Pool:
     if not set(move.marginalize) <= set(rows):
         rows = complete_rows(target, rows, key)
     return make_pool(target, move, rows)

@@ -75,7 +75,10 @@ def couple_states(logs: Array, u: Array, axis: int) -> Array:
 
 
 def at_states(
-    values: Array, states: Array, axis: int, least: float = -jnp.inf
+    values: Array,
+    states: Array,
+    axis: int,
+    least: float = -jnp.inf,
 ) -> Array:
     """Return the values of states, which lack the axis; a maximum, as gathers of rows are slow."""
     numbers = lax.broadcasted_iota(jnp.int32, values.shape, axis)
@@ -96,4 +99,5 @@ def _invert(u: Array, weights: Array, axis: int) -> Array:
     cumulated = (jnp.expand_dims(weights, axis) * below).sum(axis + 1)
     total = lax.slice_in_dim(cumulated, size - 1, size, axis=axis)
     threshold = jnp.expand_dims(u, axis) * total
-    return (cumulated <= threshold).sum(axis).clip(0, size - 1).astype(jnp.int32)
+    state = (cumulated <= threshold).sum(axis)
+    return state.clip(0, size - 1).astype(jnp.int32)

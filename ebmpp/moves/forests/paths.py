@@ -23,7 +23,10 @@ _FEW_LANES = 8
 
 
 def up(
-    forest: Forest, unary: Array, pairwise: Array, reduce: Reduce
+    forest: Forest,
+    unary: Array,
+    pairwise: Array,
+    reduce: Reduce,
 ) -> tuple[Sums, Array]:
     """Sum the units out; see :func:`~ebmpp.moves.forests.trees.up`."""
     units, edges, roots = cast(Arms, forest.arms)
@@ -58,7 +61,12 @@ def up(
     return Sums(beliefs, pairs, centres, axis), total
 
 
-def down(forest: Forest, sums: Sums, pick: Pick, u: Array) -> Array:
+def down(
+    forest: Forest,
+    sums: Sums,
+    pick: Pick,
+    u: Array,
+) -> Array:
     """Return states ``(units, rows)``; see :func:`~ebmpp.moves.forests.trees.down`."""
     arms = cast(Arms, forest.arms)
     units = arms.units

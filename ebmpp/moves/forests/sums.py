@@ -98,7 +98,10 @@ def draw(
 
 
 def draw_pair(
-    forest: Forest, unary: UnaryTable, pairwise: PairwiseTable, uniforms: Array
+    forest: Forest,
+    unary: UnaryTable,
+    pairwise: PairwiseTable,
+    uniforms: Array,
 ) -> States:
     """Draw two chains from tables of their own, each unit coupled maximally given the unit above it.
 

@@ -40,7 +40,7 @@ class FastFactor(NamedTuple):
     local: Local
 
 
-class States(NamedTuple):
+class StateTable(NamedTuple):
     """Values of units, their log base measures and statistics, padded; of all units if there is one block."""
 
     values: Float[np.ndarray, "units states"]
@@ -57,7 +57,7 @@ class ForestTables:
         self.families = {b: graph.families[b] for b in units}
         self.forest = _induced(graph, units)
         lengths = [len(u) for u in units.values()]
-        self._states = _states(self.families, lengths)
+        self._states = _state_table(self.families, lengths)
         #: places of each block's units in the forest
         self.places: dict[str, slice] = {}
         #: half of each unit of a block, -1 outside of the forest
@@ -104,8 +104,10 @@ class ForestTables:
             unary = jnp.where(self._is_allowed(x, keep), unary, -jnp.inf)
         t = self._zeroed(x, self._inner_factors)
         if all(map(self._is_constant, self._inner_factors)):
-            return unary, self._pairwise(params, {b: v[0] for b, v in t.items()})
-        return unary, jax.vmap(lambda t: self._pairwise(params, t))(t)
+            first = {b: v[0] for b, v in t.items()}
+            return unary, self._pairwise(params, first)
+        by_row = jax.vmap(lambda t: self._pairwise(params, t))
+        return unary, by_row(t)
 
     def _is_constant(self, factor: Factor) -> bool:
         """Return True if units outside of the forest do not change a factor's pairwise weights."""
@@ -194,7 +196,8 @@ class ForestTables:
 
     def _zeroed(self, x: Rows, factors: Iterable[Factor]) -> Blocks:
         """Return statistics of the blocks of some factors and of the forest, whose units are at 0."""
-        scope = dict.fromkeys((*self.units, *(b for f in factors for b in f.blocks)))
+        blocks = [b for factor in factors for b in factor.blocks]
+        scope = dict.fromkeys((*self.units, *blocks))
         t = self.graph.statistics({b: x[b] for b in scope})
         for b, family in self.families.items():
             is_outside = jnp.asarray(self._half[b] < 0).reshape(1, *family.shape)
@@ -217,7 +220,12 @@ def _half_of(depth: np.ndarray) -> np.ndarray:
     return depth // 2 % 2
 
 
-def _one_hot(half_of_unit: np.ndarray, half: Array, entry: Array, like: Array) -> Array:
+def _one_hot(
+    half_of_unit: np.ndarray,
+    half: Array,
+    entry: Array,
+    like: Array,
+) -> Array:
     """Return 1 at one entry of the statistics of a half's units, and 0 elsewhere."""
     is_entry = jnp.arange(like.size // len(half_of_unit)) == entry
     mask = (half_of_unit == half)[:, None] & is_entry[None]
@@ -242,7 +250,7 @@ def _induced(graph: FactorGraph, units: UnitsByBlock) -> Forest:
         ) from error
 
 
-def _states(families: Mapping[str, Family], lengths: list[int]) -> States:
+def _state_table(families: Mapping[str, Family], lengths: list[int]) -> StateTable:
     listed = []
     for block, family in families.items():
         with sharding.eager():
@@ -260,4 +268,4 @@ def _states(families: Mapping[str, Family], lengths: list[int]) -> States:
     for padded, values in zip(table, listed, strict=True):
         padded[: len(values), : values.shape[1]] = values
     table = table if len(listed) == 1 else np.repeat(table, lengths, axis=0)
-    return States(table[..., 0], table[..., 1], table[..., 2:])
+    return StateTable(table[..., 0], table[..., 1], table[..., 2:])

@@ -15,7 +15,10 @@ from ebmpp.moves.forests.structure import Forest
 
 
 def up(
-    forest: Forest, unary: Array, pairwise: Array, reduce: Reduce
+    forest: Forest,
+    unary: Array,
+    pairwise: Array,
+    reduce: Reduce,
 ) -> tuple[Sums, Array]:
     """Sum the units out, from the leaves to the roots.
 
@@ -50,7 +53,12 @@ def up(
     return Sums(beliefs, pairs, centres), total
 
 
-def down(forest: Forest, sums: Sums, pick: Pick, u: Array) -> Array:
+def down(
+    forest: Forest,
+    sums: Sums,
+    pick: Pick,
+    u: Array,
+) -> Array:
     """Return states ``(units, rows)``: of the roots, and of each unit given the unit above it.
 
     :param u: the units' uniforms, ``(draws, units, rows)``.

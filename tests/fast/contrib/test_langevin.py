@@ -113,7 +113,7 @@ def test_wrong_uses_are_refused():
         kernel.sample(state, (PARAMS,), observed)
     unadjusted = UCD(coupling=langevin_sweep(zoo.graph("learned"), adjust=False))
     with pytest.raises(ValueError, match="adjust"):
-        unadjusted.init(
+        unadjusted.init_state(
             zoo.graph("learned"),
             PARAMS,
             {"v": jnp.zeros((2, 2))},
