@@ -7,8 +7,9 @@ all others stay. Given these choices the log density is that of an Ising model w
 = 1 where a unit stays, and -1 where it moves. A function w of two units contributes the
 coupling and the fields
 
-.. math:: K = (w_{00} + w_{11} - w_{01} - w_{10}) / 4, \quad h_i = (w_{00} + w_{01} - w_{10} - w_{11}) / 4,
-    \quad h_j = (w_{00} + w_{10} - w_{01} - w_{11}) / 4
+.. math:: K = (w_{00} + w_{11} - w_{01} - w_{10}) / 4, \quad
+    h_i = (w_{00} + w_{01} - w_{10} - w_{11}) / 4, \quad
+    h_j = (w_{00} + w_{10} - w_{01} - w_{11}) / 4
 
 with 0 for the present value and 1 for the other one. The algorithm of Swendsen and Wang
 then joins a pair with K > 0 by a bond with probability 1 - exp(-2 K), and moves each
@@ -47,7 +48,7 @@ _CLUSTERS = 1 << 17  # folded into the keys
 
 
 class ClusterBlock(ModelBlock):
-    """A block like that of :meth:`ebmpp.GibbsBlock.from_model` whose sweeps begin with a move of clusters.
+    """A block of :meth:`ebmpp.GibbsBlock.from_model` whose sweeps begin with a cluster move.
 
     The move of Swendsen and Wang changes whole regions of discrete units that attract
     one another, which draws of single units hardly do above a critical strength. Units

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Langevin moves of real-valued blocks: steps along the gradient of their log-density, with noise."""
+"""Langevin moves of real-valued blocks: noisy steps along the gradient of the log-density."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -36,13 +36,13 @@ from ebmpp.moves.target import Target
 
 
 def is_real(family: Family) -> bool:
-    """Return True if units take every real value, so that a step with noise stays in the support."""
+    """Return True if units take every real value, so that noise stays in the support."""
     return family.support is constraints.real
 
 
 @dataclasses.dataclass(frozen=True)
 class Langevin(Move["_Density"]):
-    r"""``num_steps`` Langevin steps of real-valued ``blocks``, each accepted or rejected by the energy.
+    r"""Langevin steps of real-valued ``blocks``, each accepted or rejected by the energy.
 
     .. math:: x' = x + \tfrac{1}{2} (\epsilon s)^2 \nabla \log p(x) + \epsilon s \xi
 
@@ -358,7 +358,7 @@ class _Density:
     def choose(
         self, accept: Array, new: _LangevinState, old: _LangevinState
     ) -> _LangevinState:
-        """Return the accepted states. One without density becomes nan, rather than never moving again."""
+        """Return the accepted states; one without density becomes nan, or would never move."""
         state = jax.tree.map(partial(where_rows, accept), new, old)
         is_finite = jnp.isfinite(state.log_prob)[:, None]
         return state._replace(x=jnp.where(is_finite, state.x, jnp.nan))

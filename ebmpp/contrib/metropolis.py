@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Metropolis moves of Taniguchi et al. (2023), whose proposals do not depend on the state of the chain."""
+"""Metropolis moves of Taniguchi et al. (2023), which propose regardless of the state."""
 
 from collections.abc import Iterable, Sequence
 import dataclasses
@@ -117,7 +117,7 @@ class Metropolis(Move[None]):
         return proposal, jnp.log(random.uniform(words[:, count]))
 
     def _score(self, target: Target, x: Rows) -> Array:
-        """Return the log of target over proposal, row by row, up to a constant; base measures cancel."""
+        """Return the log of target over proposal of each row, up to a constant."""
         graph = target.graph
         params = target.params
 
@@ -151,7 +151,7 @@ def metropolis_sweep(
     proposal: str = "uniform",
     marginalize: str | Sequence[str] = (),
 ) -> tuple[Move, ...]:
-    """Return a :class:`Metropolis` move of the free blocks, and a draw of the blocks that it sums out.
+    """Return a :class:`Metropolis` move of free blocks, and a draw of those it sums out.
 
     :param graph: the declaration.
     :param clamped: names of clamped blocks.

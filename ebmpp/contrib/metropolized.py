@@ -130,7 +130,7 @@ class Metropolized(Layer):
         return Attempt.final(new(0), new(1), broken, together)
 
     def _words(self, families: gibbs.Families, keys: Keys) -> Blocks:
-        """Return the words of each unit: those of a coupled categorical draw."""
+        """Return as many words per unit as a coupled categorical draw takes."""
         pairs = {b: Categorical(families[b].shape, 2) for b in self.blocks}
         words = random.words(keys, gibbs.num_words(pairs, coupled=True))
         return gibbs.split_words(pairs, words, coupled=True)
@@ -220,7 +220,7 @@ def _couple(
 
 @full_precision
 def _probabilities(family: Family, eta: Natural, now: Draws) -> _Probabilities:
-    """Return min(p_i / (1 - p_x), p_i / (1 - p_i)) for each other state, and the rest for the present one."""
+    """Return min(p_i / (1 - p_x), p_i / (1 - p_i)) of other states, the rest at the present."""
     states = _states(family)
     statistics = family.statistics(states).reshape(len(states), -1)
     logits = eta.reshape(*now.shape, -1) @ statistics.T

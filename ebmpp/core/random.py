@@ -127,7 +127,9 @@ def as_key(words: UInt32[Array, "*rows 2"]) -> Key[Array, "*rows"]:
 def fold_in(
     key: UInt32[Numbers, "*#rows 2"], first: Counter, second: Counter = 0
 ) -> KeyPair:
-    """Return new key pairs for the counter ``(first, second)``, row by row; of known keys on the host.
+    """Return new key pairs for the counter ``(first, second)``, row by row.
+
+    Few keys with known values are hashed on the host.
 
     Keys in a numpy array give a numpy array.
     """
@@ -180,8 +182,8 @@ def materialize(key: UInt32[Array, "*rows 2"]) -> KeyPair:
         return key
     # As in `uniform`: XLA does not repeat a division. It takes some nanoseconds per
     # row.
-    one = lax.optimization_barrier(np.uint32(1))
-    return lax.div(key, jnp.broadcast_to(one, key.shape))
+    divisor = lax.optimization_barrier(np.uint32(1))
+    return lax.div(key, jnp.broadcast_to(divisor, key.shape))
 
 
 @partial(jax.jit, static_argnums=1, inline=True)
@@ -224,7 +226,7 @@ def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
 def inverse_cdf(
     u: Float[Array, "*units"], weights: Float[Array, "*#units categories"]
 ) -> Int32[Array, "*units"]:
-    """Draw categories by the weights of the last axis, which need not sum to 1, by inversion at uniforms."""
+    """Draw categories by inversion at uniforms; weights need not sum to 1."""
     cumulated = jnp.cumsum(weights, axis=-1)
     # u < 1, so the threshold is below the total, and a category of weight 0 is never
     # drawn.

@@ -71,7 +71,8 @@ class Clusters(Move["_Fields"]):
     >>> lattice = FactorGraph.from_networkx(nx.grid_2d_graph(6, 6), Spin, shared=True, bias=False)
     >>> params = {"x:x": jax.numpy.asarray(0.44)}
     >>> est = ebmpp.unbiased_expectation(lattice, params, lambda x: x["x"].mean() ** 2,
-    ...                                  rng_key=jax.random.key(0), num_pairs=20, coupling=Clusters("x"))
+    ...                                  rng_key=jax.random.key(0), num_pairs=20,
+    ...                                  coupling=Clusters("x"))
     >>> est.met.all().item()
     True
     """
@@ -212,7 +213,7 @@ def _spins(
     uniforms: _Uniforms,
     x: Array,
 ) -> tuple[Array, Array]:
-    """Redraw units of two values m - d and m + d, for which a pair's gain is 2 d^2 times its weight.
+    """Redraw units of values m - d and m + d; a pair's gain is 2 d^2 times its weight.
 
     :return: new values, and the smallest unit of each unit's cluster.
     """
@@ -255,7 +256,9 @@ def _categories(fields: _Fields, uniforms: _Uniforms, x: Array) -> tuple[Array, 
 
 
 def components(neighbours: Adjacency, bonds: Array) -> Array:
-    """Return the smallest unit of each unit's cluster, ``(size, rows)``, given joined ``(pairs, rows)``.
+    """Return the smallest unit of each unit's cluster, ``(size, rows)``.
+
+    :param bonds: True for joined pairs, ``(pairs, rows)``.
 
     Zhang, Azad, Hu (2020), *FastSV: a distributed-memory connected component algorithm
     with fast convergence*.
@@ -315,7 +318,7 @@ def _sum_by(label: Array, values: Array) -> Array:
 
 
 def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
-    """Return :class:`Clusters` moves of the blocks whose units interact, and draws of the other layers.
+    """Return :class:`Clusters` moves of blocks whose units interact, and draws of others.
 
     :param clamped: names of clamped blocks.
     :raises IntractableError: if no units of one block interact, or not in a way that

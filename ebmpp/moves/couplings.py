@@ -67,8 +67,8 @@ class Attempt(NamedTuple):
     accept_y: RowMask
     """The same for the following chain."""
     broken: RowMask
-    """True if a natural parameter is outside its family's domain, a log-ratio is nan, or a residual has no
-    mass."""
+    """True if a natural parameter is outside its family's domain, a log-ratio is nan, or a
+    residual has no mass."""
     together: dict[str, RowMask]
     """True if the coupling gave both chains one value of a block."""
     num_accepted: Counts | int = 0
@@ -93,7 +93,7 @@ class Attempt(NamedTuple):
         return self.accept_x & self.accept_y
 
     def retried(self, new: Self) -> Self:
-        """Return this attempt, with the values of a later trial in chains that accept only there."""
+        """Return this attempt, with values of a later trial where chains accept only there."""
         take_x = new.accept_x & ~self.accept_x
         take_y = new.accept_y & ~self.accept_y
         take = take_x & take_y
@@ -116,8 +116,8 @@ class Trial(NamedTuple):
     first: RowMask
     """True for a row's first trial."""
     same: RowMask
-    """True if the chains of a row agree on all that the draw depends on, and so have one distribution, even
-    where natural parameters differ in their last bits."""
+    """True if the chains of a row agree on all that the draw depends on, and so have one
+    distribution, even where natural parameters differ in their last bits."""
     part: PartIndex = 0
     """Index of the part, for a move that is made in parts."""
     flags: Mapping[str, Bool[Array, "rows ..."]] = MappingProxyType({})

@@ -26,7 +26,7 @@ from ebmpp.moves.target import Target
 
 @dataclasses.dataclass(frozen=True)
 class Forests(Move[tuple[Array, Array]]):
-    """Joint draw of units that make a forest given all others; :func:`forest_sweep` returns such moves.
+    """Joint draw of units that make a forest given all others: see :func:`forest_sweep`.
 
     Sums go from the leaves to the roots, and draws go back, coupled maximally unit by
     unit.
@@ -61,7 +61,9 @@ class Forests(Move[tuple[Array, Array]]):
     def marginals(
         self, target: Target, x: Rows
     ) -> tuple[Blocks, forests.MarginalsByPair]:
-        """Return probabilities of the units' values given all others; means over draws have less noise.
+        """Return probabilities of the units' values given all others.
+
+        Their means over draws have less noise than means of the values.
 
         :param x: states, ``(rows, *shape)`` each; the units of the move may have any
             values.
@@ -81,7 +83,7 @@ class Forests(Move[tuple[Array, Array]]):
         return by_block, forests.PairMarginals.by_name(tables.forest, pairs, units)
 
     def prepare(self, target: Target, z: Chains) -> tuple[Array, Array]:
-        """Return the tables of all chains, ``(chains, rows, ...)``, with axes of 1 where they are equal."""
+        """Return tables ``(chains, rows, ...)``, with axes of 1 where they are equal."""
         chains = num_rows(z)
         keep = target.twice().keep if chains == 2 else target.keep
         tables = _tables(target.graph, self.units)
@@ -145,10 +147,12 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
 
     >>> import jax, networkx as nx, ebmpp
     >>> from ebmpp.moves import forest_sweep
-    >>> chain = ebmpp.FactorGraph.from_networkx(nx.path_graph(50), lambda n: ebmpp.Categorical(n, 3))
+    >>> path = nx.path_graph(50)
+    >>> chain = ebmpp.FactorGraph.from_networkx(path, lambda n: ebmpp.Categorical(n, 3))
     >>> params = {"x": jax.numpy.zeros((50, 3)), "x:x": 3 * jax.numpy.ones(49)}
     >>> est = ebmpp.unbiased_expectation(chain, params, lambda x: x["x"][0] == x["x"][1],
-    ...                                  rng_key=jax.random.key(0), num_pairs=100, coupling=forest_sweep)
+    ...                                  rng_key=jax.random.key(0), num_pairs=100,
+    ...                                  coupling=forest_sweep)
     >>> int(est.meeting_time.max())  # exact draws meet in the first sweep after the lag
     2
     """

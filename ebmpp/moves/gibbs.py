@@ -41,7 +41,7 @@ def visit(
     blocks: Iterable[str],
     new: Drawer,
 ) -> Blocks:
-    """Return new values of the ``blocks`` of a layer: at once, or part by part where the units interact."""
+    """Return new values of a layer's ``blocks``, part by part where units interact."""
     graph = target.graph
     blocks = tuple(blocks)
     if not graph.splits.keys().isdisjoint(blocks):
@@ -157,7 +157,7 @@ def fits_bytes(family: Family) -> bool:
 
 
 def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
-    """Draw a block of one axis, units first, from the words that :func:`draw_rows` would use, two per hash.
+    """Draw a block of one axis, units first, from the words of :func:`draw_rows`, two per hash.
 
     A hash has two words, of which :func:`ebmpp.core.random.words` keeps one: XLA would
     otherwise not vectorise the loop that it fuses with. Here two units use both, and

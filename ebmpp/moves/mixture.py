@@ -221,8 +221,8 @@ def make_pool(target: Target, move: Mixture, rows: Rows) -> Pool:
     """
     graph = target.graph
     count = num_rows(rows)
-    given = {b: rows[b] for b in move.marginalize} | target.clamped_rows(count)
-    eta = energy.natural_rows(graph, target.params, given, move.blocks)
+    around = {b: rows[b] for b in move.marginalize} | target.clamped_rows(count)
+    eta = energy.natural_rows(graph, target.params, around, move.blocks)
     log_normalizers = []
     for b, e in eta.items():
         per_unit = graph.families[b].log_normalizer(e)
@@ -231,7 +231,7 @@ def make_pool(target: Target, move: Mixture, rows: Rows) -> Pool:
 
 
 def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
-    """Return a :class:`Mixture` move of the smaller layer, a draw of the other, and draws of both layers.
+    """Return a :class:`Mixture` move of the smaller layer, and draws of both layers.
 
     :param clamped: names of clamped blocks.
     :raises IntractableError: unless the free blocks are two layers, each independent

@@ -68,7 +68,7 @@ class Move(abc.ABC, Generic[Prepared]):
     blocks: tuple[str, ...]
     """The blocks that it changes."""
     proposes: int = 0
-    """Number of proposals per move that a chain may reject; 0 if acceptance is not worth counting."""
+    """Proposals per move that a chain may reject; 0 if acceptance is not worth counting."""
     stalls: bool = False
     """True if a coupled trial can be rejected, so that more trials may be needed."""
     exact: bool = True
@@ -88,7 +88,7 @@ class Move(abc.ABC, Generic[Prepared]):
 
     @abc.abstractmethod
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        """Return new values of ``blocks``, a chain per row, and how many proposals each row accepted."""
+        """Return new values of ``blocks``, and how many proposals each row accepted."""
 
     def num_parts(self, graph: FactorGraph) -> int:
         """Return the number of parts of a coupled draw, each of which has its own trials."""
@@ -115,7 +115,7 @@ class Move(abc.ABC, Generic[Prepared]):
         z: Chains,
         trial: Trial,
     ) -> Attempt:
-        """Make one trial of the coupled draw of a part, with values of all ``blocks`` of both chains.
+        """Make one trial of the coupled draw of a part, with values of all ``blocks``.
 
         :param focused: result of :meth:`focus` for the same ``z`` and part.
         """
@@ -148,7 +148,7 @@ def draw_sweep(
     moves: Sequence[Move],
     keys: Keys,
 ) -> Drawn:
-    """Make one sweep, one chain per row; return the rows, and the number of proposals that each accepted.
+    """Make one sweep of each row; return the rows, and how many proposals each accepted.
 
     Move i draws from ``fold_in(keys, i)``.
     """
@@ -162,7 +162,7 @@ def draw_sweep(
 
 
 def block_flags(target: Target, z: Chains) -> Flags:
-    """Return flags of stored chains, from their values; after a coupled draw they come from the coupling."""
+    """Return flags of stored chains, from their values."""
     return {
         b: jnp.tile(rows_equal(v)[:, None], target.num_parts(b)) for b, v in z.items()
     }
@@ -220,12 +220,12 @@ def update_flags(
 
 
 def with_equal_copies(z: Chains, flags: Flags) -> Blocks:
-    """Return both chains, with the leading one's values in both of the blocks on which they agree."""
+    """Return both chains, with the leading one's values where they agree on a block."""
     return {b: where_rows(flags[b].all(-1)[None], v[:1], v) for b, v in z.items()}
 
 
 def _stored_copies(z: Chains, flags: Flags) -> Blocks:
-    """Apply :func:`with_equal_copies` in a loop: its carry is stored, so both copies have the same bits."""
+    """Apply :func:`with_equal_copies` in a loop, which stores both copies bit by bit."""
 
     def once(c):
         return jnp.zeros_like(c[0]), with_equal_copies(c[1], flags)
@@ -241,7 +241,7 @@ def coupled_sweep(
     keys: Keys,
     most: Array | int = MOST_TRIALS,
 ) -> tuple[Blocks, RowMask, RowMask, Counts]:
-    """Make one sweep of both chains of every row, with all trials, from the words that the engine uses.
+    """Make one sweep of both chains, with all trials, from the words of the engine.
 
     Trial r of move i draws from ``fold_in(keys, i, r)``.
 
@@ -320,7 +320,7 @@ def couple_focused(
     index: Array | int,
     draw: Trial,
 ) -> Attempt:
-    """Make trials of part number ``index`` until every row is accepted; rows that never are, are broken."""
+    """Make trials of part number ``index`` until every row accepts; others are broken."""
 
     def trial(number):
         first = draw.first & (number == 0)
@@ -383,7 +383,7 @@ class Layer(Move[PyTree]):
         return graph.num_parts(self.blocks[0])
 
     def prepare(self, target: Target, z: Chains) -> Eta | energy.PartContext:
-        """Return natural parameters, ``(2 rows, *shape, *stat_shape)`` each, or the context of parts."""
+        """Return natural parameters, ``(2 rows, *shape, *stat_shape)``, or a context of parts."""
         graph = target.graph
         x = both_as_rows(z)
         if self.blocks[0] in graph.splits:

@@ -157,7 +157,7 @@ def _draw_rest(
     init: State,
     keys: Keys,
 ) -> Blocks:
-    """Draw each block that ``init`` lacks once given everything else, neighbours of known blocks first."""
+    """Draw each block that ``init`` lacks once, neighbours of known blocks first."""
     graph = target.graph
     x = dict(x)
     known = {*init, *target.clamped}

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Moves of a sweep, resolved from the argument ``coupling`` or ``moves``, and their pool of proposals."""
+"""Moves of a sweep, resolved from ``coupling`` or ``moves``, and their pool of proposals."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
@@ -268,7 +268,8 @@ def mixture_pool(
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> params = rbm.init(jax.random.key(0))
-    >>> pool = mixture_pool(rbm, params, {"v": ebmpp.data.bars_and_stripes(3)}, rng_key=jax.random.key(1))
+    >>> rows = {"v": ebmpp.data.bars_and_stripes(3)}
+    >>> pool = mixture_pool(rbm, params, rows, rng_key=jax.random.key(1))
     >>> pool.eta["h"].shape
     (16, 4)
     """
@@ -293,7 +294,7 @@ def _make(
 
 
 def complete_rows(target: Target, rows: Rows, key: Key) -> Blocks:
-    """Return rows with draws of the other blocks: exact if these are one layer, else by ten sweeps."""
+    """Return rows with draws of the other blocks, exact if these are one layer."""
     graph = target.graph
     count = num_rows(rows)
     held = {**target.clamped_rows(count), **rows}

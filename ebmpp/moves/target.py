@@ -35,7 +35,7 @@ from ebmpp.moves.rungs import Tempering
 
 
 class Pool(NamedTuple):
-    """Components of :class:`~ebmpp.moves.Mixture` proposals; see :func:`ebmpp.coupling.mixture_pool`."""
+    """Components of proposals, as :func:`ebmpp.coupling.mixture_pool` returns them."""
 
     eta: Eta
     """Natural parameters of the proposed blocks, ``(components, *shape, *stat_shape)`` each."""
@@ -50,7 +50,7 @@ class Pool(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Distribution that moves leave invariant: the model's, or its conditional given clamped values.
+    """Distribution that moves leave invariant, the model's given any clamped values.
 
     It is a pytree with a static graph, so it can be an argument of compiled functions.
 
@@ -124,7 +124,7 @@ class Target:
 
     @property
     def model(self) -> "Target":
-        """Target of single states of the model: itself, or that of an ensemble's coldest replica."""
+        """Target of the model's states: itself, or an ensemble's at its coldest replica."""
         return self
 
     @property
@@ -133,7 +133,7 @@ class Target:
         return 1.0 if self.tempering is None else self.tempering.beta
 
     def coldest(self, x: Rows) -> Rows:
-        """Return the states of the model: all of them, or those of an ensemble's coldest replica."""
+        """Return the states of the model: all, or an ensemble's at its coldest replica."""
         return x
 
     def starts(self, draw: Callable[["Target", Keys], Blocks], keys: Keys) -> Blocks:

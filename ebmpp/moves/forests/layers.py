@@ -31,7 +31,9 @@ def suits(graph: Declaration, block: str) -> bool:
 
 
 def split(graph: Declaration, blocks: Sequence[str]) -> list[UnitsByBlock]:
-    """Split the units into layers that are induced forests, without blocks whose units are independent.
+    """Split the units into layers that are induced forests.
+
+    Blocks whose units are independent are left out.
 
     A torus takes two layers, and any graph at most half as many as its largest degree,
     plus one. Blocks of two units or more that share a factor are in separate layers, as
@@ -52,7 +54,11 @@ def split(graph: Declaration, blocks: Sequence[str]) -> list[UnitsByBlock]:
     for number in range(layers.max() + 1):
         present = zip(blocks, by_block, strict=True)
         result.append(
-            {b: np.flatnonzero(own == number) for b, own in present if number in own}
+            {
+                b: np.flatnonzero(layer_of == number)
+                for b, layer_of in present
+                if number in layer_of
+            }
         )
     return result
 
@@ -87,7 +93,7 @@ def forest_layers(
 def interactions(
     graph: Declaration, blocks: Sequence[str]
 ) -> tuple[Edges, list[set[int]]]:
-    """Return pairs of interacting units of ``blocks``, and by block, the blocks that conflict with it.
+    """Return pairs of interacting units, and by block, the blocks that conflict with it.
 
     Units are numbered block after block. All units that share a factor interact, except
     for units of one block that its ``lateral`` does not name. So no three units of one

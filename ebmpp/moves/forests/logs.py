@@ -59,7 +59,7 @@ def best_states(logs: Array, u: Array, axis: int) -> Array:
 
 
 def couple_states(logs: Array, u: Array, axis: int) -> Array:
-    """Draw the states of two chains, coupled maximally: the halves of the last axis that has no states."""
+    """Draw the states of two chains, the halves of the rows, coupled maximally."""
     weights = _weights(logs, axis)
     total = weights.sum(axis, keepdims=True).clip(jnp.finfo(weights.dtype).tiny)
     last = logs.ndim - 1

@@ -36,7 +36,9 @@ class Arms(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Forest:
-    """Units joined by edges without a cycle; each tree is rooted at its centre, so that a chain is two arms.
+    """Units joined by edges without a cycle.
+
+    Each tree is rooted at its centre, so that a chain is two arms.
 
     :param num_units: number of units; those without an edge are trees of one unit.
     :param edges: pairs of different units, ``(edges, 2)``, in any order.

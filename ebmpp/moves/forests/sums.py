@@ -52,7 +52,10 @@ class PairMarginals(NamedTuple):
         table: PairwiseTable,
         units: Mapping[str, tuple[np.ndarray, int]],
     ) -> "MarginalsByPair":
-        """Split pairwise marginals by blocks: of each its units, in order, and their number of values."""
+        """Split pairwise marginals by blocks.
+
+        :param units: numbers of each block's units, in order, and how many values they have.
+        """
         names = list(units)
         numbers = np.concatenate([u for u, _ in units.values()])
         owner = np.repeat(np.arange(len(units)), [len(u) for u, _ in units.values()])
@@ -103,7 +106,7 @@ def draw_pair(
     pairwise: PairwiseTable,
     uniforms: Array,
 ) -> States:
-    """Draw two chains from tables of their own, each unit coupled maximally given the unit above it.
+    """Draw two chains; each unit is coupled maximally given the unit above it.
 
     The first axis of the tables, and of the states, is that of the two chains;
     ``uniforms`` lack it, and have three numbers per unit, ``(..., units, 3)``.

@@ -33,7 +33,7 @@ from ebmpp.moves.forests.structure import Forest
 
 
 class FastFactor(NamedTuple):
-    """A factor with a fast path to the natural parameters of a block's units in the forest, as its part 0."""
+    """A factor with a fast path to natural parameters; part 0 is a block's units in the forest."""
 
     factor: Factor
     split: Split
@@ -41,7 +41,7 @@ class FastFactor(NamedTuple):
 
 
 class StateTable(NamedTuple):
-    """Values of units, their log base measures and statistics, padded; of all units if there is one block."""
+    """Values, log base measures and statistics of units, padded; one row for one block."""
 
     values: Float[np.ndarray, "units states"]
     log_base: Float[np.ndarray, "units states"]
@@ -94,7 +94,7 @@ class ForestTables:
         return result
 
     def weights(self, params: Params, x: Rows, keep: UnitMasks) -> tuple[Array, Array]:
-        """Return unary log weights ``(rows, units, states)`` and pairwise ones, ``(edges, states, states)``.
+        """Return log weights: ``(rows, units, states)`` and ``(edges, states, states)``.
 
         An observed unit is allowed its value only. Pairwise weights have rows if other
         units change them.
@@ -195,7 +195,7 @@ class ForestTables:
         return new
 
     def _zeroed(self, x: Rows, factors: Iterable[Factor]) -> Blocks:
-        """Return statistics of the blocks of some factors and of the forest, whose units are at 0."""
+        """Return statistics of blocks, with the forest's units at 0."""
         blocks = [b for factor in factors for b in factor.blocks]
         scope = dict.fromkeys((*self.units, *blocks))
         t = self.graph.statistics({b: x[b] for b in scope})
@@ -224,12 +224,12 @@ def _one_hot(
     half_of_unit: np.ndarray,
     half: Array,
     entry: Array,
-    like: Array,
+    point: Array,
 ) -> Array:
     """Return 1 at one entry of the statistics of a half's units, and 0 elsewhere."""
-    is_entry = jnp.arange(like.size // len(half_of_unit)) == entry
+    is_entry = jnp.arange(point.size // len(half_of_unit)) == entry
     mask = (half_of_unit == half)[:, None] & is_entry[None]
-    return mask.reshape(like.shape).astype(like.dtype)
+    return mask.reshape(point.shape).astype(point.dtype)
 
 
 def _induced(graph: FactorGraph, units: UnitsByBlock) -> Forest:
