@@ -16,19 +16,25 @@ from importlib.util import find_spec
 from pathlib import Path
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpyro.infer import MCMC
 import xarray as xr
 
 import jax
+from jax import Array
 import jax.monitoring
 import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Fit
+from ebmpp.core import Params, State
 from ebmpp.errors import ArgumentError
+from ebmpp.estimators import Estimator
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MAX_LATENT = (
     20  # an exact likelihood sums 2**20 states in 0.3 s; each further unit doubles that
@@ -101,14 +107,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 # -- what is printed -----------------------------------------------------------------
 
 
-class Stages:
-    """Prints one line per stage of the program: its name before it starts, its seconds after it has ended."""
+class StageTimer:
+    """Timer of the program's stages, which prints one line for each."""
 
     def __init__(self) -> None:
         self._compiling = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._add)
 
-    def _add(self, event: str, duration_secs: float, **_: Any) -> None:
+    def _add(self, event: str, duration_secs: float, **_: object) -> None:
         if event.startswith("/jax/core/compile/"):
             self._compiling += duration_secs
 
@@ -154,13 +160,13 @@ def independent_pixels(train: np.ndarray, held_out: np.ndarray) -> float:
 
 def learn(
     rbm: ebmpp.FactorGraph,
-    estimator: Any,
+    estimator: Estimator,
     train: np.ndarray,
     held_out: np.ndarray,
     steps: int,
     seed: int,
 ) -> Fit:
-    """Train with large steps first, while chains mix fast; a shorter run starts with larger ones."""
+    """Train with large steps first, while chains mix fast; larger ones in a shorter run."""
     rate = 0.03 * (1000 / min(steps, 1000)) ** 0.5
     return ebmpp.fit(
         rbm,
@@ -178,12 +184,12 @@ def learn(
     )
 
 
-def ink(state: Any) -> Any:
+def ink(state: State) -> Array:
     """Return the number of white pixels."""
     return state["v"].sum()
 
 
-def sample(rbm: ebmpp.FactorGraph, params: Any, seed: int) -> MCMC:
+def sample(rbm: ebmpp.FactorGraph, params: Params, seed: int) -> MCMC:
     """Run chains from uniform draws, without help from the data."""
     mcmc = MCMC(
         ebmpp.BlockedGibbs(rbm),
@@ -201,7 +207,7 @@ def sample(rbm: ebmpp.FactorGraph, params: Any, seed: int) -> MCMC:
 # -- what is written -----------------------------------------------------------------
 
 
-def learning_curve(fits: dict[str, Fit], baseline: float) -> Any:
+def learning_curve(fits: dict[str, Fit], baseline: float) -> "Figure":
     """Plot exact likelihoods along training for each estimator, and meeting times of the first."""
     from matplotlib import pyplot as plt
 
@@ -313,7 +319,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ebmpp.enable_compilation_cache()
     except ArgumentError as error:
         print(f"Compiled programs are not stored: {error}", file=sys.stderr)
-    stage = Stages()
+    stage = StageTimer()
     has_bar = sys.stderr.isatty()
     train, held_out = digits(args.seed)
     baseline = independent_pixels(train, held_out)

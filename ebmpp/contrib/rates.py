@@ -100,18 +100,13 @@ class _FastWeights(RowKernel[RatesState]):
         )
 
         def step_row(x: Rows, fast: Params, keep: UnitMasks, keys: Array) -> tuple:
-            x, keep = ({b: v[None] for b, v in rows.items()} for rows in (x, keep))
+            x = {b: v[None] for b, v in x.items()}
+            keep = {b: mask[None] for b, mask in keep.items()}
             params = jax.tree.map(jnp.add, target.params, fast)
-            x = self._move(
-                Target(target.graph, params, states.Clamped(target.clamped, keep=keep)),
-                x,
-                keys,
-            )
-            return (
-                {b: v[0] for b, v in x.items()},
-                self._learn(target, fast, x),
-                _norm(fast),
-            )
+            fixed = states.Clamped(target.clamped, keep=keep)
+            x = self._move(Target(target.graph, params, fixed), x, keys)
+            row = {b: v[0] for b, v in x.items()}
+            return row, self._learn(target, fast, x), _norm(fast)
 
         keys = self._keys(state, target)
         x, fast, size = jax.vmap(step_row)(

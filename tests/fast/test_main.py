@@ -74,7 +74,7 @@ def test_a_few_steps_of_training_and_a_learning_curve(
 ) -> None:
     train, held_out = program.digits(0)
     rbm = ebmpp.layered(v=ebmpp.Bernoulli(64), h=ebmpp.Bernoulli(3))
-    stage = program.Stages()
+    stage = program.StageTimer()
     with stage("training by PCD"):
         fit = program.learn(rbm, ebmpp.PCD(num_chains=4), train, held_out, 10, seed=0)
     assert re.fullmatch(
