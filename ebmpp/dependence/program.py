@@ -18,14 +18,17 @@ import jax.numpy as jnp
 _CALLS = frozenset(
     "jit pjit closed_call core_call checkpoint remat2 custom_jvp_call custom_vjp_call".split()
 )
-_MOST_IMPOSSIBLE = 2**20  # elements of a relaxed log density
-# of a contraction of two sides that depend on the units, written out
+# a very low number, of which as many can be added, replaces -inf
+_MOST_IMPOSSIBLE = 2**20
+# larger contractions of two sides that depend on units remain one equation
 _MOST_PRODUCTS = 2**22
 
-#: Arrays, or their shapes, by name or number; and values by slot.
+#: Arrays, or their shapes, by name or number.
 Named = Mapping[Any, Any]
+#: Values, or facts on these, by slot.
 SlotValues = Mapping[int, Any]
-Bind = Callable[..., Sequence[Any]]
+#: Evaluates an equation, given values of its inputs.
+Bind = Callable[["Equation", Sequence[Any]], Sequence[Any]]
 
 
 class Equation(NamedTuple):
@@ -64,12 +67,10 @@ class Program:
         #: inputs that each slot depends on
         self.sources: list[frozenset[int]] = []
         self.constants: dict[int, Any] = {}
-        slots = [
-            self._slot(v.aval, frozenset([i]))
-            for i, v in enumerate(closed.jaxpr.invars)
-        ]
+        inputs = closed.jaxpr.invars
+        slots = [self._slot(v.aval, frozenset([i])) for i, v in enumerate(inputs)]
         first = len(sites)
-        second = len(sites) + len(siblings)
+        second = first + len(siblings)
         self.sites = dict(zip(sorted(sites), slots[:first], strict=True))
         self.siblings = dict(zip(sorted(siblings), slots[first:second], strict=True))
         self.arguments = slots[second:]
@@ -87,14 +88,16 @@ class Program:
 
     def depends(self, slot: int) -> bool:
         """Return True if a slot depends on units."""
-        return any(source < len(self.sites) for source in self.sources[slot])
+        return min(self.sources[slot], default=math.inf) < len(self.sites)
+
+    def dependent(self, eqn: Equation) -> list[int]:
+        """Return the positions of an equation's inputs that depend on units."""
+        return [i for i, slot in enumerate(eqn.inputs) if self.depends(slot)]
 
     def is_known(self, slot: int) -> bool:
         """Return True if a slot depends on nothing but arguments and constants."""
-        return all(
-            source >= len(self.sites) + len(self.siblings)
-            for source in self.sources[slot]
-        )
+        first = len(self.sites) + len(self.siblings)
+        return min(self.sources[slot], default=first) >= first
 
     def is_key(self, slot: int) -> bool:
         """Return True if a slot holds jax keys."""
@@ -114,52 +117,41 @@ class Program:
         return slot
 
     def _inline(
-        self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[int]
+        self, jaxpr: core.Jaxpr, consts: Sequence[Any], inputs: Sequence[int]
     ) -> list[int]:
+        """Append the equations of a jaxpr, and return the slots of its results."""
         slots = dict(zip(jaxpr.invars, inputs, strict=True))
-        slots |= {
-            var: self._constant(c, var.aval)
-            for var, c in zip(jaxpr.constvars, consts, strict=True)
-        }
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            slots[var] = self._constant(const, var.aval)
 
         def slot(v):
-            return (
-                self._constant(v.val, v.aval)
-                if isinstance(v, core.Literal)
-                else slots[v]
-            )
+            is_literal = isinstance(v, core.Literal)
+            return self._constant(v.val, v.aval) if is_literal else slots[v]
 
         for eqn in jaxpr.eqns:
-            outputs = self._append(eqn, [slot(v) for v in eqn.invars])
-            slots |= dict(zip(eqn.outvars, outputs, strict=True))
-        return [slot(v) for v in jaxpr.outvars]
+            outputs = self._append(eqn, list(map(slot, eqn.invars)))
+            slots |= zip(eqn.outvars, outputs, strict=True)
+        return list(map(slot, jaxpr.outvars))
 
-    def _append(self, eqn: Any, inputs: Sequence[int]) -> list[int]:
+    def _append(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
         primitive = eqn.primitive
-        params = eqn.params
-        inner = (
-            params.get("jaxpr", params.get("call_jaxpr"))
-            if primitive.name in _CALLS
-            else None
-        )
-        if primitive.name == "dot_general" and all(map(self.depends, inputs)):
+        inner = None
+        if primitive.name in _CALLS:
+            inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        elif primitive.name == "dot_general" and all(map(self.depends, inputs)):
             sides = [
                 jax.ShapeDtypeStruct(self.shapes[i], self.dtypes[i]) for i in inputs
             ]
-            inner = _written_out(
-                params["dimension_numbers"], sides, eqn.outvars[0].aval.dtype
-            )
+            result: Any = eqn.outvars[0].aval
+            inner = _written_out(eqn.params["dimension_numbers"], sides, result.dtype)
+        if isinstance(inner, core.ClosedJaxpr):
+            return self._inline(inner.jaxpr, inner.consts, inputs)
         if inner is not None:
-            closed = (
-                inner
-                if isinstance(inner, core.ClosedJaxpr)
-                else core.ClosedJaxpr(inner, ())
-            )
-            return self._inline(closed.jaxpr, closed.consts, inputs)
+            return self._inline(inner, (), inputs)
         sources = frozenset[int]().union(*(self.sources[i] for i in inputs))
         outputs = [self._slot(v.aval, sources) for v in eqn.outvars]
         self.equations.append(
-            Equation(primitive, params, tuple(inputs), tuple(outputs))
+            Equation(primitive, eqn.params, tuple(inputs), tuple(outputs))
         )
         return outputs
 
@@ -176,12 +168,13 @@ class Program:
         self, targets: Iterable[int], available: Iterable[int]
     ) -> list[Equation]:
         """Return the equations between the ``available`` slots and the ``targets`` ones, in order."""
-        missing = set(targets) - set(available)
+        available = set(available)
+        missing = set(targets) - available
         equations = []
         for eqn in reversed(self.equations):
             if not missing.isdisjoint(eqn.outputs):
                 equations.append(eqn)
-                missing.update(set(eqn.inputs) - set(available))
+                missing.update(set(eqn.inputs) - available)
         return equations[::-1]
 
     def inputs(
@@ -191,7 +184,7 @@ class Program:
         slots = {
             slot: values[name] for name, slot in (self.sites | self.siblings).items()
         }
-        slots |= dict(zip(self.arguments, arguments, strict=True))
+        slots |= zip(self.arguments, arguments, strict=True)
         return {
             s: v if self.is_key(s) else jnp.asarray(v, self.dtypes[s])
             for s, v in slots.items()
@@ -208,11 +201,8 @@ class Program:
         targets = list(targets)
         values = self.constants | dict(known)
         for eqn in self.needed(targets, known):
-            values |= zip(
-                eqn.outputs,
-                evaluate(eqn, [values[i] for i in eqn.inputs]),
-                strict=True,
-            )
+            results = evaluate(eqn, [values[i] for i in eqn.inputs])
+            values |= zip(eqn.outputs, results, strict=True)
         return {slot: values[slot] for slot in targets}
 
 
@@ -233,42 +223,41 @@ def evaluate_equation(eqn: Equation, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _evaluate_above(eqn: Equation, operands: Sequence[Any]) -> list[Any]:
-    """Return an equation's results without -inf; many of the numbers in its place can be added."""
+    """Return an equation's results with a very low number in place of -inf."""
 
-    def is_float(a):
-        return jnp.issubdtype(a.dtype, np.floating)
+    def without_infinity(a):
+        if not jnp.issubdtype(a.dtype, np.floating):
+            return a
+        lowest = jnp.finfo(a.dtype).min / _MOST_IMPOSSIBLE
+        return jnp.where(jnp.isneginf(a), lowest, a)
 
-    def lowest(a):
-        return jnp.where(jnp.isneginf(a), jnp.finfo(a.dtype).min / _MOST_IMPOSSIBLE, a)
-
-    return [lowest(a) if is_float(a) else a for a in evaluate_equation(eqn, operands)]
+    return list(map(without_infinity, evaluate_equation(eqn, operands)))
 
 
 def _written_out(
-    dimensions: Any, sides: Sequence[jax.ShapeDtypeStruct], dtype: Any
-) -> Any:
+    dimensions: Any, sides: Sequence[jax.ShapeDtypeStruct], dtype: np.dtype
+) -> core.ClosedJaxpr | None:
     """Return a contraction as a program of products and a sum; None where these are too many."""
     (sum_left, sum_right), (batch_left, batch_right) = dimensions
-    free_left = [
-        d for d in range(len(sides[0].shape)) if d not in (*sum_left, *batch_left)
-    ]
-    free_right = [
-        d for d in range(len(sides[1].shape)) if d not in (*sum_right, *batch_right)
-    ]
-    if (
-        math.prod(sides[0].shape) * math.prod(sides[1].shape[d] for d in free_right)
-        > _MOST_PRODUCTS
-    ):
+
+    def free(side, *fixed):
+        return [d for d in range(len(side.shape)) if d not in fixed]
+
+    left, right = sides
+    free_left = free(left, *sum_left, *batch_left)
+    free_right = free(right, *sum_right, *batch_right)
+    num_right = math.prod(right.shape[d] for d in free_right)
+    if math.prod(left.shape) * num_right > _MOST_PRODUCTS:
         return None
 
     def contraction(a: Array, b: Array) -> Array:
         a = a.astype(dtype).transpose([*batch_left, *free_left, *sum_left])
         b = b.astype(dtype).transpose([*batch_right, *free_right, *sum_right])
-        k = len(batch_left)
-        m = len(free_left)
-        n = len(free_right)
-        a = jnp.expand_dims(a, range(k + m, k + m + n))
-        b = jnp.expand_dims(b, range(k, k + m))
-        return (a * b).sum(range(k + m + n, k + m + n + len(sum_left)))
+        first = len(batch_left)
+        second = first + len(free_left)
+        third = second + len(free_right)
+        a = jnp.expand_dims(a, range(second, third))
+        b = jnp.expand_dims(b, range(first, second))
+        return (a * b).sum(range(third, third + len(sum_left)))
 
-    return jax.make_jaxpr(contraction)(*sides)
+    return jax.make_jaxpr(contraction)(left, right)

@@ -109,7 +109,7 @@ def is_polynomial(program: Program) -> bool:
 
 
 def _keeps_polynomials(program: Program, eqn: Equation) -> bool:
-    depends = [i for i, slot in enumerate(eqn.inputs) if program.depends(slot)]
+    depends = program.dependent(eqn)
     if not depends or eqn.name in (*PRODUCTS, "conv_general_dilated", "square"):
         return True
     if eqn.name == "integer_pow":

@@ -283,7 +283,7 @@ def _affine_part(program: Program) -> tuple[list[Equation], list[int]]:
     before = []
     read = {program.output}
     for eqn in program.equations:
-        depends = [i for i, slot in enumerate(eqn.inputs) if program.depends(slot)]
+        depends = program.dependent(eqn)
         inside = depends and all(eqn.inputs[i] in affine for i in depends)
         if inside and is_affine(program, eqn, depends):
             affine.update(eqn.outputs)
