@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Structure of a traced function: the units that interact, and the powers of units that it is a sum of.
+"""Structure of a traced function: the units that interact, and the powers that it is a sum of.
 
 Other rooms import from the modules. There are no public names.
 """

@@ -11,20 +11,21 @@ a rule reads all of its operands.
 
 from collections.abc import Sequence
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
+from ebmpp.dependence.program import Shapes
 from ebmpp.dependence.unit_sets import UnitSets
 
 ReadSets = list[np.ndarray]
 ElementMasks = list[np.ndarray]
-Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclasses.dataclass(eq=False)
 class Flow:
-    """Dependence of each element of the results on all elements of all operands, by their shapes."""
+    """Dependence of each element of the results on all elements of all operands."""
 
     shapes: Shapes
     results: Shapes
@@ -56,7 +57,7 @@ class Joined(Flow):
 
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         parts = []
-        for i, (read, axes) in enumerate(zip(reads, self.axes, strict=True)):
+        for i, (read, axes) in enumerate(zip(reads, self.axes)):
             read = np.where(self.zeros.get(i, False), 0, read)
             parts.append(np.expand_dims(sets.merge(read, axes), axes) if axes else read)
         joined = sets.union(*parts)
@@ -64,22 +65,18 @@ class Joined(Flow):
         return [np.broadcast_to(joined, shape) for shape in self.results]
 
     def backward(self, live: ElementMasks) -> ElementMasks:
-        """Return the results' masks, extended along the axes; a smaller operand matters as a whole."""
+        """Return masks of the operands; one that is smaller than the results matters as a whole."""
         at = np.logical_or.reduce(live)
         masks = []
-        for i, (shape, axes) in enumerate(zip(self.shapes, self.axes, strict=True)):
+        for i, (shape, axes) in enumerate(zip(self.shapes, self.axes)):
             mask = at & ~self.zeros.get(i, np.False_)
-            mask = (
-                mask.any(axes, keepdims=True)
-                if self.remain
-                else np.expand_dims(mask, axes)
-            )
-            is_smaller = self.remain and shape != at.shape
-            masks.append(
-                np.full(shape, mask.any())
-                if is_smaller
-                else np.broadcast_to(mask, shape)
-            )
+            if not self.remain:
+                mask = np.expand_dims(mask, axes)
+            elif shape == at.shape:
+                mask = mask.any(axes, keepdims=True)
+            else:
+                mask = mask.any()
+            masks.append(np.broadcast_to(mask, shape))
         return masks
 
 
@@ -98,19 +95,17 @@ class Gathered(Flow):
         return [sets.union(*flat[origin]) for origin in self.origins]
 
     def backward(self, live: ElementMasks) -> ElementMasks:
-        sizes = [int(np.prod(shape)) for shape in self.shapes]
-        flat = np.zeros(sum(sizes) + 1, bool)
-        for origin, mask in zip(self.origins, live, strict=True):
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+        flat = np.zeros(ends[-1] + 1, bool)
+        for origin, mask in zip(self.origins, live):
             flat[origin[:, mask]] = True
-        masks = np.split(flat[:-1], np.cumsum(sizes)[:-1])
-        return [
-            mask.reshape(shape) for mask, shape in zip(masks, self.shapes, strict=True)
-        ]
+        masks = np.split(flat, ends)  # the last, of the place -1, is left out
+        return [mask.reshape(shape) for mask, shape in zip(masks, self.shapes)]
 
 
 @dataclasses.dataclass(eq=False)
 class Contraction(Flow):
-    """Dependence of a matrix product on a row of one side and a column of the other, except at known zeros.
+    """Dependence of a matrix product on rows and columns, except at known zeros.
 
     :param dimensions: ``dimension_numbers`` of ``lax.dot_general``.
     :param nonzero: by operand, where it is not known to be zero.
@@ -124,44 +119,36 @@ class Contraction(Flow):
             i: self._fold(i, a) for i, a in self.nonzero.items() if not a.all()
         }
 
-    def _order(self, side: int) -> list[list[int]]:
-        summed, batch = (axes[side] for axes in self.dimensions)
-        free = [d for d in range(len(self.shapes[side])) if d not in (*batch, *summed)]
-        return [list(batch), free, list(summed)]
+    def _axes(self, side: int) -> tuple[list[int], ...]:
+        """Return the axes of an operand that are batched, free and summed."""
+        summed, batch = (list(axes[side]) for axes in self.dimensions)
+        free = set(range(len(self.shapes[side]))).difference(batch, summed)
+        return batch, sorted(free), summed
 
     def _fold(self, side: int, a: np.ndarray) -> np.ndarray:
         """Return an operand as (batch, free, summed)."""
-        axes = self._order(side)
-        return a.transpose(sum(axes, [])).reshape(
-            [int(np.prod([a.shape[d] for d in part])) for part in axes]
-        )
+        axes = self._axes(side)
+        shape = [math.prod(a.shape[d] for d in part) for part in axes]
+        return a.transpose(sum(axes, [])).reshape(shape)
 
     def _unfold(self, side: int, a: np.ndarray) -> np.ndarray:
-        order = sum(self._order(side), [])
-        return a.reshape([self.shapes[side][d] for d in order]).transpose(
-            np.argsort(order)
-        )
+        order = sum(self._axes(side), [])
+        unfolded = a.reshape([self.shapes[side][d] for d in order])
+        return unfolded.transpose(np.argsort(order))
 
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         folded = [self._fold(side, read) for side, read in enumerate(reads)]
-        shape = (len(folded[0]), folded[0].shape[1], folded[1].shape[1])
+        num_batch, num_left, _ = folded[0].shape
+        shape = (num_batch, num_left, folded[1].shape[1])
         result = np.zeros(shape, np.int64)
         for side, read in enumerate(folded):
-            other = self.nonzero.get(1 - side)
             if not read.any():
                 continue
+            other = self.nonzero.get(1 - side)
             if other is None:
-                part = np.broadcast_to(
-                    np.expand_dims(sets.merge(read, (2,)), 2 - side), shape
-                )
+                part = np.expand_dims(sets.merge(read, (2,)), 2 - side)
             else:
-                b, q, k = np.nonzero(other)
-                p = np.arange(read.shape[1])
-                num_free = other.shape[1]
-                group = (b[:, None] * num_free + q[:, None]) * len(p) + p
-                count = len(read) * num_free * len(p)
-                part = sets.of_groups(group.ravel(), read[b, :, k].ravel(), count)
-                part = part.reshape(-1, num_free, len(p))
+                part = _merge_nonzero(sets, read, other)
                 part = part if side else part.transpose(0, 2, 1)
             result = sets.union(result, part)
         return [result.reshape(self.results[0])]
@@ -177,15 +164,31 @@ class Contraction(Flow):
         for side in range(2):
             facing = (at if side else at.transpose(0, 2, 1)).astype(np.float32)
             other = self.nonzero.get(1 - side, ones[1 - side]).astype(np.float32)
-            masks.append(
-                self._unfold(side, np.einsum("bqp,bqk->bpk", facing, other) > 0)
-            )
+            count = np.einsum("bqp,bqk->bpk", facing, other)
+            masks.append(self._unfold(side, count > 0))
         return masks
+
+
+def _merge_nonzero(
+    sets: UnitSets,
+    read: np.ndarray,
+    other: np.ndarray,
+) -> np.ndarray:
+    """Return the sets that each product of a free index of ``other`` and one of ``read`` reads.
+
+    Both are (batch, free, summed); ``other`` says where the second factor is not zero.
+    """
+    batch, row, summed = np.nonzero(other)
+    shape = (len(read), other.shape[1], read.shape[1])
+    place = (batch * shape[1] + row)[:, None] * shape[2] + np.arange(shape[2])
+    numbers = read[batch, :, summed]
+    merged = sets.of_groups(place.ravel(), numbers.ravel(), math.prod(shape))
+    return merged.reshape(shape)
 
 
 @dataclasses.dataclass(eq=False)
 class Lookup(Flow):
-    """Dependence of a gather by unknown indices on its row of indices and all elements these may pick."""
+    """Dependence of a gather on its row of unknown indices and all elements these may pick."""
 
     params: Any
 
@@ -197,25 +200,20 @@ class Lookup(Flow):
         result = self._place(sets.merge(indices, (indices.ndim - 1,)), batch)
         if operand.any():
             removed = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-            offsets = (d for d in range(operand.ndim) if d not in removed)
-            places = dict(zip(offsets, numbers.offset_dims, strict=True))
-            places = {
-                d: o
-                for d, o in places.items()
-                if self.params["slice_sizes"][d] == operand.shape[d]
-            }
-            pairs = zip(
-                numbers.operand_batching_dims,
-                numbers.start_indices_batching_dims,
-                strict=True,
-            )
-            places |= {d: batch[i] for d, i in pairs}
-            rest = sets.merge(
-                operand, tuple(d for d in range(operand.ndim) if d not in places)
-            )
-            result = sets.union(
-                result, self._place(rest, [places[d] for d in sorted(places)])
-            )
+            offsets = [d for d in range(operand.ndim) if d not in removed]
+            # axes of the operand that are axes of the result
+            places = {}
+            for d, offset in zip(offsets, numbers.offset_dims):
+                if self.params["slice_sizes"][d] == operand.shape[d]:
+                    places[d] = offset
+            for d, i in zip(
+                numbers.operand_batching_dims, numbers.start_indices_batching_dims
+            ):
+                places[d] = batch[i]
+            lost = tuple(d for d in range(operand.ndim) if d not in places)
+            axes = [places[d] for d in sorted(places)]
+            rest = self._place(sets.merge(operand, lost), axes)
+            result = sets.union(result, rest)
         return [np.broadcast_to(result, shape)]
 
     def _place(self, a: np.ndarray, axes: Sequence[int]) -> np.ndarray:
@@ -228,7 +226,7 @@ class Lookup(Flow):
 
 @dataclasses.dataclass(eq=False)
 class Scattered(Flow):
-    """Dependence of a sum of updates on the array they are added to, and on the updates at each place.
+    """Dependence of a sum of updates on the array they are added to and the updates at each place.
 
     :param targets: the flat place of each update, or -1.
     """
@@ -236,12 +234,12 @@ class Scattered(Flow):
     targets: np.ndarray
 
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
-        inside = self.targets.ravel() >= 0
-        size = int(np.prod(self.results[0]))
-        added = sets.of_groups(
-            self.targets.ravel()[inside], reads[2].ravel()[inside], size
-        )
-        return [sets.union(reads[0], added.reshape(self.results[0]))]
+        targets = self.targets.ravel()
+        inside = targets >= 0
+        (shape,) = self.results
+        updates = reads[2].ravel()[inside]
+        added = sets.of_groups(targets[inside], updates, math.prod(shape))
+        return [sets.union(reads[0], added.reshape(shape))]
 
     def backward(self, live: ElementMasks) -> ElementMasks:
         return [

@@ -10,9 +10,8 @@ selects between units and others, as ``where(t < tau, x, y)`` or ``x * (1 - z) +
 of a binary z do, each element is one of them, and so still a power of one unit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,14 +20,19 @@ from jax import lax
 import jax.numpy as jnp
 
 from ebmpp.dependence.program import Equation, Program, scan_body
-from ebmpp.dependence.rules import ELEMENTWISE, LINEAR, MOVING
+from ebmpp.dependence.rules import ELEMENTWISE, LINEAR, MOVING, index_operands
 
 LOG = "log"
 LOG1M = "log1m"
 Powers = frozenset[Any]
+#: Pairs (a, b), one of which makes each element x into a + b x; (0, 0) for any without
+#: units.
+Lines = frozenset[tuple[float, float]]
 _SIGN_KEEPING = frozenset(
-    "broadcast_in_dim convert_element_type copy copy_p integer_pow mul pow reshape "
-    "rsqrt sqrt squeeze square".split()
+    """
+    broadcast_in_dim convert_element_type copy copy_p reshape squeeze
+    integer_pow mul pow rsqrt sqrt square
+    """.split()
 )
 _CONVERSIONS = ("convert_element_type", "copy", "copy_p")
 _EXPONENTS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
@@ -62,16 +66,14 @@ class _Sum(NamedTuple):
     single: bool = True  # each element is a function of one unit
     separable: bool = True  # each element is a sum of functions of one unit each
     positive: bool = False  # known to be positive
-    origin: int | None = (
-        None  # elements at one place of values of one origin are of the same unit
-    )
+    origin: int | None = None
+    """Elements at one place of values of one origin are functions of the same unit."""
     truth: bool | None = None
     """A truth value that is the same for all values of the units, such as being in the support."""
-    is_power: bool = (
-        False  # each element is one of the powers of one unit, times any factor
-    )
-    lines: frozenset[tuple[float, float]] = frozenset()
-    """Pairs (a, b), one of which makes each element x into a + b x; (0, 0) for any without units."""
+    is_power: bool = False
+    """Each element is one of the powers of one unit, times any factor."""
+    lines: Lines = frozenset()
+    """None where they are unknown."""
 
 
 _ONE = frozenset([0.0])
@@ -96,30 +98,33 @@ class _Operands(NamedTuple):
 
 
 def powers_of(program: Program, facts: Facts) -> tuple[Powers, bool] | str:
-    """Return the powers of the units in a program's result; or the name of a primitive that makes others.
+    """Return the powers of the units in a program's result, or a primitive that makes others.
 
     :return: the powers, and True if the result is a sum of functions of one unit each.
     """
     slots = program.sites.values()
-    x = frozenset([1.0])
-    units = {
-        s: _Sum(x, True, True, facts.positive, s, None, True, frozenset([_X]))
-        for s in slots
-    }
-    facts = facts._replace(
-        one_unit=sum(math.prod(program.shapes[slot]) for slot in slots) == 1
+    unit = _Sum(
+        frozenset([1.0]),
+        positive=facts.positive,
+        is_power=True,
+        lines=frozenset([_X]),
     )
+    facts = facts._replace(one_unit=sum(map(program.size, slots)) == 1)
+    units = {slot: unit._replace(origin=slot) for slot in slots}
     value = _propagate(program, units, facts).get(program.output, _CONSTANT)
     return value if isinstance(value, str) else (value.powers, value.separable)
 
 
 def _propagate(
-    program: Program, units: Mapping[int, _Sum], facts: Facts
+    program: Program,
+    units: Mapping[int, _Sum],
+    facts: Facts,
 ) -> dict[int, _Sum | str]:
     """Return the sums that the slots are which depend on units."""
     values: dict[int, _Sum | str] = dict(units)
     for eqn in program.equations:
-        eqn = _as_selection(program, eqn, facts.indicators) if facts.positive else eqn
+        if facts.positive:
+            eqn = _as_selection(program, eqn, facts.indicators)
         depends = [i for i, slot in enumerate(eqn.inputs) if slot in values]
         if not depends:
             continue
@@ -132,44 +137,33 @@ def _propagate(
             results = [values.get(eqn.inputs[2 if truth else 1])]
         elif eqn.name != "scan" or names or not (results := _loop(at)):
             results = [names[0] if names else _sum_of(at)] * len(eqn.outputs)
-        values |= {
-            o: r for o, r in zip(eqn.outputs, results, strict=True) if r is not None
-        }
+        values |= {o: r for o, r in zip(eqn.outputs, results) if r is not None}
     return values
 
 
 def _loop(at: _Operands) -> list[_Sum | None] | None:
-    """Return the results of a scan, whose carry is one sum in all rounds; None where there is no such sum."""
+    """Return the results of a scan if its carry is one sum in all rounds, else None."""
     params = at.eqn.params
     facts = at.facts._replace(indicators=frozenset())
     body = scan_body(at.eqn)
     slots = list(body.sites.values())
-    first = params["num_consts"]
     count = params["num_carry"]
-    carried = slots[first : first + count]
-    inputs = {slots[i]: at.sums[i] for i in at.depends}
+    carried = slots[params["num_consts"] :][:count]
+    inputs = {slots[i]: at.sums[i]._replace(origin=slots[i]) for i in at.depends}
     for _ in range(_MOST_ROUNDS):
-        inputs = {slot: value._replace(origin=slot) for slot, value in inputs.items()}
         values = _propagate(body, inputs, facts)
-        sums = [
-            value
-            for o in body.outputs
-            if isinstance(value := values.get(o), _Sum | None)
-        ]
-        if len(sums) < len(body.outputs) or any(
-            value and value.truth is not None for value in sums
-        ):
-            break
-        pairs = [(i, value) for i, value in zip(carried, sums, strict=False) if value]
-        joined = inputs | {
-            i: _join(inputs.get(i, _CONSTANT), value) for i, value in pairs
-        }
-        if all(joined[i]._replace(origin=i) == inputs.get(i) for i in joined):
-            results = zip(
-                [*map(inputs.get, carried), *sums[count:]],
-                at.eqn.outputs,
-                strict=True,
-            )
+        outputs = [values.get(o) for o in body.outputs]
+        sums = [value for value in outputs if not isinstance(value, str)]
+        has_truths = any(value and value.truth is not None for value in sums)
+        if has_truths or len(sums) < len(outputs):
+            return None
+        joined = dict(inputs)
+        for slot, value in zip(carried, sums):
+            if value:
+                value = _join(inputs.get(slot, _CONSTANT), value)
+                joined[slot] = value._replace(origin=slot)
+        if joined == inputs:
+            results = zip([*map(inputs.get, carried), *sums[count:]], at.eqn.outputs)
             return [value and value._replace(origin=o) for value, o in results]
         inputs = joined
     return None
@@ -177,66 +171,77 @@ def _loop(at: _Operands) -> list[_Sum | None] | None:
 
 def _join(a: _Sum, b: _Sum) -> _Sum:
     """Return a sum that is one of two."""
-    both = [x and y for x, y in zip(a[1:4], b[1:4], strict=True)]
-    lines = a.lines | b.lines if a.lines and b.lines else frozenset[Any]()
     return _Sum(
-        a.powers | b.powers, *both, is_power=a.is_power and b.is_power, lines=lines
+        a.powers | b.powers,
+        a.single and b.single,
+        a.separable and b.separable,
+        a.positive and b.positive,
+        is_power=a.is_power and b.is_power,
+        lines=_union([a.lines, b.lines]),
     )
+
+
+def _union(lines: Sequence[Lines]) -> Lines:
+    """Return lines of which one is that of each element; none where some are unknown."""
+    return frozenset[Any]().union(*lines) if all(lines) else frozenset()
 
 
 def _sum_of(at: _Operands) -> _Sum | str | None:
-    """Return an equation's result, or the equation's name; None where it does not depend on the units after all."""
-    eqn = at.eqn
+    """Return an equation's result, or its name; None where it does not depend on the units."""
+    name = at.eqn.name
     sums = at.sums
-    if any(s.truth is not None for s in sums) or eqn.name in _COMPARISONS:
+    if any(s.truth is not None for s in sums) or name in _COMPARISONS:
         return _truth(at)
-    dependent = [sums[i] for i in at.depends]
-    dtypes = [at.program.dtypes[eqn.inputs[i]] for i in at.depends]
+    dtypes = [at.program.dtypes[at.eqn.inputs[i]] for i in at.depends]
     if not all(jnp.issubdtype(dtype, np.floating) for dtype in dtypes):
-        return eqn.name
+        return name
     powers = _powers(at)
-    has_roots = powers is not None and any(
-        isinstance(p, str) or p < 0 or p % 1 for p in powers
-    )
-    if (
-        powers is None
-        or len(powers) > _MOST_POWERS
-        or (has_roots and not at.facts.positive)
-    ):
-        return eqn.name
+    if powers is None or len(powers) > _MOST_POWERS:
+        return name
+    has_logs = any(isinstance(p, str) for p in powers)
+    has_roots = has_logs or any(p < 0 or p % 1 for p in powers)
+    if has_roots and not at.facts.positive:
+        return name
+    moves = name in MOVING
+    dependent = [sums[i] for i in at.depends]
     origins = {s.origin for s in dependent}
-    moves = eqn.name in MOVING
-    is_scaling = len(dependent) == 1 and eqn.name in ("mul", "dot_general")
-    inside = eqn.name in ELEMENTWISE and len(origins) == 1 and None not in origins
-    single = at.facts.one_unit or (
-        all(s.single for s in dependent) and (inside or moves)
+    inside = name in ELEMENTWISE and len(origins) == 1 and None not in origins
+    all_single = all(s.single for s in dependent)
+    single = at.facts.one_unit or (all_single and (inside or moves))
+    is_scaling = len(dependent) == 1 and name in ("mul", "dot_general")
+    is_linear = moves or is_scaling or name in LINEAR
+    if at.facts.one_unit:
+        origin = 0
+    elif single:
+        origin = origins.pop() if inside else at.eqn.outputs[0]
+    else:
+        origin = None
+    signed = sums[:1] if name == "pow" else sums
+    keeps_power = moves or name in (*_SIGN_KEEPING, "div", "neg", *_CLIPS)
+    is_power = len(powers) == 1 or (keeps_power and all(s.is_power for s in sums))
+    return _Sum(
+        powers,
+        single,
+        separable=single or (is_linear and all(s.separable for s in dependent)),
+        positive=name in _SIGN_KEEPING and all(s.positive for s in signed),
+        origin=origin,
+        is_power=single and is_power and not has_logs,
+        lines=_lines(at),
     )
-    linear = moves or is_scaling or eqn.name in LINEAR
-    separable = single or (linear and all(s.separable for s in dependent))
-    origin = (next(iter(origins)) if inside else eqn.outputs[0]) if single else None
-    origin = 0 if at.facts.one_unit else origin
-    signed = sums[:1] if eqn.name == "pow" else sums
-    positive = eqn.name in _SIGN_KEEPING and all(s.positive for s in signed)
-    keeps = moves or eqn.name in (*_SIGN_KEEPING, "div", "neg", *_CLIPS)
-    is_power = single and (
-        len(powers) == 1 or (keeps and all(s.is_power for s in sums))
-    )
-    is_power = is_power and not any(isinstance(p, str) for p in powers)
-    return _Sum(powers, single, separable, positive, origin, None, is_power, _lines(at))
 
 
 def _truth(at: _Operands) -> _Sum | str | None:
-    """Return a comparison with a known outcome, or the result of an operation on such; or the equation's name."""
+    """Return the result of a comparison or of truth values where it is known, else the name."""
     name = at.eqn.name
     truths = [s.truth for s in at.sums]
     if name in _COMPARISONS:
         outcome = _outcome(at)
-        # as is each element without units
-        is_free = outcome is not None and _FREE in at.sums[0].lines
-        return name if outcome is None else None if is_free else _TRUTH[outcome]
-    if at.program.dtypes[at.eqn.outputs[0]] != np.bool_ or any(
-        truths[i] is None for i in at.depends
-    ):
+        if outcome is None:
+            return name
+        # each element without units has the same outcome
+        return None if _FREE in at.sums[0].lines else _TRUTH[outcome]
+    is_truth = at.program.dtypes[at.eqn.outputs[0]] == np.bool_
+    if not is_truth or any(truths[i] is None for i in at.depends):
         return name
     if name in ("or", "and"):
         # the truth value that decides, whatever the other one is
@@ -246,12 +251,8 @@ def _truth(at: _Operands) -> _Sum | str | None:
         return None if None in truths else _TRUTH[not decisive]
     if name == "not":
         return _TRUTH[not truths[0]]
-    keeps = (
-        name in (*_TRUTH_KEEPING, *MOVING)
-        and name != "select_n"
-        and len(set(truths)) == 1
-    )
-    return at.sums[0] if keeps else name
+    keeps = name != "select_n" and name in (*_TRUTH_KEEPING, *MOVING)
+    return at.sums[0] if keeps and len(set(truths)) == 1 else name
 
 
 def _outcome(at: _Operands) -> bool | None:
@@ -263,11 +264,11 @@ def _outcome(at: _Operands) -> bool | None:
     if at.depends != [0] or bound is None:
         return None
     inside = at.facts.probability and _is_probability(at.sums[0])
-    beyond = np.isinf(bound).all() or (inside and ((bound <= 0) | (bound >= 1)).all())
     if at.eqn.name in ("eq", "ne"):
-        return at.eqn.name == "ne" if beyond else None
-    above = (inside or at.sums[0].positive) and np.max(bound, initial=-np.inf) <= 0
-    return True if above else None
+        is_outside = inside and ((bound <= 0) | (bound >= 1)).all()
+        return at.eqn.name == "ne" if is_outside or np.isinf(bound).all() else None
+    is_positive = inside or at.sums[0].positive
+    return True if is_positive and np.max(bound, initial=-np.inf) <= 0 else None
 
 
 def _powers(at: _Operands) -> Powers | None:
@@ -283,74 +284,75 @@ def _powers(at: _Operands) -> Powers | None:
             inverse = _power(at.sums[1], -1.0, positive)
             return None if inverse is None else _product(sets[0], inverse)
         case "square" | "sqrt" | "rsqrt" | "integer_pow" | "pow":
-            exponent = (
-                at.constant(1)
-                if name == "pow"
-                else _EXPONENTS.get(name) or float(at.eqn.params["y"])
-            )
-            return (
-                None
-                if exponent is None or at.depends != [0]
-                else _power(first, exponent, positive)
-            )
+            exponent = _exponent(at)
+            return None if exponent is None else _power(first, exponent, positive)
         case "log" | "log1p":
             return _logarithm(first, float(name == "log1p"))
         case "abs":  # of a power that is never negative
-            return (
-                sets[0]
-                if first.is_power and (positive or all(p % 2 == 0 for p in sets[0]))
-                else None
-            )
+            is_even = all(p % 2 == 0 for p in sets[0] if not isinstance(p, str))
+            return sets[0] if first.is_power and (positive or is_even) else None
         case "max" | "min":
             return sets[at.depends[0]] if _is_rounding(at) else None
         case "triangular_solve":
             return sets[1] if at.depends == [1] else None
     values = _values(at.eqn)
-    if (name not in MOVING and name not in LINEAR) or not {*values}.issuperset(
-        at.depends
-    ):
+    if name not in (*MOVING, *LINEAR) or not set(at.depends).issubset(values):
         return None
     return frozenset[Any]().union(*(sets[i] for i in values))
 
 
+def _exponent(at: _Operands) -> float | None:
+    """Return the exponent of a power; None where it is no constant."""
+    if at.eqn.name == "pow":
+        return at.constant(1) if at.depends == [0] else None
+    return _EXPONENTS.get(at.eqn.name) or float(at.eqn.params["y"])
+
+
 def _values(eqn: Equation) -> list[int]:
     """Return the positions of operands that do not say where others move to."""
-    where = MOVING[eqn.name](len(eqn.inputs)) if eqn.name in MOVING else ()
+    where = index_operands(eqn) if eqn.name in MOVING else ()
     return [i for i in range(len(eqn.inputs)) if i not in where]
 
 
 def _logarithm(base: _Sum, offset: float) -> Powers | None:
     """Return the powers of the logarithm of a value plus an offset."""
-    lines = {(a + offset, b) for a, b in base.lines if (a, b) != _FREE}
-    if lines and all(a in (0, -b) and a >= 0 and a + b >= 0 for a, b in lines):
-        return frozenset([0.0, *(LOG1M if a else LOG for a, b in lines)])
+    lines = [(a + offset, b) for a, b in base.lines if (a, b) != _FREE]
+
+    def is_multiple(a, b):
+        """Return True for a positive multiple of x or of 1 - x."""
+        return a in (0, -b) and min(a, a + b) >= 0
+
+    if lines and all(itertools.starmap(is_multiple, lines)):
+        logs = {LOG1M if a else LOG for a, b in lines}
+        return frozenset([0.0, *logs])
     return frozenset([0.0, LOG]) if base.is_power and not offset else None
 
 
-def _lines(at: _Operands) -> frozenset[tuple[float, float]]:
+def _lines(at: _Operands) -> Lines:
     """Return the lines of an equation's result; none where they are unknown."""
     name = at.eqn.name
-    lines = [s.lines for s in at.sums]
-    if name in MOVING or name in (*_CONVERSIONS, "neg", *_CLIPS):
-        values = [lines[i] for i in (at.depends if name in _CLIPS else _values(at.eqn))]
-        joined = frozenset[Any]().union(*values) if all(values) else frozenset[Any]()
-        return frozenset((-a, -b) for a, b in joined) if name == "neg" else joined
+    if name in (*MOVING, *_CONVERSIONS, "neg", *_CLIPS):
+        values = at.depends if name in _CLIPS else _values(at.eqn)
+        lines = _union([at.sums[i].lines for i in values])
+        return frozenset((-a, -b) for a, b in lines) if name == "neg" else lines
     if name not in ("add", "sub", "mul") or len(at.depends) != 1:
         return frozenset()
-    i = at.depends[0]
-    if name == "mul" and _is_indicator(
-        at.program, at.eqn.inputs[1 - i], at.facts.indicators
-    ):
-        return lines[i] | {_FREE} if lines[i] else lines[i]
-    if (c := at.constant(1 - i)) is None:
+    (i,) = at.depends
+    lines = at.sums[i].lines
+    other = at.eqn.inputs[1 - i]
+    if name == "mul" and _is_indicator(at.program, other, at.facts.indicators):
+        return lines | {_FREE} if lines else lines
+    constant = at.constant(1 - i)
+    if constant is None:
         return frozenset()
-    scale = c if name == "mul" else -1.0 if name == "sub" and i else 1.0
-    shift = 0.0 if name == "mul" else -c if name == "sub" and not i else c
-
-    def moved(line):
-        return line if line == _FREE else (shift + scale * line[0], scale * line[1])
-
-    return frozenset(map(moved, lines[i]))
+    shift = 0.0 if name == "mul" else constant
+    scale = constant if name == "mul" else 1.0
+    if name == "sub" and i == 0:
+        shift = -constant
+    elif name == "sub":
+        scale = -1.0
+    scaled = {(shift + scale * a, scale * b) for a, b in lines - {_FREE}}
+    return frozenset(scaled) | (lines & {_FREE})
 
 
 def _is_probability(value: _Sum) -> bool:
@@ -359,19 +361,20 @@ def _is_probability(value: _Sum) -> bool:
 
 def _is_rounding(at: _Operands) -> bool:
     """Return True for probabilities that are kept from 0 and 1."""
-    if (
-        not at.facts.probability
-        or len(at.depends) != 1
-        or not _is_probability(at.sums[at.depends[0]])
-    ):
+    if not at.facts.probability or len(at.depends) != 1:
         return False
-    bound = at.constant(1 - at.depends[0])
-    return bound is not None and (
-        bound <= _LEAST if at.eqn.name == "max" else bound >= _MOST
-    )
+    (i,) = at.depends
+    bound = at.constant(1 - i)
+    if bound is None or not _is_probability(at.sums[i]):
+        return False
+    return bound <= _LEAST if at.eqn.name == "max" else bound >= _MOST
 
 
-def _is_indicator(program: Program, slot: int, indicators: frozenset[int]) -> bool:
+def _is_indicator(
+    program: Program,
+    slot: int,
+    indicators: frozenset[int],
+) -> bool:
     """Return True for values that are 0 or 1."""
     if slot in indicators or program.dtypes[slot] == np.bool_:
         return True
@@ -382,46 +385,44 @@ def _is_indicator(program: Program, slot: int, indicators: frozenset[int]) -> bo
 
 
 def _as_selection(
-    program: Program, eqn: Equation, indicators: frozenset[int]
+    program: Program,
+    eqn: Equation,
+    indicators: frozenset[int],
 ) -> Equation:
-    """Return ``x * (1 - z) + y * z`` as a selection where z is 0 or 1; other equations as they are."""
+    """Return ``x * (1 - z) + y * z`` as a selection where z is 0 or 1, others as they are."""
     makers = [program.makers.get(slot) for slot in eqn.inputs]
-    if eqn.name == "add" and all(maker and maker.name == "mul" for maker in makers):
-        (a, x), (b, y) = (maker.inputs for maker in makers if maker)
-        for (z, value), (other, last) in itertools.product(
-            ((a, x), (x, a)), ((b, y), (y, b))
-        ):
-            is_binary = any(
-                _is_indicator(program, slot, indicators) for slot in (z, other)
-            )
-            if is_binary and _add_up_to(program, 1, z, other):
-                return eqn._replace(primitive=lax.select_n_p, inputs=(z, last, value))
+    products = [maker.inputs for maker in makers if maker and maker.name == "mul"]
+    if eqn.name != "add" or len(products) < 2:
+        return eqn
+    for (z, x), (other, y) in itertools.product(*map(itertools.permutations, products)):
+        is_binary = any(_is_indicator(program, slot, indicators) for slot in (z, other))
+        if is_binary and _add_up_to(program, 1, z, other):
+            return eqn._replace(primitive=lax.select_n_p, inputs=(z, y, x))
     return eqn
 
 
-def _add_up_to(program: Program, total: int, a: int, b: int) -> bool:
-    """Return True where a + b = 1 by the equations that compute them, or a = b if ``total`` is 0."""
-    first, second = (program.makers.get(slot) for slot in (a, b))
-    for eqn, other in ((first, b), (second, a)):
-        if (
-            eqn
-            and eqn.name in _CONVERSIONS
-            and program.dtypes[eqn.outputs[0]] != np.bool_
-        ):
-            return _add_up_to(program, total, eqn.inputs[0], other)
-        if (
-            eqn
-            and eqn.name == "sub"
-            and np.all(np.asarray(program.constants.get(eqn.inputs[0])) == 1)
-        ):
-            return _add_up_to(program, 1 - total, eqn.inputs[1], other)
-    if (
-        first
-        and second
-        and len(first.inputs) == 1
-        and first.name in MOVING
-        and first[:2] == second[:2]
-    ):
+def _add_up_to(
+    program: Program,
+    total: int,
+    a: int,
+    b: int,
+) -> bool:
+    """Return True where a + b = 1 by their equations, or a = b if ``total`` is 0."""
+    makers = [program.makers.get(slot) for slot in (a, b)]
+    for maker, other in zip(makers, (b, a)):
+        if maker is None:
+            continue
+        is_bool = program.dtypes[maker.outputs[0]] == np.bool_
+        if maker.name in _CONVERSIONS and not is_bool:
+            return _add_up_to(program, total, maker.inputs[0], other)
+        start = program.constants.get(maker.inputs[0]) if maker.name == "sub" else None
+        if np.all(np.asarray(start) == 1):
+            return _add_up_to(program, 1 - total, maker.inputs[1], other)
+    first, second = makers
+    if first is None or second is None:
+        return a == b and not total
+    is_same_move = first.name in MOVING and first[:2] == second[:2]
+    if is_same_move and len(first.inputs) == 1:
         return _add_up_to(program, total, first.inputs[0], second.inputs[0])
     return a == b and not total
 
@@ -436,8 +437,12 @@ def _product(a: Powers, b: Powers) -> Powers | None:
     return frozenset(powers)
 
 
-def _power(base: _Sum, exponent: float, positive: bool) -> Powers | None:
-    """Return the powers of a power: any of one power of positive units, else only whole exponents."""
+def _power(
+    base: _Sum,
+    exponent: float,
+    positive: bool,
+) -> Powers | None:
+    """Return the powers of a power; broken exponents need one power of positive units."""
     if base.is_power and (positive or exponent % 1 == 0):
         return frozenset(p * exponent for p in base.powers)
     if exponent < 0 or exponent % 1 or exponent > _HIGHEST:

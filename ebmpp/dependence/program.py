@@ -16,7 +16,10 @@ import jax.numpy as jnp
 
 #: Primitives that only call an inner program.
 _CALLS = frozenset(
-    "jit pjit closed_call core_call checkpoint remat2 custom_jvp_call custom_vjp_call".split()
+    """
+    jit pjit closed_call core_call checkpoint remat2
+    custom_jvp_call custom_vjp_call
+    """.split()
 )
 # a very low number, of which as many can be added, replaces -inf
 _MOST_IMPOSSIBLE = 2**20
@@ -25,10 +28,13 @@ _MOST_PRODUCTS = 2**22
 
 #: Arrays, or their shapes, by name or number.
 Named = Mapping[Any, Any]
+Shapes = Sequence[tuple[int, ...]]
+#: Values of an equation's inputs or outputs: arrays or jax keys.
+Values = Sequence[Any]
 #: Values, or facts on these, by slot.
 SlotValues = Mapping[int, Any]
 #: Evaluates an equation, given values of its inputs.
-Bind = Callable[["Equation", Sequence[Any]], Sequence[Any]]
+Bind = Callable[["Equation", Values], Values]
 
 
 class Equation(NamedTuple):
@@ -58,7 +64,11 @@ class Program:
     """
 
     def __init__(
-        self, fn: Callable, sites: Named, siblings: Named, arguments: Sequence
+        self,
+        fn: Callable,
+        sites: Named,
+        siblings: Named,
+        arguments: Sequence,
     ) -> None:
         closed = jax.make_jaxpr(fn)(dict(sites), dict(siblings), list(arguments))
         self.equations: list[Equation] = []
@@ -99,6 +109,15 @@ class Program:
         first = len(self.sites) + len(self.siblings)
         return min(self.sources[slot], default=first) >= first
 
+    def size(self, slot: int) -> int:
+        """Return the number of elements of a slot."""
+        return math.prod(self.shapes[slot])
+
+    def shapes_of(self, eqn: Equation) -> tuple[Shapes, Shapes]:
+        """Return the shapes of an equation's inputs and of its outputs."""
+        inputs = [self.shapes[i] for i in eqn.inputs]
+        return inputs, [self.shapes[o] for o in eqn.outputs]
+
     def is_key(self, slot: int) -> bool:
         """Return True if a slot holds jax keys."""
         return jnp.issubdtype(self.dtypes[slot], jax.dtypes.prng_key)
@@ -117,7 +136,10 @@ class Program:
         return slot
 
     def _inline(
-        self, jaxpr: core.Jaxpr, consts: Sequence[Any], inputs: Sequence[int]
+        self,
+        jaxpr: core.Jaxpr,
+        consts: Values,
+        inputs: Sequence[int],
     ) -> list[int]:
         """Append the equations of a jaxpr, and return the slots of its results."""
         slots = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -130,7 +152,7 @@ class Program:
 
         for eqn in jaxpr.eqns:
             outputs = self._append(eqn, list(map(slot, eqn.invars)))
-            slots |= zip(eqn.outvars, outputs, strict=True)
+            slots |= zip(eqn.outvars, outputs)
         return list(map(slot, jaxpr.outvars))
 
     def _append(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> list[int]:
@@ -165,9 +187,11 @@ class Program:
             self.evaluate = evaluate_equation
 
     def needed(
-        self, targets: Iterable[int], available: Iterable[int]
+        self,
+        targets: Iterable[int],
+        available: Iterable[int],
     ) -> list[Equation]:
-        """Return the equations between the ``available`` slots and the ``targets`` ones, in order."""
+        """Return the equations between ``available`` and ``targets`` slots, in order."""
         available = set(available)
         missing = set(targets) - available
         equations = []
@@ -178,9 +202,11 @@ class Program:
         return equations[::-1]
 
     def inputs(
-        self, values: Mapping[str, Any], arguments: Sequence[Any]
+        self,
+        values: Named,
+        arguments: Values,
     ) -> dict[int, Any]:
-        """Return the values of all input slots, converted to the traced dtypes; other names are ignored."""
+        """Return the values of all input slots in the traced dtypes; other names are ignored."""
         slots = {
             slot: values[name] for name, slot in (self.sites | self.siblings).items()
         }
@@ -191,7 +217,10 @@ class Program:
         }
 
     def run(
-        self, known: SlotValues, targets: Iterable[int], bind: Bind | None = None
+        self,
+        known: SlotValues,
+        targets: Iterable[int],
+        bind: Bind | None = None,
     ) -> dict[int, Any]:
         """Return the values of the ``targets`` slots, given the values of slots that precede them.
 
@@ -202,7 +231,7 @@ class Program:
         values = self.constants | dict(known)
         for eqn in self.needed(targets, known):
             results = evaluate(eqn, [values[i] for i in eqn.inputs])
-            values |= zip(eqn.outputs, results, strict=True)
+            values |= zip(eqn.outputs, results)
         return {slot: values[slot] for slot in targets}
 
 
@@ -212,17 +241,20 @@ def scan_body(eqn: Equation) -> Program:
     fn = core.jaxpr_as_fun(closed)
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
     return Program(
-        lambda sites, *_: fn(*sites.values()), dict(enumerate(shapes)), {}, []
+        lambda sites, *_: fn(*sites.values()),
+        dict(enumerate(shapes)),
+        {},
+        [],
     )
 
 
-def evaluate_equation(eqn: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+def evaluate_equation(eqn: Equation, operands: Values) -> Values:
     """Return an equation's results, a list."""
     results = eqn.primitive.bind(*operands, **eqn.params)
     return results if eqn.primitive.multiple_results else [results]
 
 
-def _evaluate_above(eqn: Equation, operands: Sequence[Any]) -> list[Any]:
+def _evaluate_above(eqn: Equation, operands: Values) -> list[Any]:
     """Return an equation's results with a very low number in place of -inf."""
 
     def without_infinity(a):
@@ -235,7 +267,9 @@ def _evaluate_above(eqn: Equation, operands: Sequence[Any]) -> list[Any]:
 
 
 def _written_out(
-    dimensions: Any, sides: Sequence[jax.ShapeDtypeStruct], dtype: np.dtype
+    dimensions: Any,
+    sides: Sequence[jax.ShapeDtypeStruct],
+    dtype: np.dtype,
 ) -> core.ClosedJaxpr | None:
     """Return a contraction as a program of products and a sum; None where these are too many."""
     (sum_left, sum_right), (batch_left, batch_right) = dimensions

@@ -29,7 +29,7 @@ def propagate(
     known: Known,
     constant: SlotValues,
 ) -> Propagated:
-    """Return the sets of units that slots read, if any, and each equation's flow by its first result.
+    """Return the sets of units that slots read, and each equation's flow by its first result.
 
     :param units: sets that the inputs read.
     :param constant: by slot, where a truth value is the same for all values of the one
@@ -41,22 +41,25 @@ def propagate(
         depends = [i in reads for i in eqn.inputs]
         if not any(depends):
             continue
-        flow = (
-            Scan(program, eqn, known)
-            if eqn.name == "scan"
-            else flow_of(program, eqn, known, depends)
-        )
-        operands = [
-            reads[i] if i in reads else np.zeros(program.shapes[i], int)
-            for i in eqn.inputs
-        ]
-        for slot, read in zip(eqn.outputs, flow.forward(sets, operands), strict=True):
+        is_scan = eqn.name == "scan"
+        flow = Scan(eqn, known) if is_scan else flow_of(eqn, known, depends)
+        operands = [_read_at(program, reads, slot) for slot in eqn.inputs]
+        for slot, read in zip(eqn.outputs, flow.forward(sets, operands)):
             if slot in constant:
                 read = np.where(constant[slot] & (sets.sizes(read) <= 1), 0, read)
             if read.any():
                 reads[slot] = read
         flows[eqn.outputs[0]] = flow
     return reads, flows
+
+
+def _read_at(
+    program: Program,
+    reads: SlotValues,
+    slot: int,
+) -> np.ndarray:
+    """Return the sets that a slot reads, empty where it is not listed."""
+    return reads[slot] if slot in reads else np.zeros(program.shapes[slot], int)
 
 
 class Scan(Flow):
@@ -67,64 +70,60 @@ class Scan(Flow):
     read everything.
     """
 
-    def __init__(self, program: Program, eqn: Equation, known: Known) -> None:
-        super().__init__(
-            [program.shapes[i] for i in eqn.inputs],
-            [program.shapes[o] for o in eqn.outputs],
-        )
-        self.program = program
+    def __init__(self, eqn: Equation, known: Known) -> None:
+        super().__init__(*known.program.shapes_of(eqn))
+        params = eqn.params
         self.eqn = eqn
         self.known = known
-        self.length = eqn.params["length"]
-        self.reverse = eqn.params["reverse"]
-        self.first = eqn.params["num_consts"]
-        num_carry = eqn.params["num_carry"]
-        self.carried = range(self.first, self.first + num_carry)
-        self._body = core.jaxpr_as_fun(eqn.params["jaxpr"])
+        self.length = params["length"]
+        self.reverse = params["reverse"]
+        self.first = params["num_consts"]
+        self.carried = range(self.first, self.first + params["num_carry"])
+        self._body = core.jaxpr_as_fun(params["jaxpr"])
 
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         dependent, values = self._classify({i for i, r in enumerate(reads) if r.any()})
-        over_rounds = jax.vmap(
-            self._body, [None if i < self.first else 0 for i in range(len(reads))]
-        )
+        axes = [None if i < self.first else 0 for i in range(len(reads))]
+        over_rounds = jax.vmap(self._body, axes)
         rounds = self._trace(dependent, list(values), over_rounds, stacked=True)
-        nothing = {
-            i: np.zeros((self.length, *reads[i].shape), int) for i in self.carried
-        }
-        carry = {i: self._shifted(reads[i], nothing[i]) for i in self.carried}
+        carry = {}
+        for i in self.carried:
+            nothing = np.zeros((self.length, *reads[i].shape), int)
+            carry[i] = self._shifted(reads[i], nothing)
         for _ in range(_MOST_ROUNDS):
             units = {rounds.sites[i]: carry.get(i, reads[i]) for i in dependent}
             units = {slot: r for slot, r in units.items() if r.any()}
-            inside = Known(rounds, list(values.values()))
-            reads_inside = propagate(rounds, sets, units, inside, {})[0]
-            out = [
-                reads_inside.get(o, np.zeros(rounds.shapes[o], int))
-                for o in rounds.outputs
-            ]
-            shifted = {
-                i: self._shifted(reads[i], out[i - self.first]) for i in self.carried
-            }
-            new = {i: sets.union(carry[i], shifted[i]) for i in self.carried}
-            if all((new[i] == carry[i]).all() for i in carry):
-                for i, slot in zip(values, rounds.arguments, strict=True):
-                    if slot in inside.relied:
-                        self.known.relied |= self.program.sources[self.eqn.inputs[i]]
-                last = [
-                    out[i][0 if self.reverse else -1] for i in range(len(self.carried))
+            known = Known(rounds, list(values.values()))
+            reads_inside, _ = propagate(rounds, sets, units, known, {})
+            out = [_read_at(rounds, reads_inside, slot) for slot in rounds.outputs]
+            joined = {}
+            for i in self.carried:
+                shifted = self._shifted(reads[i], out[i - self.first])
+                joined[i] = sets.union(carry[i], shifted)
+            if all((joined[i] == carry[i]).all() for i in carry):
+                relied = [
+                    i
+                    for i, slot in zip(values, rounds.arguments)
+                    if slot in known.relied
                 ]
-                return last + out[len(self.carried) :]
-            carry = new
+                self._rely_on(relied)
+                last = 0 if self.reverse else -1
+                count = len(self.carried)
+                return [r[last] for r in out[:count]] + out[count:]
+            carry = joined
         return super().forward(sets, reads)
 
+    def _rely_on(self, positions: list[int]) -> None:
+        """Record that inputs must have the same values in another call."""
+        for i in positions:
+            sources = self.known.program.sources[self.eqn.inputs[i]]
+            self.known.relied |= sources
+
     def _shifted(self, start: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Return the carry into each round: the start first, then the results of the round before."""
-
-        def in_order(rounds):
-            return rounds[::-1] if self.reverse else rounds
-
-        return in_order(
-            np.concatenate([start[None], in_order(out)[:-1]])[: self.length]
-        )
+        """Return the carry into each round: the start, then the results of the round before."""
+        if self.reverse:
+            return np.concatenate([out[1:], start[None]])[: self.length]
+        return np.concatenate([start[None], out[:-1]])[: self.length]
 
     def _trace(
         self,
@@ -133,58 +132,53 @@ class Scan(Flow):
         fn: Callable,
         stacked: bool = False,
     ) -> Program:
-        """Return ``fn`` of all inputs as a program; those neither dependent nor known are siblings."""
-        avals = self.eqn.params["jaxpr"].in_avals
+        """Return ``fn`` as a program, whose inputs neither dependent nor known are siblings."""
+        shapes = {}
+        for i, aval in enumerate(self.eqn.params["jaxpr"].in_avals):
+            lead = (self.length,) if stacked and i >= self.first else ()
+            shapes[i] = jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype)
 
-        def lead(i):
-            return (self.length,) if stacked and i >= self.first else ()
+        def by_position(
+            sites: dict,
+            siblings: dict,
+            arguments: list,
+        ) -> list:
+            values = sites | siblings | dict(zip(known, arguments))
+            return fn(*(values[i] for i in shapes))
 
-        avals_of = {
-            i: jax.ShapeDtypeStruct((*lead(i), *a.shape), a.dtype)
-            for i, a in enumerate(avals)
-        }
-
-        def at(positions):
-            return {i: avals_of[i] for i in positions}
-
-        def by_position(sites: dict, siblings: dict, arguments: list) -> list:
-            values = sites | siblings | dict(zip(known, arguments, strict=True))
-            return fn(*(values[i] for i in avals_of))
-
-        rest = [i for i in avals_of if i not in dependent and i not in known]
-        return Program(
-            by_position, at(dependent), at(rest), [avals_of[i] for i in known]
-        )
+        sites = {i: shapes[i] for i in dependent}
+        rest = {i: a for i, a in shapes.items() if i not in (*dependent, *known)}
+        return Program(by_position, sites, rest, [shapes[i] for i in known])
 
     def _classify(self, dependent: set[int]) -> tuple[list[int], dict[int, np.ndarray]]:
-        """Return the inputs that depend on units, through the carry too, and known values of others.
+        """Return the inputs that depend on units, also by the carry, and known values of others.
 
         What is carried is known, in each round, if it follows from its start alone, as
         a counter does.
         """
         while True:
             body = self._trace(sorted(dependent), [], self._body)
-            more = {
-                i for i in self.carried if body.depends(body.outputs[i - self.first])
-            } - dependent
+            outputs = zip(self.carried, body.outputs)
+            more = {i for i, slot in outputs if body.depends(slot)} - dependent
             if not more:
                 break
             dependent = dependent | more
         values = {}
         for i, slot in enumerate(self.eqn.inputs):
-            if (
-                i not in dependent
-                and (value := self.known.values.get(slot)) is not None
-            ):
-                values[i] = (
-                    self._per_round(body, i, value) if i in self.carried else value
-                )
-        return sorted(dependent), {
-            i: value for i, value in values.items() if value is not None
-        }
+            value = None if i in dependent else self.known.values.get(slot)
+            if value is not None and i in self.carried:
+                value = self._per_round(body, i, value)
+            if value is not None:
+                values[i] = value
+        return sorted(dependent), values
 
-    def _per_round(self, body: Program, i: int, start: np.ndarray) -> np.ndarray | None:
-        """Return what input ``i`` is in each round; None where it follows from more than its start."""
+    def _per_round(
+        self,
+        body: Program,
+        i: int,
+        start: np.ndarray,
+    ) -> np.ndarray | None:
+        """Return input ``i`` in each round; None where it follows from more than its start."""
         slot = body.siblings[i]
         out = body.outputs[i - self.first]
         if not body.sources[out] <= body.sources[slot]:

@@ -7,8 +7,7 @@ from which the chain rule makes 0 * inf. Here 0 times anything is 0 on the way b
 finite derivatives of any order are unchanged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,7 +15,14 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.dependence.program import Equation, Program, evaluate_equation
+from ebmpp.dependence.program import (
+    Bind,
+    Equation,
+    Program,
+    SlotValues,
+    Values,
+    evaluate_equation,
+)
 
 #: Primitives that multiply a cotangent by values that may be infinite: element by
 #: element, or in sums.
@@ -35,29 +41,35 @@ _CONTRACTIONS = ("dot_general", "conv_general_dilated")
 
 
 def guard(
-    program: Program, is_moving: Callable[[int], bool]
-) -> Callable[..., Sequence[Any]]:
-    """Return an evaluation of equations that guards derivatives in slots that move where these may be nan."""
+    program: Program,
+    is_moving: Callable[[int], bool],
+) -> Bind:
+    """Return an evaluation that guards derivatives in moving slots where these may be nan."""
 
-    def bind(eqn: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+    def bind(eqn: Equation, operands: Values) -> Values:
         moving = [i for i, slot in enumerate(eqn.inputs) if is_moving(slot)]
         multiplies = eqn.name in (*_ELEMENTWISE, *_CONTRACTIONS)
-        is_guarded = moving and multiplies and not _is_harmless(program, eqn, moving)
-        return (
-            guarded(eqn, operands, moving)
-            if is_guarded
-            else evaluate_equation(eqn, operands)
-        )
+        if moving and multiplies and not _is_harmless(program, eqn, moving):
+            return guarded(eqn, operands, moving)
+        return evaluate_equation(eqn, operands)
 
     return bind
 
 
-def run_guarded(program: Program, inputs: Mapping[int, Any], slot: int) -> Any:
+def run_guarded(
+    program: Program,
+    inputs: SlotValues,
+    slot: int,
+) -> Array:
     """Return the value of a slot, with guarded derivatives in the units."""
     return program.run(inputs, [slot], guard(program, program.depends))[slot]
 
 
-def _is_harmless(program: Program, eqn: Equation, moving: Sequence[int]) -> bool:
+def _is_harmless(
+    program: Program,
+    eqn: Equation,
+    moving: Sequence[int],
+) -> bool:
     """Return True for products with a constant that keeps finite cotangents finite."""
     is_product = eqn.name in ("mul", *_CONTRACTIONS) or (
         eqn.name == "div" and moving == [0]
@@ -69,15 +81,15 @@ def _is_harmless(program: Program, eqn: Equation, moving: Sequence[int]) -> bool
 
 
 def guarded(
-    eqn: Equation, operands: Sequence[Array], moving: Sequence[int]
-) -> Sequence[Any]:
-    """Return an equation's results, with guarded derivatives in the operands at the positions ``moving``."""
+    eqn: Equation,
+    operands: Sequence[Array],
+    moving: Sequence[int],
+) -> Values:
+    """Return an equation's results, with guarded derivatives in the ``moving`` operands."""
     elementwise = eqn.name in _ELEMENTWISE
-    rule, operands = (
-        (_pull_each, jnp.broadcast_arrays(*operands))
-        if elementwise
-        else (_pull_sum, operands)
-    )
+    rule = _pull_each if elementwise else _pull_sum
+    if elementwise:
+        operands = jnp.broadcast_arrays(*operands)
 
     def fn(*values):
         return evaluate_equation(eqn, values)[0]
@@ -87,9 +99,10 @@ def guarded(
         return [cotangents[i] for i in moving]
 
     def backward(
-        operands: Sequence[Array], cotangent: Array
+        operands: Sequence[Array],
+        cotangent: Array,
     ) -> tuple[Array | None, ...]:
-        cotangents = dict(zip(moving, rule(pull, operands, cotangent), strict=True))
+        cotangents = dict(zip(moving, rule(pull, operands, cotangent)))
         return tuple(cotangents.get(i) for i in range(len(operands)))
 
     evaluate = jax.custom_vjp(fn)
@@ -98,7 +111,9 @@ def guarded(
 
 
 def _pull_each(
-    pull: Callable, operands: Sequence[Array], cotangent: Array
+    pull: Callable,
+    operands: Sequence[Array],
+    cotangent: Array,
 ) -> list[Array]:
     return [
         jnp.where((cotangent == 0) & ~jnp.isfinite(p), 0, p)
@@ -107,24 +122,24 @@ def _pull_each(
 
 
 def _pull_sum(
-    pull: Callable, operands: Sequence[Array], cotangent: Array
+    pull: Callable,
+    operands: Sequence[Array],
+    cotangent: Array,
 ) -> list[Array]:
-    """Pull back through sums of products, looking for dead products only where a factor is not finite."""
+    """Pull back through sums of products; dead ones matter only where a factor is not finite."""
     finite = [jnp.isfinite(v) for v in operands]
 
     def without_dead_products() -> list[Array]:
         is_infinite = [1 - f.astype(cotangent.dtype) for f in finite]
         counts = pull((cotangent != 0).astype(cotangent.dtype), *is_infinite)
-        clean = pull(
-            cotangent,
-            *(jnp.where(f, v, 0) for f, v in zip(finite, operands, strict=True)),
-        )
+        finite_operands = [jnp.where(f, v, 0) for f, v in zip(finite, operands)]
+        clean = pull(cotangent, *finite_operands)
         plain = pull(cotangent, *operands)
-        return [
-            jnp.where(n > 0, p, c) for n, p, c in zip(counts, plain, clean, strict=True)
-        ]
+        return [jnp.where(n > 0, p, c) for n, p, c in zip(counts, plain, clean)]
 
     all_finite = jnp.stack([f.all() for f in finite]).all()
     return lax.cond(
-        all_finite, lambda: pull(cotangent, *operands), without_dead_products
+        all_finite,
+        lambda: pull(cotangent, *operands),
+        without_dead_products,
     )

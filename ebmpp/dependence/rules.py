@@ -3,8 +3,8 @@
 """The flow of each primitive, and which primitives are affine."""
 
 from collections.abc import Callable, Sequence
+import itertools
 import math
-from typing import Any
 
 import numpy as np
 
@@ -24,75 +24,104 @@ from ebmpp.dependence.flow import (
 from ebmpp.dependence.program import (
     Bind,
     Equation,
+    Named,
     Program,
+    Values,
     evaluate_equation,
     scan_body,
 )
 
 ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
-    "cbrt ceil clamp convert_element_type copy copy_p cos cosh digamma div eq erf "
-    "erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag "
-    "integer_pow is_finite le lgamma log log1p logistic lt max min mul name ne neg "
-    "nextafter not or polygamma population_count pow real reduce_precision "
-    "regularized_incomplete_beta rem round rsqrt select_n shift_left "
-    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
-    "stop_gradient sub tan tanh xor zeta".split()
+    """
+    abs add add_any ceil clamp div floor max min mul neg nextafter rem round sign sub
+    copy copy_p convert_element_type name reduce_precision select_n stop_gradient
+    eq ge gt is_finite le lt ne
+    and not or xor population_count
+    shift_left shift_right_arithmetic shift_right_logical
+    cbrt exp exp2 expm1 integer_pow log log1p logistic pow rsqrt sqrt square
+    acos acosh asin asinh atan atan2 atanh cos cosh sin sinh tan tanh
+    bessel_i0e bessel_i1e digamma erf erf_inv erfc igamma igamma_grad_a igammac
+    lgamma polygamma regularized_incomplete_beta zeta
+    imag real
+    """.split()
 )
 _REDUCED = frozenset(
-    "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
+    """
+    argmax argmin
+    reduce_and reduce_or reduce_xor
+    reduce_max reduce_min reduce_prod reduce_sum
+    """.split()
 )
 _ALONG = frozenset(
-    "cumlogsumexp cummax cummin cumprod cumsum sort cholesky triangular_solve".split()
+    """
+    cumlogsumexp cummax cummin cumprod cumsum
+    sort cholesky triangular_solve
+    """.split()
 )
-#: Primitives that move elements, and the positions of operands that say where to.
-MOVING: dict[str, Callable[[int], range]] = dict.fromkeys(
-    "broadcast_in_dim concatenate pad reshape rev slice split squeeze stack tile transpose unstack".split(),
-    lambda count: range(0),
+#: Primitives that move elements, and which operands say where to.
+MOVING: dict[str, slice] = dict.fromkeys(
+    """
+    broadcast_in_dim concatenate pad reshape rev slice split
+    squeeze stack tile transpose unstack
+    """.split(),
+    slice(0),
 ) | {
-    "gather": lambda count: range(1, 2),
-    "dynamic_slice": lambda count: range(1, count),
-    "dynamic_update_slice": lambda count: range(2, count),
-    "scatter": lambda count: range(1, 2),
-    "select_n": lambda count: range(1),
+    "gather": slice(1, 2),
+    "dynamic_slice": slice(1, None),
+    "dynamic_update_slice": slice(2, None),
+    "scatter": slice(1, 2),
+    "select_n": slice(1),
 }
 LINEAR = frozenset(
-    "add add_any convert_element_type copy copy_p cumsum name neg reduce_precision reduce_sum sub".split()
+    """
+    add add_any sub neg reduce_sum cumsum
+    copy copy_p convert_element_type name reduce_precision
+    """.split()
 )
-#: Primitives that are affine in their other operands, and the positions of those in
-#: which they need not be.
-_AFFINE: dict[str, Callable[[int], range]] = (
+#: Primitives that are affine in their other operands, and in which they need not be.
+_AFFINE: dict[str, slice] = (
     MOVING
-    | dict.fromkeys(LINEAR, lambda count: range(0))
-    | dict.fromkeys(
-        ("div", "scatter-add", "conv_general_dilated"), lambda count: range(1, 2)
-    )
+    | dict.fromkeys(LINEAR, slice(0))
+    | dict.fromkeys(("div", "scatter-add", "conv_general_dilated"), slice(1, 2))
 )
 #: Primitives that are affine in either operand while the other is fixed.
 PRODUCTS = ("mul", "dot_general")
 #: Primitives whose result is zero where their operands, or one factor, are.
 _ZERO_KEEPING = frozenset(
-    "mul add sub neg div convert_element_type copy broadcast_in_dim concatenate "
-    "reshape rev slice squeeze transpose select_n gather".split()
+    """
+    add sub neg mul div convert_element_type copy
+    broadcast_in_dim concatenate gather reshape rev select_n slice squeeze transpose
+    """.split()
 )
 _MOST_TAPS = 512
-# of arrays that are searched for zeros, or whose elements are followed
+# larger arrays are not searched for zeros, and their elements are not followed
 _MOST_ELEMENTS = 2**24
 
 
-def is_affine(program: Program, eqn: Equation, depends: Sequence[int]) -> bool:
+def is_affine(
+    program: Program,
+    eqn: Equation,
+    depends: Sequence[int],
+) -> bool:
     """Return True if an equation is jointly affine in the operands at the positions ``depends``."""
     if eqn.name in PRODUCTS:
         return len(depends) == 1 and is_wide(program.dtypes[eqn.inputs[depends[0]]])
-    if eqn.name not in _AFFINE or set(depends) & set(
-        _AFFINE[eqn.name](len(eqn.inputs))
-    ):
+    if eqn.name not in _AFFINE or not set(index_operands(eqn)).isdisjoint(depends):
         return False
     return all(_is_exact(program, eqn, i) for i in depends)
 
 
-def _is_exact(program: Program, eqn: Equation, operand: int) -> bool:
-    """Return True if the arithmetic is that of real numbers: no rounding, no wrapping of integers."""
+def index_operands(eqn: Equation) -> range:
+    """Return the positions of operands in which an affine primitive need not be affine."""
+    return range(len(eqn.inputs))[_AFFINE[eqn.name]]
+
+
+def _is_exact(
+    program: Program,
+    eqn: Equation,
+    operand: int,
+) -> bool:
+    """Return True if the arithmetic is that of real numbers, without rounding or wrapping."""
     source = program.dtypes[eqn.inputs[operand]]
     target = program.dtypes[eqn.outputs[0]]
     if eqn.name == "div":
@@ -104,7 +133,7 @@ def _is_exact(program: Program, eqn: Equation, operand: int) -> bool:
 
 
 def is_polynomial(program: Program) -> bool:
-    """Return True if all results are polynomials in the units, by the primitives that compute them."""
+    """Return True if all results are polynomials in the units, by their primitives."""
     return all(_keeps_polynomials(program, eqn) for eqn in program.equations)
 
 
@@ -132,47 +161,38 @@ class Known:
     not used: data may be zero by chance.
     """
 
-    def __init__(self, program: Program, arguments: Sequence[Any]) -> None:
+    def __init__(self, program: Program, arguments: Values) -> None:
         self.program = program
         self.relied = set[int]()
         slots = {slot for eqn in program.equations for slot in self._requested(eqn)}
         inputs = dict(zip(program.arguments, arguments, strict=True))
-        available = inputs | program.constants
-        rest = sorted(slots - set(available))
-        computed = (
-            jax.jit(lambda inputs: program.run(inputs, rest))(inputs) if rest else {}
-        )
-        self.values = {
-            slot: np.asarray(computed.get(slot, available.get(slot))) for slot in slots
-        }
+        values = inputs | program.constants
+        if rest := sorted(slots - set(values)):
+            values |= jax.jit(lambda inputs: program.run(inputs, rest))(inputs)
+        self.values = {slot: np.asarray(values[slot]) for slot in slots}
 
     def _requested(self, eqn: Equation) -> list[int]:
         """Return the known slots whose values the equation's flow uses."""
         program = self.program
-        slots = []
-        if not any(map(program.depends, eqn.inputs)):
+        if not program.dependent(eqn):
             return []
+        slots = []
         if eqn.name in (*MOVING, "scatter-add"):
-            slots = [eqn.inputs[i] for i in _AFFINE[eqn.name](len(eqn.inputs))]
+            slots = [eqn.inputs[i] for i in index_operands(eqn)]
         elif eqn.name in (*PRODUCTS, "conv_general_dilated"):
-            slots = [
-                f
-                for slot in eqn.inputs
-                if not program.depends(slot)
-                for f in self._factors(slot)
-            ]
+            for slot in eqn.inputs:
+                slots += [] if program.depends(slot) else self._factors(slot)
         elif eqn.name == "scan":
             slots = [slot for slot in eqn.inputs if not program.is_key(slot)]
-        slots = [
-            s
-            for s in slots
-            if program.is_known(s) and math.prod(program.shapes[s]) <= _MOST_ELEMENTS
-        ]
+        if eqn.name in ("mul", "select_n"):
+            slots = [slot for slot in slots if not program.sources[slot]]
         return [
-            s
-            for s in slots
-            if eqn.name not in ("mul", "select_n") or not program.sources[s]
+            slot for slot in slots if program.is_known(slot) and self.is_small(slot)
         ]
+
+    def is_small(self, slot: int) -> bool:
+        """Return True if the elements of a slot are followed."""
+        return self.program.size(slot) <= _MOST_ELEMENTS
 
     def places(self, slot: int) -> np.ndarray | None:
         """Return a value that says where elements come from; None where it is unknown."""
@@ -186,8 +206,7 @@ class Known:
         if self.program.is_known(slot):
             return [slot]
         eqn = self.program.makers.get(slot)
-        large = math.prod(self.program.shapes[slot]) > _MOST_ELEMENTS
-        if eqn is None or eqn.name not in _ZERO_KEEPING or large:
+        if eqn is None or eqn.name not in _ZERO_KEEPING or not self.is_small(slot):
             return []
         return [factor for i in eqn.inputs for factor in self._factors(i)]
 
@@ -199,99 +218,100 @@ class Known:
             if not (value != 0).all():
                 self.relied |= self.program.sources[slot]
             return np.asarray(value != 0)
+        everywhere = np.ones(shape, bool)
         eqn = self.program.makers.get(slot)
         if eqn is None or eqn.name not in _ZERO_KEEPING or not self._factors(slot):
-            return np.ones(shape, bool)
-        if eqn.name in MOVING:
-            moved = _gathered(
-                eqn,
-                self,
-                [self.program.shapes[i] for i in eqn.inputs],
-                [shape],
-            )
-            if moved is None:
-                return np.ones(shape, bool)
-            flat = np.concatenate(
-                [*(self.nonzero(i).ravel() for i in eqn.inputs), [True]]
-            )
-            return flat[moved.origins[eqn.outputs.index(slot)][0]]
+            return everywhere
         factors = eqn.inputs[:1] if eqn.name == "div" else eqn.inputs
+        moved = _gathered(eqn, self) if eqn.name in MOVING else None
+        if eqn.name in MOVING and moved is None:
+            return everywhere
+        masks = list(map(self.nonzero, factors))
+        if moved is not None:
+            flat = np.concatenate([*map(np.ravel, masks), [True]])
+            return flat[moved.origins[eqn.outputs.index(slot)][0]]
         combine = np.logical_and if eqn.name == "mul" else np.logical_or
-        return combine.reduce(
-            [np.broadcast_to(self.nonzero(i), shape) for i in factors]
-        )
+        return combine.reduce([np.broadcast_to(mask, shape) for mask in masks])
 
 
 def flow_of(
-    program: Program, eqn: Equation, known: Known, depends: Sequence[bool]
+    eqn: Equation,
+    known: Known,
+    depends: Sequence[bool],
 ) -> Flow:
-    """Return the flow of an equation, given which of its operands depend on units; at least one does."""
-    shapes = [program.shapes[i] for i in eqn.inputs]
-    results = [program.shapes[o] for o in eqn.outputs]
-    if max(map(math.prod, shapes + results)) <= _MOST_ELEMENTS:
-        moved = _gathered(eqn, known, shapes, results) if eqn.name in MOVING else None
-        moved = moved or _summed(eqn, known, shapes, results, depends)
-        if moved is not None:
-            return moved
+    """Return the flow of an equation, given which of its operands depend on units."""
+    flow = None
+    if all(map(known.is_small, (*eqn.inputs, *eqn.outputs))):
+        if eqn.name in MOVING:
+            flow = _gathered(eqn, known)
+        elif eqn.name == "scatter-add":
+            flow = _scattered(eqn, known)
+        elif eqn.name == "conv_general_dilated" and not depends[1]:
+            flow = _convolved(eqn, known)
+    if flow is not None:
+        return flow
+    shapes, results = known.program.shapes_of(eqn)
     if eqn.name == "gather":
         return Lookup(shapes, results, eqn.params)
     if eqn.name in ELEMENTWISE:
         zeros = {}
         if eqn.name == "mul" and not all(depends):
-            zeros[int(depends[1])] = np.broadcast_to(
-                ~known.nonzero(eqn.inputs[depends[0]]), results[0]
-            )
+            factor, other = (0, 1) if depends[1] else (1, 0)
+            is_zero = ~known.nonzero(eqn.inputs[factor])
+            zeros[other] = np.broadcast_to(is_zero, results[0])
         return Joined(shapes, results, [()] * len(shapes), zeros=zeros)
     if eqn.name in _REDUCED:
         return Joined(shapes, results, [tuple(eqn.params["axes"])], remain=False)
     if eqn.name in _ALONG:
-        return Joined(shapes, results, _axes_along(eqn, shapes))
+        return Joined(shapes, results, _axes_along(eqn, len(shapes[0])))
     if eqn.name == "dot_general":
         nonzero = {i: known.nonzero(eqn.inputs[i]) for i in range(2) if not depends[i]}
         return Contraction(shapes, results, eqn.params["dimension_numbers"], nonzero)
     return Flow(shapes, results)
 
 
-def _axes_along(eqn: Equation, shapes: list) -> list[tuple[int, ...]]:
-    """Return, per operand, the axes along which all elements of the results depend on all of its own."""
-    last = len(shapes[0]) - 1
+def _axes_along(eqn: Equation, rank: int) -> list[tuple[int, ...]]:
+    """Return, per operand, the axes along which all results depend on all elements."""
+    matrix = (rank - 2, rank - 1)
     match eqn.name:
         case "sort":
-            return [(eqn.params["dimension"],)] * len(shapes)
+            return [(eqn.params["dimension"],)] * len(eqn.inputs)
         case "cholesky":
-            return [(last - 1, last)]
+            return [matrix]
         case "triangular_solve":
-            return [
-                (last - 1, last),
-                (last - 1 if eqn.params["left_side"] else last,),
-            ]
+            return [matrix, matrix[:1] if eqn.params["left_side"] else matrix[1:]]
     return [(eqn.params["axis"],)]
 
 
 def _scatter_add(
-    eqn: Equation, operand: Array, indices: Array, updates: Array
+    eqn: Equation,
+    operand: Array,
+    indices: Array,
+    updates: Array,
 ) -> Array:
     """Return the result of a scatter-add for arrays of another dtype."""
     names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
     return lax.scatter_add(
-        operand, indices, updates, **{name: eqn.params[name] for name in names}
+        operand,
+        indices,
+        updates,
+        **{name: eqn.params[name] for name in names},
     )
 
 
 def in_floats(
-    eqn: Equation, operands: Sequence[Any], bind: Bind = evaluate_equation
-) -> Sequence[Any]:
+    eqn: Equation,
+    operands: Values,
+    bind: Bind = evaluate_equation,
+) -> Values:
     """Return the results of an affine equation in floats, so that integers have derivatives too."""
     arrays = [jnp.asarray(v) for v in operands]
     if eqn.name == "convert_element_type":
         return arrays
     dtype = jnp.result_type(float)
     # indices and choices remain integers
-    is_index = eqn.name in (
-        "scatter-add",
-        *MOVING,
-    )
-    indices = _AFFINE[eqn.name](len(arrays)) if is_index else range(0)
+    is_index = eqn.name in (*MOVING, "scatter-add")
+    indices = index_operands(eqn) if is_index else ()
     floats = [v if i in indices else v.astype(dtype) for i, v in enumerate(arrays)]
     if eqn.name == "scatter-add":
         return [_scatter_add(eqn, *floats)]
@@ -301,109 +321,100 @@ def in_floats(
     return bind(eqn._replace(params=params), floats)
 
 
-def _summed(
-    eqn: Equation,
-    known: Known,
-    shapes: list,
-    results: list,
-    depends: Sequence[bool],
-) -> Flow | None:
-    """Return the flow of a sum of elements from known places."""
-
-    def zeros_of(shape):
-        return jnp.zeros(shape, jnp.float32)
-
-    def numbers_of(shape):
-        return jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
-
-    if eqn.name == "scatter-add":
-        index = known.places(eqn.inputs[1])
-        if index is None:
-            return None
-        # the gradient of the updates is the number of each one's target
-        with sharding.eager():
-
-            def add(updates):
-                return _scatter_add(
-                    eqn, zeros_of(shapes[0]), jnp.asarray(index), updates
-                )
-
-            (targets,) = jax.vjp(add, zeros_of(shapes[2]))[1](numbers_of(results[0]))
-        return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
-    if eqn.name != "conv_general_dilated" or depends[1]:
+def _scattered(eqn: Equation, known: Known) -> Scattered | None:
+    """Return the flow of a scatter-add to known places."""
+    index = known.places(eqn.inputs[1])
+    if index is None:
         return None
+    shapes, results = known.program.shapes_of(eqn)
+    # the gradient of the updates is the number of each one's target
+    with sharding.eager():
+
+        def add(updates):
+            return _scatter_add(
+                eqn,
+                jnp.zeros(shapes[0], jnp.float32),
+                jnp.asarray(index),
+                updates,
+            )
+
+        _, pullback = jax.vjp(add, jnp.zeros(shapes[2], jnp.float32))
+        (targets,) = pullback(_numbers(shapes[0]))
+    return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
+
+
+def _convolved(eqn: Equation, known: Known) -> Gathered | None:
+    """Return the flow of a convolution with known filters, one map per tap."""
     taps = np.argwhere(known.nonzero(eqn.inputs[1]))
     if not 0 < len(taps) <= _MOST_TAPS:
         return None
-    params = {
-        **eqn.params,
-        "precision": lax.Precision.HIGHEST,
-        "preferred_element_type": None,
-    }
+    shapes, results = known.program.shapes_of(eqn)
+    params = dict(eqn.params)
+    params["precision"] = lax.Precision.HIGHEST
+    params["preferred_element_type"] = None
+    plain = eqn._replace(params=params)
+    count = len(taps)
+
+    def convolve(kernel):
+        image = _numbers(shapes[0])
+        return evaluate_equation(plain, [image, kernel])[0]
+
     with sharding.eager():
-        kernels = (
-            zeros_of((len(taps), *shapes[1]))
-            .at[(jnp.arange(len(taps)), *taps.T)]
-            .set(1.0)
-        )
-        plain = eqn._replace(params=params)
-
-        def convolve(kernel):
-            return evaluate_equation(plain, [numbers_of(shapes[0]), kernel])[0]
-
-        origins = np.rint(np.asarray(jax.vmap(convolve)(kernels))).astype(int) - 1
+        kernels = jnp.zeros((count, *shapes[1]), jnp.float32)
+        one_tap = kernels.at[(jnp.arange(count), *taps.T)]
+        numbers = jax.vmap(convolve)(one_tap.set(1.0))
+        origins = np.rint(np.asarray(numbers)).astype(int) - 1
     return Gathered(shapes, results, [origins])
 
 
-def _gathered(
-    eqn: Equation, known: Known, shapes: list, results: list
-) -> Gathered | None:
+def _numbers(shape: tuple[int, ...]) -> Array:
+    """Return the numbers of elements from 1 on, as floats."""
+    return jnp.arange(1, math.prod(shape) + 1, dtype=jnp.float32).reshape(shape)
+
+
+def _gathered(eqn: Equation, known: Known) -> Gathered | None:
     """Return the flow of an equation that moves elements to known places."""
-    values = {i: known.places(eqn.inputs[i]) for i in MOVING[eqn.name](len(eqn.inputs))}
+    values = {i: known.places(eqn.inputs[i]) for i in index_operands(eqn)}
     if any(v is None for v in values.values()):
         return None
+    shapes, results = known.program.shapes_of(eqn)
     starts = np.cumsum([0, *map(math.prod, shapes)])
-
-    def number(i, shape):
-        return np.arange(starts[i], starts[i + 1], dtype=np.int32).reshape(shape)
-
-    numbers = [values.get(i, number(i, shape)) for i, shape in enumerate(shapes)]
+    operands = [
+        values[i]
+        if i in values
+        else np.arange(starts[i], starts[i + 1], dtype=np.int32).reshape(shape)
+        for i, shape in enumerate(shapes)
+    ]
     if eqn.name in _ON_HOST:
-        origins = [_ON_HOST[eqn.name](eqn.params, *numbers)]
+        origins = [_ON_HOST[eqn.name](eqn.params, *operands)]
     else:
         with sharding.eager():
-            origins = [
-                np.asarray(o)
-                for o in evaluate_equation(eqn, [jnp.asarray(a) for a in numbers])
-            ]
-    # of updates of one place, any may win
-    if eqn.name == "scatter" and len(
-        np.unique(origins[0][origins[0] >= starts[2]])
-    ) < math.prod(shapes[2]):
-        return None
+            moved = evaluate_equation(eqn, list(map(jnp.asarray, operands)))
+            origins = list(map(np.asarray, moved))
+    if eqn.name == "scatter":
+        (origin,) = origins
+        updates = np.unique(origin[origin >= starts[2]])
+        if len(updates) < math.prod(shapes[2]):  # of several of one place, any may win
+            return None
     # a gather fills in the least integer, which is no element
     return Gathered(shapes, results, [np.where(o < 0, -1, o)[None] for o in origins])
 
 
-def _broadcast(params: Any, a: np.ndarray) -> np.ndarray:
-    new = [
-        d
-        for d in range(len(params["shape"]))
-        if d not in params["broadcast_dimensions"]
-    ]
-    return np.broadcast_to(np.expand_dims(a, new), params["shape"])
+def _broadcast(params: Named, a: np.ndarray) -> np.ndarray:
+    shape = params["shape"]
+    new = set(range(len(shape))).difference(params["broadcast_dimensions"])
+    return np.broadcast_to(np.expand_dims(a, sorted(new)), shape)
 
 
-def _reshape(params: Any, a: np.ndarray) -> np.ndarray:
+def _reshape(params: Named, a: np.ndarray) -> np.ndarray:
     a = a if params["dimensions"] is None else a.transpose(params["dimensions"])
     return a.reshape(params["new_sizes"])
 
 
-def _slice(params: Any, a: np.ndarray) -> np.ndarray:
+def _slice(params: Named, a: np.ndarray) -> np.ndarray:
     strides = params["strides"] or [1] * a.ndim
-    return a[
-        tuple(map(slice, params["start_indices"], params["limit_indices"], strides))
-    ]
+    ends = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    return a[tuple(itertools.starmap(slice, ends))]
 
 
 #: Moves by numpy, which jax would compile for each shape.

@@ -17,8 +17,6 @@ any one unit, the others fixed. Therefore:
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-import math
-from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -49,7 +47,11 @@ class SumOfTerms:
     """
 
     def __init__(
-        self, program: Program, arguments: Sequence, tables: Mapping, products: bool
+        self,
+        program: Program,
+        arguments: Sequence,
+        tables: Mapping,
+        products: bool,
     ) -> None:
         self.program = program
         self._products = products
@@ -59,7 +61,7 @@ class SumOfTerms:
         units = {}
         size = 0
         for slot in program.sites.values():
-            count = math.prod(program.shapes[slot])
+            count = program.size(slot)
             units[slot] = size + 1 + np.arange(count).reshape(program.shapes[slot])
             size += count
         self.sets = UnitSets(size)
@@ -77,7 +79,7 @@ class SumOfTerms:
 
     @cached_property
     def edges(self) -> np.ndarray | None:
-        """Pairs of units that interact, ``(pairs, 2)``, each once; None where there are too many to list."""
+        """Pairs of units that interact, ``(pairs, 2)``, each once; None where they are too many."""
         if self._count > _MOST_PAIRS:
             return None
         pairs = sparse.csr_array(sparse.triu(self._pairs + self._pairs.T, 1))
@@ -91,26 +93,19 @@ class SumOfTerms:
         size = self.sets.size
         if edges is None or len(edges) >= size:
             return False
-        adjacency = sparse.coo_array(
-            (np.ones(len(edges)), tuple(edges.T)), (size, size)
-        )
-        return sparse.csgraph.connected_components(adjacency, directed=False)[
-            0
-        ] == size - len(edges)
+        entries = (np.ones(len(edges)), tuple(edges.T))
+        adjacency = sparse.coo_array(entries, (size, size))
+        count, _ = sparse.csgraph.connected_components(adjacency, directed=False)
+        return count == size - len(edges)
 
     @property
     def most_together(self) -> int:
-        """The largest number of units that one element reads; at least as many layers are needed."""
-        return max(
-            (
-                int(self.sets.sizes(self._sets(slot)).max(initial=0))
-                for slot in self.live
-            ),
-            default=0,
-        )
+        """The largest number of units that one element reads, a lower bound of the layers."""
+        sizes = [self.sets.sizes(self._sets(slot)).max(initial=0) for slot in self.live]
+        return int(max(sizes, default=0))
 
     def elements(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the elements of a term (flattened) and the units that they read, as pairs of numbers."""
+        """Return the flat elements of a term and the units that they read, as pairs of numbers."""
         element, unit = self.sets.rows(self._sets(slot)).nonzero()
         return element.astype(np.int64), unit.astype(np.int64)
 
@@ -118,81 +113,85 @@ class SumOfTerms:
         return np.where(self.live[slot], self._reads[slot], 0).ravel()
 
     def _trace_back(self) -> None:
+        """Find the tail and the terms, with the elements that matter, from the end backward."""
         program = self.program
         reads = self._reads
         live: dict[int, np.ndarray] = {program.output: np.ones((), bool)}
+
+        def live_at(slot):
+            return live.get(slot, np.zeros(program.shapes[slot], bool))
+
         for eqn in reversed(program.equations):
             matters = {o: live[o] for o in eqn.outputs if o in live}
-            if not matters or eqn.outputs[0] not in self._flows:
+            first = eqn.outputs[0]
+            if not matters or first not in self._flows:
                 continue
             through = [i for i, slot in enumerate(eqn.inputs) if slot in reads]
             is_product = self._products and eqn.name == "mul" and len(through) == 2
-            joins = is_product and self._multiply(eqn, live[eqn.outputs[0]])
+            joins = is_product and self._multiply(eqn, live[first])
             if not joins and not is_affine(program, eqn, through):
                 self.live |= matters
                 for slot in matters:
                     live.pop(slot)
                 continue
             self.tail.append(eqn)
-            masks = [
-                live.get(o, np.zeros(program.shapes[o], bool)) for o in eqn.outputs
-            ]
-            back = self._flows[eqn.outputs[0]].backward(masks)
+            back = self._flows[first].backward(list(map(live_at, eqn.outputs)))
             for i in through:
                 slot = eqn.inputs[i]
-                live[slot] = (
-                    live.get(slot, np.zeros(program.shapes[slot], bool)) | back[i]
-                )
+                live[slot] = live_at(slot) | back[i]
         self.tail.reverse()
-        self.live |= {
-            slot: live[slot] for slot in program.sites.values() if slot in live
-        }
-
-        def is_term(slot, mask):
-            return slot in reads and (mask & (reads[slot] > 0)).any()
-
-        self.live = {
-            slot: mask for slot, mask in self.live.items() if is_term(slot, mask)
-        }
-        for slot in self.live:
+        self.live |= {s: live[s] for s in program.sites.values() if s in live}
+        for slot in list(self.live):
+            if slot not in reads or not self._sets(slot).any():
+                del self.live[slot]
+                continue
             numbers = np.unique(self._sets(slot))
             sizes = self.sets.sizes(numbers)
             self._add_pairs(numbers, numbers, int((sizes * (sizes - 1) // 2).sum()))
 
     def _multiply(self, eqn: Equation, live: np.ndarray) -> bool:
-        """Return True if no unit is read by both factors of a product; pairs across then interact."""
-        a, b = (np.broadcast_to(self._reads[i], live.shape)[live] for i in eqn.inputs)
-        both = self._reads[eqn.outputs[0]][live]
+        """Return True, and record pairs, if no unit is read by both factors of a product."""
+        factors = [
+            np.broadcast_to(self._reads[i], live.shape)[live] for i in eqn.inputs
+        ]
         sizes = self.sets.sizes
         wide = all(is_wide(self.program.dtypes[i]) for i in eqn.inputs)
-        if not wide or (sizes(both) != sizes(a) + sizes(b)).any():
+        both = self._reads[eqn.outputs[0]][live]
+        is_disjoint = sizes(both) == sum(map(sizes, factors))
+        if not wide or not is_disjoint.all():
             return False
         self.has_products = True
-        first, second = np.unique(np.stack([a, b], 1), axis=0).T
-        self._add_pairs(first, second, int((sizes(first) * sizes(second)).sum()))
+        first, second = np.unique(factors, axis=1)
+        count = (sizes(first) * sizes(second)).sum()
+        self._add_pairs(first, second, int(count))
         return True
 
-    def _add_pairs(self, first: np.ndarray, second: np.ndarray, count: int) -> None:
-        """Record that each unit of a set of ``first`` interacts with each of its partner in ``second``."""
+    def _add_pairs(
+        self,
+        first: np.ndarray,
+        second: np.ndarray,
+        count: int,
+    ) -> None:
+        """Record that the units of each set of ``first`` interact with units of its partner."""
         self._count += count
         if count and self._count <= _MOST_PAIRS:  # a set of one unit has no pair
             self._pairs = self._pairs + self.sets.rows(first).T @ self.sets.rows(second)
 
     def evaluate(
-        self, inputs: SlotValues, slots: Iterable[int], guarded: bool = False
+        self,
+        inputs: SlotValues,
+        slots: Iterable[int],
+        guarded: bool = False,
     ) -> dict[int, Array]:
         """Return some of the terms, as floats, given values of all of the program's inputs.
 
         :param guarded: True for derivatives in all inputs, in which zero times infinity
             is zero.
         """
-        values = self.program.run(
-            inputs, slots, guard(self.program, self._is_moving) if guarded else None
-        )
-        return {
-            slot: jnp.asarray(v).astype(jnp.result_type(float))
-            for slot, v in values.items()
-        }
+        bind = guard(self.program, self._is_moving) if guarded else None
+        values = self.program.run(inputs, slots, bind)
+        floats = jnp.result_type(float)
+        return {slot: jnp.asarray(v).astype(floats) for slot, v in values.items()}
 
     def _is_moving(self, slot: int) -> bool:
         """Return True for floats that depend on an input."""
@@ -200,53 +199,58 @@ class SumOfTerms:
             self.program.dtypes[slot], np.floating
         )
 
-    def coefficients(self, inputs: Mapping[int, Any]) -> dict[int, Array]:
+    def coefficients(self, inputs: SlotValues) -> dict[int, Array]:
         """Return the derivatives in the terms; in the terms of a unit these do not depend on it."""
         return jax.grad(self._total(inputs))(self.evaluate(inputs, self.live))
 
     def expand(
-        self, inputs: Mapping[int, Any], guarded: bool = False
+        self,
+        inputs: SlotValues,
+        guarded: bool = False,
     ) -> tuple[Array, dict[int, Array]]:
-        """Return the log density without the elements that read units, and the derivatives in the terms.
+        """Return the log density without elements that read units, and derivatives in the terms.
 
         Both are the same for all values of the units, as the tail must be affine in all
         terms jointly.
         """
         terms = self.evaluate(inputs, self.live, guarded)
-        reads = {
-            slot: self._sets(slot).reshape(v.shape) > 0 for slot, v in terms.items()
-        }
-        rest = {slot: jnp.where(reads[slot], 0, v) for slot, v in terms.items()}
+        rest = {}
+        for slot, term in terms.items():
+            is_read = self._sets(slot).reshape(term.shape) > 0
+            rest[slot] = jnp.where(is_read, 0, term)
         return jax.value_and_grad(self._total(inputs, guarded))(rest)
 
     def _total(
-        self, inputs: Mapping[int, Any], guarded: bool = False
+        self,
+        inputs: SlotValues,
+        guarded: bool = False,
     ) -> Callable[[dict], Array]:
         """Return the log density as a function of the terms."""
         program = self.program
         inside = {o for eqn in self.tail for o in eqn.outputs} | set(self.live)
-        read = {
-            program.output,
-            *(i for eqn in self.tail for i in eqn.inputs),
-        } - inside
-        rest = program.run(
-            inputs, read, guard(program, self._is_moving) if guarded else None
-        )
-        bind = guard(
-            program, lambda slot: slot in inside or (guarded and self._is_moving(slot))
-        )
+        inputs_of_tail = {i for eqn in self.tail for i in eqn.inputs}
+        outside = (inputs_of_tail | {program.output}) - inside
+        bind = guard(program, self._is_moving) if guarded else None
+        rest = program.run(inputs, outside, bind)
+
+        def is_moving(slot):
+            return slot in inside or (guarded and self._is_moving(slot))
+
+        bind_tail = guard(program, is_moving)
 
         def total(terms: Mapping[int, Array]) -> Array:
             values = rest | dict(terms)
             for eqn in self.tail:
-                results = in_floats(eqn, [values[i] for i in eqn.inputs], bind)
-                values |= zip(eqn.outputs, results, strict=True)
+                results = in_floats(eqn, [values[i] for i in eqn.inputs], bind_tail)
+                values |= zip(eqn.outputs, results)
             return jnp.asarray(values[program.output], float)
 
         return total
 
     def multiply(
-        self, coefficients: Mapping[int, Array], terms: Mapping[int, Array]
+        self,
+        coefficients: Mapping[int, Array],
+        terms: Mapping[int, Array],
     ) -> dict[int, Array]:
         """Return the terms times their coefficients.
 
@@ -263,40 +267,35 @@ class SumOfTerms:
 
 
 def _constant_truths(
-    program: Program, tables: Mapping[str, np.ndarray]
+    program: Program,
+    tables: Mapping[str, np.ndarray],
 ) -> dict[int, np.ndarray]:
     """Return where truth values that depend on units alone are the same for every value of a unit.
 
     All units take their k-th value at once, so this holds for elements that read one
     unit.
     """
-    slots = {
-        eqn.inputs[0]
-        for eqn in program.equations
-        if eqn.name in ("reduce_and", "reduce_or", "select_n")
-    }
+    num_sites = len(program.sites)
 
-    def reads_units_alone(s):
-        return all(source < len(program.sites) for source in program.sources[s])
-
-    def is_candidate(s):
+    def is_candidate(slot):
+        sources = program.sources[slot]
         return (
-            reads_units_alone(s)
-            and program.depends(s)
-            and program.dtypes[s] == np.bool_
+            program.dtypes[slot] == np.bool_
+            and len(sources) > 0
+            and max(sources) < num_sites
         )
 
-    slots = sorted(filter(is_candidate, slots))
+    choosing = ("reduce_and", "reduce_or", "select_n")
+    inputs = {eqn.inputs[0] for eqn in program.equations if eqn.name in choosing}
+    slots = sorted(filter(is_candidate, inputs))
     if not slots or set(tables) != set(program.sites):
         return {}
     count = max(map(len, tables.values()))
     stacked = {}
     for name, slot in program.sites.items():
         table = tables[name][np.minimum(np.arange(count), len(tables[name]) - 1)]
-        stacked[slot] = np.broadcast_to(table, (count, *program.shapes[slot])).astype(
-            program.dtypes[slot]
-        )
-    values = jax.device_get(
-        jax.jit(jax.vmap(lambda sites: program.run(sites, slots)))(stacked)
-    )
-    return {slot: (v == v[0]).all(0) for slot, v in values.items()}
+        values = np.broadcast_to(table, (count, *program.shapes[slot]))
+        stacked[slot] = values.astype(program.dtypes[slot])
+    run = jax.jit(jax.vmap(lambda sites: program.run(sites, slots)))
+    truths = jax.device_get(run(stacked))
+    return {slot: (v == v[0]).all(0) for slot, v in truths.items()}

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets of units as numbered rows of a sparse matrix."""
 
+import math
+
 import numpy as np
 from scipy import sparse
 
@@ -9,7 +11,7 @@ _MOST_MEMBERS = 2**25  # of all sets that one operation joins
 
 
 class UnitSets:
-    """Subsets of the units 0, ..., ``size`` - 1, numbered: 0 is the empty set, u + 1 is {u}, others follow.
+    """Numbered subsets of the units 0, ..., ``size`` - 1: 0 is the empty set, u + 1 is {u}.
 
     Equal sets have equal numbers, so an array of numbers says which units each element
     of an array reads. Where a union would exceed the memory limit, it becomes the set
@@ -38,17 +40,14 @@ class UnitSets:
         for other in others:
             mixed = (result != other) & (result != 0) & (other != 0)
             base = self._rows.shape[0]
-            before = result
+            codes = result[mixed] * base + other[mixed]
             result = np.where(result == 0, other, result)
             if not mixed.any():
                 continue
-            codes, position = np.unique(
-                before[mixed] * base + other[mixed], return_inverse=True
-            )
-            group = np.tile(np.arange(len(codes)), 2)
-            joined = self.of_groups(
-                group, np.concatenate(np.divmod(codes, base)), len(codes)
-            )
+            distinct, position = np.unique(codes, return_inverse=True)
+            group = np.tile(np.arange(len(distinct)), 2)
+            members = np.concatenate(np.divmod(distinct, base))
+            joined = self.of_groups(group, members, len(distinct))
             result[mixed] = joined[position]
         return result
 
@@ -56,18 +55,22 @@ class UnitSets:
         """Return the union along axes, which are removed."""
         remaining = [d for d in range(numbers.ndim) if d not in axes]
         shape = tuple(numbers.shape[d] for d in remaining)
-        count = int(np.prod(shape))
-        width = int(np.prod([numbers.shape[d] for d in axes]))
-        rows = numbers.transpose([*remaining, *axes]).reshape(count, width)
+        count = math.prod(shape)
+        width = math.prod(numbers.shape[d] for d in axes)
         if width == 1:
-            return rows.reshape(shape)
+            return numbers.reshape(shape)
+        rows = numbers.transpose([*remaining, *axes])
         group = np.repeat(np.arange(count), width)
-        return self.of_groups(group, rows.ravel(), count).reshape(shape)
+        merged = self.of_groups(group, rows.ravel(), count)
+        return merged.reshape(shape)
 
     def of_groups(
-        self, group: np.ndarray, numbers: np.ndarray, count: int
+        self,
+        group: np.ndarray,
+        numbers: np.ndarray,
+        count: int,
     ) -> np.ndarray:
-        """Return the union of the sets of each group, ``group`` being that of each of ``numbers``."""
+        """Return the union of the sets of each group; ``group`` is that of each of ``numbers``."""
         ones = np.ones(np.count_nonzero(numbers), bool)
         shape = (count, self._rows.shape[0])
         picked = sparse.csr_array(
@@ -95,9 +98,15 @@ class UnitSets:
     def _number(self, rows: sparse.csr_array) -> np.ndarray:
         """Return the sets' numbers, new ones for new sets; no set is empty."""
         rows.sort_indices()
-        marks = np.add.reduceat(self._bits[rows.indices], rows.indptr[:-1], axis=0)
+        bits = self._bits[rows.indices]
+        marks = np.add.reduceat(bits, rows.indptr[:-1], axis=0)
         keys = list(map(tuple, marks.tolist()))
-        new = {key: row for row, key in enumerate(keys) if key not in self._numbers}
-        self._numbers |= {key: self._rows.shape[0] + i for i, key in enumerate(new)}
-        self._rows = sparse.vstack([self._rows, rows[list(new.values())]], format="csr")
+        new = {}
+        for row, key in enumerate(keys):
+            if key not in self._numbers:
+                new.setdefault(key, row)
+        first = self._rows.shape[0]
+        self._numbers |= zip(new, range(first, first + len(new)))
+        added = rows[list(new.values())]
+        self._rows = sparse.vstack([self._rows, added], format="csr")
         return np.array([self._numbers[key] for key in keys])
