@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Proper colourings of the block graph (layers), and of the units of a block that interact (parts)."""
+"""Proper colourings of the block graph (layers) and of the interacting units of a block (parts)."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -31,38 +31,37 @@ def color(graph: nx.Graph) -> tuple[tuple[Any, ...], ...]:
     sets, whose order for strings changes with ``PYTHONHASHSEED``, and layers, draws and
     resumed runs would change with it.
     """
-    try:  # the first node of a component has side 1 where it has neighbours
-        colors = {
-            node: bool(graph[node]) - side
-            for node, side in nx.bipartite.color(graph).items()
-        }
+    try:
+        sides = nx.bipartite.color(graph)
     except nx.NetworkXError:
-        position = {node: i for i, node in enumerate(graph)}
-        edges = sorted(
-            tuple(sorted((position[a], position[b]))) for a, b in graph.edges
-        )
-        by_position = nx.empty_graph(len(position))
-        by_position.add_edges_from(edges)
-        size = len(edges) + len(position)
-        strategies = _STRATEGIES[
-            0 if size <= _MAX_DSATUR else 1 if size <= _MAX_SMALLEST_LAST else 2 :
-        ]
-        candidates = [nx.greedy_color(by_position, strategies[0])]
-        if max(candidates[0].values()) > 2:  # an odd cycle needs three sets
-            candidates += [
-                nx.greedy_color(by_position, strategy) for strategy in strategies[1:]
-            ]
-        best = min(candidates, key=lambda c: max(c.values()))
-        colors = {node: best[i] for node, i in position.items()}
+        colors = _greedy_colors(graph)
+    else:  # the first node of a component has side 1 where it has neighbours
+        colors = {node: bool(graph[node]) - side for node, side in sides.items()}
     classes: dict[int, list[Any]] = {}
     for node in graph:
         classes.setdefault(colors[node], []).append(node)
     return tuple(map(tuple, classes.values()))
 
 
+def _greedy_colors(graph: nx.Graph) -> dict[Any, int]:
+    """Return the best colouring of a few strategies, fewer for a large graph."""
+    position = {node: i for i, node in enumerate(graph)}
+    edges = sorted(tuple(sorted((position[a], position[b]))) for a, b in graph.edges)
+    by_position = nx.empty_graph(len(position))
+    by_position.add_edges_from(edges)
+    size = len(edges) + len(position)
+    too_large = (size > _MAX_DSATUR) + (size > _MAX_SMALLEST_LAST)
+    strategy, *others = _STRATEGIES[too_large:]
+    candidates = [nx.greedy_color(by_position, strategy)]
+    if max(candidates[0].values()) > 2:  # an odd cycle needs three sets
+        candidates += [nx.greedy_color(by_position, other) for other in others]
+    best = min(candidates, key=lambda c: max(c.values()))
+    return {node: best[i] for node, i in position.items()}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitBlock(Split):
-    """A block in parts, with the factors in which its units interact, and all other factors over it."""
+    """A block in parts, with the factors in which its units interact and all others over it."""
 
     inner_factors: tuple[Factor, ...]
     outer_factors: tuple[Factor, ...]
@@ -98,7 +97,7 @@ def split_blocks(
 
 
 def color_units(size: int, edges: np.ndarray) -> np.ndarray:
-    """Return a colour per unit, given distinct pairs; equal components, such as replicas, get equal colours.
+    """Return a colour per unit, given distinct pairs; equal components get equal colours.
 
     Bipartite and complete components are coloured by array operations, others by
     networkx.
@@ -133,15 +132,13 @@ def _two_colors(size: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     a, b = edges.T
     rows = np.concatenate([a, a + size])
     columns = np.concatenate([b + size, b])
-    cover = sparse.coo_matrix(
-        (np.ones(len(rows), np.int8), (rows, columns)), shape=(2 * size, 2 * size)
-    )
+    entries = (np.ones(len(rows), np.int8), (rows, columns))
+    cover = sparse.coo_matrix(entries, shape=(2 * size, 2 * size))
     _, twice = sparse.csgraph.connected_components(cover, directed=False)
     here = twice[:size]
     there = twice[size:]
-    _, first, label = np.unique(
-        np.minimum(here, there), return_index=True, return_inverse=True
-    )
+    component = np.minimum(here, there)
+    _, first, label = np.unique(component, return_index=True, return_inverse=True)
     # the first unit of a component has colour 0
     colors = (here != here[first][label]).astype(np.int64)
     return label, np.where(here == there, -1, colors)

@@ -130,10 +130,10 @@ class Convolution(Factor):
         """Return zero filters after checking that the positions of both blocks agree."""
         first, second = (self._image_shape(b, families[b]) for b in self.blocks)
         shape = (second[0], first[0], *self.window)
-        arguments = (
-            jax.ShapeDtypeStruct(s, jnp.result_type(float)) for s in (shape, first)
-        )
-        maps = jax.eval_shape(_Correlation(self.stride, self.padding), *arguments).shape
+        correlate = _Correlation(self.stride, self.padding)
+        floats = jnp.result_type(float)
+        arguments = (jax.ShapeDtypeStruct(s, floats) for s in (shape, first))
+        maps = jax.eval_shape(correlate, *arguments).shape
         if maps != second:
             raise checks.error(
                 f"{self!r}: last axes of block {self.blocks[1]!r}",
@@ -148,16 +148,15 @@ class Convolution(Factor):
         return 1
 
     def _image_shape(self, block: str, family: Family) -> tuple[int, ...]:
-        if not len(family.shape) >= len(self.window):
+        if len(family.shape) < len(self.window):
             raise checks.error(
                 f"{self!r}: block {block!r}",
                 "of at least the axes of window",
                 family,
                 DeclarationError,
             )
-        statistics = jax.ShapeDtypeStruct(
-            family.statistic_shape, jnp.result_type(float)
-        )
+        floats = jnp.result_type(float)
+        statistics = jax.ShapeDtypeStruct(family.statistic_shape, floats)
         return jax.eval_shape(partial(self._image, family), statistics).shape
 
     def _image(self, family: Family, statistics: Array) -> Array:
@@ -172,22 +171,16 @@ def _as_padding(
     name: str, padding: Any, rank: int
 ) -> str | tuple[tuple[int, int], ...]:
     """Return padding as lax takes it."""
+    if isinstance(padding, str) and padding.upper() in ("VALID", "SAME"):
+        return padding.upper()
     pairs = ((padding, padding),) * rank if isinstance(padding, int) else padding
-    result: str | tuple[tuple[int, int], ...] = ""
     with contextlib.suppress(TypeError, ValueError):
-        result = (
-            padding.upper()
-            if isinstance(padding, str)
-            else tuple((int(a), int(b)) for a, b in pairs)
-        )
-    are_pairs = len(result) == rank and all(
-        isinstance(p, tuple) and min(p) >= 0 for p in result
+        result = tuple((int(a), int(b)) for a, b in pairs)
+        if len(result) == rank and min(map(min, result)) >= 0:
+            return result
+    raise checks.error(
+        name,
+        '"VALID", "SAME", an int >= 0 or a pair of them per axis',
+        padding,
+        DeclarationError,
     )
-    if not are_pairs and result not in ("VALID", "SAME"):
-        raise checks.error(
-            name,
-            '"VALID", "SAME", an int >= 0 or a pair of them per axis',
-            padding,
-            DeclarationError,
-        )
-    return result

@@ -128,7 +128,7 @@ class Factor:
 
     @property
     def is_affine(self) -> bool:
-        """True if the energy is multi-affine by construction, so that a declaration need not probe it."""
+        """True if the energy is multi-affine by construction, so that it need not be probed."""
         return vars(type(self)).get("affine", False) or bool(
             getattr(self.energy, "is_affine", False)
         )
@@ -142,7 +142,7 @@ class Factor:
         return {b: pairs.edges(repr(self), b, families[b]) for b, pairs in self.lateral}
 
     def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
-        """Return a fast path to the natural parameters of a few units of a block, None to use autodiff."""
+        """Return a fast path to the natural parameters of parts of a block; None for autodiff."""
         return None
 
     def pair_weights(self, params: FactorParams) -> Array:
@@ -205,7 +205,7 @@ class Factor:
         return values
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:
-        """Return the number of leading axes of the params that index matrix rows: 0 for a vector, or None."""
+        """Return how many leading axes of the params index matrix rows: 0 for a vector, or None."""
         return None
 
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from ebmpp.core import Numbers, checks
 from ebmpp.core.backend import barrier_pays
 from ebmpp.core.groups import UNROLLED, Edges, positions_by_group, ranks_in_groups
+from ebmpp.core.rows import expand
 from ebmpp.core.types import HashableArray
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
@@ -46,7 +47,7 @@ def check_network(name: str, graph: nx.Graph) -> None:
 
 
 class Pairs(HashableArray):
-    """Pairs of units of one block as they were declared, by number or by index; a pair may be repeated."""
+    """Pairs of units of one block as they were declared, by number or index, with repetitions."""
 
     @classmethod
     def read(cls, block: str, pairs: Any) -> "Pairs":
@@ -75,27 +76,33 @@ class Pairs(HashableArray):
             )
         return cls.copy(array.astype(np.int64))
 
+    @property
+    def _ends(self) -> Integer[np.ndarray, "pairs 2 axes"]:
+        return self.array if self.array.ndim == 3 else self.array[..., None]
+
     @functools.lru_cache(maxsize=64)
     def edges(self, factor: str, block: str, family: Family) -> Edges:
         """Return the distinct pairs by unit numbers in the flattened block."""
-        name = f"{factor}: lateral pairs of block {block!r}"
-        expected = f"pairs of different units of {family!r}"
 
-        def refuse(wrong):
-            if len(wrong):
-                raise checks.error(name, expected, wrong, DeclarationError)
+        def error(wrong):
+            return checks.error(
+                f"{factor}: lateral pairs of block {block!r}",
+                f"pairs of different units of {family!r}",
+                wrong[:1].tolist(),
+                DeclarationError,
+            )
 
-        units = self.array
-        shape = family.shape
-        if units.ndim == 3:
-            refuse([] if units.shape[2] == len(shape) else units[:1].tolist())
-        outside = np.argwhere(
-            (units < 0) | (units >= (shape if units.ndim == 3 else family.size))
-        )
-        refuse(units[outside[:1, 0]].tolist())
-        if units.ndim == 3:
-            units = np.ravel_multi_index(tuple(np.moveaxis(units, -1, 0)), shape)
-        refuse(units[units[:, 0] == units[:, 1]][:1].tolist())
+        ends = self._ends
+        shape = family.shape if self.array.ndim == 3 else (family.size,)
+        if ends.shape[2] != len(shape):
+            raise error(self.array)
+        is_outside = ((ends < 0) | (ends >= shape)).any((1, 2))
+        if is_outside.any():
+            raise error(self.array[is_outside])
+        units = np.ravel_multi_index(tuple(np.moveaxis(ends, -1, 0)), shape)
+        is_loop = units[:, 0] == units[:, 1]
+        if is_loop.any():
+            raise error(units[is_loop])
         first, number = self.distinct
         return units if len(first) == len(number) else units[first]
 
@@ -103,9 +110,8 @@ class Pairs(HashableArray):
     def distinct(
         self,
     ) -> tuple[Integer[np.ndarray, "edges"], Integer[np.ndarray, "pairs"]]:
-        """Places of the distinct pairs in order of appearance, and the number of each declared pair in it."""
-        ends = self.array if self.array.ndim == 3 else self.array[..., None]
-        ends = ends - ends.min((0, 1), initial=0)
+        """Places of the distinct pairs as they appear, and the number of each declared pair."""
+        ends = self._ends - self._ends.min((0, 1), initial=0)
         widths = ends.max((0, 1), initial=0) + 1
         units = (ends * (np.cumprod(widths) // widths)).sum(-1)
         pairs = units.min(1) * widths.prod() + units.max(1)  # exact in 64 bits
@@ -129,7 +135,7 @@ class Local(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """A block whose units interact, in parts of units that do not: ``colors`` is the part of each unit."""
+    """A block in parts of units that do not interact; ``colors`` is the part of each unit."""
 
     block: str
     family: Family
@@ -163,13 +169,11 @@ class Split:
     def padded(self, arrays: Sequence[Numbers], fill: Any) -> np.ndarray:
         """Stack arrays ``(units, ...)``, one per part, to ``(parts, most units, ...)``."""
         most = max(map(len, arrays))
-
-        def fit(a):
-            return np.pad(
-                a, [(0, most - len(a)), *[(0, 0)] * (a.ndim - 1)], constant_values=fill
-            )
-
-        return np.stack([fit(a) for a in arrays])
+        shape = (len(arrays), most, *np.shape(arrays[0])[1:])
+        stacked = np.full(shape, fill, arrays[0].dtype)
+        for row, array in zip(stacked, arrays):
+            row[: len(array)] = array
+        return stacked
 
     def at(self, part: Any) -> Any:
         """Return the unit numbers of a part, padded unless parts are unrolled."""
@@ -182,9 +186,9 @@ class Split:
 
     def mask(self, part: Any) -> Bool[Array, "units"] | None:
         """Return False at the padding of :meth:`at`; None if there is none."""
-        return (
-            None if self.unrolled else jnp.asarray(self.table)[part] < self.family.size
-        )
+        if self.unrolled:
+            return None
+        return jnp.asarray(self.table)[part] < self.family.size
 
     def take(
         self, values: Shaped[Numbers, "size ..."], part: Any
@@ -193,23 +197,18 @@ class Split:
         return jnp.take(values, self.at(part), axis=0, mode="clip")
 
     def put(self, values: Numbers, part: Any, new: Array) -> Array:
-        """Return ``values``, ``(size, ...)``, with ``new``, ``(units, ...)``, at the units of a part."""
+        """Return ``values``, ``(size, ...)``, with ``new`` at the units of a part."""
+        values = jnp.asarray(values)
         new = new.astype(values.dtype)
-        # a gather per unit, half the time of a scatter
         if self.unrolled and barrier_pays(new.size):
-            here = (self.colors == part).reshape(-1, *(1,) * (new.ndim - 1))
-            return jnp.where(
-                here,
-                jnp.take(new, self.place, axis=0, mode="clip"),
-                jnp.asarray(values),
-            )
+            # a gather per unit, half the time of a scatter
+            is_here = expand(self.colors == part, like=new)
+            spread = jnp.take(new, self.place, axis=0, mode="clip")
+            return jnp.where(is_here, spread, values)
         # padding is dropped; it repeats one number, so indices are unique only without
         # it
-        return (
-            jnp.asarray(values)
-            .at[self.at(part)]
-            .set(new, mode="drop", unique_indices=self.unrolled)
-        )
+        places = values.at[self.at(part)]
+        return places.set(new, mode="drop", unique_indices=self.unrolled)
 
 
 def part_name(block: str, part: int) -> str:

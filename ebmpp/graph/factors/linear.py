@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Factors that are linear in the statistics of each block: biases, and linear maps that join two blocks."""
+"""Factors that are linear in the statistics of each block: biases, and maps between two blocks."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -69,7 +69,7 @@ class Bias(Factor):
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         family = families[self.blocks[0]]
-        rank = len(families[self.blocks[0]].shape)
+        rank = len(family.shape)
         if not all(-rank <= axis < rank for axis in self.shared):
             raise checks.error(
                 f"{self!r}: shared",
@@ -78,11 +78,9 @@ class Bias(Factor):
                 DeclarationError,
             )
         start = self.pool(family.default_eta(), family)
-        return (
-            start
-            if self.init is None
-            else self.init_checked(rng_key, families, start.shape)
-        )
+        if self.init is None:
+            return start
+        return self.init_checked(rng_key, families, start.shape)
 
     def pool(self, statistics: Array, family: Family) -> Array:
         """Average statistics over the shared axes, which keep length 1."""
@@ -121,9 +119,8 @@ class Bilinear(Factor):
     def evaluate(
         self, params: Array, *statistics: Array, families: tuple[Family, ...]
     ) -> Array:
-        return self.energy(
-            params, *map(lambda f, t: f.interaction(t), families, statistics)
-        )
+        interacting = (f.interaction(t) for f, t in zip(families, statistics))
+        return self.energy(params, *interacting)
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         first, second = (families[b].interaction_shape for b in self.blocks)
@@ -168,7 +165,7 @@ class InnerProduct:
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Linear(Factor):
-    """``-<forward(params, t(a)), t(b)>``, with a custom linear map from ``a`` to natural parameters of ``b``.
+    """``-<forward(params, t(a)), t(b)>``, with a custom linear map from ``a`` to ``b``.
 
     The map from ``b`` to ``a`` is the transpose of ``forward``, by autodiff. Use it for
     weights that are shared, sparse or low-rank, and for fixed operators; convolutions
@@ -202,8 +199,9 @@ class Linear(Factor):
     >>> from ebmpp.graph import Linear
     >>> def windows(w, v):
     ...     return jnp.convolve(v, w, mode="valid")
+    >>> linear = Linear("v", "h", forward=windows, shape=(3,))
     >>> chain = FactorGraph(visible={"v": Bernoulli(8)}, latent={"h": Bernoulli(6)},
-    ...                     factors=[Bias("v"), Bias("h"), Linear("v", "h", forward=windows, shape=(3,))])
+    ...                     factors=[Bias("v"), Bias("h"), linear])
     >>> chain.init(jax.random.key(0))["v:h"].shape
     (3,)
     """
@@ -253,19 +251,16 @@ class Linear(Factor):
     def evaluate(
         self, params: FactorParams, *statistics: Array, families: tuple[Family, ...]
     ) -> Array:
-        return self.energy(
-            params, *map(lambda f, t: f.interaction(t), families, statistics)
-        )
+        interacting = (f.interaction(t) for f, t in zip(families, statistics))
+        return self.energy(params, *interacting)
 
     def init_params(
         self, rng_key: Array, families: Mapping[str, Family]
     ) -> FactorParams:
-        return (
-            super().init_params(rng_key, families)
-            if self.shape is None
-            else jnp.zeros(self.shape)
-        )
+        if self.shape is None:
+            return super().init_params(rng_key, families)
+        return jnp.zeros(self.shape)
 
     def row_axes(self, families: Mapping[str, Family]) -> int | None:
         """Return 1 for weights of several axes."""
-        return None if self.shape is None else max(0, min(1, len(self.shape) - 1))
+        return None if self.shape is None else int(len(self.shape) > 1)

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import Numbers, checks
 from ebmpp.core.backend import full_precision
-from ebmpp.core.groups import Edges
+from ebmpp.core.groups import Edges, ranks_in_groups
+from ebmpp.core.rows import expand
 from ebmpp.core.types import BatchShape
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
@@ -31,7 +32,7 @@ _MAX_PADDING = 2.0  # slots of the neighbour table per neighbour
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Pairwise(Factor):
-    """``-sum_e w_e <t_i, t_j>`` over pairs e = (i, j) of units of one block, with one weight per pair.
+    """``-sum_e w_e <t_i, t_j>`` over pairs e = (i, j) of units of a block, with a weight per pair.
 
     The units are coloured and the block is drawn part by part, a lattice in two. Spin
     units make an Ising model, Categorical units a Potts model, Gaussian units a Markov
@@ -53,7 +54,8 @@ class Pairwise(Factor):
     >>> import networkx as nx
     >>> from ebmpp import Bias, FactorGraph, Pairwise, Spin
     >>> lattice = nx.grid_2d_graph(4, 4)
-    >>> ising = FactorGraph({"x": Spin((4, 4))}, factors=[Bias("x"), Pairwise("x", lattice, shared=True)])
+    >>> coupling = Pairwise("x", lattice, shared=True)
+    >>> ising = FactorGraph({"x": Spin((4, 4))}, factors=[Bias("x"), coupling])
     >>> ising.layers
     (('x[0]',), ('x[1]',))
     """
@@ -104,19 +106,15 @@ class Pairwise(Factor):
     def pair_weights(self, params: Float[Array, "*#pairs"]) -> Float[Array, "edges"]:
         first, number = self.lateral[0][1].distinct
         weights = jnp.broadcast_to(params, len(number))
-        return (
-            weights
-            if len(first) == len(number)
-            else jax.ops.segment_sum(weights, number, len(first))
-        )
+        if len(first) == len(number):
+            return weights
+        return jax.ops.segment_sum(weights, number, len(first))
 
     def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
         shape = () if self.shared else (self.lateral[0][1].shape[0],)
-        return (
-            jnp.zeros(shape)
-            if self.init is None
-            else self.init_checked(rng_key, families, shape)
-        )
+        if self.init is None:
+            return jnp.zeros(shape)
+        return self.init_checked(rng_key, families, shape)
 
     def local(self, families: Mapping[str, Family], split: Split) -> "Neighbours":
         return Neighbours(self, split, self.edges(families)[self.blocks[0]])
@@ -141,11 +139,12 @@ def attribute(
     """Stack an attribute of nodes or edges, None if no item has it."""
     if all(value is None for value in values):
         return None
+    rows = []
     for value in values:
         try:
-            is_valid = value is not None and np.asarray(value, float).size == np.prod(
-                shape, dtype=int
-            )
+            # None becomes nan, of one element
+            rows.append(np.asarray(value, float).reshape(shape))
+            is_valid = value is not None
         except (TypeError, ValueError):
             is_valid = False
         if not is_valid:
@@ -155,7 +154,7 @@ def attribute(
                 value,
                 DeclarationError,
             )
-    return np.array([np.asarray(value, float).reshape(shape) for value in values])
+    return np.array(rows)
 
 
 def _is_dense(size: int, edges: np.ndarray) -> bool:
@@ -176,7 +175,7 @@ def _pairwise_energy(weights: Array, units: Array, edges: np.ndarray) -> Array:
 
 
 class Adjacency(NamedTuple):
-    """Neighbours of units: a table of a few slots per unit, and a list of the neighbours beyond these."""
+    """Neighbours of units: a table of a few slots per unit, and a list of further ones."""
 
     other: Integer[Numbers, "units slots"]
     """Number of the neighbour."""
@@ -194,17 +193,13 @@ def table(size: int, edges: Edges) -> Adjacency:
     unit, other = np.concatenate([edges, edges[:, ::-1]]).T
     pair = np.tile(np.arange(empty), 2)
     order = np.lexsort((other, unit))
-    unit = unit[order]
-    other = other[order]
-    pair = pair[order]
-    degree = np.bincount(unit, minlength=size)
-    rank = np.arange(len(unit)) - (np.cumsum(degree) - degree)[unit]
-    most = int(degree.max())
-    mean = float(degree.mean())
+    unit, other, pair = (a[order] for a in (unit, other, pair))
+    rank = ranks_in_groups(unit)
+    most = int(rank.max(initial=-1)) + 1
+    mean = len(unit) / size
     # not so many that most of the table would be padding
-    slots = (
-        most if most <= _MAX_PADDING * mean + 4 else max(1, round(_MAX_PADDING * mean))
-    )
+    is_even = most <= _MAX_PADDING * mean + 4
+    slots = most if is_even else max(1, round(_MAX_PADDING * mean))
     others = np.zeros((size, slots), np.int64)
     pairs = np.full((size, slots), empty)
     inside = rank < slots
@@ -244,31 +239,25 @@ class Neighbours:
             return family.interaction(statistics_at(numbers))
 
         if self.dense:
-            total = jnp.tensordot(
-                self.split.take(prepared, part), read(np.arange(family.size)), 1
-            )
+            weights = self.split.take(prepared, part)
+            total = jnp.tensordot(weights, read(np.arange(family.size)), 1)
         else:
-
-            def pick(a):
-                return jnp.asarray(a)[part]
-
-            table = (
-                self._tables[part]
-                if self.split.unrolled
-                else jax.tree.map(pick, self._stacked)
-            )
+            table = self._table_of(part)
             total = _weighted_sum(prepared, table, read)
             if table.to.shape[-1]:
-                weights = prepared[table.more_pair]
                 units = read(table.more_other)
-                terms = weights.reshape(-1, *(1,) * (units.ndim - 1)) * units
+                terms = expand(prepared[table.more_pair], like=units) * units
                 total = total.at[table.to].add(terms, mode="drop")
         extra = len(family.interaction_shape) - len(family.shape)
-        zero = jnp.zeros(
-            total.shape[: total.ndim - extra] + family.stat_shape, total.dtype
-        )
+        shape = total.shape[: total.ndim - extra] + family.stat_shape
         # 0 for statistics that do not interact
-        return jax.vjp(family.interaction, zero)[1](total)[0]
+        _, pullback = jax.vjp(family.interaction, jnp.zeros(shape, total.dtype))
+        return pullback(total)[0]
+
+    def _table_of(self, part: int | Array) -> Adjacency:
+        if self.split.unrolled:
+            return self._tables[part]
+        return jax.tree.map(lambda a: jnp.asarray(a)[part], self._stacked)
 
     @functools.cached_property
     def _stacked(self) -> Adjacency:
@@ -279,12 +268,12 @@ class Neighbours:
         def widen(a, fill):
             return np.pad(a, [(0, 0), (0, slots - a.shape[1])], constant_values=fill)
 
-        wide = (
+        wide = [
             t._replace(other=widen(t.other, 0), pair=widen(t.pair, empty))
             for t in self._tables
-        )
+        ]
         fills = (0, empty, self.split.table.shape[1], 0, empty)
-        return Adjacency(*map(self.split.padded, zip(*wide, strict=True), fills))
+        return Adjacency(*map(self.split.padded, zip(*wide), fills))
 
     @functools.cached_property
     def _tables(self) -> list[Adjacency]:
@@ -292,9 +281,16 @@ class Neighbours:
         place = self.split.place
         tables = []
         for number, units in enumerate(self.split.units):
-            more = self.split.colors[block.to] == number
-            rest = place[block.to[more]], block.more_other[more], block.more_pair[more]
-            tables.append(Adjacency(block.other[units], block.pair[units], *rest))
+            is_more = self.split.colors[block.to] == number
+            tables.append(
+                Adjacency(
+                    block.other[units],
+                    block.pair[units],
+                    place[block.to[is_more]],
+                    block.more_other[is_more],
+                    block.more_pair[is_more],
+                )
+            )
         return tables
 
 
@@ -309,7 +305,7 @@ def _weighted_sum(
     if table.other.shape[1] > _MAX_UNROLLED_SLOTS:
         return jnp.einsum("ud,ud...->u...", weights[table.pair], read(table.other))
     total: Any = 0.0
-    for other, pair in zip(table.other.T, table.pair.T, strict=True):
+    for other, pair in zip(table.other.T, table.pair.T):
         units = read(other)
-        total = total + weights[pair].reshape(-1, *(1,) * (units.ndim - 1)) * units
+        total = total + expand(weights[pair], like=units) * units
     return total

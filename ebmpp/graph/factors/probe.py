@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Check, on declaration, that the energy of a factor is multi-affine: by numbers, and by its traced form."""
+"""Check on declaration that a factor's energy is multi-affine, by numbers and by its trace."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
@@ -60,7 +60,7 @@ def probe(
     params: FactorParams,
     splits: Mapping[str, Split],
 ) -> None:
-    """Check that the energy is affine in the statistics of each block of ``factor``, or of each of its parts.
+    """Check that the energy is affine in the statistics of each block, or of each of its parts.
 
     The gradient in one block's statistics is compared between random points that differ
     in this block alone, and the change of the energy with the gradient. A smooth
@@ -119,7 +119,7 @@ def _moves(
         random_statistics(families, factor.blocks, _NUM_STATES + 1)
     )
     columns = (statistics[b].astype(floats) for b in factor.blocks)
-    states = list(map(list, zip(*columns, strict=True)))
+    states = list(map(list, zip(*columns)))
     zero = [np.zeros_like(t) for t in states[0]]
     for state, following in itertools.pairwise(states):
         moves += [_Move(state, following), _Move(state, zero)]
@@ -137,7 +137,7 @@ def _far_moves(scope: Sequence[Family]) -> Iterator[_Move]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Probe:
-    """A factor, the families of its blocks, and the parts of the blocks whose units interact in it."""
+    """A factor, its families, and the parts of the blocks whose units interact in it."""
 
     factor: Factor
     scope: tuple[Family, ...]
@@ -162,7 +162,7 @@ class _Probe:
         except DeclarationError:
             raise
         except Exception as error:
-            blocks = zip(self.factor.blocks, move.here, strict=True)
+            blocks = zip(self.factor.blocks, move.here)
             raise DeclarationError(
                 f"{self.factor!r}: energy failed for params of shape "
                 f"{jax.tree.map(np.shape, params)} and statistics of shape "
@@ -174,7 +174,7 @@ class _Probe:
     def measure(
         self, params: FactorParams, here: Sequence[Array], there: Sequence[Array]
     ) -> _Measured:
-        """Return the energy at a point, its gradients, and both with each part of one block moved."""
+        """Return energies and gradients at a point, and with each part of one block moved."""
         energy = functools.partial(self.factor.evaluate, params, families=self.scope)
         value = energy(*here)
         is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
@@ -229,14 +229,12 @@ def _unit_parts(split: Split) -> Integer[np.ndarray, "*#statistics"]:
 def _is_affine(
     measured: _Measured, i: int, parts: np.ndarray, step: np.ndarray, tolerance: float
 ) -> bool:
-    """Return True if no part's gradient changes as it moves, and the energy follows the gradient."""
+    """Return True if no part's gradient changes as it moves, and the energy follows it."""
     value = measured.value
     slope = measured.slopes[i]
     with np.errstate(all="ignore"):  # nan is not affine
         size = (abs(slope) * abs(step)).sum() + abs(value)
-        for part, (value_there, slope_there) in enumerate(
-            zip(*measured.moved[i], strict=True)
-        ):
+        for part, (value_there, slope_there) in enumerate(zip(*measured.moved[i])):
             inside = parts == part
             change = np.where(inside, slope_there - slope, 0)
             jump = value_there - value - (slope * np.where(inside, step, 0)).sum()
@@ -250,7 +248,7 @@ def _is_affine(
 
 
 def far_statistics(family: Family) -> Float[np.ndarray, "states ..."]:
-    """Return statistics of states over the range of a family, of equal units and of two random halves.
+    """Return statistics over the range of a family, of equal units and of two random halves.
 
     Where no integer has finite statistics, as between 0 and 1, they are of draws.
     """
