@@ -85,10 +85,7 @@ def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.nd
             if (header["format"], header["version"]) == (kind.format, kind.version):
                 dtypes = [jnp.dtype(name) for name in header["dtypes"]]
                 arrays = [members[f"array_{i}"] for i in range(len(dtypes))]
-                viewed = [
-                    a if a.dtype == d else a.view(d)
-                    for a, d in zip(arrays, dtypes, strict=True)
-                ]
+                viewed = [a.view(dtype) for a, dtype in zip(arrays, dtypes)]
                 return header["body"], viewed
             actual = f"{header['format']!r}, version {header['version']!r}"
     except Exception as error:  # zipfile, json and numpy report damage in many ways

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The backend that functions are compiled for: precision, interruption, and barriers against fusion."""
+"""The backend that functions are compiled for: precision, interruption, fusion barriers."""
 
 import atexit
 from collections.abc import Callable
@@ -46,18 +46,17 @@ def full_precision(fn: Callable[_P, _Tree]) -> Callable[_P, _Tree]:
 
 
 def barrier_pays(size: int) -> bool:
-    """Return True if :func:`fusion_barrier` saves time for ``size`` values on the default device."""
+    """Return True if :func:`fusion_barrier` of ``size`` values saves time on the default device."""
     return size >= _MIN_SIZE and not accelerated()
 
 
 def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
-    """Return ``fn(*args)`` computed in a loop of one turn, which XLA does not fuse with others or repeat."""
+    """Return ``fn(*args)`` from a loop of one turn, which XLA does not fuse or repeat."""
 
     @jax.custom_jvp
     def call(*args: Any) -> _Tree:
-        zeros = jax.tree.map(
-            lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *args)
-        )
+        shapes = jax.eval_shape(fn, *args)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
         def body(_):
             return (jnp.array(False), fn(*args))
@@ -70,13 +69,12 @@ def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
 
 def is_ready(tree: Any) -> bool:
     """Return True if the arrays of a tree are computed."""
-    return all(
-        leaf.is_ready() for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array)
-    )
+    arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array))
+    return all(a.is_ready() for a in arrays)
 
 
 def wait(tree: _Tree) -> _Tree:
-    """Return a tree once it is computed. Ctrl-C ends the wait, and the computation continues unseen."""
+    """Return a tree once it is computed; Ctrl-C ends the wait, not the computation."""
     try:
         return jax.block_until_ready(tree)
     except KeyboardInterrupt:
@@ -86,7 +84,7 @@ def wait(tree: _Tree) -> _Tree:
 
 @atexit.register
 def _leave() -> None:
-    """End the process if an interrupted computation still runs, for which jax would wait, or crash."""
+    """End the process if an interrupted computation still runs; jax would wait for it or crash."""
     if not is_ready(_abandoned):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -94,20 +92,21 @@ def _leave() -> None:
 
 
 def asynchronous(fn: Callable[..., _Tree]) -> Callable[..., _Tree]:
-    """Return ``fn`` as a program that a CPU runs in the background, where :func:`wait` can be interrupted.
+    """Return ``fn`` as a program that a CPU runs in the background; its wait can be interrupted.
 
     XLA runs a program of few operations (by its estimate, in which a loop has one turn)
     inside the call, which ignores signals. A sum of 4096 zeros exceeds its limit of
-    about 1000.
+    about 1000. tests/slow/test_interrupt.py shows whether it is still needed.
     """
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> _Tree:
         leaves, structure = jax.tree.flatten(fn(*args, **kwargs))
-        bit = (leaves[-1].ravel()[0] > 0).astype(jnp.int32)
+        last = leaves[-1]
+        bit = (last.ravel()[0] > 0).astype(jnp.int32)
         # not negative, which XLA does not know
         total = (jnp.arange(4096, dtype=jnp.int32) & bit).sum()
-        leaves[-1] = jnp.where(total < 0, jnp.zeros_like(leaves[-1]), leaves[-1])
+        leaves[-1] = jnp.where(total < 0, jnp.zeros_like(last), last)
         return jax.tree.unflatten(structure, leaves)
 
     return call

@@ -17,8 +17,10 @@ import numpy as np
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import archive, checks
+from ebmpp.core.types import Numbers
 from ebmpp.errors import CheckpointError
 
 _KEPT = 3  # the newest, and two to fall back on
@@ -63,11 +65,8 @@ class Checkpoints:
     def __init__(
         self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool
     ) -> None:
-        if (
-            not isinstance(directory, str | os.PathLike)
-            or not str(directory)
-            or "\0" in str(directory)
-        ):
+        is_path = isinstance(directory, str | os.PathLike)
+        if not is_path or not str(directory) or "\0" in str(directory):
             raise checks.error(
                 f"{self.function}: {self.argument}",
                 "the path of a directory",
@@ -111,11 +110,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints in the directory."""
-        return sorted(
-            int(name[1])
-            for name in map(_NAME.fullmatch, os.listdir(self.directory))
-            if name
-        )
+        names = map(_NAME.fullmatch, os.listdir(self.directory))
+        return sorted(int(name[1]) for name in names if name)
 
     def close(self) -> None:
         """Release the directory."""
@@ -127,7 +123,7 @@ class Checkpoints:
             self._lock = None
 
     def write(self, step: int, body: Mapping[str, Any], arrays: Sequence[Any]) -> None:
-        """Write the state after ``step`` steps, and remove all but the newest three valid checkpoints."""
+        """Write the state after ``step`` steps; remove all but three valid checkpoints."""
         body = {"run": self.run, "step": step, **body}
         archive.write(
             self._file(step), self.kind, body, [np.asarray(a) for a in arrays]
@@ -222,7 +218,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def disk_errors(self, what: str) -> Generator[None]:
-        """Turn an OSError into a CheckpointError that says what cannot be done with the directory."""
+        """Turn an OSError into a CheckpointError that says what the directory cannot do."""
         try:
             yield
         except OSError as error:
@@ -236,11 +232,7 @@ def differences(saved: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     """Return in words how two identities differ; digests last, shortened."""
 
     def is_digest(value):
-        return (
-            isinstance(value, str) and re.fullmatch("[0-9a-f]{64,}", value) is not None
-        )
-
-    changed = [name for name in {**saved, **run} if saved.get(name) != run.get(name)]
+        return isinstance(value, str) and re.fullmatch("[0-9a-f]{64,}", value)
 
     def short(value: Any) -> str:
         text = f"{value[:8]}..." if is_digest(value) else repr(value)
@@ -249,20 +241,18 @@ def differences(saved: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
     def difference(name: str) -> str:
         there = saved.get(name)
         here = run.get(name)
-        if (
-            isinstance(there, dict)
-            and isinstance(here, dict)
-            and there.keys() == here.keys()
-        ):
-            return f"{name}: {next(key for key in here if there[key] != here[key])!r} differs"
+        are_dicts = isinstance(there, dict) and isinstance(here, dict)
+        if are_dicts and there.keys() == here.keys():
+            key = next(key for key in here if there[key] != here[key])
+            return f"{name}: {key!r} differs"
         return f"{name}: {short(there)} there, {short(here)} here"
 
-    return list(
-        map(difference, sorted(changed, key=lambda name: is_digest(run.get(name))))
-    )
+    changed = [name for name in {**saved, **run} if saved.get(name) != run.get(name)]
+    changed.sort(key=lambda name: bool(is_digest(run.get(name))))
+    return list(map(difference, changed))
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: ArrayLike) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
@@ -271,7 +261,7 @@ def as_numbers(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def from_numbers(numbers: Any, template: Any) -> Any:
+def from_numbers(numbers: Numbers, template: ArrayLike) -> Numbers:
     """Invert :func:`as_numbers` for a leaf like ``template``."""
     if not _is_key(template):
         return numbers

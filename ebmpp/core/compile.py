@@ -285,7 +285,7 @@ def _functions(value: Any) -> Iterator[FunctionType]:
 def enable_compilation_cache(
     directory: str | os.PathLike[str] | None = None,
 ) -> pathlib.Path:
-    """Keep compiled programs on disk, so that the next process reads them instead of compiling again.
+    """Keep compiled programs on disk, where the next process finds them.
 
     This turns on `JAX's persistent compilation cache
     <https://docs.jax.dev/en/latest/persistent_compilation_cache.html>`_. By default JAX

@@ -18,8 +18,10 @@ _MAX_ROWS = 24
 class Measured(NamedTuple):
     """A value and its standard error.
 
-    >>> str(Measured(-19.34567, 0.0312)), str(Measured(123456.0, 2345.0)), str(Measured(3.2e-12, 1e-13))
-    ('-19.346 +- 0.031', '123500 +- 2300', '(3.20 +- 0.10)e-12')
+    >>> str(Measured(-19.34567, 0.0312)), str(Measured(123456.0, 2345.0))
+    ('-19.346 +- 0.031', '123500 +- 2300')
+    >>> str(Measured(3.2e-12, 1e-13))
+    '(3.20 +- 0.10)e-12'
     """
 
     value: float
@@ -29,18 +31,14 @@ class Measured(NamedTuple):
         """Show two digits of the error, and the value to the same precision."""
         value = float(self.value)
         error = float(self.error)
-        if not (math.isfinite(value) and math.isfinite(error)) or error <= 1e-9 * abs(
-            value
-        ):
+        is_finite = math.isfinite(value) and math.isfinite(error)
+        if not is_finite or error <= 1e-9 * abs(value):
             return f"{value:.7g} +- {error:.2g}"
         power = math.floor(math.log10(max(abs(value), error)))
         power = power if not -6 < power < 9 else 0
-        value = value / 10.0**power
-        error = error / 10.0**power
-        places = 1 - int(f"{error:.1e}".partition("e")[2])
-        text = " +- ".join(
-            f"{round(a, places):.{max(places, 0)}f}" for a in (value, error)
-        )
+        places = 1 - int(f"{error / 10.0**power:.1e}".partition("e")[2])
+        rounded = [round(a / 10.0**power, places) for a in (value, error)]
+        text = " +- ".join(f"{a:.{max(places, 0)}f}" for a in rounded)
         return f"({text})e{power}" if power else text
 
 
@@ -65,17 +63,13 @@ class Grid(NamedTuple):
 
         lines = [list(self.head)] if any(self.head) else []
         lines += [list(map(word, row)) for row in self.rows[:_MAX_ROWS]]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        is_text = [
-            i == 0 or any(isinstance(row[i], str) for row in self.rows)
-            for i in range(len(self.head))
-        ]
-        align = [str.ljust if left else str.rjust for left in is_text]
-
-        def columns(line):
-            return (f(w, n) for f, w, n in zip(align, line, widths, strict=True))
-
-        text = ["  ".join(columns(line)).rstrip() for line in lines]
+        padded = []
+        for i, column in enumerate(zip(*lines)):
+            is_text = i == 0 or any(isinstance(row[i], str) for row in self.rows)
+            pad = str.ljust if is_text else str.rjust
+            width = max(map(len, column))
+            padded.append([pad(cell, width) for cell in column])
+        text = ["  ".join(line).rstrip() for line in zip(*padded)]
         more = len(self.rows) - _MAX_ROWS
         return "\n".join([*text, f"... and {more} more rows"] if more > 0 else text)
 

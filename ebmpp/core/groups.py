@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Items in groups, such as units in the parts of a block: positions, ranks, pairs, and loops over the groups."""
+"""Items in groups, such as units in the parts of a block: positions, ranks, pairs and loops."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -49,7 +49,7 @@ def induced_edges(
 
 
 def fold_parts(count: int, step: Callable[..., _Carry], carry: _Carry) -> _Carry:
-    """Apply ``carry = step(part, carry)`` to each part in order; few parts are unrolled, with Python ints."""
+    """Apply ``carry = step(part, carry)`` to each part in order; few are unrolled, as ints."""
     if count > UNROLLED:
         return lax.fori_loop(0, count, step, carry)
     for part in range(count):

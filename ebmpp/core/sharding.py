@@ -11,8 +11,9 @@ the devices of all processes.
 
 from collections.abc import Callable, Generator
 import contextlib
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -20,8 +21,10 @@ from jax import Array, lax
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks
+from ebmpp.core.types import Numbers
 from ebmpp.errors import ArgumentError, CheckpointError
 
 _FORWARDED = (ArgumentError, CheckpointError, OSError)
@@ -30,11 +33,11 @@ T = TypeVar("T")
 #: Takes jobs (a pytree with a leading axis), shared values, the number of the first job
 #: and a mask of valid jobs (None for all). Returns values per job and sums over jobs,
 #: both pytrees.
-Work = Callable[[Any, Any, Array, Array | None], tuple[Any, Any]]
+Work = Callable[[PyTree, PyTree, Array, Array | None], tuple[PyTree, PyTree]]
 
 
 def use_mesh(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """Return a context in which rows and jobs are sharded over the first axis of ``mesh``, if there is one.
+    """Return a context in which rows and jobs are sharded over the first axis of ``mesh``, if any.
 
     Params may be sharded over the other axes.
 
@@ -48,10 +51,8 @@ def use_mesh(name: str, mesh: Mesh | None) -> contextlib.AbstractContextManager:
         Mesh,
         'a jax.sharding.Mesh, such as jax.make_mesh((8,), ("rows",)), or None',
     )
-    is_here = any(
-        device.process_index == jax.process_index() for device in mesh.devices.flat
-    )
-    if not mesh.axis_names or not is_here:
+    processes = {device.process_index for device in mesh.devices.flat}
+    if not mesh.axis_names or jax.process_index() not in processes:
         raise checks.error(
             name, "a mesh with an axis and a device of this process", mesh
         )
@@ -80,7 +81,7 @@ def round_up(number: int) -> int:
 
 @contextlib.contextmanager
 def eager() -> Generator[None]:
-    """Return a context in which operations on concrete values run immediately, also while a caller is traced.
+    """Return a context in which operations on concrete values run at once, also under a trace.
 
     Inside ``shard_map`` jax would otherwise treat them as arrays of the traced program.
     """
@@ -91,18 +92,20 @@ def eager() -> Generator[None]:
         yield
 
 
-def rows(tree: Any) -> Any:
+def rows(tree: T) -> T:
     """Shard the leading axes of arrays over the devices; sizes need not be divisible."""
     axis = _axis()
     return tree if axis is None else lax.with_sharding_constraint(tree, P(axis[0]))
 
 
-def replicate(tree: Any) -> Any:
+def replicate(tree: T) -> T:
     """Replicate arrays on every device."""
     return tree if _axis() is None else lax.with_sharding_constraint(tree, P())
 
 
-def shard_jobs(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any]:
+def shard_jobs(
+    work: Work, jobs: PyTree, shared: PyTree, count: int
+) -> tuple[PyTree, PyTree]:
     """Run shares of the jobs on each device separately, and add up the sums at the end.
 
     :param work: traced. The values of a job depend on the job and its number only.
@@ -121,7 +124,7 @@ def shard_jobs(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any
     if len(order) > count:
         arrays = [a[order] if len(a) == count else a for a in arrays]
 
-    def local(arrays: list[Array], shared: Any) -> tuple[Any, Any]:
+    def local(arrays: list[Array], shared: PyTree) -> tuple[PyTree, PyTree]:
         jobs = jax.tree.unflatten(structure, arrays)
         first = lax.axis_index(name).astype(jnp.int32) * size
         valid = None if len(order) == count else first + jnp.arange(size) < count
@@ -137,12 +140,12 @@ def shard_jobs(work: Work, jobs: Any, shared: Any, count: int) -> tuple[Any, Any
     return jax.tree.map(lambda a: a[:count], values), sums
 
 
-def place(tree: Any) -> Any:
-    """Put arrays on the devices of the mesh: replicated, or sharded as the user has sharded them."""
+def place(tree: T) -> T:
+    """Put arrays on the devices of the mesh, replicated unless the user has sharded them."""
     if (mesh := _concrete()) is None:
         return tree
 
-    def put(path: Any, a: Any) -> Array:
+    def put(path: PyTree, a: ArrayLike) -> Array:
         sharding = a.sharding if isinstance(a, Array) else None
         spec = sharding.spec if isinstance(sharding, NamedSharding) else P()
         entries = [(e,) if isinstance(e, str) else e for e in spec if e is not None]
@@ -158,8 +161,8 @@ def place(tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(put, tree)
 
 
-def concatenate_processes(tree: Any) -> Any:
-    """Concatenate the rows of all processes, of equal size in each, to arrays sharded over the devices."""
+def concatenate_processes(tree: PyTree) -> PyTree:
+    """Concatenate the rows of all processes, of equal number, sharded over the devices."""
     mesh = jax.sharding.get_mesh()
     sharding = NamedSharding(mesh, P(mesh.axis_names[0]))
     return jax.tree.map(
@@ -171,34 +174,32 @@ def _concrete() -> Mesh | None:
     return None if jax.sharding.get_abstract_mesh().empty else jax.sharding.get_mesh()
 
 
-def to_host(tree: Any) -> Any:
+def to_host(tree: PyTree) -> PyTree:
     """Return numpy arrays; all processes must call it for arrays sharded over processes."""
 
-    def to_numpy(a: Any) -> np.ndarray:
-        if isinstance(a, Array) and not (
-            a.is_fully_addressable or a.is_fully_replicated
-        ):
-            return np.asarray(multihost_utils.process_allgather(a, tiled=True))
+    def to_numpy(a: ArrayLike) -> np.ndarray:
+        is_local = not isinstance(a, Array) or a.is_fully_addressable
+        if not is_local and not a.is_fully_replicated:
+            a = multihost_utils.process_allgather(a, tiled=True)
         return np.asarray(a)
 
     return jax.tree.map(to_numpy, tree)
 
 
-def block_on_cpu_mesh(tree: Any) -> None:
+def block_on_cpu_mesh(tree: PyTree) -> None:
     """Wait for the computation of arrays sharded over CPU devices, to avoid a deadlock.
 
     XLA has one thread per core for these, and two steps in flight can block them in
     collective operations.
     """
-    if (
-        (mesh := _concrete()) is not None
-        and mesh.size > 1
-        and mesh.devices.flat[0].platform == "cpu"
-    ):
+    mesh = _concrete()
+    if mesh is None or mesh.size == 1:
+        return
+    if mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(tree)
 
 
-def place_like(value: np.ndarray, template: Any) -> Array:
+def place_like(value: Numbers, template: ArrayLike) -> Array:
     """Put values on the device, or on a mesh with the sharding of ``template``."""
     if _concrete() is None or not isinstance(template, Array):
         return jnp.asarray(value)
@@ -220,7 +221,7 @@ def is_first() -> bool:
     return processes() == 1 or jax.process_index() == 0
 
 
-def gather(tree: Any) -> Any:
+def gather(tree: PyTree) -> PyTree:
     """Return the arrays of all processes, ``(processes, ...)``; shapes must be equal."""
     if processes() == 1:
         return jax.tree.map(lambda a: np.asarray(a)[None], tree)
@@ -238,9 +239,8 @@ def run_on_first(call: Callable[[], T]) -> T | None:
     if is_first():
         try:
             result = call()
-        except (
-            BaseException
-        ) as raised:  # SystemExit too: the others would wait for ever
+        # SystemExit too: the others would wait for ever
+        except BaseException as raised:
             error = raised
     message = "" if error is None else f"{type(error).__name__}\n{error}"
     message = broadcast_bytes(message.encode()).decode()
@@ -260,11 +260,9 @@ def broadcast_bytes(data: bytes) -> bytes:
     size = multihost_utils.broadcast_one_to_all(np.int64(len(data)))
     if not size:  # an empty array cannot be sent
         return b""
-    local = (
-        np.frombuffer(data, np.uint8) if is_first() else np.zeros(int(size), np.uint8)
-    )
-    return (
-        np.asarray(multihost_utils.broadcast_one_to_all(local))
-        .astype(np.uint8)
-        .tobytes()
-    )
+    if is_first():
+        local = np.frombuffer(data, np.uint8)
+    else:
+        local = np.zeros(int(size), np.uint8)
+    received = multihost_utils.broadcast_one_to_all(local)
+    return np.asarray(received).astype(np.uint8).tobytes()

@@ -22,7 +22,7 @@ def standard_error(
 
 
 def squared_norm(gram: Float[np.ndarray, "n n"]) -> Measured:
-    """Return an unbiased estimate of |E a|^2 from inner products of at least 3 independent draws of a."""
+    """Return an unbiased estimate of |E a|^2 from inner products of 3 or more draws of a."""
     return _squared(gram, (len(gram),))
 
 
@@ -50,29 +50,25 @@ def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Measured:
 
 def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Measured:
     """Estimate |E a|^2, or |E a - E b|^2 for two groups of draws."""
-    groups = [
-        slice(low, high) for low, high in itertools.pairwise(np.cumsum((0, *sizes)))
-    ]
+    ends = itertools.pairwise(np.cumsum((0, *sizes)))
+    groups = list(itertools.starmap(slice, ends))
     n = np.array(sizes)
     center = np.eye(len(gram))
     weights = np.zeros(len(gram))
-    for sign, group, size in zip((1, -1), groups, sizes, strict=False):
+    for sign, group, size in zip((1, -1), groups, sizes):
         center[group, group] -= 1 / size
         weights[group] = sign / size
     centered = center @ gram @ center
     along = center @ gram @ weights
     spread = np.array([np.trace(centered[g, g]) for g in groups])
     value = weights @ gram @ weights - (spread / (n - 1) / n).sum()
-    # of the products of the groups' covariances
+    # traces of the products of the groups' covariances
     traces = np.array([[(centered[g, h] ** 2).sum() for h in groups] for g in groups])
-    diagonal = (
-        (traces.diagonal() - spread**2 / (n - 1)) * (n - 1) ** 2 / ((n - 2) * (n + 1))
-    )
-    np.fill_diagonal(traces, diagonal)
+    corrected = traces.diagonal() - spread**2 / (n - 1)
+    np.fill_diagonal(traces, corrected * (n - 1) ** 2 / ((n - 2) * (n + 1)))
     traces = traces / np.outer(n - 1, n - 1)
-    variance = 2 * (
-        (traces / np.outer(n, n)).sum() + (traces.diagonal() / n**2 / (n - 1)).sum()
-    )
+    within = (traces.diagonal() / n**2 / (n - 1)).sum()
+    variance = 2 * ((traces / np.outer(n, n)).sum() + within)
     for i, group in enumerate(groups):
         linear = (along[group] ** 2).sum() / (n[i] - 1) - (traces[i] / n).sum()
         variance += 4 * max(0.0, linear) / n[i]
