@@ -35,7 +35,7 @@ _NUM_PROPOSED = 2
 
 
 class GibbsBlock(block.Block):
-    """Sites of a NumPyro model that are updated by the sweeps of a graph, in ``numpyro.infer.Gibbs``.
+    """Sites of a NumPyro model that a graph's sweeps update, in ``numpyro.infer.Gibbs``.
 
     The graph, with its present params, must be the posterior of the sites given
     everything else: the energy prior, and a factor for each likelihood that reads them.
@@ -186,7 +186,8 @@ class GibbsBlock(block.Block):
 
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
         >>> def model(y):
-        ...     means = numpyro.sample("means", dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1))
+        ...     prior = dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1)
+        ...     means = numpyro.sample("means", prior)
         ...     with numpyro.plate("points", len(y)):
         ...         z = numpyro.sample("z", dist.Categorical(jnp.array([0.5, 0.5])))
         ...         numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
@@ -194,7 +195,8 @@ class GibbsBlock(block.Block):
         >>> block = ebmpp.GibbsBlock.from_model(model, ["z"], y)
         >>> block.layers["z"].tolist()
         [0, 0, 0, 0, 0]
-        >>> logits = block.log_conditionals({"z": jnp.zeros(5, int), "means": jnp.array([-2.0, 2.0])})
+        >>> values = {"z": jnp.zeros(5, int), "means": jnp.array([-2.0, 2.0])}
+        >>> logits = block.log_conditionals(values)
         >>> jnp.exp(logits["z"])[:2, 1].round(3).tolist()
         [0.0, 1.0]
 
@@ -207,7 +209,7 @@ class GibbsBlock(block.Block):
 
 
 class GraphBlock(GibbsBlock):
-    """A block whose sites are updated by the sweeps of a graph: the result of :class:`GibbsBlock`."""
+    """A block whose sites a graph's sweeps update: the result of :class:`GibbsBlock`."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ which parallel tempering would not allow.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -34,18 +34,20 @@ from numpyro.util import identity
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ebmpp.core import checks, random
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Kwargs, describe_start, is_batched
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
+from ebmpp.traced.data import Trace
 
 SiteValues = Mapping[str, Array]
 X = TypeVar("X")
 #: ``(x, keys, beta, backward)`` to a state and a count.
 Sweep = Callable[[X, Array, Any, bool], tuple[X, Array]]
-# by which a model and a block are compared
+# of the comparison of a model and a block
 _NUM_WALKS = 3
 _NUM_STATES = 6
 _MOST_DRAWS = 50  # from the prior, for a possible state
@@ -56,7 +58,7 @@ _ACCEPT = 1 << 22
 
 
 class Call(NamedTuple):
-    """The arguments of a call by NumPyro: values of the sibling sites, and the model's own arguments."""
+    """A call by NumPyro: values of the sibling sites, and the model's own arguments."""
 
     siblings: Mapping[str, Array]
     args: tuple
@@ -69,8 +71,9 @@ class Call(NamedTuple):
         return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
 
 
+#: The sites of one chain, and its call.
 BlockChain = tuple[SiteValues, Call]
-#: The states of two chains, and whether a conditional is degenerate.
+#: The sites of two chains, and whether a unit's conditional is degenerate.
 Coupled = tuple[dict[str, Array], dict[str, Array], Array]
 
 
@@ -102,12 +105,12 @@ class BlockState(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """The result of one step of a block: the sites and latents, and the increments of the state's counts."""
+    """The result of a block's step: sites, latents, and increments of the state's counts."""
 
     z: dict[str, Array]
-    accepted: Any = np.int32(0)
-    degenerate: Any = np.int32(0)
-    transitions: Any = np.int32(0)
+    accepted: Array | np.int32 = np.int32(0)
+    degenerate: Array | np.int32 = np.int32(0)
+    transitions: Array | np.int32 = np.int32(0)
 
 
 class SiteKernel(MCMCKernel):
@@ -116,17 +119,13 @@ class SiteKernel(MCMCKernel):
     sample_field = "z"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Raise an AttributeError, for ``model`` too, as NumPyro accepts no block whose model is None."""
-        more = (
-            "; ebmpp.to_datatree(mcmc) converts its draws for ArviZ"
-            if name == "model"
-            else ""
-        )
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}{more}"
-        )
+        """Raise an AttributeError, for ``model`` too: NumPyro refuses a block with a None."""
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name == "model":
+            message += "; ebmpp.to_datatree(mcmc) converts its draws for ArviZ"
+        raise AttributeError(message)
 
-    def refresh(self, state: Any, model_args: tuple, model_kwargs: Kwargs) -> Any:
+    def refresh(self, state: X, model_args: tuple, model_kwargs: Kwargs) -> X:
         return state
 
     def get_constrain_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
@@ -134,7 +133,7 @@ class SiteKernel(MCMCKernel):
 
 
 class Block(SiteKernel):
-    """A block of a Gibbs sampler; subclasses define ``sites``, ``latents`` and the abstract methods."""
+    """A block of a Gibbs sampler. Subclasses define ``sites`` and ``latents`` too."""
 
     sites: tuple[str, ...]
     latents: tuple[str, ...]
@@ -177,15 +176,15 @@ class Block(SiteKernel):
     def walk(
         self, values: SiteValues, call: Call, key: Array
     ) -> Iterator[tuple[SiteValues, float]]:
-        """Yield random states of the sites, without end, and the block's log density up to a constant."""
+        """Yield random states of the sites, and the block's log density up to a constant."""
 
     def verify(
         self,
-        model: Callable[..., Any],
-        *model_args: Any,
+        model: Callable,
+        *model_args: object,
         rng_key: Array | None = None,
         tolerance: float = 1e-3,
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> None:
         """Compare how a model's log density and the block's change along random walks of the sites.
 
@@ -200,46 +199,37 @@ class Block(SiteKernel):
         :raises IntractableError: for latent blocks that cannot be summed out in closed
             form.
         """
-        change = []
-        block_change = []
-        largest = 0.0
-        density = jax.jit(
-            lambda values: log_density(model, model_args, model_kwargs, values)[0]
-        )
+        rng_key = jax.random.key(0) if rng_key is None else rng_key
+
+        @jax.jit
+        def density(values):
+            return log_density(model, model_args, model_kwargs, values)[0]
+
+        def prior(key):
+            return prototype_trace(model, key, model_args, model_kwargs)
+
+        walks = []
         for number in range(_NUM_WALKS):
-            key = jax.random.fold_in(
-                jax.random.key(0) if rng_key is None else rng_key, number
-            )
-
-            def prior(key):
-                return prototype_trace(model, key, model_args, model_kwargs)
-
+            key = jax.random.fold_in(rng_key, number)
             values = _possible_draw(prior, key, density)
             checks.names("latent sample site", self.sites, values, StateError)
             siblings = {name: v for name, v in values.items() if name not in self.sites}
             call = Call(siblings, model_args, model_kwargs)
-            states = self.walk({name: values[name] for name in self.sites}, call, key)
-            pairs = [
-                (density({**siblings, **s}), ours)
-                for s, ours in itertools.islice(states, _NUM_STATES)
+            states = self.walk(_select(values, self.sites), call, key)
+            densities = [
+                (density({**siblings, **sites}), block_density)
+                for sites, block_density in itertools.islice(states, _NUM_STATES)
             ]
-            pairs = np.array(
-                [pair for pair in pairs if not np.isneginf(pair).all()], float
-            ).reshape(-1, 2)
-            change, block_change = (
-                np.append(c, d)
-                for c, d in zip((change, block_change), np.diff(pairs.T))
-            )
-            largest = max(largest, np.abs(pairs[:, 0]).max(initial=0))
+            possible = [pair for pair in densities if not np.isneginf(pair).all()]
+            walks.append(np.array(possible, float).reshape(-1, 2))
+        change, block_change = np.concatenate([np.diff(w, axis=0) for w in walks]).T
         if not len(change):
             raise checks.error(
                 "verify: states of random walks", "possible, two or more", 0, StateError
             )
-        scale = (
-            np.abs(change).max()
-            + np.abs(block_change).max()
-            + 1e-6 * largest / tolerance
-        )
+        largest = np.abs(np.concatenate(walks)[:, 0]).max()
+        rounding = 1e-6 * largest / tolerance
+        scale = np.abs(change).max() + np.abs(block_change).max() + rounding
         gap = np.abs(change - block_change)
         if not np.isfinite(gap).all() or gap.max() > tolerance * scale:
             worst = np.where(np.isfinite(gap), gap, np.inf).argmax()
@@ -259,43 +249,44 @@ class Block(SiteKernel):
             return jax.vmap(lambda s: self.sample(s, model_args, model_kwargs))(state)
         i = state.i + 1
         call = Call.split(model_args, model_kwargs)
-        new = self.advance(
-            state.z | state.latents, call, state.rng_key, i.astype(jnp.uint32)
-        )
-        counts = [a + b for a, b in zip(state[3:6], new[1:], strict=True)]
-        return self._first(Advanced(new.z, *counts), state.rng_key)._replace(
-            i=i, start=state.start
+        values = state.z | state.latents
+        new = self.advance(values, call, state.rng_key, i.astype(jnp.uint32))
+        return state._replace(
+            z=_select(new.z, self.sites),
+            latents=_select(new.z, self.latents),
+            i=i,
+            accepted=state.accepted + new.accepted,
+            degenerate=state.degenerate + new.degenerate,
+            transitions=state.transitions + new.transitions,
         )
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
-        z, latents = (
-            {name: new.z[name] for name in names}
-            for names in (self.sites, self.latents)
-        )
-        return BlockState(
-            z, latents, jnp.zeros((), jnp.int32), *map(jnp.asarray, new[1:]), rng_key, z
-        )
+        z = _select(new.z, self.sites)
+        counts = map(jnp.asarray, new[1:])
+        latents = _select(new.z, self.latents)
+        return BlockState(z, latents, jnp.zeros((), jnp.int32), *counts, rng_key, z)
 
     def get_diagnostics_str(self, state: BlockState) -> str:
-        """Return the number of steps and of degenerate draws, acceptance, and sites that did not move."""
+        """Return the numbers of steps and degenerate draws, acceptance, and unmoved sites."""
         degenerate = int(np.sum(state.degenerate))
         steps = int(np.max(state.i))
         text = f"{steps} steps of {list(self.sites)}"
         if self.tempering is not None:
-            text += (
-                ", tempered transitions accepted "
-                f"{np.mean(state.transitions) / max(1, steps):.2g}"
-            )
-        text += (
-            f", {degenerate} draws kept a value with a degenerate conditional"
-            if degenerate
-            else ""
-        )
+            share = np.mean(state.transitions) / max(1, steps)
+            text += f", tempered transitions accepted {share:.2g}"
+        if degenerate:
+            text += f", {degenerate} draws kept a value with a degenerate conditional"
         return text + describe_start(state)
 
 
-def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, Array]:
-    """Return initial values of sites, booleans as integers, because NumPyro's summary fails on them."""
+def _select(values: SiteValues, names: Sequence[str]) -> dict[str, Array]:
+    return {name: values[name] for name in names}
+
+
+def initial_values(
+    rng_key: Array, init_params: Mapping[str, ArrayLike]
+) -> dict[str, Array]:
+    """Return initial values of sites, booleans as integers for NumPyro's summary."""
     if is_batched(rng_key):
         raise checks.error(
             "GibbsBlock: rng_key",
@@ -311,14 +302,14 @@ def initial_values(rng_key: Array, init_params: Mapping[str, Any]) -> dict[str, 
 
 
 def _possible_draw(
-    prior: Callable[[Array], Any], key: Array, density: Callable
+    prior: Callable[[Array], Trace], key: Array, density: Callable
 ) -> dict[str, Array]:
-    """Return a draw of the latent sites from the prior, a possible one if there is one among the first."""
+    """Return the first possible draw of the latent sites from the prior, or the last of all."""
     for number in range(_MOST_DRAWS):
-        drawn = prior(jax.random.fold_in(key, number) if number else key)
+        trace = prior(jax.random.fold_in(key, number) if number else key)
         values = {
-            name: jnp.asarray(drawn[name]["value"])
-            for name in latent_sample_sites(drawn)
+            name: jnp.asarray(trace[name]["value"])
+            for name in latent_sample_sites(trace)
         }
         if np.isfinite(density(values)):
             break

@@ -3,9 +3,11 @@
 """A NumPyro model as a block reads it, and the calls of the block that follow."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import itertools
+from typing import Any, NamedTuple, TypeGuard
 import warnings
 
+from jaxtyping import PyTree
 import numpy as np
 from numpyro import handlers
 from numpyro.distributions import ImproperUniform, constraints
@@ -19,7 +21,7 @@ import jax
 from jax import Array, core
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import Numbers, checks
 from ebmpp.dependence.program import Program
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import (
@@ -32,6 +34,7 @@ from ebmpp.errors import StateError
 from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.data import (
     ArrayData,
+    Trace,
     count_impossible,
     element_of,
     impossible_sites,
@@ -45,8 +48,8 @@ _KINDS = ("real", "positive", "unit_interval", "simplex")
 class Context(NamedTuple):
     """Everything outside of a block that its log density depends on, checked."""
 
-    siblings: Mapping[str, Array]
-    arguments: Sequence[Array]  # the arrays among the model's arguments
+    siblings: SiteValues
+    arguments: Sequence[Numbers]  # the arrays among the model's arguments
 
 
 Inputs = tuple[SiteValues, Context]
@@ -69,23 +72,15 @@ class ModelInfo:
         model: Callable,
         sites: Sequence[str],
         args: tuple,
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
     ) -> None:
         checks.function("GibbsBlock.from_model: model", model, "NumPyro's primitives")
-        sites = (
-            [sites]
-            if isinstance(sites, str)
-            else checks.sequence("from_model: sites", sites, "names")
-        )
+        sites = [sites] if isinstance(sites, str) else sites
         self.model = model
-        self.sites = tuple(sites)
+        self.sites = tuple(checks.sequence("from_model: sites", sites, "names"))
         self.args = args
         self.kwargs = dict(kwargs)
-        traced = [
-            leaf
-            for leaf in jax.tree.leaves((args, self.kwargs))
-            if isinstance(leaf, core.Tracer)
-        ]
+        traced = _tracers(args, self.kwargs)
         if traced:
             raise checks.error(
                 "from_model: arguments of the model",
@@ -109,11 +104,8 @@ class ModelInfo:
         ]
         #: numbers of arguments whose values decide which units interact
         self.relied: set[int] = set()
-        if used or not all(
-            d.has_log_partition
-            for energies in energies_of(trace).values()
-            for d in energies
-        ):
+        energies = itertools.chain(*energies_of(trace).values())
+        if used or not all(energy.has_log_partition for energy in energies):
             refuse_params(model, args, self.kwargs, self.sites)
 
     def support(self, name: str) -> Any:
@@ -123,74 +115,71 @@ class ModelInfo:
     @property
     def continuous(self) -> tuple[str, ...]:
         """The block's sites whose units are real or positive numbers, or probabilities."""
-
-        def is_energy(name):
-            return isinstance(self.distributions[name], EnergyDistribution)
-
-        return tuple(
-            name for name in self.sites if not is_energy(name) and self.kind(name)
-        )
+        energies = {
+            name
+            for name, prior in self.distributions.items()
+            if isinstance(prior, EnergyDistribution)
+        }
+        return tuple(s for s in self.sites if s not in energies and self.kind(s))
 
     def kind(self, name: str) -> str | None:
-        """Return "real", "positive", "unit_interval" or "simplex"; None for a site of other values."""
+        """Return "real", "positive", "unit_interval" or "simplex"; None for other values."""
         support = self.support(name)
-        return next(
-            (kind for kind in _KINDS if getattr(constraints, kind) == support), None
-        )
+        kinds = [kind for kind in _KINDS if getattr(constraints, kind) == support]
+        return kinds[0] if kinds else None
 
     def trace(
-        self, values: Mapping[str, Any], arguments: Sequence[Any], key: Any = 0
-    ) -> dict[str, Any]:
-        """Return NumPyro's trace of the model at values of its sites; others are drawn from the prior."""
+        self,
+        values: Mapping[str, Array],
+        arguments: Sequence[Numbers],
+        key: Array | int = 0,
+    ) -> Trace:
+        """Return the model's trace at values of sites; others are drawn from the prior."""
         args, kwargs = self.arguments.rebuild(arguments)
-        improper = [
-            name
-            for name, d in self.distributions.items()
-            if isinstance(d, ImproperUniform)
-        ]
-        data = {**{name: self.latent[name] for name in improper}, **values}
-        model = handlers.seed(
-            handlers.substitute(ArrayData(self.model), data=data), key
-        )
-        return handlers.trace(model).get_trace(*args, **kwargs)
+        improper = {
+            name: self.latent[name]
+            for name, prior in self.distributions.items()
+            if isinstance(prior, ImproperUniform)
+        }
+        model = handlers.substitute(ArrayData(self.model), data={**improper, **values})
+        return handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
 
     def check_data(self, call: Call) -> None:
-        """Raise a StateError for impossible observed values, which most log densities would ignore."""
-        if any(
-            isinstance(leaf, core.Tracer)
-            for leaf in jax.tree.leaves((call.args, call.kwargs))
-        ):
+        """Raise a StateError for impossible data, which most log densities would ignore."""
+        if _tracers(call.args, call.kwargs):
             return
         problems = self._impossible
         if not self.arguments.equal(call):
             with jax.ensure_compile_time_eval():
-                trace = prototype_trace(
-                    self.model, jax.random.key(0), call.args, dict(call.kwargs)
-                )
+                key = jax.random.key(0)
+                trace = prototype_trace(self.model, key, call.args, dict(call.kwargs))
                 problems = impossible_sites(trace)
         for name in filter(self._is_certain, problems):
             sources = self.arguments.with_nan(call) if "nan" in problems[name] else []
-            source = (
-                f": argument {sources[0]} of the model holds nan" if sources else ""
-            )
-            advice = "Correct them, or exclude them by numpyro.handlers.mask"
+            problem = problems[name]
+            if sources:
+                problem += f": argument {sources[0]} of the model holds nan"
             raise StateError(
-                f"the data of observed site {name!r} must be {problems[name]}{source}. {advice}"
+                f"the data of observed site {name!r} must be {problem}. Correct them, "
+                "or exclude them by numpyro.handlers.mask"
             )
 
     def _is_certain(self, name: str) -> bool:
         """Return True if the support of an observed site depends on no latent site."""
 
-        def count(sites: Mapping, siblings: Mapping, arguments: Sequence) -> Array:
+        def count(sites, siblings, arguments):
             return count_impossible(self.trace({**sites, **siblings}, arguments)[name])
 
         program = self.program(count, self.latent, self.sites)
         return program.is_known(program.output)
 
     def program(
-        self, fn: Callable[..., Any], values: Mapping[str, Array], sites: Sequence[str]
+        self, fn: Callable, values: Mapping[str, Array], sites: Sequence[str]
     ) -> Program:
-        """Trace ``fn(sites, siblings, arguments)``, with fixed arguments if the model reads their values."""
+        """Trace ``fn(sites, siblings, arguments)``.
+
+        Arguments are fixed if the model reads their values.
+        """
         siblings = {name: v for name, v in values.items() if name not in sites}
         inputs = {name: values[name] for name in sites}, siblings
         with warnings.catch_warnings():
@@ -198,59 +187,54 @@ class ModelInfo:
             warnings.filterwarnings("ignore", "Out-of-support", UserWarning)
             try:
                 return Program(fn, *inputs, self.arguments.arrays)
-            except (
-                jax.errors.JAXTypeError,
-                jax.errors.JAXIndexError,
-            ):  # a value was read
+            except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+                # a value was read
                 self.arguments = Arguments(self.args, self.kwargs, fixed=True)
                 return Program(fn, *inputs, self.arguments.arrays)
 
-    def context(self, values: Mapping[str, Any], call: Call) -> Context:
+    def context(self, values: SiteValues, call: Call) -> Context:
         """Check a call of the block.
 
         :param values: the block's sites.
         :raises StateError: for missing sites, or shapes and arguments that differ from
             the model as it was read.
         """
+        name = f"the block of {list(self.sites)}"
         if set(values) != set(self.sites):
             raise checks.error(
-                f"sites of the block of {list(self.sites)}",
+                f"sites of {name}",
                 "these",
                 sorted(values),
                 StateError,
                 "Name the same sites in numpyro.infer.Gibbs([(block, sites), ...]).",
             )
-        shapes = {site: jnp.shape(v) for site, v in {**call.siblings, **values}.items()}
-        wrong = {
+        sites = {**call.siblings, **values}
+        shapes = {site: jnp.shape(v) for site, v in sites.items()}
+        expected = {
             site: v.shape
             for site, v in self.latent.items()
             if shapes.get(site) != v.shape
         }
-        name = f"values for the block of {list(self.sites)}"
-        if wrong:
+        if expected:
             raise checks.error(
-                name,
-                f"of shapes {wrong}",
-                {s: shapes.get(s) for s in wrong},
+                f"values for {name}",
+                f"of shapes {expected}",
+                {site: shapes.get(site) for site in expected},
                 StateError,
                 "Run it in numpyro.infer.Gibbs with blocks for all sites. Make it "
                 "again for other shapes.",
             )
-        siblings = {
-            name: call.siblings[name] for name in self.latent if name not in self.sites
-        }
+        siblings = {s: call.siblings[s] for s in self.latent if s not in self.sites}
         return Context(siblings, self.arguments.take(call, self.relied))
 
 
 class Arguments:
-    """A model's arguments: arrays, whose values may change unless ``fixed``, and others, which may not."""
+    """A model's arguments: arrays, whose values may change unless ``fixed``, and others."""
 
     def __init__(
-        self, args: tuple, kwargs: Mapping[str, Any], fixed: bool = False
+        self, args: tuple, kwargs: Mapping[str, object], fixed: bool = False
     ) -> None:
-        leaves, self._structure = jax.tree_util.tree_flatten_with_path(
-            (tuple(args), dict(kwargs))
-        )
+        leaves, self._structure = jax.tree.flatten_with_path((args, dict(kwargs)))
 
         def name(path):
             return ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
@@ -260,57 +244,52 @@ class Arguments:
         self._leaves = [
             leaf.copy() if isinstance(leaf, np.ndarray) else leaf for _, leaf in leaves
         ]
-        self._places = (
-            []
-            if fixed
-            else [i for i, leaf in enumerate(self._leaves) if _is_array(leaf)]
-        )
+        places = [i for i, leaf in enumerate(self._leaves) if _is_array(leaf)]
+        self._places = [] if fixed else places
         self.arrays = [self._leaves[i] for i in self._places]
 
-    def rebuild(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
+    def rebuild(self, arrays: Sequence[Numbers]) -> tuple[tuple, dict[str, object]]:
         """Return arguments and keyword arguments with these arrays."""
         leaves = list(self._leaves)
         for i, array in zip(self._places, arrays, strict=True):
             leaves[i] = array
         return jax.tree.unflatten(self._structure, leaves)
 
-    def take(self, call: Call, relied: set[int]) -> list[Any]:
-        """Return the arrays of another call; raise a StateError where it differs in what may not change.
+    def take(self, call: Call, relied: set[int]) -> list[Numbers]:
+        """Return the arrays of another call, which may differ only in what may change.
 
         :param relied: numbers of the arrays whose values must be the same.
         """
-        leaves, structure = jax.tree.flatten((tuple(call.args), dict(call.kwargs)))
+        leaves, structure = jax.tree.flatten((call.args, dict(call.kwargs)))
         name = "arguments of the model"
         if structure != self._structure:
             raise checks.error(
                 name, f"of the structure {self._structure}", structure, StateError
             )
-        fixed = {*range(len(leaves))} - {*self._places} | {
-            self._places[i] for i in relied
-        }
+        free = {i for n, i in enumerate(self._places) if n not in relied}
         for i, argument in enumerate(self._names):
-            if change := self._change(i, leaves[i], i in fixed):
+            change = self._change(i, leaves[i], fixed=i not in free)
+            if change:
                 raise StateError(
                     f"{name}: {argument} {change}. Make the block again for others"
                 )
         return [leaves[i] for i in self._places]
 
     def equal(self, call: Call) -> bool:
-        """Return True if another call has the same values, or a structure that :meth:`take` refuses."""
-        leaves, structure = jax.tree.flatten((tuple(call.args), dict(call.kwargs)))
-        return structure != self._structure or all(
-            map(_are_equal, leaves, self._leaves)
-        )
+        """Return True for a call of the same values, or a structure that :meth:`take` refuses."""
+        leaves, structure = jax.tree.flatten((call.args, dict(call.kwargs)))
+        if structure != self._structure:
+            return True
+        return all(map(_are_equal, leaves, self._leaves))
 
     def with_nan(self, call: Call) -> list[str]:
         """Return the names of a call's arguments that hold nan."""
-        leaves = jax.tree.leaves((tuple(call.args), dict(call.kwargs)))
-
-        def is_float(leaf):
-            return _is_array(leaf) and jnp.issubdtype(leaf.dtype, np.floating)
-
-        pairs = zip(self._names, leaves, strict=True)
-        return [name for name, leaf in pairs if is_float(leaf) and np.isnan(leaf).any()]
+        leaves = jax.tree.leaves((call.args, dict(call.kwargs)))
+        return [
+            name
+            for name, leaf in zip(self._names, leaves, strict=True)
+            if _is_array(leaf) and _is_float(leaf) and np.isnan(leaf).any()
+        ]
 
     def _change(self, place: int, leaf: Any, fixed: bool) -> str | None:
         """Return how an argument differs from the one that was traced, where it may not."""
@@ -322,62 +301,70 @@ class Arguments:
         if place in self._places:
             new = jnp.result_type(leaf)
             old = jnp.result_type(before)
-            are_floats = all(jnp.issubdtype(dtype, np.floating) for dtype in (new, old))
             # and not a key
             is_number = jnp.issubdtype(new, np.number) or new == np.bool_
+            are_floats = _is_float(leaf) and _is_float(before)
             if is_number and not are_floats and jnp.promote_types(new, old) != old:
                 return f"is of dtype {new}, which was {old} and would be cut off"
         if not fixed:
-            same = jnp.shape(leaf) == jnp.shape(before)
-            return (
-                None
-                if same
-                else f"has shape {jnp.shape(leaf)}, which was {jnp.shape(before)}"
-            )
+            shape = jnp.shape(leaf)
+            expected = jnp.shape(before)
+            same = shape == expected
+            return None if same else f"has shape {shape}, which was {expected}"
         if isinstance(leaf, core.Tracer):
             return "decides which units interact, and is traced. Run MCMC without jit_model_args"
-        return (
-            None
-            if _are_equal(leaf, before)
-            else "has another value, which decides which units interact"
-        )
+        if not _are_equal(leaf, before):
+            return "has another value, which decides which units interact"
+        return None
 
 
-def _is_array(leaf: Any) -> bool:
+def _tracers(*tree: PyTree) -> list[core.Tracer]:
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, core.Tracer)]
+
+
+def _is_array(leaf: object) -> TypeGuard[Numbers]:
     return isinstance(leaf, jax.Array | np.ndarray)
+
+
+def _is_float(leaf: object) -> bool:
+    if _is_array(leaf):
+        return jnp.issubdtype(leaf.dtype, np.floating)
+    return isinstance(leaf, float)
 
 
 def _are_equal(leaf: Any, other: Any) -> bool:
     """Return True for equal arguments; nan equals nan."""
-
-    def is_float(a):
-        return isinstance(a, float) or (
-            _is_array(a) and jnp.issubdtype(a.dtype, np.floating)
-        )
-
-    are_floats = is_float(leaf) and is_float(other)
+    are_floats = _is_float(leaf) and _is_float(other)
     if are_floats or _is_array(leaf) or _is_array(other):
         return leaf is other or np.array_equal(leaf, other, equal_nan=are_floats)
     return bool(leaf == other)
 
 
-def _check_sites(trace: Any, latent: Sequence[str], sites: Sequence[str]) -> None:
-    """Raise a StateError for sites that the model does not have, and models that no block can be made of."""
+def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> None:
+    """Raise a StateError for unknown sites, and models that no block can be made of."""
     checks.names("latent site", sites, latent, StateError)
-    who = "from_model:"
-    if not bool(sites) or len(set(sites)) != len(sites):
+    if not sites or len(set(sites)) != len(sites):
         raise checks.error(
-            f"{who} sites", "names of latent sites, each once", list(sites), StateError
+            "from_model: sites",
+            "names of latent sites, each once",
+            list(sites),
+            StateError,
         )
-    parts = dict(subsample_plate_sizes(trace))
-    if parts:
+    subsamples = dict(subsample_plate_sizes(trace))
+    if subsamples:
         raise checks.error(
-            f"{who} plates", "whole, without a subsample_size", parts, StateError
+            "from_model: plates",
+            "whole, without a subsample_size",
+            subsamples,
+            StateError,
         )
     marked = [
         name for name in latent if trace[name]["infer"].get("enumerate") == "parallel"
     ]
     if marked:
         raise checks.error(
-            f"{who} latent sites", "without the mark enumerate", marked, StateError
+            "from_model: latent sites",
+            "without the mark enumerate",
+            marked,
+            StateError,
         )

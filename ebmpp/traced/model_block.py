@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A block of a Gibbs sampler that is derived from a NumPyro model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import itertools
 from types import FunctionType
 from typing import Any
 
+from jaxtyping import PyTree
 import numpy as np
 from numpyro import handlers
 from numpyro.distributions import Distribution
@@ -61,10 +62,10 @@ class ModelKernel(block.Block):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable,
         sites: Sequence[str],
         args: tuple,
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
         *,
         num_sweeps: int = 1,
         sequential: bool = False,
@@ -98,16 +99,13 @@ class ModelKernel(block.Block):
         if self.tempering is not None and self.sweep.augmented is not None:
             self._check_tempered(self.sweep.augmented.valid)
 
-    def _check_tempered(self, priors: Mapping[str, Any]) -> None:
-        """Raise an IntractableError where a continuous site would be heated with latents summed out."""
+    def _check_tempered(self, priors: Iterable[str]) -> None:
+        """Raise an IntractableError if a continuous site were heated with latents summed out."""
         names = {site.name for site in self.sweep.continuous}
-        read = (
-            read_by_params(
-                self.info.model, self.info.args, self.info.kwargs, known=True
-            )
-            if names
-            else {}
-        )
+        if not names:
+            return
+        info = self.info
+        read = read_by_params(info.model, info.args, info.kwargs, known=True)
         for prior in priors:
             for name in names.intersection(read.get(prior, ())):
                 raise IntractableError(
@@ -120,17 +118,18 @@ class ModelKernel(block.Block):
     def __repr__(self) -> str:
         model = self.info.model
         conditionals = self.conditionals
-        name = model.__qualname__ if isinstance(model, FunctionType) else repr(model)
-        facts = [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
-        if self.sweep.augmented is not None:
-            facts.insert(
-                0, f"given {self.sweep.augmented.num_latents} latents of the prior"
-            )
+        facts = []
         if conditionals is not None:
-            plural = "s" * (conditionals.num_layers > 1)
-            facts.insert(
-                0, f"{conditionals.size} units, {conditionals.num_layers} layer{plural}"
+            layers = "layers" if conditionals.num_layers > 1 else "layer"
+            facts.append(
+                f"{conditionals.size} units, {conditionals.num_layers} {layers}"
             )
+        if self.sweep.augmented is not None:
+            facts.append(
+                f"given {self.sweep.augmented.num_latents} latents of the prior"
+            )
+        facts += [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
+        name = model.__qualname__ if isinstance(model, FunctionType) else repr(model)
         return f"GibbsBlock.from_model({name}, {list(self.sites)}): {', '.join(facts)}"
 
     def __copy__(self) -> "ModelKernel":
@@ -142,44 +141,40 @@ class ModelKernel(block.Block):
     def __reduce__(self) -> tuple:
         """Pickle the arguments."""
         names = ("num_sweeps", "sequential", "tempering", "joint")
-        make = functools.partial(
-            type(self), **{name: getattr(self, name) for name in names}
-        )
-        return make, (self.info.model, self.sites, self.info.args, self.info.kwargs)
+        options = {name: getattr(self, name) for name in names}
+        make = functools.partial(type(self), **options)
+        info = self.info
+        return make, (info.model, info.sites, info.args, info.kwargs)
 
     @property
     def layers(self) -> dict[str, np.ndarray]:
         """By discrete site, the number of the layer in which each unit is drawn."""
-        if self.conditionals is None:
-            return {}
-        spans = self.conditionals.spans
-        colors = self.conditionals.colors
-        return {
-            s: colors[a:b].reshape(self.posterior.shapes[s])
-            for s, (a, b) in spans.items()
-        }
+        result = {}
+        if self.conditionals is not None:
+            for site, (start, stop) in self.conditionals.spans.items():
+                layers = self.conditionals.colors[start:stop]
+                result[site] = layers.reshape(self.posterior.shapes[site])
+        return result
 
     # -- steps ------------------------------------------------------------------------
 
     def advance(
         self, values: SiteValues, call: Call, keys: Array, index: Array | None = None
     ) -> Advanced:
-        """Make one step: ``num_sweeps`` sweeps, then a tempered transition if there is ``tempering``.
+        """Make one step: ``num_sweeps`` sweeps, then a tempered transition with ``tempering``.
 
         Layer l of sweep s draws from the words of this step, folded with s and l.
         """
         context = self.info.context(values, call)
         keys = keys if index is None else random.fold_in(random.key_pair(keys), index)
 
-        def sweep_once(
-            s: Array, carry: tuple[dict[str, Array], Array]
-        ) -> tuple[dict[str, Array], Array]:
-            moved, degenerate = self.sweep((carry[0], context), random.fold_in(keys, s))
-            return self.sweep.without_latents(moved), carry[1] + degenerate
+        def sweep_once(s, carry):
+            sites, degenerate = carry
+            moved, more = self.sweep((sites, context), random.fold_in(keys, s))
+            return self.sweep.without_latents(moved), degenerate + more
 
-        z, degenerate = block.repeat(
-            self.num_sweeps, sweep_once, (dict(values), jnp.zeros((), jnp.int32))
-        )
+        zero = jnp.zeros((), jnp.int32)
+        z, degenerate = block.repeat(self.num_sweeps, sweep_once, (dict(values), zero))
         if self.tempering is None:
             return Advanced(z, degenerate=degenerate)
 
@@ -193,11 +188,11 @@ class ModelKernel(block.Block):
         z, accepted, more = block.tempered_transition(
             self.tempering, density, sweep, start, keys
         )
-        counts = {
-            "degenerate": degenerate + more,
-            "transitions": accepted.astype(jnp.int32),
-        }
-        return Advanced(self.sweep.without_latents(z), **counts)
+        return Advanced(
+            self.sweep.without_latents(z),
+            degenerate=degenerate + more,
+            transitions=accepted.astype(jnp.int32),
+        )
 
     def couple(
         self,
@@ -206,17 +201,18 @@ class ModelKernel(block.Block):
         keys: Array,
         coupling: str | None = None,
     ) -> Coupled:
-        contexts = [self.info.context(*chain) for chain in (first, second)]
+        x_context = self.info.context(*first)
+        y_context = self.info.context(*second)
 
-        def sweep_once(s: Array, carry: tuple) -> tuple:
-            chains = [(carry[i], context) for i, context in enumerate(contexts)]
-            x, y, broken = self.sweep.couple(*chains, random.fold_in(keys, s))
-            return x, y, carry[2] | broken
+        def sweep_once(s, carry):
+            x, y, broken = carry
+            sweep_keys = random.fold_in(keys, s)
+            x, y, more = self.sweep.couple((x, x_context), (y, y_context), sweep_keys)
+            return x, y, broken | more
 
         carry = dict(first[0]), dict(second[0]), jnp.zeros((), bool)
-        return lax.fori_loop(
-            jnp.uint32(0), jnp.uint32(self.num_sweeps), sweep_once, carry
-        )
+        count = jnp.uint32(self.num_sweeps)
+        return lax.fori_loop(jnp.uint32(0), count, sweep_once, carry)
 
     def check_coupled(self, coupling: str | None) -> None:
         problems = ["tempering"] if self.tempering else []
@@ -236,19 +232,17 @@ class ModelKernel(block.Block):
         self, values: SiteValues, call: Call, key: Array
     ) -> dict[str, Array]:
         """Draw the sites that are not among the values from the model's prior, given the values."""
-        trace = self.info.trace(values, self.info.arguments.take(call, set()), key)
-        return {
-            site: jnp.asarray(trace[site]["value"])
-            for site in self.sites
-            if site not in values
-        }
+        arguments = self.info.arguments.take(call, set())
+        trace = self.info.trace(values, arguments, key)
+        missing = [site for site in self.sites if site not in values]
+        return {site: jnp.asarray(trace[site]["value"]) for site in missing}
 
     # -- conditionals -----------------------------------------------------------------
 
     def log_conditionals(
-        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: object, **model_kwargs: object
     ) -> dict[str, Array]:
-        """Return log probabilities of every unit given everything else, latents of priors summed out.
+        """Return log probabilities of every unit given everything but latents of priors.
 
         :param values: of all latent sites of the model.
         :param model_args: the model's arguments; the block's by default.
@@ -260,14 +254,13 @@ class ModelKernel(block.Block):
         conditionals = self.sweep.collapsed
         if conditionals is None:
             return {}
-        return self._by_site(
-            jax.nn.log_softmax(jax.jit(conditionals.table)(sites, context), -1)
-        )
+        table = jax.jit(conditionals.table)(sites, context)
+        return self._by_site(jax.nn.log_softmax(table, -1))
 
     def conditional(
-        self, site: str, values: SiteValues, *model_args: Any, **model_kwargs: Any
+        self, site: str, values: SiteValues, *model_args: object, **model_kwargs: object
     ) -> Distribution:
-        """Return the distribution of a continuous site given everything else; see :meth:`log_conditionals`.
+        """Return the distribution of a continuous site given everything else.
 
         :return: a Normal, Gamma, InverseGamma, Beta or Dirichlet of the site's shape;
             for units that interact a MultivariateNormal of the flattened site.
@@ -280,7 +273,7 @@ class ModelKernel(block.Block):
         return named[site].distribution(named[site].derivatives(sites, context))
 
     def _split(
-        self, values: SiteValues, args: tuple, kwargs: Mapping[str, Any]
+        self, values: SiteValues, args: tuple, kwargs: Mapping[str, object]
     ) -> Inputs:
         """Return the block's sites among all of a model's, and their context."""
         arrays = {site: jnp.asarray(v) for site, v in values.items()}
@@ -293,15 +286,15 @@ class ModelKernel(block.Block):
         result = {}
         spans = self.conditionals.spans if self.conditionals else {}
         for site, (start, stop) in spans.items():
-            shape = self.posterior.shapes[site]
             count = len(self.posterior.values[site].table)
-            result[site] = table[start:stop, :count].reshape(*shape, count)
+            rows = table[start:stop, :count]
+            result[site] = rows.reshape(*self.posterior.shapes[site], count)
         return result
 
     # -- sums over discrete sites -----------------------------------------------------
 
     def log_marginal(
-        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: object, **model_kwargs: object
     ) -> Array:
         """Return the log of the model's density with the block's discrete sites summed out.
 
@@ -315,22 +308,21 @@ class ModelKernel(block.Block):
         return self._summed("log_sum", values, model_args, model_kwargs)
 
     def marginals(
-        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: object, **model_kwargs: object
     ) -> dict[str, Array]:
-        """Return the probabilities of every discrete unit's values, all other discrete units summed out.
+        """Return every discrete unit's probabilities, all other discrete units summed out.
 
         Arguments and errors are as in :meth:`log_marginal`.
 
         :return: ``(*shape, K)`` for each site, for its K values in rising order.
         """
-        return self._by_site(
-            self._summed("marginals", values, model_args, model_kwargs)
-        )
+        table = self._summed("marginals", values, model_args, model_kwargs)
+        return self._by_site(table)
 
     def pair_marginals(
-        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: object, **model_kwargs: object
     ) -> MarginalsByPair:
-        """Return the probabilities of the values of neighbouring discrete units, all others summed out.
+        """Return probabilities of pairs of neighbouring discrete units, all others summed out.
 
         Arguments and errors are as in :meth:`log_marginal`. Neighbours are units that
         interact. The sum over the pairs of a chain is the expected number of its
@@ -339,26 +331,23 @@ class ModelKernel(block.Block):
         :return: by the sites of the two units, :class:`~ebmpp.moves.forests.PairMarginals`.
         """
         table = self._summed("pairs", values, model_args, model_kwargs)
-        count = self.posterior.values
-        spans = self.sweep.sums.spans.items()
-        units = {
-            site: (np.arange(b - a), len(count[site].table)) for site, (a, b) in spans
-        }
+        units = {}
+        for site, (start, stop) in self.sweep.sums.spans.items():
+            count = len(self.posterior.values[site].table)
+            units[site] = (np.arange(stop - start), count)
         return PairMarginals.by_name(self.sweep.sums.layers[0].forest, table, units)
 
     def most_probable(
-        self, values: SiteValues, *model_args: Any, **model_kwargs: Any
+        self, values: SiteValues, *model_args: object, **model_kwargs: object
     ) -> dict[str, Array]:
-        """Return the most probable values of all discrete sites jointly, such as a chain's Viterbi path.
+        """Return the jointly most probable discrete sites, such as a chain's Viterbi path.
 
         Arguments and errors are as in :meth:`log_marginal`. Where no values are
         possible, they are arbitrary.
         """
         return self._summed("most_probable", values, model_args, model_kwargs)
 
-    def marginal_model(
-        self, model: Callable[..., Any] | None = None
-    ) -> Callable[..., None]:
+    def marginal_model(self, model: Callable | None = None) -> Callable[..., None]:
         """Return the model with the block's discrete sites summed out, a NumPyro model for NUTS.
 
         Its log density is :meth:`log_marginal`. It lacks deterministic sites that
@@ -375,38 +364,40 @@ class ModelKernel(block.Block):
         return self.sweep.sums.posterior.summed_out(self.log_marginal)
 
     @functools.cached_property
-    def _sums(self) -> dict[str, Callable[..., Any]]:
+    def _sums(self) -> dict[str, Callable]:
         with jax.ensure_compile_time_eval():
             sums = self.sweep.sums
-        single, pairs = (lambda *at, i=i: sums.marginals(*at)[i] for i in range(2))
-        fns = {"log_sum": sums.log_sum, "most_probable": sums.most_probable}
-        return {
-            name: jax.jit(f)
-            for name, f in (fns | {"marginals": single, "pairs": pairs}).items()
+        fns: dict[str, Callable] = {
+            "log_sum": sums.log_sum,
+            "most_probable": sums.most_probable,
+            "marginals": lambda *inputs: sums.marginals(*inputs)[0],
+            "pairs": lambda *inputs: sums.marginals(*inputs)[1],
         }
+        return {name: jax.jit(fn) for name, fn in fns.items()}
 
     def _summed(
-        self, name: str, values: SiteValues, args: tuple, kwargs: Mapping[str, Any]
-    ) -> Any:
+        self, name: str, values: SiteValues, args: tuple, kwargs: Mapping[str, object]
+    ) -> PyTree:
         """Return one of the sums at values of the other sites; the discrete ones may have any."""
         fixed = {site: self.info.latent[site] for site in self.sweep.finite}
-        return self._sums[name](*self._split({**values, **fixed}, args, kwargs))
+        sites, context = self._split({**values, **fixed}, args, kwargs)
+        return self._sums[name](sites, context)
 
     def walk(
         self, values: SiteValues, call: Call, key: Array
     ) -> Iterator[tuple[SiteValues, float]]:
-        """Yield states by random values of layers and draws of continuous sites, with log densities."""
-        values = self.start(values, call, random.key_pair(key), "siblings")
-        log_prob = 0.0
+        """Yield states by random values of layers and draws of continuous sites."""
+        keys = random.key_pair(key)
+        values = self.start(values, call, keys, "siblings")
         context = self.info.context(values, call)
         if isinstance(self.conditionals, ForestLayers):
-            all_values = self.sweep.with_latents(values, context, random.key_pair(key))
+            all_values = self.sweep.with_latents(values, context, keys)
             self.conditionals.check_tables(all_values, context)
+        log_prob = 0.0
         for step in itertools.count():
             yield values, log_prob
-            values, change = self._walk(
-                values, context, random.key_pair(jax.random.fold_in(key, step))
-            )
+            keys = random.key_pair(jax.random.fold_in(key, step))
+            values, change = self._walk(values, context, keys)
             log_prob += float(change)
 
     # -- NumPyro's contract -----------------------------------------------------------
@@ -453,20 +444,16 @@ class ModelKernel(block.Block):
         values = self.start(init_params, call, random.key_pair(rng_key), origin)
         return self._first(Advanced(values), rng_key)
 
-    def postprocess_fn(
-        self, model_args: tuple, model_kwargs: Kwargs
-    ) -> Callable[..., Any]:
-        """Return a function that adds the model's deterministic sites to the values of all latent sites."""
+    def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
+        """Return a function that adds deterministic sites to the values of all latent sites."""
         kwargs = Call.split(model_args, model_kwargs).kwargs
-        if not self.info.deterministic or set(self.sites) != set(self.posterior.shapes):
+        names = self.info.deterministic
+        if not names or set(self.sites) != set(self.posterior.shapes):
             return identity
 
-        def with_deterministic(z: dict[str, Array]) -> dict[str, Array]:
+        def with_deterministic(z):
             model = handlers.substitute(handlers.seed(self.info.model, 0), data=z)
             trace = handlers.trace(model).get_trace(*model_args, **kwargs)
-            return {
-                **z,
-                **{name: trace[name]["value"] for name in self.info.deterministic},
-            }
+            return z | {name: trace[name]["value"] for name in names}
 
         return with_deterministic

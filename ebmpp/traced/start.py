@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.core import Tracer
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import Numbers, checks, random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call, SiteValues
@@ -40,11 +40,10 @@ class BlockStart:
         self.info = info
         self.sweep = sweep
         self.posterior = sweep.posterior
-        density = self.posterior.log_density
-        invalid = sweep.invalid
 
-        def inspect(values, *rest):
-            return (density(values, rest[0]), invalid(values, *rest))
+        def inspect(values, context, keys):
+            log_prob = self.posterior.log_density(values, context)
+            return log_prob, sweep.invalid(values, context, keys)
 
         self._inspect = _over_rows(inspect)
         self._find = _over_rows(self._search)
@@ -68,31 +67,33 @@ class BlockStart:
         mapped = [leaf if isinstance(leaf, Tracer) else None for leaf in leaves]
         axes = tuple(None if leaf is None else 0 for leaf in mapped)
 
-        def check(rows: Any) -> dict[str, Array]:
+        def check(rows):
             values, mapped, keys = rows
             filled = [
                 leaf if row is None else row
                 for leaf, row in zip(leaves, mapped, strict=True)
             ]
-            return self._check(
-                values,
-                jax.tree.unflatten(structure, filled),
-                keys,
-                (axes, call, origin),
-            )
+            context = jax.tree.unflatten(structure, filled)
+            return self._check(values, context, keys, axes, call, origin)
 
         return on_rows(check, (dict(values), mapped, keys))
 
     def _check(
-        self, values: SiteValues, context: Context, keys: Array, how: tuple
+        self,
+        values: SiteValues,
+        context: Context,
+        keys: Array,
+        axes: tuple[int | None, ...],
+        call: Call,
+        origin: str,
     ) -> dict[str, Array]:
         """Return possible states of all chains, the rows."""
-        axes, call, origin = how
         inside = {site: np.asarray(self._inside(site, v)) for site, v in values.items()}
         if origin != "prior":
             self._refuse_outside(inside, values)
         log_prob, invalid = self._inspect(axes, values, context, keys)
-        is_lost = np.isneginf(log_prob) | ~np.all(list(inside.values()), 0)
+        is_inside = np.all(list(inside.values()), 0)
+        is_lost = np.isneginf(log_prob) | ~is_inside
         is_possible = np.isfinite(log_prob)
         if not (is_possible | is_lost).all():
             names = self.info.arguments.with_nan(call)
@@ -110,38 +111,37 @@ class BlockStart:
             self._refuse_invalid(site, np.asarray(mask)[~is_lost])
         if not is_possible.all():
             row = int(np.argmin(is_possible))
-
-            def at(a, axis=0):
-                return a if axis is None else a[row]
-
             leaves, structure = jax.tree.flatten(context)
-            context = jax.tree.unflatten(structure, map(at, leaves, axes))
-            self._refuse_impossible(
-                {site: at(v) for site, v in values.items()}, context
-            )
+            in_row = [
+                leaf if axis is None else leaf[row]
+                for leaf, axis in zip(leaves, axes, strict=True)
+            ]
+            context = jax.tree.unflatten(structure, in_row)
+            values = {site: v[row] for site, v in values.items()}
+            self._refuse_impossible(values, context)
         return dict(values)
 
     def _check_staged(self, values: SiteValues, context: Context) -> dict[str, Array]:
         """Return the values; the compiled program raises the error, without a search."""
         inside = {site: self._inside(site, v) for site, v in values.items()}
+        log_prob = self.posterior.log_density(values, context)
 
-        def check(rows: Any) -> None:
-            self._refuse_outside(rows[1], rows[0])
-            if not np.isfinite(rows[2]).all():
-                self._refuse_impossible(rows[0], None)
+        def check(rows):
+            values, inside, log_prob = rows
+            self._refuse_outside(inside, values)
+            if not np.isfinite(log_prob).all():
+                self._refuse_impossible(values, None)
 
-        return checked(
-            check, (dict(values), inside, self.posterior.log_density(values, context))
-        )[0]
+        return checked(check, (dict(values), inside, log_prob))[0]
 
-    def _inside(self, site: str, value: Any) -> Array:
-        """Return True where the value is in the site's support, for each chain if there are several."""
+    def _inside(self, site: str, value: Array) -> Array:
+        """Return True where the value is in the site's support, for each chain."""
         support: Any = self.info.distributions[site].support
         inside = jnp.asarray(support(value)) & True
-        rows = jnp.ndim(value) - len(self.info.latent[site].shape)
+        num_axes = jnp.ndim(value) - self.info.latent[site].ndim
 
         def by_row(a):
-            return a.reshape(*a.shape[:rows], -1).all(-1)
+            return a.reshape(*a.shape[:num_axes], -1).all(-1)
 
         return by_row(inside) & by_row(jnp.isfinite(value))
 
@@ -163,16 +163,16 @@ class BlockStart:
         """Draw the sites whose prior is an energy, uniformly from the values of each unit."""
         drawn: dict[str, Array] = {}
         for number, site in enumerate(self.info.sites):
-            if isinstance(self.info.distributions[site], EnergyDistribution):
-                shape = self.posterior.shapes[site]
-                values = self.posterior.values[site]
-                table, valid = (
-                    jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1)
-                    for a in values
-                )
-                key = jax.random.fold_in(random.as_key(keys), number)
-                picked = jax.random.categorical(key, jnp.where(valid, 0.0, -jnp.inf))
-                drawn[site] = jnp.take_along_axis(table, picked[..., None], -1)[..., 0]
+            if not isinstance(self.info.distributions[site], EnergyDistribution):
+                continue
+            shape = self.posterior.shapes[site]
+            table, valid = (
+                jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1)
+                for a in self.posterior.values[site]
+            )
+            key = jax.random.fold_in(random.as_key(keys), number)
+            picked = jax.random.categorical(key, jnp.where(valid, 0.0, -jnp.inf))
+            drawn[site] = jnp.take_along_axis(table, picked[..., None], -1)[..., 0]
         return drawn
 
     def _search(
@@ -184,24 +184,20 @@ class BlockStart:
         values that fit.
         """
 
-        def split(x: SiteValues) -> tuple[dict[str, Array], Context]:
+        def split(x):
             siblings = {site: x[site] for site in context.siblings}
-            return {site: x[site] for site in values}, context._replace(
-                siblings=siblings
-            )
+            sites = {site: x[site] for site in values}
+            return sites, context._replace(siblings=siblings)
 
-        def draw(x: SiteValues, keys: Array, is_late: Array) -> dict[str, Array]:
-            trace = self.info.trace(
-                self.draw_energies(keys), context.arguments, random.as_key(keys)
-            )
-            drawn = {
-                site: jnp.asarray(trace[site]["value"], v.dtype)
-                for site, v in x.items()
-            }
-            return {
-                site: jnp.where(is_late | (site in values), drawn[site], v)
-                for site, v in x.items()
-            }
+        def draw(x, keys, is_late):
+            energies = self.draw_energies(keys)
+            key = random.as_key(keys)
+            trace = self.info.trace(energies, context.arguments, key)
+            result = {}
+            for site, v in x.items():
+                drawn = jnp.asarray(trace[site]["value"], v.dtype)
+                result[site] = jnp.where(is_late | (site in values), drawn, v)
+            return result
 
         def sweep(x, keys):
             return x | self.relaxed(*split(x), keys)
@@ -209,12 +205,13 @@ class BlockStart:
         def is_possible(x):
             return self.is_possible(*split(x))
 
-        x, possible = search(
-            {**context.siblings, **values}, keys, draw, sweep, is_possible
-        )
+        start = {**context.siblings, **values}
+        x, possible = search(start, keys, draw, sweep, is_possible)
         return split(x)[0], possible
 
-    def _refuse_outside(self, inside: Mapping[str, Any], values: SiteValues) -> None:
+    def _refuse_outside(
+        self, inside: Mapping[str, Numbers], values: SiteValues
+    ) -> None:
         for site, is_inside in inside.items():
             if not np.all(is_inside):
                 raise checks.error(
@@ -226,36 +223,32 @@ class BlockStart:
 
     def _refuse_invalid(self, site: str, mask: np.ndarray) -> None:
         """Raise a StateError for a conditional that is nan in one of the chains."""
+        if not mask.any():
+            return
+        _, unit, number = np.argwhere(mask)[0]
         shape = self.posterior.shapes[site]
-        tables = self.posterior.values
-        for _, unit, number in np.argwhere(mask):
-            place = tuple(map(int, np.unravel_index(unit, shape)))
-            where = ""
-            if site in tables:
-                where = (
-                    " where it is "
-                    f"{np.broadcast_to(tables[site].table[number], shape)[place]:g}"
-                )
-            raise StateError(
-                f"the conditional of unit {place} of site {site!r} is nan{where} and "
-                "would never move. Look for nan in the model's arguments, inf - inf "
-                "and 0 * inf, or start elsewhere by init_params"
-            )
+        place = tuple(map(int, np.unravel_index(unit, shape)))
+        where = ""
+        if site in self.posterior.values:
+            table = self.posterior.values[site].table
+            where = f" where it is {np.broadcast_to(table[number], shape)[place]:g}"
+        raise StateError(
+            f"the conditional of unit {place} of site {site!r} is nan{where} and "
+            "would never move. Look for nan in the model's arguments, inf - inf "
+            "and 0 * inf, or start elsewhere by init_params"
+        )
 
     def _refuse_impossible(self, values: SiteValues, context: Context | None) -> None:
         """Raise a StateError that names the sites, and those whose log density is not finite."""
-        culprits: list[str] = []
+        culprits = []
         if context is not None:
             trace = self.info.trace({**context.siblings, **values}, context.arguments)
-            log_probs = {
-                n: s["fn"].log_prob(s["value"])
-                for n, s in trace.items()
-                if s["type"] == "sample"
-            }
-            culprits = [
-                name for name, v in log_probs.items() if not np.isfinite(v).all()
-            ]
-        where = f" at site {', '.join(map(repr, culprits))}" if culprits else ""
+            for name, site in trace.items():
+                if site["type"] == "sample":
+                    log_prob = site["fn"].log_prob(site["value"])
+                    if not np.isfinite(log_prob).all():
+                        culprits.append(repr(name))
+        where = f" at site {', '.join(culprits)}" if culprits else ""
         raise StateError(
             f"the block of sites {list(values)} must start at a possible state, got "
             f"one whose log density is not finite{where}. Give possible init_params, "
@@ -282,34 +275,35 @@ def search(
         return ~is_possible(carry[1])
 
     def sweep_once(carry):
-        return (carry[0] + 1, sweep(carry[1], random.fold_in(keys, carry[0], _SEARCH)))
+        number, x = carry
+        return number + 1, sweep(x, random.fold_in(keys, number, _SEARCH))
 
-    def draw_again(carry: tuple) -> tuple:
+    def draw_again(carry):
         number, x = carry
         is_late = number >= _MOST_DRAWS // 2 * _MOST_SWEEPS
         end = number + _MOST_SWEEPS
         drawn = draw(x, random.fold_in(keys, number, _SEARCH + 1), is_late)
-        x = {site: jnp.where(number == 0, v, drawn[site]) for site, v in x.items()}
-        return end, lax.while_loop(
-            lambda c: (c[0] < end) & is_lost(c), sweep_once, (number, x)
-        )[1]
+        is_first = number == 0
+        x = {site: jnp.where(is_first, v, drawn[site]) for site, v in x.items()}
 
-    def more(carry):
+        def more_sweeps(carry):
+            return (carry[0] < end) & is_lost(carry)
+
+        return end, lax.while_loop(more_sweeps, sweep_once, (number, x))[1]
+
+    def more_draws(carry):
         return (carry[0] < _MOST_DRAWS * _MOST_SWEEPS) & is_lost(carry)
 
-    end = lax.while_loop(
-        more,
-        draw_again,
-        (jnp.uint32(0), {site: jnp.asarray(v) for site, v in x.items()}),
-    )
+    arrays = {site: jnp.asarray(v) for site, v in x.items()}
+    end = lax.while_loop(more_draws, draw_again, (jnp.uint32(0), arrays))
     return end[1], ~is_lost(end)
 
 
-def _over_rows(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``fn(values, context, keys)`` for the rows of all chains, compiled for axes of the context."""
+def _over_rows(fn: Callable) -> Callable:
+    """Return ``fn(values, context, keys)`` for all chains, compiled for axes of the context."""
 
-    def rows(axes: tuple, values: SiteValues, context: Context, keys: Array) -> Any:
-        in_axes = 0, jax.tree.unflatten(jax.tree.structure(context), axes), 0
-        return jax.vmap(fn, in_axes)(values, context, keys)
+    def rows(axes, values, context, keys):
+        context_axes = jax.tree.unflatten(jax.tree.structure(context), axes)
+        return jax.vmap(fn, (0, context_axes, 0))(values, context, keys)
 
     return jax.jit(rows, static_argnums=0)

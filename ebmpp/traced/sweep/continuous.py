@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-r"""Continuous sites whose conditional is of a known family, which is read off the traced log density.
+r"""Continuous sites whose conditional is of a known family, by the traced log density.
 
 Where a model's log density is a polynomial of degree two in all units of a site, the
 site given everything else is Gaussian. Where it is a sum of x and log x its units are
@@ -14,6 +14,7 @@ are taken in the middle of the simplex, and at the two ends of the interval, and
 not depend on the present value.
 """
 
+from collections.abc import Callable, Set
 import math
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ _EDGE = 2.0**-20  # distance from the ends of the interval; 1 - x is exact there
 # of the log density, so that counts / tiny, the slope of a clipped log 0, are finite
 _SCALE = 2.0**-24
 #: by kind of site, the powers of each family
-_FAMILIES: dict[str, dict[str, set[Any]]] = {
+_FAMILIES: dict[str, dict[str, Set]] = {
     "real": {"Gaussian": {0.0, 1.0, 2.0}},
     "positive": {"Gamma": {0.0, 1.0, LOG}, "InverseGamma": {0.0, -1.0, LOG}},
     "unit_interval": {"Beta": {0.0, LOG, LOG1M}},
@@ -74,15 +75,18 @@ class ContinuousSite:
         kind = str(info.kind(name))
         self.shape = self.posterior.shapes[name]
         program = self.posterior.program
-        siblings = program.siblings.items()
+        self.dtype = program.dtypes[program.sites[name]]
         indicators = frozenset(
-            slot for site, slot in siblings if info.support(site) == constraints.boolean
+            slot
+            for site, slot in program.siblings.items()
+            if info.support(site) == constraints.boolean
         )
         facts = Facts(kind != "real", kind in ("unit_interval", "simplex"), indicators)
         self.family, separable, problem = _family(powers_of(program, facts), kind)
         edges = np.zeros((0, 2), int) if separable else self.posterior.terms().edges
         #: of every unit its group, and its place in the group
-        self.groups, self.places = self.index = _groups(math.prod(self.shape), edges)
+        self.index = _groups(math.prod(self.shape), edges)
+        self.groups, self.places = self.index
         self.most = int(self.places.max(initial=-1)) + 1
         if self.most > 1 and self.family != "Gaussian" and not problem:
             problem = (
@@ -93,65 +97,63 @@ class ContinuousSite:
                 f"units that interact must be at most {_MOST_JOINT}, got {self.most}"
             )
         if problem:
-            hint = (
-                "Select values by jnp.where(z, a, b), or leave the site to another "
-                "block, such as NUTS"
+            raise IntractableError(
+                f"from_model: site {name!r}: {problem}. Select values by "
+                "jnp.where(z, a, b), or leave the site to another block, such as NUTS"
             )
-            raise IntractableError(f"from_model: site {name!r}: {problem}. {hint}")
 
-    def derivatives(self, values: SiteValues, context: Context) -> Any:
-        """Return the derivatives from which the conditional follows."""
+    def _density(
+        self, values: SiteValues, context: Context
+    ) -> Callable[[Array], Array]:
+        """Return the log density as a function of the site."""
         program = self.posterior.program
         inputs = self.posterior.inputs(values, context)
         slot = program.sites[self.name]
-        dtype = program.dtypes[program.sites[self.name]]
+        return lambda x: run_guarded(program, {**inputs, slot: x}, program.output)
 
-        def at(flat):
-            return run_guarded(
-                program, {**inputs, slot: flat.reshape(self.shape)}, program.output
-            )
-
-        slope = jax.grad(at)
-        flat = jnp.asarray(values[self.name], dtype).ravel()
+    def derivatives(self, values: SiteValues, context: Context) -> Any:
+        """Return the derivatives from which the conditional follows."""
+        density = self._density(values, context)
+        slope = jax.grad(lambda flat: density(flat.reshape(self.shape)))
+        flat = jnp.asarray(values[self.name], self.dtype).ravel()
         places = jnp.asarray(self.places)
 
-        def column(place: Array) -> Array:
+        def column(place):
             """Return second derivatives in the unit at this place of each group."""
-            return jax.jvp(slope, (flat,), ((places == place).astype(dtype),))[1]
+            tangent = (places == place).astype(self.dtype)
+            return jax.jvp(slope, (flat,), (tangent,))[1]
 
         columns = lax.map(column, jnp.arange(self.most), batch_size=_MOST_COLUMNS)
-        groups = int(self.groups.max(initial=-1)) + 1
+        num_groups = int(self.groups.max(initial=-1)) + 1
 
         def spread(a):
-            return jnp.zeros((groups, self.most), dtype).at[self.index].set(a)
+            blank = jnp.zeros((num_groups, self.most), self.dtype)
+            return blank.at[self.index].set(a)
 
-        curvature = jnp.broadcast_to(
-            jnp.eye(self.most, dtype=dtype), (groups, self.most, self.most)
-        )
-        curvature = curvature.at[self.index].set(
-            -columns.T if len(places) else columns.T
-        )
+        identity = jnp.eye(self.most, dtype=self.dtype)
+        curvature = jnp.broadcast_to(identity, (num_groups, *identity.shape))
+        curvature = curvature.at[self.index].set(-columns.T)
         return Derivatives(spread(flat), spread(slope(flat)), curvature)
 
     def move(
-        self, inputs: Inputs, keys: Array, beta: Any = None, *_: Any
+        self, inputs: Inputs, keys: Array, beta: Array | None = None, *_: object
     ) -> DrawnSites:
         """Draw the site; see :meth:`~ebmpp.traced.sweep.sweep.BlockSweep.__call__`."""
+        values, context = inputs
         keys = random.fold_in(keys, self.number, _CONTINUOUS)
-        new, degenerate = self.draw(
-            self.derivatives(*inputs), keys, 1.0 if beta is None else beta
-        )
-        return {self.name: new.astype(inputs[0][self.name].dtype)}, degenerate
+        at = self.derivatives(values, context)
+        new, degenerate = self.draw(at, keys, 1.0 if beta is None else beta)
+        return {self.name: new.astype(values[self.name].dtype)}, degenerate
 
     def draw(
         self, at: Any, keys: Array, beta: Array | float = 1.0
     ) -> tuple[Array, Array]:
-        """Return a new value, and the number of units that kept theirs as their conditional is degenerate."""
-        new, valid = (
-            _draw_gaussian if self.family == "Gaussian" else self._draw_gamma
-        )(at, keys, beta)
+        """Return a new value, and the number of units whose conditional is degenerate."""
+        draw = _draw_gaussian if self.family == "Gaussian" else self._draw_gamma
+        new, valid = draw(at, keys, beta)
         value = jnp.where(valid[:, None], new, at.x)[self.index]
-        return value.reshape(self.shape), (~valid)[self.groups].sum(dtype=jnp.int32)
+        is_kept = (~valid)[self.groups]
+        return value.reshape(self.shape), is_kept.sum(dtype=jnp.int32)
 
     def _draw_gamma(
         self, at: Derivatives, keys: Array, beta: Array | float
@@ -179,36 +181,35 @@ class ContinuousSite:
         """Draw the site, and return the change of the log density that its conditional implies."""
         at = self.derivatives(values, context)
         old = values[self.name]
-        conditional = self.distribution(at)
         new, _ = self.draw(at, keys)
+        conditional = self.distribution(at)
         flat = jnp.ravel if self.most > 1 else jnp.asarray
-        change = jnp.subtract(
-            conditional.log_prob(flat(new)), conditional.log_prob(flat(old))
-        )
+        log_prob = conditional.log_prob
+        change = jnp.subtract(log_prob(flat(new)), log_prob(flat(old)))
         is_same = (new == old).reshape(*change.shape, -1).all(-1)
         return {self.name: new}, jnp.where(is_same, 0, change).sum()
 
     def invalid(self, at: Any) -> Array:
         """Return a mask of the units whose conditional is nan."""
-        return (jnp.isnan(at.slope) | jnp.isnan(at.curvature).any(-1))[self.index]
+        is_nan = jnp.isnan(at.slope) | jnp.isnan(at.curvature).any(-1)
+        return is_nan[self.index]
 
     def distribution(self, at: Any) -> dist.Distribution:
-        """Return the conditional, of the site's shape; if units interact, that of the flattened site."""
+        """Return the conditional; that of the flattened site if units interact."""
         if self.family != "Gaussian":
-            params = [a[self.index].reshape(self.shape) for a in self._gamma_params(at)]
-            return (dist.Gamma if self.family == "Gamma" else dist.InverseGamma)(
-                *params
-            )
-        mean = (at.x + jnp.linalg.solve(at.curvature, at.slope[..., None])[..., 0])[
-            self.index
-        ]
+            kind = dist.Gamma if self.family == "Gamma" else dist.InverseGamma
+            params = self._gamma_params(at)
+            return kind(*(a[self.index].reshape(self.shape) for a in params))
+        shift = jnp.linalg.solve(at.curvature, at.slope[..., None])[..., 0]
+        mean = (at.x + shift)[self.index]
         if self.most <= 1:
             scale = at.curvature[self.groups, 0, 0].reshape(self.shape) ** -0.5
             return dist.Normal(mean.reshape(self.shape), scale)
-        inverse = jnp.linalg.inv(at.curvature)
-        inverse = (0.5 * (inverse + inverse.mT))[self.index][:, self.places]
+        covariance = jnp.linalg.inv(at.curvature)
+        covariance = 0.5 * (covariance + covariance.mT)
+        pairs = covariance[self.index][:, self.places]
         is_same_group = self.groups[:, None] == self.groups
-        return dist.MultivariateNormal(mean, jnp.where(is_same_group, inverse, 0))
+        return dist.MultivariateNormal(mean, jnp.where(is_same_group, pairs, 0))
 
 
 class Pseudocounts(NamedTuple):
@@ -235,29 +236,24 @@ class Probabilities(ContinuousSite):
                 self.posterior.check_bounds(name)
 
     def derivatives(self, values: SiteValues, context: Context) -> Pseudocounts:
-        program = self.posterior.program
-        inputs = self.posterior.inputs(values, context)
-        slot = program.sites[self.name]
-
-        def at(x):
-            return _SCALE * run_guarded(program, {**inputs, slot: x}, program.output)
+        density = self._density(values, context)
 
         def slope(x):
-            return jax.grad(at)(x) / _SCALE
+            return jax.grad(lambda x: _SCALE * density(x))(x) / _SCALE
 
-        def fill(x):
-            return jnp.full(self.shape, x, program.dtypes[slot])
+        def fill(number):
+            return jnp.full(self.shape, number, self.dtype)
 
         if self.family == "Dirichlet":
             middle = 1 / self.shape[-1]
             return Pseudocounts(values[self.name], middle * slope(fill(middle)))
-        low, high = _EDGE * jax.vmap(slope)(jnp.stack([fill(_EDGE), fill(1 - _EDGE)]))
+        ends = jnp.stack([fill(_EDGE), fill(1 - _EDGE)])
+        low, high = _EDGE * jax.vmap(slope)(ends)
         ratio = _EDGE / (1 - _EDGE)  # low is a - b ratio, and high is a ratio - b
         ones = low - ratio * high
         zeros = ratio * low - high
-        return Pseudocounts(
-            values[self.name], jnp.stack([ones, zeros], -1) / (1 - ratio**2)
-        )
+        counts = jnp.stack([ones, zeros], -1) / (1 - ratio**2)
+        return Pseudocounts(values[self.name], counts)
 
     def draw(
         self, at: Pseudocounts, keys: Array, beta: Array | float = 1.0
@@ -269,12 +265,10 @@ class Probabilities(ContinuousSite):
         # finite, as in NumPyro.
         drawn = jnp.clip(drawn, limits.tiny, 1 - limits.eps)
         valid = ((concentration > 0) & jnp.isfinite(drawn)).all(-1)
-        is_beta = self.family == "Beta"
-        new = (
-            jnp.where(valid, drawn[..., 0], at.x)
-            if is_beta
-            else jnp.where(valid[..., None], drawn, at.x)
-        )
+        if self.family == "Beta":
+            new = jnp.where(valid, drawn[..., 0], at.x)
+        else:
+            new = jnp.where(valid[..., None], drawn, at.x)
         return new, (~valid).sum(dtype=jnp.int32)
 
     def distribution(self, at: Pseudocounts) -> dist.Distribution:
@@ -284,18 +278,18 @@ class Probabilities(ContinuousSite):
             return dist.Dirichlet(concentration, validate_args=False)
         return dist.Beta(concentration[..., 0], concentration[..., 1])
 
-    def invalid(self, at: Any) -> Array:
-        return jnp.isnan(at.counts).reshape(len(at.x.ravel()), -1).any(-1)
+    def invalid(self, at: Pseudocounts) -> Array:
+        counts = at.counts.reshape(at.x.size, -1)
+        return jnp.isnan(counts).any(-1)
 
 
 def _draw_gaussian(
     at: Derivatives, keys: Array, beta: Array | float
 ) -> tuple[Array, Array]:
     """Draw each group with mean x + C^-1 g and covariance C^-1 / beta."""
-    words = random.words(keys, at.x.size)
-    noise = jax.scipy.special.ndtri(random.open_uniform(words)).reshape(
-        at.x.shape
-    ) / jnp.sqrt(beta)
+    uniforms = random.open_uniform(random.words(keys, at.x.size))
+    noise = jax.scipy.special.ndtri(uniforms).reshape(at.x.shape)
+    noise = noise / jnp.sqrt(beta)
     if at.x.shape[1] == 1:
         precision = at.curvature[..., 0]
         new = at.x + at.slope / precision + noise / jnp.sqrt(precision)
@@ -317,25 +311,25 @@ def _family(
     powers: tuple[Powers, bool] | str, kind: str
 ) -> tuple[str, bool, str | None]:
     """Return the family, whether units are independent, and a problem where there is no family."""
-
-    def words(powers):
-        return [_IN_WORDS.get(p) or f"x^{p:g}" for p in sorted(powers - {0.0}, key=str)]
-
+    families = _FAMILIES[kind]
     if isinstance(powers, str):
         form = f"a function with {powers!r}"
     else:
-        for family, allowed in _FAMILIES[kind].items():
-            if powers[0] <= allowed:
-                return family, powers[1], None
-        form = ", ".join(words(powers[0]))
+        present, is_separable = powers
+        for family, allowed in families.items():
+            if present <= allowed:
+                return family, is_separable, None
+        form = ", ".join(_in_words(present))
     sums = ", or ".join(
-        " and ".join(words(allowed)) for allowed in _FAMILIES[kind].values()
+        " and ".join(_in_words(allowed)) for allowed in families.values()
     )
-    return (
-        "",
-        True,
-        f"its conditional could not be shown to be a sum of {sums}: it has {form}",
-    )
+    problem = f"its conditional could not be shown to be a sum of {sums}: it has {form}"
+    return "", True, problem
+
+
+def _in_words(powers: Set) -> list[str]:
+    in_order = sorted(powers - {0.0}, key=str)
+    return [_IN_WORDS.get(p) or f"x^{p:g}" for p in in_order]
 
 
 def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,8 @@ elements, never differences of log densities, so impossible states remain -inf.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+import functools
+from typing import NamedTuple, cast
 
 import numpy as np
 from scipy import sparse
@@ -30,16 +31,28 @@ from ebmpp.errors import StateError
 from ebmpp.moves import forests
 from ebmpp.traced.block import Coupled, SiteValues
 from ebmpp.traced.model import Context, DrawnSites, Inputs
-from ebmpp.traced.sweep.conditionals import ChainInputs, Conditionals, Visit, Visited
+from ebmpp.traced.sweep.conditionals import (
+    C,
+    ChainInputs,
+    Conditionals,
+    Visit,
+    Visited,
+    tempered,
+)
 from ebmpp.traced.sweep.layers import ElementsByReader, place
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_AT_ONCE = 2**16  # states of edges that are evaluated in parallel
 _TOLERANCE = 1e-3  # of conditionals that are compared
 
-#: Log weights of states of a layer's units ``(units, values)`` and edges ``(edges,
-#: values, values)``.
-ForestTables = tuple[Array, Array]
+
+class ForestTables(NamedTuple):
+    """Log weights of the states of a layer."""
+
+    unary: Array
+    """Of the units, ``(units, values)``."""
+    pairwise: Array
+    """Of the edges, ``(edges, values, values)``."""
 
 
 class ForestLayer(NamedTuple):
@@ -81,123 +94,110 @@ class ForestLayers(Conditionals):
 
     def visit(
         self,
-        fn: Visit,
+        fn: Visit[C],
         chains: Sequence[ChainInputs],
-        carry: Any,
+        carry: C,
         backward: bool = False,
-    ) -> Visited:
+    ) -> Visited[C]:
         return self.units.visit(fn, chains, carry, backward)
 
     def move(
-        self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
+        self,
+        inputs: Inputs,
+        keys: Array,
+        beta: Array | None = None,
+        backward: bool = False,
     ) -> DrawnSites:
-        """Draw all layers in order, each jointly; a tree without a possible state keeps its values."""
+        """Draw each layer jointly; a tree without a possible state keeps its values."""
         sites, slots = self._chain(*inputs)
         rejected = jnp.zeros((), jnp.int32)
-        for number in range(self.num_layers)[:: -1 if backward else 1]:
+        numbers = range(self.num_layers)
+        for number in reversed(numbers) if backward else numbers:
             layer = self.layers[number]
             tables = self._tables(layer, (sites, slots))
-            if beta is not None:
-                tables = jax.tree.map(
-                    lambda a: jnp.where(jnp.isneginf(a), a, beta * a), tables
-                )
-            uniforms = random.uniform(
-                random.words(random.fold_in(keys, number), len(layer.units))
-            )
-            drawn = forests.draw(layer.forest, *tables, uniforms)
+            tables = ForestTables(*(tempered(table, beta) for table in tables))
+            words = random.words(random.fold_in(keys, number), len(layer.units))
+            drawn = forests.draw(layer.forest, *tables, random.uniform(words))
             valid = _is_possible(layer, tables, drawn)
             sites = self.put(sites, layer.units, drawn, valid)
             rejected += (~valid).sum(dtype=jnp.int32)
         return sites, rejected
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
-        """Draw all layers of two chains jointly, the conditionals of each backward draw coupled maximally."""
+        """Draw each layer of two chains, the conditionals of backward draws coupled maximally."""
         x, x_inputs = self._chain(*first)
         y, y_inputs = self._chain(*second)
         broken = jnp.zeros((), bool)
         for number, layer in enumerate(self.layers):
-            pair = (
-                self._tables(layer, (x, x_inputs)),
-                self._tables(layer, (y, y_inputs)),
-            )
+            p = self._tables(layer, (x, x_inputs))
+            q = self._tables(layer, (y, y_inputs))
+            both = map(jnp.stack, zip(p, q, strict=True))
             words = random.words(random.fold_in(keys, number), 3 * len(layer.units))
             uniforms = random.uniform(words).reshape(-1, 3)
-            drawn = forests.draw_pair(
-                layer.forest, *map(jnp.stack, zip(*pair, strict=True)), uniforms
-            )
-            valid = [
-                _is_possible(layer, tables, new)
-                for tables, new in zip(pair, drawn, strict=True)
-            ]
-            x, y = (
-                self.put(z, layer.units, *c)
-                for z, *c in zip((x, y), drawn, valid, strict=True)
-            )
-            broken |= ~jnp.stack(valid).all()
+            new_x, new_y = forests.draw_pair(layer.forest, *both, uniforms)
+            valid_x = _is_possible(layer, p, new_x)
+            valid_y = _is_possible(layer, q, new_y)
+            x = self.put(x, layer.units, new_x, valid_x)
+            y = self.put(y, layer.units, new_y, valid_y)
+            broken |= ~(valid_x & valid_y).all()
         return dict(x), dict(y), broken
 
     def log_sum(self, values: SiteValues, context: Context) -> Array:
-        """Return the log density with the units of a single forest summed out; it has a gradient."""
+        """Return the log density with the units of a single forest summed out."""
         (layer,) = self.layers
         chain = self._chain(values, context)
         constant, _ = self.terms.expand(chain[1], guarded=True)
-        return constant + forests.log_sum(
-            layer.forest, *self._tables(layer, chain, guarded=True)
-        )
+        tables = self._tables(layer, chain, guarded=True)
+        return constant + forests.log_sum(layer.forest, *tables)
 
-    def marginals(self, values: SiteValues, context: Context) -> ForestTables:
-        """Return probabilities of the values of the units of a single forest, and of the ends of edges."""
+    def marginals(self, values: SiteValues, context: Context) -> tuple[Array, Array]:
+        """Return probabilities of the units of a single forest, and of the ends of edges."""
         (layer,) = self.layers
-        return forests.marginals(
-            layer.forest, *self._tables(layer, self._chain(values, context))
-        )
+        tables = self._tables(layer, self._chain(values, context))
+        return forests.marginals(layer.forest, *tables)
 
     def most_probable(self, values: SiteValues, context: Context) -> dict[str, Array]:
         """Return the most probable sites of a single forest."""
         (layer,) = self.layers
         chain = self._chain(values, context)
-        best, _ = forests.most_probable(layer.forest, *self._tables(layer, chain))
-        return self.put(chain[0], layer.units, best, jnp.ones(best.shape, bool))
+        tables = self._tables(layer, chain)
+        best, _ = forests.most_probable(layer.forest, *tables)
+        everywhere = jnp.ones(best.shape, bool)
+        return self.put(chain[0], layer.units, best, everywhere)
 
     def check_tables(self, values: SiteValues, context: Context) -> None:
-        """Compare conditionals that tables imply with the ones of single units; raise a StateError."""
+        """Raise a StateError if tables imply other conditionals than the ones of units."""
         numbers, conditionals, tables = self._compiled_tables(values, context)
         for layer, (unary, pairwise) in zip(self.layers, tables, strict=True):
             a, b = layer.forest.edges.T
-            at = numbers[layer.units]
+            present = numbers[layer.units]
             edge = np.arange(len(pairwise))
-            logits = (
-                unary.at[a]
-                .add(pairwise[edge, :, at[b]])
-                .at[b]
-                .add(pairwise[edge, at[a]])
+            given_b = pairwise[edge, :, present[b]]
+            given_a = pairwise[edge, present[a]]
+            implied = jax.nn.log_softmax(
+                unary.at[a].add(given_b).at[b].add(given_a), -1
             )
-            pair = (
-                jax.nn.log_softmax(v, -1) for v in (logits, conditionals[layer.units])
+            expected = jax.nn.log_softmax(conditionals[layer.units], -1)
+            is_close = np.isclose(
+                implied, expected, _TOLERANCE, _TOLERANCE, equal_nan=True
             )
-            wrong = ~np.all(
-                np.isclose(*pair, _TOLERANCE, _TOLERANCE, equal_nan=True), 1
-            )
+            wrong = ~np.all(is_close, 1)
+            if not wrong.any():
+                continue
             both = layer.forest.edges[wrong[a] & wrong[b]]
-            if wrong.any():
-                kind, units = (
-                    ("pairwise", both[0])
-                    if len(both)
-                    else ("unary", np.flatnonzero(wrong)[:1])
-                )
-                spans = [(site, *span) for site, span in self.spans.items()]
+            kind = "pairwise" if len(both) else "unary"
+            units = both[0] if len(both) else np.flatnonzero(wrong)[:1]
+            names = " and ".join(map(self._unit_name, layer.units[units]))
+            raise StateError(
+                f"the {kind} table of {names} in a joint draw must follow from the "
+                "traced log density. Draw by joint='units', and report the model"
+            )
 
-                def name(u):
-                    return next(
-                        f"{site}[{u - start}]" for site, start, end in spans if u < end
-                    )
-
-                raise StateError(
-                    f"the {kind} table of "
-                    f"{' and '.join(map(name, layer.units[units]))} in a joint draw "
-                    "must follow from the traced log density. Draw by joint='units', "
-                    "and report the model"
-                )
+    def _unit_name(self, unit: int) -> str:
+        spans = self.spans.items()
+        return next(
+            f"{name}[{unit - start}]" for name, (start, stop) in spans if unit < stop
+        )
 
     def _all_tables(
         self, values: SiteValues, context: Context
@@ -209,89 +209,71 @@ class ForestLayers(Conditionals):
     def _tables(
         self, layer: ForestLayer, chain: ChainInputs, guarded: bool = False
     ) -> ForestTables:
-        """Return the sums of the elements that read a unit alone, and of elements that read a whole edge."""
+        """Return sums of the elements that read a unit alone, and of those of an edge."""
         sites, inputs = chain
         side = jnp.asarray(layer.forest.depth % 2)
-        coefficients = self.terms.expand(inputs, guarded)[1]
+        _, coefficients = self.terms.expand(inputs, guarded)
         # of infinite terms, whose derivative would be 0 * inf
         fixed = lax.stop_gradient(coefficients)
-        numbers = jnp.arange(self.num_values)
         everywhere = jnp.ones(len(layer.units), bool)
 
-        def sums(reads: ElementsByReader, count: int, a: Array, b: Array) -> Array:
-            moved = self.put(sites, layer.units, jnp.where(side == 0, a, b), everywhere)
+        def sums(reads: ElementsByReader, count: int, even: Array, odd: Array) -> Array:
+            """Return sums with the units of each side at the values of these numbers."""
+            numbers = jnp.where(side == 0, even, odd)
+            moved = self.put(sites, layer.units, numbers, everywhere)
             at = {**inputs, **self.posterior.site_inputs(moved)}
             terms = self.terms.evaluate(at, reads.slots, guarded)
             clean = {
-                i: jnp.where(jnp.isfinite(t), coefficients[i], fixed[i])
-                for i, t in terms.items()
+                slot: jnp.where(jnp.isfinite(term), coefficients[slot], fixed[slot])
+                for slot, term in terms.items()
             }
             return reads.sums(self.terms.multiply(clean, terms), count)
 
-        single = jax.vmap(lambda k: sums(layer.single, len(layer.units), k, k))(numbers)
+        def row(even):
+            sums_at = functools.partial(sums, layer.double, num_edges, even)
+            return jax.vmap(sums_at)(numbers)
+
+        numbers = jnp.arange(self.num_values)
+        num_units = len(layer.units)
+        single = jax.vmap(lambda k: sums(layer.single, num_units, k, k))(numbers)
+        unary = jnp.where(self.valid(layer.units), single.T, -jnp.inf)
         num_edges = len(layer.forest.edges)
-        row = jax.vmap(lambda a, b: sums(layer.double, num_edges, a, b), (None, 0))
+        if not num_edges:
+            return ForestTables(unary, jnp.zeros((0, self.num_values, self.num_values)))
         is_small = num_edges * self.num_values**2 <= _MOST_AT_ONCE
-        rows = (
-            jax.vmap(row, (0, None))
-            if is_small
-            else lambda a, b: lax.map(lambda k: row(k, b), a)
-        )
-        pairs = (
-            rows(numbers, numbers)
-            if num_edges
-            else jnp.zeros((*[self.num_values] * 2, 0))
-        )
-        return jnp.where(self.valid(layer.units), single.T, -jnp.inf), jnp.moveaxis(
-            pairs, -1, 0
-        )
+        pairs = jax.vmap(row)(numbers) if is_small else lax.map(row, numbers)
+        return ForestTables(unary, jnp.moveaxis(pairs, -1, 0))
 
 
 def _make_layer(terms: SumOfTerms, units: np.ndarray, edges: np.ndarray) -> ForestLayer:
     """Return the layer of some units; its edges begin on the even side."""
     count = len(units)
     position = np.full(terms.sets.size, -1)
-    edges = induced_edges(edges, units, terms.sets.size)
     position[units] = np.arange(count)
-    depth = forests.Forest(count, edges).depth
+    edges = induced_edges(edges, units, terms.sets.size)
     first, second = edges.T
     codes = first * count + second
-    edges = np.where(depth[edges[:, :1]] % 2 == 0, edges, edges[:, ::-1])
     order = np.argsort(codes)
-    adjacency = sparse.coo_array((np.ones(len(edges)), (first, second)), (count, count))
+    begins_even = forests.Forest(count, edges).depth[first] % 2 == 0
+    edges = np.where(begins_even[:, None], edges, edges[:, ::-1])
+    ones = np.ones(len(edges))
+    adjacency = sparse.coo_array((ones, (first, second)), (count, count))
     _, trees = sparse.csgraph.connected_components(adjacency, directed=False)
-    layer = ForestLayer(
-        units,
-        forests.Forest(count, edges),
-        trees,
-        ElementsByReader({}, {}),
-        ElementsByReader({}, {}),
-    )
+    single = ElementsByReader({}, {})
+    double = ElementsByReader({}, {})
     for slot, mask in terms.live.items():
         element, unit = terms.elements(slot)
         inside = position[unit] >= 0
         element = element[inside]
         unit = position[unit[inside]]
         alone = np.bincount(element, minlength=1)[element] == 1
-        place(
-            slot,
-            mask.size,
-            [layer.single],
-            [count],
-            [(element[alone], unit[alone])],
-            False,
-        )
+        pairs = element[alone], unit[alone]
+        place(slot, mask.size, [single], [count], [pairs])
         first, second = unit[~alone].reshape(-1, 2).T
         edge = order[np.searchsorted(codes, first * count + second, sorter=order)]
-        place(
-            slot,
-            mask.size,
-            [layer.double],
-            [len(edges)],
-            [(element[~alone][::2], edge)],
-            False,
-        )
-    return layer
+        pairs = element[~alone][::2], edge
+        place(slot, mask.size, [double], [len(edges)], [pairs])
+    return ForestLayer(units, forests.Forest(count, edges), trees, single, double)
 
 
 def _is_possible(layer: ForestLayer, tables: ForestTables, drawn: Array) -> Array:
@@ -302,9 +284,11 @@ def _is_possible(layer: ForestLayer, tables: ForestTables, drawn: Array) -> Arra
     def is_wrong(at, table):
         return ~jnp.isfinite(at) | ~(table < jnp.inf).all(-1)
 
-    wrong = is_wrong(jnp.take_along_axis(unary, drawn[:, None], 1)[:, 0], unary)
-    by_edge = pairwise.reshape(len(a), unary.shape[1] ** 2)
-    wrong = wrong.at[a].max(
-        is_wrong(pairwise[np.arange(len(a)), drawn[a], drawn[b]], by_edge)
-    )
-    return ~jnp.zeros(len(wrong), bool).at[layer.trees].max(wrong)[layer.trees]
+    at_units = jnp.take_along_axis(unary, drawn[:, None], 1)[:, 0]
+    at_edges = pairwise[np.arange(len(a)), drawn[a], drawn[b]]
+    states = pairwise.reshape(len(a), unary.shape[1] ** 2)
+    wrong = is_wrong(at_units, unary)
+    wrong = wrong.at[a].max(is_wrong(at_edges, states))
+    blank = jnp.zeros(len(wrong), bool)
+    is_wrong_tree = blank.at[layer.trees].max(wrong)
+    return ~is_wrong_tree[layer.trees]

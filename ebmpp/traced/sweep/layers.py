@@ -9,23 +9,28 @@ for pairs of units as well.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
+from ebmpp.core import Numbers
 from ebmpp.core.groups import positions_by_group, ranks_in_groups
+from ebmpp.dependence.program import SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.traced.block import SiteValues
 from ebmpp.traced.sweep.conditionals import (
     MOST_COLUMNS,
+    C,
     ChainInputs,
     Conditionals,
     Visit,
     Visited,
+    is_range,
 )
 from ebmpp.traced.sweep.posterior import ModelDensity
 
@@ -40,10 +45,10 @@ class ElementsByReader(NamedTuple):
     Arrays are of one layer; or of several, padded equally and stacked, for a scan.
     """
 
-    tables: dict[int, Any]
-    """By term, its elements that read each reader, ``(readers, most)``; padded by the term's size."""
-    ragged: dict[int, tuple[Any, Any]]
-    """By term of which few readers read many elements: elements, and positions among the readers."""
+    tables: dict[int, Numbers]
+    """By term, its elements that read each reader, ``(readers, most)``; padded by its size."""
+    ragged: dict[int, tuple[Numbers, Numbers]]
+    """By term of which few readers read many elements: elements, and their readers."""
 
     @property
     def slots(self) -> list[int]:
@@ -66,63 +71,53 @@ def place(
     padding: int,
     reads: Sequence[ElementsByReader],
     sizes: Sequence[int],
-    pairs: list[tuple],
-    stacked: bool,
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+    stacked: bool = False,
 ) -> None:
-    """Record the elements of a term that layers read: as a table, or as a list where that is smaller.
+    """Record the elements of a term that layers read: a table, or a list if that is smaller.
 
     :param reads: of each layer.
     :param sizes: number of readers of each layer.
     :param pairs: by layer, elements and the positions of the readers that read them.
     :param stacked: True if all layers must have the same sizes.
     """
-    counts = [int(np.bincount(positions).max(initial=0)) for _, positions in pairs]
-    width = max(len(elements) for elements, _ in pairs)
-    total = sum(len(elements) for elements, _ in pairs)
-    most = max(counts)
-    ragged = most * sum(sizes) > _MOST_PADDING * total + sum(sizes)
-    for layer, size, (elements, positions), count in zip(
-        reads, sizes, pairs, counts, strict=True
+    widths = [np.bincount(positions).max(initial=0) for _, positions in pairs]
+    lengths = [len(elements) for elements, _ in pairs]
+    padded = max(widths) * sum(sizes)
+    is_ragged = padded > _MOST_PADDING * sum(lengths) + sum(sizes)
+    for layer, size, (elements, positions), width in zip(
+        reads, sizes, pairs, widths, strict=True
     ):
         if not stacked and not len(elements):
             continue
-        if not ragged:
-            table = layer.tables[slot] = np.full(
-                (size, most if stacked else count), padding, np.int32
-            )
-            table[positions, ranks_in_groups(positions)] = elements
+        if is_ragged:
+            length = max(lengths) if stacked else len(elements)
+            rows = _pad(elements, length, padding), _pad(positions, length, size)
+            layer.ragged[slot] = rows
             continue
-        spare = (0, width - len(elements) if stacked else 0)
-
-        def fill(a, value, spare=spare):
-            return np.pad(a, spare, constant_values=value).astype(np.int32)
-
-        layer.ragged[slot] = fill(elements, padding), fill(positions, size)
+        columns = max(widths) if stacked else width
+        layer.tables[slot] = np.full((size, columns), padding, np.int32)
+        layer.tables[slot][positions, ranks_in_groups(positions)] = elements
 
 
-def _sum_at(values: Array, table: Any) -> Array:
+def _pad(numbers: np.ndarray, length: int, value: int) -> np.ndarray:
+    missing = length - len(numbers)
+    return np.pad(numbers, (0, missing), constant_values=value).astype(np.int32)
+
+
+def _sum_at(values: Array, table: Numbers) -> Array:
     """Return the sums of the values at each row of a table."""
-    is_all = isinstance(table, np.ndarray) and np.array_equal(
-        table.ravel(), np.arange(len(values))
-    )
+    is_all = is_range(table, len(values))
+
+    def pick(columns):
+        if is_all:
+            return values.reshape(table.shape)[:, columns]
+        return values.at[table[:, columns]].get(mode="fill", fill_value=0)
+
     if table.shape[1] > MOST_COLUMNS:
-        picked = (
-            values.reshape(table.shape)
-            if is_all
-            else values.at[table].get(mode="fill", fill_value=0)
-        )
-        return picked.sum(1)
-
+        return pick(slice(None)).sum(1)
     # column by column: XLA on CPU sums a short last axis twenty times slower
-    def column(j):
-        return values.reshape(table.shape)[:, j]
-
-    def pick(j):
-        return values.at[table[:, j]].get(mode="fill", fill_value=0)
-
-    return sum(
-        ((column if is_all else pick)(j) for j in range(table.shape[1])), jnp.zeros(())
-    )
+    return sum(map(pick, range(table.shape[1])), jnp.zeros(()))
 
 
 class UnitLayer(NamedTuple):
@@ -131,8 +126,8 @@ class UnitLayer(NamedTuple):
     Arrays are of one layer; or of all of them, padded equally and stacked, for a scan.
     """
 
-    number: Any
-    units: Any
+    number: ArrayLike
+    units: Numbers
     """Numbers of the units; padded by the number of all units."""
     reads: ElementsByReader
 
@@ -154,16 +149,16 @@ class UnitLayers(Conditionals):
 
     def _make_layers(self, terms: SumOfTerms) -> list[UnitLayer]:
         """Return the layers, or all of them stacked where there are many."""
-        units = positions_by_group(self.colors, self.num_layers)
         stacked = self.num_layers > _MOST_UNROLLED
-        most = max(map(len, units)) if stacked else 0
-
-        def pad(u):
-            return np.pad(u, (0, max(0, most - len(u))), constant_values=self.size)
-
+        groups = positions_by_group(self.colors, self.num_layers)
+        most = max(map(len, groups)) if stacked else 0
         layers = [
-            UnitLayer(np.int32(i), pad(u).astype(np.int32), ElementsByReader({}, {}))
-            for i, u in enumerate(units)
+            UnitLayer(
+                np.int32(number),
+                _pad(units, max(most, len(units)), self.size),
+                ElementsByReader({}, {}),
+            )
+            for number, units in enumerate(groups)
         ]
         reads = [layer.reads for layer in layers]
         sizes = [len(layer.units) for layer in layers]
@@ -175,67 +170,59 @@ class UnitLayers(Conditionals):
                 for p in positions_by_group(self.colors[unit], self.num_layers)
             ]
             place(slot, mask.size, reads, sizes, pairs, stacked)
-        return [jax.tree.map(lambda *a: np.stack(a), *layers)] if stacked else layers
+        if stacked:
+            return [jax.tree.map(lambda *a: np.stack(a), *layers)]
+        return layers
 
     def visit(
         self,
-        fn: Visit,
+        fn: Visit[C],
         chains: Sequence[ChainInputs],
-        carry: Any,
+        carry: C,
         backward: bool = False,
-    ) -> Visited:
+    ) -> Visited[C]:
         inputs = [chain[1] for chain in chains]
 
-        def at_layer(state: tuple, layer: UnitLayer) -> tuple[tuple, None]:
+        def at_layer(state: Visited[C], layer: UnitLayer) -> tuple[Visited[C], None]:
             sites, carry = state
             logits = [
                 self._logits(layer, *chain) for chain in zip(sites, inputs, strict=True)
             ]
-            picked, carry = fn(layer.number, layer.units, logits, carry)
-            return (
-                [
-                    self.put(x, layer.units, *c)
-                    for x, c in zip(sites, picked, strict=True)
-                ],
-                carry,
-            ), None
+            choices, carry = fn(layer.number, layer.units, logits, carry)
+            sites = [
+                self.put(x, layer.units, *choice)
+                for x, choice in zip(sites, choices, strict=True)
+            ]
+            return (sites, carry), None
 
-        state: tuple = [dict(sites) for sites, _ in chains], carry
+        state = [dict(sites) for sites, _ in chains], carry
         if self.num_layers > _MOST_UNROLLED:
             return lax.scan(at_layer, state, self._layers[0], reverse=backward)[0]
         for layer in reversed(self._layers) if backward else self._layers:
             state, _ = at_layer(state, layer)
         return state
 
-    def _logits(
-        self, layer: UnitLayer, sites: SiteValues, inputs: Mapping[int, Any]
-    ) -> Array:
-        """Return log probabilities of a layer's units, each up to a constant, ``(units, values)``."""
-        coefficients = self.terms.coefficients(
-            {**inputs, **self.posterior.site_inputs(sites)}
-        )
+    def _logits(self, layer: UnitLayer, sites: SiteValues, inputs: SlotValues) -> Array:
+        """Return log probabilities of a layer's units up to constants, ``(units, values)``."""
+        present = self.posterior.site_inputs(sites)
+        coefficients = self.terms.coefficients({**inputs, **present})
 
-        def sums_at(k: Array) -> Array:
+        def sums_at(k):
             """Return the part of the log density of each unit, all at their k-th value."""
             moved = {}
             for name, (start, stop) in self.spans.items():
-                mask = (self.colors[start:stop] == layer.number).reshape(
-                    self.posterior.shapes[name]
-                )
-                table = jnp.asarray(
-                    self.posterior.values[name].table, sites[name].dtype
-                )
-                at = table[jnp.minimum(k, len(table) - 1)]
-                is_all = isinstance(mask, np.ndarray) and mask.all()
-                moved[name] = (
-                    jnp.broadcast_to(at, mask.shape)
-                    if is_all
-                    else jnp.where(mask, at, sites[name])
-                )
-            values = {**inputs, **self.posterior.site_inputs(moved)}
-            terms = self.terms.multiply(
-                coefficients, self.terms.evaluate(values, layer.reads.slots)
-            )
+                in_layer = self.colors[start:stop] == layer.number
+                mask = in_layer.reshape(self.posterior.shapes[name])
+                values = self.posterior.values[name].table
+                table = jnp.asarray(values, sites[name].dtype)
+                value = table[jnp.minimum(k, len(table) - 1)]
+                if isinstance(mask, np.ndarray) and mask.all():
+                    moved[name] = jnp.broadcast_to(value, mask.shape)
+                else:
+                    moved[name] = jnp.where(mask, value, sites[name])
+            at = {**inputs, **self.posterior.site_inputs(moved)}
+            terms = self.terms.evaluate(at, layer.reads.slots)
+            terms = self.terms.multiply(coefficients, terms)
             return layer.reads.sums(terms, len(layer.units))
 
         logits = jax.vmap(sums_at)(jnp.arange(self.num_values))

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model's log density as a traced function of some of its sites."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpyro
@@ -15,12 +15,14 @@ from numpyro.infer.util import log_density
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.dependence.program import Program
+from ebmpp.core.rows import expand
+from ebmpp.dependence.program import Program, SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.errors import IntractableError
-from ebmpp.traced.data import ArrayData, element_of
+from ebmpp.traced.block import SiteValues
+from ebmpp.traced.data import ArrayData, Message, element_of
 from ebmpp.traced.model import Context, ModelInfo
 
 _MOST_VALUES = 1024
@@ -42,7 +44,7 @@ class ValueTable(NamedTuple):
 
 
 class ModelDensity:
-    """The log density of a model as a function of some of its sites, of their siblings and of arguments.
+    """A model's log density as a function of some sites, their siblings and arguments.
 
     :param sites: names of latent sites: with finitely many values per unit, or one of
         real numbers.
@@ -55,52 +57,53 @@ class ModelDensity:
         self,
         info: ModelInfo,
         sites: Sequence[str],
-        extra: Mapping = MappingProxyType({}),
+        extra: SiteValues = MappingProxyType({}),
     ) -> None:
         self.info = info
         self.sites = tuple(sites)
-        prototypes = info.latent | dict(extra)
+        prototypes = {**info.latent, **extra}
         self.shapes = {name: value.shape for name, value in prototypes.items()}
         self.program = self.trace(self._log_density, prototypes)
         finite = [name for name in self.sites if name not in info.continuous]
         self.values = {name: self._values(name) for name in finite}
 
-    def trace(self, fn: Callable[..., Any], prototypes: Mapping[str, Array]) -> Program:
+    def trace(self, fn: Callable, prototypes: SiteValues) -> Program:
         """Trace a function of the sites, their siblings and the model's arguments."""
         return self.info.program(fn, prototypes, self.sites)
 
     def terms(self, products: bool = True) -> SumOfTerms:
-        """Return the terms of the log density; the arguments that they rely on must then stay the same."""
+        """Return the terms of the log density; arguments that they rely on must stay the same."""
         tables = {site: v.table for site, v in self.values.items()}
         terms = SumOfTerms(self.program, self.info.arguments.arrays, tables, products)
         self.info.relied |= terms.relied
         return terms
 
-    def inputs(self, values: Mapping[str, Array], context: Context) -> dict[int, Any]:
+    def inputs(self, values: SiteValues, context: Context) -> SlotValues:
         """Return the values of the program's inputs, given sites and what is drawn with them."""
         return self.program.inputs({**context.siblings, **values}, context.arguments)
 
-    def site_inputs(self, sites: Mapping[str, Array]) -> dict[int, Array]:
+    def site_inputs(self, sites: SiteValues) -> dict[int, Array]:
         """Return the inputs that are the sites, as :meth:`inputs` has them."""
-        slots = {self.program.sites[name]: value for name, value in sites.items()}
-        return {
-            slot: value.astype(self.program.dtypes[slot])
-            for slot, value in slots.items()
-        }
+        inputs = {}
+        for name, value in sites.items():
+            slot = self.program.sites[name]
+            inputs[slot] = value.astype(self.program.dtypes[slot])
+        return inputs
 
-    def log_density(self, values: Mapping[str, Array], context: Context) -> Array:
+    def log_density(self, values: SiteValues, context: Context) -> Array:
         """Return the log density, given sites and what is drawn with them."""
         output = self.program.output
         return self.program.run(self.inputs(values, context), [output])[output]
 
     def _log_density(
-        self, sites: Mapping, siblings: Mapping, arguments: Sequence
+        self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
     ) -> Array:
         args, kwargs = self.info.arguments.rebuild(arguments)
         model = handlers.seed(ArrayData(self.model_at(siblings)), 0)
-        return jnp.asarray(log_density(model, args, kwargs, {**sites, **siblings})[0])
+        density, _ = log_density(model, args, kwargs, {**sites, **siblings})
+        return jnp.asarray(density)
 
-    def model_at(self, siblings: Mapping[str, Array]) -> Callable[..., Any]:
+    def model_at(self, siblings: SiteValues) -> Callable:
         """Return the model whose log density is traced; subclasses change it, given ``extra``."""
         return self.info.model
 
@@ -116,9 +119,7 @@ class ModelDensity:
         latent = [name for name in info.latent if name not in fixed]
         samples: set[str] = set()
 
-        def deterministic(
-            sites: Mapping, siblings: Mapping, arguments: Sequence
-        ) -> list[Any]:
+        def deterministic(sites, siblings, arguments):
             trace = info.trace({**sites, **siblings}, arguments)
             samples.update(
                 name for name, site in trace.items() if site["type"] == "sample"
@@ -126,21 +127,21 @@ class ModelDensity:
             return [trace[name]["value"] for name in info.deterministic]
 
         program = self.trace(deterministic, info.latent)
-        slots = zip(info.deterministic, program.outputs, strict=True)
-        hidden = samples.difference(latent).union(
-            n for n, slot in slots if program.depends(slot)
-        )
+        hidden = samples.difference(latent)
+        for name, slot in zip(info.deterministic, program.outputs, strict=True):
+            if program.depends(slot):
+                hidden.add(name)
 
         def is_hidden(msg):
             return msg.get("name") in hidden
 
-        def model(*args: Any, **kwargs: Any) -> None:
+        def model(*args, **kwargs):
             inner = _Masked(handlers.substitute(info.model, data=fixed), samples)
-            trace = handlers.trace(handlers.block(inner, hide_fn=is_hidden)).get_trace(
-                *args, **kwargs
-            )
+            visible = handlers.block(inner, hide_fn=is_hidden)
+            trace = handlers.trace(visible).get_trace(*args, **kwargs)
             values = {name: trace[name]["value"] for name in latent}
-            numpyro.factor("log_marginal", log_marginal(values, *args, **kwargs))
+            log_factor = log_marginal(values, *args, **kwargs)
+            numpyro.factor("log_marginal", log_factor)
 
         return model
 
@@ -151,37 +152,37 @@ class ModelDensity:
         support = self.info.support(name)
         if isinstance(prior, EnergyDistribution):
             return _values_of_energy(name, prior, shape)
-        is_interval = isinstance(support, type(constraints.integer_interval(0, 1)))
+        is_interval = isinstance(support, constraints.integer_interval)
         if not is_interval and support != constraints.boolean:
-            expected = (
-                "finitely many whole numbers, an EnergyDistribution, real numbers or "
-                "probabilities"
+            problem = (
+                f"is {type(prior).__name__}, expected finitely many whole numbers, an "
+                "EnergyDistribution, real numbers or probabilities"
             )
-            hint = _TRUNCATE if support.is_discrete else _ELSEWHERE
-            _refuse(name, f"is {type(prior).__name__}, expected {expected}", hint)
-        bounds = (support.lower_bound, support.upper_bound) if is_interval else (0, 1)
-        if np.ndim(bounds[0]) or not isinstance(bounds[1], int):
+            _refuse(name, problem, _TRUNCATE if support.is_discrete else _ELSEWHERE)
+        low, high = (
+            (support.lower_bound, support.upper_bound) if is_interval else (0, 1)
+        )
+        if np.ndim(low) or not isinstance(high, int):
             self.check_bounds(name)
-        size = int((np.asarray(bounds[1]) - np.asarray(bounds[0])).max()) + 1
+        low = np.asarray(low)
+        high = np.asarray(high)
+        size = int((high - low).max()) + 1
         if size > _MOST_VALUES:
-            _refuse(
-                name,
-                f"takes {size} values per unit, expected at most {_MOST_VALUES}",
-                _TRUNCATE,
-            )
-        low, high = (_bound(np.asarray(bound), shape) for bound in bounds)
-        table = low + np.arange(size).reshape(-1, *(1,) * low.ndim)
+            problem = f"takes {size} values per unit, expected at most {_MOST_VALUES}"
+            _refuse(name, problem, _TRUNCATE)
+        low = _bound(low, shape)
+        high = _bound(high, shape)
+        table = low + expand(np.arange(size), low[None])
         return ValueTable(np.minimum(table, high), table <= high)
 
     def check_bounds(self, name: str) -> None:
         """Raise an IntractableError where the values of a site depend on other sites."""
 
-        def bounds(sites: Mapping, siblings: Mapping, arguments: Sequence) -> Array:
+        def bounds(sites, siblings, arguments):
             trace = self.info.trace({**sites, **siblings}, arguments)
             support = element_of(base_of(trace[name]["fn"]).support)
-            return jnp.sum(jnp.asarray(support.lower_bound)) + jnp.sum(
-                jnp.asarray(support.upper_bound)
-            )
+            low = jnp.sum(jnp.asarray(support.lower_bound))
+            return low + jnp.sum(jnp.asarray(support.upper_bound))
 
         program = self.trace(bounds, self.info.latent)
         if not program.is_known(program.output):
@@ -189,19 +190,18 @@ class ModelDensity:
                 name,
                 "must not have values that depend on other sites: make the likelihood 0 elsewhere",
             )
-        self.info.relied |= {
-            program.arguments.index(slot) for slot in program.sources[program.output]
-        }
+        sources = program.sources[program.output]
+        self.info.relied |= {program.arguments.index(slot) for slot in sources}
 
 
 class _Masked(handlers.mask):
-    """Masks sites by name, not the factors of Jacobians, which NUTS adds where it finds a latent site."""
+    """Masks sites by name, not the factors of Jacobians that NUTS adds at latent sites."""
 
-    def __init__(self, fn: Callable[..., Any], names: set[str]) -> None:
+    def __init__(self, fn: Callable, names: set[str]) -> None:
         super().__init__(fn, mask=False)
         self.names = names
 
-    def process_message(self, msg: Any) -> None:
+    def process_message(self, msg: Message) -> None:
         if msg.get("name") in self.names:
             super().process_message(msg)
 
@@ -212,12 +212,9 @@ def _refuse(name: str, problem: str, hint: str = _ELSEWHERE) -> NoReturn:
 
 def _bound(bound: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return a bound of the site's shape, or of one unit where it is the same for all."""
-    bound = (
-        np.broadcast_to(bound, shape)
-        if (bound != bound.flat[0]).any()
-        else bound.ravel()[:1]
-    )
-    return bound if bound.shape == shape else bound.reshape((1,) * len(shape))
+    if (bound != bound.flat[0]).any():
+        return np.broadcast_to(bound, shape)
+    return np.full([1] * len(shape), bound.flat[0])
 
 
 def _values_of_energy(
@@ -225,22 +222,24 @@ def _values_of_energy(
 ) -> ValueTable:
     """Raise an IntractableError for blocks of infinitely many values."""
     families = {b: prior.graph.families[b] for b in prior.layout.names}
-    states: dict[str, Any] = {b: family.states() for b, family in families.items()}
-    for b, values in states.items():
+    states: dict[str, np.ndarray] = {}
+    for b, family in families.items():
+        values = family.states()
         if values is None:
             _refuse(
                 name,
-                f"has block {b!r}, {families[b]!r}, with infinitely many values per unit",
+                f"has block {b!r}, {family!r}, with infinitely many values per unit",
             )
-    tables = []
-    for k in range(max(len(s) for s in states.values())):
-        at = {
-            b: np.full(families[b].shape, np.asarray(s)[min(k, len(s) - 1)])
-            for b, s in states.items()
-        }
-        valid = {b: np.full(families[b].shape, k < len(s)) for b, s in states.items()}
-        tables.append(
-            [np.broadcast_to(prior.layout.join(part), shape) for part in (at, valid)]
-        )
-    table, valid = (np.stack(side) for side in zip(*tables, strict=True))
-    return ValueTable(table, valid.astype(bool))
+        states[b] = np.asarray(values)
+    table = []
+    valid = []
+    for k in range(max(map(len, states.values()))):
+        at = {}
+        is_valid = {}
+        for b, values in states.items():
+            units = families[b].shape
+            at[b] = np.full(units, values[min(k, len(values) - 1)])
+            is_valid[b] = np.full(units, k < len(values))
+        table.append(np.broadcast_to(prior.layout.join(at), shape))
+        valid.append(np.broadcast_to(prior.layout.join(is_valid), shape))
+    return ValueTable(np.stack(table), np.stack(valid).astype(bool))

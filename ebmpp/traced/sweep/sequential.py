@@ -10,8 +10,9 @@ sums, because the log density at the present value is known.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +20,16 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.dependence.program import Equation, Program
+from ebmpp.core import Numbers
+from ebmpp.core.rows import expand
+from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.rules import in_floats, is_affine
 from ebmpp.traced.block import SiteValues
-from ebmpp.traced.sweep.conditionals import ChainInputs, Conditionals, Visit, Visited
+from ebmpp.traced.sweep.conditionals import C, ChainInputs, Conditionals, Visit, Visited
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_SHARES = 2**24  # numbers
-#: Steps that keep elements in their order.
+#: Primitives that keep elements in their order.
 _IN_ORDER = frozenset(
     "add add_any broadcast_in_dim convert_element_type copy div expand_dims mul neg "
     "reshape squeeze sub".split()
@@ -43,6 +46,15 @@ class _SequentialState(NamedTuple):
     """The log density of the present values."""
 
 
+class _Fixed(NamedTuple):
+    """Values of one chain that do not change with its units."""
+
+    values: SlotValues
+    """Of slots that do not depend on units."""
+    shares: dict[int, Array]
+    """What each unit adds to the sums, ``(units, *shape)``."""
+
+
 class Sequential(Conditionals):
     """Conditionals of units in order, each a layer by itself.
 
@@ -50,100 +62,80 @@ class Sequential(Conditionals):
     """
 
     def __init__(self, posterior: ModelDensity) -> None:
-        super().__init__(
-            posterior,
-            np.arange(sum(math.prod(posterior.shapes[s]) for s in posterior.sites)),
-        )
+        size = sum(math.prod(posterior.shapes[site]) for site in posterior.sites)
+        super().__init__(posterior, np.arange(size))
         program = posterior.program
         self.before, self.sums = _affine_part(program)
-        if (
-            self.size * sum(math.prod(program.shapes[s]) for s in self.sums)
-            > _MOST_SHARES
-        ):
+        num_sums = sum(math.prod(program.shapes[slot]) for slot in self.sums)
+        if size * num_sums > _MOST_SHARES:
             self.before = []
             self.sums = []
-        equations = program.needed(
-            [program.output], [*program.sites.values(), *self.sums]
-        )
+        available = [*program.sites.values(), *self.sums]
+        equations = program.needed([program.output], available)
         after = [eqn for eqn in equations if any(map(program.depends, eqn.inputs))]
+        read = {slot for eqn in (*after, *self.before) for slot in eqn.inputs}
         #: slots that do not depend on units and are read repeatedly
-        self.fixed = {
-            i
-            for eqn in (*after, *self.before)
-            for i in eqn.inputs
-            if not program.depends(i)
-        }
+        self.fixed = {slot for slot in read if not program.depends(slot)}
 
     def visit(
         self,
-        fn: Visit,
+        fn: Visit[C],
         chains: Sequence[ChainInputs],
-        carry: Any,
+        carry: C,
         backward: bool = False,
-    ) -> Visited:
-        states, fixed = zip(*(self._start(*chain) for chain in chains), strict=True)
-        for name, (start, stop) in (
-            reversed(self.spans.items()) if backward else self.spans.items()
-        ):
+    ) -> Visited[C]:
+        starts = [self._start(*chain) for chain in chains]
+        states, fixed = zip(*starts, strict=True)
+        loop = states, carry
 
-            def step(
-                i: Array,
-                loop: tuple,
-                name: str = name,
-                start: int = start,
-                stop: int = stop,
-            ) -> tuple:
-                states, carry = loop
-                unit = stop - 1 - i if backward else start + i
-                pairs = zip(states, fixed, strict=True)
-                visited = [
-                    self._visit_unit(s, *f, name, unit, unit - start) for s, f in pairs
-                ]
-                picked, carry = fn(
-                    unit, unit[None], [logits for logits, _ in visited], carry
-                )
-                return tuple(
-                    take(*c) for (_, take), c in zip(visited, picked, strict=True)
-                ), carry
+        def visit_unit(name, i, loop):
+            states, carry = loop
+            start, stop = self.spans[name]
+            unit = stop - 1 - i if backward else start + i
+            visits = [
+                self._visit_unit(*chain, name, unit)
+                for chain in zip(states, fixed, strict=True)
+            ]
+            logits = [visit[0] for visit in visits]
+            choices, carry = fn(unit, unit[None], logits, carry)
+            states = [
+                take(*choice) for (_, take), choice in zip(visits, choices, strict=True)
+            ]
+            return tuple(states), carry
 
-            states, carry = lax.fori_loop(0, stop - start, step, (states, carry))
+        for name in reversed(self.spans) if backward else self.spans:
+            start, stop = self.spans[name]
+            loop = lax.fori_loop(0, stop - start, partial(visit_unit, name), loop)
+        states, carry = loop
         return [state.sites for state in states], carry
 
     def _start(
-        self, sites: SiteValues, inputs: Mapping[int, Any]
-    ) -> tuple[_SequentialState, tuple]:
-        """Return a chain's state, values of slots that do not depend on units, and shares in the sums."""
+        self, sites: SiteValues, inputs: SlotValues
+    ) -> tuple[_SequentialState, _Fixed]:
         program = self.posterior.program
         shares = _Shares(self.size)
-        fixed = dict(inputs) | program.run(inputs, self.fixed)
+        fixed = {**inputs, **program.run(inputs, self.fixed)}
         values = program.constants | fixed
         for name, (start, _) in self.spans.items():
             slot = program.sites[name]
             values[slot] = sites[name].astype(jnp.result_type(float))
-            shares.ordered[slot] = (
-                start,
-                jnp.ones(program.shapes[slot], values[slot].dtype),
-            )
+            shares.ordered[slot] = (start, jnp.ones_like(values[slot]))
         for eqn in self.before:
             operands = [values[i] for i in eqn.inputs]
             shares.propagate(eqn, operands)
             values |= zip(eqn.outputs, in_floats(eqn, operands), strict=True)
-        sums = {s: values[s] for s in self.sums}
-        state = _SequentialState(dict(sites), sums, self._density(fixed, sites, sums))
-        return state, (fixed, {s: shares.dense(s) for s in self.sums})
+        sums = {slot: values[slot] for slot in self.sums}
+        density = self._density(fixed, sites, sums)
+        state = _SequentialState(dict(sites), sums, density)
+        return state, _Fixed(fixed, {slot: shares.dense(slot) for slot in self.sums})
 
     def _visit_unit(
-        self,
-        state: _SequentialState,
-        fixed: Mapping,
-        shares: Mapping,
-        name: str,
-        unit: Array,
-        place: Array,
-    ) -> tuple[Array, Callable[[Array, Array], _SequentialState]]:
-        """Return a unit's log probabilities, and the state with its new value, by number, if accepted."""
+        self, state: _SequentialState, fixed: _Fixed, name: str, unit: Array
+    ) -> tuple[Array, Callable[[Array, Numbers], _SequentialState]]:
+        """Return a unit's log probabilities, and a function of its choice to the new state."""
+        place = unit - self.spans[name][0]
         value = state.sites[name]
-        share = {slot: v[unit] for slot, v in shares.items()}
+        share = {slot: v[unit] for slot, v in fixed.shares.items()}
         present = value.ravel()[place]
         table, valid = (a.reshape(len(a), -1) for a in self.posterior.values[name])
         column = jnp.minimum(place, table.shape[1] - 1)
@@ -153,41 +145,41 @@ class Sequential(Conditionals):
         count = len(table)
 
         def moved(k: Array) -> tuple[dict[str, Array], dict[int, Array]]:
-            new = value.ravel().at[place].set(table[k]).reshape(value.shape)
-            step = (table[k] - present).astype(jnp.result_type(float))
-            return {**state.sites, name: new}, {
-                s: v + step * share[s] for s, v in state.sums.items()
-            }
-
-        others = jnp.arange(count - 1) + (jnp.arange(count - 1) >= number)
+            flat = value.ravel().at[place].set(table[k])
+            new = flat.reshape(value.shape)
+            change = (table[k] - present).astype(jnp.result_type(float))
+            sums = {slot: v + change * share[slot] for slot, v in state.sums.items()}
+            return {**state.sites, name: new}, sums
 
         def density(k):
-            return self._density(fixed, *moved(k))
+            return self._density(fixed.values, *moved(k))
 
-        moves = (
-            density(others[0])[None]
-            if count == 2
-            else lax.map(density, others, batch_size=count)
-        )
-        densities = jnp.full(count, state.density).at[others].set(moves)
+        others = jnp.arange(count - 1) + (jnp.arange(count - 1) >= number)
+        if count == 2:
+            at_others = density(others[0])[None]
+        else:
+            at_others = lax.map(density, others, batch_size=count)
+        densities = jnp.full(count, state.density).at[others].set(at_others)
 
-        def take(numbers: Array, accepted: Array) -> _SequentialState:
+        def take(numbers: Array, accepted: Numbers) -> _SequentialState:
             k = jnp.where(accepted[0], numbers[0], number)
             return _SequentialState(*moved(k), densities[k])
 
         return jnp.where(valid, densities, -jnp.inf)[None], take
 
     def _density(
-        self, fixed: Mapping[int, Any], sites: SiteValues, sums: Mapping[int, Array]
+        self, fixed: SlotValues, sites: SiteValues, sums: Mapping[int, Array]
     ) -> Array:
         program = self.posterior.program
-        slots = {program.sites[name]: v for name, v in sites.items()} | dict(sums)
-        cast = {slot: _cast(v, program.dtypes[slot]) for slot, v in slots.items()}
-        return program.run({**fixed, **cast}, [program.output])[program.output]
+        output = program.output
+        slots = {program.sites[name]: v for name, v in sites.items()}
+        slots.update(sums)
+        values = {slot: _cast(v, program.dtypes[slot]) for slot, v in slots.items()}
+        return program.run({**fixed, **values}, [output])[output]
 
 
 class _Shares:
-    """Shares of the units in values, propagated through each equation.
+    """Shares of the units in values, propagated equation by equation.
 
     :param size: number of units.
     """
@@ -209,77 +201,83 @@ class _Shares:
             self._dense[slot] = spread.reshape(self.size, *share.shape)
         return self._dense[slot]
 
-    def propagate(self, eqn: Equation, operands: list[Any]) -> None:
+    def propagate(self, eqn: Equation, operands: list[Array]) -> None:
         """Record the shares in an equation's results.
 
         :param operands: values of its operands.
         """
-        depends = [
-            i
-            for i, slot in enumerate(eqn.inputs)
-            if slot in self.ordered or slot in self._dense
-        ]
-        slots = [eqn.inputs[i] for i in depends]
-        ordered = all(slot in self.ordered for slot in slots)
-        starts = {self.ordered[slot][0] for slot in slots} if ordered else set()
-        if eqn.name == "dot_general" and ordered and operands[depends[0]].ndim == 1:
-            summed, batch = (
-                sides[1 - depends[0]] for sides in eqn.params["dimension_numbers"]
-            )
-            # a column of the matrix per unit, without a product
-            if len(summed) == 1 and not batch:
-                start, share = self.ordered[slots[0]]
-                matrix = jnp.moveaxis(
-                    jnp.asarray(operands[1 - depends[0]], share.dtype), summed[0], 0
-                )
-                rows = matrix * share.reshape(-1, *(1,) * (matrix.ndim - 1))
-                spread = jnp.zeros((self.size, *rows.shape[1:]), rows.dtype)
-                self._dense[eqn.outputs[0]] = spread.at[start : start + len(rows)].set(
-                    rows
-                )
+        known = {*self.ordered, *self._dense}
+        moving = [i for i, slot in enumerate(eqn.inputs) if slot in known]
+        slots = [eqn.inputs[i] for i in moving]
+        if all(slot in self.ordered for slot in slots):
+            if eqn.name == "dot_general" and self._multiply(eqn, operands, moving[0]):
                 return
-        elif len(starts) == 1 and eqn.name in _IN_ORDER:
-            shares = [self.ordered[slot][1] for slot in slots]
-            results = _pushed(eqn, operands, depends, shares)
-            if all(a.size == share.size for a in results for share in shares):
-                self.ordered |= {
-                    o: (min(starts), a)
-                    for o, a in zip(eqn.outputs, results, strict=True)
-                }
+            if eqn.name in _IN_ORDER and self._keep_order(eqn, operands, moving):
                 return
 
         def push(*tangents):
-            return _pushed(eqn, operands, depends, list(tangents))
+            return _pushed(eqn, operands, moving, tangents)
 
-        self._dense |= zip(
-            eqn.outputs, jax.vmap(push)(*map(self.dense, slots)), strict=True
+        results = jax.vmap(push)(*map(self.dense, slots))
+        self._dense |= zip(eqn.outputs, results, strict=True)
+
+    def _multiply(self, eqn: Equation, operands: list[Array], moving: int) -> bool:
+        """Record a vector's product with a matrix, which has a row per unit, if it is one."""
+        other = 1 - moving
+        summed, batch = (sides[other] for sides in eqn.params["dimension_numbers"])
+        if operands[moving].ndim != 1 or len(summed) != 1 or batch:
+            return False
+        start, share = self.ordered[eqn.inputs[moving]]
+        matrix = jnp.asarray(operands[other], share.dtype)
+        matrix = jnp.moveaxis(matrix, summed[0], 0)
+        rows = matrix * expand(share, matrix)
+        spread = jnp.zeros((self.size, *rows.shape[1:]), rows.dtype)
+        stop = start + len(rows)
+        self._dense[eqn.outputs[0]] = spread.at[start:stop].set(rows)
+        return True
+
+    def _keep_order(
+        self, eqn: Equation, operands: list[Array], moving: list[int]
+    ) -> bool:
+        """Record results with one element per unit, of the same units in order, if they are."""
+        starts, shares = zip(
+            *(self.ordered[eqn.inputs[i]] for i in moving), strict=True
         )
+        if len(set(starts)) != 1:
+            return False
+        results = _pushed(eqn, operands, moving, shares)
+        if {a.size for a in results} != {share.size for share in shares}:
+            return False
+        for slot, share in zip(eqn.outputs, results, strict=True):
+            self.ordered[slot] = (starts[0], share)
+        return True
 
 
 def _pushed(
-    eqn: Equation, operands: list[Any], depends: list[int], tangents: list[Array]
+    eqn: Equation, operands: list[Array], moving: list[int], tangents: Sequence[Array]
 ) -> list[Array]:
     """Return the tangents of an affine equation's results."""
 
-    def results(*moving: Array) -> list[Array]:
+    def results(*primals):
         values = list(operands)
-        for i, v in zip(depends, moving, strict=True):
+        for i, v in zip(moving, primals, strict=True):
             values[i] = v
         return list(in_floats(eqn, values))
 
-    return jax.jvp(results, tuple(operands[i] for i in depends), tuple(tangents))[1]
+    primals = tuple(operands[i] for i in moving)
+    return jax.jvp(results, primals, tuple(tangents))[1]
 
 
-def _cast(value: Array, dtype: Any) -> Array:
-    is_rounded = jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(
-        value.dtype, jnp.floating
-    )
-    return (jnp.rint(value) if is_rounded else value).astype(dtype)
+def _cast(value: Array, dtype: np.dtype) -> Array:
+    if jnp.issubdtype(dtype, np.integer) and jnp.issubdtype(value.dtype, np.floating):
+        value = jnp.rint(value)
+    return value.astype(dtype)
 
 
 def _affine_part(program: Program) -> tuple[list[Equation], list[int]]:
-    """Return the equations that are affine in all units jointly, and the results that others read."""
-    affine = {*program.sites.values()}
+    """Return the equations affine in all units, and their results that others read."""
+    units = {*program.sites.values()}
+    affine = set(units)
     before = []
     read = {program.output}
     for eqn in program.equations:
@@ -290,4 +288,4 @@ def _affine_part(program: Program) -> tuple[list[Equation], list[int]]:
             before.append(eqn)
         elif depends:
             read.update(eqn.inputs)
-    return before, sorted((read & affine) - {*program.sites.values()})
+    return before, sorted((read & affine) - units)

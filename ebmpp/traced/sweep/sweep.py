@@ -45,63 +45,48 @@ class BlockSweep:
         self.info = info
         self.finite = tuple(name for name in info.sites if name not in info.continuous)
         self.posterior = ModelDensity(info, self.finite)
-        self.conditionals = (
-            _conditionals(self.posterior, sequential, how) if self.finite else None
-        )
+        self.conditionals: Conditionals | None = None
         #: the density of the discrete units, joint with the latents of energy priors if
         #: these are drawn too
-        self.joint = (
-            self.posterior if self.conditionals is None else self.conditionals.posterior
-        )
+        self.joint = self.posterior
+        if self.finite:
+            self.conditionals = _conditionals(self.posterior, sequential, how)
+            self.joint = self.conditionals.posterior
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
-
-        def is_real(name):
-            return info.kind(name) in ("real", "positive")
-
-        def site_of(name):
-            return (ContinuousSite if is_real(name) else Probabilities)(info, name)
-
-        self.continuous = tuple(map(site_of, info.continuous))
+        self.continuous = tuple(_continuous_site(info, s) for s in info.continuous)
         parts = self.augmented, self.conditionals, *self.continuous
         self.parts: list[Any] = [part for part in parts if part is not None]
 
     @functools.cached_property
     def collapsed(self) -> Conditionals | None:
         """Conditionals of the discrete units given everything else, latents summed out."""
-        return (
-            self.conditionals if self.augmented is None else Sequential(self.posterior)
-        )
+        return Sequential(self.posterior) if self.augmented else self.conditionals
 
     @functools.cached_property
     def sums(self) -> ForestLayers:
-        """Sums over the states of all discrete units; an IntractableError where these are no forest."""
+        """Sums over the states of all discrete units, if these form a forest."""
         drawn = self.conditionals
-        if (
-            isinstance(drawn, ForestLayers)
-            and drawn.posterior is self.posterior
-            and drawn.num_layers == 1
-        ):
+        is_joint = isinstance(drawn, ForestLayers) and drawn.num_layers == 1
+        if is_joint and not self.augmented:
             return drawn
-        terms = None if drawn is None else self.posterior.terms(products=False)
-        if drawn is None or terms is None or not terms.is_forest:
-            raise IntractableError(
-                f"from_model: the discrete units of sites {list(self.info.sites)} must "
-                "form a forest to be summed out. Leave sites that join them in cycles "
-                "to another block"
-            )
-        return ForestLayers(
-            self.posterior, terms, np.zeros(terms.sets.size, int), drawn
+        if drawn is not None:
+            terms = self.posterior.terms(products=False)
+            if terms.is_forest:
+                colors = np.zeros(terms.sets.size, int)
+                return ForestLayers(self.posterior, terms, colors, drawn)
+        raise IntractableError(
+            f"from_model: the discrete units of sites {list(self.info.sites)} must "
+            "form a forest to be summed out. Leave sites that join them in cycles to "
+            "another block"
         )
 
     def with_latents(
         self, values: SiteValues, context: Context, keys: Array
     ) -> dict[str, Array]:
         """Return the sites, and latents drawn given everything else where there are any."""
-        latents = (
-            {}
-            if self.augmented is None
-            else self.augmented.move((values, context), keys)[0]
-        )
+        if self.augmented is None:
+            return dict(values)
+        latents, _ = self.augmented.move((values, context), keys)
         return {**values, **latents}
 
     def without_latents(self, values: SiteValues) -> dict[str, Array]:
@@ -109,7 +94,11 @@ class BlockSweep:
         return {name: values[name] for name in self.info.sites}
 
     def __call__(
-        self, inputs: Inputs, keys: Array, beta: Any = None, backward: bool = False
+        self,
+        inputs: Inputs,
+        keys: Array,
+        beta: Array | None = None,
+        backward: bool = False,
     ) -> DrawnSites:
         """Draw all sites once.
 
@@ -136,11 +125,9 @@ class BlockSweep:
         values = self.with_latents(values, context, keys)
         result = {}
         if self.conditionals is not None:
-            table = jnp.isnan(self.conditionals.table(values, context))
-            result = {
-                name: table[start:stop]
-                for name, (start, stop) in self.conditionals.spans.items()
-            }
+            mask = jnp.isnan(self.conditionals.table(values, context))
+            for name, (start, stop) in self.conditionals.spans.items():
+                result[name] = mask[start:stop]
         for site in self.continuous:
             result[site.name] = site.invalid(site.derivatives(values, context))[:, None]
         return result
@@ -148,7 +135,7 @@ class BlockSweep:
     def walk(
         self, values: SiteValues, context: Context, keys: Array
     ) -> tuple[dict[str, Array], Array]:
-        """Return random values of the sites, and the change of the log density that conditionals imply."""
+        """Return random values of the sites, and the change that their conditionals imply."""
         change = jnp.zeros(())
         conditionals = self.conditionals
         augmented = self.augmented
@@ -172,13 +159,16 @@ class BlockSweep:
         Which units interact is the same in both chains, and so are their layers.
         """
         conditionals = cast(Conditionals, self.conditionals)
-        x = first[0]
-        y = second[0]
         if self.augmented is not None:
             latents = self.augmented.couple(first, second, keys)
-            x = {**x, **latents[0]}
-            y = {**y, **latents[1]}
-        return conditionals.couple((x, first[1]), (y, second[1]), keys)
+            first = {**first[0], **latents[0]}, first[1]
+            second = {**second[0], **latents[1]}, second[1]
+        return conditionals.couple(first, second, keys)
+
+
+def _continuous_site(info: ModelInfo, name: str) -> ContinuousSite:
+    is_real = info.kind(name) in ("real", "positive")
+    return ContinuousSite(info, name) if is_real else Probabilities(info, name)
 
 
 def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Conditionals:
@@ -205,7 +195,7 @@ def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Condit
 
 
 def _by_units(posterior: ModelDensity, sequential: bool) -> Conditionals:
-    """Raise an IntractableError where hardly two units can be drawn at once, without ``sequential``."""
+    """Raise an IntractableError if hardly two units can be drawn at once."""
     info = posterior.info
     sites = posterior.sites
     joint = None
@@ -223,20 +213,15 @@ def _by_units(posterior: ModelDensity, sequential: bool) -> Conditionals:
     if sequential:
         return Sequential(posterior)
     size = terms.sets.size
-    edges = terms.edges
-    degree = (
-        size - 1
-        if edges is None
-        else int(np.bincount(edges.ravel(), minlength=1).max())
-    )
+    degree = size - 1
+    if terms.edges is not None:
+        degree = int(np.bincount(terms.edges.ravel(), minlength=1).max())
+    units = f"units with up to {degree} of {size - 1} others"
+    if degree == size - 1:
+        units = f"all {size} units"
     cost = size * max(len(v.table) for v in posterior.values.values())
-    number = (
-        f"all {size} units"
-        if degree == size - 1
-        else f"units with up to {degree} of {size - 1} others"
-    )
     raise IntractableError(
-        f"from_model: {number} of sites {list(sites)} interact. Hardly two can be "
+        f"from_model: {units} of sites {list(sites)} interact. Hardly two can be "
         "drawn at once. Declare the graph by GibbsBlock(graph, sites, params), or draw "
         f"one unit at a time with sequential=True, at {cost} evaluations of the model "
         "per sweep"
@@ -250,9 +235,7 @@ def _in_layers(posterior: ModelDensity, terms: SumOfTerms) -> Conditionals | Non
     if edges is None:
         return None
     colors = color_units(size, edges) if len(edges) else np.zeros(size, int)
-    layers = int(colors.max(initial=0)) + 1
-    return (
-        UnitLayers(posterior, terms, colors)
-        if layers <= _FEW_LAYERS or 2 * layers <= size
-        else None
-    )
+    num_layers = int(colors.max(initial=0)) + 1
+    if num_layers > _FEW_LAYERS and 2 * num_layers > size:
+        return None
+    return UnitLayers(posterior, terms, colors)

@@ -325,7 +325,7 @@ def test_marginal_model_has_the_other_sites() -> None:
         "odds",
         "log_marginal",
     }
-    with pytest.raises(ArgumentError, match="marginal: model"):
+    with pytest.raises(ArgumentError, match="marginal_model: model"):
         case.block.marginal_model(two_chains)
     jacobian = potential_energy(model, (Y5,), {}, {"p": 1.5}) + case.block.log_marginal(
         {"p": expit(1.5)}
