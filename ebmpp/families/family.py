@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import checks, random, sharding
+from ebmpp.core.rows import expand
 from ebmpp.core.types import (
     Draws,
     Natural,
@@ -377,7 +378,7 @@ def log_ratio(
             inside = family.in_domain(eta[b]) & family.in_domain(other[b])
             if inside.ndim > ratio.ndim:  # one truth per statistic
                 inside = inside.all(range(ratio.ndim, inside.ndim))
-            is_same = same.reshape(-1, *(1,) * (ratio.ndim - 1))
-            ratio = jnp.where(inside, jnp.where(is_same, 0.0, ratio), jnp.nan)
+            inner = jnp.where(expand(same, like=ratio), 0.0, ratio)
+            ratio = jnp.where(inside, inner, jnp.nan)
         ratios.append(ratio.reshape(len(ratio), -1))
     return jnp.concatenate(ratios, -1).sum(-1)

@@ -60,17 +60,13 @@ class Declaration:
     ) -> None:
         latent = {} if latent is None else latent
         labels = {} if labels is None else labels
-        for name, value in (
-            ("visible", visible),
-            ("latent", latent),
-            ("labels", labels),
-        ):
+        dicts = {"visible": visible, "latent": latent, "labels": labels}
+        for name, value in dicts.items():
             if not isinstance(value, Mapping):
                 raise checks.error(name, "a dict by block", value, DeclarationError)
-        listed = tuple(factors) if isinstance(factors, Iterable) else (factors,)
-        if not isinstance(factors, Iterable) or not all(
-            isinstance(f, Factor) for f in listed
-        ):
+        are_many = isinstance(factors, Iterable)
+        listed = tuple(factors) if are_many else (factors,)
+        if not are_many or not all(isinstance(f, Factor) for f in listed):
             raise checks.error(
                 "factors", "a list of Factor objects", listed, DeclarationError
             )
@@ -80,20 +76,14 @@ class Declaration:
         put("families", MappingProxyType({**visible, **latent}))
         put("factors", listed)
         _check(self)
-        put(
-            "labels",
-            MappingProxyType(
-                {b: _as_labels(self, b, names) for b, names in labels.items()}
-            ),
-        )
+        checked = {b: _as_labels(self, b, names) for b, names in labels.items()}
+        put("labels", MappingProxyType(checked))
         order = {name: i for i, name in enumerate(self.families)}
-        scopes = (sorted(f.blocks, key=order.__getitem__) for f in self.factors)
-        put(
-            "edges",
-            frozenset(
-                edge for scope in scopes for edge in itertools.combinations(scope, 2)
-            ),
-        )
+        edges: set[tuple[str, str]] = set()
+        for factor in self.factors:
+            scope = sorted(factor.blocks, key=order.__getitem__)
+            edges.update(itertools.combinations(scope, 2))
+        put("edges", frozenset(edges))
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
         floats = jnp.result_type(float)
         put(

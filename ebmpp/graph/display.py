@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
+from jaxtyping import PyTree
 import networkx as nx
 import numpy as np
 
@@ -28,53 +29,46 @@ _ROW = 1.8
 
 def card(graph: Declaration, kind: str = "FactorGraph") -> Card:
     """Return tables of the blocks and factors of a graph; the title begins with ``kind``."""
-    units = sum(f.size for f in graph.families.values())
-    layers = len(graph.layers)
     params = sum(map(_size, graph.param_shapes.values()))
-
-    def role(b):
-        return "visible" if b in graph.visible else "latent"
-
-    named = zip(graph.block_layers, _layer_names(graph), strict=True)
-    drawn_in = [(b, graph.families[b], name) for blocks, name in named for b in blocks]
-    rows = [
-        (b, repr(family), family.size, role(b), name) for b, family, name in drawn_in
-    ]
     title = (
-        f"{kind}: {_count(units, 'unit')} in {_count(len(rows), 'block')}, "
-        f"{_count(layers, 'layer')}"
+        f"{kind}: {_count(graph.num_units, 'unit')} in "
+        f"{_count(len(graph.families), 'block')}, {_count(len(graph.layers), 'layer')}, "
+        f"{_count(params, 'param')} in {_count(len(graph.factors), 'factor')}"
     )
-    title += f", {_count(params, 'param')} in {_count(len(graph.factors), 'factor')}"
-    return Card(
-        title,
-        (
-            Grid(("block", "family", "units", "role", "drawn in"), rows),
-            factor_grid(graph),
-        ),
-    )
+    rows = []
+    for layer, name in zip(graph.block_layers, _layer_names(graph), strict=True):
+        for block in layer:
+            family = graph.families[block]
+            role = "visible" if block in graph.visible else "latent"
+            rows.append((block, repr(family), family.size, role, name))
+    blocks = Grid(("block", "family", "units", "role", "drawn in"), rows)
+    return Card(title, (blocks, factor_grid(graph)))
 
 
 def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
     """Return a table of the factors, their params' shapes and, if ``params`` is given, root mean squares."""
+    head = ["factor", "kind", "blocks", "shape", "params"]
+    if params is not None:
+        head.append("root mean square")
     rows = []
-    for f in graph.factors:
-        leaves = jax.tree_util.tree_leaves_with_path(graph.param_shapes[f.name])
-        shapes = ", ".join(
-            f"{jax.tree_util.keystr(p)} {a.shape}".strip() for p, a in leaves
-        )
-        size = _size(graph.param_shapes[f.name])
-        arrays = (
-            np.asarray(a, float) for a in jax.tree.leaves(params and params[f.name])
-        )
-        square = sum(float((a**2).sum()) for a in arrays)
-        value = (
-            [] if params is None else [math.sqrt(square / size) if size else math.nan]
-        )
-        rows.append(
-            (f.name, type(f).__name__, ", ".join(f.blocks), shapes, size, *value)
-        )
-    head = ("factor", "kind", "blocks", "shape", "params")
-    return Grid(head if params is None else (*head, "root mean square"), rows)
+    for factor in graph.factors:
+        tree = graph.param_shapes[factor.name]
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        shapes = [f"{jax.tree_util.keystr(p)} {a.shape}".strip() for p, a in leaves]
+        kind = type(factor).__name__
+        row = [factor.name, kind, ", ".join(factor.blocks), ", ".join(shapes)]
+        row.append(_size(tree))
+        if params is not None:
+            row.append(_root_mean_square(params[factor.name]))
+        rows.append(tuple(row))
+    return Grid(tuple(head), rows)
+
+
+def _root_mean_square(params: PyTree) -> float:
+    arrays = [np.asarray(a, float) for a in jax.tree.leaves(params)]
+    size = sum(a.size for a in arrays)
+    square = sum(float((a**2).sum()) for a in arrays)
+    return math.sqrt(square / size) if size else math.nan
 
 
 def _size(shapes: Params) -> int:
@@ -82,7 +76,7 @@ def _size(shapes: Params) -> int:
 
 
 def _count(count: int, name: str) -> str:
-    return f"{count} {name}{'s' * (count != 1)}"
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def _layer_names(graph: Declaration) -> list[str]:
@@ -102,11 +96,10 @@ def plot_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
     blocks = graph.to_networkx()
     at = _positions(graph)
     if ax is None:
-        size = (
-            _COLUMN * len(graph.block_layers),
-            _ROW * max(map(len, graph.block_layers)) + 0.6,
-        )
-        ax = plt.figure(figsize=size, layout="constrained").add_subplot()
+        width = _COLUMN * len(graph.block_layers)
+        height = _ROW * max(map(len, graph.block_layers)) + 0.6
+        figure = plt.figure(figsize=(width, height), layout="constrained")
+        ax = figure.add_subplot()
     nx.draw_networkx_edges(blocks, at, ax=ax, edge_color=_EDGE)
     factors = {(a, b): "\n".join(names) for a, b, names in blocks.edges(data="factors")}
     nx.draw_networkx_edge_labels(blocks, at, factors, ax=ax, font_size=8, rotate=False)
@@ -114,20 +107,15 @@ def plot_graph(graph: Declaration, ax: "Axes | None" = None) -> "Axes":
         labels = {b: f"{b}\n{family!r}" for b, family in side.items()}
         for b in side:
             names = ", ".join(f.name for f in graph.factors if f.blocks == (b,))
-            labels[b] += f"\nfactors: {names}" if names else ""
+            if names:
+                labels[b] += f"\nfactors: {names}"
         box = {"facecolor": colour, "edgecolor": _EDGE, "boxstyle": "round,pad=0.6"}
         nx.draw_networkx_labels(blocks, at, labels, ax=ax, font_size=9, bbox=box)
     for layer, name in zip(graph.block_layers, _layer_names(graph), strict=True):
+        left = at[layer[0]][0]
         top = max(at[b][1] for b in layer) + 0.35 * _ROW
-        ax.text(
-            at[layer[0]][0],
-            top,
-            name,
-            ha="center",
-            va="bottom",
-            color=_EDGE,
-            fontsize=9,
-        )
+        text = ax.text(left, top, name, ha="center", va="bottom")
+        text.set(color=_EDGE, fontsize=9)
     xs, ys = zip(*at.values(), strict=True)
     ax.set(
         xlim=(min(xs) - _COLUMN / 2, max(xs) + _COLUMN / 2),

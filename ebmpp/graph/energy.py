@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.core.backend import full_precision
 from ebmpp.core.groups import fold_parts
+from ebmpp.core.rows import num_rows
 from ebmpp.core.types import (
     Blocks,
     Eta,
@@ -139,23 +140,18 @@ def log_unnormalized(
         summed out too. No two of these blocks and ``blocks`` may interact.
     """
     observed = {b: v for b, v in x.items() if b not in known}
-    at_zero, eta = affine(graph, params, graph.statistics(observed), (*blocks, *known))
-
-    def summed(b: str) -> Scalar:
+    summed = (*blocks, *known)
+    at_zero, eta = affine(graph, params, graph.statistics(observed), summed)
+    log_sums = []
+    for b in summed:
         family = graph.families[b]
         units = family.log_normalizer(eta[b])
         if b in known:
-            linear = (
-                (eta[b] * family.statistics(x[b])).reshape(*family.shape, -1).sum(-1)
-            )
-            units = jnp.where(known[b], linear + family.log_base_measure(x[b]), units)
-        return units.sum()
-
-    return (
-        at_zero
-        + sum(map(summed, (*blocks, *known)))
-        + log_base_measure(graph, observed)
-    )
+            products = (eta[b] * family.statistics(x[b])).reshape(*family.shape, -1)
+            log_terms = products.sum(-1) + family.log_base_measure(x[b])
+            units = jnp.where(known[b], log_terms, units)
+        log_sums.append(units.sum())
+    return at_zero + sum(log_sums) + log_base_measure(graph, observed)
 
 
 def natural_rows(
@@ -168,7 +164,7 @@ def natural_rows(
     }
     if not scope:  # no neighbours: the same for every row
         eta = natural(graph, params, {}, blocks)
-        rows = len(next(iter(x.values())))
+        rows = num_rows(x)
         return {b: jnp.broadcast_to(e, (rows, *e.shape)) for b, e in eta.items()}
     return jax.vmap(lambda t: natural(graph, params, t, blocks))(
         graph.statistics(scope)
@@ -192,9 +188,8 @@ def summed_out(
     """Return the log of the unnormalised density of each row, with the blocks of ``group`` summed out."""
     rest = {b: v for b, v in x.items() if b not in group}
     if not rest:  # nothing is left to map over
-        return jnp.broadcast_to(
-            log_unnormalized(graph, params, {}, group), len(next(iter(x.values())))
-        )
+        value = log_unnormalized(graph, params, {}, group)
+        return jnp.broadcast_to(value, num_rows(x))
     return jax.vmap(lambda row: log_unnormalized(graph, params, row, group))(rest)
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Natural, Params, checks
 from ebmpp.core.compile import compiled
+from ebmpp.core.rows import expand
 from ebmpp.errors import ParameterError
 from ebmpp.families import Family
 from ebmpp.graph.declaration import Declaration
@@ -65,22 +66,15 @@ def init_params(
         start = factor.init_params(key, families)
         if factor.role == "weight":
             return _weight(choices["weight"], key, start, factor.row_axes(families))
-        if (
-            factor.role == "lateral"
-            and factor.init is None
-            and choices["weight"] != "zero"
-        ):
+        if factor.init is not None:
+            return start
+        if factor.role == "lateral" and choices["weight"] != "zero":
             return _weight("gaussian", key, start, 1)
-        if isinstance(factor, Bias) and factor.init is None:
-            family = families[factor.blocks[0]]
-            mean = means.get(factor.blocks[0])
-            return _bias(
-                choices["bias"],
-                key,
-                start,
-                family,
-                mean and _pooled(factor, family, *mean),
-            )
+        if isinstance(factor, Bias):
+            (block,) = factor.blocks
+            family = families[block]
+            mean = _pooled(factor, family, *means[block]) if block in means else None
+            return _bias(choices["bias"], key, start, family, mean)
         return start
 
     return {f.name: init_factor(f, key) for f, key in zip(factors, keys, strict=False)}
@@ -93,14 +87,10 @@ def mean_statistics(
     statistics = family.statistics(x)
     if known is None:
         return jnp.average(statistics, axis=0, weights=weights), len(x)
-    mask = known.reshape(known.shape + (1,) * len(family.stat_shape)).astype(
-        statistics.dtype
-    )
-    weighted = (
-        mask
-        if weights is None
-        else mask * jnp.asarray(weights).reshape(-1, *(1,) * (mask.ndim - 1))
-    )
+    mask = expand(known, like=statistics).astype(statistics.dtype)
+    weighted = mask
+    if weights is not None:
+        weighted = mask * expand(jnp.asarray(weights), like=mask)
     total = weighted.sum(0)
     mean = (weighted * statistics).sum(0) / jnp.where(total > 0, total, 1)
     return mean, jnp.where(total > 0, mask.sum(0), 0)
@@ -142,16 +132,10 @@ def _bias(
         # a second statistic (a precision) or a rate must stay in its domain: only free
         # ones move
         free = family.in_domain(start + noise) & family.in_domain(start - noise)
-        return jnp.where(
-            free.reshape(free.shape + (1,) * (start.ndim - free.ndim)),
-            start + noise,
-            start,
-        )
-    return (
-        base_rate(family, *mean, start)
-        if choice == "base_rate" and mean is not None
-        else start
-    )
+        return jnp.where(expand(free, like=start), start + noise, start)
+    if choice == "base_rate" and mean is not None:
+        return base_rate(family, *mean, start)
+    return start
 
 
 def base_rate(

@@ -112,21 +112,21 @@ def as_partial_rows(
     batch = batch_shape(families, values)
     check_present(x, needed)
 
-    def rows(b, v):
-        return jnp.broadcast_to(v, batch + families[b].shape).reshape(
-            -1, *families[b].shape
-        )
+    def as_rows(family: Family, x: Numbers) -> Array:
+        full = jnp.broadcast_to(x, batch + family.shape)
+        return full.reshape(-1, *family.shape)
 
-    def settled(b, v):
-        return cast_values(b, families[b], fill(families[b], v, known.get(b)), check)
-
-    full = {b: rows(b, settled(b, v)) for b, v in values.items()}
+    rows = {}
     masks = {}
-    for b, k in known.items():
-        # its values are counted
-        with sharding.eager() if is_concrete(k) else contextlib.nullcontext():
-            masks[b] = rows(b, k)
-    return full, masks, batch
+    for b, value in values.items():
+        family = families[b]
+        filled = fill(family, value, known.get(b))
+        rows[b] = as_rows(family, cast_values(b, family, filled, check))
+    for b, mask in known.items():
+        # a concrete mask stays concrete: its values are counted
+        with sharding.eager() if is_concrete(mask) else contextlib.nullcontext():
+            masks[b] = as_rows(families[b], mask)
+    return rows, masks, batch
 
 
 def incomplete(known: Mapping[str, PyTree]) -> dict[str, PyTree]:

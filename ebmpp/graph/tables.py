@@ -20,6 +20,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
+from ebmpp.core.rows import expand
 from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete
@@ -168,15 +169,14 @@ def _moments(
     """Return mean, variance and number of known rows of each unit; squares are of centred rows."""
     x = np.asarray(x)
     weight = np.ones(len(x)) if weights is None else np.asarray(weights, float)
-    weight = weight.reshape(-1, *(1,) * (x.ndim - 1))
+    weight = expand(weight, like=x)
     known = np.True_ if known is None else np.asarray(known)
     known = np.broadcast_to(known, x.shape)
 
     def averages(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         sums = np.zeros((2, *x.shape[1:]))
-        for part in (
-            slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)
-        ):
+        for start in range(0, len(x), _CHUNK):
+            part = slice(start, start + _CHUNK)
             w = weight[part] * known[part]
             sums += [(w * function(x[part].astype(float))).sum(0), w.sum(0)]
         return sums[0] / np.where(sums[1] > 0, sums[1], 1)
@@ -238,14 +238,13 @@ def _warn_of_scales(
 
 def warn_if_stuck(graph: Declaration, params: Params) -> None:
     """Warn of latents whose gradients are zero: their conditional mean is 0 while all their params are."""
-    for block in (
-        b for b, f in graph.latent.items() if isinstance(f, Gaussian) and not f.learned
-    ):
+    for block, family in graph.latent.items():
+        if not isinstance(family, Gaussian) or family.learned:
+            continue
         factors = [f for f in graph.factors if block in f.blocks]
         names = [f.name for f in factors]
-        if any(isinstance(f, Bilinear) for f in factors) and not any(
-            np.any(params[name]) for name in names
-        ):
+        are_zero = not any(np.any(params[name]) for name in names)
+        if are_zero and any(isinstance(f, Bilinear) for f in factors):
             warnings.warn(
                 f"block {block!r}: all params of its factors {names} are 0, where "
                 "every gradient of "

@@ -39,14 +39,7 @@ _MAX_ENTRIES = 2**20  # of a table: a unit of h at a joint state of its neighbou
 _TOLERANCE = 1e-3  # relative, in float32
 _STATES = 64
 # nodes of families without a list of values
-_CANDIDATES = (
-    0.0,
-    1.0,
-    -1.0,
-    2.0,
-    3.0,
-    0.5,
-)
+_CANDIDATES = (0.0, 1.0, -1.0, 2.0, 3.0, 0.5)
 
 Blocks = str | Iterable[str]
 
@@ -217,9 +210,8 @@ class _Nodes:
 
 
 def _statistics(family: Family, values: Any) -> np.ndarray:
-    return np.asarray(family.statistics(jnp.asarray(values)), float).reshape(
-        len(values), -1
-    )
+    statistics = np.asarray(family.statistics(jnp.asarray(values)), float)
+    return statistics.reshape(len(values), -1)
 
 
 def _rank(table: np.ndarray) -> int:
@@ -237,9 +229,8 @@ class SummedOut:
     """The neighbours."""
     tables: tuple[_Nodes, ...]
 
-    @partial(
-        jax.jit, static_argnums=0
-    )  # one program; a declaration would compile each operation
+    # one program; a declaration would compile each operation
+    @partial(jax.jit, static_argnums=0)
     def __call__(self, params: Params, *statistics: Array) -> Array:
         """Return the energy of one state of the neighbours."""
         # a block without neighbours has an anchor
@@ -248,9 +239,7 @@ class SummedOut:
         # (units, joint nodes), the last neighbour's nodes fastest
         value = self._tabulated(params).T
         for nodes in reversed(self.tables):
-            value = value.reshape(
-                len(value), value.shape[1] // nodes.count, nodes.count
-            )
+            value = value.reshape(len(value), -1, nodes.count)
             value = jnp.einsum("uan,un->ua", value, nodes(stats[nodes.block]))
         return -(at_zero + value.sum())
 
@@ -262,18 +251,14 @@ class SummedOut:
         rest = {b: jnp.zeros(families[b].statistic_shape) for b in self.around}
 
         def log_normalizer_at(nodes: Array) -> Array:
-            at = {
-                t.block: t.at(nodes[i], families[t.block])
-                for i, t in enumerate(self.tables)
-            }
-            eta = energy.natural(self.local, params, {**rest, **at}, (self.block,))[
-                self.block
-            ]
-            return families[self.block].log_normalizer(eta).ravel()
+            stats = dict(rest)
+            for node, table in zip(nodes, self.tables, strict=True):
+                stats[table.block] = table.at(node, families[table.block])
+            eta = energy.natural(self.local, params, stats, (self.block,))
+            return families[self.block].log_normalizer(eta[self.block]).ravel()
 
-        return jax.vmap(log_normalizer_at)(
-            jnp.asarray(joint.reshape(math.prod(counts), len(counts)))
-        )
+        joint = joint.reshape(math.prod(counts), len(counts))
+        return jax.vmap(log_normalizer_at)(jnp.asarray(joint))
 
 
 def _touched(
@@ -290,22 +275,19 @@ def _touched(
     families = local.families
     params = _noisy(local, generator, 1.0)
 
-    def draw(f):
-        return jnp.asarray(
-            generator.uniform(0.1, 0.9, f.statistic_shape), jnp.result_type(float)
-        )
+    def draw(family):
+        statistics = generator.uniform(0.1, 0.9, family.statistic_shape)
+        return jnp.asarray(statistics, jnp.result_type(float))
 
-    stats = {b: draw(families[b]) for b in near}
-    slopes = jax.jit(
-        jax.jacrev(lambda t: energy.natural(local, params, t, (block,))[block])
-    )(stats)
+    def natural_at(stats):
+        return energy.natural(local, params, stats, (block,))[block]
+
+    slopes = jax.jit(jax.jacrev(natural_at))({b: draw(families[b]) for b in near})
     touched = {}
     for b in near:
-        slope = np.asarray(slopes[b])
         width = math.prod(families[b].stat_shape)
-        depends = (
-            slope.reshape(families[block].size, -1, families[b].size, width) != 0
-        ).any((1, 3))
+        shape = (families[block].size, -1, families[b].size, width)
+        depends = (np.asarray(slopes[b]).reshape(shape) != 0).any((1, 3))
         most = int(depends.sum(1).max())
         name = f"marginalize: number of units of block {b!r} that one of"
         if not most < 2:

@@ -36,16 +36,15 @@ class Part:
         """Return the block's statistics."""
         if len(self.pieces) == 1 and self.pieces[0][1] is None:
             return statistics[self.pieces[0][0]]
-        shape = self.family.statistic_shape
-        block = (
-            jnp.zeros(shape) if self.fixed is None else jnp.asarray(self.fixed.array)
-        )
-        units = (self.family.size, *self.family.stat_shape)
-        block = block.reshape(units)
+        stat_shape = self.family.stat_shape
+        if self.fixed is None:
+            block = jnp.zeros((self.family.size, *stat_shape))
+        else:
+            block = jnp.asarray(self.fixed.array).reshape(-1, *stat_shape)
         for name, places in self.pieces:
-            at = slice(None) if places is None else places.array
-            block = block.at[at].set(statistics[name].reshape(-1, *units[1:]))
-        return block.reshape(shape)
+            units = slice(None) if places is None else places.array
+            block = block.at[units].set(statistics[name].reshape(-1, *stat_shape))
+        return block.reshape(self.family.statistic_shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,16 +98,12 @@ def rewire(
     :param offset: added to the energy.
     :param scale: multiplies the energy.
     """
-    assemblies = tuple(parts[b] for b in factor.blocks)
-    if (
-        not offset
-        and scale == 1
-        and all(parts[b].pieces == ((b, None),) for b in factor.blocks)
-    ):
+    are_same = all(parts[b].pieces == ((b, None),) for b in factor.blocks)
+    if are_same and not offset and scale == 1:
         return factor
-    scope = tuple(
-        dict.fromkeys(name for part in assemblies for name, _ in part.pieces)
-    ) or (anchor,)
+    assemblies = tuple(parts[b] for b in factor.blocks)
+    names = dict.fromkeys(name for part in assemblies for name, _ in part.pieces)
+    scope = tuple(names) or (anchor,)
     init = Initial(factor, tuple((b, parts[b].family) for b in factor.blocks))
     energy = Rewired(factor, assemblies, scope, offset, scale)
     lateral = _lateral(factor, parts)
@@ -118,16 +113,13 @@ def rewire(
 def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]:
     """Return the pairs of units that share a piece, by their numbers in it."""
     lateral = {}
-    for block, edges in factor.edges(
-        {b: parts[b].family for b in factor.blocks}
-    ).items():
+    families = {b: parts[b].family for b in factor.blocks}
+    for block, edges in factor.edges(families).items():
+        size = families[block].size
         for name, places in parts[block].pieces:
-            units = (
-                np.arange(parts[block].family.size)
-                if places is None
-                else places.array.ravel()
-            )
-            if len(inside := induced_edges(edges, units, parts[block].family.size)):
+            units = np.arange(size) if places is None else places.array.ravel()
+            inside = induced_edges(edges, units, size)
+            if len(inside):
                 lateral[name] = inside
     return lateral
 
@@ -147,15 +139,10 @@ def with_blocks(
     seen = {name for b in graph.visible if b in parts for name, _ in parts[b].pieces}
     visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
     latent = {b: f for b, f in remaining.items() if b not in visible}
-
-    def pick(names, places):
-        return names if places is None else tuple(names[i] for i in places.array)
-
-    pieces = [
-        (names, *piece)
-        for b, names in graph.labels.items()
-        if b in parts
-        for piece in parts[b].pieces
-    ]
-    labels = {name: pick(names, places) for names, name, places in pieces}
+    labels = {}
+    for b, names in graph.labels.items():
+        for name, places in parts[b].pieces if b in parts else ():
+            labels[name] = names
+            if places is not None:
+                labels[name] = tuple(names[i] for i in places.array)
     return FactorGraph(visible, latent, factors, labels=labels)
