@@ -42,9 +42,8 @@ _ROUNDS = 5  # from a state to a worse one
 # units up to which the precision is a matrix; only products are taken with larger ones
 _DENSE = 512
 _ROUNDING = 32  # of a product with the precision, in units of the floats' epsilon
-_FAR = (
-    1e6  # a magnitude of natural parameters outside every domain that is not all of R
-)
+# a magnitude of natural parameters outside every domain that is not all of R
+_FAR = 1e6
 # error of an eigenvalue relative to the largest one: decides condition numbers up to
 # 5e4
 _PRECISE = 2e-5
@@ -73,13 +72,10 @@ def _is_restricted(family: Family) -> bool:
         return False
     unit = dataclasses.replace(family, shape=(1,))  # one program for all widths
     with sharding.eager():
-        ends = np.array([-_FAR, -1.0, 1.0, _FAR]).reshape(
-            -1, *[1] * len(unit.statistic_shape)
-        )
-        ends = np.broadcast_to(ends, (4, *unit.statistic_shape)).astype(
-            jnp.result_type(float)
-        )
-        return not np.asarray(jax.jit(unit.in_domain)(ends)).all()
+        ends = np.array([-_FAR, -1.0, 1.0, _FAR], jnp.result_type(float))
+        shape = (*unit.statistic_shape, len(ends))
+        eta = np.moveaxis(np.broadcast_to(ends, shape), -1, 0)
+        return not np.asarray(jax.jit(unit.in_domain)(eta)).all()
 
 
 @lru_cache(maxsize=256)
@@ -116,18 +112,19 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
         if inside.all():
             continue
         unit = tuple(int(i) for i in np.argwhere(~inside)[0])
+        hint = ""
+        if family.is_quadratic:
+            hint = " Standardise real-valued data before training."
         raise DomainError(
             f"the model does not normalise: the natural parameter of block {block!r} "
             f"({family!r}) must be {family.domain}, and at unit {unit} it reaches "
             f"{np.asarray(extreme)[unit]!s}. Lower its bias, or weaken its factors "
-            f"{_names(graph, block)}; only a Bias({block!r}) holds it in its "
-            f"domain.{' Standardise real-valued data before training.' if family.is_quadratic else ''}"
+            f"{_names(graph, block)}; only a Bias({block!r}) holds it in its domain.{hint}"
         )
 
 
-@partial(
-    jax.jit, static_argnums=(0, 1)
-)  # op by op a check of 784x500 units takes 20 times as long
+# op by op a check of 784x500 units takes 20 times as long
+@partial(jax.jit, static_argnums=(0, 1))
 def _reach(
     graph: Declaration, block: str, params: Params, stats: Statistics | None
 ) -> tuple[Array, Array]:
@@ -166,15 +163,11 @@ def _largest(slope: Array, other: Family) -> Array:
     trailing = slope.ndim - len(other.statistic_shape)
     per_state = _per_state(slope, other)
     if per_state is not None:
-        return per_state.max(-1).sum(
-            tuple(range(trailing, trailing + len(other.shape)))
-        )
-    low, high = (
-        jnp.broadcast_to(bound, slope.shape) for bound in other.statistic_bounds
-    )
-    return jnp.maximum(slope * low, slope * high).sum(
-        tuple(range(trailing, slope.ndim))
-    )
+        largest = per_state.max(-1)
+    else:
+        low, high = (jnp.broadcast_to(b, slope.shape) for b in other.statistic_bounds)
+        largest = jnp.maximum(slope * low, slope * high)
+    return largest.sum(tuple(range(trailing, largest.ndim)))
 
 
 def _per_state(slope: Array, family: Family) -> Array | None:
@@ -209,21 +202,17 @@ def _points(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
 def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
     fa = graph.families[a]
     fb = graph.families[b]
-    slopes = [
-        np.asarray(_slope(graph, a, b, params, stats)) for stats in _points(graph, a, b)
-    ]
-    slope = np.stack(slopes).reshape(
-        -1, fa.size, math.prod(fa.stat_shape), fb.size, math.prod(fb.stat_shape)
-    )
-    # directions in which the product of two statistics is unbounded, shape (1, 1, S of
-    # a, 1, S of b)
-    (low_a, high_a), (low_b, high_b) = (
-        np.isinf(np.reshape(f.statistic_bounds, (2, -1))) for f in (fa, fb)
-    )
+    slopes = [_slope(graph, a, b, params, stats) for stats in _points(graph, a, b)]
+    low_a, high_a = np.isinf(np.reshape(fa.statistic_bounds, (2, -1)))
+    low_b, high_b = np.isinf(np.reshape(fb.statistic_bounds, (2, -1)))
+    # axes: points, units of a, their statistics, units of b, their statistics
+    shape = (-1, fa.size, len(low_a), fb.size, len(low_b))
+    slope = np.stack(slopes).reshape(shape)
 
     def both(of_a, of_b):
         return (of_a[:, None] & of_b[None])[None, None, :, None]
 
+    # directions in which the product of two statistics is unbounded
     up = both(high_a, high_b) | both(low_a, low_b)
     down = both(high_a, low_b) | both(low_a, high_b)
     wrong = ((up & (slope > 0)) | (down & (slope < 0))).any(0, keepdims=True)
@@ -247,48 +236,22 @@ def _check_precision(
     graph: Declaration, params: Params, blocks: tuple[str, ...]
 ) -> None:
     size = sum(graph.families[b].size for b in blocks)
+    families = {b: f for b, f in graph.families.items() if b not in blocks}
+    near = [b for b in graph.neighbours(blocks) if b in families]
 
     def at(others):
         return partial(_precision_times, graph, blocks, params, others)
 
-    zero = {
-        b: jnp.zeros(f.statistic_shape)
-        for b, f in graph.families.items()
-        if b not in blocks
-    }
-    near = [
-        b
-        for b in zero
-        if any(b in f.blocks and set(blocks) & set(f.blocks) for f in graph.factors)
-    ]
-    varies = False
-    # affine in each other block, the precision differs between two random points if it
-    # varies
-    if near:
-        generator = np.random.default_rng(0)
-
-        def draw():
-            return {
-                b: jnp.asarray(generator.uniform(0.1, 0.9, t.shape), float)
-                for b, t in zero.items()
-            }
-
-        vectors = (
-            jnp.eye(size) if size <= _DENSE else _rows(generator.normal(size=size))
-        )
-        here, there = (np.asarray(at(draw())(vectors)) for _ in range(2))
-        varies = not np.allclose(here, there, 1e-5, 1e-6 * abs(here).max())
-
     def slopes_at(others, vector):
         return _slopes_along(graph, blocks, params, others, vector)
 
-    families = {b: graph.families[b] for b in zero}
-    lower, upper = (
-        _least_over_states(families, at, slopes_at, size)
-        if varies
-        else _least(at(zero), size)
-    )
-    where = f" at a state of blocks {near}" if varies else ""
+    if near and _varies(families, at, size):
+        lower, upper = _least_over_states(families, at, slopes_at, size)
+        where = f" at a state of blocks {near}"
+    else:
+        zero = {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
+        lower, upper = _least(at(zero), size)
+        where = ""
     message = (
         f"the joint precision of the Gaussian blocks {list(blocks)} must be positive "
         f"definite, and its smallest eigenvalue is between {lower:.4g} and "
@@ -300,6 +263,29 @@ def _check_precision(
         warnings.warn(
             f"the model may not normalise: {message}", RuntimeWarning, stacklevel=4
         )
+
+
+def _varies(
+    families: Mapping[str, Family], at: Callable[[Statistics], _Times], size: int
+) -> bool:
+    """Return True if the precision depends on the statistics of ``families``.
+
+    It is affine in those of each block, so it then differs between two random points.
+    """
+    generator = np.random.default_rng(0)
+    is_dense = size <= _DENSE
+    vectors = jnp.eye(size) if is_dense else _rows(generator.normal(size=size))
+
+    def product_at_random():
+        statistics = {
+            b: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), float)
+            for b, f in families.items()
+        }
+        return np.asarray(at(statistics)(vectors))
+
+    here = product_at_random()
+    there = product_at_random()
+    return not np.allclose(here, there, 1e-5, 1e-6 * abs(here).max())
 
 
 def _least(times: _Times, size: int) -> tuple[float, float]:
@@ -374,9 +360,12 @@ def _slopes_along(
     vector: Array,
 ) -> Statistics:
     """Return the gradient of the precision along a vector in the statistics of the other blocks."""
-    return jax.grad(
-        lambda o: _precision_times(graph, blocks, params, o, vector[None])[0] @ vector
-    )(others)
+
+    def curvature(others):
+        (product,) = _precision_times(graph, blocks, params, others, vector[None])
+        return product @ vector
+
+    return jax.grad(curvature)(others)
 
 
 def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
@@ -385,9 +374,8 @@ def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
     products = _per_state(slope, family)
     if states is None or products is None:
         return statistics
-    return family.statistics(states).reshape(len(states), *family.stat_shape)[
-        products.argmin(-1)
-    ]
+    table = family.statistics(states).reshape(len(states), *family.stat_shape)
+    return table[products.argmin(-1)]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -401,10 +389,8 @@ def _precision_times(
     """Multiply the joint precision of ``blocks`` given ``others`` by each row of ``vectors``."""
 
     def negative_log_density(x: dict[str, Array]) -> Array:
-        stats = {b: graph.families[b].statistics(v) for b, v in x.items()}
-        return energy.energy(
-            graph, params, {**others, **stats}
-        ) - energy.log_base_measure(graph, x)
+        value = energy.energy(graph, params, {**others, **graph.statistics(x)})
+        return value - energy.log_base_measure(graph, x)
 
     zero, unravel = ravel_pytree(
         {b: jnp.zeros(graph.families[b].shape) for b in blocks}

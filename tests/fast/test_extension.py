@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A family, a factor and an estimator of another package: declared, sampled, trained, saved and loaded."""
 
+import dataclasses
 from pathlib import Path
 
 from beta_family import Beta, PseudoLikelihood, Ring
 import numpy as np
 from numpyro.infer import MCMC
-import optax
 import pytest
 from scipy import stats
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, BlockedGibbs, FactorGraph, Spin
@@ -113,6 +114,20 @@ def test_clusters_take_the_factor() -> None:
     )
     exact = ebmpp.exact.moments(ring, params)["s"]
     assert_law(result.value, exact, result.standard_error)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Coin(Bernoulli):
+    """A subclass of a family of the library."""
+
+
+def test_random_clusters_take_a_subclass_of_a_family() -> None:
+    ring = FactorGraph({"s": Coin(4)}, factors=[Bias("s"), Ring("s", 4)])
+    params = {"s": np.full(4, -0.5, np.float32), "ring of s": np.float32(0.8)}
+    draws = ebmpp.perfect_sample(
+        ring, params, 2000, rng_key=jax.random.key(4), method="random_cluster"
+    )
+    assert_rows_law(draws["s"], ebmpp.exact.moments(ring, params)["s"])
 
 
 def test_the_estimator_trains_the_graph_and_files_keep_it(tmp_path: Path) -> None:
