@@ -12,17 +12,17 @@ import pytest
 import jax
 import jax.numpy as jnp
 
-from ebmpp.moves.forests import (
-    Forest,
-    draw,
-    draw_pair,
-    log_sum,
-    marginals,
-    most_probable,
-)
+from ebmpp.moves import forests
+from ebmpp.moves.forests import Forest
 from helpers import assert_law
 
 STATES = 3
+# one program for each forest; outside of a program each operation is one
+draw = jax.jit(forests.draw, static_argnums=0)
+draw_pair = jax.jit(forests.draw_pair, static_argnums=0)
+log_sum = jax.jit(forests.log_sum, static_argnums=0)
+marginals = jax.jit(forests.marginals, static_argnums=0)
+most_probable = jax.jit(forests.most_probable, static_argnums=0)
 
 
 def random_forest(rng: np.random.Generator, num_units: int) -> Forest:
