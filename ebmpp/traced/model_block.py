@@ -380,8 +380,8 @@ class ModelKernel(block.Block):
     ) -> PyTree:
         """Return one of the sums at values of the other sites; the discrete ones may have any."""
         fixed = {site: self.info.latent[site] for site in self.sweep.finite}
-        sites, context = self._split({**values, **fixed}, args, kwargs)
-        return self._sums[name](sites, context)
+        summed = self._sums[name]
+        return summed(*self._split({**values, **fixed}, args, kwargs))
 
     def walk(
         self, values: SiteValues, call: Call, key: Array
