@@ -19,7 +19,10 @@ from ebmpp.families.family import Family
 
 @jax.custom_jvp
 def softplus(eta: PerUnit) -> PerUnit:
-    """Return log(1 + exp(eta)); its derivative is one sigmoid, JAX's a logarithm and two exponentials."""
+    """Return log(1 + exp(eta)).
+
+    Its derivative is one sigmoid; JAX's takes a logarithm and two exponentials.
+    """
     return jax.nn.softplus(eta)
 
 

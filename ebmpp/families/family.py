@@ -141,12 +141,12 @@ class Family(abc.ABC):
         return jnp.isfinite(eta)
 
     def default_eta(self) -> Natural:
-        """Return the natural parameter of initial draws and of an empty bias, uniform if possible."""
+        """Return the natural parameter of initial draws and empty biases, uniform if possible."""
         # compiles nothing
         return jax.device_put(np.zeros(self.statistic_shape, jnp.result_type(float)))
 
     def from_mean(self, mean: Natural) -> Natural:
-        """Return the natural parameter whose mean statistics are ``mean``, the inverse of :meth:`mean`.
+        """Return the natural parameter whose :meth:`mean` is ``mean``.
 
         The default uses Newton's method on :meth:`states`; infinite or nan where no
         natural parameter has this mean.
@@ -178,7 +178,7 @@ class Family(abc.ABC):
         return statistics.reshape(-1, math.prod(self.stat_shape))
 
     def _table(self, method: str) -> tuple[Array, Array, Array]:
-        """Return states of one unit, their statistics ``(states, statistics)`` and log base measures."""
+        """Return states of one unit, their statistics and log base measures."""
         states = self.states()
         name = type(self).__name__
         if states is None:
@@ -233,9 +233,10 @@ class Family(abc.ABC):
         return drawn.reshape(words.shape[:-1]).astype(self.dtype)
 
     def couple(self, words: Words, eta: Natural, other: Natural) -> tuple[Draws, Draws]:
-        """Return two draws from the same :attr:`num_couple_words` words per unit, maximally coupled if known.
+        """Return two draws from the same words, maximally coupled if known.
 
-        Equal natural parameters give equal draws.
+        There are :attr:`num_couple_words` words per unit. Equal natural parameters give
+        equal draws.
         """
         return self.sample(words, eta), self.sample(words, other)
 
@@ -320,7 +321,7 @@ class Family(abc.ABC):
 
 @lru_cache(maxsize=256)
 def _plain_table(family: Family) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the values of a unit and their statistics, if they are few and of equal base measure."""
+    """Return values of a unit and their statistics, if few and of equal base measure."""
     with sharding.eager():  # concrete, also under a trace
         states = family.states()
         if states is None:
@@ -367,9 +368,10 @@ def log_ratio(
     100 Poisson units of rate 3, and for 100 Gaussian units 1e-5 (1e-7) with means up to
     ten standard deviations from 0, 1e-3 (2e-5) with a thousand.
 
-    :param same: rows whose two distributions are equal up to rounding; their ratio is 0. With it, the ratio
-        is nan where a natural parameter is outside its domain. (One sum over units covers both checks: a
-        reduction for each took a sixth of all kernels of a sweep.)
+    :param same: rows whose two distributions are equal up to rounding; their ratio is
+        0. With it, the ratio is nan where a natural parameter is outside its domain.
+        (One sum over units covers both checks: a reduction for each took a sixth of all
+        kernels of a sweep.)
     """
     ratios = []
     for b, family in families.items():

@@ -124,7 +124,7 @@ class Gaussian(Family):
         return dist.Normal(*self.moments(eta))
 
     def from_mean(self, mean: Natural) -> Natural:
-        """Return the natural parameter with these moments, of numpy arrays in their own precision."""
+        """Return the natural parameter with these moments; numpy arrays keep their precision."""
         if not self.learned:
             return mean
         variance = mean[..., 1] - mean[..., 0] ** 2
@@ -155,7 +155,7 @@ Units = Float[Array, "rows *shape"]
 def reflected(
     z: Units, u: PerRow, centre: Units, scale: Units, to: Units, to_scale: Units
 ) -> Reflection:
-    """Return two Gaussian draws per row from one noise: equal with the largest probability, else reflected.
+    """Return two Gaussian draws per row from one noise, equal with the largest probability.
 
     With means a distance gap apart, y = x with probability min(1, N(z + gap) / N(z));
     otherwise the noise of y is reflected at the plane halfway. Rows with unequal scales

@@ -21,7 +21,10 @@ from ebmpp.families.family import Family
 
 @jax.custom_jvp
 def _log_normalizer(eta: PerUnit) -> PerUnit:
-    """Return log(exp(eta) + exp(-eta)), whose derivative is one tanh; JAX's takes three exponentials."""
+    """Return log(exp(eta) + exp(-eta)).
+
+    Its derivative is one tanh; JAX's takes three exponentials.
+    """
     return jnp.logaddexp(eta, -eta)
 
 

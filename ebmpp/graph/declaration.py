@@ -26,7 +26,7 @@ from ebmpp.graph.factors.probe import probe
 
 
 class Declaration:
-    """Blocks and factors as an immutable, hashable value, of which :class:`~ebmpp.FactorGraph` is made."""
+    """Blocks and factors as an immutable, hashable value."""
 
     visible: Mapping[str, Family]
     """Blocks with data."""
@@ -169,14 +169,14 @@ class Declaration:
 
     @property
     def unit_offsets(self) -> dict[str, int]:
-        """Number of each block's first unit, where the units of all blocks are numbered in order."""
+        """Number of each block's first unit, counting the units of all blocks in order."""
         sizes = [f.size for f in self.families.values()]
         return dict(
             zip(self.families, itertools.accumulate(sizes[:-1], initial=0), strict=True)
         )
 
     def interacting(self, blocks: Iterable[str]) -> list[tuple[str, str]]:
-        """Return the pairs among ``blocks`` that share a factor; a block with interacting units is a pair."""
+        """Return pairs of ``blocks`` that share a factor, with (b, b) if units of b interact."""
         blocks = set(blocks)
         loops = [(b, b) for b in self.splits if b in blocks]
         return [edge for edge in sorted(self.edges) if set(edge) <= blocks] + loops

@@ -46,7 +46,7 @@ def card(graph: Declaration, kind: str = "FactorGraph") -> Card:
 
 
 def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
-    """Return a table of the factors, their params' shapes and, if ``params`` is given, root mean squares."""
+    """Return a table of factors and their params' shapes, and root mean squares of ``params``."""
     head = ["factor", "kind", "blocks", "shape", "params"]
     if params is not None:
         head.append("root mean square")

@@ -64,7 +64,7 @@ def natural(
     blocks: Sequence[str],
     factors: Factors = None,
 ) -> Eta:
-    """Return the natural parameters of non-interacting ``blocks`` given the others: eta_b = -dE/dt_b.
+    """Return the natural parameters -dE/dt_b of non-interacting ``blocks`` given the others.
 
     :param statistics: of every block that shares a factor with ``blocks``. A block
         whose units interact must be among them; each of its units then gets its natural
@@ -92,7 +92,7 @@ def contributed(
     statistics: Statistics,
     blocks: Iterable[str] | None = None,
 ) -> Eta:
-    """Return what ``factors`` add to the natural parameters of blocks, all by default, at ``statistics``."""
+    """Return the terms of ``factors`` in the natural parameters of blocks, all by default."""
 
     def log_density_at(t):
         return -energy(graph, params, {**statistics, **t}, factors)
@@ -105,7 +105,7 @@ def contributed(
 def affine(
     graph: Declaration, params: Params, statistics: Statistics, blocks: Iterable[str]
 ) -> tuple[Scalar, Eta]:
-    """Return c and natural parameters eta of non-interacting ``blocks``, with -E = c + sum <eta_b, t_b>."""
+    """Return c and eta of non-interacting ``blocks``, with -E = c + sum <eta_b, t_b>."""
     return jax.value_and_grad(lambda t: -energy(graph, params, {**statistics, **t}))(
         _zeros(graph, blocks)
     )
@@ -114,7 +114,7 @@ def affine(
 def log_marginal(
     graph: Declaration, params: Params, statistics: Statistics, blocks: Sequence[str]
 ) -> Scalar:
-    """Return the log of the sum over ``blocks`` of exp(-E) r, without the other blocks' base measures."""
+    """Return log of the sum over ``blocks`` of exp(-E) r; other base measures are left out."""
     at_zero, eta = affine(graph, params, statistics, blocks)
     return at_zero + sum(graph.families[b].log_normalizer(eta[b]).sum() for b in blocks)
 
@@ -185,7 +185,7 @@ def log_density(graph: Declaration, params: Params, x: Rows) -> PerRow:
 def summed_out(
     graph: Declaration, params: Params, x: Rows, group: tuple[str, ...]
 ) -> PerRow:
-    """Return the log of the unnormalised density of each row, with the blocks of ``group`` summed out."""
+    """Return the log unnormalised density of each row, with the blocks of ``group`` summed out."""
     rest = {b: v for b, v in x.items() if b not in group}
     if not rest:  # nothing is left to map over
         value = log_unnormalized(graph, params, {}, group)
@@ -246,7 +246,7 @@ def mean_field(graph: Declaration, params: Params, known: Blocks, passes: int) -
 def mean_layer(
     graph: Declaration, params: Params, blocks: tuple[str, ...], t: Blocks, eta: Eta
 ) -> Means:
-    """Update the blocks of one layer, part by part, to their conditional given the means of the others."""
+    """Update the blocks of one layer, part by part, to their conditionals given other means."""
 
     def conditional(t: Blocks) -> Means:
         new = natural(graph, params, t, blocks)
@@ -379,7 +379,7 @@ def natural_part(
 def mask_natural(
     family: Family, mask: Bool[Array, "..."] | None, eta: Natural
 ) -> Natural:
-    """Replace the natural parameters of padded or clamped units (``mask`` False) by the family's default."""
+    """Replace the natural parameters of units with ``mask`` False by the family's default."""
     if mask is None:
         return eta
     return jnp.where(

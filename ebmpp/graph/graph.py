@@ -62,7 +62,7 @@ class FactorGraph(Declaration, Shown):
 
     >>> import jax, ebmpp
     >>> rbm = ebmpp.FactorGraph(visible={"v": ebmpp.Bernoulli(4)}, latent={"h": ebmpp.Bernoulli(3)},
-    ...                         factors=[ebmpp.Bias("v"), ebmpp.Bias("h"), ebmpp.Bilinear("v", "h")])
+    ...     factors=[ebmpp.Bias("v"), ebmpp.Bias("h"), ebmpp.Bilinear("v", "h")])
     >>> rbm.layers
     (('v',), ('h',))
     >>> params = rbm.init(jax.random.key(0))
@@ -105,7 +105,7 @@ class FactorGraph(Declaration, Shown):
         return cls._of_one_block(block, declared)
 
     def to_networkx(self, params: Params | None = None) -> nx.Graph:
-        """Return the graph of blocks or, with ``params``, that of units with their biases and weights.
+        """Return the graph of blocks or, with ``params``, of units with biases and weights.
 
         Blocks have the attributes ``family``, ``visible``, ``layer`` and ``parts``, and
         their edges ``factors``. Units have ``block`` and ``bias``, and edges
@@ -119,7 +119,8 @@ class FactorGraph(Declaration, Shown):
         **Example**
 
         >>> import networkx as nx, ebmpp
-        >>> ising = ebmpp.FactorGraph.from_networkx(nx.path_graph(["a", "b", "c"]), family=ebmpp.Spin)
+        >>> path = nx.path_graph(["a", "b", "c"])
+        >>> ising = ebmpp.FactorGraph.from_networkx(path, family=ebmpp.Spin)
         >>> params = {"x": jax.numpy.array([0.5, 0.0, 0.0]), "x:x": jax.numpy.array([1.0, -2.0])}
         >>> units = ising.to_networkx(params)
         >>> units.nodes["a"]["bias"], units.edges["b", "c"]["weight"]
@@ -167,8 +168,10 @@ class FactorGraph(Declaration, Shown):
         **Example**
 
         >>> import jax, ebmpp
-        >>> graph = ebmpp.FactorGraph.from_qubo({("a", "a"): -1.0, ("a", "b"): 2.0, ("b", "b"): -1.5})
-        >>> result = ebmpp.local_search(graph, graph.init(jax.random.key(0)), rng_key=jax.random.key(1))
+        >>> q = {("a", "a"): -1.0, ("a", "b"): 2.0, ("b", "b"): -1.5}
+        >>> graph = ebmpp.FactorGraph.from_qubo(q)
+        >>> params = graph.init(jax.random.key(0))
+        >>> result = ebmpp.local_search(graph, params, rng_key=jax.random.key(1))
         >>> graph.labels["x"], result.state["x"].tolist()
         (('a', 'b'), [0.0, 1.0])
         """
@@ -180,9 +183,10 @@ class FactorGraph(Declaration, Shown):
         return cls({block: family}, factors=factors, labels={block: labels})
 
     def to_bqm(self, params: Params) -> Any:
-        """Return the energy as a ``dimod.BinaryQuadraticModel`` of the variables of :meth:`to_networkx`.
+        """Return the energy as a ``dimod.BinaryQuadraticModel``.
 
-        Needs dimod, an extra: ``pip install ebmpp[dimod]``.
+        Variables are named as in :meth:`to_networkx`. Needs dimod, an extra: ``pip
+        install ebmpp[dimod]``.
 
         :raises ArgumentError: unless all blocks are Spin, or all are Bernoulli.
         :raises IntractableError: for an energy in which three units interact.
@@ -195,10 +199,11 @@ class FactorGraph(Declaration, Shown):
         return display.card(self)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Plot the block graph, one column per layer, with visible blocks shaded and factors on the edges.
+        """Plot the block graph, one column per layer.
 
-        A factor over one block is listed below it; one over three blocks or more is on
-        each edge that it makes. Needs matplotlib.
+        Visible blocks are shaded, and factors are on the edges. A factor over one block
+        is listed below it; one over three blocks or more is on each edge that it makes.
+        Needs matplotlib.
 
         :param ax: axes to draw on; a new figure by default.
 
@@ -312,7 +317,9 @@ class FactorGraph(Declaration, Shown):
         )
 
     def natural_parameters(self, params: Params, x: StateLike, block: str) -> Natural:
-        """Return the natural parameters of ``block`` given its neighbours, ``(*batch, *shape, *stat_shape)``.
+        """Return the natural parameters of ``block`` given its neighbours.
+
+        Their shape is ``(*batch, *shape, *stat_shape)``.
 
         :param block: a block, or a part such as "x[0]" of one whose units interact.
             Such a block as a whole gives the natural parameter of each unit given all
@@ -323,7 +330,7 @@ class FactorGraph(Declaration, Shown):
     def conditional(
         self, params: Params, x: StateLike, block: str
     ) -> dist.Distribution:
-        """Return the conditional of ``block`` given the rest, a NumPyro distribution over the whole block.
+        """Return the conditional of ``block`` given the rest, a NumPyro distribution.
 
         :param block: a block, or a part such as "x[0]" of one whose units interact: the
             units ``splits["x"].units[0]``.
@@ -339,7 +346,7 @@ class FactorGraph(Declaration, Shown):
         return family.distribution(eta)
 
     def mean(self, params: Params, x: StateLike, block: str) -> Natural:
-        """Return the mean statistics of ``block`` given the rest, or of each unit if its units interact."""
+        """Return mean statistics of ``block``, or of its interacting units, given the rest."""
         eta, family = self._natural(params, x, block)
         return family.mean(eta)
 
@@ -351,7 +358,7 @@ class FactorGraph(Declaration, Shown):
     def log_marginal(
         self, params: Params, x: StateLike, blocks: Iterable[str] | str
     ) -> Float[Array, "*batch"]:
-        """Return the log of the unnormalised density of the other blocks, with ``blocks`` summed out exactly.
+        """Return the log unnormalised density of the other blocks, with ``blocks`` summed out.
 
         :param x: the other blocks, shapes ``(*batch, *shape)``; values of ``blocks``
             are ignored. Unknown units of an :class:`~ebmpp.Observed` block are summed

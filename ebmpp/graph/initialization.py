@@ -56,7 +56,7 @@ def resolve(scheme: Scheme) -> dict[str, str]:
 def init_params(
     graph: Declaration, rng_key: Array, scheme: Scheme, means: Mapping[str, Mean]
 ) -> Params:
-    """Return initial params of factors by name, given :func:`mean_statistics` of the blocks with data."""
+    """Return initial params by factor, given :func:`mean_statistics` of the blocks with data."""
     factors = graph.factors
     families = graph.families
     choices = resolve(scheme)
@@ -83,7 +83,7 @@ def init_params(
 def mean_statistics(
     family: Family, x: Array, known: Array | None, weights: Array | None
 ) -> Mean:
-    """Return mean statistics of weighted rows, and their number: per statistic where units are missing."""
+    """Return mean statistics of weighted rows, and numbers of rows, per statistic if some miss."""
     statistics = family.statistics(x)
     if known is None:
         return jnp.average(statistics, axis=0, weights=weights), len(x)

@@ -49,7 +49,7 @@ class Declared(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """``E(x) = offset - linear . x - sum_p weights[p] x[i_p] x[j_p]``, with x the units of all blocks."""
+    """``E(x) = offset - linear . x - sum_p weights[p] x[i_p] x[j_p]`` of the units x."""
 
     offset: float
     linear: Float[np.ndarray, "units"]
@@ -58,7 +58,7 @@ class Terms(NamedTuple):
 
 
 def terms(graph: Declaration, params: Params) -> Terms:
-    """Return biases and weights of a pairwise energy: of all pairs in blocks, nonzero ones between blocks."""
+    """Return biases and weights of a pairwise energy; pairs between blocks if not 0."""
     for b, family in graph.families.items():
         if family.stat_shape:
             raise checks.error(
@@ -150,7 +150,7 @@ def _second_derivatives(
 
 
 def names(graph: Declaration) -> list[Hashable]:
-    """Return labels or numbers of the units, with their block's name if there are several blocks."""
+    """Return labels or numbers of the units, paired with their block if there are several."""
     result: list[Hashable] = []
     for b, family in graph.families.items():
         labels: Iterable[Hashable]
@@ -282,7 +282,7 @@ def _of_terms(
     quadratic: Mapping[tuple[Hashable, Hashable], float],
     block: str,
 ) -> Declared:
-    """Declare the energy ``sum_a linear[a] x_a + sum_ab quadratic[a, b] x_a x_b``, as dimod reads it."""
+    """Declare the energy ``sum_a linear[a] x_a + sum_ab quadratic[a, b] x_a x_b``."""
     variables = list(dict.fromkeys([*linear, *itertools.chain(*quadratic)]))
     number = {v: i for i, v in enumerate(variables)}
     biases = -np.array([linear.get(v, 0.0) for v in variables], float)

@@ -128,7 +128,7 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
 def _reach(
     graph: Declaration, block: str, params: Params, stats: Statistics | None
 ) -> tuple[Array, Array]:
-    """Return the largest and smallest natural parameters, at ``stats`` or all values; domains are convex."""
+    """Return the largest and smallest natural parameters, at ``stats`` or at all values."""
     scope = _scope(graph, block)
     if stats is not None:
         eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
@@ -159,7 +159,7 @@ def _slope(
 
 @full_precision
 def _largest(slope: Array, other: Family) -> Array:
-    """Return the largest contribution of one bounded neighbour, exactly, unit by unit over its states."""
+    """Return the largest contribution of one bounded neighbour, exactly, over its states."""
     trailing = slope.ndim - len(other.statistic_shape)
     per_state = _per_state(slope, other)
     if per_state is not None:
@@ -171,7 +171,7 @@ def _largest(slope: Array, other: Family) -> Array:
 
 
 def _per_state(slope: Array, family: Family) -> Array | None:
-    """Return the product of the statistics of each state of a unit with ``slope``; None if not finite."""
+    """Return products of each state's statistics with ``slope``, None if not finite."""
     states = family.states()
     if states is None:
         return None
@@ -270,7 +270,7 @@ def _varies(
 ) -> bool:
     """Return True if the precision depends on the statistics of ``families``.
 
-    It is affine in those of each block, so it then differs between two random points.
+    It is affine in the statistics of each block, so it then differs between two random points.
     """
     generator = np.random.default_rng(0)
     is_dense = size <= _DENSE
@@ -369,7 +369,7 @@ def _slopes_along(
 
 
 def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
-    """Return statistics of the state that minimises their product with ``slope``; unchanged if not finite."""
+    """Return statistics of the state that minimises their product with ``slope``."""
     states = family.states()
     products = _per_state(slope, family)
     if states is None or products is None:

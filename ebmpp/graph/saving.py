@@ -109,7 +109,8 @@ def load(
     >>> import pathlib, tempfile, jax.numpy as jnp, ebmpp
     >>> def gate_energy(w, x, y, h):
     ...     return -jnp.einsum("ijk,i,j,k", w, x, y, h)
-    >>> gate = ebmpp.Factor("x", "y", "h", init=jnp.ones((2, 2, 3)), energy=gate_energy, name="gate")
+    >>> init = jnp.ones((2, 2, 3))
+    >>> gate = ebmpp.Factor("x", "y", "h", init=init, energy=gate_energy, name="gate")
     >>> blocks = {"x": ebmpp.Bernoulli(2), "y": ebmpp.Bernoulli(2)}
     >>> graph = ebmpp.FactorGraph(blocks, {"h": ebmpp.Bernoulli(3)}, [gate])
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "gated.ebmpp"
@@ -152,7 +153,7 @@ def _is_held(dtype: np.dtype) -> bool:
 
 
 def _pack(tree: PyTree, arrays: list[np.ndarray]) -> Description:
-    """Append the arrays of a tree to a list and return a description that refers to them by number."""
+    """Append a tree's arrays to a list; return a description that refers to them by number."""
     if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
         return {"dict": {key: _pack(value, arrays) for key, value in tree.items()}}
     if type(tree) in (list, tuple):
@@ -218,7 +219,7 @@ def _classes(base: type) -> dict[str, type]:
 
 
 def _takes_function(kind: Any) -> bool:
-    """Return True if the constructor needs an argument that is no field, as Linear needs ``forward``."""
+    """Return True if the constructor needs what is no field, as Linear needs ``forward``."""
     fields = {f.name for f in dataclasses.fields(kind)} - _COMMON
     needed = {
         name
@@ -343,7 +344,7 @@ def _check_value(
 
 
 def layers(graph: FactorGraph) -> Description:
-    """Return the order in which a sweep visits blocks, and a digest of its colours, for resumed runs."""
+    """Return the order of a sweep over blocks and a digest of its colours, for resumed runs."""
     colors = {block: split.colors for block, split in graph.splits.items()}
     order = [list(blocks) for blocks in graph.block_layers]
     return {"order": order, "colors": archive.digest(colors) if colors else None}
@@ -351,7 +352,7 @@ def layers(graph: FactorGraph) -> Description:
 
 @lru_cache(maxsize=32)  # tenths of a second
 def energies(graph: FactorGraph) -> dict[str, list]:
-    """Return what a graph's repr lacks, by factor: a rounded value of its energy, a digest of its pairs."""
+    """Return a rounded value of the energy and a digest of the pairs, by factor."""
     result = {}
     for number, factor in enumerate(graph.factors):
         generator = np.random.default_rng(number)

@@ -103,7 +103,7 @@ def as_partial_rows(
     needed: Iterable[str] = (),
     check: bool = True,
 ) -> tuple[Blocks, Blocks, BatchShape]:
-    """Return rows of a state that may hold :class:`Observed` blocks, their masks, and the batch shape.
+    """Return rows of a state with :class:`Observed` blocks, their masks, and the batch shape.
 
     :param check: False to check names and shapes only, not values.
     """
@@ -239,7 +239,7 @@ class Clamped:
 
 
 def merge_clamped(blocks: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Merge blocks given by keyword with ``clamped={...}``, for blocks named like arguments of the call."""
+    """Merge blocks by keyword with ``clamped={...}``, for blocks named like arguments."""
     blocks = dict(blocks)
     named = blocks.pop("clamped", {})
     if not isinstance(named, Mapping) or not blocks.keys().isdisjoint(named):
@@ -252,7 +252,7 @@ def merge_clamped(blocks: Mapping[str, PyTree]) -> dict[str, PyTree]:
 def as_clamped(
     families: Families, blocks: Mapping[str, PyTree], check: bool = True
 ) -> Clamped:
-    """Validate clamped and :class:`Observed` blocks; without ``check`` their names and shapes only."""
+    """Validate clamped and :class:`Observed` blocks, or their names and shapes only."""
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
     if 0 in batch:
         raise checks.error(
@@ -321,7 +321,7 @@ def _placeholder(family: Family) -> np.ndarray:
 
 
 def check_params(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -> None:
-    """Compare names, structure and shapes of params with a pytree of ``jax.ShapeDtypeStruct`` by factor."""
+    """Compare names, structure and shapes of params with a tree of shapes by factor."""
     check_factors(expected, params)
     for name, tree in expected.items():
         leaves = jax.tree.leaves(params[name])

@@ -37,7 +37,7 @@ _DOUBT = 5.0  # standard errors of a variance
 
 
 class Table(NamedTuple):
-    """Data of visible blocks: checked names and shapes, and, from :func:`check_table`, checked values."""
+    """Data of visible blocks of checked names and shapes; :func:`check_table` checks values."""
 
     rows: dict[str, PyTree]
     """Visible blocks, ``(*batch, *shape)``; on the device ``(rows, *shape)``."""
@@ -174,12 +174,14 @@ def _moments(
     known = np.broadcast_to(known, x.shape)
 
     def averages(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        sums = np.zeros((2, *x.shape[1:]))
+        total = np.zeros(x.shape[1:])
+        size = np.zeros(x.shape[1:])
         for start in range(0, len(x), _CHUNK):
             part = slice(start, start + _CHUNK)
             w = weight[part] * known[part]
-            sums += [(w * function(x[part].astype(float))).sum(0), w.sum(0)]
-        return sums[0] / np.where(sums[1] > 0, sums[1], 1)
+            total += (w * function(x[part].astype(float))).sum(0)
+            size += w.sum(0)
+        return total / np.where(size > 0, size, 1)
 
     mean = averages(lambda rows: rows)
     return mean, averages(lambda rows: (rows - mean) ** 2), known.sum(0)
@@ -188,7 +190,7 @@ def _moments(
 def _with_default_row(
     family: Gaussian, mean: np.ndarray, variance: np.ndarray, count: np.ndarray
 ) -> np.ndarray:
-    """Return the mean statistics of the rows and of one of variance 1, as near to 0 as the data allow.
+    """Return mean statistics of the rows and one more, of variance 1 and near 0.
 
     A row at 0 would widen columns of mean 10,000 and standard deviation 3 to 224.
     """
@@ -207,7 +209,7 @@ def _warn_of_scales(
     variance: np.ndarray,
     count: np.ndarray,
 ) -> None:
-    """Warn of constant columns of a learned variance, and of columns that a variance of 1 does not fit."""
+    """Warn of constant columns, and of columns that a variance of 1 does not fit."""
     if family.learned:
         wrong = (variance == 0) & (count > 1)
         message = (
@@ -237,7 +239,7 @@ def _warn_of_scales(
 
 
 def warn_if_stuck(graph: Declaration, params: Params) -> None:
-    """Warn of latents whose gradients are zero: their conditional mean is 0 while all their params are."""
+    """Warn of latents whose gradients are zero, as their conditional means are."""
     for block, family in graph.latent.items():
         if not isinstance(family, Gaussian) or family.learned:
             continue

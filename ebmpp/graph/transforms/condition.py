@@ -63,7 +63,8 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
                     "concrete, not traced by jit, vmap or grad",
                     v,
                     StateError,
-                    "Condition outside of the transformed function, or clamp the block in a kernel.",
+                    "Condition outside of the transformed function, or clamp the block "
+                    "in a kernel.",
                 )
         clamped = states.as_clamped(graph.families, values)
         if clamped.batch:

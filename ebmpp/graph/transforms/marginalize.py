@@ -85,10 +85,11 @@ def marginalize(
     **Example**
 
     >>> import ebmpp
-    >>> clique = ebmpp.FactorGraph({"a": ebmpp.Spin(1), "b": ebmpp.Spin(1)}, {"h": ebmpp.Bernoulli(50)},
-    ...                            [ebmpp.Bias("h"), ebmpp.Bilinear("a", "h"), ebmpp.Bilinear("b", "h")])
-    >>> ebmpp.marginalize(clique, "h")
-    FactorGraph(visible={'a': Spin(1), 'b': Spin(1)}, latent={}, factors=[Factor('a', 'b', name='h')])
+    >>> spins = {"a": ebmpp.Spin(1), "b": ebmpp.Spin(1)}
+    >>> factors = [ebmpp.Bias("h"), ebmpp.Bilinear("a", "h"), ebmpp.Bilinear("b", "h")]
+    >>> clique = ebmpp.FactorGraph(spins, {"h": ebmpp.Bernoulli(50)}, factors)
+    >>> ebmpp.marginalize(clique, "h").factors
+    (Factor('a', 'b', name='h'),)
     """
     names = (blocks,) if isinstance(blocks, str) else tuple(blocks)
     states.check_names(names, graph.families)
@@ -155,7 +156,7 @@ class _InitialOfAll:
 
 @dataclasses.dataclass(frozen=True)
 class _Nodes:
-    """Values of a neighbour's unit that determine a function of it, and their weights at given statistics.
+    """Values of a neighbour's unit that determine a function of it, and their weights.
 
     The function must be affine in the statistics; if these separate all values of a
     unit, every function is.

@@ -28,7 +28,7 @@ class Part:
     family: Family
     """Family of the block."""
     pieces: tuple[tuple[str, HashableArray | None], ...]
-    """Names of the other blocks, and the numbers of the block's units that each holds; None for all units."""
+    """Names of other blocks, and the numbers of the units that each holds, None for all."""
     fixed: HashableArray | None = None
     """Statistics of the units in no piece."""
 
