@@ -7,7 +7,7 @@ import dataclasses
 from functools import partial
 from typing import TypeVar
 
-from jaxtyping import Float, UInt32
+from jaxtyping import Float, PyTree, UInt32
 
 import jax
 from jax import Array
@@ -77,12 +77,39 @@ class Ensemble(Target):
 
     def to_rows(self, z: Mapping[str, Array]) -> Blocks:
         rows = {b: v.reshape(self.num_rows, *self.shape(b)) for b, v in z.items()}
-        return self.map(Target.to_rows, rows)
+        return self._over_replicas(Target.to_rows, rows)
 
-    def map(self, fn: Callable[..., T], *rows: object) -> T:
-        """Apply ``fn(target, *rows)`` to every replica, over the second axis of all arrays."""
+    def map(self, fn: Callable[..., T], *rows: PyTree) -> T:
+        """Return ``fn(target, *rows)``, whose rows are the replicas of all rows.
 
-        def at_replica(beta: Array, params: Params, *rows: object) -> T:
+        Where replicas share their params, ``fn`` gets the replicas of all rows as rows.
+        """
+        if self.knots is not None:
+            return self._over_replicas(fn, *rows)
+        num = len(self.betas)
+
+        def repeat(v: Array) -> Array:
+            return v if len(v) == 1 else jnp.repeat(v, num, axis=0)
+
+        def merge(v: Array) -> Array:
+            return v.reshape(-1, *v.shape[2:])
+
+        def split(v: Array) -> Array:
+            return v.reshape(-1, num, *v.shape[1:])
+
+        count = len(jax.tree.leaves(rows)[0])
+        target = Target(
+            self.graph,
+            self.params,
+            jax.tree.map(repeat, self.fixed),
+            tempering=Tempering(jnp.tile(self.betas, count), self.reference),
+        )
+        return jax.tree.map(split, fn(target, *jax.tree.map(merge, rows)))
+
+    def _over_replicas(self, fn: Callable[..., T], *rows: PyTree) -> T:
+        """Apply ``fn(target, *rows)`` replica by replica, over the second axis of all arrays."""
+
+        def at_replica(beta: Array, params: Params, *rows: PyTree) -> T:
             tempering = Tempering(beta, self.reference)
             target = Target(self.graph, params, self.fixed, tempering=tempering)
             return fn(target, *rows)
@@ -97,7 +124,7 @@ class Ensemble(Target):
         return random.fold_in(keys[:, None], jnp.arange(len(self.betas)))
 
     def starts(self, draw: Callable[[Target, Keys], Blocks], keys: Keys) -> Blocks:
-        return self.map(draw, self.replica_keys(keys))
+        return self._over_replicas(draw, self.replica_keys(keys))
 
     def sweep(self, x: Rows, moves: Sequence[Move], keys: Keys) -> Blocks:
         """Make one sweep of every replica by these moves."""

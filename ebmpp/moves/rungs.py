@@ -17,37 +17,45 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core.backend import full_precision
+from ebmpp.core.rows import expand
 from ebmpp.core.types import Eta, Natural, Params, PerRow, Rows, Scalar
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors.lateral import Split
 
 
-def between(eta0: Natural, eta: Natural, beta: Scalar | float) -> Natural:
+def between(eta0: Natural, eta: Natural, beta: Array | float) -> Natural:
     """Return natural parameters at ``beta``, given rows ``eta`` of the model."""
     eta0 = lax.broadcast_to_rank(eta0, eta.ndim)
     return (1 - beta) * eta0 + beta * eta  # exact at both ends
 
 
 class Tempering(NamedTuple):
-    """Inverse temperature of a rung, and its reference."""
+    """Inverse temperature of a rung, or of each row, and the reference."""
 
-    beta: Scalar
+    beta: Scalar | PerRow
+    """Rows that are a multiple of these, such as both chains of pairs, repeat them."""
     reference: Eta | None = None
     """Natural parameters of the reference, ``statistic_shape`` each; None where its energy is 0."""
+
+    def _beta_of(self, eta: Natural) -> Array:
+        """Return beta in a shape that broadcasts against rows of natural parameters."""
+        if jnp.ndim(self.beta) == 0:
+            return self.beta
+        return expand(jnp.tile(self.beta, len(eta) // len(self.beta)), eta)
 
     def temper(self, block: str, eta: Natural) -> Natural:
         """Return natural parameters of rows at the rung, given those under the model."""
         if self.reference is None:
-            return self.beta * eta
-        return between(self.reference[block], eta, self.beta)
+            return self._beta_of(eta) * eta
+        return between(self.reference[block], eta, self._beta_of(eta))
 
     def temper_part(self, split: Split, part: Array | int, eta: Natural) -> Natural:
         """Return :meth:`temper` for one part of a block whose units interact."""
         if self.reference is None:
-            return self.beta * eta
+            return self._beta_of(eta) * eta
         shape = split.family.size, *split.family.stat_shape
         units = self.reference[split.block].reshape(shape)
-        return between(split.take(units, part), eta, self.beta)
+        return between(split.take(units, part), eta, self._beta_of(eta))
 
 
 def reference_of(graph: FactorGraph, params: Params) -> Eta:
