@@ -144,7 +144,7 @@ class Sequential(Conditionals):
         number = ((table == present) & valid).argmax()
         count = len(table)
 
-        def moved(k: Array) -> tuple[dict[str, Array], dict[int, Array]]:
+        def moved(k):
             flat = value.ravel().at[place].set(table[k])
             new = flat.reshape(value.shape)
             change = (table[k] - present).astype(jnp.result_type(float))
