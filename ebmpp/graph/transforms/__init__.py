@@ -1,3 +1,3 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Transformations of graphs: conditioning, marginalisation, replication."""
+"""Transformations of graphs: conditioning and marginalisation."""

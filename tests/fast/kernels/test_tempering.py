@@ -208,3 +208,11 @@ def test_kernels_print_and_pickle():
     ):
         assert repr(pickle.loads(pickle.dumps(kernel))) == repr(kernel)
         assert "betas=(0.0, 0.5, 1.0)" in repr(kernel)
+
+
+def test_independent_units_are_drawn_from_their_distribution():
+    graph = ebmpp.FactorGraph({"x": ebmpp.Bernoulli(1)}, factors=[ebmpp.Bias("x")])
+    kernel, params = ParallelTempering(graph, BETAS), {"x": np.float32([0.7])}
+    state, *_ = scan_kernel(kernel, 3, params, num_chains=2000)
+    assert_rows_law(state.z["x"], 1 / (1 + np.exp(-params["x"])))
+    assert (state.rejection == 0).all()
