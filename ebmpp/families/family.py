@@ -154,10 +154,10 @@ class Family(abc.ABC):
         :raises NotImplementedError: for a family of infinitely many values that does
             not define it.
         """
-        table = self._table("from_mean(mean)")
-        return finite.from_mean(self._flat(as_float(mean)), *table[1:]).reshape(
-            jnp.shape(mean)
-        )
+        _, statistics, log_base = self._table("from_mean(mean)")
+        flat = self._flat(as_float(mean))
+        eta = finite.from_mean(flat, statistics, log_base)
+        return eta.reshape(jnp.shape(mean))
 
     def mode(self, eta: Natural) -> Draws:
         """Return the most probable value of each unit, by default among :meth:`states`.
@@ -166,9 +166,8 @@ class Family(abc.ABC):
             not define it.
         """
         values = finite.mode(self._flat(eta), *self._table("mode(eta)"))
-        return values.reshape(eta.shape[: eta.ndim - len(self.stat_shape)]).astype(
-            self.dtype
-        )
+        units = eta.shape[: eta.ndim - len(self.stat_shape)]
+        return values.reshape(units).astype(self.dtype)
 
     def _sum_statistics(self, products: Natural) -> PerUnit:
         leading = products.ndim - len(self.stat_shape)

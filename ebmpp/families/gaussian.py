@@ -49,11 +49,9 @@ class Gaussian(Family):
 
     @property
     def domain(self) -> str:
-        return (
-            "negative in its second entry (-1 / (2 variance))"
-            if self.learned
-            else "any real number"
-        )
+        if self.learned:
+            return "negative in its second entry (-1 / (2 variance))"
+        return "any real number"
 
     @property
     def stat_shape(self) -> tuple[int, ...]:
@@ -92,7 +90,9 @@ class Gaussian(Family):
     def log_normalizer(self, eta: Natural) -> PerUnit:
         if not self.learned:
             return 0.5 * eta**2
-        return -(eta[..., 0] ** 2) / (4 * eta[..., 1]) - 0.5 * jnp.log(-2 * eta[..., 1])
+        slope = eta[..., 0]
+        curve = eta[..., 1]
+        return -(slope**2) / (4 * curve) - 0.5 * jnp.log(-2 * curve)
 
     def unit_log_ratio(
         self, eta: Natural, other: Natural, statistics: Natural
@@ -110,15 +110,16 @@ class Gaussian(Family):
         return shift + curve * (x - centre) ** 2 + 0.5 * jnp.log1p(curve / eta[..., 1])
 
     def in_domain(self, eta: Natural) -> UnitMask:
-        return (
-            jnp.isfinite(eta).all(-1) & (eta[..., 1] < 0)
-            if self.learned
-            else jnp.isfinite(eta)
-        )
+        is_finite = jnp.isfinite(eta)
+        if not self.learned:
+            return is_finite
+        return is_finite.all(-1) & (eta[..., 1] < 0)
 
     def default_eta(self) -> Natural:
         zero = jnp.zeros(self.shape)
-        return jnp.stack([zero, zero - 0.5], axis=-1) if self.learned else zero
+        if not self.learned:
+            return zero
+        return jnp.stack([zero, zero - 0.5], axis=-1)
 
     def unit_distribution(self, eta: Natural) -> dist.Distribution:
         return dist.Normal(*self.moments(eta))
