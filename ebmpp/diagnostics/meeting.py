@@ -19,7 +19,7 @@ from ebmpp.coupling.overlap import THRESHOLD, overlap, warning_of
 from ebmpp.errors import ArgumentError
 
 MeetingSource = xr.DataTree | UnbiasedEstimate
-MeetingTimes = Real[np.ndarray, "pairs"]
+PairTimes = Real[np.ndarray, "pairs"]
 Met = Bool[np.ndarray, "pairs"]
 PairPaths = list[Float[np.ndarray, "pairs sweeps"]]
 
@@ -34,7 +34,7 @@ class Meetings(NamedTuple):
     :param times: meeting time, or the last sweep of an unmet pair.
     """
 
-    times: MeetingTimes
+    times: PairTimes
     met: Met
     lag: int
 
@@ -64,7 +64,7 @@ def meeting_data(source: MeetingSource) -> Meetings:
 
 
 def survival(
-    times: MeetingTimes, met: Met, at: Real[np.ndarray, "at"]
+    times: PairTimes, met: Met, at: Real[np.ndarray, "at"]
 ) -> Float[np.ndarray, "at"]:
     """Return the Kaplan-Meier estimate of P(tau > t); nan after a censored last time."""
     times = np.asarray(times, float)
@@ -169,7 +169,7 @@ def _with_band(
 
 
 def _tv_bound(
-    times: MeetingTimes, met: Met, lag: int, t: Real[np.ndarray, "t"]
+    times: PairTimes, met: Met, lag: int, t: Real[np.ndarray, "t"]
 ) -> Float[np.ndarray, "t"]:
     """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
     if met.all():  # the sum is a mean over pairs
@@ -368,7 +368,7 @@ def _weights(
 
 
 def _estimates(
-    paths: PairPaths, times: MeetingTimes, lag: int, window: tuple[int, int], first: int
+    paths: PairPaths, times: PairTimes, lag: int, window: tuple[int, int], first: int
 ) -> Float[np.ndarray, "pairs"]:
     """Return H_{k:m} of each pair from paths that begin at sweep ``first``."""
     k, m = window
@@ -381,7 +381,7 @@ def _estimates(
     return total / (m - k + 1)
 
 
-def _modelled_variance(times: MeetingTimes, lag: int, k: int, m: int) -> float:
+def _modelled_variance(times: PairTimes, lag: int, k: int, m: int) -> float:
     n = m - k + 1
     rho = np.exp(-1 / max((times - lag).mean(), 1e-3))
     # n times the variance of the mean of n values of an autoregression of variance 1

@@ -24,7 +24,7 @@ _STATISTICS |= {"num_steps": "n_steps", "log_density": "lp"}
 Dims = Mapping[str, Sequence[str]]
 Coords = Mapping[str, Sequence[Any]]
 #: Values of one field of a kernel's state.
-Field = np.ndarray | xr.DataArray
+FieldValues = np.ndarray | xr.DataArray
 #: Names of a value's dimensions after chain and draw.
 DimNames = dict[str, list[str]]
 #: Sites of a model by name, from NumPyro.
@@ -48,9 +48,9 @@ def attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
     return attrs
 
 
-def statistics(fields: Mapping[str, Field]) -> dict[str, Field]:
+def statistics(fields: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
     """Return fields under ArviZ's names, which end with the block where two blocks share one."""
-    result: dict[str, Field] = {}
+    result: dict[str, FieldValues] = {}
     for field, value in fields.items():
         prefix, _, last = field.rpartition(".")
         name = _STATISTICS.get(last, last)

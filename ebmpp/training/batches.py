@@ -133,7 +133,7 @@ def _local_source(
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
     size = tables.one_axis(graph, table)
-    order = Order(key, size, batch_size or _DEFAULT_SIZE)
+    order = RowOrder(key, size, batch_size or _DEFAULT_SIZE)
     weights = None if weights is None else tables.check_weights(weights, size)
     mapped = _is_mapped(data)
     if on_host and not mapped:
@@ -161,7 +161,7 @@ def _is_mapped(data: object) -> bool:
     return any(isinstance(v, np.memmap) for v in jax.tree.leaves(data))
 
 
-class Order:
+class RowOrder:
     """Row numbers of each batch: consecutive permutations, cut into batches."""
 
     def __init__(self, key: Key, size: int, batch_size: int) -> None:
@@ -195,7 +195,11 @@ class DeviceRows:
     """All rows on the device; a batch is an index into them."""
 
     def __init__(
-        self, graph: FactorGraph, table: tables.Table, weights: RowWeights, order: Order
+        self,
+        graph: FactorGraph,
+        table: tables.Table,
+        weights: RowWeights,
+        order: RowOrder,
     ) -> None:
         self.rows, self.known, _ = sharding.place(
             jax.device_put(tables.check_table(graph, table))
@@ -225,7 +229,11 @@ class HostRows:
     """Rows in memory-mapped arrays, read and checked when a batch is requested."""
 
     def __init__(
-        self, graph: FactorGraph, table: tables.Table, weights: RowWeights, order: Order
+        self,
+        graph: FactorGraph,
+        table: tables.Table,
+        weights: RowWeights,
+        order: RowOrder,
     ) -> None:
         self.graph = graph
         self.table = table

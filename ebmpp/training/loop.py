@@ -21,7 +21,7 @@ from ebmpp.training import optimizers
 from ebmpp.training.batches import BatchSource, Prefetch, Selection, chunk_size
 from ebmpp.training.history import Log, MonitorFn
 from ebmpp.training.observers import CheckpointWriter, Guard, Observer, ProgressBar
-from ebmpp.training.steps import Program, Stages, TrainState, run_chunk, stacked
+from ebmpp.training.steps import Stages, StepProgram, TrainState, run_chunk, stacked
 
 
 class Loop:
@@ -195,7 +195,7 @@ class Loop:
         size = chunk_size(batches[0])
         offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
         state, metrics, done = run_chunk(
-            Program(self.graph, self._choice.estimator, self.optimizers[number]),
+            StepProgram(self.graph, self._choice.estimator, self.optimizers[number]),
             self.key,
             state,
             np.uint32(step + self.before),

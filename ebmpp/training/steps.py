@@ -154,7 +154,7 @@ class TrainState(NamedTuple):
     ok: Array
 
 
-class Program(NamedTuple):
+class StepProgram(NamedTuple):
     """Static part of a program of steps, compared by value."""
 
     graph: FactorGraph
@@ -190,7 +190,7 @@ class _Carry(NamedTuple):
     ),
 )
 def run_chunk(
-    program: Program,
+    program: StepProgram,
     key: Key,
     state: TrainState,
     first: Array,
@@ -250,7 +250,7 @@ def _merged(shared: Selection, part: Selection) -> Selection:
 
 
 def _step(
-    program: Program,
+    program: StepProgram,
     key: Key,
     state: TrainState,
     step: ArrayLike,
