@@ -358,10 +358,11 @@ class HarmoniumTransformer(
         check_is_fitted(self)
         checks.count("n_samples", n_samples)
         checks.count("n_sweeps", n_sweeps)
-        pair = random.key_pair(self._key())
-        keys = random.fold_in(random.fold_in(pair, 0), np.arange(n_samples))
+        first = random.fold_in(random.key_pair(self._key()), 0)
+        key = random.fold_in(random.key_pair(self._key()), 1)
+        keys = random.fold_in(first, np.arange(n_samples))
         start = gibbs.initial_rows(self.graph_, ("v",), keys)["v"]
-        return self._sweep(start, random.fold_in(pair, 1), n_sweeps)
+        return self._sweep(start, key, n_sweeps)
 
     def _sweep(self, rows: Numbers, key: Array, n_sweeps: int) -> np.ndarray:
         samples = np.asarray(
