@@ -26,11 +26,11 @@ def num_rows(x: Mapping[str, Any]) -> int:
     return len(next(iter(x.values())))
 
 
-def expand(x: A, like: Any) -> A:
-    """Append axes of length 1 to ``x`` until it has as many as ``like``.
+def expand(x: A, target: Any) -> A:
+    """Append axes of length 1 to ``x`` until it has as many as ``target``.
 
     >>> import numpy as np
-    >>> expand(np.ones(3), like=np.ones((3, 4, 2))).shape
+    >>> expand(np.ones(3), target=np.ones((3, 4, 2))).shape
     (3, 1, 1)
     """
-    return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
+    return x.reshape(x.shape + (1,) * (target.ndim - x.ndim))

@@ -185,7 +185,7 @@ class Function:
 
 
 def _weighted(weights: Array, value: Array) -> Array:
-    w = expand(weights, like=value)
+    w = expand(weights, target=value)
     # 0 times a value that is not finite, in a slot without a pair, is 0
     return jnp.where(w == 0, 0.0, w * value.astype(w.dtype))
 

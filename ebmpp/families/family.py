@@ -379,7 +379,7 @@ def log_ratio(
             inside = family.in_domain(eta[b]) & family.in_domain(other[b])
             if inside.ndim > ratio.ndim:  # one truth per statistic
                 inside = inside.all(range(ratio.ndim, inside.ndim))
-            inner = jnp.where(expand(same, like=ratio), 0.0, ratio)
+            inner = jnp.where(expand(same, target=ratio), 0.0, ratio)
             ratio = jnp.where(inside, inner, jnp.nan)
         ratios.append(ratio.reshape(len(ratio), -1))
     return jnp.concatenate(ratios, -1).sum(-1)

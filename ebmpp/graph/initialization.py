@@ -87,10 +87,10 @@ def mean_statistics(
     statistics = family.statistics(x)
     if known is None:
         return jnp.average(statistics, axis=0, weights=weights), len(x)
-    mask = expand(known, like=statistics).astype(statistics.dtype)
+    mask = expand(known, target=statistics).astype(statistics.dtype)
     weighted = mask
     if weights is not None:
-        weighted = mask * expand(jnp.asarray(weights), like=mask)
+        weighted = mask * expand(jnp.asarray(weights), target=mask)
     total = weighted.sum(0)
     mean = (weighted * statistics).sum(0) / jnp.where(total > 0, total, 1)
     return mean, jnp.where(total > 0, mask.sum(0), 0)
@@ -132,7 +132,7 @@ def _bias(
         # a second statistic (a precision) or a rate must stay in its domain: only free
         # ones move
         free = family.in_domain(start + noise) & family.in_domain(start - noise)
-        return jnp.where(expand(free, like=start), start + noise, start)
+        return jnp.where(expand(free, target=start), start + noise, start)
     if choice == "base_rate" and mean is not None:
         return base_rate(family, *mean, start)
     return start

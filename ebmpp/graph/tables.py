@@ -169,7 +169,7 @@ def _moments(
     """Return mean, variance and number of known rows of each unit; squares are of centred rows."""
     x = np.asarray(x)
     weight = np.ones(len(x)) if weights is None else np.asarray(weights, float)
-    weight = expand(weight, like=x)
+    weight = expand(weight, target=x)
     known = np.True_ if known is None else np.asarray(known)
     known = np.broadcast_to(known, x.shape)
 

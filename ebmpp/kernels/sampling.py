@@ -108,7 +108,7 @@ def _change(
     before: StateLike,
     after: StateLike,
 ) -> float:
-    """Return the z-score of the mean change of log-density; 0 where it cannot be told."""
+    """Return the z-score of the mean change of log-density; 0 where it is undefined."""
     change = graph.log_density(params, after) - graph.log_density(params, before)
     per_chain = np.asarray(change, float).reshape(len(change), -1).sum(1)
     error = per_chain.std() / np.sqrt(len(per_chain))

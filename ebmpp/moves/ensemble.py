@@ -30,7 +30,7 @@ class Ensemble(Target):
     """Target of replicas, ordered from hot (the smallest beta) to cold (the model).
 
     A state has an axis of replicas after that of the rows: ``(rows, replicas, *shape)``
-    for each block, clamped ones included. Clamped values and masks are those of one
+    for each block, clamped ones included. Clamped values and masks belong to one
     replica.
 
     :param betas: inverse temperatures of the replicas.

@@ -46,23 +46,23 @@ def log_ratio(
         energy is enough where only the betas differ.
     :param summed: blocks that are summed out of the densities.
     """
-    kept = {b: v for b, v in x.items() if b not in summed}
+    rest = {b: v for b, v in x.items() if b not in summed}
     if ensemble.knots is None:
 
         def log_density_above_reference(target: Target, x: Rows) -> PerRow:
             at = rungs.evaluate(target.graph, target.params, ensemble.reference, x, ())
             return at.model - at.reference
 
-        gap = ensemble.map(log_density_above_reference, kept)
+        gap = ensemble.map(log_density_above_reference, rest)
         return -jnp.diff(ensemble.betas) * jnp.diff(gap, axis=1)
     num_pairs = len(ensemble.betas) - 1
     partner = new_order(jnp.ones((num_rows(x), num_pairs), bool), parity)
-    swapped = {b: take(v, partner) for b, v in kept.items()}
+    swapped = {b: take(v, partner) for b, v in rest.items()}
 
     def gain(target: Target, *ends: Rows) -> PerRow:
         return _log_density_gain(target, ensemble.reference, summed, *ends)
 
-    gains = ensemble.map(gain, kept, swapped)
+    gains = ensemble.map(gain, rest, swapped)
     has_parity = jnp.arange(num_pairs) % 2 == parity
     return jnp.where(has_parity, gains[:, :-1] + gains[:, 1:], 0)
 

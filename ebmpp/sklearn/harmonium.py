@@ -58,10 +58,9 @@ def family_of(name: str, units: UnitsLike, size: int) -> Family:
 def warn_of_correlations(values: np.ndarray) -> None:
     """Warn if units of variance 1 given the latents lose much against one Gaussian.
 
-    No eigenvalue of this model's covariance is below 1, which those of standardised
-    columns may be:
-    a Gaussian with those raised to 1 loses half of ``l - 1 - log(l)`` per row and
-    eigenvalue l.
+    No eigenvalue of this model's covariance is below 1, as an eigenvalue l of
+    standardised columns may be. A Gaussian with each such l raised to 1 loses half of
+    ``l - 1 - log(l)`` per row.
     """
     rows, columns = values.shape
     if not (1 < columns <= _MAX_COLUMNS and rows >= _ROWS_PER_COLUMN * columns):

@@ -277,7 +277,7 @@ def _observers(
     graph = loop.graph
     stages = loop.stages
     log = loop.log
-    every = settings.monitor_every
+    period = settings.monitor_every
     observers = [
         PairWatch(log, stages, graph.num_units, start, deadline),
         Deadline(log, deadline, start) if deadline < math.inf else None,
@@ -286,8 +286,8 @@ def _observers(
         checkpoints,
         path,
         EstimatorDiagnosis(graph, stages, loop.source, loop.key, log),
-        Monitoring(every, log, loop.guard, tuple(settings.callbacks), best),
-        LikelihoodWatch(log, every, None if best is None else best.name),
+        Monitoring(period, log, loop.guard, tuple(settings.callbacks), best),
+        LikelihoodWatch(log, period, None if best is None else best.name),
         # again, for a run that a callback ends
         checkpoints,
     ]

@@ -202,7 +202,7 @@ class Split:
         new = new.astype(values.dtype)
         if self.unrolled and barrier_pays(new.size):
             # a gather per unit, half the time of a scatter
-            is_here = expand(self.colors == part, like=new)
+            is_here = expand(self.colors == part, target=new)
             spread = jnp.take(new, self.place, axis=0, mode="clip")
             return jnp.where(is_here, spread, values)
         # padding is dropped; it repeats one number, so indices are unique only without

@@ -246,7 +246,7 @@ class Neighbours:
             total = _weighted_sum(prepared, table, read)
             if table.to.shape[-1]:
                 units = read(table.more_other)
-                terms = expand(prepared[table.more_pair], like=units) * units
+                terms = expand(prepared[table.more_pair], target=units) * units
                 total = total.at[table.to].add(terms, mode="drop")
         extra = len(family.interaction_shape) - len(family.shape)
         shape = total.shape[: total.ndim - extra] + family.stat_shape
@@ -307,5 +307,5 @@ def _weighted_sum(
     total: Any = 0.0
     for other, pair in zip(table.other.T, table.pair.T):
         units = read(other)
-        total = total + expand(weights[pair], like=units) * units
+        total = total + expand(weights[pair], target=units) * units
     return total

@@ -322,7 +322,7 @@ def _statistics_of(
         states = family.states()
         if states is None:
             x = family.initial(numbers[b])
-            is_odd = expand(jnp.arange(len(x)) % 2 == 1, like=x)
+            is_odd = expand(jnp.arange(len(x)) % 2 == 1, target=x)
             x = jnp.where(is_odd & family.in_support(10 * x), 10 * x, x)
         else:
             x = states[numbers[b]]

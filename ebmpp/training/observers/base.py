@@ -28,13 +28,13 @@ class Observer:
 
 
 class Periodic(Observer):
-    """Observer with a stop at every multiple of ``every``."""
+    """Observer with a stop at every multiple of ``period``."""
 
-    every: int
+    period: int
 
     def next_stop(self, step: int) -> int:
-        return step + self.every - step % self.every
+        return step + self.period - step % self.period
 
     def is_due(self, step: int, is_last: bool) -> bool:
         """Return True at the stops, and at the end of the run."""
-        return is_last or step % self.every == 0
+        return is_last or step % self.period == 0

@@ -62,7 +62,7 @@ class CheckpointWriter(Periodic):
     directory: str | os.PathLike[str]
     run: dataclasses.InitVar[Mapping[str, object]]
     resume: dataclasses.InitVar[bool]
-    every: int
+    period: int
     total: int
     log: Log
     guard: Guard

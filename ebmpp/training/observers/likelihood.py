@@ -20,12 +20,12 @@ _FEWEST = 5
 class LikelihoodWatch(Periodic):
     """Warn once if a monitored likelihood has fallen, unless the params at its best are recorded.
 
-    :param every: steps between monitor values.
+    :param period: steps between monitor values.
     :param best: the monitor whose best params are recorded.
     """
 
-    def __init__(self, log: Log, every: int, best: str | None) -> None:
-        self.every = every
+    def __init__(self, log: Log, period: int, best: str | None) -> None:
+        self.period = period
         self._log = log
         self._names = [
             name

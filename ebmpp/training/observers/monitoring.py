@@ -25,7 +25,7 @@ from ebmpp.training.steps import TrainState
 class Monitoring(Periodic):
     """Evaluate the monitors and call the callbacks, any of which may end the run."""
 
-    every: int
+    period: int
     log: Log
     guard: Guard
     callbacks: Sequence[Callback]

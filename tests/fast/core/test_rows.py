@@ -18,8 +18,8 @@ def test_num_rows_is_the_length_that_the_blocks_share() -> None:
 @pytest.mark.parametrize("array", [np, jnp])
 def test_expanded_rows_broadcast_against_their_units(array: object) -> None:
     weights, values = array.arange(3.0), array.ones((3, 2, 4))  # ty: ignore
-    assert expand(weights, like=values).shape == (3, 1, 1)
-    assert type(expand(weights, like=values)) is type(weights)
+    assert expand(weights, target=values).shape == (3, 1, 1)
+    assert type(expand(weights, target=values)) is type(weights)
     np.testing.assert_array_equal(
         (expand(weights, values) * values)[:, 1, 3], [0, 1, 2]
     )
@@ -27,5 +27,5 @@ def test_expanded_rows_broadcast_against_their_units(array: object) -> None:
 
 def test_an_array_with_all_axes_is_unchanged() -> None:
     values = np.ones((3, 2))
-    assert expand(values, like=values).shape == (3, 2)
-    assert expand(np.float64(2.0), like=values).shape == (1, 1)
+    assert expand(values, target=values).shape == (3, 2)
+    assert expand(np.float64(2.0), target=values).shape == (1, 1)
