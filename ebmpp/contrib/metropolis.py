@@ -15,12 +15,13 @@ from ebmpp.core import checks, random, sharding
 from ebmpp.core.types import Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
+from ebmpp.families.family import num_words, split_words
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels import CouplingState, MaximalCoupling
 from ebmpp.moves import Layer, Target
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.gibbs import keep_observed, num_words, split_words
+from ebmpp.moves.gibbs import keep_observed
 from ebmpp.moves.mixture import accept_proposals, read_blocks
 from ebmpp.moves.move import (
     Drawn,

@@ -15,12 +15,11 @@ from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Chains, Draws, Eta, Keys, Natural, Rows, Words
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.families import Categorical
-from ebmpp.families.family import Family
+from ebmpp.families.family import Families, Family, num_words, split_words
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
-from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.gibbs import PartIndex
+from ebmpp.moves.couplings import Attempt, PartIndex, Trial, where_rows
 from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows
 from ebmpp.moves.target import Target
 
@@ -129,11 +128,11 @@ class Metropolized(Layer):
         together = dict.fromkeys(self.blocks, trial.same)
         return Attempt.final(new(0), new(1), broken, together)
 
-    def _words(self, families: gibbs.Families, keys: Keys) -> Blocks:
+    def _words(self, families: Families, keys: Keys) -> Blocks:
         """Return as many words per unit as a coupled categorical draw takes."""
         pairs = {b: Categorical(families[b].shape, 2) for b in self.blocks}
-        words = random.words(keys, gibbs.num_words(pairs, coupled=True))
-        return gibbs.split_words(pairs, words, coupled=True)
+        words = random.words(keys, num_words(pairs, coupled=True))
+        return split_words(pairs, words, coupled=True)
 
     def _present(self, graph: FactorGraph, x: Rows, part: PartIndex | None) -> Rows:
         """Return the present values of the units that move."""

@@ -21,8 +21,8 @@ from ebmpp.estimators.base import (
     split_chains,
 )
 from ebmpp.graph import FactorGraph
-from ebmpp.moves import Target, swaps
-from ebmpp.moves.ensemble import Ensemble
+from ebmpp.moves import Target
+from ebmpp.moves.ensemble import Ensemble, equalize
 from ebmpp.moves.sweeps import MovesLike, as_moves, resolve_moves
 from ebmpp.moves.tempering import tempered_sweep
 
@@ -243,7 +243,7 @@ class TemperedPCD(Estimator):
 
         chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))
         rejection = rejection.mean(0)
-        equalized = swaps.equalize(state.betas, rejection)
+        equalized = equalize(state.betas, rejection)
         betas = state.betas + 0.1 * (equalized - state.betas)
         state = TemperedState(chains, betas)
         gradient = phases.two_phases(target, batch, state.model_chains, self.posterior)

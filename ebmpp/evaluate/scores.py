@@ -18,8 +18,8 @@ from ebmpp.core.backend import full_precision
 from ebmpp.core.types import PerRow, Scalar
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
+from ebmpp.families.family import draw_rows, num_words
 from ebmpp.graph import FactorGraph, energy, states, tables
-from ebmpp.moves import gibbs
 
 _BATCH_SIZE = 256  # rows whose bounds are computed together
 
@@ -274,10 +274,8 @@ def _weighted_bound(
     families = {b: graph.families[b] for b in eta}
 
     def log_weight(index: Array) -> Scalar:
-        words = random.words(random.fold_in(key, index), gibbs.num_words(families))
-        draws = gibbs.draw_rows(
-            families, jax.tree.map(lambda e: e[None], eta), words[None]
-        )
+        words = random.words(random.fold_in(key, index), num_words(families))
+        draws = draw_rows(families, jax.tree.map(lambda e: e[None], eta), words[None])
         t = graph.statistics({b: x[0] for b, x in draws.items()})
         return energy.log_marginal(graph, params, visible | t, summed) - _log_density(
             graph, eta, t

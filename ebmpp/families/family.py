@@ -31,11 +31,13 @@ from jax.typing import ArrayLike
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.rows import expand
 from ebmpp.core.types import (
+    Blocks,
     Draws,
     Natural,
     PerRow,
     PerUnit,
     RowMask,
+    Rows,
     UnitMask,
     Values,
     Words,
@@ -383,3 +385,29 @@ def log_ratio(
             ratio = jnp.where(inside, inner, jnp.nan)
         ratios.append(ratio.reshape(len(ratio), -1))
     return jnp.concatenate(ratios, -1).sum(-1)
+
+
+def num_words(families: Families, *, coupled: bool = False) -> int:
+    """Return the number of random words of a row's draw of the blocks."""
+    return sum(
+        f.size * (f.num_couple_words if coupled else f.num_words)
+        for f in families.values()
+    )
+
+
+def split_words(families: Families, words: Array, *, coupled: bool = False) -> Blocks:
+    """Return the words of each block, of shape ``(rows, *shape, words per unit)``."""
+    parts = {}
+    start = 0
+    for b, family in families.items():
+        count = family.num_couple_words if coupled else family.num_words
+        stop = start + family.size * count
+        parts[b] = words[:, start:stop].reshape(-1, *family.shape, count)
+        start = stop
+    return parts
+
+
+def draw_rows(families: Families, eta: Rows, words: Array) -> Blocks:
+    """Draw blocks from their families at ``eta``."""
+    parts = split_words(families, words)
+    return {b: family.sample(parts[b], eta[b]) for b, family in families.items()}

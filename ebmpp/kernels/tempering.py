@@ -18,8 +18,8 @@ from ebmpp.core.types import Counts
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
 from ebmpp.kernels.base import Init, Kwargs, RowKernel, describe_start
-from ebmpp.moves import Move, Target, swaps, tempering
-from ebmpp.moves.ensemble import Ensemble
+from ebmpp.moves import Move, Target, tempering
+from ebmpp.moves.ensemble import Ensemble, Order, equalize, permute
 
 
 class Knots(NamedTuple):
@@ -248,7 +248,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         is_over = (state.i == state.num_warmup >> jnp.arange(31)).any()
         betas = state.betas
         if self._adapts:
-            adapted = swaps.equalize(betas, state.rejection)
+            adapted = equalize(betas, state.rejection)
             betas = jnp.where(is_over, adapted, betas)
         return state._replace(
             betas=betas,
@@ -286,18 +286,18 @@ class _Travel(NamedTuple):
     """States of ensembles, one per row, and the ways that these have taken; see :class:`TemperingState`."""
 
     x: Blocks
-    origin: swaps.Order
-    label: swaps.Order
+    origin: Order
+    label: Order
     round_trips: Counts
 
     def after(self, half: tempering.Half) -> "_Travel":
         """Follow the swaps of half a sweep."""
-        label = swaps.take(self.label, half.order)
+        label = permute(self.label, half.order)
         returned = (label[:, 0] == 2).astype(jnp.int32)
         arrived = jnp.where(label[:, -1] == 1, 2, label[:, -1])
         return _Travel(
             half.x,
-            swaps.take(self.origin, half.order),
+            permute(self.origin, half.order),
             label.at[:, 0].set(1).at[:, -1].set(arrived),
             self.round_trips + returned,
         )

@@ -38,9 +38,16 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.types import Blocks, Counts, Keys, RowMask, Rows
-from ebmpp.families.family import Families, log_ratio
-from ebmpp.moves.gibbs import PartIndex, draw_rows, num_words, split_words
+from ebmpp.families.family import (
+    Families,
+    draw_rows,
+    log_ratio,
+    num_words,
+    split_words,
+)
 
+#: Index of a part of a block whose units interact.
+PartIndex = Array | int
 #: Natural parameters of a layer, of the leading and of the following chain.
 Etas = tuple[Rows, Rows]
 

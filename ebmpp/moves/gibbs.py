@@ -19,12 +19,17 @@ from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
 from ebmpp.core.groups import fold_parts
 from ebmpp.core.types import Blocks, Keys, Rows, UnitMasks
-from ebmpp.families.family import Families, Family
+from ebmpp.families.family import (
+    Families,
+    Family,
+    draw_rows,
+    num_words,
+    split_words,
+)
 from ebmpp.graph import FactorGraph, energy
+from ebmpp.moves.couplings import PartIndex
 from ebmpp.moves.target import Target
 
-#: Index of a part of a block whose units interact.
-PartIndex = Array | int
 #: From natural parameters, families and the index of the part to new values; the index
 #: is None where a layer is drawn at once.
 Drawer = Callable[[Blocks, Families, PartIndex | None], Rows]
@@ -78,32 +83,6 @@ def _visit_parts(
 
     units = fold_parts(split.num_parts, step, energy.to_units(x[block], split.family))
     return energy.to_rows(units, split.family)
-
-
-def num_words(families: Families, *, coupled: bool = False) -> int:
-    """Return the number of random words of a row's draw of the blocks."""
-    return sum(
-        f.size * (f.num_couple_words if coupled else f.num_words)
-        for f in families.values()
-    )
-
-
-def split_words(families: Families, words: Array, *, coupled: bool = False) -> Blocks:
-    """Return the words of each block, of shape ``(rows, *shape, words per unit)``."""
-    parts = {}
-    start = 0
-    for b, family in families.items():
-        count = family.num_couple_words if coupled else family.num_words
-        stop = start + family.size * count
-        parts[b] = words[:, start:stop].reshape(-1, *family.shape, count)
-        start = stop
-    return parts
-
-
-def draw_rows(families: Families, eta: Rows, words: Array) -> Blocks:
-    """Draw blocks from their families at ``eta``."""
-    parts = split_words(families, words)
-    return {b: family.sample(parts[b], eta[b]) for b, family in families.items()}
 
 
 def draw(families: Families, eta: Rows, keys: Keys) -> Blocks:

@@ -25,10 +25,10 @@ from ebmpp.core.backend import full_precision
 from ebmpp.core.rows import num_rows
 from ebmpp.core.types import Blocks, Chains, Keys, PerRow, Rows
 from ebmpp.errors import IntractableError, StateError
+from ebmpp.families.family import draw_rows, num_words
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.gibbs import draw_rows, num_words
 from ebmpp.moves.move import (
     Drawn,
     Layer,

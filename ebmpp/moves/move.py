@@ -35,6 +35,7 @@ from ebmpp.core.types import (
     UnitMasks,
 )
 from ebmpp.errors import IntractableError, clash
+from ebmpp.families.family import Families
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import gibbs
@@ -42,12 +43,12 @@ from ebmpp.moves.couplings import (
     KINDS,
     MOST_TRIALS,
     Attempt,
+    PartIndex,
     Trial,
     attempt,
     stalls,
     where_rows,
 )
-from ebmpp.moves.gibbs import PartIndex
 from ebmpp.moves.target import Target
 
 #: What the trials of a coupled draw share: see :meth:`Move.prepare`.
@@ -444,7 +445,7 @@ class Layer(Move[PyTree]):
 
         return result._replace(x=new(0, result.x), y=new(1, result.y))
 
-    def families(self, graph: FactorGraph, part: PartIndex) -> gibbs.Families:
+    def families(self, graph: FactorGraph, part: PartIndex) -> Families:
         """Return the families of the units that are drawn at once."""
         block = self.blocks[0]
         if block in graph.splits:

@@ -29,7 +29,14 @@ from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import is_concrete
 from ebmpp.graph.transforms.rewire import rewire, unchanged
 from ebmpp.moves.couplings import KINDS, Attempt, Trial, resolve
-from ebmpp.moves.ensemble import Ensemble
+from ebmpp.moves.ensemble import (
+    Ensemble,
+    Order,
+    PerPair,
+    log_ratio,
+    new_order,
+    permute,
+)
 from ebmpp.moves.move import (
     Drawn,
     Layer,
@@ -39,7 +46,6 @@ from ebmpp.moves.move import (
     rows_equal,
 )
 from ebmpp.moves.rungs import reference_of
-from ebmpp.moves.swaps import Order, PerPair, log_ratio, new_order, take
 from ebmpp.moves.target import Target
 
 #: Replicas, one mask per row.
@@ -165,7 +171,7 @@ class Half(NamedTuple):
     x: Blocks
     order: Order
     log_ratio: PerPair
-    """Log of the acceptance ratios; see :func:`ebmpp.moves.swaps.log_ratio`."""
+    """Log of the acceptance ratios; see :func:`ebmpp.moves.ensemble.log_ratio`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +235,7 @@ class TemperedSweep(Move[None]):
         x = ensemble.sweep(x, self.layers, random.fold_in(keys, _LAYERS))
         ratio = log_ratio(ensemble, x, parity, self.summed)
         order = new_order(_log_uniforms(keys, ratio) < ratio, parity)
-        x |= {b: take(x[b], order) for b in self.swapped}
+        x |= {b: permute(x[b], order) for b in self.swapped}
         if self.summed:
             layer = Layer(self.summed)
             x = ensemble.sweep(x, (layer,), random.fold_in(keys, _SUMMED))
@@ -283,7 +289,7 @@ class TemperedSweep(Move[None]):
         ratio = ratio.at[1].set(jnp.where(neighbours_agree, ratio[0], ratio[1]))
         accepted = _log_uniforms(keys, ratio) < ratio
         order = new_order(accepted.reshape(-1, ratio.shape[-1]), parity)
-        swapped = {b: take(flat[b], order).reshape(z[b].shape) for b in self.blocks}
+        swapped = {b: permute(flat[b], order).reshape(z[b].shape) for b in self.blocks}
         return dict(z) | swapped, jnp.isnan(ratio).any((0, 2))
 
 

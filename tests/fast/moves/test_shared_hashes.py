@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ebmpp import Bernoulli, Binomial, Categorical, FactorGraph, Gaussian, Poisson, Spin
 from ebmpp.core import backend, random
 from ebmpp.families import Family
+from ebmpp.families.family import draw_rows, num_words
 from ebmpp.moves import gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.target import Target
@@ -41,8 +42,8 @@ def test_shared_hashes_give_the_draws_of_separate_hashes(
     @jax.jit
     def run(eta):
         keys, families = random.fold_in(ROOT_KEY, jnp.arange(rows)), {"x": family}
-        words = random.words(keys, gibbs.num_words(families))
-        expected = gibbs.draw_rows(families, {"x": eta}, words)["x"]
+        words = random.words(keys, num_words(families))
+        expected = draw_rows(families, {"x": eta}, words)["x"]
         return gibbs.draw_pairs(family, jnp.swapaxes(eta, 0, 1), keys).T, expected
 
     result, expected = run(eta)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, Gaussian
 from ebmpp.errors import ArgumentError, DomainError
-from ebmpp.moves import swaps, tempering
-from ebmpp.moves.ensemble import Ensemble
+from ebmpp.moves import tempering
+from ebmpp.moves.ensemble import Ensemble, equalize, log_ratio, new_order, permute
 from ebmpp.moves.target import Target
 from helpers import pair, random_params, random_state
 
@@ -44,7 +44,7 @@ def test_replicas_have_the_energies_and_conditionals_of_their_temperatures(
     def run(params, x):
         ensemble = Ensemble.at_betas(Target(graph, params), jnp.asarray(BETAS))
         eta = ensemble.map(lambda target, x: target.natural(x, ("b",))["b"], x)
-        return eta, swaps.log_ratio(ensemble, x, 0)
+        return eta, log_ratio(ensemble, x, 0)
 
     eta, ratio = run(params, x)
     state = lambda row, source: {b: v[row, source] for b, v in x.items()}
@@ -108,17 +108,13 @@ def test_the_hottest_replica_must_normalise() -> None:
 
 def test_equalized_ladders_have_equal_rejections() -> None:
     """For a barrier that grows as beta squared, and rejections in proportion to its increase."""
-    equalize, betas = (
-        jax.jit(swaps.equalize),
-        np.linspace(0.0, 1.0, 6, dtype=np.float32),
-    )
+    adapt = jax.jit(equalize)
+    betas = np.linspace(0.0, 1.0, 6, dtype=np.float32)
     for _ in range(30):
-        betas = np.asarray(equalize(betas, 0.9 * np.diff(betas**2)))
+        betas = np.asarray(adapt(betas, 0.9 * np.diff(betas**2)))
     np.testing.assert_allclose(betas, np.sqrt(np.linspace(0, 1, 6)), atol=0.01)
     for rejection in np.float32([[0] * 5, [1] * 5, [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]]):
-        ladder = np.asarray(
-            equalize(np.float32([0.1, 0.2, 0.5, 0.6, 0.7, 1]), rejection)
-        )
+        ladder = np.asarray(adapt(np.float32([0.1, 0.2, 0.5, 0.6, 0.7, 1]), rejection))
         assert (
             ladder[0] == np.float32(0.1)
             and ladder[-1] == 1
@@ -127,11 +123,11 @@ def test_equalized_ladders_have_equal_rejections() -> None:
 
 
 def test_swaps_exchange_neighbours_of_one_parity() -> None:
-    order = jax.jit(swaps.new_order)
+    order = jax.jit(new_order)
     accepted = np.ones((1, 4), bool)
     assert np.asarray(order(accepted, 0))[0].tolist() == [1, 0, 3, 2, 4]
     assert np.asarray(order(accepted, 1))[0].tolist() == [0, 2, 1, 4, 3]
     assert np.asarray(order(~accepted, 1))[0].tolist() == [0, 1, 2, 3, 4]
     values, places = np.arange(10).reshape(1, 5, 2), [1, 0, 2, 4, 3]
-    swapped = swaps.take(jnp.asarray(values), jnp.array([places]))
+    swapped = permute(jnp.asarray(values), jnp.array([places]))
     np.testing.assert_array_equal(swapped, values[:, places])
