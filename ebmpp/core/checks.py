@@ -8,6 +8,7 @@ form that the library uses. Errors say what the argument must be and what was gi
 
 from collections.abc import Iterable, Iterator, Sequence
 import difflib
+import functools
 import inspect
 import math
 import operator
@@ -45,6 +46,9 @@ def error(
     :param hint: a sentence that says how to fix it.
     """
     return kind(f"{name} must be {expected}, got {tell(value)}.{hint and ' ' + hint}")
+
+
+declaration_error = functools.partial(error, kind=DeclarationError)
 
 
 def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:

@@ -21,7 +21,7 @@ import pathlib
 import tempfile
 import threading
 from types import CodeType, FunctionType
-from typing import Any, overload
+from typing import Any
 import warnings
 from weakref import WeakSet
 
@@ -173,14 +173,6 @@ class Compiled:
         return jax.jit(fn, compiler_options=dict(options))
 
 
-@overload
-def compiled(fn: Callable[..., Any], /, **options: Any) -> Compiled: ...
-
-
-@overload
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Compiled]: ...
-
-
 def compiled(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Compile a function for each value of its static arguments; the most recently used are kept.
 
@@ -214,11 +206,7 @@ def _options(is_fast: bool) -> _Options:
         return ()
     flags = os.environ.get("XLA_FLAGS", "")
     requested = (_WIDE, _FAST if is_fast else _FIRST_LEVEL)
-    return tuple(
-        (name, value)
-        for name, value in requested
-        if name not in flags and _is_known(name, value)
-    )
+    return tuple(o for o in requested if o[0] not in flags and _is_known(*o))
 
 
 @contextlib.contextmanager

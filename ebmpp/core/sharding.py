@@ -74,11 +74,6 @@ def num_shards() -> int:
     return 1 if (axis := _axis()) is None else axis[1]
 
 
-def round_up(number: int) -> int:
-    """Return the smallest multiple of :func:`num_shards` that is at least ``number``."""
-    return -(-number // num_shards()) * num_shards()
-
-
 @contextlib.contextmanager
 def eager() -> Generator[None]:
     """Return a context in which operations on concrete values run at once, also under a trace.
@@ -260,9 +255,7 @@ def broadcast_bytes(data: bytes) -> bytes:
     size = multihost_utils.broadcast_one_to_all(np.int64(len(data)))
     if not size:  # an empty array cannot be sent
         return b""
-    if is_first():
-        local = np.frombuffer(data, np.uint8)
-    else:
-        local = np.zeros(int(size), np.uint8)
+    # the bytes of other processes are not sent, but must be as many
+    local = np.resize(np.frombuffer(data, np.uint8), int(size))
     received = multihost_utils.broadcast_one_to_all(local)
     return np.asarray(received).astype(np.uint8).tobytes()

@@ -179,7 +179,7 @@ class Function:
         """
         if self.rows is None:
             return met.astype(int)
-        per_device = sharding.round_up(len(met)) // sharding.num_shards()
+        per_device = -(-len(met) // sharding.num_shards())
         row = np.arange(len(met)) % per_device % self.rows
         return np.bincount(row, minlength=self.rows)
 

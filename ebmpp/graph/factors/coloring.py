@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proper colourings of the block graph (layers) and of the interacting units of a block (parts)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from ebmpp.core.groups import positions_by_group
-from ebmpp.families import Family
+from ebmpp.families.family import Families
 from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.lateral import Local, Split
 
@@ -75,7 +75,7 @@ class SplitBlock(Split):
 
 
 def split_blocks(
-    families: Mapping[str, Family], factors: Sequence[Factor]
+    families: Families, factors: Sequence[Factor]
 ) -> dict[str, SplitBlock]:
     """Split every block whose units interact."""
     pairs: dict[str, list[np.ndarray]] = {}

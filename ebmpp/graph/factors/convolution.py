@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor of convolutional machines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 from functools import partial
@@ -13,9 +13,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.errors import DeclarationError
-from ebmpp.families import Family
-from ebmpp.graph.factors.factor import Factor, is_positive_int
+from ebmpp.families.family import Families, Family
+from ebmpp.graph.factors.factor import Factor, Scope, is_positive_int
 from ebmpp.graph.factors.linear import InnerProduct
 
 Padding = str | int | Sequence[tuple[int, int]]
@@ -104,29 +103,27 @@ class Convolution(Factor):
         who = f"Convolution({first!r}, {second!r}):"
         expected = "positive ints, one per axis of positions"
         if not are_sizes(sizes):
-            raise checks.error(f"{who} window", expected, window, DeclarationError)
+            raise checks.declaration_error(f"{who} window", expected, window)
         if not are_sizes(strides):
-            raise checks.error(f"{who} stride", expected, stride, DeclarationError)
+            raise checks.declaration_error(f"{who} stride", expected, stride)
         pads = _as_padding(f"{who} padding", padding, len(sizes))
         energy = InnerProduct((first, second), _Correlation(strides, pads))
         super().__init__(first, second, energy=energy, name=name)
         for field, value in (("window", sizes), ("stride", strides), ("padding", pads)):
             object.__setattr__(self, field, value)
 
-    def __repr__(self) -> str:
-        options = f", window={self.window}"
+    def _options(self) -> list[str]:
+        options = [f"window={self.window}"]
         if set(self.stride) != {1}:
-            options += f", stride={self.stride}"
+            options.append(f"stride={self.stride}")
         if self.padding != "VALID":
-            options += f", padding={self.padding!r}"
-        return super().__repr__().removesuffix(")") + options + ")"
+            options.append(f"padding={self.padding!r}")
+        return options
 
-    def evaluate(
-        self, params: Array, *statistics: Array, families: tuple[Family, ...]
-    ) -> Array:
+    def evaluate(self, params: Array, *statistics: Array, families: Scope) -> Array:
         return self.energy(params, *map(self._image, families, statistics))
 
-    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+    def init_params(self, rng_key: Array, families: Families) -> Array:
         """Return zero filters after checking that the positions of both blocks agree."""
         first, second = (self._image_shape(b, families[b]) for b in self.blocks)
         shape = (second[0], first[0], *self.window)
@@ -135,25 +132,21 @@ class Convolution(Factor):
         arguments = (jax.ShapeDtypeStruct(s, floats) for s in (shape, first))
         maps = jax.eval_shape(correlate, *arguments).shape
         if maps != second:
-            raise checks.error(
+            raise checks.declaration_error(
                 f"{self!r}: last axes of block {self.blocks[1]!r}",
                 f"{maps[1:]} for this window",
                 second[1:],
-                DeclarationError,
             )
         return jnp.zeros(shape)
 
-    def row_axes(self, families: Mapping[str, Family]) -> int:
+    def row_axes(self, families: Families) -> int:
         """Return 1: a row of the weight matrix is a filter."""
         return 1
 
     def _image_shape(self, block: str, family: Family) -> tuple[int, ...]:
         if len(family.shape) < len(self.window):
-            raise checks.error(
-                f"{self!r}: block {block!r}",
-                "of at least the axes of window",
-                family,
-                DeclarationError,
+            raise checks.declaration_error(
+                f"{self!r}: block {block!r}", "of at least the axes of window", family
             )
         floats = jnp.result_type(float)
         statistics = jax.ShapeDtypeStruct(family.statistic_shape, floats)
@@ -178,9 +171,6 @@ def _as_padding(
         result = tuple((int(a), int(b)) for a, b in pairs)
         if len(result) == rank and min(map(min, result)) >= 0:
             return result
-    raise checks.error(
-        name,
-        '"VALID", "SAME", an int >= 0 or a pair of them per axis',
-        padding,
-        DeclarationError,
+    raise checks.declaration_error(
+        name, '"VALID", "SAME", an int >= 0 or a pair of them per axis', padding
     )

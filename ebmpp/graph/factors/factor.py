@@ -15,12 +15,13 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.types import HashableArray
-from ebmpp.errors import DeclarationError
-from ebmpp.families import Family
+from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.lateral import Local, Pairs, Split
 
-#: FactorParams of one factor: arrays.
+#: Params of one factor: arrays.
 FactorParams = PyTree
+#: Families of the blocks of a factor, in order.
+Scope = tuple[Family, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,21 +99,17 @@ class Factor:
         are_names = bool(blocks) and all(isinstance(b, str) and b for b in blocks)
         who = f"factor over {blocks}:"
         if not are_names or len(set(blocks)) != len(blocks):
-            raise checks.error(
+            raise checks.declaration_error(
                 f"{who} blocks",
                 "different names",
                 blocks,
-                DeclarationError,
-                "Units of one block interact in a Pairwise, or in a Factor with lateral=...",
+                hint="Units of one block interact in a Pairwise, or in a Factor with lateral=...",
             )
         if not callable(energy):
-            raise checks.error(f"{who} energy", "a function", energy, DeclarationError)
+            raise checks.declaration_error(f"{who} energy", "a function", energy)
         if not set(lateral) <= set(blocks):
-            raise checks.error(
-                f"{who} lateral",
-                "pairs by block of the factor",
-                list(lateral),
-                DeclarationError,
+            raise checks.declaration_error(
+                f"{who} lateral", "pairs by block of the factor", list(lateral)
             )
         put = super().__setattr__  # that of a frozen dataclass raises
         put("blocks", tuple(blocks))
@@ -133,7 +130,7 @@ class Factor:
             getattr(self.energy, "is_affine", False)
         )
 
-    def edges(self, families: Mapping[str, Family]) -> dict[str, np.ndarray]:
+    def edges(self, families: Families) -> dict[str, np.ndarray]:
         """Return the pairs of interacting units of each block, ``(edges, 2)``.
 
         :raises DeclarationError: for a unit that the block lacks, or a pair of one
@@ -141,7 +138,7 @@ class Factor:
         """
         return {b: pairs.edges(repr(self), b, families[b]) for b, pairs in self.lateral}
 
-    def local(self, families: Mapping[str, Family], split: Split) -> Local | None:
+    def local(self, families: Families, split: Split) -> Local | None:
         """Return a fast path to the natural parameters of parts of a block; None for autodiff."""
         return None
 
@@ -165,22 +162,22 @@ class Factor:
         return ":".join(blocks)
 
     def __repr__(self) -> str:
-        name = (
-            ""
-            if self.name == self.default_name(self.blocks)
-            else f", name={self.name!r}"
-        )
-        return f"{type(self).__name__}({', '.join(map(repr, self.blocks))}{name})"
+        parts = [*map(repr, self.blocks), *self._options()]
+        if self.name != self.default_name(self.blocks):
+            parts.append(f"name={self.name!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _options(self) -> list[str]:
+        """Return the arguments that are shown between the blocks and the name."""
+        return []
 
     def evaluate(
-        self, params: FactorParams, *statistics: Array, families: tuple[Family, ...]
+        self, params: FactorParams, *statistics: Array, families: Scope
     ) -> Array:
         """Return the energy of one state, a scalar."""
         return self.energy(params, *statistics)
 
-    def init_params(
-        self, rng_key: Array, families: Mapping[str, Family]
-    ) -> FactorParams:
+    def init_params(self, rng_key: Array, families: Families) -> FactorParams:
         """Return initial params without a scheme."""
         if self.init is None:
             return ()
@@ -188,7 +185,7 @@ class Factor:
         return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), values)
 
     def init_checked(
-        self, rng_key: Array, families: Mapping[str, Family], shape: tuple[int, ...]
+        self, rng_key: Array, families: Families, shape: tuple[int, ...]
     ) -> Array:
         """Return ``init`` as one array of a known shape.
 
@@ -196,15 +193,12 @@ class Factor:
         """
         values = Factor.init_params(self, rng_key, families)
         if jnp.shape(values) != shape:
-            raise checks.error(
-                f"{self!r}: init",
-                f"of shape {shape}",
-                jnp.shape(values),
-                DeclarationError,
+            raise checks.declaration_error(
+                f"{self!r}: init", f"of shape {shape}", jnp.shape(values)
             )
         return values
 
-    def row_axes(self, families: Mapping[str, Family]) -> int | None:
+    def row_axes(self, families: Families) -> int | None:
         """Return how many leading axes of the params index matrix rows: 0 for a vector, or None."""
         return None
 

@@ -25,7 +25,6 @@ from ebmpp.core.backend import barrier_pays
 from ebmpp.core.groups import UNROLLED, Edges, positions_by_group, ranks_in_groups
 from ebmpp.core.rows import expand
 from ebmpp.core.types import HashableArray
-from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 
 #: Statistics of units of the block by their numbers: ``(*numbers, rows, *stat_shape)``.
@@ -37,12 +36,11 @@ Field = Float[Array, "units rows ..."]
 def check_network(name: str, graph: nx.Graph) -> None:
     """Check that a networkx graph is undirected."""
     if graph.is_directed():
-        raise checks.error(
+        raise checks.declaration_error(
             name,
             "undirected",
             graph,
-            DeclarationError,
-            "Convert it by graph.to_undirected().",
+            hint="Convert it by graph.to_undirected().",
         )
 
 
@@ -68,11 +66,10 @@ class Pairs(HashableArray):
             or array.shape[1:2] != (2,)
             or array.dtype.kind not in "iu"
         ):
-            raise checks.error(
+            raise checks.declaration_error(
                 f"lateral pairs of block {block!r}",
                 "pairs of unit numbers, pairs of indices of units, or a networkx graph over these",
                 pairs,
-                DeclarationError,
             )
         return cls.copy(array.astype(np.int64))
 
@@ -85,11 +82,10 @@ class Pairs(HashableArray):
         """Return the distinct pairs by unit numbers in the flattened block."""
 
         def error(wrong):
-            return checks.error(
+            return checks.declaration_error(
                 f"{factor}: lateral pairs of block {block!r}",
                 f"pairs of different units of {family!r}",
                 wrong[:1].tolist(),
-                DeclarationError,
             )
 
         ends = self._ends

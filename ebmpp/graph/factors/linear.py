@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factors that are linear in the statistics of each block: biases, and maps between two blocks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
@@ -13,9 +13,8 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.errors import DeclarationError
-from ebmpp.families import Family
-from ebmpp.graph.factors.factor import Factor, FactorParams, is_positive_int
+from ebmpp.families.family import Families, Family
+from ebmpp.graph.factors.factor import Factor, FactorParams, Scope, is_positive_int
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -58,24 +57,20 @@ class Bias(Factor):
         if not isinstance(shared, Sequence) or not all(
             isinstance(axis, int) for axis in shared
         ):
-            raise checks.error(
-                f"Bias({block!r}): shared", "a tuple of axes", shared, DeclarationError
+            raise checks.declaration_error(
+                f"Bias({block!r}): shared", "a tuple of axes", shared
             )
         object.__setattr__(self, "shared", tuple(shared))
 
-    def __repr__(self) -> str:
-        shared = f", shared={self.shared}" if self.shared else ""
-        return super().__repr__().removesuffix(")") + shared + ")"
+    def _options(self) -> list[str]:
+        return [f"shared={self.shared}"] if self.shared else []
 
-    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+    def init_params(self, rng_key: Array, families: Families) -> Array:
         family = families[self.blocks[0]]
         rank = len(family.shape)
         if not all(-rank <= axis < rank for axis in self.shared):
-            raise checks.error(
-                f"{self!r}: shared",
-                f"axes of {family!r}",
-                self.shared,
-                DeclarationError,
+            raise checks.declaration_error(
+                f"{self!r}: shared", f"axes of {family!r}", self.shared
             )
         start = self.pool(family.default_eta(), family)
         if self.init is None:
@@ -87,7 +82,7 @@ class Bias(Factor):
         axes = tuple({axis % len(family.shape) for axis in self.shared})
         return statistics.mean(axes, keepdims=True) if axes else statistics
 
-    def row_axes(self, families: Mapping[str, Family]) -> int:
+    def row_axes(self, families: Families) -> int:
         return 0
 
 
@@ -97,8 +92,20 @@ def _bias_energy(bias: Array, statistics: Array) -> Array:
     return -(jnp.broadcast_to(bias, statistics.shape) * statistics).sum()
 
 
+class _Product(Factor):
+    """A factor over the interacting statistics of two blocks."""
+
+    is_pairwise = True
+
+    def evaluate(
+        self, params: FactorParams, *statistics: Array, families: Scope
+    ) -> Array:
+        interacting = (f.interaction(t) for f, t in zip(families, statistics))
+        return self.energy(params, *interacting)
+
+
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Bilinear(Factor):
+class Bilinear(_Product):
     """``-sum_ij w_ij t_i(a) t_j(b)``, with ``w`` of the joined shapes of both blocks' statistics.
 
     A Gaussian with learned variance takes part with x only; use a :class:`Factor` to
@@ -111,23 +118,16 @@ class Bilinear(Factor):
 
     role = "weight"
     affine = True
-    is_pairwise = True
 
     def __init__(self, first: str, second: str, *, name: str | None = None) -> None:
         super().__init__(first, second, energy=_bilinear_energy, name=name)
 
-    def evaluate(
-        self, params: Array, *statistics: Array, families: tuple[Family, ...]
-    ) -> Array:
-        interacting = (f.interaction(t) for f, t in zip(families, statistics))
-        return self.energy(params, *interacting)
-
-    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+    def init_params(self, rng_key: Array, families: Families) -> Array:
         first, second = (families[b].interaction_shape for b in self.blocks)
         # compiles nothing
         return jax.device_put(np.zeros(first + second, jnp.result_type(float)))
 
-    def row_axes(self, families: Mapping[str, Family]) -> int:
+    def row_axes(self, families: Families) -> int:
         return len(families[self.blocks[0]].interaction_shape)
 
 
@@ -154,17 +154,16 @@ class InnerProduct:
         image = self.forward(params, first)
         shape = jnp.shape(image)
         if shape != second.shape:
-            raise checks.error(
+            raise checks.declaration_error(
                 f"Linear{self.blocks!r}: shape of the value of forward",
                 f"{second.shape}, that of the statistics of {self.blocks[1]!r}",
                 shape,
-                DeclarationError,
             )
         return -jnp.vdot(image, second)
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Linear(Factor):
+class Linear(_Product):
     """``-<forward(params, t(a)), t(b)>``, with a custom linear map from ``a`` to ``b``.
 
     The map from ``b`` to ``a`` is the transpose of ``forward``, by autodiff. Use it for
@@ -206,7 +205,6 @@ class Linear(Factor):
     (3,)
     """
 
-    is_pairwise = True
     shape: tuple[int, ...] | None
 
     def __init__(
@@ -223,24 +221,16 @@ class Linear(Factor):
             isinstance(shape, Sequence) and all(map(is_positive_int, shape))
         )
         who = f"Linear({first!r}, {second!r}):"
-        is_only = shape is None or init is None
         if not callable(forward):
-            raise checks.error(
-                f"{who} forward", "a function", forward, DeclarationError
-            )
+            raise checks.declaration_error(f"{who} forward", "a function", forward)
         if not is_shape:
-            raise checks.error(f"{who} shape", "positive ints", shape, DeclarationError)
-        if not is_only:
-            raise checks.error(
-                f"{who} init", "None where shape is given", init, DeclarationError
+            raise checks.declaration_error(f"{who} shape", "positive ints", shape)
+        if shape is not None and init is not None:
+            raise checks.declaration_error(
+                f"{who} init", "None where shape is given", init
             )
-        super().__init__(
-            first,
-            second,
-            energy=InnerProduct((first, second), forward),
-            init=init,
-            name=name,
-        )
+        energy = InnerProduct((first, second), forward)
+        super().__init__(first, second, energy=energy, init=init, name=name)
         object.__setattr__(self, "shape", None if shape is None else tuple(shape))
 
     @property
@@ -248,19 +238,11 @@ class Linear(Factor):
         """Return "weight" if a scheme fills the params, None if ``init`` does."""
         return None if self.shape is None else "weight"
 
-    def evaluate(
-        self, params: FactorParams, *statistics: Array, families: tuple[Family, ...]
-    ) -> Array:
-        interacting = (f.interaction(t) for f, t in zip(families, statistics))
-        return self.energy(params, *interacting)
-
-    def init_params(
-        self, rng_key: Array, families: Mapping[str, Family]
-    ) -> FactorParams:
+    def init_params(self, rng_key: Array, families: Families) -> FactorParams:
         if self.shape is None:
             return super().init_params(rng_key, families)
         return jnp.zeros(self.shape)
 
-    def row_axes(self, families: Mapping[str, Family]) -> int | None:
+    def row_axes(self, families: Families) -> int | None:
         """Return 1 for weights of several axes."""
         return None if self.shape is None else int(len(self.shape) > 1)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor that joins units of one block: lattices, lateral weights, spin glasses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -20,9 +20,8 @@ from ebmpp.core.backend import full_precision
 from ebmpp.core.groups import Edges, ranks_in_groups
 from ebmpp.core.rows import expand
 from ebmpp.core.types import BatchShape
-from ebmpp.errors import DeclarationError
-from ebmpp.families import Family
-from ebmpp.graph.factors.factor import Factor
+from ebmpp.families.family import Families
+from ebmpp.graph.factors.factor import Factor, Scope
 from ebmpp.graph.factors.lateral import Field, Split, StatisticsAt
 
 _DENSE = 0.1  # share of all pairs from which a matrix product is faster than gathering neighbours
@@ -81,19 +80,11 @@ class Pairwise(Factor):
         )
         object.__setattr__(self, "shared", bool(shared))
 
-    def __repr__(self) -> str:
-        block, pairs = self.lateral[0]
-        shared = ", shared=True" if self.shared else ""
-        name = (
-            ""
-            if self.name == self.default_name(self.blocks)
-            else f", name={self.name!r}"
-        )
-        return f"Pairwise({block!r}, <{pairs.shape[0]} pairs>{shared}{name})"
+    def _options(self) -> list[str]:
+        pairs = f"<{self.lateral[0][1].shape[0]} pairs>"
+        return [pairs, "shared=True"] if self.shared else [pairs]
 
-    def evaluate(
-        self, params: Array, *statistics: Array, families: tuple[Family, ...]
-    ) -> Array:
+    def evaluate(self, params: Array, *statistics: Array, families: Scope) -> Array:
         family = families[0]
         edges = self.edges({self.blocks[0]: family})[self.blocks[0]]
         units = family.interaction(statistics[0]).reshape(family.size, -1)
@@ -110,13 +101,13 @@ class Pairwise(Factor):
             return weights
         return jax.ops.segment_sum(weights, number, len(first))
 
-    def init_params(self, rng_key: Array, families: Mapping[str, Family]) -> Array:
+    def init_params(self, rng_key: Array, families: Families) -> Array:
         shape = () if self.shared else (self.lateral[0][1].shape[0],)
         if self.init is None:
             return jnp.zeros(shape)
         return self.init_checked(rng_key, families, shape)
 
-    def local(self, families: Mapping[str, Family], split: Split) -> "Neighbours":
+    def local(self, families: Families, split: Split) -> "Neighbours":
         return Neighbours(self, split, self.edges(families)[self.blocks[0]])
 
 
@@ -124,11 +115,8 @@ def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
     """Return the weights of a graph's edges, None if no edge has one."""
     weights = attribute(f"{name}: weight", [w for *_, w in graph.edges(data="weight")])
     if weights is not None and shared:
-        raise checks.error(
-            f"{name}: shared",
-            "False where edges have weights",
-            shared,
-            DeclarationError,
+        raise checks.declaration_error(
+            f"{name}: shared", "False where edges have weights", shared
         )
     return weights
 
@@ -148,11 +136,10 @@ def attribute(
         except (TypeError, ValueError):
             is_valid = False
         if not is_valid:
-            raise checks.error(
+            raise checks.declaration_error(
                 name,
                 f"numbers of shape {shape} at all nodes or edges, or at none",
                 value,
-                DeclarationError,
             )
     return np.array(rows)
 

@@ -88,11 +88,8 @@ def probe(
         if np.isfinite(measured.value):
             break
     else:
-        raise checks.error(
-            f"{factor!r}: energy",
-            "finite at its initial params",
-            float(measured.value),
-            DeclarationError,
+        raise checks.declaration_error(
+            f"{factor!r}: energy", "finite at its initial params", float(measured.value)
         )
     num_terms = sum(math.prod(f.statistic_shape) for f in scope)
     tolerance = _ROUNDING * math.sqrt(num_terms)
@@ -179,8 +176,8 @@ class _Probe:
         value = energy(*here)
         is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
         if not is_number or jnp.shape(value) != ():
-            raise checks.error(
-                f"{self.factor!r}: value of energy", "a scalar", value, DeclarationError
+            raise checks.declaration_error(
+                f"{self.factor!r}: value of energy", "a scalar", value
             )
 
         def move_parts(i, parts):
