@@ -3,7 +3,7 @@
 """Blocks and factors as an immutable value, with its layers."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 import functools
 import itertools
 from types import MappingProxyType
@@ -133,25 +133,24 @@ class Declaration:
 
     def _layers(self) -> Iterable[tuple[str, ...]]:
         for layer in self.block_layers:
-            if layer[0] in self.splits:
-                yield from (
-                    (lateral.part_name(layer[0], i),)
-                    for i in range(self.num_parts(layer[0]))
-                )
+            block = layer[0]
+            if block in self.splits:
+                for part in range(self.num_parts(block)):
+                    yield (lateral.part_name(block, part),)
             else:
                 yield layer
 
     def to_networkx(self) -> nx.Graph:
         """Return the block graph; nodes have ``family``, ``visible``, ``layer`` and ``parts``."""
         graph = self._block_graph()
-        for layer, b in (
-            (i, b) for i, blocks in enumerate(self.block_layers) for b in blocks
-        ):
-            visible = b in self.visible
-            parts = self.num_parts(b)
-            graph.nodes[b].update(
-                family=self.families[b], visible=visible, layer=layer, parts=parts
-            )
+        for layer, blocks in enumerate(self.block_layers):
+            for b in blocks:
+                graph.nodes[b].update(
+                    family=self.families[b],
+                    visible=b in self.visible,
+                    layer=layer,
+                    parts=self.num_parts(b),
+                )
         for a, b in graph.edges:
             graph.edges[a, b]["factors"] = [
                 f.name for f in self.factors if {a, b} <= set(f.blocks)
@@ -170,10 +169,9 @@ class Declaration:
     @property
     def unit_offsets(self) -> dict[str, int]:
         """Number of each block's first unit, counting the units of all blocks in order."""
-        sizes = [f.size for f in self.families.values()]
-        return dict(
-            zip(self.families, itertools.accumulate(sizes[:-1], initial=0), strict=True)
-        )
+        sizes = (f.size for f in self.families.values())
+        starts = itertools.accumulate(sizes, initial=0)
+        return dict(zip(self.families, starts, strict=False))
 
     def interacting(self, blocks: Iterable[str]) -> list[tuple[str, str]]:
         """Return pairs of ``blocks`` that share a factor, with (b, b) if units of b interact."""
@@ -186,6 +184,10 @@ class Declaration:
         blocks = set(blocks)
         near = {b for edge in self.edges if blocks & set(edge) for b in edge} - blocks
         return tuple(b for b in self.families if b in near)
+
+    def scope(self, blocks: Sequence[str]) -> tuple[str, ...]:
+        """Return the blocks that the natural parameters of ``blocks`` depend on."""
+        return self.neighbours(blocks) + tuple(b for b in blocks if b in self.splits)
 
     def statistics(self, x: State) -> Eta:
         """Return the sufficient statistics of each block of ``x``."""
@@ -210,7 +212,7 @@ def _check(graph: Declaration) -> None:
                 family,
                 DeclarationError,
             )
-    if not bool(graph.visible) or not graph.visible.keys().isdisjoint(graph.latent):
+    if not graph.visible or not graph.visible.keys().isdisjoint(graph.latent):
         raise checks.error(
             "visible",
             "at least one block, and none that is latent too",

@@ -27,11 +27,11 @@ _COLUMN = 3.0
 _ROW = 1.8
 
 
-def card(graph: Declaration, kind: str = "FactorGraph") -> Card:
-    """Return tables of the blocks and factors of a graph; the title begins with ``kind``."""
+def card(graph: Declaration) -> Card:
+    """Return tables of the blocks and factors of a graph."""
     params = sum(map(_size, graph.param_shapes.values()))
     title = (
-        f"{kind}: {_count(graph.num_units, 'unit')} in "
+        f"FactorGraph: {_count(graph.num_units, 'unit')} in "
         f"{_count(len(graph.families), 'block')}, {_count(len(graph.layers), 'layer')}, "
         f"{_count(params, 'param')} in {_count(len(graph.factors), 'factor')}"
     )

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.core.backend import full_precision
 from ebmpp.core.groups import fold_parts
-from ebmpp.core.rows import num_rows
+from ebmpp.core.rows import expand, num_rows
 from ebmpp.core.types import (
     Blocks,
     Eta,
@@ -73,16 +73,9 @@ def natural(
     """
     if factors is None:
         factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
-    lateral = {
-        b: statistics[b] for b in blocks if b in graph.splits and b in statistics
-    }
-    return contributed(
-        graph,
-        factors,
-        params,
-        {**statistics, **_zeros(graph, blocks), **lateral},
-        blocks,
-    )
+    independent = [b for b in blocks if b not in graph.splits or b not in statistics]
+    start = {**statistics, **_zeros(graph, independent)}
+    return contributed(graph, factors, params, start, blocks)
 
 
 def contributed(
@@ -158,10 +151,7 @@ def natural_rows(
     graph: Declaration, params: Params, x: Rows, blocks: Sequence[str]
 ) -> Eta:
     """Return the natural parameters of ``blocks`` for each row; see :func:`natural`."""
-    scope = {
-        b: x[b]
-        for b in (*graph.neighbours(blocks), *(b for b in blocks if b in graph.splits))
-    }
+    scope = {b: x[b] for b in graph.scope(blocks)}
     if not scope:  # no neighbours: the same for every row
         eta = natural(graph, params, {}, blocks)
         rows = num_rows(x)
@@ -259,10 +249,8 @@ def mean_layer(
         return t | means, eta | new_eta
     (block,) = blocks
     split = graph.splits[block]
-    family = graph.families[block]
-    colors = jnp.asarray(split.colors).reshape(
-        *family.shape, *(1,) * len(family.stat_shape)
-    )
+    colors = jnp.asarray(split.colors).reshape(graph.families[block].shape)
+    colors = expand(colors, target=t[block])
 
     def step(part: Array, state: Means) -> Means:
         new = conditional(t | state[0])
@@ -284,6 +272,11 @@ def mean_layer(
 # autodiff over the whole block otherwise.
 
 
+#: Values or statistics of one block, and with its units flattened and before the rows.
+BlockRows = Shaped[Array, "rows *shape_stats"]
+UnitRows = Shaped[Array, "size rows *stats"]
+
+
 class PartContext(NamedTuple):
     """Terms shared by all parts of a block during one visit."""
 
@@ -293,23 +286,17 @@ class PartContext(NamedTuple):
     """Prepared params of each factor in which they do."""
 
 
-def to_units(
-    values: Shaped[Array, "rows *shape_stats"], family: Family
-) -> Shaped[Array, "size rows *stats"]:
+def to_units(values: BlockRows, family: Family) -> UnitRows:
     """Flatten the block's shape and move the units before the rows."""
-    flat = values.reshape(
-        len(values), family.size, *values.shape[1 + len(family.shape) :]
-    )
+    stats = values.shape[1 + len(family.shape) :]
+    flat = values.reshape(len(values), family.size, *stats)
     return jnp.moveaxis(flat, 1, 0)
 
 
-def to_rows(
-    values: Shaped[Array, "size rows *stats"], family: Family
-) -> Shaped[Array, "rows *shape_stats"]:
+def to_rows(values: UnitRows, family: Family) -> BlockRows:
     """Invert :func:`to_units`."""
-    return jnp.moveaxis(values, 0, 1).reshape(
-        values.shape[1], *family.shape, *values.shape[2:]
-    )
+    rows, *stats = values.shape[1:]
+    return jnp.moveaxis(values, 0, 1).reshape(rows, *family.shape, *stats)
 
 
 def part_context(
@@ -326,11 +313,11 @@ def part_context(
         return natural(graph, params, t, [block], split.outer_factors)[block]
 
     eta = jax.vmap(eta_at)(t) if t else eta_at({})[None]
-    factors = zip(split.inner_factors, split.locals, strict=True)
-    prepared = (
-        () if local is None else local.prepare(params[f.name]) for f, local in factors
+    prepared = tuple(
+        () if local is None else local.prepare(params[f.name])
+        for f, local in zip(split.inner_factors, split.locals, strict=True)
     )
-    return PartContext(to_units(eta, split.family), tuple(prepared))
+    return PartContext(to_units(eta, split.family), prepared)
 
 
 def natural_part(
@@ -367,13 +354,11 @@ def natural_part(
         def eta_at(t, factor=factor):
             return natural(graph, params, t, [block], [factor])[block]
 
-        eta = eta + split.take(
-            to_units(jax.vmap(eta_at)(graph.statistics(state)), split.family), part
-        )
+        all_units = to_units(jax.vmap(eta_at)(graph.statistics(state)), split.family)
+        eta = eta + split.take(all_units, part)
     eta = jnp.broadcast_to(eta, (eta.shape[0], units.shape[1], *eta.shape[2:]))
-    return mask_natural(
-        split.part_family(part), split.mask(part), jnp.moveaxis(eta, 0, 1)
-    )
+    eta = jnp.moveaxis(eta, 0, 1)
+    return mask_natural(split.part_family(part), split.mask(part), eta)
 
 
 def mask_natural(
@@ -382,8 +367,5 @@ def mask_natural(
     """Replace the natural parameters of units with ``mask`` False by the family's default."""
     if mask is None:
         return eta
-    return jnp.where(
-        mask.reshape(mask.shape + (1,) * len(family.stat_shape)),
-        eta,
-        family.default_eta(),
-    )
+    mask = mask.reshape(mask.shape + (1,) * len(family.stat_shape))
+    return jnp.where(mask, eta, family.default_eta())

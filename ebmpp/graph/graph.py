@@ -101,8 +101,7 @@ class FactorGraph(Declaration, Shown):
         >>> ising.layers
         (('x[0]',), ('x[1]',))
         """
-        declared = networks.of_networkx(graph, family, block, shared, bias)
-        return cls._of_one_block(block, declared)
+        return networks.of_networkx(cls, graph, family, block, shared, bias)
 
     def to_networkx(self, params: Params | None = None) -> nx.Graph:
         """Return the graph of blocks or, with ``params``, of units with biases and weights.
@@ -151,7 +150,7 @@ class FactorGraph(Declaration, Shown):
         >>> graph.labels["x"], graph.init(jax.random.key(0))["x:x"].tolist()
         (('a', 'b'), [1.0])
         """
-        return cls._of_one_block(block, networks.of_bqm(bqm, block))
+        return networks.of_bqm(cls, bqm, block)
 
     @classmethod
     def from_qubo(cls, q: Mapping | ArrayLike, *, block: str = "x") -> "FactorGraph":
@@ -175,12 +174,7 @@ class FactorGraph(Declaration, Shown):
         >>> graph.labels["x"], result.state["x"].tolist()
         (('a', 'b'), [0.0, 1.0])
         """
-        return cls._of_one_block(block, networks.of_qubo(q, block))
-
-    @classmethod
-    def _of_one_block(cls, block: str, declared: networks.Declared) -> "FactorGraph":
-        family, factors, labels = declared
-        return cls({block: family}, factors=factors, labels={block: labels})
+        return networks.of_qubo(cls, q, block)
 
     def to_bqm(self, params: Params) -> Any:
         """Return the energy as a ``dimod.BinaryQuadraticModel``.
@@ -300,11 +294,9 @@ class FactorGraph(Declaration, Shown):
         }
         name, part = parts.get(block, (block, None))
         states.check_names([name], self.families)
-        needed = self.neighbours([name]) + ((name,) if name in self.splits else ())
-        x = self._as_state(x)
-        rows, batch = self._rows(
-            params, {b: x[b] for b in x if b in self.splits or b != name}, needed
-        )
+        state = self._as_state(x)
+        scope = {b: v for b, v in state.items() if b in self.splits or b != name}
+        rows, batch = self._rows(params, scope, self.scope([name]))
         family = self.families[name]
         eta = _naturals(self, name, params, rows)
         eta = eta.reshape(batch + family.statistic_shape) if rows else eta

@@ -5,10 +5,11 @@
 Biases and weights are derivatives of the energy, so no factor's form is assumed.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 import importlib
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxtyping import Float, Integer, PyTree
 import networkx as nx
@@ -40,12 +41,7 @@ _VARTYPES: dict[str, type[Family]] = {"SPIN": Spin, "BINARY": Bernoulli}
 _QUBO = "a dict {(i, j): value} or a square matrix"
 
 
-class Declared(NamedTuple):
-    """One block, its factors, and its units' labels."""
-
-    family: Family
-    factors: list[Factor]
-    labels: Iterable[Hashable]
+D = TypeVar("D", bound=Declaration)
 
 
 class Terms(NamedTuple):
@@ -70,7 +66,7 @@ def terms(graph: Declaration, params: Params) -> Terms:
         return energy.energy(graph, params, _blocks(graph, flat))
 
     value, slope = jax.jit(jax.value_and_grad(energy_at))(zero)
-    weights: dict[tuple[int, int], float] = {}
+    weights: dict[tuple[int, int], float] = defaultdict(float)
     differentiated = []
     for factor in graph.factors:
         pairs = _pairs(graph, factor)
@@ -107,7 +103,7 @@ def _add(
     values: np.ndarray,
 ) -> None:
     for pair, value in zip(pairs, values.tolist(), strict=True):
-        weights[pair] = weights.get(pair, 0.0) + value
+        weights[pair] += value
 
 
 def _pairs(graph: Declaration, factor: Factor) -> list[tuple[int, int]]:
@@ -180,15 +176,19 @@ def unit_network(graph: Declaration, params: Params) -> nx.Graph:
 
 
 def of_networkx(
-    graph: nx.Graph, family: FamilyLike, block: str, shared: bool, bias: bool
-) -> Declared:
+    cls: type[D],
+    graph: nx.Graph,
+    family: FamilyLike,
+    block: str,
+    shared: bool,
+    bias: bool,
+) -> D:
     """See :meth:`ebmpp.FactorGraph.from_networkx`."""
     checks.instance("from_networkx: graph", graph, nx.Graph, "a networkx graph")
     check_network("from_networkx: graph", graph)
-    is_family = isinstance(family, Family) or not callable(family)
     units = checks.instance(
         "from_networkx: family",
-        family if is_family else family(len(graph)),
+        family(len(graph)) if callable(family) else family,
         Family,
         "a family, or a class of families such as Spin",
     )
@@ -213,17 +213,18 @@ def of_networkx(
         number = {node: i for i, node in enumerate(graph.nodes)}
         pairs = np.array([(number[a], number[b]) for a, b in graph.edges()], np.int64)
         factors.append(Pairwise(block, pairs, shared=shared, init=weights))
-    return Declared(units, factors, graph.nodes)
+    return cls({block: units}, factors=factors, labels={block: graph.nodes})
 
 
 def to_bqm(graph: Declaration, params: Params) -> Any:
     """See :meth:`ebmpp.FactorGraph.to_bqm`."""
-    values = {_two_values(family) for family in graph.families.values()}
-    if values == {(-1.0, 1.0)}:
-        vartype = "SPIN"
-    elif values == {(0.0, 1.0)}:
-        vartype = "BINARY"
-    else:
+    families = graph.families.values()
+    vartypes = [
+        name
+        for name, kind in _VARTYPES.items()
+        if all(f.is_two_valued and f.statistic_bounds == kind.bounds for f in families)
+    ]
+    if not vartypes:
         raise checks.error(
             "to_bqm: blocks", "all Spin or all Bernoulli", dict(graph.families)
         )
@@ -233,14 +234,10 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
     linear = dict(zip(variables, (-model.linear).tolist(), strict=True))
     edges = ((variables[i], variables[j]) for i, j in model.pairs.tolist())
     quadratic = dict(zip(edges, (-model.weights).tolist(), strict=True))
-    return dimod.BinaryQuadraticModel(linear, quadratic, model.offset, vartype)
+    return dimod.BinaryQuadraticModel(linear, quadratic, model.offset, vartypes[0])
 
 
-def _two_values(family: Family) -> tuple[float, ...] | None:
-    return tuple(map(float, family.statistic_bounds)) if family.is_two_valued else None
-
-
-def of_bqm(bqm: PyTree, block: str) -> Declared:
+def of_bqm(cls: type[D], bqm: PyTree, block: str) -> D:
     """See :meth:`ebmpp.FactorGraph.from_bqm`."""
     is_ising = (
         isinstance(bqm, tuple)
@@ -248,7 +245,7 @@ def of_bqm(bqm: PyTree, block: str) -> Declared:
         and all(isinstance(part, Mapping) for part in bqm)
     )
     if is_ising:
-        return _of_terms("SPIN", *bqm, block)
+        return _of_terms(cls, block, "SPIN", *bqm)
     vartype = getattr(getattr(bqm, "vartype", None), "name", "")
     if vartype not in _VARTYPES:
         raise checks.error(
@@ -257,10 +254,10 @@ def of_bqm(bqm: PyTree, block: str) -> Declared:
             "dicts (h, J) of spins",
             bqm,
         )
-    return _of_terms(vartype, bqm.linear, bqm.quadratic, block)
+    return _of_terms(cls, block, vartype, bqm.linear, bqm.quadratic)
 
 
-def of_qubo(q: Mapping | ArrayLike, block: str) -> Declared:
+def of_qubo(cls: type[D], q: Mapping | ArrayLike, block: str) -> D:
     """See :meth:`ebmpp.FactorGraph.from_qubo`."""
     if not isinstance(q, Mapping):
         matrix = np.asarray(checks.numbers("from_qubo: q", q))
@@ -273,24 +270,25 @@ def of_qubo(q: Mapping | ArrayLike, block: str) -> Declared:
     values = {
         pair: checks.number(f"from_qubo: q[{pair}]", value) for pair, value in q.items()
     }
-    return _of_terms("BINARY", {}, values, block)
+    return _of_terms(cls, block, "BINARY", {}, values)
 
 
 def _of_terms(
+    cls: type[D],
+    block: str,
     vartype: str,
     linear: Mapping[Hashable, float],
     quadratic: Mapping[tuple[Hashable, Hashable], float],
-    block: str,
-) -> Declared:
+) -> D:
     """Declare the energy ``sum_a linear[a] x_a + sum_ab quadratic[a, b] x_a x_b``."""
     variables = list(dict.fromkeys([*linear, *itertools.chain(*quadratic)]))
     number = {v: i for i, v in enumerate(variables)}
     biases = -np.array([linear.get(v, 0.0) for v in variables], float)
-    weights: dict[tuple[int, int], float] = {}
+    weights: dict[tuple[int, int], float] = defaultdict(float)
     for (a, b), value in quadratic.items():
         i, j = sorted((number[a], number[b]))
         if i != j:  # (a, b) and (b, a) add up
-            weights[i, j] = weights.get((i, j), 0.0) - float(value)
+            weights[i, j] -= float(value)
         elif vartype == "BINARY":
             # the square of a bit is the bit; that of a spin is constant
             biases[i] -= float(value)
@@ -299,4 +297,4 @@ def _of_terms(
     if weights:
         pairs = np.array(list(weights))
         factors.append(Pairwise(block, pairs, init=np.array(list(weights.values()))))
-    return Declared(family, factors, variables)
+    return cls({block: family}, factors=factors, labels={block: variables})

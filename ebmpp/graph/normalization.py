@@ -56,8 +56,9 @@ def check(graph: Declaration, params: Params) -> None:
     """Check that the model normalises."""
     quadratic = [b for b, f in graph.families.items() if f.is_quadratic]
     unbounded = [b for b, f in graph.families.items() if _is_unbounded(f)]
-    for block in (b for b, f in graph.families.items() if _is_restricted(f)):
-        _check_reach(graph, params, block)
+    for block, family in graph.families.items():
+        if _is_restricted(family):
+            _check_reach(graph, params, block)
     for a, b in graph.interacting(unbounded):
         if not (a in quadratic and b in quadratic):
             _check_sign(graph, params, a, b)
@@ -83,11 +84,6 @@ def _is_unbounded(family: Family) -> bool:
     return bool(np.isinf(family.statistic_bounds).any())
 
 
-def _scope(graph: Declaration, block: str) -> list[str]:
-    """Return the blocks that the natural parameters of ``block`` depend on."""
-    return [*graph.neighbours([block]), *(b for b in graph.splits if b == block)]
-
-
 def _eta(graph: Declaration, params: Params, block: str, stats: Statistics) -> Natural:
     return energy.natural(graph, params, stats, [block])[block]
 
@@ -106,7 +102,7 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
     family = graph.families[block]
     stats = None
     if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
-        stats = random_statistics(graph.families, _scope(graph, block), _RANDOM_STATES)
+        stats = random_statistics(graph.families, graph.scope([block]), _RANDOM_STATES)
     for extreme in _reach(graph, block, params, stats):
         inside = np.asarray(family.in_domain(extreme))
         if inside.all():
@@ -129,16 +125,17 @@ def _reach(
     graph: Declaration, block: str, params: Params, stats: Statistics | None
 ) -> tuple[Array, Array]:
     """Return the largest and smallest natural parameters, at ``stats`` or at all values."""
-    scope = _scope(graph, block)
     if stats is not None:
         eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
         return eta.max(0), eta.min(0)
-    zero = {b: jnp.zeros(graph.families[b].statistic_shape) for b in scope}
+    families = {b: graph.families[b] for b in graph.scope([block])}
+    zero = {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
     high = low = _eta(graph, params, block, zero)
-    for b in (b for b in scope if not _is_unbounded(graph.families[b])):
-        slope = _slope(graph, block, b, params, zero)
-        high = high + _largest(slope, graph.families[b])
-        low = low - _largest(-slope, graph.families[b])
+    for b, neighbour in families.items():
+        if not _is_unbounded(neighbour):
+            slope = _slope(graph, block, b, params, zero)
+            high = high + _largest(slope, neighbour)
+            low = low - _largest(-slope, neighbour)
     return high, low
 
 
@@ -182,7 +179,7 @@ def _per_state(slope: Array, family: Family) -> Array | None:
 
 def _points(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
     """Yield statistics of the neighbours of ``a``: only 0 if the coupling to ``b`` is constant."""
-    zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in _scope(graph, a)}
+    zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in graph.scope([a])}
 
     def couples(f):
         return {a, b} <= set(f.blocks) and (a != b or any(n == a for n, _ in f.lateral))
@@ -301,13 +298,10 @@ def _least(times: _Times, size: int) -> tuple[float, float]:
     def largest(fn: Callable[[np.ndarray], np.ndarray], tolerance: float) -> float:
         # ty: ignore[parameter-already-assigned]
         matrix = LinearOperator((size, size), fn, dtype=float)
-        options = {
-            "which": "LA",
-            "tol": tolerance,
-            "v0": start,
-            "return_eigenvectors": False,
-        }
-        return float(eigsh(matrix, 1, **options)[0])
+        values = eigsh(
+            matrix, 1, which="LA", tol=tolerance, v0=start, return_eigenvectors=False
+        )
+        return float(values[0])
 
     # the least one as a difference, to an accuracy relative to the largest: its own may
     # be lost in rounding

@@ -25,7 +25,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Params, archive, checks
+from ebmpp.core import Numbers, Params, archive, checks
 from ebmpp.errors import SavedFileError
 from ebmpp.families import Family
 from ebmpp.graph.factors import Factor
@@ -66,12 +66,11 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     checks.instance("save: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params, values=False)
     arrays: list[np.ndarray] = []
-    families = {
-        b: {"fields": _fields(f), **_class_of(f, Family)}
-        for b, f in graph.families.items()
-    }
     body = {
-        "blocks": families,
+        "blocks": {
+            b: {"fields": _fields(f), **_class_of(f, Family)}
+            for b, f in graph.families.items()
+        },
         "visible": list(graph.visible),
         "factors": [_describe_factor(graph, f, params, arrays) for f in graph.factors],
         "labels": {
@@ -121,25 +120,26 @@ def load(
     data = Path(file).read_bytes()
     try:
         body, stored = archive.read(data, _KIND, "the file")
-        arrays = [jnp.asarray(a) if _is_held(a.dtype) else a for a in stored]
+        arrays = list(map(_on_device, stored))
         params = {name: _unpack(tree, arrays) for name, tree in body["params"].items()}
         blocks = {
             b: _build_family(b, saved, families or {})
             for b, saved in body["blocks"].items()
         }
+        saved_factors = {d["name"]: d for d in body["factors"]}
         custom = {f.name: f for f in factors}
-        checks.names(
-            "factor", custom, [d["name"] for d in body["factors"]], SavedFileError
-        )
+        checks.names("factor", custom, saved_factors, SavedFileError)
         declared = [
-            _build_factor(d, custom.get(d["name"]), arrays) for d in body["factors"]
+            _build_factor(d, custom.get(name), arrays)
+            for name, d in saved_factors.items()
         ]
         visible = {b: blocks[b] for b in body["visible"]}
         latent = {b: f for b, f in blocks.items() if b not in visible}
         labels = {b: _from_json(names) for b, names in body["labels"].items()}
         graph = FactorGraph(visible, latent, declared, labels=labels)
         graph.check(params, values=False)
-        for description, factor in zip(body["factors"], graph.factors, strict=True):
+        for factor in graph.factors:
+            description = saved_factors[factor.name]
             if description["custom"]:
                 _check_value(description["value"], factor, graph, params)
         return graph, params
@@ -147,9 +147,10 @@ def load(
         raise SavedFileError(f"{file}: {error}") from error
 
 
-def _is_held(dtype: np.dtype) -> bool:
-    """Return True if jax has numbers of this dtype, as it has 64-bit ones only on demand."""
-    return jax.dtypes.canonicalize_dtype(dtype) == dtype
+def _on_device(array: np.ndarray) -> Numbers:
+    """Return a jax array, or numpy's if jax has no such dtype, as 64 bits without x64."""
+    is_held = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
+    return jnp.asarray(array) if is_held else array
 
 
 def _pack(tree: PyTree, arrays: list[np.ndarray]) -> Description:
@@ -175,11 +176,12 @@ def _unpack(description: Description, arrays: list) -> PyTree:
     ((kind, value),) = description.items()
     if kind == "dict":
         return {key: _unpack(inner, arrays) for key, inner in value.items()}
-    if kind in ("list", "tuple"):
-        return {"list": list, "tuple": tuple}[kind](
-            _unpack(inner, arrays) for inner in value
-        )
-    return None if kind == "none" else arrays[value]
+    if kind == "none":
+        return None
+    if kind == "array":
+        return arrays[value]
+    items = [_unpack(inner, arrays) for inner in value]
+    return tuple(items) if kind == "tuple" else items
 
 
 def _to_json(name: str, value: object) -> PyTree:
@@ -221,13 +223,10 @@ def _classes(base: type) -> dict[str, type]:
 def _takes_function(kind: Any) -> bool:
     """Return True if the constructor needs what is no field, as Linear needs ``forward``."""
     fields = {f.name for f in dataclasses.fields(kind)} - _COMMON
-    needed = {
-        name
-        for name, parameter in inspect.signature(kind).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-        and parameter.default is parameter.empty
-    }
-    return not needed <= fields
+    return any(
+        p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in fields
+        for p in inspect.signature(kind).parameters.values()
+    )
 
 
 def _class_of(value: object, base: type) -> Description:
@@ -238,26 +237,25 @@ def _class_of(value: object, base: type) -> Description:
 def _describe_factor(
     graph: FactorGraph, factor: Factor, params: Params, arrays: list[np.ndarray]
 ) -> Description:
-    description: dict[str, PyTree] = {
+    description = {
         "name": factor.name,
         "blocks": list(factor.blocks),
+        **_class_of(factor, Factor),
     }
-    description |= _class_of(factor, Factor)
     if description["custom"]:
         energy: object = factor.energy
-        description["energy"] = getattr(
-            energy, "__qualname__", type(energy).__qualname__
-        )
-        description["value"] = _value(factor, graph.families, params[factor.name])
-        return description
+        name = getattr(energy, "__qualname__", type(energy).__qualname__)
+        value = _value(factor, graph.families, params[factor.name])
+        return description | {"energy": name, "value": value}
     pairs = {block: _pack(pairs.array, arrays) for block, pairs in factor.lateral}
     init = factor.init
     if init is not None and not callable(init):
         init = init.unflatten()
-    description["lateral"] = pairs
-    description["init"] = _pack(init, arrays)
-    description["fields"] = _fields(factor, _COMMON)
-    return description
+    return description | {
+        "lateral": pairs,
+        "init": _pack(init, arrays),
+        "fields": _fields(factor, _COMMON),
+    }
 
 
 def _value(

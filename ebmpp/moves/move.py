@@ -367,9 +367,7 @@ class Layer(Move[PyTree]):
             refuse_interacting(graph, self.blocks, "drawn as one layer")
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        return graph.neighbours(self.blocks) + tuple(
-            b for b in self.blocks if b in graph.splits
-        )
+        return graph.scope(self.blocks)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         def new(eta, families, part):

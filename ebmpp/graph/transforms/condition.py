@@ -80,21 +80,18 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
         offsets = dict.fromkeys((f.name for f in graph.factors), 0.0)
         for b, value in {**clamped.full, **clamped.partial}.items():
             family = graph.families[b]
-            known = (
-                np.asarray(clamped.keep[b][0])
-                if b in clamped.keep
-                else np.ones(family.shape, bool)
-            )
+            known = np.ones(family.shape, bool)
+            if b in clamped.keep:
+                known = np.asarray(clamped.keep[b][0])
             parts[b], left = _fixed_part(b, family, value[0], known)
             measure = family.log_base_measure(value[0])
             # every block has a factor
             first = next(f.name for f in graph.factors if b in f.blocks)
             offsets[first] -= float(np.asarray(measure, float)[known].sum())
-            remaining = {
-                n: left if n == b else f
-                for n, f in remaining.items()
-                if n != b or left is not None
-            }
+            if left is None:
+                del remaining[b]
+            else:
+                remaining[b] = left
     if not remaining:
         raise checks.error(
             "condition: values",
@@ -102,9 +99,8 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
             list(values),
             DeclarationError,
         )
-    factors = [
-        rewire(f, parts, next(iter(remaining)), offsets[f.name]) for f in graph.factors
-    ]
+    anchor = next(iter(remaining))
+    factors = [rewire(f, parts, anchor, offsets[f.name]) for f in graph.factors]
     return with_blocks(graph, remaining, factors, parts)
 
 

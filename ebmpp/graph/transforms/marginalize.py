@@ -119,7 +119,7 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     touched = _touched(local, block, near).items()
     tables = tuple(_Nodes.choose(b, local.families[b], units) for b, units in touched)
     entries = graph.families[block].size * math.prod(t.count for t in tables)
-    if not entries <= _MAX_ENTRIES:
+    if entries > _MAX_ENTRIES:
         raise checks.error(
             f"marginalize: entries of the table of block {block!r} over values of "
             f"{[t.block for t in tables]}",
@@ -134,9 +134,8 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
         *(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=name
     )
     parts = {b: unchanged(b, f) for b, f in rest.items()}
-    return with_blocks(
-        graph, rest, [f for f in graph.factors if f not in factors] + [factor], parts
-    )
+    others = [f for f in graph.factors if f not in factors]
+    return with_blocks(graph, rest, [*others, factor], parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,12 +145,12 @@ class _InitialOfAll:
     local: Declaration
 
     def __call__(self, rng_key: Array) -> Params:
-        pairs = zip(
-            self.local.factors,
-            jax.random.split(rng_key, len(self.local.factors)),
-            strict=True,
-        )
-        return {f.name: f.init_params(key, self.local.families) for f, key in pairs}
+        factors = self.local.factors
+        keys = jax.random.split(rng_key, len(factors))
+        return {
+            f.name: f.init_params(key, self.local.families)
+            for f, key in zip(factors, keys, strict=True)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,11 +191,14 @@ class _Nodes:
         # the least-norm solution of [1, table] @ weights = identity, without its
         # rounding
         weights = np.round(np.linalg.pinv(np.insert(table, 0, 1.0, axis=1)), 12)
-        nodes = (
-            HashableArray.copy(a.astype(jnp.result_type(float)))
-            for a in (table, weights)
+        floats = jnp.result_type(float)
+        return cls(
+            block,
+            table=HashableArray.copy(table.astype(floats)),
+            weights=HashableArray.copy(weights.astype(floats)),
+            units=HashableArray.copy(units),
+            complete=complete,
         )
-        return cls(block, *nodes, HashableArray.copy(units), complete)
 
     def at(self, node: Array, family: Family) -> Array:
         """Return statistics of the block with every unit at a node."""
@@ -290,10 +292,10 @@ def _touched(
         shape = (families[block].size, -1, families[b].size, width)
         depends = (np.asarray(slopes[b]).reshape(shape) != 0).any((1, 3))
         most = int(depends.sum(1).max())
-        name = f"marginalize: number of units of block {b!r} that one of"
-        if not most < 2:
+        if most > 1:
             raise checks.error(
-                f"{name} {block!r} depends on",
+                f"marginalize: number of units of block {b!r} that one of {block!r} "
+                "depends on",
                 "at most 1",
                 most,
                 IntractableError,
@@ -306,13 +308,11 @@ def _touched(
 
 
 def _noisy(local: Declaration, generator: np.random.Generator, scale: float) -> Params:
-    start = {
-        f.name: f.init_params(jax.random.key(0), local.families) for f in local.factors
-    }
-    return jax.tree.map(
-        lambda a: a + jnp.asarray(scale * generator.normal(size=a.shape), a.dtype),
-        start,
-    )
+    def add_noise(leaf):
+        noise = scale * generator.normal(size=leaf.shape)
+        return leaf + jnp.asarray(noise, leaf.dtype)
+
+    return jax.tree.map(add_noise, _InitialOfAll(local)(jax.random.key(0)))
 
 
 def _verify(summed: SummedOut) -> None:
@@ -326,6 +326,9 @@ def _verify(summed: SummedOut) -> None:
     def exact_at(params, t):
         return -energy.log_marginal(summed.local, params, t, (summed.block,))
 
+    def tabulated_at(t):
+        return summed(params, *(t[b] for b in summed.around))
+
     exactly = jax.jit(jax.vmap(exact_at, (None, 0)))
     generator = np.random.default_rng(1)
     # until one is in the family's domain
@@ -334,10 +337,8 @@ def _verify(summed: SummedOut) -> None:
         exact = exactly(params, stats)
         if jnp.isfinite(exact).all():
             break
-    tabulated = jax.vmap(lambda s: summed(params, *(s[b] for b in summed.around)))(
-        stats
-    )
-    if not jnp.abs(tabulated - exact).max() <= _TOLERANCE * jnp.abs(exact).max():
+    error = jnp.abs(jax.vmap(tabulated_at)(stats) - exact)
+    if not error.max() <= _TOLERANCE * jnp.abs(exact).max():
         raise checks.error(
             f"marginalize: energy without block {summed.block!r}",
             "affine in the statistics of its neighbours",

@@ -209,7 +209,7 @@ class ForestLayers(Conditionals):
     def _tables(
         self, layer: ForestLayer, chain: ChainInputs, guarded: bool = False
     ) -> ForestTables:
-        """Return sums of the elements that read a unit alone, and sums of the elements of an edge."""
+        """Return sums of elements that read one unit, and of elements that read an edge."""
         sites, inputs = chain
         side = jnp.asarray(layer.forest.depth % 2)
         _, coefficients = self.terms.expand(inputs, guarded)
