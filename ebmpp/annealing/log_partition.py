@@ -23,6 +23,7 @@ from jax import Array
 from ebmpp.core import Blocks, Params, checks
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
+from ebmpp.core.types import PerState
 from ebmpp.errors import DomainError
 from ebmpp.exact import shifted
 from ebmpp.graph import FactorGraph, tables
@@ -139,7 +140,7 @@ class LogPartition(Shown):
             [Grid(_HEAD, [("log Z", *self._row()), _interval_row(self)])],
         )
 
-    def log_likelihood(self, data: Data) -> Float[Array, "*batch"]:
+    def log_likelihood(self, data: Data) -> PerState:
         """Return log p(v) of each row at this value of log Z, which all rows share.
 
         On average it is too large with a lower bound of log Z, and too small with an

@@ -35,6 +35,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import random
+from ebmpp.core.types import SiteArrays
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.graph.factors import pairwise
 from ebmpp.graph.factors.coloring import color_units
@@ -171,7 +172,7 @@ class ClusterMove:
 
     def _others(
         self, sites: SiteValues, a: Array, b: Array
-    ) -> tuple[dict[str, Array], Array]:
+    ) -> tuple[SiteArrays, Array]:
         """Return the value, a or b, that each unit may move to; and which units may move."""
         other = {}
         may_move = []
@@ -190,9 +191,7 @@ class ClusterMove:
             may_move.append((is_a ^ is_b).ravel())
         return other, jnp.concatenate(may_move)
 
-    def _mixed(
-        self, sites: SiteValues, other: SiteValues, mask: Array
-    ) -> dict[str, Array]:
+    def _mixed(self, sites: SiteValues, other: SiteValues, mask: Array) -> SiteArrays:
         """Return ``other`` at the units of a mask."""
         result = {}
         start = 0

@@ -19,6 +19,7 @@ from ebmpp.core import Params, checks
 from ebmpp.core.types import HashableArray
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
+from ebmpp.families.family import Families
 from ebmpp.graph import states
 from ebmpp.graph.factors import Bias, Bilinear, Factor
 from ebmpp.graph.graph import FactorGraph
@@ -276,7 +277,7 @@ def _pieces(
     return pieces
 
 
-def _shapes(factor: Factor, families: Mapping[str, Family]) -> list[tuple[int, ...]]:
+def _shapes(factor: Factor, families: Families) -> list[tuple[int, ...]]:
     """Return the axes of each block's units in params with one number per unit, or per pair of units."""
     shape = (
         (lambda f: f.statistic_shape)

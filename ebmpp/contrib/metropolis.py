@@ -12,7 +12,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
-from ebmpp.core.types import Chains, Keys, Rows
+from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
 from ebmpp.families.family import num_words, split_words
@@ -108,7 +108,7 @@ class Metropolis(Move[None]):
         score = self._score(target, both_as_rows(states)).reshape(4, -1)
         return accept_proposals(z, both, score[2:] - score[:2], log_u, trial)
 
-    def _propose(self, target: Target, keys: Keys) -> tuple[dict[str, Array], Array]:
+    def _propose(self, target: Target, keys: Keys) -> tuple[Blocks, Array]:
         refuse_observed(self.marginalize, target.keep)
         families = {b: target.graph.families[b] for b in self.blocks}
         count = num_words(families)

@@ -39,7 +39,7 @@ class RatesState(NamedTuple):
       not change.
     """
 
-    z: dict[str, Array]
+    z: Blocks
     fast: Params
     drift: Array
     i: Array
@@ -125,9 +125,7 @@ class _FastWeights(RowKernel[RatesState]):
         """Return the next state of a row."""
         raise NotImplementedError
 
-    def _learn(
-        self, target: "_RatedTarget", fast: Params, x: dict[str, Array]
-    ) -> Params:
+    def _learn(self, target: "_RatedTarget", fast: Params, x: Blocks) -> Params:
         gradient = energy.weighted_gradient(target.graph, target.params, x, jnp.ones(1))
 
         def step(f, r, g):

@@ -42,6 +42,8 @@ Rows = Mapping[str, Shaped[Array, "rows ..."]]
 Chains = Mapping[str, Shaped[Array, "chains rows ..."]]
 #: Rows or one state in a dict that may be changed.
 Blocks = dict[str, Array]
+#: Values of a program's sites in a dict that may be changed.
+SiteArrays = dict[str, Array]
 #: Sufficient statistics or their means: an array ``(*batch, *shape, *stat_shape)`` for
 #: each block.
 Statistics = Mapping[str, Float[Array, "..."]]
@@ -54,8 +56,9 @@ Key = UInt32[Array, "2"]
 Keys = UInt32[Array, "rows 2"]
 #: Leading axes.
 BatchShape = tuple[int, ...]
-#: A number, and one number per row.
+#: A number, one number per state, and one per row.
 Scalar = Float[Array, ""]
+PerState = Float[Array, "*batch"]
 PerRow = Float[Array, "rows"]
 #: A mask of rows, and a count for each row.
 RowMask = Bool[Array, "rows"]

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp.core import backend, checks, sharding
 from ebmpp.core.backend import full_precision
 from ebmpp.core.rows import expand
-from ebmpp.core.types import Counts, Params, PerRow, Rows, Scalar
+from ebmpp.core.types import Blocks, Counts, Params, PerRow, Rows, Scalar
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves import Target
@@ -103,7 +103,7 @@ class Function:
         one row per pair.
     """
 
-    fn: Callable[[dict[str, Array]], PyTree]
+    fn: Callable[[Blocks], PyTree]
     blocks: tuple[tuple[str, tuple[int, ...], str], ...]
     rows: int | None = None
 
@@ -198,16 +198,14 @@ def blocks_of(graph: FactorGraph) -> tuple:
 
 
 @lru_cache(maxsize=64)  # tracing took a tenth of a millisecond of each call
-def shapes_of(fn: Callable[[dict[str, Array]], PyTree], blocks: tuple) -> PyTree:
+def shapes_of(fn: Callable[[Blocks], PyTree], blocks: tuple) -> PyTree:
     """Return the shapes of the value of a function of a state."""
     return jax.eval_shape(
         fn, {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in blocks}
     )
 
 
-def check_function(
-    name: str, fn: Callable[[dict[str, Array]], PyTree], blocks: tuple
-) -> None:
+def check_function(name: str, fn: Callable[[Blocks], PyTree], blocks: tuple) -> None:
     """Check that a function of a state of these blocks can be averaged."""
     checks.function(name, fn, "a state", arguments=1)
     try:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
 from ebmpp.core.rows import expand
-from ebmpp.core.types import BatchShape, Key, Rows
+from ebmpp.core.types import BatchShape, Blocks, Key, Rows
 from ebmpp.coupling.accumulators import Function, blocks_of, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
@@ -178,7 +178,7 @@ class UnbiasedEstimate(Shown):
 def unbiased_expectation(
     graph: FactorGraph,
     params: Any,
-    fn: Callable[[dict[str, Array]], Any],
+    fn: Callable[[Blocks], Any],
     *,
     rng_key: Array,
     num_pairs: int = 1000,

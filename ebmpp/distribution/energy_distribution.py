@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 
 from ebmpp import exact
 from ebmpp.core import Params, Rows, State, checks, random
+from ebmpp.core.types import PerState
 from ebmpp.distribution import batches
 from ebmpp.distribution.layout import (
     Layout,
@@ -259,7 +260,7 @@ class EnergyDistribution(dist.Distribution):
 
     def _log_weight(
         self, value: Array, guard: Callable[..., Any] = identity
-    ) -> Float[Array, "*batch"]:
+    ) -> PerState:
         """Return ``log_prob`` up to log Z."""
 
         def of_row(params, x):
@@ -268,9 +269,7 @@ class EnergyDistribution(dist.Distribution):
         return self._map_rows(of_row, self.layout.split(value))
 
     @validate_sample
-    def log_prob(
-        self, value: ArrayLike, intermediates: Any = None
-    ) -> Float[Array, "*batch"]:
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> PerState:
         """Return minus the free energy of the value, minus log Z if it was given.
 
         :param value: shape ``(*batch, *event_shape)``.
@@ -288,7 +287,7 @@ class EnergyDistribution(dist.Distribution):
 
     def joint_log_prob(
         self, value: ArrayLike, latents: Mapping[str, Array]
-    ) -> Float[Array, "*batch"]:
+    ) -> PerState:
         """Return the joint log density of the value and the blocks that are summed out.
 
         It is relative to the base measure of the latter, whose sum gives
@@ -426,7 +425,7 @@ class EnergyDistribution(dist.Distribution):
             self.batch_shape + self.layout.shape
         )
 
-    def entropy(self) -> Float[Array, "*batch"]:
+    def entropy(self) -> PerState:
         """Return the entropy of the value, exactly, in nats.
 
         :raises IntractableError: for more than 2^20 joint values, or infinitely many.
@@ -470,7 +469,7 @@ Enumerable = EnergyDistribution | dist.Independent
 @dist.kl_divergence.register(EnergyDistribution, EnergyDistribution)
 @dist.kl_divergence.register(EnergyDistribution, dist.Independent)
 @dist.kl_divergence.register(dist.Independent, EnergyDistribution)
-def _divergence(p: Enumerable, q: Enumerable) -> Float[Array, "*batch"]:
+def _divergence(p: Enumerable, q: Enumerable) -> PerState:
     """Return KL(p || q) of energy models, or of one and independent units, summed over all joint values."""
     model = p if isinstance(p, EnergyDistribution) else cast(EnergyDistribution, q)
     if p.event_shape != q.event_shape or p.support != q.support:

@@ -15,7 +15,7 @@ from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import PerRow, Scalar
+from ebmpp.core.types import PerRow, PerState, Scalar
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
 from ebmpp.families.family import draw_rows, num_words
@@ -31,7 +31,7 @@ def pseudo_log_likelihood(
     *,
     num_units: int | None = None,
     rng_key: Array | None = None,
-) -> Float[Array, "*batch"]:
+) -> PerState:
     r"""Return the pseudo-log-likelihood of each row, with the latents summed out.
 
     .. math:: \sum_i \log p(v_i \mid v_{-i})
@@ -173,7 +173,7 @@ def mean_field_bound(
     passes: int = 30,
     num_draws: int | None = None,
     rng_key: Array | None = None,
-) -> Float[Array, "*batch"]:
+) -> PerState:
     r"""Return a lower bound on minus the free energy, log sum_h exp(-E(v, h)) r(v, h), of each row.
 
     This is for latents that interact given the visibles, as in a deep Boltzmann

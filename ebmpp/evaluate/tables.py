@@ -16,6 +16,7 @@ from ebmpp.core import Params, checks
 from ebmpp.errors import StateError
 from ebmpp.evaluate.completion import complete
 from ebmpp.families import Bernoulli, Categorical, Family, Gaussian
+from ebmpp.families.family import Families
 from ebmpp.graph import Bias, Bilinear, FactorGraph, Observed, states
 
 if TYPE_CHECKING:
@@ -188,9 +189,7 @@ class TableModel:
         return result
 
 
-def from_dataframe(
-    df: "pd.DataFrame", latent: int | Mapping[str, Family]
-) -> TableModel:
+def from_dataframe(df: "pd.DataFrame", latent: int | Families) -> TableModel:
     """Declare a model of a table, and encode its rows.
 
     Each column is one unit: numbers are standardised and Gaussian with a learned

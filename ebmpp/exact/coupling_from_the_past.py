@@ -185,9 +185,7 @@ def draw(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, RowMask]:
 
 def _bonds(
     graph: FactorGraph, params: Any
-) -> tuple[
-    Integer[np.ndarray, "bonds 2"], Float[Array, "bonds"], Scalar, dict[str, Array]
-]:
+) -> tuple[Integer[np.ndarray, "bonds 2"], Float[Array, "bonds"], Scalar, Blocks]:
     """Return bonds, their gains, the sign of the fields, and conditions on the params.
 
     Bonds are pairs of units by number, inside blocks first; then fields, as pairs with

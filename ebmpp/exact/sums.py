@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import Params, Rows, checks, sharding
-from ebmpp.core.types import StateLike
+from ebmpp.core.types import Blocks, PerState, StateLike
 from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration, shifted
 from ebmpp.exact.enumeration import Plan
@@ -80,7 +80,7 @@ def _source(block: str) -> str:
 @partial(jax.jit, static_argnames=("sourced", "plan", "order"))
 def _derivatives(
     sourced: FactorGraph, params: Params, plan: Plan, order: int
-) -> dict[str, Array]:
+) -> Blocks:
     """Return the derivatives of log Z in the sources at zero, of order 2 in each source alone."""
     zero = {
         b: jnp.zeros(f.statistic_shape, jnp.result_type(float))
@@ -101,7 +101,7 @@ def _derivatives(
     return unravel(jax.lax.map(second, jnp.arange(len(flat))))
 
 
-def _cumulants(graph: FactorGraph, params: Params, order: int) -> dict[str, Array]:
+def _cumulants(graph: FactorGraph, params: Params, order: int) -> Blocks:
     _check(graph, params)
     plan = enumeration.make_plan(graph)
     result = _checked(
@@ -111,9 +111,7 @@ def _cumulants(graph: FactorGraph, params: Params, order: int) -> dict[str, Arra
 
 
 @partial(jax.jit, static_argnames=("graph", "plan"))
-def _table(
-    graph: FactorGraph, params: Params, plan: Plan
-) -> tuple[dict[str, Array], Array]:
+def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[Blocks, Array]:
     index = jnp.arange(enumeration.num_states(graph, plan.enumerated), dtype=jnp.int32)
     term = partial(enumeration.log_term, graph, params, {}, plan)
     log_weight = jax.lax.map(
@@ -203,9 +201,7 @@ def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
     )
 
 
-def log_likelihood(
-    graph: FactorGraph, params: Params, rows: StateLike
-) -> Float[Array, "*batch"]:
+def log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> PerState:
     """Return log p(v) of each row, exactly.
 
     :param rows: the visible blocks, each of shape ``(*batch, *shape)``; a bare array

@@ -20,6 +20,7 @@ from ebmpp.core import checks, sharding
 from ebmpp.core.types import Eta, Schedule, State
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
+from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor, lateral
 from ebmpp.graph.factors.coloring import SplitBlock, color, split_blocks
 from ebmpp.graph.factors.probe import probe
@@ -28,11 +29,11 @@ from ebmpp.graph.factors.probe import probe
 class Declaration:
     """Blocks and factors as an immutable, hashable value."""
 
-    visible: Mapping[str, Family]
+    visible: Families
     """Blocks with data."""
-    latent: Mapping[str, Family]
+    latent: Families
     """The other blocks."""
-    families: Mapping[str, Family]
+    families: Families
     """All blocks, the visible ones first."""
     factors: tuple[Factor, ...]
     """Terms of the energy."""
@@ -52,8 +53,8 @@ class Declaration:
 
     def __init__(
         self,
-        visible: Mapping[str, Family],
-        latent: Mapping[str, Family] | None = None,
+        visible: Families,
+        latent: Families | None = None,
         factors: Iterable[Factor] = (),
         *,
         labels: Mapping[str, Iterable[Hashable]] | None = None,

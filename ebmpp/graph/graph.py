@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 import networkx as nx
 import numpyro.distributions as dist
 
@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from ebmpp.core import checks, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Shown
-from ebmpp.core.types import Draws, Natural, Params, PerRow, Rows, StateLike
+from ebmpp.core.types import Draws, Natural, Params, PerRow, PerState, Rows, StateLike
 from ebmpp.errors import DeclarationError, IntractableError, clash
 from ebmpp.families import Family
 from ebmpp.graph import (
@@ -267,7 +267,7 @@ class FactorGraph(Declaration, Shown):
         states.check_params(self.param_shapes, params)
         return states.as_rows(self.families, self._as_state(x), tuple(needed))
 
-    def energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
+    def energy(self, params: Params, x: StateLike) -> PerState:
         """Return E(t(x)).
 
         :param x: every block, shapes ``(*batch, *shape)``. Here and in the methods
@@ -278,7 +278,7 @@ class FactorGraph(Declaration, Shown):
         rows, batch = self._rows(params, x, self.families)
         return _energies(self, params, rows).reshape(batch)
 
-    def log_density(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
+    def log_density(self, params: Params, x: StateLike) -> PerState:
         """Return log p(x) + log Z, minus the energy plus the base measures."""
         rows, batch = self._rows(params, x, self.families)
         return _log_densities(self, params, rows).reshape(batch)
@@ -349,7 +349,7 @@ class FactorGraph(Declaration, Shown):
 
     def log_marginal(
         self, params: Params, x: StateLike, blocks: Iterable[str] | str
-    ) -> Float[Array, "*batch"]:
+    ) -> PerState:
         """Return the log unnormalised density of the other blocks, with ``blocks`` summed out.
 
         :param x: the other blocks, shapes ``(*batch, *shape)``; values of ``blocks``
@@ -371,7 +371,7 @@ class FactorGraph(Declaration, Shown):
         value = _log_marginals(self, blocks, params, rows, known)
         return value.reshape(batch) if rows else value
 
-    def free_energy(self, params: Params, x: StateLike) -> Float[Array, "*batch"]:
+    def free_energy(self, params: Params, x: StateLike) -> PerState:
         """Return F with p(x) proportional to exp(-F(x)); blocks missing from ``x`` are summed out.
 
         :param x: usually the visible blocks, shapes ``(*batch, *shape)``, or

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import Params, checks
+from ebmpp.core.types import Blocks
 from ebmpp.errors import DeclarationError, IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import energy
@@ -89,7 +90,7 @@ def terms(graph: Declaration, params: Params) -> Terms:
     )
 
 
-def _blocks(graph: Declaration, flat: Float[Array, "units"]) -> dict[str, Array]:
+def _blocks(graph: Declaration, flat: Float[Array, "units"]) -> Blocks:
     start = graph.unit_offsets
     return {
         b: flat[start[b] : start[b] + f.size].reshape(f.shape)

@@ -11,7 +11,7 @@ joint precision that depends on other blocks, are tried at states of these, whic
 refute but not prove.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 import dataclasses
 from functools import lru_cache, partial
 import math
@@ -29,9 +29,10 @@ import jax.numpy as jnp
 
 from ebmpp.core import sharding
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Natural, Params, Statistics
+from ebmpp.core.types import Blocks, Natural, Params, Statistics
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
+from ebmpp.families.family import Families
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors.probe import random_statistics
@@ -262,9 +263,7 @@ def _check_precision(
         )
 
 
-def _varies(
-    families: Mapping[str, Family], at: Callable[[Statistics], _Times], size: int
-) -> bool:
+def _varies(families: Families, at: Callable[[Statistics], _Times], size: int) -> bool:
     """Return True if the precision depends on the statistics of ``families``.
 
     It is affine in the statistics of each block, so it then differs between two random points.
@@ -318,7 +317,7 @@ def _rows(vector: Any) -> Float[Array, "2 size"]:
 
 
 def _least_over_states(
-    families: Mapping[str, Family],
+    families: Families,
     at: Callable[[Statistics], _Times],
     slopes_at: Callable,
     size: int,
@@ -382,7 +381,7 @@ def _precision_times(
 ) -> _Vectors:
     """Multiply the joint precision of ``blocks`` given ``others`` by each row of ``vectors``."""
 
-    def negative_log_density(x: dict[str, Array]) -> Array:
+    def negative_log_density(x: Blocks) -> Array:
         value = energy.energy(graph, params, {**others, **graph.statistics(x)})
         return value - energy.log_base_measure(graph, x)
 

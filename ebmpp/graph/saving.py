@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from ebmpp.core import Numbers, Params, archive, checks
 from ebmpp.errors import SavedFileError
 from ebmpp.families import Family
+from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.states import ordered_params
@@ -258,9 +259,7 @@ def _describe_factor(
     }
 
 
-def _value(
-    factor: Factor, families: Mapping[str, Family], params: PyTree
-) -> list[float | None]:
+def _value(factor: Factor, families: Families, params: PyTree) -> list[float | None]:
     """Return the energy at one generic state, and the magnitude of the terms in its sum."""
     scope = tuple(families[b] for b in factor.blocks)
     generator = np.random.default_rng(0)

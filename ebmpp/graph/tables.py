@@ -16,11 +16,11 @@ from jaxtyping import PyTree
 import numpy as np
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
 from ebmpp.core.rows import expand
+from ebmpp.core.types import Blocks
 from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete
@@ -115,7 +115,7 @@ def as_data(graph: Declaration, data: PyTree, missing: str | None = "this") -> T
 
 def check_rows(
     graph: Declaration, data: PyTree, missing: str | None = "this"
-) -> tuple[dict[str, Array], int]:
+) -> tuple[Blocks, int]:
     """Return checked data with one leading axis, and the number of rows; see :func:`as_table`."""
     table = as_table(graph, data, missing)
     size = one_axis(graph, table)

@@ -111,9 +111,7 @@ class RowKernel(MCMCKernel, Generic[S]):
             rng_key, self.target(model_args, model_kwargs, check=True), init_params
         )
 
-    def _init_all(
-        self, rng_key: Array, target: Target, init_params: Mapping[str, Array] | None
-    ) -> S:
+    def _init_all(self, rng_key: Array, target: Target, init_params: State | None) -> S:
         """Return the initial states of all chains."""
         init_params = _check_init(
             target, init_params, rng_key.shape[:1] if is_batched(rng_key) else ()
@@ -192,7 +190,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         return gibbs_sweep(target.graph, target.clamped)
 
     def _start(
-        self, target: Target, rng_key: Array, init_params: Mapping[str, Array] | None
+        self, target: Target, rng_key: Array, init_params: State | None
     ) -> Blocks:
         """Return full states of step 0: ``init_params``, and draws of the other blocks given these."""
 

@@ -11,7 +11,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks
-from ebmpp.core.types import Scalar, Statistics
+from ebmpp.core.types import Blocks, Scalar, Statistics
 from ebmpp.coupling.expectation import Coupling
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
@@ -50,8 +50,8 @@ class CouplingState(NamedTuple):
       recognised.
     """
 
-    z: dict[str, Array]
-    y: dict[str, Array]
+    z: Blocks
+    y: Blocks
     t: Array
     met: Array
     meeting_time: Array
@@ -59,9 +59,9 @@ class CouplingState(NamedTuple):
     distance: Array
     energies: Array
     accepted: Array
-    replicas: dict[str, Array] | None = None
-    followers: dict[str, Array] | None = None
-    start: dict[str, Array] | None = None
+    replicas: Blocks | None = None
+    followers: Blocks | None = None
+    start: Blocks | None = None
 
 
 class MaximalCoupling(RowKernel[CouplingState]):
@@ -150,9 +150,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         target = states_of(self.coupling, target)
         start = self._start(target, rng_key, init_params)
 
-        def sweep(
-            t: Array, carry: tuple[dict[str, Array], Array]
-        ) -> tuple[dict[str, Array], Array]:
+        def sweep(t: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
             x, accepted = draw_sweep(
                 target, carry[0], moves, target.keys(rng_key, t + 1)
             )
@@ -210,7 +208,7 @@ def describe_meetings(met: Array, meeting_time: Array) -> str:
 
 def _state(
     target: Target,
-    z: dict[str, Array],
+    z: Blocks,
     t: Array,
     rng_key: Array,
     met: Array,
@@ -241,7 +239,7 @@ def _state(
     )
 
 
-def _distance(target: Target, z: dict[str, Array]) -> Array:
+def _distance(target: Target, z: Blocks) -> Array:
     """Return the L1 distance of the two chains of each row; categories differ or not."""
     total = jnp.zeros(target.num_rows, jnp.result_type(float))
     for b in target.free:

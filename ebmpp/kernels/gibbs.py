@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.types import Blocks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import RowKernel, describe_start
@@ -29,11 +30,11 @@ class GibbsState(NamedTuple):
     - **start** - the initial ``z``, by which blocks that never moved are recognised.
     """
 
-    z: dict[str, Array]
+    z: Blocks
     i: Array
     acceptance: Array | None
     rng_key: Array
-    start: dict[str, Array]
+    start: Blocks
 
 
 class BlockedGibbs(RowKernel[GibbsState]):

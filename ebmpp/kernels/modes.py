@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local search for modes, layer by layer."""
 
-from collections.abc import Mapping
 import dataclasses
 import math
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from jax import Array
 
 from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
+from ebmpp.core.types import Blocks, State
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Target, search, sweeps
@@ -21,7 +21,7 @@ from ebmpp.moves import Target, search, sweeps
 class LocalMode(NamedTuple):
     """Result of :func:`local_search`."""
 
-    state: dict[str, Array]
+    state: Blocks
     """All blocks, clamped ones included, ``(*batch, *shape)``."""
     steps: Array
     """Number of passes over the layers that changed the state, shape ``(*batch,)``."""
@@ -32,7 +32,7 @@ def local_search(
     params: Params,
     *,
     rng_key: Array,
-    init: Mapping[str, Array] | None = None,
+    init: State | None = None,
     num_rows: int | None = None,
     **clamped: Array | states.Observed,
 ) -> LocalMode:

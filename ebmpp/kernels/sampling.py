@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of a model by one call: an independent chain per draw."""
 
-from collections.abc import Mapping
 import warnings
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpyro.infer import MCMC
 from jax import Array
 
 from ebmpp.core import Params, checks
-from ebmpp.core.types import StateLike
+from ebmpp.core.types import Blocks, State, StateLike
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Observed
 from ebmpp.kernels.gibbs import BlockedGibbs
@@ -29,11 +28,11 @@ def sample(
     *,
     rng_key: Array,
     num_sweeps: int = 1000,
-    init: Mapping[str, Array] | None = None,
+    init: State | None = None,
     moves: MovesLike = None,
     progress_bar: bool = True,
     **clamped: Array | Observed,
-) -> dict[str, Array]:
+) -> Blocks:
     """Draw states of a model, each the last one of a Gibbs chain of its own.
 
     The draws are independent. Each has the distribution of a chain after

@@ -68,8 +68,8 @@ class TemperingState(NamedTuple):
       None.
     """
 
-    z: dict[str, Array]
-    replicas: dict[str, Array]
+    z: Blocks
+    replicas: Blocks
     betas: Array
     rejection: Array
     count: Array
@@ -79,7 +79,7 @@ class TemperingState(NamedTuple):
     i: Array
     num_warmup: Array
     rng_key: Array
-    start: dict[str, Array]
+    start: Blocks
     knots: Knots | None = None
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ensembles: replicas of a target at rungs from hot to cold, and swaps of their states."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from ebmpp.core import random
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows
+from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, State
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.rungs import (
     Place,
@@ -86,7 +86,7 @@ class Ensemble(Target):
     def coldest(self, x: Rows) -> Rows:
         return {b: v[:, -1] for b, v in x.items()}
 
-    def to_rows(self, z: Mapping[str, Array]) -> Blocks:
+    def to_rows(self, z: State) -> Blocks:
         rows = {b: v.reshape(self.num_rows, *self.shape(b)) for b, v in z.items()}
         return self._over_replicas(Target.to_rows, rows)
 

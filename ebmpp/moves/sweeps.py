@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from ebmpp.core import Blocks, Key, Params, Rows, checks, random
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import BatchShape
+from ebmpp.core.types import BatchShape, State
 from ebmpp.errors import ArgumentError, DeclarationError, StateError
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
@@ -244,7 +244,7 @@ def free_rows(name: str, target: Target, values: Any) -> tuple[Blocks, BatchShap
 def mixture_pool(
     graph: FactorGraph,
     params: Params,
-    rows: Mapping[str, Array],
+    rows: State,
     *,
     rng_key: Array,
     coupling: CouplingLike = "mixture",

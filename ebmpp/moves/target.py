@@ -24,6 +24,7 @@ from ebmpp.core.types import (
     Rows,
     Scalar,
     Schedule,
+    State,
     UnitMasks,
 )
 from ebmpp.errors import StateError
@@ -198,7 +199,7 @@ class Target:
             for b, v in self.clamped.items()
         }
 
-    def to_rows(self, z: Mapping[str, Array]) -> Blocks:
+    def to_rows(self, z: State) -> Blocks:
         """Return a full state as rows: the free blocks of ``z`` and the clamped ones."""
         free = {b: v.reshape(self.num_rows, *self.shape(b)) for b, v in z.items()}
         return self.with_observed(free | self.clamped)

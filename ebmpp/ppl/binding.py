@@ -11,6 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks
+from ebmpp.core.types import Blocks, SiteArrays
 from ebmpp.distribution import Layout
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph, states
@@ -155,7 +156,7 @@ class Binding:
 
     def _evaluate_clamped(
         self, call: Call, batch: tuple[int, ...], check: bool
-    ) -> dict[str, Array]:
+    ) -> Blocks:
         values = {b: _value(v, call)[0] for b, v in self.clamped.items()}
         clamped = states.as_clamped(self.graph.families, values, check)
         name = "GibbsBlock: clamped"
@@ -174,14 +175,14 @@ class Binding:
             for b, v in clamped.full.items()
         }
 
-    def split(self, values: Rows) -> dict[str, Array]:
+    def split(self, values: Rows) -> Blocks:
         """Return the blocks that the sites hold, with the sites' leading axes."""
         parts = (
             layout.split(values[site]).items() for site, layout in self.layouts.items()
         )
         return dict(itertools.chain.from_iterable(parts))
 
-    def to_rows(self, values: Rows, graph: BoundGraph) -> dict[str, Array]:
+    def to_rows(self, values: Rows, graph: BoundGraph) -> Blocks:
         """Return every block as rows, from the sites and those latents that ``values`` has."""
         families = self.graph.families
 
@@ -191,9 +192,7 @@ class Binding:
         x = {b: as_rows(b, v) for b, v in self.split(values).items()}
         return x | {b: values[b] for b in self.latents if b in values} | graph.clamped
 
-    def to_sites(
-        self, x: Rows, template: Rows, batch: tuple[int, ...]
-    ) -> dict[str, Array]:
+    def to_sites(self, x: Rows, template: Rows, batch: tuple[int, ...]) -> SiteArrays:
         """Return the sites' values, of the dtypes of ``template``."""
         values = {}
         for site, layout in self.layouts.items():

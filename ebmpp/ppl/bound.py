@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks, random
 from ebmpp.core.groups import fold_parts
-from ebmpp.core.types import Rows, Scalar, Schedule
+from ebmpp.core.types import Blocks, Rows, Scalar, Schedule
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Layer, Target, gibbs
@@ -176,9 +176,7 @@ def sweep(
     return carry
 
 
-def sweep_by_moves(
-    bound: BoundGraph, moves: Moves, x: Rows, keys: Array
-) -> dict[str, Array]:
+def sweep_by_moves(bound: BoundGraph, moves: Moves, x: Rows, keys: Array) -> Blocks:
     """Sweep every row once: draw the layers of latents, then apply moves of the sites."""
     sweep = [move for _, move in bound.moves(replaced=moves)]
     return bound.map(
@@ -209,9 +207,7 @@ def _natural(target: Target, x: Rows, layer: Move, part: Any) -> Any:
     )
 
 
-def _draw_part(
-    target: Target, x: Rows, layer: Layer, part: Any, keys: Array
-) -> dict[str, Array]:
+def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array) -> Blocks:
     """Return a layer with new values of one part."""
     families = layer.families(target.graph, part)
     eta = _natural(target, x, layer, part)
@@ -225,7 +221,7 @@ def _accept(
     drawn: Rows,
     keys: Array,
     fraction: float,
-) -> tuple[dict[str, Array], Array]:
+) -> tuple[Blocks, Array]:
     """Return rows with the drawn values, by Metropolis if there is a likelihood; and which rows accepted."""
     if bound.log_likelihood is None or set(layer.blocks).isdisjoint(bound.sites):
         return {**x, **drawn}, jnp.zeros(len(keys), bool)
@@ -252,7 +248,7 @@ def couple(
     kinds: Sequence[str],
     fraction: float,
     moves: Moves,
-) -> tuple[dict[str, Array], Array]:
+) -> tuple[Blocks, Array]:
     """Make one coupled sweep of both chains of every row, each under its own params.
 
     :param z: both chains, ``(2, rows, *shape)`` per block.

@@ -14,6 +14,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
+from ebmpp.core.types import SiteArrays
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Init, Kwargs, over_chains
 from ebmpp.kernels.coupling import describe_meetings
@@ -61,7 +62,7 @@ class Conjugate:
     def sites(self) -> tuple[str, ...]:
         return (self.site,)
 
-    def draw_initial(self, keys: Array) -> dict[str, Array]:
+    def draw_initial(self, keys: Array) -> SiteArrays:
         """Draw a starting value."""
         return {self.site: jnp.asarray(self.initial.sample(random.as_key(keys)))}
 
@@ -114,14 +115,14 @@ class CompositeState(NamedTuple):
       recognised.
     """
 
-    z: dict[str, Array]
-    y: dict[str, Array]
+    z: SiteArrays
+    y: SiteArrays
     t: Array
     met: Array
     meeting_time: Array
     rng_key: Array
     broken: Array
-    start: dict[str, Array]
+    start: SiteArrays
 
 
 class CoupledComposite(MCMCKernel):
@@ -196,9 +197,7 @@ class CoupledComposite(MCMCKernel):
                 names,
             )
 
-    def start(
-        self, keys: Array, call: Call, init: Rows
-    ) -> tuple[dict[str, Array], Array]:
+    def start(self, keys: Array, call: Call, init: Rows) -> tuple[SiteArrays, Array]:
         """Draw starting values of the sites not in ``init``, then of the blocks' latents.
 
         Sites of a model's block are drawn from its prior given the other steps' sites.
@@ -209,8 +208,8 @@ class CoupledComposite(MCMCKernel):
         """
         blocks = self.blocks
 
-        def draw(keys: Array) -> dict[str, Array]:
-            z: dict[str, Array] = {}
+        def draw(keys: Array) -> SiteArrays:
+            z: SiteArrays = {}
             for index, step in enumerate(self.steps):
                 z |= step.draw_initial(random.fold_in(keys, index))
             z |= {site: jnp.asarray(v) for site, v in init.items()}
@@ -222,7 +221,7 @@ class CoupledComposite(MCMCKernel):
             values, inputs = _split(block, z, call)
             return values, block.info.context(values, inputs)
 
-        def sweep(z: dict[str, Array], keys: Array) -> dict[str, Array]:
+        def sweep(z: SiteArrays, keys: Array) -> SiteArrays:
             for index, block in enumerate(blocks):
                 moved = block.start.relaxed(
                     *split(block, z), random.fold_in(keys, index)
@@ -262,7 +261,7 @@ class CoupledComposite(MCMCKernel):
                 "that is -inf everywhere.",
             )
 
-    def single(self, z: Rows, keys: Array, call: Call) -> dict[str, Array]:
+    def single(self, z: Rows, keys: Array, call: Call) -> SiteArrays:
         """Make one sweep of one chain; step i draws from the words ``keys``, ``(2,)``, folded with i."""
         z = dict(z)
         for index, step in enumerate(self.steps):

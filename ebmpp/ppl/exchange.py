@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import Params, State, checks, random
+from ebmpp.core.types import Blocks, SiteArrays
 from ebmpp.errors import ParameterError, UnmetError
 from ebmpp.exact import perfect
 from ebmpp.graph import FactorGraph, energy, states
@@ -24,8 +25,6 @@ from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.traced.block import Call, SiteKernel
 from ebmpp.traced.rows import checked
-
-Sites = dict[str, Array]
 
 
 class ExchangeState(NamedTuple):
@@ -42,8 +41,8 @@ class ExchangeState(NamedTuple):
     - **rng_key** - the key of the next step.
     """
 
-    z: Sites
-    unconstrained: Sites
+    z: SiteArrays
+    unconstrained: SiteArrays
     i: Array
     num_warmup: Array
     step_size: Array
@@ -224,7 +223,9 @@ class Exchange(SiteKernel):
             else text
         )
 
-    def _init_one(self, rng_key: Array, num_warmup: int, init: Sites) -> ExchangeState:
+    def _init_one(
+        self, rng_key: Array, num_warmup: int, init: SiteArrays
+    ) -> ExchangeState:
         rng_key, *keys = jax.random.split(rng_key, 1 + len(self.prior))
         z = {
             s: p.sample(key)
@@ -279,10 +280,10 @@ class Exchange(SiteKernel):
             i=i, step_size=step_size, accept_prob=accept_prob, mean_accept_prob=mean
         )
 
-    def _constrain(self, u: Sites) -> Sites:
+    def _constrain(self, u: SiteArrays) -> SiteArrays:
         return {s: dist.biject_to(p.support)(u[s]) for s, p in self.prior.items()}
 
-    def _log_prior(self, u: Sites, call: Call) -> Array:
+    def _log_prior(self, u: SiteArrays, call: Call) -> Array:
         z = self._constrain(u)
         total = jnp.zeros(())
         for s, p in self.prior.items():
@@ -294,12 +295,12 @@ class Exchange(SiteKernel):
             )
         return total
 
-    def _params(self, z: Sites, call: Call, values: bool = False) -> Params:
+    def _params(self, z: SiteArrays, call: Call, values: bool = False) -> Params:
         params = self.params({**call.siblings, **z}, *call.args, **call.kwargs)
         self.graph.check(params, values=values)
         return params
 
-    def _rows(self, call: Call) -> tuple[Sites, tuple[str, ...]]:
+    def _rows(self, call: Call) -> tuple[Blocks, tuple[str, ...]]:
         """Return the data as rows, and the blocks that are summed out."""
         data = self.data(call.siblings, *call.args, **call.kwargs)
         data = (
@@ -315,7 +316,7 @@ class Exchange(SiteKernel):
         }, summed
 
     def _log_ratio(
-        self, u: Sites, proposed: Sites, rng_key: Array, call: Call
+        self, u: SiteArrays, proposed: SiteArrays, rng_key: Array, call: Call
     ) -> tuple[Array, Array]:
         """Return the log of the acceptance ratio, and True if the auxiliary draw failed."""
         z = self._constrain(u)
@@ -329,7 +330,7 @@ class Exchange(SiteKernel):
         )
         drawn, valid = self._auxiliary(params, rows, summed, keys)
 
-        def gain(x: Sites) -> Array:
+        def gain(x: Blocks) -> Array:
             def at(p, row):
                 return energy.log_unnormalized(self.graph, p, row, summed)
 
@@ -341,8 +342,8 @@ class Exchange(SiteKernel):
         return prior + gain(rows) - gain({b: drawn[b] for b in rows}), failed
 
     def _auxiliary(
-        self, params: Params, rows: Sites, summed: tuple, keys: Array
-    ) -> tuple[Sites, Array]:
+        self, params: Params, rows: Blocks, summed: tuple, keys: Array
+    ) -> tuple[Blocks, Array]:
         """Return a draw of the model for every row of data, and a mask of the draws that succeeded."""
         target = Target(self.graph, params)
         if isinstance(self.auxiliary, str):
@@ -418,7 +419,7 @@ def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
 
 def _check_init(
     prior: Mapping[str, dist.Distribution], init: State | None, chains: tuple[int, ...]
-) -> Sites:
+) -> SiteArrays:
     """Raise a ParameterError for an unknown site, a wrong shape, or values outside of the support."""
     checks.names("site of init_params", init or {}, prior, ParameterError)
     return {

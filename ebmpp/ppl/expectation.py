@@ -15,7 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import backend, checks, random
-from ebmpp.core.types import Blocks, Chains, Keys, Rows
+from ebmpp.core.types import Blocks, Chains, Keys, Rows, SiteArrays
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.expectation import PairRun, UnbiasedEstimate, estimate_pairs
 from ebmpp.coupling.overlap import THRESHOLD, warning_of
@@ -36,7 +36,7 @@ _SLOTS = 8
 
 def composite_expectation(
     kernel: CoupledComposite,
-    fn: Callable[[dict[str, Array]], Any],
+    fn: Callable[[SiteArrays], Any],
     *model_args: Any,
     rng_key: Array,
     num_pairs: int = 1000,

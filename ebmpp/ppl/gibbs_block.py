@@ -14,6 +14,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Rows, checks, random
+from ebmpp.core.types import SiteArrays
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
@@ -279,7 +280,7 @@ class GraphBlock(GibbsBlock):
                 )
         return resolved
 
-    def draw_initial(self, keys: Array) -> dict[str, Array]:
+    def draw_initial(self, keys: Array) -> SiteArrays:
         values = {}
         families = self.graph.families
         for site, layout in self.binding.layouts.items():
@@ -309,8 +310,8 @@ class GraphBlock(GibbsBlock):
         keys = target.keys(keys, 1 if index is None else index)
 
         def sweep_once(
-            s: Array, carry: tuple[dict[str, Array], Array]
-        ) -> tuple[dict[str, Array], Array]:
+            s: Array, carry: tuple[SiteArrays, Array]
+        ) -> tuple[SiteArrays, Array]:
             sweep_keys = random.fold_in(keys, s)
             if self.moves is not None:
                 return bound.sweep_by_moves(
@@ -331,7 +332,7 @@ class GraphBlock(GibbsBlock):
 
     def _temper(
         self, target: bound.BoundGraph, x: Rows, keys: Array
-    ) -> tuple[dict[str, Array], Array]:
+    ) -> tuple[SiteArrays, Array]:
         # as many passes as propose every unit once, which are reversed as a whole
         passes = 1 if target.log_likelihood is None else self.num_sweeps
 
@@ -393,7 +394,7 @@ class GraphBlock(GibbsBlock):
 
     def _from_rows(
         self, x: Rows, template: Rows, target: bound.BoundGraph
-    ) -> dict[str, Array]:
+    ) -> SiteArrays:
         return self.binding.to_sites(x, template, target.batch) | {
             b: x[b] for b in self.latents
         }
@@ -479,7 +480,7 @@ def gibbs_fn(
     sites: Sites = None,
     params: Params = None,
     **options: Any,
-) -> Callable[..., dict[str, Array]]:
+) -> Callable[..., SiteArrays]:
     """Return a block as a function for :class:`numpyro.infer.HMCGibbs`.
 
     HMCGibbs does not pass the model's arguments, so functions among ``params`` are of

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.types import Blocks
 from ebmpp.coupling.expectation import UnbiasedEstimate, unbiased_expectation
 from ebmpp.diagnostics import plot_meeting_times, plot_tv_bound, summary, tv_upper_bound
 from ebmpp.diagnostics.meeting import meeting_data
@@ -29,7 +29,7 @@ _MAX_R_HAT = 1.01
 _BINS = 20  # of a rank plot
 
 
-def _block_means(x: dict[str, Array]) -> dict[str, Array]:
+def _block_means(x: Blocks) -> Blocks:
     """Return the mean value of each block's units in one state."""
     return {b: v.astype(float).mean() for b, v in x.items()}
 

@@ -21,6 +21,7 @@ from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.errors import StateError
 from ebmpp.evaluate.activity import conditional_moments, exact_moments
 from ebmpp.families import Family
+from ebmpp.families.family import Families
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.reporting.page import Section
 from ebmpp.reporting.subject import SamplerRun, Subject, spread_draws
@@ -102,9 +103,7 @@ def moments(section: Section, subject: Subject) -> None:
     section.judge(not differing, words)
 
 
-def _statistics(
-    families: Mapping[str, Family], values: Mapping[str, Numbers]
-) -> np.ndarray:
+def _statistics(families: Families, values: Mapping[str, Numbers]) -> np.ndarray:
     """Return statistics of blocks, ``(*batch, statistics)``."""
     result = []
     for b, family in families.items():
@@ -115,7 +114,7 @@ def _statistics(
     return np.concatenate(result, -1)
 
 
-def _labels(families: Mapping[str, Family]) -> list[str]:
+def _labels(families: Families) -> list[str]:
     """Return names of the statistics of blocks, such as "v[0]"."""
     labels = []
     for b, family in families.items():

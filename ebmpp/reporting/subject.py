@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
 from ebmpp.core.rows import num_rows
+from ebmpp.core.types import Blocks, State
 from ebmpp.evaluate import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels import BlockedGibbs, ParallelTempering
@@ -90,7 +91,7 @@ class Subject:
 
     graph: FactorGraph
     params: Params
-    data: Mapping[str, Mapping[str, Array]]
+    data: Mapping[str, State]
     budget: Budget
     rng_key: Array
     image_shapes: Mapping[str, tuple[int, int]]
@@ -98,7 +99,7 @@ class Subject:
     history: xr.Dataset | None = None
 
     @property
-    def train(self) -> Mapping[str, Array]:
+    def train(self) -> State:
         """Subset of the training rows."""
         return next(iter(self.data.values()))
 
@@ -116,7 +117,7 @@ class Subject:
         """Return the key of one purpose."""
         return jax.random.fold_in(self.rng_key, index)
 
-    def log_density(self, rows: Mapping[str, Array]) -> Float[np.ndarray, "rows"]:
+    def log_density(self, rows: State) -> Float[np.ndarray, "rows"]:
         """Return log p(v) + log Z of each row, or its mean-field bound if latents interact."""
         count = num_rows(rows)
         # smaller sets are padded, so that one program serves all of them
@@ -187,7 +188,7 @@ def _kernel(graph: FactorGraph, replicas: int) -> BlockedGibbs | ParallelTemperi
 @compiled(statics=3)
 def _run_chains(
     graph: FactorGraph, replicas: int, sweeps: int, params: Params, keys: Array
-) -> tuple[Any, dict[str, Array]]:
+) -> tuple[Any, Blocks]:
     """Return the last state of all chains, and draws after warm-up ``(sweeps, chains, *shape)``.
 
     This is one program; ``numpyro.infer.MCMC`` compiles twenty more, for the kernel's
@@ -208,7 +209,7 @@ def _run_chains(
 
 def check_rows(
     graph: FactorGraph, table: tables.Table, max_rows: int, seed: int
-) -> dict[str, Array]:
+) -> Blocks:
     """Return at most ``max_rows`` random rows, checked."""
     total = tables.one_axis(graph, table)
     index = np.arange(total)

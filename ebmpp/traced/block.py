@@ -37,6 +37,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import checks, random
+from ebmpp.core.types import SiteArrays
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Kwargs, describe_start, is_batched
 from ebmpp.moves.couplings import where_rows
@@ -74,7 +75,7 @@ class Call(NamedTuple):
 #: The sites of one chain, and its call.
 BlockChain = tuple[SiteValues, Call]
 #: The sites of two chains, and whether a unit's conditional is degenerate.
-Coupled = tuple[dict[str, Array], dict[str, Array], Array]
+Coupled = tuple[SiteArrays, SiteArrays, Array]
 
 
 class BlockState(NamedTuple):
@@ -94,20 +95,20 @@ class BlockState(NamedTuple):
     - **start** - the initial ``z``, by which sites that never moved are recognised.
     """
 
-    z: dict[str, Array]
-    latents: dict[str, Array]
+    z: SiteArrays
+    latents: SiteArrays
     i: Array
     accepted: Array
     degenerate: Array
     transitions: Array
     rng_key: Array
-    start: dict[str, Array]
+    start: SiteArrays
 
 
 class Advanced(NamedTuple):
     """The result of a block's step: sites, latents, and increments of the state's counts."""
 
-    z: dict[str, Array]
+    z: SiteArrays
     accepted: Array | np.int32 = np.int32(0)
     degenerate: Array | np.int32 = np.int32(0)
     transitions: Array | np.int32 = np.int32(0)
@@ -169,7 +170,7 @@ class Block(SiteKernel):
         """Raise an ArgumentError for options, and sites, in which two chains are not coupled."""
 
     @abstractmethod
-    def draw_initial(self, keys: Array) -> dict[str, Array]:
+    def draw_initial(self, keys: Array) -> SiteArrays:
         """Draw the sites whose prior is an energy, uniformly where that is a distribution."""
 
     @abstractmethod
@@ -279,13 +280,11 @@ class Block(SiteKernel):
         return text + describe_start(state)
 
 
-def _select(values: SiteValues, names: Sequence[str]) -> dict[str, Array]:
+def _select(values: SiteValues, names: Sequence[str]) -> SiteArrays:
     return {name: values[name] for name in names}
 
 
-def initial_values(
-    rng_key: Array, init_params: Mapping[str, ArrayLike]
-) -> dict[str, Array]:
+def initial_values(rng_key: Array, init_params: Mapping[str, ArrayLike]) -> SiteArrays:
     """Return initial values of sites, booleans as integers for NumPyro's summary."""
     if is_batched(rng_key):
         raise checks.error(
@@ -303,7 +302,7 @@ def initial_values(
 
 def _possible_draw(
     prior: Callable[[Array], Trace], key: Array, density: Callable
-) -> dict[str, Array]:
+) -> SiteArrays:
     """Return the first possible draw of the latent sites from the prior, or the last of all."""
     for number in range(_MOST_DRAWS):
         trace = prior(jax.random.fold_in(key, number) if number else key)

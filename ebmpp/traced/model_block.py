@@ -20,6 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.types import SiteArrays
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.kernels.base import Init, Kwargs
@@ -225,12 +226,10 @@ class ModelKernel(block.Block):
                 hint="Leave that away, or give a Conjugate for the site.",
             )
 
-    def draw_initial(self, keys: Array) -> dict[str, Array]:
+    def draw_initial(self, keys: Array) -> SiteArrays:
         return self.start.draw_energies(keys)
 
-    def draw_prior(
-        self, values: SiteValues, call: Call, key: Array
-    ) -> dict[str, Array]:
+    def draw_prior(self, values: SiteValues, call: Call, key: Array) -> SiteArrays:
         """Draw the sites that are not among the values from the model's prior, given the values."""
         arguments = self.info.arguments.take(call, set())
         trace = self.info.trace(values, arguments, key)
@@ -241,7 +240,7 @@ class ModelKernel(block.Block):
 
     def log_conditionals(
         self, values: SiteValues, *model_args: object, **model_kwargs: object
-    ) -> dict[str, Array]:
+    ) -> SiteArrays:
         """Return log probabilities of every unit given everything but latents of priors.
 
         :param values: of all latent sites of the model.
@@ -281,7 +280,7 @@ class ModelKernel(block.Block):
         call = Call({}, args, kwargs) if args or kwargs else self.call
         return sites, self.info.context(sites, call._replace(siblings=arrays))
 
-    def _by_site(self, table: Array) -> dict[str, Array]:
+    def _by_site(self, table: Array) -> SiteArrays:
         """Return numbers of the values of all units, ``(units, values)``, by site."""
         result = {}
         spans = self.conditionals.spans if self.conditionals else {}
@@ -309,7 +308,7 @@ class ModelKernel(block.Block):
 
     def marginals(
         self, values: SiteValues, *model_args: object, **model_kwargs: object
-    ) -> dict[str, Array]:
+    ) -> SiteArrays:
         """Return every discrete unit's probabilities, all other discrete units summed out.
 
         Arguments and errors are as in :meth:`log_marginal`.
@@ -339,7 +338,7 @@ class ModelKernel(block.Block):
 
     def most_probable(
         self, values: SiteValues, *model_args: object, **model_kwargs: object
-    ) -> dict[str, Array]:
+    ) -> SiteArrays:
         """Return the jointly most probable discrete sites, such as a chain's Viterbi path.
 
         Arguments and errors are as in :meth:`log_marginal`. Where no values are

@@ -20,6 +20,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 
 from ebmpp.core import Numbers, checks, random
+from ebmpp.core.types import SiteArrays
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call, SiteValues
@@ -50,7 +51,7 @@ class BlockStart:
 
     def __call__(
         self, values: SiteValues, call: Call, keys: Array, origin: str = "given"
-    ) -> dict[str, Array]:
+    ) -> SiteArrays:
         """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
 
         :param origin: "given" by the user, who may not want others; "siblings" for
@@ -86,7 +87,7 @@ class BlockStart:
         axes: tuple[int | None, ...],
         call: Call,
         origin: str,
-    ) -> dict[str, Array]:
+    ) -> SiteArrays:
         """Return possible states of all chains, the rows."""
         inside = {site: np.asarray(self._inside(site, v)) for site, v in values.items()}
         if origin != "prior":
@@ -121,7 +122,7 @@ class BlockStart:
             self._refuse_impossible(values, context)
         return dict(values)
 
-    def _check_staged(self, values: SiteValues, context: Context) -> dict[str, Array]:
+    def _check_staged(self, values: SiteValues, context: Context) -> SiteArrays:
         """Return the values; the compiled program raises the error, without a search."""
         inside = {site: self._inside(site, v) for site, v in values.items()}
         log_prob = self.posterior.log_density(values, context)
@@ -151,17 +152,15 @@ class BlockStart:
         is_finite = jnp.isfinite(self.posterior.log_density(values, context))
         return functools.reduce(jnp.logical_and, inside, is_finite)
 
-    def relaxed(
-        self, values: SiteValues, context: Context, keys: Array
-    ) -> dict[str, Array]:
+    def relaxed(self, values: SiteValues, context: Context, keys: Array) -> SiteArrays:
         """Draw the values by conditionals in which fewer impossible elements are more probable."""
         with self.sweep.joint.program.relaxed():
             moved, _ = self.sweep((values, context), keys)
         return {site: moved[site].astype(v.dtype) for site, v in values.items()}
 
-    def draw_energies(self, keys: Array) -> dict[str, Array]:
+    def draw_energies(self, keys: Array) -> SiteArrays:
         """Draw the sites whose prior is an energy, uniformly from the values of each unit."""
-        drawn: dict[str, Array] = {}
+        drawn: SiteArrays = {}
         for number, site in enumerate(self.info.sites):
             if not isinstance(self.info.distributions[site], EnergyDistribution):
                 continue
@@ -177,7 +176,7 @@ class BlockStart:
 
     def _search(
         self, values: SiteValues, context: Context, keys: Array
-    ) -> tuple[dict[str, Array], Array]:
+    ) -> tuple[SiteArrays, Array]:
         """Return values by search, and whether they are possible.
 
         In the second half siblings are drawn too, as later kernels, such as NUTS, find
@@ -262,7 +261,7 @@ def search(
     draw: Callable,
     sweep: Callable,
     is_possible: Callable[[dict], Array],
-) -> tuple[dict[str, Array], Array]:
+) -> tuple[SiteArrays, Array]:
     """Return a state if it is possible, else one that a search finds; and whether that is possible.
 
     :param keys: words of the start, ``(2,)``.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core.groups import induced_edges
 from ebmpp.core.types import HashableArray, Params
 from ebmpp.families import Family
+from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor
 from ebmpp.graph.graph import FactorGraph
 
@@ -131,7 +132,7 @@ def unchanged(block: str, family: Family) -> Part:
 
 def with_blocks(
     graph: FactorGraph,
-    remaining: Mapping[str, Family],
+    remaining: Families,
     factors: Iterable[Factor],
     parts: Mapping[str, Part],
 ) -> FactorGraph:

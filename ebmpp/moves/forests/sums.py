@@ -27,7 +27,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import BatchShape
+from ebmpp.core.types import BatchShape, PerState
 from ebmpp.moves.forests import logs, paths, trees
 from ebmpp.moves.forests.logs import Pick, Reduce
 from ebmpp.moves.forests.structure import Forest
@@ -77,9 +77,7 @@ class PairMarginals(NamedTuple):
 MarginalsByPair = dict[tuple[str, str], PairMarginals]
 
 
-def log_sum(
-    forest: Forest, unary: UnaryTable, pairwise: PairwiseTable
-) -> Float[Array, "*batch"]:
+def log_sum(forest: Forest, unary: UnaryTable, pairwise: PairwiseTable) -> PerState:
     """Return the log of the sum of the weights of all states of the forest."""
     tables = _arrange(unary, pairwise)
     passes = trees if forest.arms is None else paths
@@ -133,7 +131,7 @@ def marginals(
 
 def most_probable(
     forest: Forest, unary: UnaryTable, pairwise: PairwiseTable
-) -> tuple[States, Float[Array, "*batch"]]:
+) -> tuple[States, PerState]:
     """Return the state of the largest weight, and the log of that weight."""
     tables = _arrange(unary, pairwise)
     u = jnp.zeros((1, forest.num_units, 1))

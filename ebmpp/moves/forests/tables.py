@@ -25,7 +25,7 @@ from ebmpp.core.groups import induced_edges
 from ebmpp.core.rows import expand
 from ebmpp.core.types import Blocks, Params, Rows, UnitMasks
 from ebmpp.errors import IntractableError
-from ebmpp.families import Family
+from ebmpp.families.family import Families
 from ebmpp.graph import Factor, FactorGraph, energy
 from ebmpp.graph.factors.lateral import Local, Split
 from ebmpp.moves.forests.layers import UnitsByBlock, interactions
@@ -250,7 +250,7 @@ def _induced(graph: FactorGraph, units: UnitsByBlock) -> Forest:
         ) from error
 
 
-def _state_table(families: Mapping[str, Family], lengths: list[int]) -> StateTable:
+def _state_table(families: Families, lengths: list[int]) -> StateTable:
     listed = []
     for block, family in families.items():
         with sharding.eager():

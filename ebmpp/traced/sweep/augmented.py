@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.rows import expand
+from ebmpp.core.types import SiteArrays
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.families import Family
@@ -67,7 +68,7 @@ class Augmented(ModelDensity):
         #: by site, the name of an input per row that is 1, and nan where a latent's
         #: conditional is degenerate
         self.valid: dict[str, str] = {}
-        extra: dict[str, Array] = {}
+        extra: SiteArrays = {}
 
         def fresh(name):
             return fresh(name + "'") if name in info.latent or name in extra else name
@@ -118,7 +119,7 @@ class Augmented(ModelDensity):
                 etas[site, b] = jnp.where(expand(counts, eta), eta, default)
         return [etas[place] for place in self.blocks.values()]
 
-    def etas(self, values: SiteValues, context: Context) -> dict[str, Array]:
+    def etas(self, values: SiteValues, context: Context) -> SiteArrays:
         """Return natural parameters of the latents given everything else."""
         inputs = self.natural.inputs({**context.siblings, **values}, context.arguments)
         outputs = self.natural.outputs
@@ -150,7 +151,7 @@ class Augmented(ModelDensity):
             x[name], y[name] = family.couple(words, eta[name], other[name])
         return x, y
 
-    def _indicators(self, etas: SiteValues) -> dict[str, Array]:
+    def _indicators(self, etas: SiteValues) -> SiteArrays:
         result = {name: jnp.ones(self.shapes[name]) for name in self.valid.values()}
         for name, eta in etas.items():
             site, _ = self.blocks[name]

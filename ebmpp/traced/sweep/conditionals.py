@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import Numbers, random
+from ebmpp.core.types import SiteArrays
 from ebmpp.dependence.program import SlotValues
 from ebmpp.families import Categorical
 from ebmpp.traced.block import Coupled, SiteValues
@@ -35,7 +36,7 @@ Choice = tuple[Array, Numbers]
 #: and a carry to each chain's choice, and the carry.
 Visit = Callable[[ArrayLike, Numbers, Sequence[Array], C], tuple[Sequence[Choice], C]]
 #: The sites of each chain after a visit of all layers, and the carry.
-Visited = tuple[list[dict[str, Array]], C]
+Visited = tuple[list[SiteArrays], C]
 
 
 class Conditionals(ABC):
@@ -84,7 +85,7 @@ class Conditionals(ABC):
 
     def put(
         self, sites: SiteValues, units: Numbers, numbers: Array, accepted: Numbers
-    ) -> dict[str, Array]:
+    ) -> SiteArrays:
         """Return the sites with the values of some units, by number, where accepted."""
         if not is_range(units, self.size):
             blank = jnp.zeros(self.size, numbers.dtype)
@@ -169,7 +170,7 @@ class Conditionals(ABC):
 
     def walk(
         self, values: SiteValues, context: Context, keys: Array
-    ) -> tuple[dict[str, Array], Array]:
+    ) -> tuple[SiteArrays, Array]:
         """Set units to random possible values, and return the change that conditionals imply."""
         present = self.numbers(values)
 

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.groups import induced_edges
+from ebmpp.core.types import SiteArrays
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import StateError
 from ebmpp.moves import forests
@@ -156,7 +157,7 @@ class ForestLayers(Conditionals):
         tables = self._tables(layer, self._chain(values, context))
         return forests.marginals(layer.forest, *tables)
 
-    def most_probable(self, values: SiteValues, context: Context) -> dict[str, Array]:
+    def most_probable(self, values: SiteValues, context: Context) -> SiteArrays:
         """Return the most probable sites of a single forest."""
         (layer,) = self.layers
         chain = self._chain(values, context)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Numbers
 from ebmpp.core.rows import expand
+from ebmpp.core.types import SiteArrays
 from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.rules import in_floats, is_affine
 from ebmpp.traced.block import SiteValues
@@ -39,7 +40,7 @@ _IN_ORDER = frozenset(
 class _SequentialState(NamedTuple):
     """The state of a chain between two units."""
 
-    sites: dict[str, Array]
+    sites: SiteArrays
     sums: dict[int, Array]
     """Present values of slots that are affine in the units, in floats."""
     density: Array

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.types import SiteArrays
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
@@ -82,14 +83,14 @@ class BlockSweep:
 
     def with_latents(
         self, values: SiteValues, context: Context, keys: Array
-    ) -> dict[str, Array]:
+    ) -> SiteArrays:
         """Return the sites, and latents drawn given everything else where there are any."""
         if self.augmented is None:
             return dict(values)
         latents, _ = self.augmented.move((values, context), keys)
         return {**values, **latents}
 
-    def without_latents(self, values: SiteValues) -> dict[str, Array]:
+    def without_latents(self, values: SiteValues) -> SiteArrays:
         """Return the sites alone."""
         return {name: values[name] for name in self.info.sites}
 
@@ -118,9 +119,7 @@ class BlockSweep:
             degenerate = degenerate + more
         return dict(values), degenerate
 
-    def invalid(
-        self, values: SiteValues, context: Context, keys: Array
-    ) -> dict[str, Array]:
+    def invalid(self, values: SiteValues, context: Context, keys: Array) -> SiteArrays:
         """Return, by site, a mask of the conditionals that are nan, ``(units, values)``."""
         values = self.with_latents(values, context, keys)
         result = {}
@@ -134,7 +133,7 @@ class BlockSweep:
 
     def walk(
         self, values: SiteValues, context: Context, keys: Array
-    ) -> tuple[dict[str, Array], Array]:
+    ) -> tuple[SiteArrays, Array]:
         """Return random values of the sites, and the change that their conditionals imply."""
         change = jnp.zeros(())
         conditionals = self.conditionals
