@@ -80,27 +80,23 @@ class _Program:
         return {self.inlined, self.called} - {None}
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Compiled:
     """A function compiled for each value of its static arguments; :func:`compiled` makes it."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        statics: int | tuple[int, ...] = 0,
-        size: int = 16,
-        fast_compile: Callable[..., bool] | None = None,
-        key: Callable[..., Hashable] | None = None,
-        unbounded: bool = False,
-    ) -> None:
-        self._fn = fn
-        self._size = size
-        self._fast_compile = fast_compile
-        self._key = key
-        self._unbounded = unbounded
-        self._statics = tuple(range(statics)) if isinstance(statics, int) else statics
+    fn: Callable[..., Any]
+    statics: int | tuple[int, ...] = 0
+    size: int = 16
+    fast_compile: Callable[..., bool] | None = None
+    key: Callable[..., Hashable] | None = None
+    unbounded: bool = False
+
+    def __post_init__(self) -> None:
+        statics = self.statics
+        self._places = tuple(range(statics)) if isinstance(statics, int) else statics
         self._programs: dict[Hashable, _Program] = {}  # the newest is the last
         self._lock = threading.Lock()
-        update_wrapper(self, fn)
+        update_wrapper(self, self.fn)
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -112,9 +108,7 @@ class Compiled:
             return program.inlined(*arrays, **kwargs)
         is_new = program.called is None
         if is_new:
-            is_fast = self._fast_compile is not None and self._fast_compile(
-                *args, **kwargs
-            )
+            is_fast = bool(self.fast_compile and self.fast_compile(*args, **kwargs))
             options = _options(is_fast)
             program.is_fast = _FAST in options
             program.called = self._jit(program.inlined, options)
@@ -124,7 +118,7 @@ class Compiled:
                 result = program.called(*arrays, **kwargs)
         finally:
             _fast.reset(token)
-        return backend.wait(result) if self._unbounded else result
+        return backend.wait(result) if self.unbounded else result
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lower the function, as ``jax.jit`` does."""
@@ -140,16 +134,16 @@ class Compiled:
 
     def _lookup(self, args: tuple) -> tuple[_Program, list]:
         """Return the program of the static arguments, and the other arguments."""
-        static = {i: args[i] for i in self._statics}
+        static = {i: args[i] for i in self._places}
         arrays = [a for i, a in enumerate(args) if i not in static]
-        key = (*static.values(), None if self._key is None else self._key(*args))
+        key = (*static.values(), self.key and self.key(*args))
         with self._lock:
             program = self._programs.pop(key, None)
             if program is None:
                 _warn_of_new_functions(static)
                 program = _Program(jax.jit(self._bind(static)))
             self._programs[key] = program
-            if len(self._programs) > self._size:
+            if len(self._programs) > self.size:
                 oldest = self._programs.pop(next(iter(self._programs)))
                 for jitted in oldest.jits():
                     jitted.clear_cache()
@@ -160,16 +154,16 @@ class Compiled:
             args = list(arrays)
             for i, value in static.items():  # in ascending order
                 args.insert(i, value)
-            return self._fn(*args, **kwargs)
+            return self.fn(*args, **kwargs)
 
-        update_wrapper(bound, self._fn, ("__name__",), ())  # in logs and profiles
+        update_wrapper(bound, self.fn, ("__name__",), ())  # in logs and profiles
         return bound
 
     def _jit(self, inlined: Any, options: _Options) -> Any:
         if not options:
             return inlined
         fn = inlined.__wrapped__
-        fn = backend.asynchronous(fn) if self._unbounded else fn
+        fn = backend.asynchronous(fn) if self.unbounded else fn
         return jax.jit(fn, compiler_options=dict(options))
 
 

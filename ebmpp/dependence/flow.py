@@ -12,11 +12,13 @@ a rule reads all of its operands.
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
-from ebmpp.dependence.program import Shapes
+import jax.numpy as jnp
+
+from ebmpp.core import sharding
+from ebmpp.dependence.program import Equation, evaluate_equation
 from ebmpp.dependence.unit_sets import UnitSets
 
 ReadSets = list[np.ndarray]
@@ -27,18 +29,17 @@ ElementMasks = list[np.ndarray]
 class Flow:
     """Dependence of each element of the results on all elements of all operands."""
 
-    shapes: Shapes
-    results: Shapes
+    eqn: Equation
 
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         """Return the sets read by the results, given those read by the operands."""
         number = sets.merge(np.concatenate([r.ravel() for r in reads]), (0,))
-        return [np.broadcast_to(number, shape) for shape in self.results]
+        return [np.broadcast_to(number, shape) for shape in self.eqn.results]
 
     def backward(self, live: ElementMasks) -> ElementMasks:
         """Return which elements of the operands matter, given which of the results do."""
         matters = any(mask.any() for mask in live)
-        return [np.full(shape, matters) for shape in self.shapes]
+        return [np.full(shape, matters) for shape in self.eqn.shapes]
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,16 +60,16 @@ class Joined(Flow):
         parts = []
         for i, (read, axes) in enumerate(zip(reads, self.axes)):
             read = np.where(self.zeros.get(i, False), 0, read)
-            parts.append(np.expand_dims(sets.merge(read, axes), axes) if axes else read)
+            parts.append(np.expand_dims(sets.merge(read, axes), axes))
         joined = sets.union(*parts)
         joined = joined if self.remain else joined.squeeze(self.axes[0])
-        return [np.broadcast_to(joined, shape) for shape in self.results]
+        return [np.broadcast_to(joined, shape) for shape in self.eqn.results]
 
     def backward(self, live: ElementMasks) -> ElementMasks:
         """Return masks of the operands; one that is smaller than the results matters as a whole."""
         at = np.logical_or.reduce(live)
         masks = []
-        for i, (shape, axes) in enumerate(zip(self.shapes, self.axes)):
+        for i, (shape, axes) in enumerate(zip(self.eqn.shapes, self.axes)):
             mask = at & ~self.zeros.get(i, np.False_)
             if not self.remain:
                 mask = np.expand_dims(mask, axes)
@@ -95,23 +96,21 @@ class Gathered(Flow):
         return [sets.union(*flat[origin]) for origin in self.origins]
 
     def backward(self, live: ElementMasks) -> ElementMasks:
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+        ends = np.cumsum([math.prod(shape) for shape in self.eqn.shapes])
         flat = np.zeros(ends[-1] + 1, bool)
         for origin, mask in zip(self.origins, live):
             flat[origin[:, mask]] = True
         masks = np.split(flat, ends)  # the last, of the place -1, is left out
-        return [mask.reshape(shape) for mask, shape in zip(masks, self.shapes)]
+        return [mask.reshape(shape) for mask, shape in zip(masks, self.eqn.shapes)]
 
 
 @dataclasses.dataclass(eq=False)
 class Contraction(Flow):
     """Dependence of a matrix product on rows and columns, except at known zeros.
 
-    :param dimensions: ``dimension_numbers`` of ``lax.dot_general``.
     :param nonzero: by operand, where it is not known to be zero.
     """
 
-    dimensions: Any
     nonzero: dict[int, np.ndarray]
 
     def __post_init__(self) -> None:
@@ -121,8 +120,9 @@ class Contraction(Flow):
 
     def _axes(self, side: int) -> tuple[list[int], ...]:
         """Return the axes of an operand that are batched, free and summed."""
-        summed, batch = (list(axes[side]) for axes in self.dimensions)
-        free = set(range(len(self.shapes[side]))).difference(batch, summed)
+        numbers = self.eqn.params["dimension_numbers"]
+        summed, batch = (list(axes[side]) for axes in numbers)
+        free = set(range(len(self.eqn.shapes[side]))).difference(batch, summed)
         return batch, sorted(free), summed
 
     def _fold(self, side: int, a: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ class Contraction(Flow):
 
     def _unfold(self, side: int, a: np.ndarray) -> np.ndarray:
         order = sum(self._axes(side), [])
-        unfolded = a.reshape([self.shapes[side][d] for d in order])
+        unfolded = a.reshape([self.eqn.shapes[side][d] for d in order])
         return unfolded.transpose(np.argsort(order))
 
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
@@ -151,13 +151,13 @@ class Contraction(Flow):
                 part = _merge_nonzero(sets, read, other)
                 part = part if side else part.transpose(0, 2, 1)
             result = sets.union(result, part)
-        return [result.reshape(self.results[0])]
+        return [result.reshape(self.eqn.results[0])]
 
     def backward(self, live: ElementMasks) -> ElementMasks:
         """Return which factors of the elements that matter are not multiplied by a known zero."""
         ones = [
             self._fold(side, np.ones(shape, bool))
-            for side, shape in enumerate(self.shapes)
+            for side, shape in enumerate(self.eqn.shapes)
         ]
         at = live[0].reshape(len(ones[0]), ones[0].shape[1], ones[1].shape[1])
         masks = []
@@ -169,11 +169,7 @@ class Contraction(Flow):
         return masks
 
 
-def _merge_nonzero(
-    sets: UnitSets,
-    read: np.ndarray,
-    other: np.ndarray,
-) -> np.ndarray:
+def _merge_nonzero(sets: UnitSets, read: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return the sets that each product of a free index of ``other`` and one of ``read`` reads.
 
     Both are (batch, free, summed); ``other`` says where the second factor is not zero.
@@ -190,38 +186,23 @@ def _merge_nonzero(
 class Lookup(Flow):
     """Dependence of a gather on its row of unknown indices and all elements these may pick."""
 
-    params: Any
-
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         operand, indices = reads
-        (shape,) = self.results
-        numbers = self.params["dimension_numbers"]
-        batch = [d for d in range(len(shape)) if d not in numbers.offset_dims]
-        result = self._place(sets.merge(indices, (indices.ndim - 1,)), batch)
+        numbers = self.eqn.params["dimension_numbers"]
+        rows = sets.merge(indices, (indices.ndim - 1,))
+        result = np.expand_dims(rows, numbers.offset_dims)
         if operand.any():
-            removed = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-            offsets = [d for d in range(operand.ndim) if d not in removed]
-            # axes of the operand that are axes of the result
-            places = {}
-            for d, offset in zip(offsets, numbers.offset_dims):
-                if self.params["slice_sizes"][d] == operand.shape[d]:
-                    places[d] = offset
-            for d, i in zip(
-                numbers.operand_batching_dims, numbers.start_indices_batching_dims
-            ):
-                places[d] = batch[i]
-            lost = tuple(d for d in range(operand.ndim) if d not in places)
-            axes = [places[d] for d in sorted(places)]
-            rest = self._place(sets.merge(operand, lost), axes)
-            result = sets.union(result, rest)
-        return [np.broadcast_to(result, shape)]
-
-    def _place(self, a: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-        """Return ``a`` with its axes at ``axes`` of the result."""
-        a = a.transpose(np.argsort(axes))
-        return np.expand_dims(
-            a, tuple(d for d in range(len(self.results[0])) if d not in axes)
-        )
+            slices = zip(self.eqn.params["slice_sizes"], operand.shape)
+            is_part = {d for d, (size, whole) in enumerate(slices) if size < whole}
+            searched = tuple(is_part.difference(numbers.operand_batching_dims))
+            merged = np.expand_dims(sets.merge(operand, searched), searched)
+            # all elements that an index may pick are equal, so any index will do
+            everywhere = np.broadcast_to(merged, operand.shape)
+            with sharding.eager():
+                inputs = jnp.asarray(everywhere), jnp.zeros(indices.shape, int)
+                (picked,) = evaluate_equation(self.eqn, inputs)
+            result = sets.union(result, np.asarray(picked))
+        return [np.broadcast_to(result, self.eqn.results[0])]
 
 
 @dataclasses.dataclass(eq=False)
@@ -236,7 +217,7 @@ class Scattered(Flow):
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         targets = self.targets.ravel()
         inside = targets >= 0
-        (shape,) = self.results
+        (shape,) = self.eqn.results
         updates = reads[2].ravel()[inside]
         added = sets.of_groups(targets[inside], updates, math.prod(shape))
         return [sets.union(reads[0], added.reshape(shape))]
@@ -244,6 +225,6 @@ class Scattered(Flow):
     def backward(self, live: ElementMasks) -> ElementMasks:
         return [
             live[0],
-            np.zeros(self.shapes[1], bool),
+            np.zeros(self.eqn.shapes[1], bool),
             np.append(live[0].ravel(), False)[self.targets],
         ]

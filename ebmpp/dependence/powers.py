@@ -12,6 +12,7 @@ of a binary z do, each element is one of them, and so still a power of one unit.
 
 from collections.abc import Mapping, Sequence
 import itertools
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,8 +67,8 @@ class _Sum(NamedTuple):
     single: bool = True  # each element is a function of one unit
     separable: bool = True  # each element is a sum of functions of one unit each
     positive: bool = False  # known to be positive
-    origin: int | None = None
-    """Elements at one place of values of one origin are functions of the same unit."""
+    origin: int = -1
+    """Single elements at one place of values of one origin are functions of the same unit."""
     truth: bool | None = None
     """A truth value that is the same for all values of the units, such as being in the support."""
     is_power: bool = False
@@ -116,9 +117,7 @@ def powers_of(program: Program, facts: Facts) -> tuple[Powers, bool] | str:
 
 
 def _propagate(
-    program: Program,
-    units: Mapping[int, _Sum],
-    facts: Facts,
+    program: Program, units: Mapping[int, _Sum], facts: Facts
 ) -> dict[int, _Sum | str]:
     """Return the sums that the slots are which depend on units."""
     values: dict[int, _Sum | str] = dict(units)
@@ -205,17 +204,11 @@ def _sum_of(at: _Operands) -> _Sum | str | None:
     moves = name in MOVING
     dependent = [sums[i] for i in at.depends]
     origins = {s.origin for s in dependent}
-    inside = name in ELEMENTWISE and len(origins) == 1 and None not in origins
+    inside = name in ELEMENTWISE and len(origins) == 1
     all_single = all(s.single for s in dependent)
     single = at.facts.one_unit or (all_single and (inside or moves))
     is_scaling = len(dependent) == 1 and name in ("mul", "dot_general")
     is_linear = moves or is_scaling or name in LINEAR
-    if at.facts.one_unit:
-        origin = 0
-    elif single:
-        origin = origins.pop() if inside else at.eqn.outputs[0]
-    else:
-        origin = None
     signed = sums[:1] if name == "pow" else sums
     keeps_power = moves or name in (*_SIGN_KEEPING, "div", "neg", *_CLIPS)
     is_power = len(powers) == 1 or (keeps_power and all(s.is_power for s in sums))
@@ -224,7 +217,7 @@ def _sum_of(at: _Operands) -> _Sum | str | None:
         single,
         separable=single or (is_linear and all(s.separable for s in dependent)),
         positive=name in _SIGN_KEEPING and all(s.positive for s in signed),
-        origin=origin,
+        origin=origins.pop() if inside else at.eqn.outputs[0],
         is_power=single and is_power and not has_logs,
         lines=_lines(at),
     )
@@ -289,8 +282,8 @@ def _powers(at: _Operands) -> Powers | None:
         case "log" | "log1p":
             return _logarithm(first, float(name == "log1p"))
         case "abs":  # of a power that is never negative
-            is_even = all(p % 2 == 0 for p in sets[0] if not isinstance(p, str))
-            return sets[0] if first.is_power and (positive or is_even) else None
+            keeps = first.is_power and (positive or all(p % 2 == 0 for p in sets[0]))
+            return sets[0] if keeps else None
         case "max" | "min":
             return sets[at.depends[0]] if _is_rounding(at) else None
         case "triangular_solve":
@@ -345,14 +338,15 @@ def _lines(at: _Operands) -> Lines:
     constant = at.constant(1 - i)
     if constant is None:
         return frozenset()
-    shift = 0.0 if name == "mul" else constant
-    scale = constant if name == "mul" else 1.0
-    if name == "sub" and i == 0:
-        shift = -constant
-    elif name == "sub":
-        scale = -1.0
-    scaled = {(shift + scale * a, scale * b) for a, b in lines - {_FREE}}
-    return frozenset(scaled) | (lines & {_FREE})
+    apply = getattr(operator, name)
+
+    def result_at(value):
+        return apply(constant, value) if i else apply(value, constant)
+
+    moved = {
+        (result_at(a), result_at(a + b) - result_at(a)) for a, b in lines - {_FREE}
+    }
+    return frozenset(moved) | (lines & {_FREE})
 
 
 def _is_probability(value: _Sum) -> bool:
@@ -370,11 +364,7 @@ def _is_rounding(at: _Operands) -> bool:
     return bound <= _LEAST if at.eqn.name == "max" else bound >= _MOST
 
 
-def _is_indicator(
-    program: Program,
-    slot: int,
-    indicators: frozenset[int],
-) -> bool:
+def _is_indicator(program: Program, slot: int, indicators: frozenset[int]) -> bool:
     """Return True for values that are 0 or 1."""
     if slot in indicators or program.dtypes[slot] == np.bool_:
         return True
@@ -385,9 +375,7 @@ def _is_indicator(
 
 
 def _as_selection(
-    program: Program,
-    eqn: Equation,
-    indicators: frozenset[int],
+    program: Program, eqn: Equation, indicators: frozenset[int]
 ) -> Equation:
     """Return ``x * (1 - z) + y * z`` as a selection where z is 0 or 1, others as they are."""
     makers = [program.makers.get(slot) for slot in eqn.inputs]
@@ -401,12 +389,7 @@ def _as_selection(
     return eqn
 
 
-def _add_up_to(
-    program: Program,
-    total: int,
-    a: int,
-    b: int,
-) -> bool:
+def _add_up_to(program: Program, total: int, a: int, b: int) -> bool:
     """Return True where a + b = 1 by their equations, or a = b if ``total`` is 0."""
     makers = [program.makers.get(slot) for slot in (a, b)]
     for maker, other in zip(makers, (b, a)):
@@ -419,11 +402,9 @@ def _add_up_to(
         if np.all(np.asarray(start) == 1):
             return _add_up_to(program, 1 - total, maker.inputs[1], other)
     first, second = makers
-    if first is None or second is None:
-        return a == b and not total
-    is_same_move = first.name in MOVING and first[:2] == second[:2]
-    if is_same_move and len(first.inputs) == 1:
-        return _add_up_to(program, total, first.inputs[0], second.inputs[0])
+    if first and second and first.name in MOVING and first[:2] == second[:2]:
+        inputs = (*first.inputs, *second.inputs)
+        return len(inputs) == 2 and _add_up_to(program, total, *inputs)
     return a == b and not total
 
 
@@ -437,11 +418,7 @@ def _product(a: Powers, b: Powers) -> Powers | None:
     return frozenset(powers)
 
 
-def _power(
-    base: _Sum,
-    exponent: float,
-    positive: bool,
-) -> Powers | None:
+def _power(base: _Sum, exponent: float, positive: bool) -> Powers | None:
     """Return the powers of a power; broken exponents need one power of positive units."""
     if base.is_power and (positive or exponent % 1 == 0):
         return frozenset(p * exponent for p in base.powers)
@@ -449,5 +426,5 @@ def _power(
         return None
     powers: Powers | None = _ONE
     for _ in range(int(exponent)):
-        powers = None if powers is None else _product(powers, base.powers)
+        powers = powers and _product(powers, base.powers)
     return powers

@@ -44,6 +44,10 @@ class Equation(NamedTuple):
     params: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    shapes: Shapes
+    """Shapes of the inputs."""
+    results: Shapes
+    """Shapes of the outputs."""
 
     @property
     def name(self) -> str:
@@ -113,11 +117,6 @@ class Program:
         """Return the number of elements of a slot."""
         return math.prod(self.shapes[slot])
 
-    def shapes_of(self, eqn: Equation) -> tuple[Shapes, Shapes]:
-        """Return the shapes of an equation's inputs and of its outputs."""
-        inputs = [self.shapes[i] for i in eqn.inputs]
-        return inputs, [self.shapes[o] for o in eqn.outputs]
-
     def is_key(self, slot: int) -> bool:
         """Return True if a slot holds jax keys."""
         return jnp.issubdtype(self.dtypes[slot], jax.dtypes.prng_key)
@@ -172,9 +171,10 @@ class Program:
             return self._inline(inner, (), inputs)
         sources = frozenset[int]().union(*(self.sources[i] for i in inputs))
         outputs = [self._slot(v.aval, sources) for v in eqn.outvars]
-        self.equations.append(
-            Equation(primitive, eqn.params, tuple(inputs), tuple(outputs))
-        )
+        shapes = [self.shapes[i] for i in inputs]
+        results = [self.shapes[o] for o in outputs]
+        slots = tuple(inputs), tuple(outputs)
+        self.equations.append(Equation(primitive, eqn.params, *slots, shapes, results))
         return outputs
 
     @contextlib.contextmanager
@@ -287,11 +287,17 @@ def _written_out(
     def contraction(a: Array, b: Array) -> Array:
         a = a.astype(dtype).transpose([*batch_left, *free_left, *sum_left])
         b = b.astype(dtype).transpose([*batch_right, *free_right, *sum_right])
-        first = len(batch_left)
-        second = first + len(free_left)
-        third = second + len(free_right)
-        a = jnp.expand_dims(a, range(second, third))
-        b = jnp.expand_dims(b, range(first, second))
-        return (a * b).sum(range(third, third + len(sum_left)))
+        product = _inner_product
+        for _ in free_right:
+            product = jax.vmap(product, (None, 0))
+        for _ in free_left:
+            product = jax.vmap(product, (0, None))
+        for _ in batch_left:
+            product = jax.vmap(product)
+        return product(a, b)
 
     return jax.make_jaxpr(contraction)(left, right)
+
+
+def _inner_product(a: Array, b: Array) -> Array:
+    return (a * b).sum()

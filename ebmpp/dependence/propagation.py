@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sets of units that every value of a program reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -53,11 +53,7 @@ def propagate(
     return reads, flows
 
 
-def _read_at(
-    program: Program,
-    reads: SlotValues,
-    slot: int,
-) -> np.ndarray:
+def _read_at(program: Program, reads: SlotValues, slot: int) -> np.ndarray:
     """Return the sets that a slot reads, empty where it is not listed."""
     return reads[slot] if slot in reads else np.zeros(program.shapes[slot], int)
 
@@ -71,9 +67,8 @@ class Scan(Flow):
     """
 
     def __init__(self, eqn: Equation, known: Known) -> None:
-        super().__init__(*known.program.shapes_of(eqn))
+        super().__init__(eqn)
         params = eqn.params
-        self.eqn = eqn
         self.known = known
         self.length = params["length"]
         self.reverse = params["reverse"]
@@ -101,23 +96,18 @@ class Scan(Flow):
                 shifted = self._shifted(reads[i], out[i - self.first])
                 joined[i] = sets.union(carry[i], shifted)
             if all((joined[i] == carry[i]).all() for i in carry):
-                relied = [
-                    i
-                    for i, slot in zip(values, rounds.arguments)
-                    if slot in known.relied
-                ]
-                self._rely_on(relied)
+                self._rely_on(values, known)
                 last = 0 if self.reverse else -1
                 count = len(self.carried)
                 return [r[last] for r in out[:count]] + out[count:]
             carry = joined
         return super().forward(sets, reads)
 
-    def _rely_on(self, positions: list[int]) -> None:
-        """Record that inputs must have the same values in another call."""
-        for i in positions:
-            sources = self.known.program.sources[self.eqn.inputs[i]]
-            self.known.relied |= sources
+    def _rely_on(self, positions: Iterable[int], inside: Known) -> None:
+        """Record the inputs, of those at ``positions``, on whose values the rounds rely."""
+        for i, slot in zip(positions, inside.program.arguments):
+            if slot in inside.relied:
+                self.known.relied |= self.known.program.sources[self.eqn.inputs[i]]
 
     def _shifted(self, start: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Return the carry into each round: the start, then the results of the round before."""
@@ -138,11 +128,7 @@ class Scan(Flow):
             lead = (self.length,) if stacked and i >= self.first else ()
             shapes[i] = jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype)
 
-        def by_position(
-            sites: dict,
-            siblings: dict,
-            arguments: list,
-        ) -> list:
+        def by_position(sites, siblings, arguments):
             values = sites | siblings | dict(zip(known, arguments))
             return fn(*(values[i] for i in shapes))
 
@@ -165,8 +151,10 @@ class Scan(Flow):
             dependent = dependent | more
         values = {}
         for i, slot in enumerate(self.eqn.inputs):
-            value = None if i in dependent else self.known.values.get(slot)
-            if value is not None and i in self.carried:
+            if i in dependent or slot not in self.known.values:
+                continue
+            value = self.known.values[slot]
+            if i in self.carried:
                 value = self._per_round(body, i, value)
             if value is not None:
                 values[i] = value

@@ -3,6 +3,7 @@
 """The flow of each primitive, and which primitives are affine."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 import itertools
 import math
 
@@ -98,11 +99,7 @@ _MOST_TAPS = 512
 _MOST_ELEMENTS = 2**24
 
 
-def is_affine(
-    program: Program,
-    eqn: Equation,
-    depends: Sequence[int],
-) -> bool:
+def is_affine(program: Program, eqn: Equation, depends: Sequence[int]) -> bool:
     """Return True if an equation is jointly affine in the operands at the positions ``depends``."""
     if eqn.name in PRODUCTS:
         return len(depends) == 1 and is_wide(program.dtypes[eqn.inputs[depends[0]]])
@@ -116,11 +113,7 @@ def index_operands(eqn: Equation) -> range:
     return range(len(eqn.inputs))[_AFFINE[eqn.name]]
 
 
-def _is_exact(
-    program: Program,
-    eqn: Equation,
-    operand: int,
-) -> bool:
+def _is_exact(program: Program, eqn: Equation, operand: int) -> bool:
     """Return True if the arithmetic is that of real numbers, without rounding or wrapping."""
     source = program.dtypes[eqn.inputs[operand]]
     target = program.dtypes[eqn.outputs[0]]
@@ -234,11 +227,7 @@ class Known:
         return combine.reduce([np.broadcast_to(mask, shape) for mask in masks])
 
 
-def flow_of(
-    eqn: Equation,
-    known: Known,
-    depends: Sequence[bool],
-) -> Flow:
+def flow_of(eqn: Equation, known: Known, depends: Sequence[bool]) -> Flow:
     """Return the flow of an equation, given which of its operands depend on units."""
     flow = None
     if all(map(known.is_small, (*eqn.inputs, *eqn.outputs))):
@@ -250,28 +239,28 @@ def flow_of(
             flow = _convolved(eqn, known)
     if flow is not None:
         return flow
-    shapes, results = known.program.shapes_of(eqn)
     if eqn.name == "gather":
-        return Lookup(shapes, results, eqn.params)
+        return Lookup(eqn)
     if eqn.name in ELEMENTWISE:
         zeros = {}
         if eqn.name == "mul" and not all(depends):
             factor, other = (0, 1) if depends[1] else (1, 0)
             is_zero = ~known.nonzero(eqn.inputs[factor])
-            zeros[other] = np.broadcast_to(is_zero, results[0])
-        return Joined(shapes, results, [()] * len(shapes), zeros=zeros)
+            zeros[other] = np.broadcast_to(is_zero, eqn.results[0])
+        return Joined(eqn, [()] * len(eqn.inputs), zeros=zeros)
     if eqn.name in _REDUCED:
-        return Joined(shapes, results, [tuple(eqn.params["axes"])], remain=False)
+        return Joined(eqn, [tuple(eqn.params["axes"])], remain=False)
     if eqn.name in _ALONG:
-        return Joined(shapes, results, _axes_along(eqn, len(shapes[0])))
+        return Joined(eqn, _axes_along(eqn))
     if eqn.name == "dot_general":
         nonzero = {i: known.nonzero(eqn.inputs[i]) for i in range(2) if not depends[i]}
-        return Contraction(shapes, results, eqn.params["dimension_numbers"], nonzero)
-    return Flow(shapes, results)
+        return Contraction(eqn, nonzero)
+    return Flow(eqn)
 
 
-def _axes_along(eqn: Equation, rank: int) -> list[tuple[int, ...]]:
+def _axes_along(eqn: Equation) -> list[tuple[int, ...]]:
     """Return, per operand, the axes along which all results depend on all elements."""
+    rank = len(eqn.shapes[0])
     matrix = (rank - 2, rank - 1)
     match eqn.name:
         case "sort":
@@ -283,26 +272,14 @@ def _axes_along(eqn: Equation, rank: int) -> list[tuple[int, ...]]:
     return [(eqn.params["axis"],)]
 
 
-def _scatter_add(
-    eqn: Equation,
-    operand: Array,
-    indices: Array,
-    updates: Array,
-) -> Array:
-    """Return the result of a scatter-add for arrays of another dtype."""
+def _scatter_add(eqn: Equation) -> Callable[..., Array]:
+    """Return a scatter-add for arrays of any dtype."""
     names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-    return lax.scatter_add(
-        operand,
-        indices,
-        updates,
-        **{name: eqn.params[name] for name in names},
-    )
+    return partial(lax.scatter_add, **{name: eqn.params[name] for name in names})
 
 
 def in_floats(
-    eqn: Equation,
-    operands: Values,
-    bind: Bind = evaluate_equation,
+    eqn: Equation, operands: Values, bind: Bind = evaluate_equation
 ) -> Values:
     """Return the results of an affine equation in floats, so that integers have derivatives too."""
     arrays = [jnp.asarray(v) for v in operands]
@@ -314,7 +291,7 @@ def in_floats(
     indices = index_operands(eqn) if is_index else ()
     floats = [v if i in indices else v.astype(dtype) for i, v in enumerate(arrays)]
     if eqn.name == "scatter-add":
-        return [_scatter_add(eqn, *floats)]
+        return [_scatter_add(eqn)(*floats)]
     params = dict(eqn.params)
     if "preferred_element_type" in params:
         params["preferred_element_type"] = dtype
@@ -326,21 +303,14 @@ def _scattered(eqn: Equation, known: Known) -> Scattered | None:
     index = known.places(eqn.inputs[1])
     if index is None:
         return None
-    shapes, results = known.program.shapes_of(eqn)
+    target, _, updates = eqn.shapes
     # the gradient of the updates is the number of each one's target
     with sharding.eager():
-
-        def add(updates):
-            return _scatter_add(
-                eqn,
-                jnp.zeros(shapes[0], jnp.float32),
-                jnp.asarray(index),
-                updates,
-            )
-
-        _, pullback = jax.vjp(add, jnp.zeros(shapes[2], jnp.float32))
-        (targets,) = pullback(_numbers(shapes[0]))
-    return Scattered(shapes, results, np.asarray(targets).astype(int) - 1)
+        start = jnp.zeros(target, jnp.float32)
+        add = partial(_scatter_add(eqn), start, jnp.asarray(index))
+        _, pullback = jax.vjp(add, jnp.zeros(updates, jnp.float32))
+        (targets,) = pullback(_numbers(target))
+    return Scattered(eqn, np.asarray(targets).astype(int) - 1)
 
 
 def _convolved(eqn: Equation, known: Known) -> Gathered | None:
@@ -348,7 +318,7 @@ def _convolved(eqn: Equation, known: Known) -> Gathered | None:
     taps = np.argwhere(known.nonzero(eqn.inputs[1]))
     if not 0 < len(taps) <= _MOST_TAPS:
         return None
-    shapes, results = known.program.shapes_of(eqn)
+    image_shape, kernel_shape = eqn.shapes
     params = dict(eqn.params)
     params["precision"] = lax.Precision.HIGHEST
     params["preferred_element_type"] = None
@@ -356,15 +326,15 @@ def _convolved(eqn: Equation, known: Known) -> Gathered | None:
     count = len(taps)
 
     def convolve(kernel):
-        image = _numbers(shapes[0])
+        image = _numbers(image_shape)
         return evaluate_equation(plain, [image, kernel])[0]
 
     with sharding.eager():
-        kernels = jnp.zeros((count, *shapes[1]), jnp.float32)
+        kernels = jnp.zeros((count, *kernel_shape), jnp.float32)
         one_tap = kernels.at[(jnp.arange(count), *taps.T)]
         numbers = jax.vmap(convolve)(one_tap.set(1.0))
         origins = np.rint(np.asarray(numbers)).astype(int) - 1
-    return Gathered(shapes, results, [origins])
+    return Gathered(eqn, [origins])
 
 
 def _numbers(shape: tuple[int, ...]) -> Array:
@@ -377,13 +347,12 @@ def _gathered(eqn: Equation, known: Known) -> Gathered | None:
     values = {i: known.places(eqn.inputs[i]) for i in index_operands(eqn)}
     if any(v is None for v in values.values()):
         return None
-    shapes, results = known.program.shapes_of(eqn)
-    starts = np.cumsum([0, *map(math.prod, shapes)])
+    starts = np.cumsum([0, *map(math.prod, eqn.shapes)])
     operands = [
         values[i]
         if i in values
         else np.arange(starts[i], starts[i + 1], dtype=np.int32).reshape(shape)
-        for i, shape in enumerate(shapes)
+        for i, shape in enumerate(eqn.shapes)
     ]
     if eqn.name in _ON_HOST:
         origins = [_ON_HOST[eqn.name](eqn.params, *operands)]
@@ -394,10 +363,12 @@ def _gathered(eqn: Equation, known: Known) -> Gathered | None:
     if eqn.name == "scatter":
         (origin,) = origins
         updates = np.unique(origin[origin >= starts[2]])
-        if len(updates) < math.prod(shapes[2]):  # of several of one place, any may win
+        if len(updates) < math.prod(
+            eqn.shapes[2]
+        ):  # of several of one place, any may win
             return None
     # a gather fills in the least integer, which is no element
-    return Gathered(shapes, results, [np.where(o < 0, -1, o)[None] for o in origins])
+    return Gathered(eqn, [np.where(o < 0, -1, o)[None] for o in origins])
 
 
 def _broadcast(params: Named, a: np.ndarray) -> np.ndarray:

@@ -238,11 +238,11 @@ class SumOfTerms:
 
         bind_tail = guard(program, is_moving)
 
+        def bind_in_floats(eqn, operands):
+            return in_floats(eqn, operands, bind_tail)
+
         def total(terms: Mapping[int, Array]) -> Array:
-            values = rest | dict(terms)
-            for eqn in self.tail:
-                results = in_floats(eqn, [values[i] for i in eqn.inputs], bind_tail)
-                values |= zip(eqn.outputs, results)
+            values = program.run({**rest, **terms}, [program.output], bind_in_floats)
             return jnp.asarray(values[program.output], float)
 
         return total

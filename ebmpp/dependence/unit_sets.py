@@ -65,17 +65,12 @@ class UnitSets:
         return merged.reshape(shape)
 
     def of_groups(
-        self,
-        group: np.ndarray,
-        numbers: np.ndarray,
-        count: int,
+        self, group: np.ndarray, numbers: np.ndarray, count: int
     ) -> np.ndarray:
         """Return the union of the sets of each group; ``group`` is that of each of ``numbers``."""
-        ones = np.ones(np.count_nonzero(numbers), bool)
-        shape = (count, self._rows.shape[0])
-        picked = sparse.csr_array(
-            (ones, (group[numbers > 0], numbers[numbers > 0])), shape
-        )
+        entries = numbers > 0, (group, numbers)
+        picked = sparse.csr_array(entries, (count, self._rows.shape[0]))
+        picked.eliminate_zeros()
         lengths = np.diff(picked.indptr)
         result = np.zeros(count, np.int64)
         row = np.repeat(np.arange(count), lengths)
@@ -88,11 +83,10 @@ class UnitSets:
             return result
         picked = picked[np.flatnonzero(is_union)]
         if self.sizes(picked.indices).sum() > _MOST_MEMBERS:
-            result[is_union] = self._number(
-                sparse.csr_array(np.ones((1, self.size), bool))
-            )
+            joined = sparse.csr_array(np.ones((1, self.size), bool))
         else:
-            result[is_union] = self._number(picked @ self._rows)
+            joined = picked @ self._rows
+        result[is_union] = self._number(joined)
         return result
 
     def _number(self, rows: sparse.csr_array) -> np.ndarray:
