@@ -54,7 +54,7 @@ def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
     """Return ``fn(*args)`` from a loop of one turn, which XLA does not fuse or repeat."""
 
     @jax.custom_jvp
-    def call(*args: Any) -> _Tree:
+    def call(*args):
         shapes = jax.eval_shape(fn, *args)
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 

@@ -150,7 +150,7 @@ class Compiled:
         return program, arrays
 
     def _bind(self, static: dict[int, Any]) -> Callable:
-        def bound(*arrays: Any, **kwargs: Any) -> Any:
+        def bound(*arrays, **kwargs):
             args = list(arrays)
             for i, value in static.items():  # in ascending order
                 args.insert(i, value)

@@ -119,7 +119,7 @@ def shard_jobs(
     if len(order) > count:
         arrays = [a[order] if len(a) == count else a for a in arrays]
 
-    def local(arrays: list[Array], shared: PyTree) -> tuple[PyTree, PyTree]:
+    def local(arrays, shared):
         jobs = jax.tree.unflatten(structure, arrays)
         first = lax.axis_index(name).astype(jnp.int32) * size
         valid = None if len(order) == count else first + jnp.arange(size) < count
@@ -140,7 +140,7 @@ def place(tree: T) -> T:
     if (mesh := _concrete()) is None:
         return tree
 
-    def put(path: PyTree, a: ArrayLike) -> Array:
+    def put(path, a):
         sharding = a.sharding if isinstance(a, Array) else None
         spec = sharding.spec if isinstance(sharding, NamedSharding) else P()
         entries = [(e,) if isinstance(e, str) else e for e in spec if e is not None]
@@ -172,7 +172,7 @@ def _concrete() -> Mesh | None:
 def to_host(tree: PyTree) -> PyTree:
     """Return numpy arrays; all processes must call it for arrays sharded over processes."""
 
-    def to_numpy(a: ArrayLike) -> np.ndarray:
+    def to_numpy(a):
         is_local = not isinstance(a, Array) or a.is_fully_addressable
         if not is_local and not a.is_fully_replicated:
             a = multihost_utils.process_allgather(a, tiled=True)

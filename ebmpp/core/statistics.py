@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standard errors and unbiased squared norms of sample means."""
 
-import itertools
 import math
 
 from jaxtyping import Float
@@ -50,8 +49,8 @@ def squared_distance(gram: Float[np.ndarray, "n n"], first: int) -> Measured:
 
 def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Measured:
     """Estimate |E a|^2, or |E a - E b|^2 for two groups of draws."""
-    ends = itertools.pairwise(np.cumsum((0, *sizes)))
-    groups = list(itertools.starmap(slice, ends))
+    ends = np.cumsum(sizes)
+    groups = list(map(slice, ends - sizes, ends))
     n = np.array(sizes)
     center = np.eye(len(gram))
     weights = np.zeros(len(gram))

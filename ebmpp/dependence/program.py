@@ -284,7 +284,7 @@ def _written_out(
     if math.prod(left.shape) * num_right > _MOST_PRODUCTS:
         return None
 
-    def contraction(a: Array, b: Array) -> Array:
+    def contraction(a, b):
         a = a.astype(dtype).transpose([*batch_left, *free_left, *sum_left])
         b = b.astype(dtype).transpose([*batch_right, *free_right, *sum_right])
         product = _inner_product

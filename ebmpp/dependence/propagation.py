@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sets of units that every value of a program reads."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from jax.extend import core
 import jax.numpy as jnp
 
 from ebmpp.dependence.flow import Flow, ReadSets
-from ebmpp.dependence.program import Equation, Program, SlotValues
+from ebmpp.dependence.program import Equation, Program, SlotValues, scan_body
 from ebmpp.dependence.rules import Known, flow_of
 from ebmpp.dependence.unit_sets import UnitSets
 
@@ -74,13 +74,10 @@ class Scan(Flow):
         self.reverse = params["reverse"]
         self.first = params["num_consts"]
         self.carried = range(self.first, self.first + params["num_carry"])
-        self._body = core.jaxpr_as_fun(params["jaxpr"])
 
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         dependent, values = self._classify({i for i, r in enumerate(reads) if r.any()})
-        axes = [None if i < self.first else 0 for i in range(len(reads))]
-        over_rounds = jax.vmap(self._body, axes)
-        rounds = self._trace(dependent, list(values), over_rounds, stacked=True)
+        rounds = self._all_rounds(dependent, list(values))
         carry = {}
         for i in self.carried:
             nothing = np.zeros((self.length, *reads[i].shape), int)
@@ -115,22 +112,18 @@ class Scan(Flow):
             return np.concatenate([out[1:], start[None]])[: self.length]
         return np.concatenate([start[None], out[:-1]])[: self.length]
 
-    def _trace(
-        self,
-        dependent: list[int],
-        known: list[int],
-        fn: Callable,
-        stacked: bool = False,
-    ) -> Program:
-        """Return ``fn`` as a program, whose inputs neither dependent nor known are siblings."""
+    def _all_rounds(self, dependent: list[int], known: list[int]) -> Program:
+        """Return all rounds as a program, whose inputs neither dependent nor known are siblings."""
+        body = self.eqn.params["jaxpr"]
+        axes = [None if i < self.first else 0 for i in range(len(body.in_avals))]
         shapes = {}
-        for i, aval in enumerate(self.eqn.params["jaxpr"].in_avals):
-            lead = (self.length,) if stacked and i >= self.first else ()
+        for i, (aval, axis) in enumerate(zip(body.in_avals, axes)):
+            lead = () if axis is None else (self.length,)
             shapes[i] = jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype)
 
         def by_position(sites, siblings, arguments):
             values = sites | siblings | dict(zip(known, arguments))
-            return fn(*(values[i] for i in shapes))
+            return jax.vmap(core.jaxpr_as_fun(body), axes)(*map(values.get, shapes))
 
         sites = {i: shapes[i] for i in dependent}
         rest = {i: a for i, a in shapes.items() if i not in (*dependent, *known)}
@@ -142,13 +135,10 @@ class Scan(Flow):
         What is carried is known, in each round, if it follows from its start alone, as
         a counter does.
         """
-        while True:
-            body = self._trace(sorted(dependent), [], self._body)
-            outputs = zip(self.carried, body.outputs)
-            more = {i for i, slot in outputs if body.depends(slot)} - dependent
-            if not more:
-                break
-            dependent = dependent | more
+        body = scan_body(self.eqn)
+        sources = {i: body.sources[o] for i, o in zip(self.carried, body.outputs)}
+        for _ in self.carried:  # the longest way from one carry to another
+            dependent = dependent | {i for i in sources if sources[i] & dependent}
         values = {}
         for i, slot in enumerate(self.eqn.inputs):
             if i in dependent or slot not in self.known.values:
@@ -160,14 +150,9 @@ class Scan(Flow):
                 values[i] = value
         return sorted(dependent), values
 
-    def _per_round(
-        self,
-        body: Program,
-        i: int,
-        start: np.ndarray,
-    ) -> np.ndarray | None:
+    def _per_round(self, body: Program, i: int, start: np.ndarray) -> np.ndarray | None:
         """Return input ``i`` in each round; None where it follows from more than its start."""
-        slot = body.siblings[i]
+        slot = body.sites[i]
         out = body.outputs[i - self.first]
         if not body.sources[out] <= body.sources[slot]:
             return None

@@ -46,7 +46,7 @@ def guard(
 ) -> Bind:
     """Return an evaluation that guards derivatives in moving slots where these may be nan."""
 
-    def bind(eqn: Equation, operands: Values) -> Values:
+    def bind(eqn, operands):
         moving = [i for i, slot in enumerate(eqn.inputs) if is_moving(slot)]
         multiplies = eqn.name in (*_ELEMENTWISE, *_CONTRACTIONS)
         if moving and multiplies and not _is_harmless(program, eqn, moving):
@@ -94,14 +94,11 @@ def guarded(
     def fn(*values):
         return evaluate_equation(eqn, values)[0]
 
-    def pull(cotangent: Array, *operands: Array) -> list[Array]:
+    def pull(cotangent, *operands):
         cotangents = jax.vjp(fn, *operands)[1](cotangent)
         return [cotangents[i] for i in moving]
 
-    def backward(
-        operands: Sequence[Array],
-        cotangent: Array,
-    ) -> tuple[Array | None, ...]:
+    def backward(operands, cotangent):
         cotangents = dict(zip(moving, rule(pull, operands, cotangent)))
         return tuple(cotangents.get(i) for i in range(len(operands)))
 
@@ -129,7 +126,7 @@ def _pull_sum(
     """Pull back through sums of products; dead ones matter only where a factor is not finite."""
     finite = [jnp.isfinite(v) for v in operands]
 
-    def without_dead_products() -> list[Array]:
+    def without_dead_products():
         is_infinite = [1 - f.astype(cotangent.dtype) for f in finite]
         counts = pull((cotangent != 0).astype(cotangent.dtype), *is_infinite)
         finite_operands = [jnp.where(f, v, 0) for f, v in zip(finite, operands)]
@@ -139,7 +136,5 @@ def _pull_sum(
 
     all_finite = jnp.stack([f.all() for f in finite]).all()
     return lax.cond(
-        all_finite,
-        lambda: pull(cotangent, *operands),
-        without_dead_products,
+        all_finite, lambda: pull(cotangent, *operands), without_dead_products
     )

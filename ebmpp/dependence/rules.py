@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-import itertools
 import math
 
 import numpy as np
@@ -216,15 +215,15 @@ class Known:
         if eqn is None or eqn.name not in _ZERO_KEEPING or not self._factors(slot):
             return everywhere
         factors = eqn.inputs[:1] if eqn.name == "div" else eqn.inputs
-        moved = _gathered(eqn, self) if eqn.name in MOVING else None
-        if eqn.name in MOVING and moved is None:
+        masks = map(self.nonzero, factors)
+        if eqn.name not in MOVING:
+            combine = np.logical_and if eqn.name == "mul" else np.logical_or
+            return combine.reduce([np.broadcast_to(mask, shape) for mask in masks])
+        moved = _gathered(eqn, self)
+        if moved is None:
             return everywhere
-        masks = list(map(self.nonzero, factors))
-        if moved is not None:
-            flat = np.concatenate([*map(np.ravel, masks), [True]])
-            return flat[moved.origins[eqn.outputs.index(slot)][0]]
-        combine = np.logical_and if eqn.name == "mul" else np.logical_or
-        return combine.reduce([np.broadcast_to(mask, shape) for mask in masks])
+        flat = np.concatenate([*map(np.ravel, masks), [True]])
+        return flat[moved.origins[eqn.outputs.index(slot)][0]]
 
 
 def flow_of(eqn: Equation, known: Known, depends: Sequence[bool]) -> Flow:
@@ -384,8 +383,9 @@ def _reshape(params: Named, a: np.ndarray) -> np.ndarray:
 
 def _slice(params: Named, a: np.ndarray) -> np.ndarray:
     strides = params["strides"] or [1] * a.ndim
-    ends = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
-    return a[tuple(itertools.starmap(slice, ends))]
+    return a[
+        tuple(map(slice, params["start_indices"], params["limit_indices"], strides))
+    ]
 
 
 #: Moves by numpy, which jax would compile for each shape.
