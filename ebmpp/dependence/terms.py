@@ -241,7 +241,7 @@ class SumOfTerms:
         def bind_in_floats(eqn, operands):
             return in_floats(eqn, operands, bind_tail)
 
-        def total(terms: Mapping[int, Array]) -> Array:
+        def total(terms):
             values = program.run({**rest, **terms}, [program.output], bind_in_floats)
             return jnp.asarray(values[program.output], float)
 

@@ -184,18 +184,18 @@ class Factor:
         values = self.init(rng_key) if callable(self.init) else self.init.unflatten()
         return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), values)
 
-    def init_checked(
-        self, rng_key: Array, families: Families, shape: tuple[int, ...]
-    ) -> Array:
-        """Return ``init`` as one array of a known shape.
+    def init_checked(self, rng_key: Array, default: Array) -> Array:
+        """Return ``init`` as one array of the shape of ``default``, or the default for None.
 
         :raises DeclarationError: for an ``init`` of another shape.
         """
-        values = Factor.init_params(self, rng_key, families)
-        if jnp.shape(values) != shape:
-            raise checks.declaration_error(
-                f"{self!r}: init", f"of shape {shape}", jnp.shape(values)
-            )
+        if self.init is None:
+            return default
+        values = Factor.init_params(self, rng_key, {})
+        shape = jnp.shape(values)
+        if shape != default.shape:
+            expected = f"of shape {default.shape}"
+            raise checks.declaration_error(f"{self!r}: init", expected, shape)
         return values
 
     def row_axes(self, families: Families) -> int | None:

@@ -72,10 +72,7 @@ class Bias(Factor):
             raise checks.declaration_error(
                 f"{self!r}: shared", f"axes of {family!r}", self.shared
             )
-        start = self.pool(family.default_eta(), family)
-        if self.init is None:
-            return start
-        return self.init_checked(rng_key, families, start.shape)
+        return self.init_checked(rng_key, self.pool(family.default_eta(), family))
 
     def pool(self, statistics: Array, family: Family) -> Array:
         """Average statistics over the shared axes, which keep length 1."""

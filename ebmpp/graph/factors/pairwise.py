@@ -102,10 +102,8 @@ class Pairwise(Factor):
         return jax.ops.segment_sum(weights, number, len(first))
 
     def init_params(self, rng_key: Array, families: Families) -> Array:
-        shape = () if self.shared else (self.lateral[0][1].shape[0],)
-        if self.init is None:
-            return jnp.zeros(shape)
-        return self.init_checked(rng_key, families, shape)
+        shape = () if self.shared else self.lateral[0][1].shape[:1]
+        return self.init_checked(rng_key, jnp.zeros(shape))
 
     def local(self, families: Families, split: Split) -> "Neighbours":
         return Neighbours(self, split, self.edges(families)[self.blocks[0]])
@@ -195,6 +193,7 @@ def table(size: int, edges: Edges) -> Adjacency:
     return Adjacency(others, pairs, unit[~inside], other[~inside], pair[~inside])
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Neighbours:
     """The :class:`~ebmpp.graph.factors.lateral.Local` of a :class:`Pairwise` factor.
 
@@ -203,11 +202,14 @@ class Neighbours:
     (100 chains).
     """
 
-    def __init__(self, factor: Pairwise, split: Split, edges: np.ndarray) -> None:
-        self.factor = factor
-        self.split = split
-        self.edges = edges
-        self.dense = _is_dense(split.family.size, edges)
+    factor: Pairwise
+    split: Split
+    edges: np.ndarray
+
+    @functools.cached_property
+    def dense(self) -> bool:
+        """True if a matrix product is faster than gathering neighbours."""
+        return _is_dense(self.split.family.size, self.edges)
 
     def prepare(self, params: Array) -> Array:
         """Return a symmetric matrix of weights, or one weight per pair and a final 0."""

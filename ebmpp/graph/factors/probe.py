@@ -71,8 +71,12 @@ def probe(
     affine everywhere; all else is tried over the range of each family.
     """
     scope = tuple(families[b] for b in factor.blocks)
-    interacting = [b for b, _ in factor.lateral if b in splits]
-    probed = _Probe(factor, scope, {b: _unit_parts(splits[b]) for b in interacting})
+    lateral = dict(factor.lateral)
+    parts = [
+        _unit_parts(splits[b]) if b in lateral and b in splits else _ONE_PART
+        for b in factor.blocks
+    ]
+    probed = _Probe(factor, scope, parts)
     generator = np.random.default_rng(0)
     random_move, *moves = _moves(factor, families, generator)
 
@@ -138,7 +142,7 @@ class _Probe:
 
     factor: Factor
     scope: tuple[Family, ...]
-    parts: Mapping[str, np.ndarray]
+    parts: Sequence[np.ndarray]
 
     def trace(self, params: FactorParams, statistics: Sequence[np.ndarray]) -> Program:
         """Return the energy as a program whose units are statistics."""
@@ -188,23 +192,18 @@ class _Probe:
 
             return jax.lax.map(move, jnp.arange(parts.max() + 1))
 
-        parts = [self.parts.get(block, _ONE_PART) for block in self.factor.blocks]
         slopes = jax.grad(energy, argnums=tuple(range(len(here))))(*here)
-        moved = tuple(itertools.starmap(move_parts, enumerate(parts)))
+        moved = tuple(itertools.starmap(move_parts, enumerate(self.parts)))
         return _Measured(jnp.asarray(value), slopes, moved)
 
     def check(self, measured: _Measured, move: _Move, tolerance: float) -> None:
         """Refuse an energy that is not affine along a move."""
         for i, block in enumerate(self.factor.blocks):
-            parts = self.parts.get(block, _ONE_PART)
+            parts = self.parts[i]
             step = move.there[i] - move.here[i]
             if _is_affine(measured, i, parts, step, tolerance):
                 continue
-            beyond = (
-                "beyond its lateral pairs"
-                if block in self.parts
-                else "with one another"
-            )
+            beyond = "beyond its lateral pairs" if parts.ndim else "with one another"
             raise NotMultiAffineError(
                 f"{self.factor!r}: energy must be affine in the statistics of each "
                 f"unit of block {block!r} ({self.scope[i]!r}) given all other units. If "
