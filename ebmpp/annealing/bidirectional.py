@@ -31,7 +31,7 @@ from ebmpp.annealing.reference import (
 )
 from ebmpp.core import Blocks, Keys, Params, checks, random, sharding
 from ebmpp.core.compile import compiled
-from ebmpp.errors import IntractableError, StateError, UnmetError
+from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import enumeration, perfect_sample, shifted
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
@@ -310,11 +310,10 @@ def _as_samples(
     )
     x, batch = states.as_rows(graph.families, blocks)
     if len(batch) != 1 or num_particles not in (None, batch[0]):
-        raise checks.error(
+        raise checks.state_error(
             f"{name}: leading axes of samples",
             f"({num_particles or 'num_particles'},), one per particle",
             batch,
-            StateError,
         )
     return {b: v.astype(graph.families[b].dtype) for b, v in x.items()}, batch[0]
 

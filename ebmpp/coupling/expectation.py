@@ -24,7 +24,7 @@ from ebmpp.coupling.accumulators import Function, blocks_of, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.slots import Fresh, Outcome, Window, check_window
-from ebmpp.errors import StateError, UnmetError
+from ebmpp.errors import UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed
 from ebmpp.moves import Move, Pool, Target, Tempered
@@ -378,9 +378,7 @@ def _starts(
 
 def _check_axes(name: str, axes: BatchShape, allowed: Sequence[BatchShape]) -> None:
     if axes not in allowed:
-        raise checks.error(
-            f"leading axes of {name}", f"one of {allowed}", axes, StateError
-        )
+        raise checks.state_error(f"leading axes of {name}", f"one of {allowed}", axes)
 
 
 def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:

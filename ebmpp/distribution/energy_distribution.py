@@ -29,7 +29,7 @@ from ebmpp.distribution.layout import (
     is_own_statistic,
     values_of,
 )
-from ebmpp.errors import IntractableError, ParameterError, StateError, clash
+from ebmpp.errors import IntractableError, ParameterError, clash
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target
@@ -452,12 +452,11 @@ def _check_layout(
     blocks = dict(layout.blocks)
     expected = {b: graph.families[b].shape for b in names}
     if blocks != expected:
-        raise checks.error(
+        raise checks.state_error(
             "blocks of layout",
             f"{expected}",
             blocks,
-            StateError,
-            "Make it by Layout.flat(graph, blocks) or Layout.at(graph, shape, places).",
+            hint="Make it by Layout.flat(graph, blocks) or Layout.at(graph, shape, places).",
         )
     return layout
 

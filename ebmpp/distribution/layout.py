@@ -57,8 +57,8 @@ class Layout:
         blocks = tuple(blocks)
         states.check_names(blocks, graph.families)
         if not blocks:
-            raise checks.error(
-                "Layout.flat: blocks", "at least one block", blocks, StateError
+            raise checks.state_error(
+                "Layout.flat: blocks", "at least one block", blocks
             )
         shapes = [graph.families[b].shape for b in blocks]
         size = sum(map(math.prod, shapes))
@@ -84,16 +84,15 @@ class Layout:
             size = graph.families[b].size
             index = np.flatnonzero(place) if place.dtype == bool else place.ravel()
             if len(index) != size:
-                raise checks.error(
+                raise checks.state_error(
                     f"Layout.at: number of places of block {b!r}",
                     f"its number of units, {size}",
                     len(index),
-                    StateError,
                 )
             indices.extend(map(int, index))
         if sorted(indices) != list(range(math.prod(shape))):
-            raise checks.error(
-                "Layout.at: places", "each index of the array once", indices, StateError
+            raise checks.state_error(
+                "Layout.at: places", "each index of the array once", indices
             )
         return cls(
             tuple(shape),

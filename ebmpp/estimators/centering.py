@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Key, Params, Rows, Scalar, Statistics
-from ebmpp.errors import DeclarationError
 from ebmpp.estimators.base import Batch, Choice, Columns, Estimate, Estimator, Repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import Bias, FactorGraph, energy
@@ -156,12 +155,11 @@ class Centered(Estimator):
                 continue
             lacking = [b for b in factor.blocks if b not in names]
             if len(factor.blocks) > 2 or lacking:
-                raise checks.error(
+                raise checks.declaration_error(
                     "Centered: factors",
                     "over one block, or two with a Bias each",
                     factor,
-                    DeclarationError,
-                    f"Blocks without one: {lacking}.",
+                    hint=f"Blocks without one: {lacking}.",
                 )
 
     def adopt(self, before: PyTree, fresh: CenteredState) -> CenteredState:

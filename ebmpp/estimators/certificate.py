@@ -20,7 +20,7 @@ from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.core.rows import num_rows
 from ebmpp.core.types import StateLike
-from ebmpp.errors import DomainError, StateError, UnmetError
+from ebmpp.errors import DomainError, UnmetError
 from ebmpp.estimators.base import (
     Batch,
     Estimate,
@@ -261,12 +261,11 @@ def _plan(
     if is_missing:
         state = estimator.init_state(graph, params, rows, size, key)
     elif shapes(state) != shapes(state_shapes(graph, params, rows, estimator)):
-        raise checks.error(
+        raise checks.state_error(
             name,
             f"one of {estimator!r} with batches of {size} rows",
             state,
-            StateError,
-            "Pass fit.estimator_state, and as many rows as a batch had if the "
+            hint="Pass fit.estimator_state, and as many rows as a batch had if the "
             "estimator has a chain per row.",
         )
     plan = estimator.repeats(state, count)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ebmpp.core import Key, Params, Rows, State, checks
 from ebmpp.core.backend import full_precision
 from ebmpp.core.types import PerRow
-from ebmpp.errors import ArgumentError, DeclarationError, IntractableError
+from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.estimators import centering, phases
 from ebmpp.estimators.base import (
     Batch,
@@ -96,11 +96,10 @@ class Discriminative(Estimator):
     ) -> PyTree:
         """Check the target, and return the state of the generative estimator."""
         if self.target not in graph.visible or not len(graph.visible) > 1:
-            raise checks.error(
+            raise checks.declaration_error(
                 "Discriminative: target",
                 f"one of several visible blocks {list(graph.visible)}",
                 self.target,
-                DeclarationError,
             )
         family = graph.families[self.target]
         states = family.states()

@@ -17,7 +17,6 @@ from ebmpp.core import checks, random
 from ebmpp.core.rows import num_rows
 from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
 from ebmpp.coupling import accumulators, engine, expectation, overlap, slots
-from ebmpp.errors import StateError
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import (
     Batch,
@@ -378,12 +377,11 @@ class ChainUCD(CoupledPairs):
         if not pool:
             return pool
         if self.pool == "data" and batch.known:
-            raise checks.error(
+            raise checks.state_error(
                 "blocks",
                 'without missing entries where UCD has pool="data"',
                 sorted(batch.known),
-                StateError,
-                'Give pool="persistent".',
+                hint='Give pool="persistent".',
             )
         clamped = graph.visible if self.pool == "data" else ()
         return phases.sweep_pool(graph, params, pool, clamped, random.fold_in(key, 5))

@@ -13,7 +13,6 @@ import numpy as np
 from jax import Array
 
 from ebmpp.core import Params, checks
-from ebmpp.errors import StateError
 from ebmpp.evaluate.completion import complete
 from ebmpp.families import Bernoulli, Categorical, Family, Gaussian
 from ebmpp.families.family import Families
@@ -57,11 +56,8 @@ class Column:
         x = self.levels.categories.get_indexer(cells.astype(object))
         wrong = list(cells[known & (x < 0)])
         if wrong:
-            raise checks.error(
-                name,
-                f"of the categories {list(self.levels.categories)}",
-                wrong[:1],
-                StateError,
+            raise checks.state_error(
+                name, f"of the categories {list(self.levels.categories)}", wrong[:1]
             )
         return np.where(known, x, np.nan)
 
@@ -106,8 +102,8 @@ class TableModel:
         """
         absent = [column.name for column in self.columns if column.name not in df]
         if absent:
-            raise checks.error(
-                "df", f"a frame with the columns {absent}", list(df), StateError
+            raise checks.state_error(
+                "df", f"a frame with the columns {absent}", list(df)
             )
         units: dict[str, list[np.ndarray]] = {}
         for column in self.columns:
@@ -225,11 +221,11 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Families) -> TableModel:
     if not hasattr(df, "columns") or not hasattr(df, "iloc"):
         raise checks.error("from_dataframe: df", expected, df)
     if not df.size:
-        raise checks.error("from_dataframe: df", expected, df.shape, StateError)
+        raise checks.state_error("from_dataframe: df", expected, df.shape)
     repeated = list(df.columns[df.columns.duplicated()])
     if repeated:
-        raise checks.error(
-            "from_dataframe: df", "a frame of unique columns", repeated, StateError
+        raise checks.state_error(
+            "from_dataframe: df", "a frame of unique columns", repeated
         )
     columns, families = _columns(df)
     if not isinstance(latent, Mapping):
@@ -255,10 +251,10 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Families) -> TableModel:
 
 def _numbers(name: str, cells: "pd.Series") -> np.ndarray:
     if _kind(name, cells) == "categories":
-        raise checks.error(name, "numbers or booleans", cells.dtype, StateError)
+        raise checks.state_error(name, "numbers or booleans", cells.dtype)
     x = cells.to_numpy(float, na_value=np.nan)
     if np.isinf(x).any():
-        raise checks.error(name, "finite", np.inf, StateError)
+        raise checks.state_error(name, "finite", np.inf)
     return x
 
 
@@ -267,12 +263,11 @@ def _kind(name: str, cells: "pd.Series") -> str:
 
     inferred = infer_dtype(cells, skipna=True)
     if inferred not in _KINDS:
-        raise checks.error(
+        raise checks.state_error(
             name,
             _EXPECTED,
             f"{cells.dtype} ({inferred})",
-            StateError,
-            "Convert it by df.astype, or drop it.",
+            hint="Convert it by df.astype, or drop it.",
         )
     return _KINDS[inferred]
 
@@ -290,8 +285,8 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
         name = f"column {label!r} of df"
         known = cells.dropna()
         if not len(known):
-            raise checks.error(
-                name, "a column with a known cell", "none", StateError, "Drop it."
+            raise checks.state_error(
+                name, "a column with a known cell", "none", hint="Drop it."
             )
         block = _kind(name, cells)
         values = known.unique()
@@ -299,12 +294,11 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
         mean = 0.0
         scale = 1.0
         if not len(values) > 1:
-            raise checks.error(
+            raise checks.state_error(
                 name,
                 "a column of at least two different values",
                 values[0],
-                StateError,
-                "Drop it.",
+                hint="Drop it.",
             )
         if block == "categories":
             is_categorical = isinstance(cells.dtype, pd.CategoricalDtype)

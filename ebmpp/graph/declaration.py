@@ -64,12 +64,12 @@ class Declaration:
         dicts = {"visible": visible, "latent": latent, "labels": labels}
         for name, value in dicts.items():
             if not isinstance(value, Mapping):
-                raise checks.error(name, "a dict by block", value, DeclarationError)
+                raise checks.declaration_error(name, "a dict by block", value)
         are_many = isinstance(factors, Iterable)
         listed = tuple(factors) if are_many else (factors,)
         if not are_many or not all(isinstance(f, Factor) for f in listed):
-            raise checks.error(
-                "factors", "a list of Factor objects", listed, DeclarationError
+            raise checks.declaration_error(
+                "factors", "a list of Factor objects", listed
             )
         put = super().__setattr__
         put("visible", MappingProxyType(dict(visible)))
@@ -207,18 +207,14 @@ def _check(graph: Declaration) -> None:
     for name, family in graph.families.items():
         checks.block_name(name)
         if not isinstance(family, Family):
-            raise checks.error(
-                f"block {name!r}",
-                "a family such as Bernoulli(10)",
-                family,
-                DeclarationError,
+            raise checks.declaration_error(
+                f"block {name!r}", "a family such as Bernoulli(10)", family
             )
     if not graph.visible or not graph.visible.keys().isdisjoint(graph.latent):
-        raise checks.error(
+        raise checks.declaration_error(
             "visible",
             "at least one block, and none that is latent too",
             list(graph.visible),
-            DeclarationError,
         )
     for factor in graph.factors:
         checks.names(
@@ -230,13 +226,13 @@ def _check(graph: Declaration) -> None:
         if count > 1
     ]
     if twice:
-        raise checks.error("factors", "of different names", twice, DeclarationError)
+        raise checks.declaration_error("factors", "of different names", twice)
     unused = [
         b for b in graph.families if not any(b in f.blocks for f in graph.factors)
     ]
     if unused:
-        raise checks.error(
-            "blocks", "in a factor each", unused, DeclarationError, "Add a Bias."
+        raise checks.declaration_error(
+            "blocks", "in a factor each", unused, hint="Add a Bias."
         )
 
 
@@ -248,11 +244,10 @@ def _as_labels(
     size = graph.families[block].size
     are_hashable = all(isinstance(name, Hashable) for name in names)
     if not are_hashable or not len(names) == len(set(names)) == size:
-        raise checks.error(
+        raise checks.declaration_error(
             f"labels of block {block!r}",
             f"{size} different hashable names, one per unit",
             names,
-            DeclarationError,
         )
     return names
 

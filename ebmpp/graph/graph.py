@@ -20,7 +20,7 @@ from ebmpp.core import checks, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.display import Card, Shown
 from ebmpp.core.types import Draws, Natural, Params, PerRow, PerState, Rows, StateLike
-from ebmpp.errors import DeclarationError, IntractableError, clash
+from ebmpp.errors import IntractableError, clash
 from ebmpp.families import Family
 from ebmpp.graph import (
     display,
@@ -427,11 +427,8 @@ def layered(**blocks: Family) -> FactorGraph:
     (('v', 'h2'), ('h1',))
     """
     if not blocks:
-        raise checks.error(
-            "layered",
-            "given at least one block, such as v=Bernoulli(784)",
-            blocks,
-            DeclarationError,
+        raise checks.declaration_error(
+            "layered", "given at least one block, such as v=Bernoulli(784)", blocks
         )
     first, *rest = blocks
     factors = [

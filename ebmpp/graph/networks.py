@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 
 from ebmpp.core import Params, checks
 from ebmpp.core.types import Blocks
-from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import Declaration
@@ -194,11 +194,8 @@ def of_networkx(
         "a family, or a class of families such as Spin",
     )
     if units.size != len(graph):
-        raise checks.error(
-            "from_networkx: family",
-            f"of {len(graph)} units, one per node",
-            units,
-            DeclarationError,
+        raise checks.declaration_error(
+            "from_networkx: family", f"of {len(graph)} units, one per node", units
         )
     weights = edge_weights("from_networkx", graph, shared)
     biases = attribute(

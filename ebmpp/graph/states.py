@@ -37,11 +37,8 @@ def as_visible(graph: Declaration, data: StateLike) -> dict[str, PyTree]:
         check_names(data, graph.visible, "visible block")
         return dict(data)
     if len(graph.visible) != 1:
-        raise checks.error(
-            "data",
-            f"a dict of the visible blocks {list(graph.visible)}",
-            data,
-            StateError,
+        raise checks.state_error(
+            "data", f"a dict of the visible blocks {list(graph.visible)}", data
         )
     return {next(iter(graph.visible)): data}
 
@@ -53,11 +50,10 @@ def batch_shape(families: Families, x: Mapping[str, Numbers]) -> BatchShape:
         shape = families[name].shape
         split = value.ndim - len(shape)
         if not split >= 0 or value.shape[split:] != shape:
-            raise checks.error(
+            raise checks.state_error(
                 f"block {name!r}",
                 f"of shape ({', '.join(['...', *map(str, shape)])})",
                 value.shape,
-                StateError,
             )
         leading[name] = value.shape[:split]
     try:
@@ -74,12 +70,11 @@ def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
     needed = list(needed)
     missing = next((name for name in needed if name not in names), None)
     if missing is not None:
-        raise checks.error(
+        raise checks.state_error(
             "a state",
             f"a dict of the blocks {needed}",
             names,
-            StateError,
-            f"{missing!r} is missing.",
+            hint=f"{missing!r} is missing.",
         )
 
 
@@ -88,9 +83,7 @@ def as_rows(
 ) -> tuple[Blocks, BatchShape]:
     """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape."""
     if not isinstance(x, Mapping):
-        raise checks.error(
-            "a state", f"a dict of the blocks {list(families)}", x, StateError
-        )
+        raise checks.state_error("a state", f"a dict of the blocks {list(families)}", x)
     rows, _, batch = as_partial_rows(
         families, {b: as_array(b, v) for b, v in x.items()}, needed
     )
@@ -243,8 +236,8 @@ def merge_clamped(blocks: Mapping[str, PyTree]) -> dict[str, PyTree]:
     blocks = dict(blocks)
     named = blocks.pop("clamped", {})
     if not isinstance(named, Mapping) or not blocks.keys().isdisjoint(named):
-        raise checks.error(
-            "clamped", f"a dict of blocks other than {list(blocks)}", named, StateError
+        raise checks.state_error(
+            "clamped", f"a dict of blocks other than {list(blocks)}", named
         )
     return {**blocks, **named}
 
@@ -255,8 +248,8 @@ def as_clamped(
     """Validate clamped and :class:`Observed` blocks, or their names and shapes only."""
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
     if 0 in batch:
-        raise checks.error(
-            f"clamped blocks {list(rows)}", "at least one row", batch, StateError
+        raise checks.state_error(
+            f"clamped blocks {list(rows)}", "at least one row", batch
         )
     full = {b: v for b, v in rows.items() if b not in known}
     return Clamped(full, {b: rows[b] for b in known}, known, batch)
@@ -290,11 +283,10 @@ def as_observed(
     except ValueError:
         full = known
     if known.dtype != bool or full.shape != value.shape:
-        raise checks.error(
+        raise checks.state_error(
             f"block {name!r}: known",
             f"booleans of a shape that broadcasts to {value.shape}",
             known,
-            StateError,
         )
     return value, full
 

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from ebmpp.core import Params, checks
 from ebmpp.core.rows import expand
 from ebmpp.core.types import Blocks
-from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete
 from ebmpp.graph import initialization, states
@@ -75,17 +74,16 @@ def as_table(graph: Declaration, data: PyTree, missing: str | None = None) -> Ta
     known = states.incomplete(known)
     block = next(iter(known), "")
     if known and missing is not None:
-        raise checks.error(
+        raise checks.state_error(
             f"block {block!r}",
             f"known in all units, as {missing} needs",
             known.get(block),
-            StateError,
-            "ebmpp.complete fills in missing ones.",
+            hint="ebmpp.complete fills in missing ones.",
         )
     leading = {b: states.batch_shape(graph.families, {b: v}) for b, v in values.items()}
     if len(set(leading.values())) != 1:
-        raise checks.error(
-            "leading axes of the data", "the same in all blocks", leading, StateError
+        raise checks.state_error(
+            "leading axes of the data", "the same in all blocks", leading
         )
     return Table(values, known, next(iter(leading.values())))
 
@@ -94,11 +92,8 @@ def one_axis(graph: Declaration, table: Table) -> int:
     """Return the number of rows."""
     shapes = {b: ("rows", *f.shape) for b, f in graph.visible.items()}
     if len(table.batch) != 1 or not table.batch[0] > 0:
-        raise checks.error(
-            "data",
-            f"of shapes {shapes}, with at least one row",
-            table.batch,
-            StateError,
+        raise checks.state_error(
+            "data", f"of shapes {shapes}, with at least one row", table.batch
         )
     return table.batch[0]
 
@@ -128,7 +123,7 @@ def mean_statistics(
     """Return the mean statistics of known entries, and the number of rows, by block."""
     rows, known, batch = as_data(graph, data, missing=None)
     if 0 in batch:
-        raise checks.error("data", "at least one row", batch, StateError)
+        raise checks.state_error("data", "at least one row", batch)
     if weights is not None and is_concrete(weights):
         check_weights(weights, math.prod(batch))
     means = {}
@@ -152,12 +147,13 @@ def check_weights(weights: PyTree, size: int) -> np.ndarray:
     is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0))) if is_numeric else ()
     if not is_numeric or len(wrong) or not array.any():
-        raise checks.error(
+        raise checks.state_error(
             "weights",
             f"{size} finite numbers >= 0, one per row and not all zero",
             array,
-            StateError,
-            f"It has {float(array[wrong[0]])} at row {wrong[0]}." if len(wrong) else "",
+            hint=f"It has {float(array[wrong[0]])} at row {wrong[0]}."
+            if len(wrong)
+            else "",
         )
     array = array.astype(float)
     return (array / array.mean()).astype(np.dtype(jnp.result_type(float)))

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
 from ebmpp.core import Blocks, Keys, Numbers, State, checks, sharding
-from ebmpp.errors import ParameterError, StateError
+from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
 
@@ -140,12 +140,11 @@ class RowKernel(MCMCKernel, Generic[S]):
         }
         actual = {b: v.shape[1:] if batched else v.shape for b, v in state.z.items()}
         if actual != expected:
-            raise checks.error(
+            raise checks.state_error(
                 "free blocks of the chain's state",
                 f"of shapes {expected}",
                 actual,
-                StateError,
-                "Clamp the blocks and axes of the first run, or set mcmc.post_warmup_state = None.",
+                hint="Clamp the blocks and axes of the first run, or set mcmc.post_warmup_state = None.",
             )
         if not batched:
             return self._sample_one(state, target)
@@ -318,10 +317,7 @@ def _check_initial_value(
         else "a single chain has no axis of chains"
     )
     if not fits or not broadcasts or not len(rest) <= len(full):
-        raise checks.error(
-            f"init_params: block {block!r}",
-            f"of shape {chains + full} ({axes})",
-            shape,
-            StateError,
+        raise checks.state_error(
+            f"init_params: block {block!r}", f"of shape {chains + full} ({axes})", shape
         )
     return states.cast_values(block, family, value)

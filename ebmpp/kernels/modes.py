@@ -13,7 +13,6 @@ from jax import Array
 from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Blocks, State
-from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Target, search, sweeps
 
@@ -82,11 +81,10 @@ def local_search(
         is_valid = False
     name = "num_rows and leading axes of init and of clamped blocks"
     if not is_valid:
-        raise checks.error(
+        raise checks.state_error(
             f"local_search: {name}",
             "such that they broadcast",
             (num_rows, axes, target.batch),
-            StateError,
         )
     fixed = dataclasses.replace(
         target.fixed.take(_spread(target.batch, batch)), batch=batch

@@ -210,8 +210,8 @@ def with_pool(
     if not isinstance(pool, Pool):
         rows, batch = free_rows(f"{who}: pool", target, pool)
         if len(batch) != 1 or not batch[0]:
-            raise checks.error(
-                f"{who}: leading axes of pool", "one axis of rows", batch, StateError
+            raise checks.state_error(
+                f"{who}: leading axes of pool", "one axis of rows", batch
             )
         pool = _make(target, move, rows, key)
     families = target.graph.families
@@ -219,11 +219,8 @@ def with_pool(
     expected = {b: (count, *families[b].statistic_shape) for b in move.blocks}
     shapes = {b: e.shape for b, e in pool.eta.items()}
     if shapes != expected:
-        raise checks.error(
-            f"{who}: natural parameters of pool",
-            f"of shapes {expected}",
-            shapes,
-            StateError,
+        raise checks.state_error(
+            f"{who}: natural parameters of pool", f"of shapes {expected}", shapes
         )
     return dataclasses.replace(target, pool=pool)
 
@@ -231,7 +228,7 @@ def with_pool(
 def check_free(name: str, target: Target, values: object) -> None:
     """Refuse anything but a dict of values of free blocks."""
     if not isinstance(values, Mapping):
-        raise checks.error(name, "a dict of blocks", values, StateError)
+        raise checks.state_error(name, "a dict of blocks", values)
     checks.names(f"free block of {name}", values, target.free, StateError)
 
 

@@ -82,12 +82,11 @@ class Binding:
         site, shape = next(iter(expected.items()))
         batch = shapes.get(site, ())[: -len(shape) or None]
         if shapes != {site: batch + shape for site, shape in expected.items()}:
-            raise checks.error(
+            raise checks.state_error(
                 "GibbsBlock: shapes of its sites",
                 f"{expected} after common leading axes",
                 shapes,
-                StateError,
-                "Name these sites in numpyro.infer.Gibbs.",
+                hint="Name these sites in numpyro.infer.Gibbs.",
             )
         return batch
 
@@ -162,13 +161,10 @@ class Binding:
         name = "GibbsBlock: clamped"
         partial = list(clamped.partial)
         if partial:
-            raise checks.error(name, "whole, not Observed, blocks", partial, StateError)
+            raise checks.state_error(name, "whole, not Observed, blocks", partial)
         if clamped.batch not in ((), batch):
-            raise checks.error(
-                name,
-                f"of the sites' leading axes {batch} or none",
-                clamped.batch,
-                StateError,
+            raise checks.state_error(
+                name, f"of the sites' leading axes {batch} or none", clamped.batch
             )
         return {
             b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:]))
@@ -226,10 +222,9 @@ def _layouts(
     }
     blocks = [*clamped, *(b for layout in layouts.values() for b in layout.names)]
     if not layouts or len(set(blocks)) != len(blocks):
-        raise checks.error(
+        raise checks.state_error(
             "GibbsBlock: sites and clamped",
             "of a site or more, each block once",
             blocks,
-            StateError,
         )
     return layouts

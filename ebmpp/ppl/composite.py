@@ -252,12 +252,11 @@ class CoupledComposite(MCMCKernel):
         """Raise a StateError if chains start at impossible values."""
         sites = [site for block in self.blocks for site in block.sites]
         if not possible.all():
-            raise checks.error(
+            raise checks.state_error(
                 "CoupledComposite: starts",
                 f"possible values of sites {sites} in all chains",
                 f"impossible ones in {int((~possible).sum())} of {possible.size}",
-                StateError,
-                "Give init_params that are possible together, or look for a factor "
+                hint="Give init_params that are possible together, or look for a factor "
                 "that is -inf everywhere.",
             )
 

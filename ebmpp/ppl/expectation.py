@@ -175,11 +175,10 @@ def _starts(
             value = checks.numbers(f"init_params[{site!r}]", value, StateError)
             shape = shapes[site].shape
             if value.shape not in (shape, (num_pairs, *shape)):
-                raise checks.error(
+                raise checks.state_error(
                     f"init_params[{site!r}]",
                     f"of shape {shape} or {(num_pairs, *shape)}",
                     value,
-                    StateError,
                 )
             rows[site] = jnp.broadcast_to(value, (num_pairs, *shape)).astype(
                 shapes[site].dtype

@@ -410,11 +410,10 @@ class GraphBlock(GibbsBlock):
         """Return the first state, at ``init_params``, the values of the sites."""
         values = block.initial_values(rng_key, init_params or {})
         if not values:
-            raise checks.error(
+            raise checks.state_error(
                 "GibbsBlock: init_params",
                 f"initial values of the sites {sorted(self.sites)}",
                 init_params,
-                StateError,
             )
         checks.names("site of init_params", values, self.sites, StateError)
         self.binding.batch_of(values)

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from ebmpp.core import Numbers, Params, checks, statistics
 from ebmpp.diagnostics.plots import plot_units
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
-from ebmpp.errors import StateError
 from ebmpp.evaluate.activity import conditional_moments, exact_moments
 from ebmpp.families import Family
 from ebmpp.families.family import Families
@@ -227,11 +226,10 @@ def image_shapes(
     sizes = {b: family.size for b, family in graph.visible.items()}
     for b, shape in shapes.items():
         if len(shape) != 2 or math.prod(shape) != sizes.get(b):
-            raise checks.error(
+            raise checks.state_error(
                 "image_shape",
                 f"(height, width) of visible blocks, {sizes} units",
                 {b: shape},
-                StateError,
             )
     for b, family in graph.visible.items():
         side = math.isqrt(family.size)

@@ -225,8 +225,8 @@ class Block(SiteKernel):
             walks.append(np.array(possible, float).reshape(-1, 2))
         change, block_change = np.concatenate([np.diff(w, axis=0) for w in walks]).T
         if not len(change):
-            raise checks.error(
-                "verify: states of random walks", "possible, two or more", 0, StateError
+            raise checks.state_error(
+                "verify: states of random walks", "possible, two or more", 0
             )
         largest = np.abs(np.concatenate(walks)[:, 0]).max()
         rounding = 1e-6 * largest / tolerance
@@ -287,12 +287,11 @@ def _select(values: SiteValues, names: Sequence[str]) -> SiteArrays:
 def initial_values(rng_key: Array, init_params: Mapping[str, ArrayLike]) -> SiteArrays:
     """Return initial values of sites, booleans as integers for NumPyro's summary."""
     if is_batched(rng_key):
-        raise checks.error(
+        raise checks.state_error(
             "GibbsBlock: rng_key",
             "one key",
             rng_key,
-            StateError,
-            'For many chains use chain_method="parallel", "sequential" or jax.vmap.',
+            hint='For many chains use chain_method="parallel", "sequential" or jax.vmap.',
         )
     values = {site: jnp.asarray(v) for site, v in init_params.items()}
     return {

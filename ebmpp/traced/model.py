@@ -82,12 +82,11 @@ class ModelInfo:
         self.kwargs = dict(kwargs)
         traced = _tracers(args, self.kwargs)
         if traced:
-            raise checks.error(
+            raise checks.state_error(
                 "from_model: arguments of the model",
                 "known, as their values may decide which units interact",
                 traced,
-                StateError,
-                "Make the block outside of jax.jit and jax.vmap, and use it inside.",
+                hint="Make the block outside of jax.jit and jax.vmap, and use it inside.",
             )
         with unnormalized() as used:
             trace = prototype_trace(model, jax.random.key(0), args, self.kwargs)
@@ -201,12 +200,11 @@ class ModelInfo:
         """
         name = f"the block of {list(self.sites)}"
         if set(values) != set(self.sites):
-            raise checks.error(
+            raise checks.state_error(
                 f"sites of {name}",
                 "these",
                 sorted(values),
-                StateError,
-                "Name the same sites in numpyro.infer.Gibbs([(block, sites), ...]).",
+                hint="Name the same sites in numpyro.infer.Gibbs([(block, sites), ...]).",
             )
         sites = {**call.siblings, **values}
         shapes = {site: jnp.shape(v) for site, v in sites.items()}
@@ -216,12 +214,11 @@ class ModelInfo:
             if shapes.get(site) != v.shape
         }
         if expected:
-            raise checks.error(
+            raise checks.state_error(
                 f"values for {name}",
                 f"of shapes {expected}",
                 {site: shapes.get(site) for site in expected},
-                StateError,
-                "Run it in numpyro.infer.Gibbs with blocks for all sites. Make it "
+                hint="Run it in numpyro.infer.Gibbs with blocks for all sites. Make it "
                 "again for other shapes.",
             )
         siblings = {s: call.siblings[s] for s in self.latent if s not in self.sites}
@@ -263,8 +260,8 @@ class Arguments:
         leaves, structure = jax.tree.flatten((call.args, dict(call.kwargs)))
         name = "arguments of the model"
         if structure != self._structure:
-            raise checks.error(
-                name, f"of the structure {self._structure}", structure, StateError
+            raise checks.state_error(
+                name, f"of the structure {self._structure}", structure
             )
         free = {i for n, i in enumerate(self._places) if n not in relied}
         for i, argument in enumerate(self._names):
@@ -344,27 +341,18 @@ def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> N
     """Raise a StateError for unknown sites, and models that no block can be made of."""
     checks.names("latent site", sites, latent, StateError)
     if not sites or len(set(sites)) != len(sites):
-        raise checks.error(
-            "from_model: sites",
-            "names of latent sites, each once",
-            list(sites),
-            StateError,
+        raise checks.state_error(
+            "from_model: sites", "names of latent sites, each once", list(sites)
         )
     subsamples = dict(subsample_plate_sizes(trace))
     if subsamples:
-        raise checks.error(
-            "from_model: plates",
-            "whole, without a subsample_size",
-            subsamples,
-            StateError,
+        raise checks.state_error(
+            "from_model: plates", "whole, without a subsample_size", subsamples
         )
     marked = [
         name for name in latent if trace[name]["infer"].get("enumerate") == "parallel"
     ]
     if marked:
-        raise checks.error(
-            "from_model: latent sites",
-            "without the mark enumerate",
-            marked,
-            StateError,
+        raise checks.state_error(
+            "from_model: latent sites", "without the mark enumerate", marked
         )

@@ -99,12 +99,11 @@ class BlockStart:
         if not (is_possible | is_lost).all():
             names = self.info.arguments.with_nan(call)
             if names:
-                raise checks.error(
+                raise checks.state_error(
                     "arguments of the model",
                     "without nan where the log density reads it",
                     names,
-                    StateError,
-                    "Leave missing data out, or exclude them by numpyro.handlers.mask.",
+                    hint="Leave missing data out, or exclude them by numpyro.handlers.mask.",
                 )
         if origin != "given" and is_lost.any():
             values, is_possible = self._find(axes, values, context, keys)
@@ -213,11 +212,10 @@ class BlockStart:
     ) -> None:
         for site, is_inside in inside.items():
             if not np.all(is_inside):
-                raise checks.error(
+                raise checks.state_error(
                     f"site {site!r}",
                     f"in {self.info.distributions[site].support}",
                     np.asarray(values[site]).tolist(),
-                    StateError,
                 )
 
     def _refuse_invalid(self, site: str, mask: np.ndarray) -> None:

@@ -124,11 +124,10 @@ def _local_source(
     """Make the source of this process's data; ``on_host`` leaves arrays on the host."""
     if is_stream(data):
         if weights is not None:
-            raise checks.error(
+            raise checks.state_error(
                 "fit: weights",
                 "None for a stream of batches, which has no row numbers",
                 weights,
-                StateError,
             )
         return Stream(graph, data, batch_size)
     table = tables.as_table(graph, data)
@@ -288,8 +287,8 @@ class Stream:
         batches = data() if callable(data) else data
         self._owned = callable(data)
         if not isinstance(batches, Iterable):
-            raise checks.error(
-                "fit: value of data, a function,", "batches", batches, StateError
+            raise checks.state_error(
+                "fit: value of data, a function,", "batches", batches
             )
         self._length = len(batches) if isinstance(batches, Sized) else None
         self._batches: Iterator[StateLike] = iter(batches)
@@ -307,12 +306,11 @@ class Stream:
             batches = itertools.islice(self._batches, skipped, None)
             batch = next(batches, _END_OF_STREAM)
             if batch is _END_OF_STREAM:
-                raise checks.error(
+                raise checks.state_error(
                     "stream of batches",
                     f"long enough for batch {number} (counted from 0)",
                     "its end",
-                    StateError,
-                    "Give a longer one, such as itertools.cycle(batches).",
+                    hint="Give a longer one, such as itertools.cycle(batches).",
                 )
             self._last = self._check(number, batch)
             self._number = number
@@ -345,12 +343,11 @@ class Stream:
         except StateError as error:
             raise StateError(f"batch {number} of the stream: {error}") from None
         if self.batch_size not in (0, size):
-            raise checks.error(
+            raise checks.state_error(
                 f"rows of batch {number} of the stream",
                 f"{self.batch_size} (batch_size, or those of the first batch)",
                 size,
-                StateError,
-                "Drop an incomplete last batch.",
+                hint="Drop an incomplete last batch.",
             )
         self.batch_size = size
 
@@ -392,11 +389,10 @@ class ProcessRows:
         self._local, rows = _in_all_processes(make)
         sizes = sharding.gather(np.array([rows, self._local.batch_size]))
         if not (sizes == sizes[0]).all():
-            raise checks.error(
+            raise checks.state_error(
                 "fit: rows of samples and of batches",
                 "of one size in all processes",
                 sizes.tolist(),
-                StateError,
             )
         self.batch_size = int(sizes[:, 1].sum())
         self._scale = 1.0

@@ -11,7 +11,6 @@ from jax import Array
 
 from ebmpp.core import checks, sharding
 from ebmpp.core.types import HashableArray
-from ebmpp.errors import DeclarationError, StateError
 from ebmpp.families import Family
 from ebmpp.graph import states
 from ebmpp.graph.graph import FactorGraph
@@ -58,22 +57,20 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     with sharding.eager():
         for b, v in values.items():
             if not all(map(states.is_concrete, jax.tree.leaves(v))):
-                raise checks.error(
+                raise checks.state_error(
                     f"condition: block {b!r}",
                     "concrete, not traced by jit, vmap or grad",
                     v,
-                    StateError,
-                    "Condition outside of the transformed function, or clamp the block "
+                    hint="Condition outside of the transformed function, or clamp the block "
                     "in a kernel.",
                 )
         clamped = states.as_clamped(graph.families, values)
         if clamped.batch:
-            raise checks.error(
+            raise checks.state_error(
                 "condition: values",
                 "one state of the graph, without leading axes",
                 clamped.batch,
-                StateError,
-                "Clamp the blocks in a kernel to hold one row per chain.",
+                hint="Clamp the blocks in a kernel to hold one row per chain.",
             )
         parts = {b: unchanged(b, f) for b, f in graph.families.items()}
         remaining = dict(graph.families)
@@ -93,11 +90,10 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
             else:
                 remaining[b] = left
     if not remaining:
-        raise checks.error(
+        raise checks.declaration_error(
             "condition: values",
             f"such that a unit of {list(graph.families)} is left",
             list(values),
-            DeclarationError,
         )
     anchor = next(iter(remaining))
     factors = [rewire(f, parts, anchor, offsets[f.name]) for f in graph.factors]

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, checks, sharding
 from ebmpp.core.types import HashableArray
-from ebmpp.errors import DeclarationError, IntractableError
+from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import energy, states
 from ebmpp.graph.declaration import Declaration
@@ -94,11 +94,10 @@ def marginalize(
     names = (blocks,) if isinstance(blocks, str) else tuple(blocks)
     states.check_names(names, graph.families)
     if set(names) == set(graph.families) or name is not None and len(names) != 1:
-        raise checks.error(
+        raise checks.declaration_error(
             "marginalize: blocks",
             "names that leave a block, and one block where name is given",
             names,
-            DeclarationError,
         )
     for block in names:
         absorbed = [f.name for f in graph.factors if block in f.blocks]
