@@ -52,6 +52,7 @@ from ebmpp.moves.move import (
     draw_sweep,
     offsets,
     rows_agree,
+    stack_chains,
     update_flags,
     with_equal_copies,
 )
@@ -205,7 +206,7 @@ class _Engine:
         parts = -(-num_jobs // size)
         shapes = jax.eval_shape(lambda: self._starts(self.jobs.slice(0, size))[0])
         empty = Packed.empty(
-            shapes, {b: self.target.num_parts(b) for b in shapes}, first.size
+            shapes, {b: self.target.graph.num_parts(b) for b in shapes}, first.size
         )
         zero = jnp.zeros((), jnp.int32)
         total = self.accumulator.init(self.target, num_jobs)
@@ -239,7 +240,7 @@ class _Engine:
             valid = (numbers >= number * size) & valid[numbers]
         x, y = self._starts(self.jobs.slice(first, size))
         x, run = self._advance(run, x, numbers, valid)
-        starts = {b: jnp.stack([x[b], y[b]]) for b in x}
+        starts = stack_chains(x, y)
         same = block_flags(self.target, starts)
         run, met = self._load(run, starts, same, numbers, valid)
         # draws may agree where params are not finite

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Blocks, Key, Params, Rows, Scalar, Statistics
+from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.estimators.base import Batch, Choice, Columns, Estimate, Estimator, Repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import Bias, FactorGraph, energy
@@ -123,10 +123,10 @@ class Centered(Estimator):
         checks.instance(
             "Centered: rates", rates, Mapping, "a dict from factor names to numbers"
         )
-        pairs = [
+        pairs = (
             (name, checks.number(f"Centered: rates[{name!r}]", rate, above=0))
             for name, rate in rates.items()
-        ]
+        )
         object.__setattr__(self, "rates", tuple(pairs))  # hashable
 
     @property
@@ -145,7 +145,7 @@ class Centered(Estimator):
         offsets |= {b: graph.families[b].statistics(v).mean(0) for b, v in data.items()}
         if self.offsets == "zero":
             offsets = jax.tree.map(jnp.zeros_like, offsets)
-        return CenteredState(inner, offsets, offsets, jnp.zeros((), jnp.int32))
+        return CenteredState(inner, offsets, offsets, jnp.int32(0))
 
     def _check_factors(self, graph: FactorGraph) -> None:
         """Raise DeclarationError if offsets would lead out of the declared model."""
@@ -214,7 +214,7 @@ class Centered(Estimator):
     ) -> Statistics:
         """Return mean statistics given the rows, at the params of the batch's first step."""
 
-        def fresh() -> Statistics:
+        def fresh():
             return _data_means(graph, params, state.offsets, batch)
 
         if self.steps_per_batch == 1:
@@ -236,7 +236,6 @@ class Centered(Estimator):
         moved = {
             b: means[b] + scale * gradient[name]
             for b, name in _bias_names(graph).items()
-            if b in means
         }
         return {**means, **moved}
 
@@ -257,7 +256,7 @@ def centered_direction(
 ) -> Params:
     """Return ``J D J^T gradient``: J maps centered params to the graph's, D has the rates."""
 
-    def natural(centered: Params) -> Params:
+    def natural(centered):
         return natural_params(graph, centered, offsets)
 
     _, transposed = jax.vjp(natural, params)
@@ -304,7 +303,7 @@ def _data_means(
     t |= graph.statistics(batch.rows)
     for layer in schedule(graph, clamped=graph.visible):
 
-        def layer_means(row: Blocks, layer: tuple[str, ...] = layer) -> Blocks:
+        def layer_means(row, layer=layer):
             means, _ = energy.mean_layer(graph, params, layer, row, row)
             return means
 
@@ -320,7 +319,8 @@ def nonzero(total: Scalar) -> Scalar:
 
 def _bias_names(graph: FactorGraph) -> dict[str, str]:
     """Return the name of each block's Bias factor that has one number per statistic."""
-    biases = [
-        f for f in reversed(graph.factors) if isinstance(f, Bias) and not f.shared
-    ]
-    return {f.blocks[0]: f.name for f in biases}
+    return {
+        f.blocks[0]: f.name
+        for f in reversed(graph.factors)
+        if isinstance(f, Bias) and not f.shared
+    }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import warnings
 
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -298,16 +298,16 @@ def _compare(
     gradients: Sequence[Params],
     unbiased: Sequence[Params],
 ) -> GradientBias:
-    def stack(*leaves: np.ndarray) -> np.ndarray:
+    def stack(*leaves):
         return np.stack(leaves).astype(float)
 
-    def squares(gram: Float[np.ndarray, "draws draws"]) -> Squares:
+    def squares(gram):
         return Squares(
             *statistics.squared_distance(gram, count),
             *statistics.squared_norm(gram[count:, count:]),
         )
 
-    def error(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def error(a, b):
         errors = (statistics.standard_error(np.moveaxis(x, 0, -1)) for x in (a, b))
         return np.hypot(*errors)
 

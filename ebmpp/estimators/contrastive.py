@@ -72,9 +72,9 @@ class CD(Estimator):
         )
         start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
         target = Target(graph, params)
-        moves = resolve_moves(graph, self.moves, exact=False)
-        sweep_key = random.fold_in(key, 1)
-        model, metrics = phases.sweep_chains(target, start, self.k, sweep_key, moves)
+        model, metrics = phases.sweep_chains(
+            target, start, self.k, random.fold_in(key, 1), self.moves
+        )
         gradient = phases.two_phases(
             target, batch, model, self.posterior, batch.weights
         )
@@ -130,8 +130,7 @@ class PCD(Estimator):
             graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
         )
         target = Target(graph, params)
-        moves = resolve_moves(graph, self.moves, exact=False)
-        model, metrics = phases.sweep_chains(target, state, self.k, key, moves)
+        model, metrics = phases.sweep_chains(target, state, self.k, key, self.moves)
         gradient = phases.two_phases(target, batch, model, self.posterior)
         sweeps = self.k * self.num_chains / batch.num_rows
         return Estimate(gradient, model, metrics, sweeps)
@@ -236,16 +235,15 @@ class TemperedPCD(Estimator):
         target = Target(graph, params)
         ensemble = Ensemble.at_betas(target, state.betas)
 
-        def half(x: Rows, i: Array) -> tuple[Rows, Array]:
+        def half(x, i):
             keys = phases.row_keys(random.fold_in(key, i), self.num_chains)
             x, _, log_ratio = tempered_sweep(graph).half(ensemble, x, keys, i % 2)
             return x, 1 - jnp.exp(jnp.minimum(0.0, log_ratio)).mean(0)
 
         chains, rejection = lax.scan(half, dict(state.chains), jnp.arange(2 * self.k))
         rejection = rejection.mean(0)
-        equalized = equalize(state.betas, rejection)
-        betas = state.betas + 0.1 * (equalized - state.betas)
-        state = TemperedState(chains, betas)
+        change = equalize(state.betas, rejection) - state.betas
+        state = TemperedState(chains, state.betas + 0.1 * change)
         gradient = phases.two_phases(target, batch, state.model_chains, self.posterior)
         metrics = TemperedMetrics(
             swap_rejection_mean=rejection.mean(), swap_rejection_max=rejection.max()

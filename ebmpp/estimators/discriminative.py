@@ -11,7 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Key, Params, Rows, State, checks
+from ebmpp.core import Key, Params, Rows, checks
 from ebmpp.core.backend import full_precision
 from ebmpp.core.types import PerRow
 from ebmpp.errors import ArgumentError, IntractableError
@@ -135,7 +135,7 @@ class Discriminative(Estimator):
     ) -> Estimate:
         """Return the exact conditional gradient plus the weighted generative one."""
 
-        def loss(params: Params) -> Array:
+        def loss(params):
             return -jnp.vdot(batch.weights, self._log_probs(graph, params, batch.rows))
 
         value, gradient = jax.value_and_grad(loss)(params)
@@ -180,7 +180,7 @@ def label_log_probabilities(
     values = enumeration.list_states(graph, (target,))[target]
     latents = tuple(graph.latent)
 
-    def one_row(row: State) -> Array:
+    def one_row(row):
         def joint(y):
             return energy.log_unnormalized(graph, params, {**row, target: y}, latents)
 

@@ -263,7 +263,7 @@ class ChainUCD(CoupledPairs):
             negative=jnp.ones(()),
             positive=jnp.ones(()),
             chains=chains,
-            seen=jnp.zeros((), jnp.int32),
+            seen=jnp.int32(0),
             pool=pool,
             gibbs=jnp.zeros(()),
         )

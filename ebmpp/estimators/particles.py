@@ -201,7 +201,7 @@ class ParticleUCD(Estimator):
         knots = {}
         if self.path == "training":
 
-            def with_capacity(a: Array) -> Array:
+            def with_capacity(a):
                 return jnp.zeros((self.max_rungs, *a.shape), a.dtype).at[0].set(a)
 
             knots = jax.tree.map(with_capacity, params)
@@ -209,11 +209,11 @@ class ParticleUCD(Estimator):
             eta0=reference.base_rates(graph, data),
             places=jnp.zeros(self.max_rungs),
             knots=knots,
-            count=jnp.ones((), jnp.int32),
+            count=jnp.int32(1),
             requested=jnp.zeros(()),
             cess=jnp.zeros(()),
             positive=jnp.ones(()),
-            seen=jnp.zeros((), jnp.int32),
+            seen=jnp.int32(0),
             gibbs=jnp.zeros(()),
         )
 
@@ -229,7 +229,7 @@ class ParticleUCD(Estimator):
             path = Path.line(graph, state.eta0, params)
             return _Rungs(path, state.places, state.count)
 
-        def append(a: Array, value: Array | float) -> Array:
+        def append(a, value):
             return jnp.concatenate([a, a[-1:]]).at[state.count].set(value)
 
         knots = jax.tree.map(append, state.knots, params)
@@ -245,11 +245,11 @@ class ParticleUCD(Estimator):
         path = self._rungs(graph, params, state).path
         capacity = self.max_rungs + int(self.path == "training")
 
-        def is_incomplete(carry: _Search) -> Array:
+        def is_incomplete(carry):
             is_short = ~carry.ladder.is_complete() & (carry.requested > 0)
             return carry.is_first | is_short
 
-        def search(carry: _Search) -> _Search:
+        def search(carry):
             lower = 1 - _COARSER * (1 - carry.requested)
             requested = jnp.where(carry.is_first, carry.requested, lower)
             ladder = find_ladder(
@@ -287,7 +287,7 @@ class ParticleUCD(Estimator):
         batch: Batch,
         key: Key,
     ) -> Estimate:
-        def fit(state: ParticleState) -> ParticleState:
+        def fit(state):
             return self._fit_rungs(graph, params, state, random.fold_in(key, 1))
 
         is_stale = state.cess < 1 - _SLACK * (1 - state.requested)
@@ -322,10 +322,10 @@ class ParticleUCD(Estimator):
         The outcome has a leading axis of pairs.
         """
 
-        def run(numbers: Array, shared: tuple, *_: object) -> tuple[PairOutcome, tuple]:
+        def run(numbers, shared, *_):
             rungs, params, key = shared
 
-            def propose(keys: Array) -> tuple[Array, Params, Array]:
+            def propose(keys):
                 system = systems.begin(rungs.path, keys, self.num_particles)
                 system = systems.climb(
                     rungs.path,
@@ -339,7 +339,7 @@ class ParticleUCD(Estimator):
                 negative = systems.energy_gradient(rungs.path, params, system)
                 return systems.total_log_z(system), negative, system.min_cess
 
-            def run_one(number: Array) -> PairOutcome:
+            def run_one(number):
                 pair_key = random.fold_in(key, number)
                 return run_pair(
                     propose, params, pair_key, self.k, self.m, self.max_systems

@@ -7,7 +7,7 @@ before its pairs begin, by keys of its own: the pairs' draws do not enter it, so
 the past the pairs are unbiased.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 import dataclasses
 from functools import partial, reduce
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 from jaxtyping import PyTree
 
 import jax
-from jax import Array, lax
+from jax import lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
@@ -37,9 +37,9 @@ from ebmpp.errors import IntractableError, clash
 from ebmpp.estimators.base import Batch, ChainMetrics, HasChains, PairMetrics
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.states import Clamped
-from ebmpp.moves import Layer, Move, Target, gibbs, gibbs_sweep, mixture
+from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep, mixture
 from ebmpp.moves.move import draw_sweep
-from ebmpp.moves.sweeps import complete_rows
+from ebmpp.moves.sweeps import MovesLike, complete_rows, resolve_moves
 
 
 @runtime_checkable
@@ -89,7 +89,7 @@ class MeanField:
     def statistics(self, graph: FactorGraph, params: Params, rows: Rows) -> Statistics:
         """Return mean statistics of every block given the rows, exact for visible blocks."""
 
-        def row_statistics(row: Blocks) -> Statistics:
+        def row_statistics(row):
             start = graph.statistics(row)
             means, _ = energy.mean_field(graph, params, start, self.passes)
             return means
@@ -105,9 +105,11 @@ def tractable_posterior(graph: FactorGraph) -> bool:
 def check_posterior(graph: FactorGraph, name: str, posterior: object) -> None:
     """Raise IntractableError without a posterior where the positive phase is intractable."""
     if posterior is not None:
-        kind = PosteriorApproximation
         checks.instance(
-            f"{name}: posterior", posterior, kind, "one such as MeanField()"
+            f"{name}: posterior",
+            posterior,
+            PosteriorApproximation,
+            "one such as MeanField()",
         )
         return
     for a, b in graph.interacting(graph.latent):
@@ -156,27 +158,27 @@ def _cycle(count: int, chains: Rows) -> Rows:
 
 
 def sweep_chains(
-    target: Target, x: Rows, count: int, key: Key, moves: Sequence[Move] = ()
+    target: Target, x: Rows, count: int, key: Key, moves: MovesLike = None
 ) -> tuple[Rows, ChainMetrics]:
     """Move every chain by ``count`` sweeps; return also the acceptance rate.
 
     :param moves: default: Gibbs draws of all layers.
     """
     rows = num_rows(x)
-    moves = moves or gibbs_sweep(target.graph, target.clamped)
+    sweep = resolve_moves(target.graph, moves, target.clamped, exact=False)
 
-    def sweep_once(i: Array | int, carry: tuple[Rows, Array]) -> tuple[Rows, Array]:
+    def sweep_once(i, carry):
         x, accepted = carry
         keys = row_keys(random.fold_in(key, i), rows)
-        x, accepted_now = draw_sweep(target, x, moves, keys)
+        x, accepted_now = draw_sweep(target, x, sweep, keys)
         return x, accepted + accepted_now.sum()
 
-    start = dict(x), jnp.zeros((), jnp.int32)
+    start = dict(x), jnp.int32(0)
     if count == 1:  # without a loop XLA drops the last latent draw, which nothing reads
         x, accepted = sweep_once(0, start)
     else:
         x, accepted = lax.fori_loop(0, count, sweep_once, start)
-    proposals = count * rows * sum(move.proposes for move in moves)
+    proposals = count * rows * sum(move.proposes for move in sweep)
     return x, ChainMetrics(acceptance=accepted / proposals if proposals else None)
 
 
@@ -184,8 +186,7 @@ def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
     """Make the target of the latents and missing entries given the known entries."""
     complete = {b: v for b, v in batch.rows.items() if b not in batch.known}
     incomplete = {b: batch.rows[b] for b in batch.known}
-    shape = (batch.num_rows,)
-    clamped = Clamped(complete, incomplete, dict(batch.known), shape)
+    clamped = Clamped(complete, incomplete, dict(batch.known), (batch.num_rows,))
     return Target(graph, params, clamped)
 
 
@@ -196,7 +197,7 @@ def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -
     initial draws.
     """
 
-    def keys(number: int) -> Keys:
+    def keys(number):
         return row_keys(random.fold_in(key, number), batch.num_rows)
 
     visible = dict(batch.rows)
@@ -315,7 +316,7 @@ def two_phases(
         weights = jnp.broadcast_to(batch.weights.sum() / size, size)
     if posterior is None or tractable_posterior(graph):
 
-        def loss(params: Params) -> Scalar:
+        def loss(params):
             # Two terms instead of one over joined rows: XLA then reuses the products
             # that the latents of the data or of the chains were drawn with, which
             # saves one in six.

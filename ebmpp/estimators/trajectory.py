@@ -61,21 +61,6 @@ class PTTMetrics(StepMetrics):
     num_frozen: Array
 
 
-class _Round(NamedTuple):
-    """Chains and reservoir after a round of sweeps and swaps, and the acceptance rates."""
-
-    chains: Rows
-    reservoir: Rows
-    rates: Float[Array, "num_models"]
-
-
-class _Climb(NamedTuple):
-    """States of all models while the ladder is climbed, and the acceptance rates so far."""
-
-    x: Rows
-    rates: Float[Array, "neighbours"]
-
-
 @dataclasses.dataclass(frozen=True)
 class PTT(Estimator):
     """Parallel trajectory tempering: chains that swap states with models of earlier steps.
@@ -153,15 +138,14 @@ class PTT(Estimator):
         )
         x = sharding.rows({b: v[index] for b, v in system.x.items()})
         reservoir = {b: v[:, self.num_models :] for b, v in x.items()}
-        zero = jnp.zeros((), jnp.int32)
         return PTTState(
             eta0=eta0,
             models=jax.tree.map(lambda a: jnp.stack([a] * self.num_models), params),
             chains={b: v[:, : self.num_models] for b, v in x.items()},
             reservoir=reservoir,
             collected=jax.tree.map(jnp.zeros_like, reservoir),
-            age=zero,
-            num_frozen=zero,
+            age=jnp.int32(0),
+            num_frozen=jnp.int32(0),
         )
 
     def estimate(
@@ -208,22 +192,23 @@ class PTT(Estimator):
         """
         rows = jnp.arange(self.num_chains)
 
-        def move_once(number: Array, carry: _Round) -> _Round:
+        def move_once(number, carry):
+            chains, reservoir, _ = carry
             keys = phases.row_keys(random.fold_in(key, number), self.num_chains)
             words = random.words(random.fold_in(keys, 0), 1)[:, 0]
             slot = (words % jnp.uint32(self.reservoir)).astype(jnp.int32)
             x = {}
-            for b, v in carry.chains.items():
-                drawn = carry.reservoir[b][rows, slot]
+            for b, v in chains.items():
+                drawn = reservoir[b][rows, slot]
                 x[b] = jnp.concatenate([drawn[:, None], v], 1)
             x, rates = sweep_and_swap(path, x, random.fold_in(keys, 1))
             chains = {b: v[:, 1:] for b, v in x.items()}
             reservoir = {
-                b: v.at[rows, slot].set(x[b][:, 0]) for b, v in carry.reservoir.items()
+                b: v.at[rows, slot].set(x[b][:, 0]) for b, v in reservoir.items()
             }
-            return _Round(chains, reservoir, rates)
+            return chains, reservoir, rates
 
-        start = _Round(state.chains, state.reservoir, jnp.zeros(self.num_models))
+        start = (state.chains, state.reservoir, jnp.zeros(self.num_models))
         chains, reservoir, rates = lax.fori_loop(0, self.k, move_once, start)
         slot = state.age % self.reservoir
         collected = {
@@ -274,24 +259,24 @@ def sweep_and_swap(
     words = random.words(random.fold_in(keys, 0, 1), num_models - 1)
     log_u = jnp.log(random.uniform(words))
 
-    def climb_once(i: Array, carry: _Climb) -> _Climb:
+    def climb_once(i, carry):
         low = path.at((first + i).astype(log_u.dtype))
         high = path.at((first + i + 1).astype(log_u.dtype))
-        lower = _states_of(carry.x, i)
-        upper = _states_of(carry.x, i + 1)
+        x, rates = carry
+        lower = _states_of(x, i)
+        upper = _states_of(x, i + 1)
         upper = path.sweep(high, upper, None, random.fold_in(keys, i))
         log_ratio = _gain(path, low, high, lower) - _gain(path, low, high, upper)
         swap = partial(couplings.where_rows, log_u[:, i] < log_ratio)
         below = jax.tree.map(swap, upper, lower)
         above = jax.tree.map(swap, lower, upper)
         x = {
-            b: v.at[:, i].set(below[b]).at[:, i + 1].set(above[b])
-            for b, v in carry.x.items()
+            b: v.at[:, i].set(below[b]).at[:, i + 1].set(above[b]) for b, v in x.items()
         }
         rate = jnp.exp(jnp.minimum(log_ratio, 0)).mean()
-        return _Climb(x, carry.rates.at[i].set(rate))
+        return x, rates.at[i].set(rate)
 
-    start = _Climb(dict(x), jnp.zeros(num_models - 1))
+    start = (dict(x), jnp.zeros(num_models - 1))
     return lax.fori_loop(0, num_models - 1, climb_once, start)
 
 
@@ -311,7 +296,7 @@ def _gain(path: Path, low: Rung, high: Rung, x: Rows) -> PerRow:
 def _mean_gradient(path: Path, params: Params, x: Rows) -> Params:
     """Return the mean of dE/dparams over rows, the other blocks summed out."""
 
-    def mean_energy(params: Params) -> Array:
+    def mean_energy(params):
         return -energy.summed_out(path.graph, params, x, path.summed).mean()
 
     return jax.grad(mean_energy)(params)

@@ -189,13 +189,11 @@ class UCD(CoupledPairs):
         past = _Past.read(graph, history)
         is_complete = "posterior_sweeps" not in history
         method, until = past.next_method(_possible_methods(graph, is_complete))
-        if method == "gibbs":
-            estimator = self
-        else:
-            estimator = dataclasses.replace(self, method=method)
-        if method == "gibbs" and (past.method == "gibbs").all():
-            return Choice(estimator, until)
-        return Choice(estimator, until, {"method": METHODS.index(method)})
+        record = {"method": METHODS.index(method)}
+        if method != "gibbs":
+            return Choice(dataclasses.replace(self, method=method), until, record)
+        is_first = (past.method == "gibbs").all()
+        return Choice(self, until, {} if is_first else record)
 
     def diagnose(self, history: Columns) -> str | None:
         """Return the warning of the method in use at the end, about its steps."""
@@ -282,7 +280,7 @@ class _Past(NamedTuple):
         """Return the columns of a history."""
         steps = len(history.get("cost", ()))
 
-        def column(name: str) -> np.ndarray:
+        def column(name):
             return np.nan_to_num(np.asarray(history.get(name, np.zeros(steps)), float))
 
         return cls(
@@ -361,15 +359,15 @@ class _Past(NamedTuple):
     def _best(self, state: _Trying, others: Sequence[str]) -> str:
         """Return the method with the smallest cost times squared gradient."""
 
-        def score(steps: np.ndarray) -> float:
+        def score(steps):
             return self.cost[steps].mean() * self.square[steps].mean()
 
         current = state.settled.method
         trials = self.method[state.begin :]
         scores = {}
         for method in others:
-            steps = np.flatnonzero(trials == method)[1:]
-            scores[method] = score(state.begin + steps)
+            steps = state.begin + np.flatnonzero(trials == method)
+            scores[method] = score(steps[1:])
         recent = np.flatnonzero(self.method[: state.begin] == current)[1 - _TRIAL :]
         scores[current] = _MARGIN * score(recent)
         return min(scores, key=scores.__getitem__)

@@ -72,14 +72,6 @@ class WeightedMetrics(StepMetrics):
     log_likelihood: Array | None = None
 
 
-class _Watch(NamedTuple):
-    """Watchers, the variance of their log Z, and the number of rungs that they ran to start."""
-
-    systems: systems.Systems
-    variance: Array
-    rungs: Array
-
-
 @dataclasses.dataclass(frozen=True)
 class WeightedPCD(Estimator):
     """Persistent CD with weights that correct for the movement of the params.
@@ -160,7 +152,7 @@ class WeightedPCD(Estimator):
             variance = _first_variance(watchers)
         # a step may be given the params' own memory
         copies = jax.tree.map(jnp.array, params)
-        rest = jnp.zeros((), jnp.int32)
+        rest = jnp.int32(0)
         return WeightedState(eta0, copies, chains, watchers, variance, rest)
 
     def adopt(self, before: PyTree, fresh: WeightedState) -> WeightedState:
@@ -195,14 +187,14 @@ class WeightedPCD(Estimator):
         if state.watchers is None:
             return Estimate(gradient, state, metrics, sweeps)
         watchers = self._follow(path, state.watchers, random.fold_in(key, 1))
-        watch = self._watch(graph, state, watchers, random.fold_in(key, 2))
-        rest = jnp.maximum(state.rest - 1, watch.rungs)
-        state = state._replace(
-            watchers=watch.systems, variance=watch.variance, rest=rest
+        watchers, variance, rungs = self._watch(
+            graph, state, watchers, random.fold_in(key, 2)
         )
+        rest = jnp.maximum(state.rest - 1, rungs)
+        state = state._replace(watchers=watchers, variance=variance, rest=rest)
         per_rung = self.k * self.num_watchers / batch.num_rows
-        sweeps += watch.rungs.astype(sweeps.dtype) * per_rung
-        log_z, error = _log_z(watch.systems, watch.variance)
+        sweeps += rungs.astype(sweeps.dtype) * per_rung
+        log_z, error = _log_z(watchers, variance)
         log_z += phases.reference_log_partition(graph, state.eta0)
         log_z = jnp.where(error <= _MAX_ERROR, log_z, jnp.nan)
         metrics = dataclasses.replace(
@@ -219,11 +211,14 @@ class WeightedPCD(Estimator):
         state: WeightedState,
         watchers: systems.Systems,
         key: Key,
-    ) -> _Watch:
+    ) -> tuple[systems.Systems, Array, Array]:
         """Replace watchers if their error has become large.
 
         Fresh ones then rest for as many steps as they ran rungs, so that they cost at
         most twice as much on average.
+
+        :return: watchers, the variance of their log Z, and the number of rungs that
+            fresh ones ran.
         """
         share = watchers.min_cess.mean()
         added = (1 / share - 1) / watchers.log_weights.size
@@ -232,14 +227,16 @@ class WeightedPCD(Estimator):
         line = Path.line(graph, state.eta0, state.params)
         size = self.num_watchers // _ISLANDS
 
-        def restart(_: _Watch) -> _Watch:
+        def restart():
             fresh, rungs = particles.fresh_systems(line, key, _ISLANDS, size, self.k)
-            return _Watch(_place(fresh), _first_variance(fresh), rungs)
+            return _place(fresh), _first_variance(fresh), rungs
+
+        def proceed():
+            return watchers, variance, jnp.int32(0)
 
         _, error = _log_z(watchers, variance)
         is_due = ~(error <= _MAX_ERROR) & (state.rest <= 0)
-        watch = _Watch(watchers, variance, jnp.zeros((), jnp.int32))
-        return lax.cond(is_due, restart, lambda watch: watch, watch)
+        return lax.cond(is_due, restart, proceed)
 
     def _follow(self, path: Path, system: systems.Systems, key: Key) -> systems.Systems:
         """Reweight to the new params, resample, sweep. Counters start at zero."""
@@ -257,7 +254,7 @@ class WeightedPCD(Estimator):
     def diagnose(self, history: Columns) -> str | None:
         """Report that most steps resampled, or that log Z is unknown at many of them."""
 
-        def mean(values: np.ndarray) -> float:
+        def mean(values):
             return float(np.mean(values)) if len(values) else 0.0
 
         resampled = mean(history["resampled"])

@@ -16,7 +16,14 @@ from ebmpp.coupling.expectation import Coupling
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
 from ebmpp.moves import Pool, Target, couplings, sweeps
-from ebmpp.moves.move import Move, block_flags, coupled_sweep, draw_sweep, rows_agree
+from ebmpp.moves.move import (
+    Move,
+    block_flags,
+    coupled_sweep,
+    draw_sweep,
+    rows_agree,
+    stack_chains,
+)
 from ebmpp.moves.tempering import states_of
 
 
@@ -174,7 +181,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         keys = target.keys(state.rng_key, (state.t + 1).astype(jnp.uint32))
         x = target.to_rows(state.z if state.replicas is None else state.replicas)
         y = target.to_rows(state.y if state.followers is None else state.followers)
-        z = {b: jnp.stack([x[b], y[b]]) for b in x}
+        z = stack_chains(x, y)
         z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
         met, time, count = (
             a.reshape(-1) for a in (state.met, state.meeting_time, state.accepted)

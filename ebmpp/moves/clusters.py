@@ -184,7 +184,7 @@ class Clusters(Move["_Fields"]):
             broken = (fields.weights < 0).any()
         else:
             new, label = _spins(family, fields, uniforms, units)
-            broken = jnp.zeros((), bool)
+            broken = jnp.array(False)
         if self.block in target.keep:
             # fixes its cluster
             held = energy.to_units(target.keep[self.block], family).astype(jnp.int32)

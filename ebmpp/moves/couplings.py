@@ -37,6 +37,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random
+from ebmpp.core.rows import expand
 from ebmpp.core.types import Blocks, Counts, Keys, RowMask, Rows
 from ebmpp.families.family import (
     Families,
@@ -297,4 +298,4 @@ def _maximal(
 
 def where_rows(rows: Array, a: Array, b: Array | float) -> Array:
     """Return ``a`` in the selected rows and ``b`` in the others."""
-    return jnp.where(rows.reshape(rows.shape + (1,) * (a.ndim - rows.ndim)), a, b)
+    return jnp.where(expand(rows, a), a, b)

@@ -12,10 +12,9 @@ from jaxtyping import Bool, Float, Int32, PyTree, Shaped, UInt32
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from ebmpp.core import random
-from ebmpp.core.rows import num_rows
+from ebmpp.core.rows import expand, num_rows
 from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, State
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.rungs import (
@@ -66,7 +65,7 @@ class Ensemble(Target):
     ) -> "Ensemble":
         """Return replicas at the knots of a path, and one at the target, to which the path leads."""
 
-        def append(a: Array, b: ArrayLike) -> Array:
+        def append(a, b):
             return jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
 
         return cls(
@@ -99,13 +98,13 @@ class Ensemble(Target):
             return self._over_replicas(fn, *rows)
         num = len(self.betas)
 
-        def repeat(v: Array) -> Array:
+        def repeat(v):
             return v if len(v) == 1 else jnp.repeat(v, num, axis=0)
 
-        def merge(v: Array) -> Array:
+        def merge(v):
             return v.reshape(-1, *v.shape[2:])
 
-        def split(v: Array) -> Array:
+        def split(v):
             return v.reshape(-1, num, *v.shape[1:])
 
         count = len(jax.tree.leaves(rows)[0])
@@ -120,7 +119,7 @@ class Ensemble(Target):
     def _over_replicas(self, fn: Callable[..., T], *rows: PyTree) -> T:
         """Apply ``fn(target, *rows)`` replica by replica, over the second axis of all arrays."""
 
-        def at_replica(beta: Array, params: Params, *rows: PyTree) -> T:
+        def at_replica(beta, params, *rows):
             tempering = Tempering(beta, self.reference)
             target = Target(self.graph, params, self.fixed, tempering=tempering)
             return fn(target, *rows)
@@ -140,7 +139,7 @@ class Ensemble(Target):
     def sweep(self, x: Rows, moves: Sequence[Move], keys: Keys) -> Blocks:
         """Make one sweep of every replica by these moves."""
 
-        def sweep_once(target: Target, x: Rows, keys: Keys) -> Blocks:
+        def sweep_once(target, x, keys):
             return draw_sweep(target, x, moves, keys)[0]
 
         return self.map(sweep_once, x, self.replica_keys(keys))
@@ -148,8 +147,7 @@ class Ensemble(Target):
 
 def permute(v: Shaped[Array, "rows replicas ..."], order: Order) -> Array:
     """Permute the replicas of every row."""
-    index = order.reshape(order.shape + (1,) * (v.ndim - 2))
-    return jnp.take_along_axis(v, index, axis=1)
+    return jnp.take_along_axis(v, expand(order, v), axis=1)
 
 
 def new_order(accept: Bool[Array, "rows pairs"], parity: Array | int) -> Order:
@@ -175,7 +173,7 @@ def log_ratio(
     rest = {b: v for b, v in x.items() if b not in summed}
     if ensemble.knots is None:
 
-        def log_density_above_reference(target: Target, x: Rows) -> PerRow:
+        def log_density_above_reference(target, x):
             at = evaluate(target.graph, target.params, ensemble.reference, x, ())
             return at.model - at.reference
 
@@ -185,7 +183,7 @@ def log_ratio(
     partner = new_order(jnp.ones((num_rows(x), num_pairs), bool), parity)
     swapped = {b: permute(v, partner) for b, v in rest.items()}
 
-    def gain(target: Target, *ends: Rows) -> PerRow:
+    def gain(target, *ends):
         return _log_density_gain(target, ensemble.reference, summed, *ends)
 
     gains = ensemble.map(gain, rest, swapped)

@@ -165,7 +165,8 @@ def draw_sweep(
 def block_flags(target: Target, z: Chains) -> Flags:
     """Return flags of stored chains, from their values."""
     return {
-        b: jnp.tile(rows_equal(v)[:, None], target.num_parts(b)) for b, v in z.items()
+        b: jnp.tile(rows_equal(v)[:, None], target.graph.num_parts(b))
+        for b, v in z.items()
     }
 
 
@@ -178,6 +179,11 @@ def rows_agree(flags: Flags, blocks: Sequence[str], rows: int) -> RowMask:
 def both_as_rows(z: Chains) -> Blocks:
     """Return the rows of the leading chains, followed by the rows of the following chains."""
     return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
+
+
+def stack_chains(x: Rows, y: Rows) -> Blocks:
+    """Return the leading chain ``x`` and the following one ``y``, stacked."""
+    return {b: jnp.stack([x[b], y[b]]) for b in x}
 
 
 def one_chain(z: Chains, index: int) -> Blocks:
@@ -215,7 +221,8 @@ def update_flags(
         result[b] = jnp.where(
             changed[:, None] & is_drawn[None], agree[:, None], flags[b]
         )
-        if target.is_discrete(b):
+        # their values compare exactly
+        if target.graph.families[b].support.is_discrete:
             result[b] |= (done & rows_equal(z[b]))[:, None]
     return result
 
@@ -251,43 +258,42 @@ def coupled_sweep(
         number of proposals that each row accepted.
     """
     rows = len(keys)
-    flags = block_flags(target, z)
-    broken = jnp.zeros(rows, bool)
-    total = jnp.zeros(rows, jnp.int32)
+    chains = CoupledChains(
+        dict(z),
+        block_flags(target, z),
+        jnp.zeros(rows, bool),
+        jnp.zeros(rows, jnp.int32),
+    )
     for start, move in zip(offsets(target.graph, moves), moves, strict=False):
-        moved = couple_move(target, z, flags, move, keys, start, most)
-        z = moved.z
-        flags = moved.flags
-        broken |= moved.broken
-        total += moved.num_accepted
+        chains = _couple_move(target, chains, move, keys, start, most)
+    z, flags, broken, total = chains
     return _stored_copies(z, flags), rows_agree(flags, tuple(z), rows), broken, total
 
 
 class CoupledChains(NamedTuple):
-    """Both chains of every row, after a coupled move."""
+    """Both chains of every row, after some coupled moves."""
 
     z: Blocks
     flags: Flags
     broken: RowMask
     num_accepted: Counts
-    """Number of the move's proposals that each row accepted."""
+    """Number of proposals that each row accepted."""
 
 
-def couple_move(
+def _couple_move(
     target: Target,
-    z: Chains,
-    flags: Flags,
+    chains: CoupledChains,
     move: Move,
     keys: Keys,
-    start: int = 0,
-    most: Array | int = MOST_TRIALS,
+    start: int,
+    most: Array | int,
 ) -> CoupledChains:
     """Make one move of both chains of every row, with all trials; see :func:`coupled_sweep`.
 
     :param start: number of the first part: trial r of part i draws from
         ``fold_in(keys, start + i, r)``.
     """
-    prepared = move.prepare(target, z)
+    prepared = move.prepare(target, chains.z)
     rows = len(keys)
 
     def step(part, carry):
@@ -303,14 +309,11 @@ def couple_move(
             most=most,
         )
         draw = couple_focused(target, focused, z, move, start + part, trial)
-        z = z | {b: jnp.stack([draw.x[b], draw.y[b]]) for b in move.blocks}
+        z = z | stack_chains(draw.x, draw.y)
         flags = update_flags(target, move, flags, z, part, draw, draw.done)
         return CoupledChains(z, flags, broken | draw.broken, total + draw.num_accepted)
 
-    first = CoupledChains(
-        dict(z), dict(flags), jnp.zeros(rows, bool), jnp.zeros(rows, jnp.int32)
-    )
-    return fold_parts(move.num_parts(target.graph), step, first)
+    return fold_parts(move.num_parts(target.graph), step, chains)
 
 
 def couple_focused(
@@ -339,7 +342,7 @@ def couple_focused(
     result = trial(0)
     if not move.stalls:
         return result
-    _, result = lax.while_loop(is_pending, retry, (jnp.ones((), jnp.uint32), result))
+    _, result = lax.while_loop(is_pending, retry, (jnp.uint32(1), result))
     return result._replace(broken=result.broken | ~result.done)
 
 

@@ -86,7 +86,7 @@ def evaluate(
     """Evaluate a model at rows of the blocks that are not ``summed`` out."""
     t = graph.statistics(dict(x))
 
-    def units(a: Array) -> Array:
+    def units(a):
         return a.reshape(len(a), -1)
 
     products = (units(t[b]) @ reference[b].ravel() for b in t)

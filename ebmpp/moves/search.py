@@ -73,7 +73,7 @@ def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
         past = {b: jnp.where(store, v, past[b]) for b, v in search.x.items()}
         return number + 1, past, search._replace(going=going)
 
-    carry = (jnp.ones((), jnp.int32), start.x, start)
+    carry = (jnp.int32(1), start.x, start)
     _, _, search = lax.while_loop(lambda carry: carry[2].going.any(), step, carry)
     return search
 

@@ -5,7 +5,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 from jax import Array, lax
@@ -79,10 +79,9 @@ def _resolve(
     if isinstance(coupling, Move):
         coupling = (coupling,)
     layers = schedule(graph, clamped)
-    if _are_moves(coupling):
+    if isinstance(coupling, tuple) and all(isinstance(m, Move) for m in coupling):
         moves = coupling
-        _check_blocks(moves, [b for layer in layers for b in layer])
-        _check(graph, moves)
+        _check(graph, moves, {b for layer in layers for b in layer})
     else:
         kinds = resolve(coupling, layers)
         moves = tuple(map(Layer, layers, kinds))
@@ -94,10 +93,6 @@ def _resolve(
                 f"moves must leave the model's distribution invariant, got {biased[0]}."
             )
     return moves
-
-
-def _are_moves(value: object) -> TypeGuard[tuple[Move, ...]]:
-    return isinstance(value, tuple) and all(isinstance(move, Move) for move in value)
 
 
 def as_moves(name: str, value: MovesLike) -> tuple[Move, ...] | None:
@@ -113,18 +108,14 @@ def as_moves(name: str, value: MovesLike) -> tuple[Move, ...] | None:
     return moves
 
 
-def _check_blocks(moves: Sequence[Move], free: Sequence[str]) -> None:
-    """Check that moves change the free blocks and no others."""
+def _check(graph: FactorGraph, moves: Sequence[Move], free: set[str]) -> None:
+    """Check each move, and that all free blocks change, those summed out once again."""
     changed = {b for move in moves for b in move.blocks}
-    if changed != set(free):
+    if changed != free:
         raise ArgumentError(
             "moves must change every free block and no other: they change "
             f"{sorted(changed)}, and the free blocks are {sorted(free)}."
         )
-
-
-def _check(graph: FactorGraph, moves: Sequence[Move]) -> None:
-    """Check each move, and that blocks that are summed out are drawn again."""
     for move, following in zip(moves, (*moves[1:], None), strict=True):
         move.check(graph)
         drawn = following.blocks if isinstance(following, Layer) else ()

@@ -43,7 +43,9 @@ from ebmpp.moves.move import (
     Move,
     both_as_rows,
     coupled_sweep,
+    one_chain,
     rows_equal,
+    stack_chains,
 )
 from ebmpp.moves.rungs import reference_of
 from ebmpp.moves.target import Target
@@ -67,14 +69,13 @@ def check_betas(
     is_valid = increases and values[-1] == 1
     if is_valid and (values[0] > 0 if positive else values[0] >= 0):
         return tuple(values.tolist())
-    if positive:
-        expected = "inverse temperatures that increase from more than 0 to 1"
-        raise checks.error(name, expected, betas)
+    start = "more than 0" if positive else "0 or more"
+    hint = "Of chains that adapted a ladder each, use one: last_state.betas[0]."
     raise checks.error(
         name,
-        "inverse temperatures that increase from 0 or more to 1",
+        f"inverse temperatures that increase from {start} to 1",
         betas,
-        hint="Of chains that adapted a ladder each, use one: last_state.betas[0].",
+        hint="" if positive else hint,
     )
 
 
@@ -223,7 +224,7 @@ class TemperedSweep(Move[None]):
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         ensemble = _as_ensemble(target)
 
-        def half(x: Blocks, parity: Array) -> tuple[Blocks, None]:
+        def half(x, parity):
             return self.half(ensemble, x, keys, parity).x, None
 
         x, _ = lax.scan(half, dict(x), jnp.arange(2))
@@ -246,7 +247,7 @@ class TemperedSweep(Move[None]):
     ) -> Attempt:
         ensemble = _as_ensemble(target)
 
-        def half(z: Blocks, parity: Array) -> tuple[Blocks, RowMask]:
+        def half(z, parity):
             keys = random.fold_in(trial.keys, parity)
             z, agree, broken = self._couple(ensemble, z, keys, trial.most)
             z, has_nan = self._swap_both(ensemble, z, agree, keys, parity)
@@ -263,14 +264,17 @@ class TemperedSweep(Move[None]):
     ) -> tuple[Blocks, _ReplicaMask, _ReplicaMask]:
         """Draw all layers in both chains; return where replicas agree, and where they are broken."""
 
-        def couple(target: Target, x: Rows, y: Rows, keys: Keys) -> tuple:
-            z = {b: jnp.stack([x[b], y[b]]) for b in x}
-            z, agree, broken, _ = coupled_sweep(target, z, self.layers, keys, most)
-            return *_unstack(z), agree, broken
+        def couple(target, x, y, keys):
+            z, agree, broken, _ = coupled_sweep(
+                target, stack_chains(x, y), self.layers, keys, most
+            )
+            return one_chain(z, 0), one_chain(z, 1), agree, broken
 
         keys = ensemble.replica_keys(random.fold_in(keys, _LAYERS))
-        x, y, agree, broken = ensemble.map(couple, *_unstack(z), keys)
-        return {b: jnp.stack([x[b], y[b]]) for b in x}, agree, broken
+        x, y, agree, broken = ensemble.map(
+            couple, one_chain(z, 0), one_chain(z, 1), keys
+        )
+        return stack_chains(x, y), agree, broken
 
     def _swap_both(
         self,
@@ -306,10 +310,6 @@ def _log_uniforms(keys: Keys, ratio: Array) -> PerPair:
     """Return the logs of the uniforms by which swaps are accepted."""
     words = random.words(random.fold_in(keys, _SWAPS), ratio.shape[-1])
     return jnp.log(random.uniform(words))
-
-
-def _unstack(z: Chains) -> tuple[Blocks, Blocks]:
-    return {b: v[0] for b, v in z.items()}, {b: v[1] for b, v in z.items()}
 
 
 def tempered_sweep(

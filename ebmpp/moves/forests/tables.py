@@ -9,7 +9,7 @@ derivatives between all units and the ones above them.
 """
 
 from collections.abc import Iterable, Mapping
-import functools
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int32
@@ -76,12 +76,20 @@ class ForestTables:
         self._factors = [f for f in graph.factors if count(f)]
         self._inner_factors = [f for f in graph.factors if count(f) > 1]
 
-    @functools.cached_property
+    @property
+    def _is_constant(self) -> bool:
+        """True if units outside of the forest do not change any pairwise weights."""
+        return all(
+            f.is_pairwise or self.complete.issuperset(f.blocks)
+            for f in self._inner_factors
+        )
+
+    @cached_property
     def complete(self) -> frozenset[str]:
         """Blocks all of whose units are in the forest."""
         return frozenset(b for b, h in self._half.items() if (h >= 0).all())
 
-    @functools.cached_property
+    @cached_property
     def _fast(self) -> list[FastFactor]:
         result = []
         for factor in self._factors:
@@ -99,24 +107,16 @@ class ForestTables:
         An observed unit is allowed its value only. Pairwise weights have rows if other
         units change them.
         """
-        unary = self._unary(params, x)
+        eta = self._natural(params, self._zeroed(x, self._factors))
+        _, log_base, statistics = self._states
+        unary = (eta[:, :, None] * statistics[None]).sum(-1) + log_base[None]
         if not self.units.keys().isdisjoint(keep):
             unary = jnp.where(self._is_allowed(x, keep), unary, -jnp.inf)
         t = self._zeroed(x, self._inner_factors)
-        if all(map(self._is_constant, self._inner_factors)):
+        if self._is_constant:
             first = {b: v[0] for b, v in t.items()}
             return unary, self._pairwise(params, first)
-        by_row = jax.vmap(lambda t: self._pairwise(params, t))
-        return unary, by_row(t)
-
-    def _is_constant(self, factor: Factor) -> bool:
-        """Return True if units outside of the forest do not change a factor's pairwise weights."""
-        return factor.is_pairwise or self.complete >= set(factor.blocks)
-
-    def _unary(self, params: Params, x: Rows) -> Float[Array, "rows units states"]:
-        eta = self._natural(params, self._zeroed(x, self._factors))
-        _, log_base, statistics = self._states
-        return (eta[:, :, None] * statistics[None]).sum(-1) + log_base[None]
+        return unary, jax.vmap(partial(self._pairwise, params))(t)
 
     def _natural(self, params: Params, t: Blocks) -> Float[Array, "rows units entries"]:
         """Return natural parameters of the units, at statistics ``t`` of the blocks."""
