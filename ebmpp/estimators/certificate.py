@@ -307,29 +307,29 @@ def _compare(
             *statistics.squared_norm(gram[count:, count:]),
         )
 
-    def error(a, b):
-        errors = (statistics.standard_error(np.moveaxis(x, 0, -1)) for x in (a, b))
-        return np.hypot(*errors)
+    def bias(leaf):
+        return leaf[:count].mean(0) - leaf[count:].mean(0)
+
+    def error(leaf):
+        last = np.moveaxis(leaf, 0, -1)
+        ends = (last[..., :count], last[..., count:])
+        return np.hypot(*map(statistics.standard_error, ends))
+
+    def products(params):
+        """Return inner products of all gradients over the params of a factor."""
+        leaves = (leaf.reshape(size, -1) for leaf in jax.tree.leaves(params))
+        return sum((a @ a.T for a in leaves), np.zeros((size, size)))
 
     count = len(gradients)
     size = count + len(unbiased)
-    biased = jax.tree.map(stack, *gradients)
-    others = jax.tree.map(stack, *unbiased)
-    flat = jax.tree.map(
-        lambda a, b: np.concatenate([a, b]).reshape(size, -1), biased, others
-    )
-    # inner products of all gradients over the params of a factor
-    zero = np.zeros((size, size))
-    grams = {
-        name: sum((a @ a.T for a in jax.tree.leaves(flat[name])), zero)
-        for name in graph.param_shapes
-    }
+    draws = jax.tree.map(stack, *gradients, *unbiased)
+    grams = {name: products(draws[name]) for name in graph.param_shapes}
     return GradientBias(
         estimator,
         factors={name: squares(gram) for name, gram in grams.items()},
-        total=squares(sum(grams.values(), zero)),
-        bias=jax.tree.map(lambda a, b: a.mean(0) - b.mean(0), biased, others),
-        bias_error=jax.tree.map(error, biased, others),
+        total=squares(products(draws)),
+        bias=jax.tree.map(bias, draws),
+        bias_error=jax.tree.map(error, draws),
         num_repeats=count,
         chains=plan.chains,
         num_references=len(unbiased),

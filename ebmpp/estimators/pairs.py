@@ -406,9 +406,10 @@ class ChainUCD(CoupledPairs):
             start = state.chains
         elif self.init == "data":
             index = jnp.arange(pairs) % batch.num_rows
-            rows = {b: jnp.take(v, index, axis=0) for b, v in batch.rows.items()}
-            known = {b: jnp.take(v, index, axis=0) for b, v in batch.known.items()}
-            tiled = Batch.uniform(rows, known)
+            tiled = Batch.uniform(
+                phases.take_rows(batch.rows, index),
+                phases.take_rows(batch.known, index),
+            )
             start = phases.sample_latents(graph, params, tiled, start_key)
         else:
             start = self._independent_start(target, pairs, start_key)

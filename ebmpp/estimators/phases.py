@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 from jaxtyping import PyTree
 
 import jax
-from jax import lax
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
@@ -90,9 +90,8 @@ class MeanField:
         """Return mean statistics of every block given the rows, exact for visible blocks."""
 
         def row_statistics(row):
-            start = graph.statistics(row)
-            means, _ = energy.mean_field(graph, params, start, self.passes)
-            return means
+            t = graph.statistics(row)
+            return energy.mean_field(graph, params, t, self.passes)[0]
 
         return jax.vmap(row_statistics)(dict(rows))
 
@@ -125,6 +124,11 @@ def row_keys(key: Key, rows: int) -> Keys:
     return random.fold_in(key, jnp.arange(rows))
 
 
+def take_rows(x: Rows, index: Array) -> Blocks:
+    """Return the rows with these numbers."""
+    return {b: jnp.take(v, index, axis=0) for b, v in x.items()}
+
+
 @partial(jax.jit, static_argnums=(0, 1))  # op by op it compiles for seconds
 def fresh_chains(graph: FactorGraph, count: int, key: Key) -> Rows:
     """Draw initial states of every block."""
@@ -154,7 +158,7 @@ def cycle_chains(chains: Rows, fresh: Rows) -> Rows:
 def _cycle(count: int, chains: Rows) -> Rows:
     index = jnp.arange(count) % num_rows(chains)
     # sharded as fresh ones
-    return sharding.rows({b: jnp.take(v, index, axis=0) for b, v in chains.items()})
+    return sharding.rows(take_rows(chains, index))
 
 
 def sweep_chains(
@@ -380,7 +384,7 @@ def init_pool(
     count = num_rows(data)
     order = jnp.argsort(random.words(random.fold_in(key, 3), count))
     index = order[jnp.arange(size) % count]
-    rows = {b: jnp.take(v, index, axis=0) for b, v in data.items()}
+    rows = take_rows(data, index)
     return complete_rows(Target(graph, params), rows, random.fold_in(key, 4))
 
 

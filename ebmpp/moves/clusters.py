@@ -129,7 +129,7 @@ class Clusters(Move["_Fields"]):
         is_real = jnp.issubdtype(new.dtype, jnp.floating)
         wrong = jnp.nan if is_real else -1
         drawn = {self.block: jnp.where(broken, wrong, new)}
-        return drawn, jnp.zeros(len(keys), jnp.int32)
+        return drawn, 0
 
     def prepare(self, target: Target, z: Chains) -> "_Fields":
         return self._fields(target, both_as_rows(z))

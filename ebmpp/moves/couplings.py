@@ -232,9 +232,9 @@ def _draw_both(
     words = random.words(keys, count + len(families))
     parts = split_words(families, words[:, :count], coupled=True)
     u = random.uniform(words[:, count:])
-    x: Blocks = {}
-    y: Blocks = {}
-    together: Blocks = {}
+    x = {}
+    y = {}
+    together = {}
     for i, (b, family) in enumerate(families.items()):
         x[b], y[b], together[b] = family.reflect(
             parts[b], u[:, i], etas[0][b], etas[1][b]
@@ -244,8 +244,8 @@ def _draw_both(
 
 def _couple(families: Families, etas: Etas, words: Array) -> tuple[Blocks, Blocks]:
     parts = split_words(families, words, coupled=True)
-    x: Blocks = {}
-    y: Blocks = {}
+    x = {}
+    y = {}
     for b, family in families.items():
         x[b], y[b] = family.couple(parts[b], etas[0][b], etas[1][b])
     return x, y

@@ -56,7 +56,7 @@ class Forests(Move[tuple[Array, Array]]):
         u = random.uniform(words)
         states = forests.draw(tables.forest, unary, pairwise, u)
         drawn = keep_observed(target.keep, x, tables.put(x, states))
-        return drawn, jnp.zeros(len(keys), jnp.int32)
+        return drawn, 0
 
     def marginals(
         self, target: Target, x: Rows

@@ -54,7 +54,7 @@ from ebmpp.moves.target import Target
 #: What the trials of a coupled draw share: see :meth:`Move.prepare`.
 Prepared = TypeVar("Prepared")
 #: New values of blocks, and how many proposals each row accepted.
-Drawn = tuple[Blocks, Counts]
+Drawn = tuple[Blocks, Counts | int]
 #: Parts of each block on which the chains of a row agree, ``(rows, parts)``.
 Flags = Mapping[str, Bool[Array, "rows ..."]]
 
@@ -148,7 +148,7 @@ def draw_sweep(
     x: Rows,
     moves: Sequence[Move],
     keys: Keys,
-) -> Drawn:
+) -> tuple[Blocks, Counts]:
     """Make one sweep of each row; return the rows, and how many proposals each accepted.
 
     Move i draws from ``fold_in(keys, i)``.
@@ -379,7 +379,7 @@ class Layer(Move[PyTree]):
             return gibbs.draw_part(families, eta, random.fold_in(keys, 0, part))
 
         drawn = gibbs.visit(target, x, self.blocks, new)
-        return drawn, jnp.zeros(len(keys), jnp.int32)
+        return drawn, 0
 
     def num_parts(self, graph: FactorGraph) -> int:
         return graph.num_parts(self.blocks[0])

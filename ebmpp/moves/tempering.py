@@ -228,7 +228,7 @@ class TemperedSweep(Move[None]):
             return self.half(ensemble, x, keys, parity).x, None
 
         x, _ = lax.scan(half, dict(x), jnp.arange(2))
-        return {b: x[b] for b in self.blocks}, jnp.zeros(len(keys), jnp.int32)
+        return {b: x[b] for b in self.blocks}, 0
 
     def half(self, ensemble: Ensemble, x: Rows, keys: Keys, parity: Array) -> Half:
         """Draw all layers, and make the swaps of one parity: 0 for even ones, 1 for odd ones."""
@@ -255,9 +255,8 @@ class TemperedSweep(Move[None]):
 
         z, broken = lax.scan(half, dict(z), jnp.arange(2))
         x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
-        accepted = jnp.ones(len(trial.keys), bool)
         together = {b: rows_equal(z[b]) for b in self.blocks}
-        return Attempt(x, y, accepted, accepted, broken.any(0), together)
+        return Attempt.final(x, y, broken.any(0), together)
 
     def _couple(
         self, ensemble: Ensemble, z: Chains, keys: Keys, most: Array | int

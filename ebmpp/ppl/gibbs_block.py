@@ -20,7 +20,6 @@ from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import Init, Kwargs
 from ebmpp.moves import Forests, Layer, Move, Target, couplings, gibbs, search, sweeps
-from ebmpp.moves.move import Drawn
 from ebmpp.ppl import bound
 from ebmpp.ppl.binding import Binding, Params, Sites
 from ebmpp.traced import block
@@ -336,8 +335,8 @@ class GraphBlock(GibbsBlock):
         # as many passes as propose every unit once, which are reversed as a whole
         passes = 1 if target.log_likelihood is None else self.num_sweeps
 
-        def sweep(x: Rows, keys: Array, beta: Array, backward: bool) -> Drawn:
-            def step(number: Array, carry: Drawn) -> Drawn:
+        def sweep(x, keys, beta, backward):
+            def step(number, carry):
                 pass_keys = random.fold_in(keys, number)
                 return bound.sweep(
                     target.at(beta), carry[0], pass_keys, self.fraction, backward
