@@ -118,23 +118,14 @@ class Contraction(Flow):
             i: self._fold(i, a) for i, a in self.nonzero.items() if not a.all()
         }
 
-    def _axes(self, side: int) -> tuple[list[int], ...]:
-        """Return the axes of an operand that are batched, free and summed."""
-        numbers = self.eqn.params["dimension_numbers"]
-        summed, batch = (list(axes[side]) for axes in numbers)
-        free = set(range(len(self.eqn.shapes[side]))).difference(batch, summed)
-        return batch, sorted(free), summed
-
     def _fold(self, side: int, a: np.ndarray) -> np.ndarray:
         """Return an operand as (batch, free, summed)."""
-        axes = self._axes(side)
+        numbers = self.eqn.params["dimension_numbers"]
+        summed, batch = (axes[side] for axes in numbers)
+        free = [d for d in range(a.ndim) if d not in (*batch, *summed)]
+        axes = (batch, free, summed)
         shape = [math.prod(a.shape[d] for d in part) for part in axes]
-        return a.transpose(sum(axes, [])).reshape(shape)
-
-    def _unfold(self, side: int, a: np.ndarray) -> np.ndarray:
-        order = sum(self._axes(side), [])
-        unfolded = a.reshape([self.eqn.shapes[side][d] for d in order])
-        return unfolded.transpose(np.argsort(order))
+        return a.transpose([*batch, *free, *summed]).reshape(shape)
 
     def forward(self, sets: UnitSets, reads: ReadSets) -> ReadSets:
         folded = [self._fold(side, read) for side, read in enumerate(reads)]
@@ -155,17 +146,18 @@ class Contraction(Flow):
 
     def backward(self, live: ElementMasks) -> ElementMasks:
         """Return which factors of the elements that matter are not multiplied by a known zero."""
-        ones = [
-            self._fold(side, np.ones(shape, bool))
-            for side, shape in enumerate(self.eqn.shapes)
-        ]
-        at = live[0].reshape(len(ones[0]), ones[0].shape[1], ones[1].shape[1])
-        masks = []
-        for side in range(2):
+        masks = [np.zeros(shape, bool) for shape in self.eqn.shapes]
+        places = []
+        for side, mask in enumerate(masks):
+            numbers = np.arange(mask.size).reshape(mask.shape)
+            places.append(self._fold(side, numbers))
+        left, right = places
+        at = live[0].reshape(len(left), left.shape[1], right.shape[1])
+        for side, mask in enumerate(masks):
             facing = (at if side else at.transpose(0, 2, 1)).astype(np.float32)
-            other = self.nonzero.get(1 - side, ones[1 - side]).astype(np.float32)
-            count = np.einsum("bqp,bqk->bpk", facing, other)
-            masks.append(self._unfold(side, count > 0))
+            other = self.nonzero.get(1 - side, np.ones(places[1 - side].shape))
+            count = np.einsum("bqp,bqk->bpk", facing, other.astype(np.float32))
+            np.put(mask, places[side], count > 0)
         return masks
 
 

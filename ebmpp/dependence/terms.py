@@ -25,6 +25,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.dependence.flow import Flow
 from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.propagation import propagate
 from ebmpp.dependence.pullback import guard
@@ -67,15 +68,14 @@ class SumOfTerms:
         self.sets = UnitSets(size)
         known = Known(program, arguments)
         constant = _constant_truths(program, tables)
-        self._reads, self._flows = propagate(program, self.sets, units, known, constant)
+        self._reads, flows = propagate(program, self.sets, units, known, constant)
         #: slots of the terms, and which of their elements matter
         self.live: dict[int, np.ndarray] = {}
         self.tail: list[Equation] = []
         self._count = 0
         self._pairs = sparse.csr_array((size, size), dtype=bool)
-        self._trace_back()
+        self._trace_back(flows)
         self.relied = frozenset(program.arguments.index(slot) for slot in known.relied)
-        self._flows.clear()
 
     @cached_property
     def edges(self) -> np.ndarray | None:
@@ -112,7 +112,7 @@ class SumOfTerms:
     def _sets(self, slot: int) -> np.ndarray:
         return np.where(self.live[slot], self._reads[slot], 0).ravel()
 
-    def _trace_back(self) -> None:
+    def _trace_back(self, flows: Mapping[int, Flow]) -> None:
         """Find the tail and the terms, with the elements that matter, from the end backward."""
         program = self.program
         reads = self._reads
@@ -124,7 +124,7 @@ class SumOfTerms:
         for eqn in reversed(program.equations):
             matters = {o: live[o] for o in eqn.outputs if o in live}
             first = eqn.outputs[0]
-            if not matters or first not in self._flows:
+            if not matters or first not in flows:
                 continue
             through = [i for i, slot in enumerate(eqn.inputs) if slot in reads]
             is_product = self._products and eqn.name == "mul" and len(through) == 2
@@ -135,7 +135,7 @@ class SumOfTerms:
                     live.pop(slot)
                 continue
             self.tail.append(eqn)
-            back = self._flows[first].backward(list(map(live_at, eqn.outputs)))
+            back = flows[first].backward(list(map(live_at, eqn.outputs)))
             for i in through:
                 slot = eqn.inputs[i]
                 live[slot] = live_at(slot) | back[i]

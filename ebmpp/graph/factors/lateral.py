@@ -182,9 +182,7 @@ class Split:
 
     def mask(self, part: Any) -> Bool[Array, "units"] | None:
         """Return False at the padding of :meth:`at`; None if there is none."""
-        if self.unrolled:
-            return None
-        return jnp.asarray(self.table)[part] < self.family.size
+        return None if self.unrolled else self.at(part) < self.family.size
 
     def take(
         self, values: Shaped[Numbers, "size ..."], part: Any
