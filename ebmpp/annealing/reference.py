@@ -130,8 +130,8 @@ def _from_mean(family: Family, mean: Array, default: Array) -> Array:
 def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
     """Return a user's natural parameters as arrays."""
     if not isinstance(values, Mapping):
-        raise checks.error(
-            "reference", "a dict of natural parameters", values, ParameterError
+        raise checks.parameter_error(
+            "reference", "a dict of natural parameters", values
         )
     checks.names("block of the reference", values, graph.families, ParameterError)
     result = {
@@ -141,8 +141,8 @@ def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
         family = graph.families[b]
         name = f"reference: block {b!r} ({family!r})"
         if eta.shape != family.statistic_shape:
-            raise checks.error(
-                name, f"of shape {family.statistic_shape}", eta.shape, ParameterError
+            raise checks.parameter_error(
+                name, f"of shape {family.statistic_shape}", eta.shape
             )
         if not bool(family.in_domain(eta).all()):
             raise checks.error(

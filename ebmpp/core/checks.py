@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
 from ebmpp.core.compile import is_traced
-from ebmpp.errors import ArgumentError, DeclarationError, StateError
+from ebmpp.errors import ArgumentError, DeclarationError, ParameterError, StateError
 
 T = TypeVar("T")
 Error = type[Exception]
@@ -50,6 +50,7 @@ def error(
 
 declaration_error = functools.partial(error, kind=DeclarationError)
 state_error = functools.partial(error, kind=StateError)
+parameter_error = functools.partial(error, kind=ParameterError)
 
 
 def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:

@@ -28,11 +28,10 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
             place = name + jax.tree_util.keystr(path)
             axes[place] = shape[: max(0, len(shape) - struct.ndim)]
             if axes[place] + struct.shape != shape:
-                raise checks.error(
+                raise checks.parameter_error(
                     f"factor {name!r}: params",
                     f"of shape (..., *{struct.shape})",
                     shape,
-                    ParameterError,
                 )
     try:
         return jnp.broadcast_shapes(*axes.values())

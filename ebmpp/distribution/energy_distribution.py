@@ -169,11 +169,10 @@ class EnergyDistribution(dist.Distribution):
                 checks.numbers("log_partition", log_partition, ParameterError)
             )
             if shape not in ((), batch):
-                raise checks.error(
+                raise checks.parameter_error(
                     "log_partition",
                     f"a function of the params, or numbers of shape () or {batch}",
                     log_partition,
-                    ParameterError,
                 )
             self._log_partition_value = log_partition
         super().__init__(batch, self.layout.shape, validate_args=validate_args)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from ebmpp.core import Natural, Params, checks
 from ebmpp.core.compile import compiled
 from ebmpp.core.rows import expand
-from ebmpp.errors import ParameterError
 from ebmpp.families import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Factor
@@ -44,11 +43,8 @@ def resolve(scheme: Scheme) -> dict[str, str]:
     if resolved.keys() != _ROLES.keys() or not all(
         resolved[r] in names for r, names in _ROLES.items()
     ):
-        raise checks.error(
-            "scheme",
-            f"one of {sorted(SCHEMES)} or a dict of choices {_ROLES}",
-            scheme,
-            ParameterError,
+        raise checks.parameter_error(
+            "scheme", f"one of {sorted(SCHEMES)} or a dict of choices {_ROLES}", scheme
         )
     return resolved
 

@@ -329,11 +329,10 @@ def check_params(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -
 
         foreign = [type(a) for a in leaves if is_foreign(a)]  # such as torch's
         if shapes != actual or foreign:
-            raise checks.error(
+            raise checks.parameter_error(
                 f"factor {name!r}: params",
                 f"arrays of jax or numpy of shape {shapes}",
                 foreign or actual,
-                ParameterError,
             )
 
 
@@ -341,11 +340,10 @@ def check_factors(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) 
     """Compare the names of params and factors."""
     is_dict = isinstance(params, Mapping)
     if not is_dict or params.keys() != expected.keys():
-        raise checks.error(
+        raise checks.parameter_error(
             "params",
             f"a dict of the factors {list(expected)}",
             list(params) if is_dict else params,
-            ParameterError,
         )
 
 
@@ -364,10 +362,9 @@ def check_finite(params: Mapping[str, PyTree]) -> None:
                 int((~np.isfinite(np.asarray(leaf))).sum()) if is_concrete(leaf) else 0
             )
             if wrong:
-                raise checks.error(
+                raise checks.parameter_error(
                     f"factor {name!r}: params",
                     "finite",
                     leaf,
-                    ParameterError,
-                    f"{wrong} entries are not finite.",
+                    hint=f"{wrong} entries are not finite.",
                 )

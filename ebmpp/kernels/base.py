@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
 from ebmpp.core import Blocks, Keys, Numbers, State, checks, sharding
-from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
 
@@ -170,12 +169,11 @@ class RowKernel(MCMCKernel, Generic[S]):
         """
         name = type(self).__name__
         if len(model_args) != 1:
-            raise checks.error(
+            raise checks.parameter_error(
                 f"{name}: params",
                 "the only positional argument after the key",
                 len(model_args),
-                ParameterError,
-                "Call mcmc.run(key, params, v=...), with clamped blocks by keyword.",
+                hint="Call mcmc.run(key, params, v=...), with clamped blocks by keyword.",
             )
         target = Target.checked(
             name, self.graph, model_args[0], model_kwargs or {}, check

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.groups import Edges
 from ebmpp.core.types import Chains, Keys, Params, Rows
-from ebmpp.errors import IntractableError, ParameterError
+from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
@@ -111,12 +111,11 @@ class Clusters(Move["_Fields"]):
         for factor in self._factors(graph):
             least = float(jnp.min(params[factor.name]))
             if not least >= 0:
-                raise checks.error(
+                raise checks.parameter_error(
                     f"factor {factor.name!r}: weights",
                     "at least 0 for Categorical clusters",
                     least,
-                    ParameterError,
-                    "BlockedGibbs takes any weights.",
+                    hint="BlockedGibbs takes any weights.",
                 )
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:

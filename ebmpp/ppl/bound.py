@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from ebmpp.core import checks, random
 from ebmpp.core.groups import fold_parts
 from ebmpp.core.types import Blocks, Rows, Scalar, Schedule
-from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
@@ -123,11 +122,10 @@ def bind_params(
             v.shape in (e.shape, batch + e.shape) for v, e in pairs
         )
         if not is_valid:
-            raise checks.error(
+            raise checks.parameter_error(
                 f"params of factor {name!r}",
                 f"of shapes {jax.tree.map(np.shape, tree)}, after {batch} where they differ by row",
                 jax.tree.map(np.shape, arrays),
-                ParameterError,
             )
         values[name] = jax.tree.map(by_row, arrays, tree)
     if check:

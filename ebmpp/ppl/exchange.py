@@ -140,11 +140,10 @@ class Exchange(SiteKernel):
             or not bool(prior)
             or not all(map(is_valid, prior.values()))
         ):
-            raise checks.error(
+            raise checks.parameter_error(
                 "Exchange: prior",
                 "a dict of sites and NumPyro distributions that are not discrete",
                 prior,
-                ParameterError,
             )
         self.graph = graph
         self.prior = dict(prior)
@@ -436,12 +435,10 @@ def _check_site(
     name = f"init_params of site {site!r}"
     expected = f"of shape {shape}, in the support {prior.support}"
     if value.shape != shape:
-        raise checks.error(name, expected, value, ParameterError)
+        raise checks.parameter_error(name, expected, value)
 
     def check(rows: Array) -> None:
         if not np.isfinite(np.asarray(dist.biject_to(prior.support).inv(rows))).all():
-            raise checks.error(
-                name, expected, np.asarray(rows).tolist(), ParameterError
-            )
+            raise checks.parameter_error(name, expected, np.asarray(rows).tolist())
 
     return checked(check, value)
