@@ -4,17 +4,15 @@
 
 import dataclasses
 
-from jaxtyping import Float
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.random import uniform
 from ebmpp.core.types import PerUnit, UnitMask, Words
-from ebmpp.families.family import Family
+from ebmpp.families.family import Family, UnitValues
 
 
 @jax.custom_jvp
@@ -74,7 +72,7 @@ class Bernoulli(Family):
     def sample(self, words: Words, eta: PerUnit) -> PerUnit:
         return is_one(words, eta).astype(self.dtype)
 
-    def states(self) -> Float[Array, "values"]:
+    def states(self) -> UnitValues:
         return jnp.array([0.0, 1.0])
 
 

@@ -4,19 +4,17 @@
 
 import dataclasses
 
-from jaxtyping import Float
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 import jax
-from jax import Array
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
 from ebmpp.core import checks
 from ebmpp.core.types import PerUnit, Values
 from ebmpp.families.bernoulli import softplus
-from ebmpp.families.family import Family, as_float
+from ebmpp.families.family import Family, UnitValues, as_float
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -61,5 +59,5 @@ class Binomial(Family):
             jnp.floor((self.total_count + 1) * jax.nn.sigmoid(eta)), self.total_count
         )
 
-    def states(self) -> Float[Array, "values"]:
+    def states(self) -> UnitValues:
         return jnp.arange(self.total_count + 1, dtype=self.dtype)

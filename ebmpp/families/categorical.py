@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ebmpp.core import checks
 from ebmpp.core.random import inverse_cdf, uniform
 from ebmpp.core.types import PerUnit, Values, Words
-from ebmpp.families.family import Family
+from ebmpp.families.family import Family, UnitValues
 
 Categories = Int[Array, "*units"]
 PerCategory = Float[Array, "*units categories"]
@@ -95,5 +95,5 @@ class Categorical(Family):
         residual = inverse_cdf(uniform(words[..., 2]), jnp.maximum(q - p, 0))
         return x, jnp.where(is_same, x, residual)
 
-    def states(self) -> Int[Array, "values"]:
+    def states(self) -> UnitValues:
         return jnp.arange(self.num_categories, dtype=self.dtype)

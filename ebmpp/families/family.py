@@ -62,6 +62,8 @@ class Shape(Protocol):
 Reflection = tuple[
     Shaped[Array, "rows *shape"], Shaped[Array, "rows *shape"], Bool[Array, "rows"]
 ]
+#: All values of one unit.
+UnitValues = Real[Array, "values"]
 #: Natural parameters or statistics, by block.
 Stack = Mapping[str, Float[Array, "rows *natural"]]
 
@@ -270,7 +272,7 @@ class Family(abc.ABC):
         x = as_float(x)
         return jnp.asarray(self.support(x)) & jnp.isfinite(x)
 
-    def states(self) -> Real[Array, "values"] | None:
+    def states(self) -> UnitValues | None:
         """Return all values of one unit, None if there are infinitely many."""
         return None
 

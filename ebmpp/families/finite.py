@@ -59,26 +59,12 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
     """Return the natural parameter of one unit."""
     # before anything is summed, so that the tails keep their digits
     around = statistics - mean[None]
-    varies = jnp.ptp(statistics, axis=0) > 0
-    largest = jnp.abs(statistics).max(0)
 
     def reach(step):
         return jnp.ptp(around @ step)
 
     def probs_at(eta):
         return jax.nn.softmax(around @ eta + log_base)
-
-    def fits(eta: Array, step: Array, tolerance: Array) -> Array:
-        """Return True if the mean at ``eta`` is right, relative to the terms of its sum."""
-        probs = probs_at(eta)
-        off = jnp.abs(probs @ around)
-        size = probs @ jnp.abs(around)
-        # rounding may put a mean beside the plane of one-hot statistics, which no step
-        # can correct
-        beside = (off <= 8 * jnp.finfo(mean.dtype).eps * largest).all() & (
-            reach(step) <= tolerance
-        )
-        return ((off <= tolerance * size).all() | beside) & ((size > 0) | ~varies).all()
 
     def newton(eta: Array) -> Array:
         probs = probs_at(eta)
@@ -113,14 +99,24 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
         eta = eta + length(eta, step) * step
         return eta, newton(eta), count + 1
 
-    fine = jnp.sqrt(jnp.finfo(mean.dtype).eps)
+    epsilon = jnp.finfo(mean.dtype).eps
 
-    def cond(c):
-        return ~fits(c[0], c[1], fine) & (reach(c[1]) > 0) & (c[2] < _MAX_STEPS)
+    def cond(carry: tuple[Array, Array, Array]) -> Array:
+        _, step, count = carry
+        return (reach(step) > jnp.sqrt(epsilon)) & (count < _MAX_STEPS)
 
     start = jnp.zeros_like(mean)
     eta, step, _ = lax.while_loop(cond, body, (start, newton(start), jnp.int32(0)))
     eta = eta + step  # quadratic convergence: half the digits become all
-    # a step beyond the hull, or to its boundary, stays as long as 1; rounding leaves
-    # shorter ones
-    return jnp.where(fits(eta, newton(eta), jnp.sqrt(fine)), eta, jnp.nan)
+    # is the mean at eta right, relative to the terms of its sum?
+    probs = probs_at(eta)
+    off = jnp.abs(probs @ around)
+    size = probs @ jnp.abs(around)
+    tolerance = epsilon**0.25
+    # rounding may put a mean beside the plane of one-hot statistics, which no step can
+    # correct; a step beyond the hull, or to its boundary, stays as long as 1
+    is_beside = (off <= 8 * epsilon * jnp.abs(statistics).max(0)).all()
+    is_beside &= reach(newton(eta)) <= tolerance
+    is_spread = (size > 0) | (jnp.ptp(statistics, axis=0) == 0)
+    is_right = ((off <= tolerance * size).all() | is_beside) & is_spread.all()
+    return jnp.where(is_right, eta, jnp.nan)

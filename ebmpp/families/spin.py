@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from ebmpp.core.types import PerUnit, Values, Words
 from ebmpp.families.bernoulli import is_one
-from ebmpp.families.family import Family
+from ebmpp.families.family import Family, UnitValues
 
 
 @jax.custom_jvp
@@ -68,7 +68,7 @@ class SpinDistribution(dist.Distribution):
 
     @property
     def variance(self) -> Float[Array, "*batch"]:
-        return 1 - jnp.tanh(self.eta) ** 2
+        return 1 - self.mean**2
 
 
 class _SpinConstraint(constraints.ParameterFreeConstraint):
@@ -119,5 +119,5 @@ class Spin(Family):
     def sample(self, words: Words, eta: PerUnit) -> PerUnit:
         return 2 * is_one(words, 2 * eta).astype(self.dtype) - 1
 
-    def states(self) -> Float[Array, "values"]:
+    def states(self) -> UnitValues:
         return jnp.array([-1.0, 1.0])

@@ -54,14 +54,12 @@ def _is_pair_with_mask(value: tuple) -> bool:
     """Return True for an Observed, or a tuple of values and booleans that was meant as one."""
     if hasattr(value, "known"):
         return True
-    if len(value) != 2 or not all(
-        isinstance(v, np.ndarray | Array | list) for v in value
-    ):
+    are_arrays = all(isinstance(v, np.ndarray | Array | list) for v in value)
+    if len(value) != 2 or not are_arrays:
         return False
-    return (
-        all(map(is_concrete, jax.tree.leaves(value[1])))
-        and np.asarray(value[1]).dtype == bool
-    )
+    mask = value[1]
+    are_concrete = all(map(is_concrete, jax.tree.leaves(mask)))
+    return are_concrete and np.asarray(mask).dtype == bool
 
 
 def _from_frame(where: str, frame: Any) -> np.ndarray:
@@ -87,10 +85,7 @@ def cast_values(name: str, family: Family, value: Numbers, check: bool = True) -
     if not is_concrete(value):
         return jnp.asarray(value, family.dtype)
     # concrete values stay concrete under jit
-    with (
-        sharding.eager(),
-        np.errstate(over="ignore"),
-    ):
+    with sharding.eager(), np.errstate(over="ignore"):
         narrow = value.astype(jnp.result_type(float))
         if check:
             check_values(name, family, narrow, value)
@@ -106,20 +101,14 @@ def check_values(
         return
     with sharding.eager():
         # on the host: nothing to compile
-        wrong = ~np.asarray(family.in_support(np.asarray(x)))
-        if original is not None and wrong.any():  # overflow is reported by _check_width
-            wrong &= ~(
-                np.isinf(np.asarray(x))
-                & np.isfinite(np.asarray(original).astype(float))
-            )
-        if wrong.any():
-            _refuse(
-                name,
-                family,
-                wrong,
-                x if original is None else original,
-                describe(family),
-            )
+        narrow = np.asarray(x)
+        wrong = ~np.asarray(family.in_support(narrow))
+        if not wrong.any():
+            return
+        given = narrow if original is None else np.asarray(original)
+        # overflow is reported by _check_width
+        wrong &= ~np.isinf(narrow) | ~np.isfinite(given.astype(float))
+        _refuse(name, family, wrong, given, describe(family))
 
 
 def _check_width(name: str, family: Family, narrow: Numbers, original: Numbers) -> None:
@@ -137,23 +126,20 @@ def _check_width(name: str, family: Family, narrow: Numbers, original: Numbers) 
             wrong = wrong | (held.astype(original.dtype) != original)
         if kind != "f":  # converting back past the last integer depends on the machine
             wrong |= held >= 2.0 ** (8 * original.dtype.itemsize - (kind == "i"))
-    if wrong.any():
-        _refuse(
-            name,
-            family,
-            wrong,
-            original,
-            f"numbers that {held.dtype} holds (or set jax_enable_x64)",
-        )
+    expected = f"numbers that {held.dtype} holds (or set jax_enable_x64)"
+    _refuse(name, family, wrong, original, expected)
 
 
 def _refuse(
-    name: str, family: Family, wrong: np.ndarray, values: Numbers, expected: str
+    name: str, family: Family, wrong: np.ndarray, values: np.ndarray, expected: str
 ) -> None:
+    """Raise an error for the first value that is wrong, if any is."""
+    if not wrong.any():
+        return
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     raise StateError(
         f"block {name!r} ({family!r}) must have {expected}, got "
-        f"{np.asarray(values)[index]!s} at index {index} and {int(wrong.sum())} such "
+        f"{values[index]!s} at index {index} and {int(wrong.sum())} such "
         "values. ebmpp.Observed.where_finite(values) marks nan as missing."
     )
 

@@ -86,11 +86,7 @@ class Declaration:
             edges.update(itertools.combinations(scope, 2))
         put("edges", frozenset(edges))
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
-        floats = jnp.result_type(float)
-        put(
-            "param_shapes",
-            {f.name: _param_shapes(self, f, floats) for f in self.factors},
-        )
+        put("param_shapes", {f.name: _param_shapes(self, f) for f in self.factors})
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
         blocks = tuple(visible.items()), tuple(latent.items())
@@ -220,16 +216,12 @@ def _check(graph: Declaration) -> None:
         checks.names(
             f"block of {factor!r}", factor.blocks, graph.families, DeclarationError
         )
-    twice = [
-        name
-        for name, count in Counter(f.name for f in graph.factors).items()
-        if count > 1
-    ]
+    names = Counter(f.name for f in graph.factors)
+    twice = [name for name, count in names.items() if count > 1]
     if twice:
         raise checks.declaration_error("factors", "of different names", twice)
-    unused = [
-        b for b in graph.families if not any(b in f.blocks for f in graph.factors)
-    ]
+    used = {b for f in graph.factors for b in f.blocks}
+    unused = [b for b in graph.families if b not in used]
     if unused:
         raise checks.declaration_error(
             "blocks", "in a factor each", unused, hint="Add a Bias."
@@ -252,10 +244,10 @@ def _as_labels(
     return names
 
 
-def _param_shapes(graph: Declaration, factor: Factor, floats: jnp.dtype) -> PyTree:
+def _param_shapes(graph: Declaration, factor: Factor) -> PyTree:
     """Return the shapes of a factor's params after probing its energy."""
     scope = tuple((b, graph.families[b], graph.splits.get(b)) for b in factor.blocks)
-    arguments = (factor, scope, floats)
+    arguments = (factor, scope, jnp.result_type(float))
     try:
         hash(arguments)
     except TypeError:  # a custom family or energy that holds a list

@@ -11,7 +11,7 @@ import importlib
 import itertools
 from typing import Any, NamedTuple, TypeVar
 
-from jaxtyping import Float, Integer, PyTree
+from jaxtyping import Float, PyTree
 import networkx as nx
 import numpy as np
 
@@ -30,7 +30,6 @@ from ebmpp.graph.factors import Bias, Factor, Pairwise
 from ebmpp.graph.factors.lateral import check_network
 from ebmpp.graph.factors.pairwise import attribute, edge_weights
 
-_BATCH_SIZE = 256  # rows of second derivatives computed at once
 _TOLERANCE = 1e-5  # relative, of second derivatives, which must be constant
 
 #: A family, or a function of the number of units that returns one, such as a class.
@@ -46,12 +45,11 @@ D = TypeVar("D", bound=Declaration)
 
 
 class Terms(NamedTuple):
-    """``E(x) = offset - linear . x - sum_p weights[p] x[i_p] x[j_p]`` of the units x."""
+    """``E(x) = offset - linear . x - sum_ij weights[i, j] x[i] x[j]`` of the units x."""
 
     offset: float
     linear: Float[np.ndarray, "units"]
-    pairs: Integer[np.ndarray, "pairs 2"]
-    weights: Float[np.ndarray, "pairs"]
+    weights: Mapping[tuple[int, int], float]
 
 
 def terms(graph: Declaration, params: Params) -> Terms:
@@ -82,12 +80,7 @@ def terms(graph: Declaration, params: Params) -> Terms:
         hessian = _second_derivatives(graph, params, differentiated)
         i, j = np.nonzero(np.triu(hessian, 1))
         _add(weights, zip(i.tolist(), j.tolist(), strict=True), -hessian[i, j])
-    return Terms(
-        float(value),
-        -np.asarray(slope),
-        np.array(list(weights), np.int64).reshape(-1, 2),
-        np.array(list(weights.values()), float),
-    )
+    return Terms(float(value), -np.asarray(slope), weights)
 
 
 def _blocks(graph: Declaration, flat: Float[Array, "units"]) -> Blocks:
@@ -121,20 +114,12 @@ def _second_derivatives(
     graph: Declaration, params: Params, factors: list[Factor]
 ) -> Float[np.ndarray, "units units"]:
     """Return the Hessian of some factors, which must be constant."""
-    units = jnp.arange(graph.num_units)
 
     def slope_at(flat):
         eta = energy.contributed(graph, factors, params, _blocks(graph, flat))
         return -jnp.concatenate([eta[b].reshape(-1) for b in graph.families])
 
-    @jax.jit
-    def hessian_at(flat):
-        def row(unit):
-            direction = (units == unit).astype(flat.dtype)
-            return jax.jvp(slope_at, (flat,), (direction,))[1]
-
-        return jax.lax.map(row, units, batch_size=_BATCH_SIZE)
-
+    hessian_at = jax.jit(jax.jacfwd(slope_at))
     elsewhere = np.random.default_rng(0).uniform(0.3, 1, graph.num_units)
     hessian = np.asarray(hessian_at(jnp.zeros(graph.num_units)))
     other = np.asarray(hessian_at(jnp.asarray(elsewhere, float)))
@@ -170,8 +155,7 @@ def unit_network(graph: Declaration, params: Params) -> nx.Graph:
     blocks = [b for b, family in graph.families.items() for _ in range(family.size)]
     for node, block, bias in zip(nodes, blocks, model.linear.tolist(), strict=True):
         network.add_node(node, block=block, bias=bias)
-    weights = model.weights.tolist()
-    for (i, j), weight in zip(model.pairs.tolist(), weights, strict=True):
+    for (i, j), weight in model.weights.items():
         network.add_edge(nodes[i], nodes[j], weight=weight)
     return network
 
@@ -230,8 +214,10 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
     variables = names(graph)
     dimod = importlib.import_module("dimod")  # an extra
     linear = dict(zip(variables, (-model.linear).tolist(), strict=True))
-    edges = ((variables[i], variables[j]) for i, j in model.pairs.tolist())
-    quadratic = dict(zip(edges, (-model.weights).tolist(), strict=True))
+    quadratic = {
+        (variables[i], variables[j]): -weight
+        for (i, j), weight in model.weights.items()
+    }
     return dimod.BinaryQuadraticModel(linear, quadratic, model.offset, vartypes[0])
 
 

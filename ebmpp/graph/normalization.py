@@ -51,6 +51,7 @@ _PRECISE = 2e-5
 
 _Vectors = Float[Array, "vectors size"]
 _Times = Callable[[_Vectors], _Vectors]
+_TimesAt = Callable[[Statistics, _Vectors], _Vectors]
 
 
 def check(graph: Declaration, params: Params) -> None:
@@ -173,7 +174,7 @@ def _per_state(slope: Array, family: Family) -> Array | None:
     states = family.states()
     if states is None:
         return None
-    table = family.statistics(states).reshape(len(states), *family.stat_shape)
+    table = family.statistics(states)
     stat_axes = list(range(slope.ndim - len(family.stat_shape), slope.ndim))
     return jnp.tensordot(slope, table, (stat_axes, list(range(1, table.ndim))))
 
@@ -237,18 +238,13 @@ def _check_precision(
     families = {b: f for b, f in graph.families.items() if b not in blocks}
     near = [b for b in graph.neighbours(blocks) if b in families]
 
-    def at(others):
-        return partial(_precision_times, graph, blocks, params, others)
-
-    def slopes_at(others, vector):
-        return _slopes_along(graph, blocks, params, others, vector)
-
-    if near and _varies(families, at, size):
-        lower, upper = _least_over_states(families, at, slopes_at, size)
+    times = partial(_precision_times, graph, blocks, params)
+    if near and _varies(families, times, size):
+        lower, upper = _least_over_states(families, times, size)
         where = f" at a state of blocks {near}"
     else:
         zero = {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
-        lower, upper = _least(at(zero), size)
+        lower, upper = _least(partial(times, zero), size)
         where = ""
     message = (
         f"the joint precision of the Gaussian blocks {list(blocks)} must be positive "
@@ -263,7 +259,7 @@ def _check_precision(
         )
 
 
-def _varies(families: Families, at: Callable[[Statistics], _Times], size: int) -> bool:
+def _varies(families: Families, times: _TimesAt, size: int) -> bool:
     """Return True if the precision depends on the statistics of ``families``.
 
     It is affine in the statistics of each block, so it then differs between two random points.
@@ -277,7 +273,7 @@ def _varies(families: Families, at: Callable[[Statistics], _Times], size: int) -
             b: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), float)
             for b, f in families.items()
         }
-        return np.asarray(at(statistics)(vectors))
+        return np.asarray(times(statistics, vectors))
 
     here = product_at_random()
     there = product_at_random()
@@ -318,8 +314,7 @@ def _rows(vector: Any) -> Float[Array, "2 size"]:
 
 def _least_over_states(
     families: Families,
-    at: Callable[[Statistics], _Times],
-    slopes_at: Callable,
+    times: _TimesAt,
     size: int,
 ) -> tuple[float, float]:
     """Bound the least eigenvalue over states of the blocks of ``families``.
@@ -327,38 +322,27 @@ def _least_over_states(
     From the worst of some random states, move to states that are worse for its
     eigenvector.
     """
+
+    def curvature(state, vector):
+        (product,) = times(state, vector[None])
+        return product @ vector
+
     rows = _RANDOM_STATES if size <= _DENSE else _FEW_STATES
     stats = jax.device_get(random_statistics(families, families, rows))
     states = [{b: t[row] for b, t in stats.items()} for row in range(rows)]
-    bounds = [_least(at(state), size) for state in states]
+    bounds = [_least(partial(times, state), size) for state in states]
     least = min(bounds, key=lambda pair: pair[1])
     worst = states[bounds.index(least)]
     for _ in range(_ROUNDS if size <= _DENSE else 0):
-        vector = np.linalg.eigh(np.asarray(at(worst)(jnp.eye(size)), float))[1][:, 0]
-        slopes = slopes_at(worst, jnp.asarray(vector, float))
+        matrix = np.asarray(times(worst, jnp.eye(size)), float)
+        vector = jnp.asarray(np.linalg.eigh(matrix)[1][:, 0], float)
+        slopes = jax.grad(curvature)(worst, vector)
         worst = {b: _lowest(families[b], slopes[b], t) for b, t in worst.items()}
-        here = _least(at(worst), size)
+        here = _least(partial(times, worst), size)
         if not here[1] < least[1]:
             break
         least = here
     return least
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _slopes_along(
-    graph: Declaration,
-    blocks: tuple[str, ...],
-    params: Params,
-    others: Statistics,
-    vector: Array,
-) -> Statistics:
-    """Return the gradient of the precision along a vector in the statistics of the other blocks."""
-
-    def curvature(others):
-        (product,) = _precision_times(graph, blocks, params, others, vector[None])
-        return product @ vector
-
-    return jax.grad(curvature)(others)
 
 
 def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
@@ -367,8 +351,7 @@ def _lowest(family: Family, slope: Natural, statistics: Natural) -> Natural:
     products = _per_state(slope, family)
     if states is None or products is None:
         return statistics
-    table = family.statistics(states).reshape(len(states), *family.stat_shape)
-    return table[products.argmin(-1)]
+    return family.statistics(states)[products.argmin(-1)]
 
 
 @partial(jax.jit, static_argnums=(0, 1))

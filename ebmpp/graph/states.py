@@ -84,9 +84,8 @@ def as_rows(
     """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape."""
     if not isinstance(x, Mapping):
         raise checks.state_error("a state", f"a dict of the blocks {list(families)}", x)
-    rows, _, batch = as_partial_rows(
-        families, {b: as_array(b, v) for b, v in x.items()}, needed
-    )
+    arrays = {b: as_array(b, v) for b, v in x.items()}
+    rows, _, batch = as_partial_rows(families, arrays, needed)
     return rows, batch
 
 
@@ -113,12 +112,13 @@ def as_partial_rows(
     masks = {}
     for b, value in values.items():
         family = families[b]
-        filled = fill(family, value, known.get(b))
-        rows[b] = as_rows(family, cast_values(b, family, filled, check))
-    for b, mask in known.items():
-        # a concrete mask stays concrete: its values are counted
-        with sharding.eager() if is_concrete(mask) else contextlib.nullcontext():
-            masks[b] = as_rows(families[b], mask)
+        mask = known.get(b)
+        if mask is not None:
+            value = _fill(family, value, mask)
+            # a concrete mask stays concrete: its values are counted
+            with sharding.eager() if is_concrete(mask) else contextlib.nullcontext():
+                masks[b] = as_rows(family, mask)
+        rows[b] = as_rows(family, cast_values(b, family, value, check))
     return rows, masks, batch
 
 
@@ -200,12 +200,7 @@ class Observed(NamedTuple):
         [True, False]
         """
         values = as_array("values", values)
-        return cls(
-            values,
-            np.isfinite(values)
-            if isinstance(values, np.ndarray)
-            else jnp.isfinite(values),
-        )
+        return cls(values, values.__array_namespace__().isfinite(values))
 
 
 @partial(
@@ -277,9 +272,7 @@ def as_observed(
     known = as_array(name, observed.known)
     batch_shape({name: family}, {name: value})
     try:
-        full = (np if isinstance(known, np.ndarray) else jnp).broadcast_to(
-            known, value.shape
-        )
+        full = known.__array_namespace__().broadcast_to(known, value.shape)
     except ValueError:
         full = known
     if known.dtype != bool or full.shape != value.shape:
@@ -291,25 +284,19 @@ def as_observed(
     return value, full
 
 
-def fill(family: Family, value: Numbers, known: Numbers | None) -> Numbers:
-    """Replace values at unknown units by ones in the support; ``known=None`` changes nothing."""
-    if known is None:
-        return value
+def _fill(family: Family, value: Numbers, known: Numbers) -> Numbers:
+    """Replace values at unknown units by ones in the support."""
+    placeholder = _placeholder(family)
     if isinstance(value, np.ndarray) and is_concrete(known):
-        return np.where(
-            np.asarray(known), value, _placeholder(family).astype(value.dtype)
-        )
-    return jnp.where(
-        known, cast_values("", family, value, check=False), _placeholder(family)
-    )
+        return np.where(np.asarray(known), value, placeholder.astype(value.dtype))
+    return jnp.where(known, cast_values("", family, value, check=False), placeholder)
 
 
 @lru_cache(maxsize=128)
 def _placeholder(family: Family) -> np.ndarray:
     with sharding.eager():
-        return np.asarray(
-            family.initial(jnp.zeros((*family.shape, family.num_words), jnp.uint32))
-        )
+        words = jnp.zeros((*family.shape, family.num_words), jnp.uint32)
+        return np.asarray(family.initial(words))
 
 
 def check_params(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -> None:
@@ -322,12 +309,10 @@ def check_params(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -
         shapes = jax.tree.map(np.shape, tree)
         actual = jax.tree.map(np.shape, params[name])
 
-        def is_foreign(a):
-            return hasattr(a, "__array__") and not isinstance(
-                a, Array | np.ndarray | np.generic
-            )
-
-        foreign = [type(a) for a in leaves if is_foreign(a)]  # such as torch's
+        others = [
+            a for a in leaves if not isinstance(a, Array | np.ndarray | np.generic)
+        ]
+        foreign = [type(a) for a in others if hasattr(a, "__array__")]  # torch's
         if shapes != actual or foreign:
             raise checks.parameter_error(
                 f"factor {name!r}: params",
@@ -358,9 +343,9 @@ def check_finite(params: Mapping[str, PyTree]) -> None:
     for name, tree in params.items():
         for leaf in jax.tree.leaves(tree):
             checks.numbers(f"factor {name!r}", leaf, ParameterError)
-            wrong = (
-                int((~np.isfinite(np.asarray(leaf))).sum()) if is_concrete(leaf) else 0
-            )
+            if not is_concrete(leaf):
+                continue
+            wrong = np.count_nonzero(~np.isfinite(np.asarray(leaf)))
             if wrong:
                 raise checks.parameter_error(
                     f"factor {name!r}: params",

@@ -72,12 +72,12 @@ def as_table(graph: Declaration, data: PyTree, missing: str | None = None) -> Ta
     states.check_present(blocks, graph.visible)
     values, known = states.as_arrays(graph.families, blocks)
     known = states.incomplete(known)
-    block = next(iter(known), "")
     if known and missing is not None:
+        block, mask = next(iter(known.items()))
         raise checks.state_error(
             f"block {block!r}",
             f"known in all units, as {missing} needs",
-            known.get(block),
+            mask,
             hint="ebmpp.complete fills in missing ones.",
         )
     leading = {b: states.batch_shape(graph.families, {b: v}) for b, v in values.items()}
@@ -91,7 +91,7 @@ def as_table(graph: Declaration, data: PyTree, missing: str | None = None) -> Ta
 def one_axis(graph: Declaration, table: Table) -> int:
     """Return the number of rows."""
     shapes = {b: ("rows", *f.shape) for b, f in graph.visible.items()}
-    if len(table.batch) != 1 or not table.batch[0] > 0:
+    if len(table.batch) != 1 or 0 in table.batch:
         raise checks.state_error(
             "data", f"of shapes {shapes}, with at least one row", table.batch
         )

@@ -86,7 +86,8 @@ def to_bernoulli_rbm(
         )
     quadratic = terms(graph, params)
     weights = np.zeros((latent, visible))
-    weights[quadratic.pairs[:, 1] - visible, quadratic.pairs[:, 0]] = quadratic.weights
+    for (i, j), weight in quadratic.weights.items():
+        weights[j - visible, i] = weight
     machine = BernoulliRBM(**{"n_components": latent} | options)
     number = machine.n_components
     if number != latent:
