@@ -165,6 +165,8 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
         "log_partition_error": Column("log partition error", "nats"),
     }
 )
+#: Columns with sweeps per pair.
+SWEEPS = ("sweeps", "posterior_sweeps")
 #: Columns with numbers of pairs that have not met.
 UNMET = ("num_unmet", "posterior_num_unmet")
 

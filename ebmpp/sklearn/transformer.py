@@ -35,7 +35,8 @@ from ebmpp.estimators import PCD, Estimator
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
 from ebmpp.training.loop import Loop
-from ebmpp.training.observers import EstimatorDiagnosis, PairWatch, ProgressBar
+from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
+from ebmpp.training.observers.progress import ProgressBar
 from ebmpp.training.steps import Stage, Stages
 
 _MAX_ROWS = 4096  # rows per call outside training

@@ -28,18 +28,12 @@ from ebmpp.training.callbacks import Callback
 from ebmpp.training.history import MonitorFn
 from ebmpp.training.identity import run_identity
 from ebmpp.training.loop import Loop
-from ebmpp.training.observers import (
-    BestParams,
-    CheckpointWriter,
-    Deadline,
-    EstimatorDiagnosis,
-    LikelihoodWatch,
-    Monitoring,
-    Observer,
-    PairWatch,
-    PathRecorder,
-    ProgressBar,
-)
+from ebmpp.training.observers.base import Observer
+from ebmpp.training.observers.checkpoints import CheckpointWriter
+from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
+from ebmpp.training.observers.monitoring import BestParams, LikelihoodWatch, Monitoring
+from ebmpp.training.observers.path import PathRecorder
+from ebmpp.training.observers.progress import Deadline, ProgressBar
 from ebmpp.training.result import Fit
 from ebmpp.training.settings import Settings
 from ebmpp.training.steps import Stage, TrainState
@@ -230,18 +224,15 @@ def fit(
                     checkpoint_dir,
                     run_identity(settings, loop, state, best, path),
                     resume,
-                    settings.checkpoint_every,
                     total=loop.stages.num_steps,
                     log=loop.log,
                     guard=loop.guard,
                     recorders=[r for r in (best, path) if r is not None],
+                    every=settings.checkpoint_every,
                 )
                 stack.enter_context(contextlib.closing(checkpoints))
-                begin = state
-                restored = checkpoints.restore(lambda n: loop.template_at(n, begin))
-                if restored is not None:
-                    state = restored
-                    first = checkpoints.step
+                state = checkpoints.restore(state, loop.template_at)
+                first = checkpoints.step
             total = loop.stages.num_steps
             bar = ProgressBar(
                 loop.log,
@@ -286,8 +277,8 @@ def _observers(
         checkpoints,
         path,
         EstimatorDiagnosis(graph, stages, loop.source, loop.key, log),
-        Monitoring(period, log, loop.guard, tuple(settings.callbacks), best),
-        LikelihoodWatch(log, period, None if best is None else best.name),
+        Monitoring(log, loop.guard, tuple(settings.callbacks), best, every),
+        LikelihoodWatch(log, every, None if best is None else best.name),
         # again, for a run that a callback ends
         checkpoints,
     ]

@@ -11,7 +11,8 @@ from ebmpp.core import archive, checkpoints, random
 from ebmpp.graph import saving
 from ebmpp.training.history import Monitor, MonitorFn
 from ebmpp.training.loop import Loop
-from ebmpp.training.observers import BestParams, PathRecorder
+from ebmpp.training.observers.monitoring import BestParams
+from ebmpp.training.observers.path import PathRecorder
 from ebmpp.training.optimizers import computation
 from ebmpp.training.settings import Settings
 from ebmpp.training.steps import TrainState

@@ -20,7 +20,10 @@ from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import BatchSource, Prefetch, Selection, chunk_size
 from ebmpp.training.history import Log, MonitorFn
-from ebmpp.training.observers import CheckpointWriter, Guard, Observer, ProgressBar
+from ebmpp.training.observers.base import Observer
+from ebmpp.training.observers.checkpoints import CheckpointWriter
+from ebmpp.training.observers.guard import Guard
+from ebmpp.training.observers.progress import ProgressBar
 from ebmpp.training.steps import Stages, StepProgram, TrainState, run_chunk, stacked
 
 

@@ -11,11 +11,19 @@ class Observer:
 
     A program ends at the nearest stop of any observer. Then all observers look at the
     state, in their order.
+
+    :param every: steps between the observer's stops; by default it has none.
     """
 
+    every: int = checks.LARGEST
+
     def next_stop(self, step: int) -> int:
-        """Return the first step after ``step`` at which a program must end; by default none."""
-        return checks.LARGEST
+        """Return the first step after ``step`` at which a program must end."""
+        return step + self.every - step % self.every
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        """Return True at the multiples of ``every``, and at the end of the run."""
+        return is_last or step % self.every == 0
 
     def at(self, step: int, state: TrainState, is_last: bool) -> bool | None:
         """Look at the state after ``step`` steps; return True to end the run.
@@ -25,16 +33,3 @@ class Observer:
         :param is_last: True if the run ends here, also by an observer before this one.
         """
         raise NotImplementedError
-
-
-class Periodic(Observer):
-    """Observer with a stop at every multiple of ``period``."""
-
-    period: int
-
-    def next_stop(self, step: int) -> int:
-        return step + self.period - step % self.period
-
-    def is_due(self, step: int, is_last: bool) -> bool:
-        """Return True at the stops, and at the end of the run."""
-        return is_last or step % self.period == 0

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from ebmpp import errors
 from ebmpp.core import archive, checkpoints, sharding
 from ebmpp.training.history import Log
-from ebmpp.training.observers.base import Periodic
+from ebmpp.training.observers.base import Observer
 from ebmpp.training.observers.guard import Guard
 from ebmpp.training.steps import TrainState
 
@@ -52,7 +52,7 @@ class FitCheckpoints(checkpoints.Checkpoints):
 
 
 @dataclasses.dataclass
-class CheckpointWriter(Periodic):
+class CheckpointWriter(Observer):
     """Checkpoints of a run of one or several processes, which the first process reads and writes.
 
     :param run: identity of the run: JSON values by name.
@@ -62,11 +62,11 @@ class CheckpointWriter(Periodic):
     directory: str | os.PathLike[str]
     run: dataclasses.InitVar[Mapping[str, object]]
     resume: dataclasses.InitVar[bool]
-    period: int
     total: int
     log: Log
     guard: Guard
     recorders: Sequence[Recorder]
+    every: int
     #: Number of steps done at the newest checkpoint.
     step: int = dataclasses.field(default=0, init=False)
 
@@ -118,12 +118,16 @@ class CheckpointWriter(Periodic):
             ) from error
         self.step = step
 
-    def restore(self, template_at: Callable[[int], TrainState]) -> TrainState | None:
-        """Return the state of the newest valid checkpoint; None in an empty directory.
+    def restore(
+        self, first: TrainState, template_at: Callable[[int, TrainState], TrainState]
+    ) -> TrainState:
+        """Return the state of the newest valid checkpoint; ``first`` in an empty directory.
 
         The history and the recorders are restored too.
 
-        :param template_at: returns a state like the one after so many steps.
+        :param first: state before the first step.
+        :param template_at: returns a state like the one after so many steps, from
+            ``first``.
         """
         checkpoint = sharding.run_on_first(lambda: self._first.read(depth=6))
         if sharding.processes() > 1:
@@ -136,7 +140,7 @@ class CheckpointWriter(Periodic):
                 )
                 checkpoint = checkpoints.Checkpoint(body["step"], body, arrays)
         if checkpoint is None:
-            return None
+            return first
         step, body, arrays = checkpoint
         FitCheckpoints.check_length(self.directory, step, self.total)
         count = body["leaves"]
@@ -148,7 +152,7 @@ class CheckpointWriter(Periodic):
             value = checkpoints.from_numbers(next(leaves), template)
             return sharding.place_like(value, template)
 
-        state = jax.tree.map(restore_leaf, template_at(step))
+        state = jax.tree.map(restore_leaf, template_at(step, first))
         for recorder in self.recorders:
             recorder.load(leaves)
         self.step = step

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that steps were finite, and that the model normalises."""
 
-import math
+import dataclasses
+from functools import cached_property
 
 import numpy as np
 
@@ -18,26 +19,25 @@ from ebmpp.training.steps import Stages, TrainState
 _CHECK_EVERY = 50
 
 
+@dataclasses.dataclass
 class Guard(Observer):
     """Check of the params and steps of a run, which keeps the last valid params.
 
-    :param params: params before the first step.
+    :param valid_params: at first the params before the first step.
+    :param valid_step: number of steps done at these.
     """
 
-    def __init__(
-        self, graph: FactorGraph, stages: Stages, log: Log, params: Params
-    ) -> None:
-        self._graph = graph
-        self._stages = stages
-        self._log = log
-        self._valid_params = params
-        self._valid_step = 0
-        #: True if the model normalises under all params.
-        self.is_bounded = all(
-            math.isfinite(bound)
-            for family in graph.families.values()
-            for bound in family.bounds
-        )
+    graph: FactorGraph
+    stages: Stages
+    log: Log
+    valid_params: Params
+    valid_step: int = 0
+
+    @cached_property
+    def is_bounded(self) -> bool:
+        """True if the model normalises under all params."""
+        families = self.graph.families.values()
+        return all(np.isfinite(family.bounds).all() for family in families)
 
     def next_stop(self, step: int) -> int:
         return step + 1 + -step % _CHECK_EVERY
@@ -54,34 +54,34 @@ class Guard(Observer):
         """
         failed = None
         if not bool(backend.wait(state.ok)):  # at the first step that was not finite
-            failed = int(np.flatnonzero(~self._log.steps.columns()["ok"])[0])
+            failed = int(np.flatnonzero(~self.log.steps.columns()["ok"])[0])
         step = done if failed is None else failed
         try:
             if not self.is_bounded:
-                self._graph.check(state.params)
+                self.graph.check(state.params)
         except errors.DomainError as error:
             message = (
                 f"training stopped after step {step}: {error} The params after "
-                f"{self._valid_step} steps were valid. Lower the learning rate, or keep "
+                f"{self.valid_step} steps were valid. Lower the learning rate, or keep "
                 "the params in the domain by optimizers.projected(...)."
             )
-            raise self._log.failure(
-                errors.NormalizationError, message, self._valid_params, step
+            raise self.log.failure(
+                errors.NormalizationError, message, self.valid_params, step
             ) from error
         if failed is not None:
             message = f"training stopped at step {failed}: {self._reason(failed)}"
-            raise self._log.failure(
+            raise self.log.failure(
                 errors.DivergenceError, message, state.params, failed
             )
-        self._valid_params = state.params
-        self._valid_step = done
+        self.valid_params = state.params
+        self.valid_step = done
 
     def _reason(self, step: int) -> str:
         """Return why a step was not finite, in words."""
-        metrics = {name: v[step] for name, v in self._log.steps.columns().items()}
+        metrics = {name: v[step] for name, v in self.log.steps.columns().items()}
         num_unmet = np.nansum([metrics.get(name, 0) for name in UNMET])
         if num_unmet:
-            estimator = self._stages[self._stages.at(step)].estimator
+            estimator = self.stages[self.stages.at(step)].estimator
             return (
                 f"{num_unmet:.0f} coupled pairs of {estimator!r} had not met. Raise "
                 "its max_sweeps (of ParticleUCD: max_systems), or see "

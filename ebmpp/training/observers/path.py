@@ -26,9 +26,9 @@ _MAX_KNOTS = 1024
 
 
 class PathRecorder(Observer):
-    """Recorder of the params at every ``stride``-th step.
+    """Recorder of the params at every ``every``-th step.
 
-    When it is full every second entry is dropped and the stride doubles.
+    When it is full every second entry is dropped and ``every`` doubles.
 
     :param keep_path: True for the default capacity, or the largest number of entries,
         at least 2.
@@ -40,40 +40,37 @@ class PathRecorder(Observer):
         self.capacity = checks.count(
             "fit: keep_path, unless it is True or False,", capacity, least=2
         )
-        self.stride = 1
+        self.every = 1
         self._template = params
         self._steps: list[int] = []
         self._params: list[Params] = []
-
-    def next_stop(self, step: int) -> int:
-        return step + self.stride - step % self.stride
 
     def at(self, step: int, state: TrainState, is_last: bool) -> None:
         self.record(step, state.params)
 
     def record(self, step: int, params: Params) -> None:
         """Record the params after ``step`` steps; a repeated step changes nothing."""
-        if step % self.stride or (self._steps and step <= self._steps[-1]):
+        if step % self.every or (self._steps and step <= self._steps[-1]):
             return
         self._steps = [*self._steps, step]
         self._params = [*self._params, params]
         if len(self._steps) > self.capacity:
             self._steps = self._steps[::2]
             self._params = self._params[::2]
-            self.stride = 2 * self.stride
+            self.every = 2 * self.every
 
     def leaves(self) -> list[ArrayLike]:
         """Return arrays for a checkpoint, once there is an entry."""
         stacked = jax.tree.map(lambda *entries: np.stack(entries), *self._params)
         return [
-            np.array(self.stride),
+            np.array(self.every),
             np.array(self._steps, np.int64),
             *jax.tree.leaves(stacked),
         ]
 
     def load(self, leaves: Iterator[np.ndarray]) -> None:
         """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
-        self.stride = int(next(leaves))
+        self.every = int(next(leaves))
         self._steps = next(leaves).tolist()
         stacked = jax.tree.map(lambda _: next(leaves), self._template)
         self._params = [

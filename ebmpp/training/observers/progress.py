@@ -1,14 +1,16 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Progress bar of a training run."""
+"""Progress bar of a training run, and its end by the clock."""
 
 from collections.abc import Hashable
 import contextlib
+import dataclasses
 import time
 
+import numpy as np
 from tqdm.auto import tqdm
 
-from ebmpp.core import backend
+from ebmpp.core import backend, sharding
 from ebmpp.training.history import Log
 from ebmpp.training.observers.base import Observer
 from ebmpp.training.steps import TrainState
@@ -63,3 +65,25 @@ class ProgressBar(Observer, contextlib.AbstractContextManager["ProgressBar"]):
         self._bar.n = self._bar.initial = self._bar.last_print_n = step
         self._bar.set_description("training", refresh=False)
         self._bar.set_postfix({"compiled": f"{seconds:.1f} s"})
+
+
+@dataclasses.dataclass
+class Deadline(Observer):
+    """End of a run, as if it had no more steps, at the first look after a time.
+
+    :param seconds: time of ``time.monotonic``, by the clock of the first process.
+    :param start: step at which the run starts; one program of steps always runs.
+    """
+
+    log: Log
+    seconds: float
+    start: int
+
+    def at(self, step: int, state: TrainState, is_last: bool) -> bool:
+        if is_last or step == self.start:
+            return False
+        is_past = np.array(time.monotonic() >= self.seconds)
+        if not sharding.gather(is_past)[0]:
+            return False
+        self.log.attrs["stopped_by"] = "max_seconds"
+        return True

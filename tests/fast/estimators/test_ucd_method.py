@@ -21,7 +21,7 @@ from ebmpp.estimators import Centered, ucd
 from ebmpp.estimators.base import METHODS
 from ebmpp.estimators.pairs import ChainUCD
 from ebmpp.training.history import Log
-from ebmpp.training.observers import ProgressBar
+from ebmpp.training.observers.progress import ProgressBar
 from helpers import gated
 
 STEPS = 60

@@ -29,7 +29,7 @@ from ebmpp import CD, PCD, UCD, Stage
 from ebmpp.errors import ArgumentError
 from ebmpp.training import optimizers
 from ebmpp.training.history import Log
-from ebmpp.training.observers import PairWatch
+from ebmpp.training.observers.diagnosis import PairWatch
 from ebmpp.training.steps import Stages
 
 SUM = {"sum": lambda p: p["v"].sum()}

@@ -20,8 +20,8 @@ import ebmpp
 from ebmpp import PCD, Bernoulli, monitors
 from ebmpp.estimators.base import Estimate
 from ebmpp.training.monitors import Monitor
-from ebmpp.training.observers.likelihood import diagnose_fall
-from ebmpp.training.observers.pairs import diagnose_pairs
+from ebmpp.training.observers.monitoring import diagnose_fall
+from ebmpp.training.observers.diagnosis import diagnose_pairs
 
 RISING = -100 - 100 * np.exp(-np.arange(60) / 8)
 

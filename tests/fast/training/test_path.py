@@ -17,7 +17,7 @@ import optax
 import ebmpp
 from ebmpp import CD, PCD, Bernoulli
 from ebmpp.errors import CheckpointError
-from ebmpp.training.observers import PathRecorder, path as path_module
+from ebmpp.training.observers import path as path_module
 from helpers import assert_law
 
 ROWS = (np.arange(10)[:, None] // [1, 2, 3, 4] % 2).astype(np.float32)
@@ -33,7 +33,7 @@ def checkpoints(
 ) -> list[np.ndarray]:
     """Return the leaves of a recorder of these steps, whose params are the number of the step."""
     params = lambda step: {"w": np.full(2, float(step)), "b": np.array(float(step))}
-    result = PathRecorder(size, params(0))
+    result = path_module.PathRecorder(size, params(0))
     if loaded is not None:
         result.load(iter(loaded))
     for step in range(first, last + 1):

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Warning of coupled pairs that meet too late."""
+"""Warnings of estimators: their own reports, and coupled pairs that meet too late."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -10,7 +10,11 @@ import warnings
 
 import numpy as np
 
-from ebmpp.core import backend
+from ebmpp.core import Key, backend, random, sharding
+from ebmpp.core.rows import num_rows
+from ebmpp.estimators.base import SWEEPS
+from ebmpp.graph import FactorGraph
+from ebmpp.training.batches import BatchSource
 from ebmpp.training.history import Log
 from ebmpp.training.observers.base import Observer
 from ebmpp.training.steps import Stages, TrainState
@@ -72,8 +76,7 @@ class PairWatch(Observer):
         done = step - first
         now = time.monotonic()
         self._looks = tuple(look for look in self._looks if look > done)
-        names = ("sweeps", "posterior_sweeps")
-        parts = [columns[name][first:step] for name in names if name in columns]
+        parts = [columns[name][first:step] for name in SWEEPS if name in columns]
         if not parts or "meeting_time_mean" not in columns:
             return None
         sweeps = np.nan_to_num(np.sum(parts, 0))
@@ -125,3 +128,36 @@ def diagnose_pairs(
         'ParticleUCD() and UCD(method="mixture") are exact where chains do not leave '
         "their modes."
     )
+
+
+@dataclasses.dataclass
+class EstimatorDiagnosis(Observer):
+    """Warn of what estimators report about their stages, and the last one about its chains."""
+
+    graph: FactorGraph
+    stages: Stages
+    source: BatchSource
+    key: Key
+    log: Log
+
+    def at(self, step: int, state: TrainState, is_last: bool) -> None:
+        if not is_last:
+            return
+        columns = self.log.steps.columns()
+        sample = self.source.sample()
+        has_chains = sharding.processes() == 1 and not sample.known
+        done = num_rows(columns)
+        last = self.stages.at(done - 1)
+        for number, stage in enumerate(self.stages.stages[: last + 1]):
+            first = self.stages.first[number]
+            stop = min(self.stages.end(number), done)
+            history = {name: v[first:stop] for name, v in columns.items()}
+            message = stage.estimator.diagnose(history)
+            if message is None and number == last and has_chains:
+                key = random.fold_in(self.key, number, 2)
+                message = stage.estimator.diagnose_chains(
+                    self.graph, state.params, sample.rows, history, key
+                )
+            if message is not None:
+                text = f"fit: steps {first} to {stop - 1}: {message}"
+                warnings.warn(text, stacklevel=4)
