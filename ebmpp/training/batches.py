@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 import contextlib
+import dataclasses
 from functools import lru_cache
 import hashlib
 import itertools
@@ -34,7 +35,6 @@ T = TypeVar("T")
 _DEFAULT_SIZE = 100
 _SAMPLE_ROWS = 4096
 _SAMPLE_BYTES = 2**26
-_END_OF_STREAM: Any = object()
 # seconds that the end of a run waits for a batch that is being read
 _PATIENCE = 1.0
 #: Largest number of steps in one program, and of bytes of the batches that are copied
@@ -108,9 +108,28 @@ def as_source(
 
     :param rng_key: determines the order of the rows.
     """
-    if sharding.processes() > 1:
-        return ProcessRows(graph, data, weights, batch_size, rng_key)
-    return _local_source(graph, data, weights, batch_size, random.key_pair(rng_key))
+    key = random.key_pair(rng_key)
+    count = sharding.processes()
+    if count == 1:
+        return _local_source(graph, data, weights, batch_size, key)
+    size = batch_size
+    if size is None and not is_stream(data):
+        size = _DEFAULT_SIZE
+    if size is not None and size % count != 0:
+        raise checks.error(
+            "fit: batch_size",
+            f"a multiple of the {count} processes",
+            size,
+            hint="It is the size of all parts together.",
+        )
+
+    def make_local() -> BatchSource:
+        local_size = None if size is None else size // count
+        local_key = random.fold_in(key, jax.process_index())
+        return _local_source(graph, data, weights, local_size, local_key, on_host=True)
+
+    is_read_later = is_stream(data) or _is_mapped(data)
+    return ProcessRows(make_local, weights, is_read_later)
 
 
 def _local_source(
@@ -134,11 +153,13 @@ def _local_source(
     size = tables.one_axis(graph, table)
     order = RowOrder(key, size, batch_size or _DEFAULT_SIZE)
     weights = None if weights is None else tables.check_weights(weights, size)
-    mapped = _is_mapped(data)
-    if on_host and not mapped:
+    is_mapped = _is_mapped(data)
+    if not is_mapped and not on_host:
+        table = sharding.place(jax.device_put(tables.check_table(graph, table)))
+        return DeviceRows(graph, table, weights, order)
+    if not is_mapped:
         tables.check_table(graph, table)  # at once: later, one process would fail alone
-    source = HostRows if mapped or on_host else DeviceRows
-    return source(graph, table, weights, order)
+    return HostRows(graph, table, weights, order)
 
 
 def is_stream(data: object) -> bool:
@@ -190,55 +211,43 @@ class RowOrder:
         return np.concatenate([rows, self._permutation(epoch + 1)[: stop - self.size]])
 
 
-class DeviceRows:
-    """All rows on the device; a batch is an index into them."""
+@dataclasses.dataclass
+class _TableRows:
+    """Rows of a table in a random order."""
 
-    def __init__(
-        self,
-        graph: FactorGraph,
-        table: tables.Table,
-        weights: RowWeights,
-        order: RowOrder,
-    ) -> None:
-        self.rows, self.known, _ = sharding.place(
-            jax.device_put(tables.check_table(graph, table))
-        )
-        self.weights = weights
-        self.order = order
-        self.batch_size = order.batch_size
+    graph: FactorGraph
+    table: tables.Table
+    weights: RowWeights
+    order: RowOrder
 
-    def sample(self) -> Selection:
-        return Selection(self.rows, None, self.weights, self.known)
+    def __post_init__(self) -> None:
+        self.batch_size = self.order.batch_size
 
     def batches_in(self, epochs: int) -> int:
         return self.order.batches_in(epochs)
 
+    def _weights_at(self, index: np.ndarray) -> RowWeights:
+        return None if self.weights is None else self.weights[index]
+
+
+class DeviceRows(_TableRows):
+    """All rows on the device; a batch is an index into them."""
+
+    def sample(self) -> Selection:
+        return Selection(self.table.rows, None, self.weights, self.table.known)
+
     def batch(self, number: int) -> Selection:
         # transferred as an argument, which costs less
         index = self.order.batch(number).astype(np.int32)
-        weights = None if self.weights is None else self.weights[index]
-        return Selection(self.rows, index, weights, self.known)
+        return self.sample()._replace(index=index, weights=self._weights_at(index))
 
     def identity(self) -> dict[str, str | None]:
         """Return a digest of every byte."""
-        return _identity(self.weights, self.rows, self.known)
+        return _identity(self.weights, self.table.rows, self.table.known)
 
 
-class HostRows:
+class HostRows(_TableRows):
     """Rows in memory-mapped arrays, read and checked when a batch is requested."""
-
-    def __init__(
-        self,
-        graph: FactorGraph,
-        table: tables.Table,
-        weights: RowWeights,
-        order: RowOrder,
-    ) -> None:
-        self.graph = graph
-        self.table = table
-        self.weights = weights
-        self.order = order
-        self.batch_size = order.batch_size
 
     def _sample_index(self) -> np.ndarray:
         """Return evenly spaced row numbers, limited in number and bytes."""
@@ -252,9 +261,6 @@ class HostRows:
 
     def batch(self, number: int) -> Selection:
         return self._read(self.order.batch(number))
-
-    def batches_in(self, epochs: int) -> int:
-        return self.order.batches_in(epochs)
 
     def identity(self) -> dict[str, str | None]:
         """Return a digest of shapes, types and a few thousand rows."""
@@ -273,8 +279,7 @@ class HostRows:
                     except StateError as error:
                         raise StateError(f"row {row} of the data: {error}") from None
                 raise
-        weights = None if self.weights is None else jax.device_put(self.weights[index])
-        return Selection(jax.device_put(rows), None, weights, jax.device_put(known))
+        return jax.device_put(Selection(rows, None, self._weights_at(index), known))
 
 
 class Stream:
@@ -304,14 +309,16 @@ class Stream:
         if number > self._number:
             skipped = number - self._number - 1
             batches = itertools.islice(self._batches, skipped, None)
-            batch = next(batches, _END_OF_STREAM)
-            if batch is _END_OF_STREAM:
-                raise checks.state_error(
+            try:
+                batch = next(batches)
+            except StopIteration:
+                raise checks.error(
                     "stream of batches",
                     f"long enough for batch {number} (counted from 0)",
                     "its end",
-                    hint="Give a longer one, such as itertools.cycle(batches).",
-                )
+                    StateError,
+                    "Give a longer one, such as itertools.cycle(batches).",
+                ) from None
             self._last = self._check(number, batch)
             self._number = number
         return self._last
@@ -353,9 +360,9 @@ class Stream:
 
         # A loader may reuse the memory of a batch: values were converted into new
         # arrays, masks are copied.
-        rows = {b: jax.device_put(np.asarray(v)) for b, v in rows.items()}
-        known = {b: jax.device_put(np.array(mask)) for b, mask in known.items()}
-        return Selection(rows, known=known)
+        rows = jax.tree.map(np.asarray, rows)
+        known = jax.tree.map(np.array, known)
+        return jax.device_put(Selection(rows, known=known))
 
 
 class ProcessRows:
@@ -363,27 +370,12 @@ class ProcessRows:
 
     def __init__(
         self,
-        graph: FactorGraph,
-        data: TrainingData,
+        make_local: Callable[[], BatchSource],
         weights: ArrayLike | None,
-        batch_size: int | None,
-        rng_key: Array,
+        is_read_later: bool,
     ) -> None:
-        count = sharding.processes()
-        size = batch_size or _DEFAULT_SIZE
-        unsized = batch_size is None and is_stream(data)
-        if not unsized and size % count != 0:
-            raise checks.error(
-                "fit: batch_size",
-                f"a multiple of the {count} processes",
-                size,
-                hint="It is the size of all parts together.",
-            )
-        local_size = None if unsized else size // count
-        key = random.fold_in(random.key_pair(rng_key), jax.process_index())
-
         def make() -> tuple[BatchSource, int]:
-            source = _local_source(graph, data, weights, local_size, key, on_host=True)
+            source = make_local()
             return source, num_rows(source.sample().rows)
 
         self._local, rows = _in_all_processes(make)
@@ -396,34 +388,24 @@ class ProcessRows:
             )
         self.batch_size = int(sizes[:, 1].sum())
         self._scale = 1.0
-        self._read_later = is_stream(data) or _is_mapped(data)
+        self._is_read_later = is_read_later
         if weights is not None:  # mean weight of this process relative to that of all
             mean = float(np.mean(np.asarray(weights, float)))
             self._scale = mean / float(sharding.gather(np.array(mean)).mean())
 
     def sample(self) -> Selection:
         """Return the samples of all processes."""
-        local = self._local.sample()
-        rows, known, weights = sharding.gather(
-            (local.rows, local.known, self._weights(local))
-        )
-
-        def join(tree):
-            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
-
-        return Selection(join(rows), None, join(weights), join(known))
+        parts = sharding.gather(self._scaled(self._local.sample()))
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), parts)
 
     def batch(self, number: int) -> Selection:
         """Return the parts of all processes, sharded over the devices."""
 
-        def make():
+        def read() -> Selection:
             return self._local.batch(number)
 
-        local = _in_all_processes(make) if self._read_later else make()
-        rows, known, weights = sharding.concatenate_processes(
-            (local.rows, local.known, self._weights(local))
-        )
-        return Selection(rows, None, weights, known)
+        local = _in_all_processes(read) if self._is_read_later else read()
+        return sharding.concatenate_processes(self._scaled(local))
 
     def batches_in(self, epochs: int) -> int:
         return self._local.batches_in(epochs)
@@ -435,10 +417,12 @@ class ProcessRows:
         digests = sharding.gather(np.frombuffer(local, np.uint8))
         return {"data": digests.tobytes().hex()}
 
-    def _weights(self, local: Selection) -> RowWeights:
+    def _scaled(self, local: Selection) -> Selection:
+        """Return a selection with weights relative to the mean over all processes."""
         if local.weights is None:
-            return None
-        return np.asarray(local.weights) * np.float32(self._scale)
+            return local
+        weights = np.asarray(local.weights) * np.float32(self._scale)
+        return local._replace(weights=weights)
 
 
 def _in_all_processes(make: Callable[[], T]) -> T:
