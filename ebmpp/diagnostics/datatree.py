@@ -16,7 +16,7 @@ from numpyro.infer.gibbs import prototype_trace
 import pandas as pd
 import xarray as xr
 
-from jax import random
+import jax
 
 from ebmpp.core import checks
 from ebmpp.coupling.expectation import UnbiasedEstimate
@@ -31,6 +31,7 @@ from ebmpp.ppl.gibbs_block import GraphBlock
 
 # fields of coupled kernels that the group "meeting" shows
 _PAIR_FIELDS = ("distance", "energies")
+_NOT_STATISTICS = ("z", *_PAIR_FIELDS)
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 # options of ArviZ's summary that select values
 _SELECTIONS = ("var_names", "filter_vars", "group", "sample_dims")
@@ -103,9 +104,13 @@ def to_datatree(
     graph = None
     if isinstance(result, UnbiasedEstimate):
         times, met, lag = meeting_data(result)
-        columns = {"meeting_time": times, "met": met, "cost": result.cost}
-        values: dict[str, Any] = {"lag": lag, "overlap": result.overlap}
-        values |= {name: ("chain", v) for name, v in columns.items()}
+        values = {
+            "lag": lag,
+            "overlap": result.overlap,
+            "meeting_time": ("chain", times),
+            "met": ("chain", met),
+            "cost": ("chain", result.cost),
+        }
         chains = {"chain": np.arange(len(met))}
         groups["meeting"] = xr.Dataset(values, chains, naming.attributes(None))
     elif isinstance(history := getattr(result, "history", None), xr.Dataset):
@@ -159,23 +164,19 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
         )
     import arviz_base  # imports matplotlib, if installed
 
-    samples = {
-        name: np.asarray(v) for name, v in mcmc.get_samples(group_by_chain=True).items()
-    }
-    graph = (
-        kernel.graph if isinstance(kernel, RowKernel | Exchange | GraphBlock) else None
-    )
+    samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
+    has_graph = isinstance(kernel, RowKernel | Exchange | GraphBlock)
+    graph = kernel.graph if has_graph else None
     arviz_tree = _arviz_tree(mcmc)
     attrs = naming.attributes(graph, kernel)
     names = naming.dims_of(kernel, samples, dims, arviz_tree)
     coords = naming.coords_of(kernel, samples, names, coords)
     groups = {"posterior": samples}
     extra = mcmc.get_extra_fields(group_by_chain=True)
-    others = ("z", *_PAIR_FIELDS)
     fields = {
-        n: np.asarray(v)
-        for n, v in extra.items()
-        if n not in others and hasattr(v, "dtype")
+        name: np.asarray(v)
+        for name, v in extra.items()
+        if name not in _NOT_STATISTICS and hasattr(v, "dtype")
     }
     if fields:
         groups["sample_stats"] = naming.statistics(fields)
@@ -222,25 +223,24 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
     if not isinstance(kernel, Gibbs | ModelBlock):
         return _NO_TREE
     model = kernel.info.model if isinstance(kernel, ModelBlock) else kernel.model
-    trace = prototype_trace(model, random.key(0), mcmc._args, mcmc._kwargs)
+    trace = prototype_trace(model, jax.random.key(0), mcmc._args, mcmc._kwargs)
     if not isinstance(kernel, ModelBlock):
         return arviz_base.from_numpyro(mcmc, dims=naming.plate_dims(trace))
     mcmc = copy.copy(mcmc)
     # its attribute `model` must stay unset for NumPyro's Gibbs
     mcmc.sampler = SimpleNamespace(model=model)
-    observed = {
-        name: s
-        for name, s in trace.items()
-        if s["type"] == "sample" and s["is_observed"]
-    }
-    factors = [name for name, site in observed.items() if not np.size(site["value"])]
+    observed = [
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    ]
+    factors = [name for name in observed if not np.size(trace[name]["value"])]
     has_likelihood = len(observed) > len(factors)
     tree = arviz_base.from_numpyro(
         mcmc, dims=naming.plate_dims(trace), log_likelihood=has_likelihood
     )
     if "log_likelihood" in tree.children and factors:
-        data = tree["log_likelihood"].to_dataset()
-        tree["log_likelihood"] = xr.DataTree(data.drop_vars(factors))
+        tree["log_likelihood"] = tree["log_likelihood"].drop_vars(factors)
     return tree
 
 
@@ -342,9 +342,8 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept."""
     kernel = result.mcmc.sampler
     graph = kernel.graph if isinstance(kernel, RowKernel) else None
-    attrs = naming.attributes(
-        graph, kernel if isinstance(kernel, naming.Kernel) else None
-    )
+    is_known = isinstance(kernel, naming.Kernel)
+    attrs = naming.attributes(graph, kernel if is_known else None)
     columns = [
         leaves_by_name(getattr(result.moments, name), "value") for name in _STATISTICS
     ]

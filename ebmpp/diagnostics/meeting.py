@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meeting times of coupled chains, and bounds and choices that follow from them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 import warnings
 
-from jaxtyping import Bool, Float, Integer, Real
+from jaxtyping import Bool, Float, Real
 import numpy as np
 from scipy.stats import CensoredData, ecdf
 import xarray as xr
@@ -22,6 +22,9 @@ MeetingSource = xr.DataTree | UnbiasedEstimate
 PairTimes = Real[np.ndarray, "pairs"]
 Met = Bool[np.ndarray, "pairs"]
 PairPaths = list[Float[np.ndarray, "pairs sweeps"]]
+#: Numbers of sweeps, and a value at each.
+Sweeps = Real[np.ndarray, "t"]
+Curve = Float[np.ndarray, "t"]
 
 # quantiles of the meeting times at which k is tried
 _QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -45,14 +48,12 @@ def meeting_data(source: MeetingSource) -> Meetings:
         met = np.asarray(source.met, bool)
         times = np.where(met, source.meeting_time, source.max_sweeps or 0).astype(float)
         return Meetings(times, met, source.lag)
-    is_tree = isinstance(source, xr.DataTree)
-    group = source.children.get("meeting") if is_tree else None
+    group = None
+    text = checks.tell(source)
+    if isinstance(source, xr.DataTree):
+        group = source.children.get("meeting")
+        text = f"a DataTree with {sorted(source.children)}"
     if group is None or not group["met"].size:
-        text = (
-            f"a DataTree with {sorted(source.children)}"
-            if is_tree
-            else checks.tell(source)
-        )
         expected = (
             "an estimate, or a DataTree of a coupled kernel's run with pairs in the "
             "group 'meeting'"
@@ -63,9 +64,7 @@ def meeting_data(source: MeetingSource) -> Meetings:
     return Meetings(times.ravel(), met.ravel(), int(np.asarray(group["lag"])))
 
 
-def survival(
-    times: PairTimes, met: Met, at: Real[np.ndarray, "at"]
-) -> Float[np.ndarray, "at"]:
+def survival(times: PairTimes, met: Met, at: Sweeps) -> Curve:
     """Return the Kaplan-Meier estimate of P(tau > t); nan after a censored last time."""
     times = np.asarray(times, float)
     value = ecdf(CensoredData(uncensored=times[met], right=times[~met])).sf.evaluate(at)
@@ -159,18 +158,13 @@ def _with_band(
     ]
     ends = [tail, 1 - tail]
     lower, upper = np.quantile(np.array(samples), ends, axis=0, method="nearest")
-    columns = {
-        "bound": ("t", bound(np.arange(pairs))),
-        "lower": ("t", lower),
-        "upper": ("t", upper),
-    }
+    columns = {"bound": bound(np.arange(pairs)), "lower": lower, "upper": upper}
+    variables = {name: ("t", values) for name, values in columns.items()}
     attrs = {"lag": data.lag, "pairs": pairs, "unmet": int((~data.met).sum())}
-    return xr.Dataset(columns, {"t": t}, attrs)
+    return xr.Dataset(variables, {"t": t}, attrs)
 
 
-def _tv_bound(
-    times: PairTimes, met: Met, lag: int, t: Real[np.ndarray, "t"]
-) -> Float[np.ndarray, "t"]:
+def _tv_bound(times: PairTimes, met: Met, lag: int, t: Sweeps) -> Curve:
     """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
     if met.all():  # the sum is a mean over pairs
         excess = times[None, :] - lag - t[:, None]
@@ -240,9 +234,7 @@ def wasserstein_upper_bound(
     return _with_band(bound, data, t, num_bootstrap, level, seed)
 
 
-def _paths(
-    source: MeetingSource, names: Iterable[str]
-) -> tuple[Integer[np.ndarray, "sweeps"], PairPaths]:
+def _paths(source: MeetingSource, names: Collection[str]) -> tuple[Sweeps, PairPaths]:
     """Return the sweeps of a run's pairs, and variables of the group ``meeting`` over them."""
     group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
     has_paths = set(names) <= set(group.data_vars)
@@ -359,9 +351,7 @@ def inefficiency(source: MeetingSource) -> xr.Dataset:
     return xr.Dataset(columns, {"k": ks, "extra": extras}, attrs)
 
 
-def _weights(
-    t: Integer[np.ndarray, "t"], lag: int, k: int, m: int
-) -> Integer[np.ndarray, "t"]:
+def _weights(t: Sweeps, lag: int, k: int, m: int) -> Sweeps:
     """Return how often f(X_t) - f(Y_{t - lag}) occurs in H_{k:m} of an unmet pair."""
     count = (t - k) // lag - -(-np.maximum(lag, t - m) // lag) + 1
     return np.where(t >= k + lag, count, 0)

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names in a DataTree of draws: dimensions, coordinates, sample statistics and attributes."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from types import UnionType
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,12 @@ from ebmpp.traced.block import SiteKernel
 
 _SAMPLE_DIMS = ("chain", "draw")
 #: ArviZ's names of the kernels' fields.
-_STATISTICS = dict.fromkeys(("acceptance", "accept_prob"), "acceptance_rate")
-_STATISTICS |= {"num_steps": "n_steps", "log_density": "lp"}
+_STATISTICS = {
+    "acceptance": "acceptance_rate",
+    "accept_prob": "acceptance_rate",
+    "num_steps": "n_steps",
+    "log_density": "lp",
+}
 
 Dims = Mapping[str, Sequence[str]]
 Coords = Mapping[str, Sequence[Any]]
@@ -72,10 +75,11 @@ def dims_of(
     :param arviz_tree: ArviZ's tree of a model's run, which has the names of plates.
     """
     checks.names("name in dims", dims, samples)
-    blocks: Mapping[str, Any] = (
-        kernel.graph.families if isinstance(kernel, RowKernel) else {}
-    )
-    blocks = kernel.binding.layouts if isinstance(kernel, GraphBlock) else blocks
+    blocks: Mapping[str, Any] = {}
+    if isinstance(kernel, RowKernel):
+        blocks = kernel.graph.families
+    elif isinstance(kernel, GraphBlock):
+        blocks = kernel.binding.layouts
     result = {}
     for name, x in samples.items():
         count = x.ndim - len(_SAMPLE_DIMS)
@@ -131,24 +135,20 @@ def coords_of(
     result: dict[str, Sequence[Any]] = {}
     for b, names in _labels(kernel).items():
         if b in samples:
-            is_plain = _are_all(str, names) or _are_all(int | float, names)
             # numbers or strings, which files and ArviZ accept
+            is_plain = all(isinstance(name, str) for name in names)
+            is_plain |= all(isinstance(name, int | float) for name in names)
             result[dims[b][-1]] = list(names if is_plain else map(str, names))
     return result | dict(coords)
 
 
-def _are_all(kind: type | UnionType, values: Iterable[object]) -> bool:
-    return all(isinstance(value, kind) for value in values)
-
-
 def _labels(kernel: object) -> dict[str, tuple[Hashable, ...]]:
     """Return names of the units of blocks with one axis, or of the sites that are such blocks."""
-    labels = {}
     if isinstance(kernel, RowKernel):
-        for b, names in kernel.graph.labels.items():
-            if len(kernel.graph.families[b].shape) == 1:
-                labels[b] = names
-        return labels
+        families = kernel.graph.families
+        labels = kernel.graph.labels
+        return {b: v for b, v in labels.items() if len(families[b].shape) == 1}
+    labels = {}
     steps = (kernel,)
     if isinstance(kernel, CoupledComposite):
         steps = kernel.steps

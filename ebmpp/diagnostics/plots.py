@@ -61,12 +61,8 @@ def plot_units(
     if shape is None and tiles.ndim in (2, 3):
         side = math.isqrt(tiles.shape[1])
         shape = (side, side) if tiles.ndim == 2 else (tiles.shape[1], tiles.shape[2])
-    if not (
-        shape is not None
-        and tiles.ndim > 1
-        and tiles.size
-        and tiles[0].size == math.prod(shape)
-    ):
+    is_grid = shape is not None and tiles.ndim > 1 and tiles.size
+    if not is_grid or tiles[0].size != math.prod(shape):
         raise checks.error(
             "images",
             "of shape (count, height, width), or (count, pixels) with shape=(height, "
@@ -74,13 +70,11 @@ def plot_units(
             tiles.shape,
             hint="Weights may need a transpose.",
         )
-    height, width = shape or (0, 0)
+    height, width = shape
     tiles = tiles.reshape(-1, height, width)
     count = len(tiles)
-    if ncols is None:
-        ncols = math.ceil(math.sqrt(count * height / width))
-    else:
-        ncols = min(ncols, count)
+    square = math.ceil(math.sqrt(count * height / width))
+    ncols = square if ncols is None else min(ncols, count)
     nrows = math.ceil(count / ncols)
     # one line of nan, drawn in grey, around each image
     padded = np.pad(
@@ -125,11 +119,10 @@ def plot_history(
     ['gradient norm']
     """
     dataset = getattr(history, "history", history)
-    if not isinstance(dataset, xr.Dataset) or not panels(dataset):
+    if not isinstance(dataset, xr.Dataset) or not (variables := panels(dataset)):
         raise checks.error(
             "history", "a fit or its history, with variables over steps", type(dataset)
         )
-    variables = panels(dataset)
     count = len(variables)
     if axes is None:
         axes = grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, pyplot=True)[1]
@@ -175,15 +168,12 @@ def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) 
         style = look(index)
         y = curve.values.astype(float)
         window = curve.size // 50
-        if name == "lag":
-            ax.plot(
-                steps, y, linewidth=1.4, label=legend, drawstyle="steps-post", **style
-            )
-        elif window < 2:
-            markers: dict[str, Any] = (
-                {"marker": "o", "markersize": 3} if len(y) <= 30 else {}
-            )
-            ax.plot(steps, y, linewidth=1.4, label=legend, **markers, **style)
+        if name == "lag" or window < 2:
+            (line,) = ax.plot(steps, y, linewidth=1.4, label=legend, **style)
+            if name == "lag":
+                line.set_drawstyle("steps-post")
+            elif len(y) <= 30:
+                line.set(marker="o", markersize=3)
         else:  # noisy steps are drawn pale, with their running mean on top
             ax.plot(steps, y, color=style["color"], linewidth=0.6, alpha=0.3)
             mean = np.convolve(y, np.ones(window) / window, mode="valid")
@@ -245,20 +235,13 @@ def plot_meeting_times(
     ax = new_axes() if ax is None else ax
     floor = 0.5 / len(times)  # a logarithmic axis has no zero
     style: dict[str, Any] = _next_look(ax) | {"linewidth": 1.6} | line
-    (curve,) = ax.step(
-        t, np.where(alive > 0, alive, floor), where="post", label=label, **style
-    )
+    height = np.where(alive > 0, alive, floor)
+    (curve,) = ax.step(t, height, where="post", label=label, **style)
     if not met.all():
         censored = np.unique(times[~met])
-        height = alive[np.searchsorted(t, censored, side="right") - 1]
-        ax.plot(
-            censored,
-            height,
-            "|",
-            color=curve.get_color(),
-            markersize=9,
-            markeredgewidth=1.4,
-        )
+        at = np.searchsorted(t, censored, side="right") - 1
+        (ticks,) = ax.plot(censored, alive[at], "|", color=curve.get_color())
+        ticks.set(markersize=9, markeredgewidth=1.4)
     _annotate_unmet(ax, label, int((~met).sum()), len(met))
     ax.set_yscale("log")
     bottom = floor * 1.05
@@ -327,9 +310,8 @@ def plot_tv_bound(
     line.set_drawstyle("steps-post")
     low = bound["lower"].values
     high = bound["upper"].values
-    ax.fill_between(
-        t, low, high, color=line.get_color(), alpha=0.2, linewidth=0, step="post"
-    )
+    band = ax.fill_between(t, low, high, step="post")
+    band.set(color=line.get_color(), alpha=0.2, linewidth=0)
     _annotate_unmet(ax, label, bound.attrs.get("unmet", 0), bound.attrs.get("pairs", 0))
     lag = f", lag {bound.attrs['lag']}" if "lag" in bound.attrs else ""
     ax.set_ylim(bottom=0)

@@ -36,7 +36,7 @@ from ebmpp.training.observers.path import PathRecorder
 from ebmpp.training.observers.progress import Deadline, ProgressBar
 from ebmpp.training.result import Fit
 from ebmpp.training.settings import Settings
-from ebmpp.training.steps import Stage, TrainState
+from ebmpp.training.steps import Stage, Stages, TrainState
 
 
 def fit(
@@ -185,7 +185,7 @@ def fit(
         resume=resume,
         progress_bar=progress_bar,
     )
-    deadline = math.inf if max_seconds is None else began + max_seconds
+    deadline = began + (math.inf if max_seconds is None else max_seconds)
     with sharding.use_mesh("fit: mesh", mesh):
         init_key, base_key, order_key = jax.random.split(settings.rng_key, 3)
         source = as_source(graph, data, weights, settings.batch_size, order_key)
@@ -204,9 +204,12 @@ def fit(
             path = PathRecorder(keep_path, params)
             eta0 = base_rates(graph, sample.observed(), sample.weights)
         key = random.key_pair(base_key)
+        # a stream begins at its first batch
+        batches_after = 0 if is_stream(data) else settings.steps_before
+        stages = Stages(settings.stages, source, schedule is not None, batches_after)
         loop = Loop(
             graph,
-            settings.stages_of(source, is_stream(data)),
+            stages,
             source,
             key,
             params,
@@ -316,15 +319,8 @@ def _attach(
         if isinstance(error, TrainingError) or step == first:
             return
         fit = _result(loop, best, step, state)
-        run = {
-            "params": fit.params,
-            "history": fit.history,
-            "step": step,
-            "fit": fit,
-        }
-        for name, value in run.items():
-            if not hasattr(error, name):
-                setattr(error, name, value)
+        run = {"params": fit.params, "history": fit.history, "step": step, "fit": fit}
+        vars(error).update(run | vars(error))
         error.add_note(
             f"fit: {step} steps were done. The exception's .params, .history and .fit have them."
         )

@@ -179,14 +179,10 @@ class MetricTable:
         dtypes = [part[name].dtype for part in self._parts if name in part]
         dtype = np.result_type(*dtypes)
         values = []
+        is_real = np.issubdtype(dtype, np.floating)
         for part in self._parts:
-            if name in part:
-                values.append(part[name])
-            else:
-                is_real = np.issubdtype(dtype, np.floating)
-                values.append(
-                    np.full(num_rows(part), np.nan, dtype if is_real else float)
-                )
+            missing = np.full(num_rows(part), np.nan, dtype if is_real else float)
+            values.append(part.get(name, missing))
         return np.concatenate(values)
 
     def _fetch(self) -> None:

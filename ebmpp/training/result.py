@@ -81,17 +81,18 @@ class Fit(Shown):
 def _history_rows(history: "xr.Dataset") -> list[tuple[Any, ...]]:
     """Return first and last values of the history's columns, monitors first."""
     columns = {str(name): v for name, v in history.data_vars.items() if v.size}
-    monitors = [name for name, v in columns.items() if v.dims == ("monitor_step",)]
-    metrics = [name for name in columns if name not in monitors]
+    # monitors first
+    ordered = sorted(columns.items(), key=lambda pair: pair[1].dims == ("step",))
     rows = []
-    for name in monitors + metrics:
-        column = columns[name]
+    for name, column in ordered:
         steps = history[str(column.dims[0])].values
         is_name = column.dtype.kind == "U"
         known = column.values != "" if is_name else ~np.isnan(column.values)
         known = np.flatnonzero(known)
-        first = known[0] if len(known) else 0  # a stage may lack it
-        last = known[-1] if len(known) else -1
+        if not len(known):  # a stage may lack it
+            known = np.array([0, -1])
+        first = known[0]
+        last = known[-1]
         end = column.values[last].item()
         if name == "log_likelihood" and "log_partition_error" in history:
             error = history["log_partition_error"]

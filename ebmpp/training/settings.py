@@ -13,11 +13,10 @@ import optax
 from ebmpp.core import Params, checks
 from ebmpp.estimators import Estimator
 from ebmpp.graph import FactorGraph
-from ebmpp.training.batches import BatchSource
 from ebmpp.training.callbacks import Callback
 from ebmpp.training.history import MonitorFn
 from ebmpp.training.result import Fit
-from ebmpp.training.steps import Stage, Stages
+from ebmpp.training.steps import Stage
 
 _DEFAULT_STEPS = 1000
 
@@ -126,16 +125,11 @@ class Settings:
         estimator = self.stages[0].estimator
         hint = "Pass params=start.params to begin with new chains."
         if start.graph != self.graph:
-            raise checks.error(
-                "fit: start", f"a Fit of {self.graph!r}", start.graph, hint=hint
-            )
+            expected = f"a Fit of {self.graph!r}"
+            raise checks.error("fit: start", expected, start.graph, hint=hint)
         if type(start.estimator) is not type(estimator):
-            raise checks.error(
-                "fit: start",
-                f"a Fit by an estimator like {estimator!r}",
-                start.estimator,
-                hint=hint,
-            )
+            expected = f"a Fit by an estimator like {estimator!r}"
+            raise checks.error("fit: start", expected, start.estimator, hint=hint)
 
     def _check_functions(self) -> None:
         """Raise ArgumentError for monitors and callbacks that are no functions."""
@@ -153,12 +147,3 @@ class Settings:
     def steps_before(self) -> int:
         """Number of steps of the run that this one continues."""
         return 0 if self.start is None else self.start.num_steps
-
-    def stages_of(self, source: BatchSource, is_stream: bool) -> Stages:
-        """Return the stages in steps, after the batches of the run that this one continues.
-
-        :param is_stream: True if the source begins at its first batch.
-        """
-        is_scheduled = self.schedule is not None
-        steps_before = 0 if is_stream else self.steps_before
-        return Stages(self.stages, source, is_scheduled, steps_before)
