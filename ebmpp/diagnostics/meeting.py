@@ -66,10 +66,11 @@ def meeting_data(source: MeetingSource) -> Meetings:
 
 def survival(times: PairTimes, met: Met, at: Sweeps) -> Curve:
     """Return the Kaplan-Meier estimate of P(tau > t); nan after a censored last time."""
-    times = np.asarray(times, float)
-    value = ecdf(CensoredData(uncensored=times[met], right=times[~met])).sf.evaluate(at)
+    data = CensoredData(uncensored=times[met], right=times[~met])
+    value = ecdf(data).sf.evaluate(at)
     last = times[~met].max(initial=-np.inf)
-    is_unknown = (at > last) & (last >= times[met].max(initial=-np.inf))
+    last_met = times[met].max(initial=-np.inf)
+    is_unknown = (at > last) & (last >= last_met)
     return np.where(is_unknown, np.nan, value)
 
 
@@ -167,11 +168,12 @@ def _with_band(
 def _tv_bound(times: PairTimes, met: Met, lag: int, t: Sweeps) -> Curve:
     """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
     if met.all():  # the sum is a mean over pairs
-        excess = times[None, :] - lag - t[:, None]
+        excess = times - lag - t[:, None]
         num_terms = np.maximum(np.ceil(excess / lag), 0)
         return np.minimum(1.0, num_terms.mean(1))
     num_terms = int(np.ceil(times.max() / lag)) + 1
-    points = lag + t[:, None] + lag * np.arange(num_terms)[None, :]
+    laps = lag * np.arange(1, num_terms + 1)
+    points = t[:, None] + laps
     alive = survival(times, met, points.ravel()).reshape(points.shape)
     alive[np.isnan(alive)] = np.inf
     return np.minimum(1.0, alive.sum(1))
@@ -364,7 +366,7 @@ def _estimates(
     k, m = window
     leading, following = paths
     t = first + np.arange(leading.shape[1])
-    unmet = t[None, :] < times[:, None]
+    unmet = t < times[:, None]
     terms = _weights(t, lag, k, m) * (leading - following)
     correction = np.where(unmet, terms, 0).sum(1)
     total = leading[:, (t >= k) & (t <= m)].sum(1) + correction

@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,10 +50,8 @@ class _LogZ(NamedTuple):
 def likelihood(section: Section, subject: Subject) -> None:
     """Report log Z and log p of the rows: exact by a sum over states, or from two estimates."""
     log_z = _summed(section, subject) or _estimated(section, subject)
-    exact_rows = {
-        name: _exact_rows(subject, rows, log_z) for name, rows in subject.data.items()
-    }
-    if log_z.is_exact and any(v is None for v in exact_rows.values()):
+    table = _table(subject, log_z)
+    if log_z.is_exact and table["exact"].isna().any():
         section.missing(
             "exact likelihoods of rows",
             "The rows' latents have too many states to sum.",
@@ -64,7 +62,6 @@ def likelihood(section: Section, subject: Subject) -> None:
             "has no closed form. The table has its mean-field bound, and with it a "
             "lower bound of the likelihood."
         )
-    table = _table(subject, log_z, exact_rows)
     section.table(
         "log_likelihood",
         table,
@@ -76,11 +73,8 @@ def likelihood(section: Section, subject: Subject) -> None:
         "Bars add two standard errors, of log Z and of the rows.",
     )
     for name, row in table.iterrows():
-        bound = (
-            ""
-            if subject.has_free_energy or np.isfinite(row["exact"])
-            else " (mean-field lower bound)"
-        )
+        has_value = subject.has_free_energy or np.isfinite(row["exact"])
+        bound = "" if has_value else " (mean-field lower bound)"
         baseline = f"independent units {row['independent units']:.2f}"
         section.fact(f"Log-likelihood, {name}: {_describe(row)}{bound}; {baseline}.")
     _judge(section, str(table.index[-1]), table.iloc[-1])
@@ -102,12 +96,14 @@ def _estimated(section: Section, subject: Subject) -> _LogZ:
     params = subject.params
     data = subject.train
     budget = subject.budget
-    size: dict[str, Any] = {
-        "num_particles": budget.particles,
-        "num_temperatures": budget.temperatures,
-    }
     result = bracket(
-        graph, params, rng_key=subject.key(5), ladder="adaptive", data=data, **size
+        graph,
+        params,
+        rng_key=subject.key(5),
+        num_particles=budget.particles,
+        num_temperatures=budget.temperatures,
+        ladder="adaptive",
+        data=data,
     )
     num = _SYSTEM_FACTOR * budget.particles
     systems = smc(graph, params, rng_key=subject.key(12), num_particles=num, data=data)
@@ -134,9 +130,8 @@ def _estimated(section: Section, subject: Subject) -> _LogZ:
         result,
         {"forward (lower)": annealed, "particle systems (lower)": systems},
     )
-    if (
-        reason := log_partition.contradiction(result.gap, result.standard_error)
-    ) is not None:
+    reason = log_partition.contradiction(result.gap, result.standard_error)
+    if reason is not None:
         section.judge(False, "the two estimates of log Z contradict each other")
         section.note(reason)
     section.missing(
@@ -154,28 +149,24 @@ def _log_z_table(
     rows = []
     for name, side in {**lower, "reverse (upper)": result.upper}.items():
         low, high = side.interval()
+        bound = "yes" if side.unbiased else "not guaranteed: approximate draws"
         row = {
             "log Z": name,
             "value": side.log_partition,
             "standard error": side.standard_error,
-        }
-        row |= {
             "95 % from": low,
             "to": high,
             "effective particles": side.effective_sample_size,
+            "particles": len(side.log_weights),
+            "a bound on average": bound,
         }
-        bound = "yes" if side.unbiased else "not guaranteed: approximate draws"
-        rows.append(
-            {**row, "particles": len(side.log_weights), "a bound on average": bound}
-        )
+        rows.append(row)
     low, high = result.interval()
     caption = (
         f"Likelihoods use {low:.6g} to {high:.6g} (95 %); the estimates differ by "
-        f"{result.gap:.3g} +- "
+        f"{result.gap:.3g} +- {result.standard_error:.2g}."
     )
-    section.table(
-        "log_partition", pd.DataFrame(rows), f"{caption}{result.standard_error:.2g}."
-    )
+    section.table("log_partition", pd.DataFrame(rows), caption)
 
 
 def _describe(row: "pd.Series") -> str:
@@ -191,24 +182,19 @@ def _describe(row: "pd.Series") -> str:
 
 def _judge(section: Section, name: str, row: "pd.Series") -> None:
     """Check that the rows are more likely than under independent units, beyond the errors."""
-    ends = sorted((row["at upper log Z"], row["at lower log Z"]))
-    margin = 2 * row["log Z error"]
-    low = ends[0] - margin - row["independent units"]
-    high = ends[1] + margin - row["independent units"]
-    if np.isfinite(row["exact"]):
-        low = high = row["exact"] - row["independent units"]
-    if low > 0:
-        section.judge(
-            True, f"{name} rows are at least {low:.3g} nats above independent units"
-        )
-    elif high < 0:
-        section.judge(
-            False, f"{name} rows are at least {-high:.3g} nats below independent units"
-        )
-    else:
-        section.judge(
-            False, f"{name} rows may be no more likely than under independent units"
-        )
+    low = high = row["exact"]
+    margin = 0.0
+    if not np.isfinite(low):
+        low, high = sorted((row["at upper log Z"], row["at lower log Z"]))
+        margin = 2 * row["log Z error"]
+    above = low - margin - row["independent units"]
+    below = row["independent units"] - high - margin
+    words = f"{name} rows may be no more likely than under independent units"
+    if above > 0:
+        words = f"{name} rows are at least {above:.3g} nats above independent units"
+    elif below > 0:
+        words = f"{name} rows are at least {below:.3g} nats below independent units"
+    section.judge(above > 0, words)
 
 
 def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None:
@@ -226,13 +212,11 @@ def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None
     return np.asarray(exact.log_likelihood(subject.graph, subject.params, rows), float)
 
 
-def _table(
-    subject: Subject, log_z: _LogZ, exact_rows: dict[str, np.ndarray | None]
-) -> pd.DataFrame:
+def _table(subject: Subject, log_z: _LogZ) -> pd.DataFrame:
     table: dict[str, dict[str, float]] = {}
     for name, rows in subject.data.items():
         log_density = subject.log_density(rows)
-        known = exact_rows[name]
+        known = _exact_rows(subject, rows, log_z)
         table[name] = {
             "rows": len(log_density),
             "exact": math.nan if known is None else float(known.mean()),
@@ -249,12 +233,11 @@ def _independent(subject: Subject, rows: Rows) -> float:
     """Return the mean log p of rows under independent units with the training rows' rates."""
     eta = reference.base_rates(subject.graph, subject.train)
 
-    def log_prob(b, family):
-        return family.distribution(eta[b]).log_prob(rows[b])
-
-    return sum(
-        float(log_prob(b, family).mean()) for b, family in subject.graph.visible.items()
-    )
+    total = 0.0
+    for b, family in subject.graph.visible.items():
+        log_prob = family.distribution(eta[b]).log_prob(rows[b])
+        total += float(log_prob.mean())
+    return total
 
 
 def _draw(table: pd.DataFrame) -> "Figure":
@@ -292,11 +275,9 @@ def _draw(table: pd.DataFrame) -> "Figure":
 
 def free_energies(section: Section, subject: Subject) -> None:
     """Compare free energies of rows and of samples."""
-    name = (
-        "free energy"
-        if subject.has_free_energy
-        else "mean-field bound of the free energy"
-    )
+    name = "free energy"
+    if not subject.has_free_energy:
+        name = "mean-field bound of the free energy"
     sets = {name: -subject.log_density(rows) for name, rows in subject.data.items()}
     for label, chains in subject.chains(section).items():
         thinned = {
@@ -305,9 +286,7 @@ def free_energies(section: Section, subject: Subject) -> None:
         }
         sets[f"{label} samples"] = -subject.log_density(thinned)
     figure, (ax,) = grid(1, (7.0, 3.2))
-    low = min(v.min() for v in sets.values())
-    high = max(v.max() for v in sets.values())
-    bins = np.linspace(low, high + 1e-6 * max(1, abs(high)), 41)
+    bins = np.histogram_bin_edges(np.concatenate(list(sets.values())), 40)
     for index, (label, values) in enumerate(sets.items()):
         ax.hist(
             values,

@@ -3,7 +3,7 @@
 """Sections on mixing: meeting times, and Gibbs chains against parallel tempering."""
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 import warnings
 
 import numpy as np
@@ -70,11 +70,9 @@ def meeting_times(section: Section, subject: Subject) -> None:
     plot_meeting_times(times, 1, met, ax=panels[0])
     caption = ""
     if lagged is None:
-        reason = (
-            "No pair met, so the bound is 1."
-            if pilot is None
-            else f"No pair met at lag {lag}."
-        )
+        reason = f"No pair met at lag {lag}."
+        if pilot is None:
+            reason = "No pair met, so the bound is 1."
         section.missing("the bound on the distance to stationarity", reason)
     else:
         plot_tv_bound(lagged, ax=panels[1])
@@ -87,19 +85,21 @@ def meeting_times(section: Section, subject: Subject) -> None:
 def _pairs(subject: Subject, lag: int) -> UnbiasedEstimate | None:
     """Return an estimate from the pairs that met, over lag to 2 lag; None if none met."""
     budget = subject.budget
-    options: dict[str, Any] = {
-        "k": lag,
-        "m": 2 * lag,
-        "lag": lag,
-        "max_sweeps": budget.max_sweeps + lag,
-    }
-    # chains with a common start would be in one mode and meet there
-    options |= {"num_pairs": budget.pairs, "independent_starts": True, "unmet": "drop"}
-    options |= {"rng_key": subject.key(8)}
     with warnings.catch_warnings(), contextlib.suppress(UnmetError):
         warnings.simplefilter("ignore")  # the page reports unmet pairs
         return unbiased_expectation(
-            subject.graph, subject.params, _block_means, **options
+            subject.graph,
+            subject.params,
+            _block_means,
+            rng_key=subject.key(8),
+            num_pairs=budget.pairs,
+            k=lag,
+            m=2 * lag,
+            lag=lag,
+            max_sweeps=budget.max_sweeps + lag,
+            # chains with a common start would be in one mode and meet there
+            independent_starts=True,
+            unmet="drop",
         )
     return None
 
@@ -134,18 +134,15 @@ def _means_table(
         return
     rows = []
     for b in subject.graph.families:
-        train = (
-            float(np.mean(subject.train[b])) if b in subject.graph.visible else np.nan
-        )
-        row = {"block": b, "unbiased mean": float(estimate.value[b])}
-        row |= {"standard error": float(estimate.standard_error[b])}
-        rows.append(
-            row
-            | {
-                "Gibbs chains": float(subject.gibbs.draws[b].mean()),
-                "training rows": train,
-            }
-        )
+        is_visible = b in subject.graph.visible
+        row = {
+            "block": b,
+            "unbiased mean": float(estimate.value[b]),
+            "standard error": float(estimate.standard_error[b]),
+            "Gibbs chains": float(subject.gibbs.draws[b].mean()),
+            "training rows": float(np.mean(subject.train[b])) if is_visible else np.nan,
+        }
+        rows.append(row)
     caption = "Mean value of a block's units, from the pairs and from chains."
     section.table("means", pd.DataFrame(rows), caption)
 
@@ -159,7 +156,7 @@ def chains(section: Section, subject: Subject) -> None:
         f"{2 * budget.replicas} passes ({budget.replicas} temperatures, twice), so "
         "effective draws are also given per pass."
     )
-    tables = []
+    tables = {}
     energies = {}
     for name, result in subject.chains(section).items():
         draws = {b: jnp.asarray(v) for b, v in result.draws.items()}
@@ -171,15 +168,14 @@ def chains(section: Section, subject: Subject) -> None:
         energies[name] = values["energy"]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            tables.append(_table(name, result, values))
-        for message in (
-            w.message for w in caught if issubclass(w.category, UserWarning)
-        ):
-            section.note(f"{name} chains: {message}.")
+            tables[name] = _table(result, values)
+        for w in caught:
+            if issubclass(w.category, UserWarning):
+                section.note(f"{name} chains: {w.message}.")
         section.text(
             f"{name}: {result.diagnostics}; {result.seconds:.1f} s with compilation."
         )
-    table = pd.concat(tables, ignore_index=True)
+    table = pd.concat(tables, names=["chains", "value"]).reset_index()
     section.table(
         "chains",
         table,
@@ -190,16 +186,15 @@ def chains(section: Section, subject: Subject) -> None:
         worst = rows["r_hat"].max()
         stuck = int((rows["frozen"] & rows["r_hat"].notna()).sum())
         section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
-        agree = "agree" if worst <= _MAX_R_HAT else "disagree"
-        section.judge(
-            worst <= _MAX_R_HAT, f"{name} chains from noise {agree} (R-hat {worst:.3f})"
-        )
+        do_agree = worst <= _MAX_R_HAT
+        verb = "agree" if do_agree else "disagree"
+        section.judge(do_agree, f"{name} chains from noise {verb} (R-hat {worst:.3f})")
         if stuck:
             section.judge(
                 False,
                 f"{name} chains from noise are stuck in {stuck} of {len(rows)} values",
             )
-        if worst > _MAX_R_HAT:
+        if not do_agree:
             section.note(
                 f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model."
             )
@@ -215,22 +210,15 @@ def chains(section: Section, subject: Subject) -> None:
     )
 
 
-def _table(
-    name: str, chains: SamplerRun, values: dict[str, np.ndarray]
-) -> pd.DataFrame:
+def _table(chains: SamplerRun, values: dict[str, np.ndarray]) -> pd.DataFrame:
     import arviz_base  # imports matplotlib, if installed
 
     table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")
     draws = next(iter(values.values())).size
     table = table[["mean", "sd", "ess_bulk", "ess_tail", "r_hat", "frozen"]].copy()
-    table.insert(
-        4, "ess per 1000 passes", 1000 * table["ess_bulk"] / (draws * chains.passes)
-    )
-    return (
-        table.rename_axis("value")
-        .reset_index()
-        .assign(chains=name)[["chains", "value", *table.columns]]
-    )
+    per_pass = 1000 * table["ess_bulk"] / (draws * chains.passes)
+    table.insert(4, "ess per 1000 passes", per_pass)
+    return table
 
 
 def _draw(energies: dict[str, np.ndarray]) -> "Figure":
@@ -248,21 +236,12 @@ def _draw(energies: dict[str, np.ndarray]) -> "Figure":
         scale = 0.9 / max(counts.max(), 2 * level)
         for chain, row in enumerate(counts):
             base = len(counts) - 1 - chain
-            ax.stairs(
-                base + scale * row,
-                edges,
-                baseline=base,
-                fill=True,
-                color=COLORS[0],
-                alpha=0.35,
-            )
-            ax.stairs(
-                base + scale * row, edges, baseline=base, color=COLORS[0], linewidth=0.9
-            )
+            height = base + scale * row
+            look = {"baseline": base, "color": COLORS[0]}
+            ax.stairs(height, edges, fill=True, alpha=0.35, **look)
+            ax.stairs(height, edges, linewidth=0.9, **look)
             ax.axhline(base + scale * level, color=INK, linewidth=0.6, linestyle=":")
-        ax.set_yticks(
-            np.arange(len(counts)), [f"{len(counts) - i}" for i in range(len(counts))]
-        )
+        ax.set_yticks(np.arange(len(counts)), np.arange(len(counts), 0, -1))
         ax.set(
             xlabel="rank of the energy among all draws",
             ylabel="chain",
