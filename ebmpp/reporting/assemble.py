@@ -127,11 +127,8 @@ def report(
     checks.on_host("report", rng_key, params, data)
     graph.check(params)
     if not isinstance(budget, Budget):
-        budget = BUDGETS[
-            checks.choice(
-                "report: budget", budget, BUDGETS, also="ebmpp.reporting.Budget(...)"
-            )
-        ]
+        other = "ebmpp.reporting.Budget(...)"
+        budget = BUDGETS[checks.choice("report: budget", budget, BUDGETS, also=other)]
     file = _check_file(file)
     checks.instance("report: title", title, str, "a string")
     history = getattr(history, "history", history)
@@ -143,14 +140,14 @@ def report(
             history,
         )
     shapes = samples.image_shapes(graph, image_shape)
-    sets = {"train": data} | ({} if held_out is None else {"held out": held_out})
-    inputs = {
-        name: tables.as_table(graph, rows, "the report") for name, rows in sets.items()
-    }
-    rows = {
-        name: check_rows(graph, t, budget.rows, i)
-        for i, (name, t) in enumerate(inputs.items())
-    }
+    sets = {"train": data}
+    if held_out is not None:
+        sets["held out"] = held_out
+    inputs = {}
+    rows = {}
+    for seed, (name, values) in enumerate(sets.items()):
+        inputs[name] = tables.as_table(graph, values, "the report")
+        rows[name] = check_rows(graph, inputs[name], budget.rows, seed)
     subject = Subject(
         graph, params, rows, budget, rng_key, shapes, inputs["train"].batch[0], history
     )
@@ -166,10 +163,8 @@ def report(
     if held_out is None:
         last.missing("results on held-out rows", "none were given (held_out=...)")
     last.text(f"{budget!r}; {sum(seconds.values()):.0f} s in all, with compilation.")
-    last.table(
-        "seconds",
-        pd.DataFrame({"section": list(seconds), "seconds": list(seconds.values())}),
-    )
+    frame = pd.DataFrame(seconds.items(), columns=["section", "seconds"])
+    last.table("seconds", frame)
     sections.append(last)
     counts = [
         f"{num_rows(rows[n])} of {t.batch[0]} {n} rows" for n, t in inputs.items()
@@ -177,12 +172,11 @@ def report(
     html = render(title, f"Computed from {' and '.join(counts)}.", sections)
     if file is not None:
         file.write_text(html, encoding="utf-8")
-    figures = {
-        name: png for section in sections for name, png in section.figures.items()
-    }
-    frames = {
-        name: frame for section in sections for name, frame in section.tables.items()
-    }
+    figures: dict[str, bytes] = {}
+    frames: dict[str, pd.DataFrame] = {}
+    for section in sections:
+        figures |= section.figures
+        frames |= section.tables
     return Report(file, html, figures, frames, tuple(missing))
 
 

@@ -236,7 +236,7 @@ def _independent(subject: Subject, rows: Rows) -> float:
     total = 0.0
     for b, family in subject.graph.visible.items():
         log_prob = family.distribution(eta[b]).log_prob(rows[b])
-        total += float(log_prob.mean())
+        total += float(jnp.mean(log_prob))
     return total
 
 

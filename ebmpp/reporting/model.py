@@ -23,10 +23,9 @@ def declaration(section: Section, subject: Subject) -> None:
     """Show the declaration, its drawing, and all sizes."""
     graph = subject.graph
     section.parts.append(("code", repr(graph), ""))
-    tallest = max(map(len, graph.block_layers)) + 0.4
-    figure, (ax,) = grid(
-        1, (2.7 * max(1, len(graph.block_layers)) + 0.6, 1.9 * tallest)
-    )
+    layers = graph.block_layers
+    tallest = max(map(len, layers)) + 0.4
+    figure, (ax,) = grid(1, (2.7 * max(1, len(layers)) + 0.6, 1.9 * tallest))
     graph.plot(ax)
     section.figure(
         "declaration",
@@ -59,19 +58,17 @@ def latent_units(section: Section, subject: Subject) -> None:
         "a unit carries no information on the data."
     )
     blocks = list(dict.fromkeys(activity["block"]))
-    counts = pd.crosstab(activity["block"], activity["status"]).loc[blocks]
-    counts = counts.reindex(columns=list(_STATUS_COLORS), fill_value=0).rename_axis(
-        index=None, columns=None
-    )
+    counts = pd.crosstab(activity["block"], activity["status"])
+    counts = counts.reindex(index=blocks, columns=list(_STATUS_COLORS), fill_value=0)
+    counts = counts.rename_axis(index=None, columns=None)
     section.table("unit_counts", counts, "Number of unit statistics by status.")
     figure, axes = grid(2 * len(blocks), (3.8, 2.8), ncols=2)
     for block, pair in zip(blocks, axes.reshape(-1, 2), strict=True):
         units = activity[activity["block"] == block]
         present = [s for s in _STATUS_COLORS if (units["status"] == s).any()]
         colors = [_STATUS_COLORS[s] for s in present]
-        for ax, column, label in zip(
-            pair, ("mean", "varies"), ("mean", "explained share"), strict=True
-        ):
+        labels = {"mean": "mean", "varies": "explained share"}
+        for ax, (column, label) in zip(pair, labels.items(), strict=True):
             low = units[column].min()
             high = units[column].max()
             span = (0.0, 1.0) if low >= 0 and high <= 1 else (low - 1e-6, high + 1e-6)

@@ -79,10 +79,8 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     environment = Environment(autoescape=True)
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    confirmed, doubts = (
-        [w for s in sections for w in getattr(s, name)]
-        for name in ("confirmed", "doubts")
-    )
+    confirmed = [words for section in sections for words in section.confirmed]
+    doubts = [words for section in sections for words in section.doubts]
     return environment.from_string(template).render(
         title=title, lead=lead, sections=sections, confirmed=confirmed, doubts=doubts
     )

@@ -58,10 +58,8 @@ def moments(section: Section, subject: Subject) -> None:
     rows = []
     differing = []
     for kind, group in groups.items():
-        differences = group["model"] - group["data"]
-        difference, error = (
-            float(np.sqrt(np.mean(x**2))) for x in (differences, group["error"])
-        )
+        difference = _root_mean_square(group["model"] - group["data"])
+        error = _root_mean_square(group["error"])
         row = {
             "moments": kind,
             "number": len(group),
@@ -82,18 +80,14 @@ def moments(section: Section, subject: Subject) -> None:
         "moments", pd.DataFrame(rows), "Root mean squares over all moments of a kind."
     )
     means = pd.concat(
-        [group for kind, group in groups.items() if kind != "covariances"],
-        ignore_index=True,
+        [group for kind, group in groups.items() if kind != "covariances"]
     )
-    means["in errors"] = (means["model"] - means["data"]) / means["error"].where(
-        means["error"] > 0, np.inf
-    )
-    worst = means.sort_values(
-        "in errors", key=np.abs, ascending=False, kind="stable", ignore_index=True
-    )
+    error = means["error"].where(means["error"] > 0, np.inf)
+    means["in errors"] = (means["model"] - means["data"]) / error
+    worst = means.sort_values("in errors", key=np.abs, ascending=False, kind="stable")
     section.table(
         "moments_worst",
-        worst[:_NUM_WORST],
+        worst[:_NUM_WORST].reset_index(drop=True),
         "Largest differences of means, in standard errors.",
     )
     words = "moments of model and data agree within their errors"
@@ -102,7 +96,13 @@ def moments(section: Section, subject: Subject) -> None:
     section.judge(not differing, words)
 
 
-def _statistics(families: Families, values: Mapping[str, Numbers]) -> np.ndarray:
+def _root_mean_square(values: pd.Series) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def _statistics(
+    families: Mapping[str, Family], values: Mapping[str, Numbers]
+) -> np.ndarray:
     """Return statistics of blocks, ``(*batch, statistics)``."""
     result = []
     for b, family in families.items():
@@ -115,11 +115,11 @@ def _statistics(families: Families, values: Mapping[str, Numbers]) -> np.ndarray
 
 def _labels(families: Families) -> list[str]:
     """Return names of the statistics of blocks, such as "v[0]"."""
-    labels = []
-    for b, family in families.items():
-        indices = np.ndindex(*family.statistic_shape)
-        labels += [f"{b}{list(index)}" for index in indices]
-    return labels
+    return [
+        f"{b}{list(index)}"
+        for b, family in families.items()
+        for index in np.ndindex(*family.statistic_shape)
+    ]
 
 
 def _visible(subject: Subject, chains: SamplerRun) -> dict[str, pd.DataFrame]:
@@ -138,11 +138,10 @@ def _visible(subject: Subject, chains: SamplerRun) -> dict[str, pd.DataFrame]:
             return deviation[..., first] * deviation[..., second]
 
         mean = model.mean((0, 1))
-        model_products = np.stack([products(chain, mean) for chain in model])
-        data_products = products(data, data.mean(0))
-        result["covariances"] = _compare(
-            pairs, data_products, model_products, subject.share
+        covariances = _compare(
+            pairs, products(data, data.mean(0)), products(model, mean), subject.share
         )
+        result["covariances"] = covariances
     return result
 
 
@@ -177,12 +176,10 @@ def _compare(
         error.
     """
     means = model.mean(1)
-    data_error = (
-        statistics.standard_error(data.T) if len(data) > 1 else np.zeros(data.shape[1])
-    )
-    error = np.hypot(
-        np.sqrt(1 - share) * data_error, statistics.standard_error(means.T)
-    )
+    error = statistics.standard_error(means.T)
+    if len(data) > 1:
+        data_error = np.sqrt(1 - share) * statistics.standard_error(data.T)
+        error = np.hypot(data_error, error)
     columns = {"data": data.mean(0), "model": means.mean(0), "error": error}
     return pd.DataFrame({"statistic": names, **columns})
 
@@ -190,14 +187,16 @@ def _compare(
 def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
     figure, panels = grid(len(groups), (3.5, 3.3), ncols=3)
     for ax, (kind, group) in zip(panels, groups.items(), strict=True):
-        bars = {
-            "fmt": "o",
-            "color": COLORS[0],
-            "markersize": 3,
-            "alpha": 0.4,
-            "linewidth": 0.6,
-        }
-        ax.errorbar(group["data"], group["model"], 2 * group["error"], **bars)
+        ax.errorbar(
+            group["data"],
+            group["model"],
+            2 * group["error"],
+            fmt="o",
+            color=COLORS[0],
+            markersize=3,
+            alpha=0.4,
+            linewidth=0.6,
+        )
         ax.axline(
             [group["data"].mean()] * 2,
             slope=1,
@@ -256,28 +255,24 @@ def pictures(section: Section, subject: Subject) -> None:
 def _sample_pictures(
     section: Section, subject: Subject, block: str, shape: tuple[int, int]
 ) -> None:
-    family = subject.graph.families[block]
+    graph = subject.graph
+    family = graph.families[block]
     count = _COLUMNS * _PER_CHAIN
-    images = {
-        f"{name} rows": _grey(family, v[block][:count])
-        for name, v in subject.data.items()
-    }
+    images = {}
+    for name, rows in subject.data.items():
+        images[f"{name} rows"] = _grey(family, rows[block][:count])
     for name, chains in subject.chains(section).items():
         state = spread_draws(chains.draws, _COLUMNS, _PER_CHAIN)
         kind = "states"
         values = state[block]
         if not family.stat_shape:
             kind = "means given the rest"
-            values = conditional_moments(
-                subject.graph, (block,), subject.params, state
-            )[block][0]
+            means = conditional_moments(graph, (block,), subject.params, state)
+            values = means[block][0]
         images[f"{name} chains: {kind}"] = _grey(family, values)
     lines = max(-(-len(v) // _COLUMNS) for v in images.values())
-    figure, axes = grid(
-        len(images),
-        (4.6, 0.4 + 4.6 * lines * shape[0] / (_COLUMNS * shape[1])),
-        ncols=2,
-    )
+    height = 4.6 * lines * shape[0] / (_COLUMNS * shape[1])
+    figure, axes = grid(len(images), (4.6, 0.4 + height), ncols=2)
     for ax, (name, values) in zip(axes, images.items(), strict=True):
         plot_units(values, shape, ncols=_COLUMNS, ax=ax)
         ax.set_title(name, fontsize=10)
@@ -292,7 +287,7 @@ def _filter_pictures(
     section: Section, subject: Subject, block: str, shape: tuple[int, int]
 ) -> None:
     graph = subject.graph
-    family = subject.graph.families[block]
+    family = graph.families[block]
     latent = [b for b in graph.neighbours([block]) if b in graph.latent]
     if not latent:
         section.missing(
@@ -313,12 +308,10 @@ def _filter_pictures(
         nrows = math.ceil(len(order) / ncols)
         figure, (ax,) = grid(1, (width, width * nrows * shape[0] / (ncols * shape[1])))
         plot_units(filters[np.sort(order)], shape, ncols=ncols, ax=ax)
-        of_first = "" if len(filters) == total else f" of the first {len(filters)}"
-        selection = (
-            "all units"
-            if len(order) == total
-            else f"the {len(order)} strongest{of_first} of {total}"
-        )
+        selection = "all units"
+        if len(order) < total:
+            first = "" if len(filters) == total else f" of the first {len(filters)}"
+            selection = f"the {len(order)} strongest{first} of {total}"
         caption = f"Weights of the units of {b} to {block}: {selection}."
         section.figure(f"filters_{block}_{b}", figure, caption)
 

@@ -147,7 +147,7 @@ class Subject:
         result = {}
         for name in ("Gibbs", "tempered"):
             try:
-                result[name] = self.gibbs if name == "Gibbs" else self.tempered
+                result[name] = getattr(self, name.lower())
             except ValueError as error:
                 section.missing(f"{name} chains", error)
         return result

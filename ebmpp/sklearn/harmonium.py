@@ -5,7 +5,6 @@
 from collections.abc import Callable
 from functools import lru_cache, partial
 import math
-from typing import Protocol
 import warnings
 
 import numpy as np
@@ -18,7 +17,6 @@ import optax
 
 from ebmpp.core import Params, checks, random
 from ebmpp.errors import ArgumentError
-from ebmpp.estimators import Estimator
 from ebmpp.families import Bernoulli, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.families.values import describe
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
@@ -175,37 +173,6 @@ def gibbs(
         return x["v"]
 
     return lax.fori_loop(0, count, sweep, v)
-
-
-class HasOptions(Protocol):
-    """A transformer's options."""
-
-    n_components: int
-    batch_size: int
-    n_iter: int
-    learning_rate: float | str
-    estimator: Estimator | None
-    optimizer: Callable[[float], Optimizer] | Optimizer | None
-
-
-def check_options(model: HasOptions) -> None:
-    """Check the options of a transformer, which scikit-learn allows to be set without checks."""
-    name = type(model).__name__
-    for option, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
-        checks.count(f"{name}: {option}", getattr(model, option), least)
-    if model.learning_rate != "auto":
-        checks.number(f"{name}: learning_rate", model.learning_rate, above=0)
-    if model.estimator is not None:
-        expected = "None or an estimator such as ebmpp.UCD()"
-        checks.instance(f"{name}: estimator", model.estimator, Estimator, expected)
-    optimizer = model.optimizer
-    is_optimizer = callable(optimizer) or hasattr(optimizer, "update")
-    if optimizer is not None and not is_optimizer:
-        raise checks.error(
-            f"{name}: optimizer",
-            "None, a function such as optax.adam, or an optax transformation",
-            optimizer,
-        )
 
 
 def check_values(model: object, family: Family, values: np.ndarray) -> None:

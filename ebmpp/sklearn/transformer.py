@@ -180,18 +180,17 @@ class HarmoniumTransformer(
         self, X: Matrix, sample_weight: ArrayLike | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Check options and rows, declare the model and initialise its params."""
-        harmonium.check_options(self)
+        self._check_options()
         values, weights = harmonium.weighted_rows(
             self._values(X, reset=True), sample_weight
         )
         units = self.visible
         self.scaler_ = None
         if isinstance(units, str) and units == "auto":
-            is_unit = bool(((values >= 0) & (values <= 1)).all())
-            units = "bernoulli" if is_unit else "gaussian"
-            self.scaler_ = (
-                None if is_unit else StandardScaler().fit(values, sample_weight=weights)
-            )
+            units = "bernoulli"
+            if not ((values >= 0) & (values <= 1)).all():
+                units = "gaussian"
+                self.scaler_ = StandardScaler().fit(values, sample_weight=weights)
         visible = harmonium.family_of("visible", units, values.shape[1])
         latent = harmonium.family_of("latent", self.latent, int(self.n_components))
         self.graph_ = harmonium.harmonium(visible, latent)
@@ -208,14 +207,29 @@ class HarmoniumTransformer(
         self.n_iter_ = self.n_steps_ = 0
         return rows, weights
 
+    def _check_options(self) -> None:
+        """Check the options, which scikit-learn allows to be set without checks."""
+        name = type(self).__name__
+        for option, least in (("n_components", 1), ("batch_size", 1), ("n_iter", 0)):
+            checks.count(f"{name}: {option}", getattr(self, option), least)
+        if self.learning_rate != "auto":
+            checks.number(f"{name}: learning_rate", self.learning_rate, above=0)
+        if self.estimator is not None:
+            expected = "None or an estimator such as ebmpp.UCD()"
+            checks.instance(f"{name}: estimator", self.estimator, Estimator, expected)
+        optimizer = self.optimizer
+        is_optimizer = callable(optimizer) or hasattr(optimizer, "update")
+        if optimizer is not None and not is_optimizer:
+            raise checks.error(
+                f"{name}: optimizer",
+                "None, a function such as optax.adam, or an optax transformation",
+                optimizer,
+            )
+
     def _epoch(self, rows: np.ndarray, weights: np.ndarray | None) -> None:
         """Train for one pass over the rows, from the state of the last pass."""
         begin = time.monotonic()
-        estimator = (
-            PCD(num_chains=int(self.batch_size))
-            if self.estimator is None
-            else self.estimator
-        )
+        estimator = self.estimator or PCD(num_chains=int(self.batch_size))
         seed = [*self._words.tolist(), self.n_iter_]
         per_batch = estimator.steps_per_batch
         source = harmonium.Epoch(
@@ -224,15 +238,15 @@ class HarmoniumTransformer(
         end = self.n_steps_ + source.num_batches * per_batch
         optimizer = optax.sgd if self.optimizer is None else self.optimizer
         if callable(optimizer):
-            bounded = all(
-                np.isfinite(family.bounds).all()
-                for family in self.graph_.families.values()
-            )
-            usual = 0.1 if bounded else 0.01
-            rate = usual if self.learning_rate == "auto" else float(self.learning_rate)
+            families = self.graph_.families.values()
+            is_bounded = all(np.isfinite(family.bounds).all() for family in families)
+            rate = 0.1 if is_bounded else 0.01
+            if self.learning_rate != "auto":
+                rate = float(self.learning_rate)
             optimizer = harmonium.make_optimizer(optimizer, rate)
-        stage = Stage(num_steps=end, estimator=estimator, optimizer=optimizer)
-        stages = Stages([stage])
+        stages = Stages(
+            [Stage(num_steps=end, estimator=estimator, optimizer=optimizer)]
+        )
         key = jnp.asarray(self._words)
         loop = Loop(self.graph_, stages, source, key, self.params_)
         observers = [
@@ -244,12 +258,8 @@ class HarmoniumTransformer(
         if self._state is None:
             self._state = loop.begin(0, self.params_)
         try:
-            state = loop.run(
-                self.n_steps_,
-                self._state._replace(params=self.params_),
-                observers,
-                bar,
-            )
+            state = self._state._replace(params=self.params_)
+            state = loop.run(self.n_steps_, state, observers, bar)
         except DivergenceError as error:
             error.add_note(
                 f"{type(self).__name__}: this was epoch {self.n_iter_ + 1}. Lower "
@@ -258,9 +268,11 @@ class HarmoniumTransformer(
             )
             raise
         metrics = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
-        self.history_ = (
-            xr.concat([self.history_, metrics], "step") if self.n_steps_ else metrics
-        )
+        if self.n_steps_:
+            metrics_before = self.history_
+            self.history_ = xr.concat([metrics_before, metrics], "step")
+        else:
+            self.history_ = metrics
         self._state = jax.device_get(state)
         self.params_ = self._state.params
         self.n_steps_ = end
@@ -280,7 +292,6 @@ class HarmoniumTransformer(
         :return: shape ``(rows, n_components)``, with more columns for units of several
             statistics.
         """
-        check_is_fitted(self)
         return self._by_chunks(harmonium.latent_means, self._rows(X))
 
     def score_samples(self, X: Matrix) -> np.ndarray:
@@ -295,13 +306,11 @@ class HarmoniumTransformer(
         :param X: shape ``(rows, columns)``.
         :return: shape ``(rows,)``.
         """
-        check_is_fitted(self)
         value = self._by_chunks(harmonium.log_density, self._rows(X))
-        # log volume factor of the standardisation
-        scale = (
-            np.zeros(()) if self.scaler_ is None else np.log(self.scaler_.scale_).sum()
-        )
-        return value - scale.astype(value.dtype)
+        if self.scaler_ is None:
+            return value
+        log_volume = np.log(self.scaler_.scale_).sum()
+        return value - log_volume.astype(value.dtype)
 
     def _tractable(self) -> bool:
         """Return True if log Z can be computed, or if there is no model yet.
@@ -341,7 +350,6 @@ class HarmoniumTransformer(
         :param n_sweeps: number of sweeps, at least 1.
         :return: new rows in the shape of ``v``.
         """
-        check_is_fitted(self)
         checks.count("n_sweeps", n_sweeps)
         return self._sweep(self._rows(v), random.key_pair(self._key()), n_sweeps)
 
@@ -366,13 +374,12 @@ class HarmoniumTransformer(
         return self._sweep(start, key, n_sweeps)
 
     def _sweep(self, rows: Numbers, key: Array, n_sweeps: int) -> np.ndarray:
-        samples = np.asarray(
-            harmonium.gibbs(self.graph_, self.params_, rows, key, int(n_sweeps))
-        )
-        samples = samples.reshape(len(samples), -1)
-        return (
-            samples if self.scaler_ is None else self.scaler_.inverse_transform(samples)
-        )
+        count = int(n_sweeps)
+        samples = harmonium.gibbs(self.graph_, self.params_, rows, key, count)
+        samples = np.asarray(samples).reshape(len(samples), -1)
+        if self.scaler_ is None:
+            return samples
+        return self.scaler_.inverse_transform(samples)
 
     @property
     def components_(self) -> np.ndarray:
@@ -401,12 +408,9 @@ class HarmoniumTransformer(
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        family = (
-            harmonium.FAMILIES.get(self.visible)
-            if isinstance(self.visible, str)
-            else None
-        )
-        tags.input_tags.positive_only = family is not None and family.bounds[0] >= 0
+        if isinstance(self.visible, str) and self.visible in harmonium.FAMILIES:
+            low, _ = harmonium.FAMILIES[self.visible].bounds
+            tags.input_tags.positive_only = low >= 0
         tags.transformer_tags.preserves_dtype = [str(jnp.result_type(float))]
         return tags
 
@@ -418,6 +422,7 @@ class HarmoniumTransformer(
         return X.toarray() if sparse.issparse(X) else X
 
     def _rows(self, X: Matrix) -> np.ndarray:
+        check_is_fitted(self)
         return self._as_units(self._values(X))
 
     def _as_units(self, values: np.ndarray) -> np.ndarray:
