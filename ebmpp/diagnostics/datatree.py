@@ -249,18 +249,19 @@ def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     state = mcmc.last_state
     kernel = mcmc.sampler
     values = {}
-    coords = {}
     for name in ("meeting_time", "met"):
         value = np.asarray(getattr(state, name))
         value = value[None] if mcmc.num_chains == 1 else value
-        values[name] = (["chain", *naming.row_dims(value.ndim - 1)], value)
-        coords["chain"] = np.arange(len(value))
+        dims = ["chain", *naming.row_dims(value.ndim - 1)]
+        values[name] = (dims, value)
     values["lag"] = kernel.lag
+    coords = {"chain": np.arange(mcmc.num_chains)}
     if isinstance(kernel, MaximalCoupling):
         fields = mcmc.get_extra_fields(group_by_chain=True)
         distance, energies = (np.asarray(fields[name]) for name in _PAIR_FIELDS)
         dims = ["chain", "sweep", *naming.row_dims(distance.ndim - 2)]
-        values |= {"distance": (dims, distance), "energy": (dims, energies[:, :, 0])}
+        values["distance"] = (dims, distance)
+        values["energy"] = (dims, energies[:, :, 0])
         values["energy_following"] = (dims, energies[:, :, 1])
         # sweeps of the leading chain
         sweeps_left = mcmc.thinning * np.arange(distance.shape[1])[::-1]
@@ -318,7 +319,8 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     draws = cast(xr.Dataset, extracted)
     if kwargs.get("coords") is not None:
         draws = draws.sel(kwargs["coords"])
-    draws = draws if "chain" in draws.dims else draws.expand_dims(chain=1)
+    if "chain" not in draws.dims:
+        draws = draws.expand_dims(chain=1)
     # with ArviZ's labels
     frame = arviz_base.dataset_to_dataframe(draws, sample_dims=["chain", "draw"])
     values = frame.to_numpy().reshape(draws.sizes["chain"], draws.sizes["draw"], -1)
@@ -328,7 +330,8 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     frozen = still["kind"] != ""
     affected = [c for c in table.columns if c.startswith(_NEEDS_MOVEMENT)]
     table[affected] = table[affected].astype(float)
-    table.loc[frozen, [c for c in affected if c != "r_hat"]] = np.nan
+    not_r_hat = [c for c in affected if c != "r_hat"]
+    table.loc[frozen, not_r_hat] = np.nan
     if "r_hat" in affected:
         table.loc[still["kind"] == "agree", "r_hat"] = np.nan
         table.loc[still["kind"] == "apart", "r_hat"] = np.inf
@@ -344,14 +347,14 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     graph = kernel.graph if isinstance(kernel, RowKernel) else None
     is_known = isinstance(kernel, naming.Kernel)
     attrs = naming.attributes(graph, kernel if is_known else None)
-    columns = [
-        leaves_by_name(getattr(result.moments, name), "value") for name in _STATISTICS
-    ]
-    values = {
-        name: np.stack([column[name] for column in columns]) for name in columns[0]
-    }
+    columns = {}
+    for statistic in _STATISTICS:
+        leaves = getattr(result.moments, statistic)
+        columns[statistic] = leaves_by_name(leaves, "value")
+    values = {}
     kinds = {}
-    for name, r_hat in columns[_STATISTICS.index("r_hat")].items():
+    for name, r_hat in columns["r_hat"].items():
+        values[name] = np.stack([column[name] for column in columns.values()])
         kinds[name] = "apart" if np.isinf(r_hat).any() else ""
     warn_still(kinds, "values", 3)
     # as draws
@@ -361,12 +364,10 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     names = naming.dims_of(kernel, shapes, dims, _NO_TREE)
     labels = naming.coords_of(kernel, shapes, names, coords)
     variables = {name: (["statistic", *names[name]], x) for name, x in values.items()}
-    groups = {
-        "/": xr.Dataset(),
-        "moments": xr.Dataset(variables, {"statistic": _STATISTICS}),
-    }
-    draws = result.draws().children if result.num_kept else {}
-    for group, data in draws.items():
+    moments = xr.Dataset(variables, {"statistic": _STATISTICS})
+    groups = {"/": xr.Dataset(), "moments": moments}
+    kept = result.draws().children if result.num_kept else {}
+    for group, data in kept.items():
         dataset = data.to_dataset()
         if group == "sample_stats":
             fields = {str(name): x for name, x in dataset.data_vars.items()}

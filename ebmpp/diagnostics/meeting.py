@@ -59,9 +59,11 @@ def meeting_data(source: MeetingSource) -> Meetings:
             "group 'meeting'"
         )
         raise ArgumentError(f"source must be {expected}, got {text}.")
-    times = np.asarray(group["meeting_time"], float)
-    met = np.asarray(group["met"], bool)
-    return Meetings(times.ravel(), met.ravel(), int(np.asarray(group["lag"])))
+    return Meetings(
+        np.asarray(group["meeting_time"], float).ravel(),
+        np.asarray(group["met"], bool).ravel(),
+        group["lag"].astype(int).item(),
+    )
 
 
 def survival(times: PairTimes, met: Met, at: Sweeps) -> Curve:
@@ -80,7 +82,7 @@ def _warn_of_overlap(who: str, source: MeetingSource, data: Meetings) -> None:
     if isinstance(source, UnbiasedEstimate):
         score = source.overlap
     elif "overlap" in source["meeting"].data_vars:
-        score = float(np.asarray(source["meeting"]["overlap"]))
+        score = source["meeting"]["overlap"].item()
     elif "posterior" in source.children and data.met.all():
         draws = source["posterior"].to_dataset()
         is_long = draws.sizes["draw"] > 2 * data.times.max()
@@ -133,7 +135,7 @@ def tv_upper_bound(
     _warn_of_overlap("tv_upper_bound", source, data)
     if t is None:
         t = np.arange(int(data.times.max()) - data.lag + 1)
-    t = np.atleast_1d(np.asarray(t))
+    t = np.atleast_1d(t)
 
     def bound(index):
         return _tv_bound(data.times[index], data.met[index], data.lag, t)
@@ -159,9 +161,17 @@ def _with_band(
     ]
     ends = [tail, 1 - tail]
     lower, upper = np.quantile(np.array(samples), ends, axis=0, method="nearest")
-    columns = {"bound": bound(np.arange(pairs)), "lower": lower, "upper": upper}
+    columns = {
+        "bound": bound(np.arange(pairs)),
+        "lower": lower,
+        "upper": upper,
+    }
     variables = {name: ("t", values) for name, values in columns.items()}
-    attrs = {"lag": data.lag, "pairs": pairs, "unmet": int((~data.met).sum())}
+    attrs = {
+        "lag": data.lag,
+        "pairs": pairs,
+        "unmet": int((~data.met).sum()),
+    }
     return xr.Dataset(variables, {"t": t}, attrs)
 
 
@@ -224,8 +234,8 @@ def wasserstein_upper_bound(
     # backwards
     pairs, length = distance.shape
     padded = np.pad(distance, ((0, 0), (0, -length % lag)))
-    laps = padded.reshape(pairs, -1, lag)
-    total = laps[:, ::-1].cumsum(1)[:, ::-1].reshape(pairs, -1)
+    backwards = padded.reshape(pairs, -1, lag)[:, ::-1]
+    total = backwards.cumsum(1)[:, ::-1].reshape(pairs, -1)
     sweep = np.minimum(t + lag, last)
     sums = np.where(t + lag <= last, total[:, sweep - first], 0.0)
     sums[~data.met] = np.inf
@@ -290,9 +300,9 @@ def suggest_k_m(source: MeetingSource) -> Suggestion:
     """
     table = inefficiency(source)
     good = table["inefficiency"] <= 1.1 * table["inefficiency"].min()
-    best = table["cost"].where(good, np.inf).argmin(dim=["k", "extra"])
-    k = int(table["k"][best["k"]])
-    extra = int(table["extra"][best["extra"]])
+    cost = table["cost"].where(good, np.inf)
+    cheapest = cost.stack(window=["k", "extra"]).idxmin()
+    k, extra = map(int, cheapest.item())
     return Suggestion(k, k + extra)
 
 
@@ -355,8 +365,9 @@ def inefficiency(source: MeetingSource) -> xr.Dataset:
 
 def _weights(t: Sweeps, lag: int, k: int, m: int) -> Sweeps:
     """Return how often f(X_t) - f(Y_{t - lag}) occurs in H_{k:m} of an unmet pair."""
-    count = (t - k) // lag - -(-np.maximum(lag, t - m) // lag) + 1
-    return np.where(t >= k + lag, count, 0)
+    last = (t - k) // lag
+    first = -(-np.maximum(lag, t - m) // lag)
+    return np.where(t >= k + lag, last - first + 1, 0)
 
 
 def _estimates(
@@ -369,18 +380,21 @@ def _estimates(
     unmet = t < times[:, None]
     terms = _weights(t, lag, k, m) * (leading - following)
     correction = np.where(unmet, terms, 0).sum(1)
-    total = leading[:, (t >= k) & (t <= m)].sum(1) + correction
-    return total / (m - k + 1)
+    in_window = (t >= k) & (t <= m)
+    average = leading[:, in_window].sum(1)
+    return (average + correction) / (m - k + 1)
 
 
 def _modelled_variance(times: PairTimes, lag: int, k: int, m: int) -> float:
     n = m - k + 1
     rho = np.exp(-1 / max((times - lag).mean(), 1e-3))
     # n times the variance of the mean of n values of an autoregression of variance 1
-    stationary = (1 + rho) / (1 - rho)
-    start = 2 * rho * (1 - rho**n) / (n * (1 - rho) ** 2)
+    rest = 1 - rho
+    stationary = (1 + rho) / rest
+    start = 2 * rho * (1 - rho**n) / (n * rest**2)
     sweeps = np.arange(times.max())
-    total = np.r_[0, np.cumsum(_weights(sweeps, lag, k, m))]
-    weights = total[times]  # of the sweeps before a pair meets
-    corrections = 2 * float(((weights / n) ** 2).mean())
+    totals = np.cumsum(_weights(sweeps, lag, k, m))
+    # of the sweeps before a pair meets
+    weights = np.r_[0, totals][times]
+    corrections = 2 * float(np.mean((weights / n) ** 2))
     return (stationary - start) / n + corrections

@@ -88,16 +88,17 @@ def dims_of(
         block_axes = len(shape) if is_block else count  # after axes of rows
         rows = row_dims(count - block_axes)
         if name in dims:
-            result[name] = [*([] if len(dims[name]) == count else rows), *dims[name]]
+            result[name] = list(dims[name])
+            if len(dims[name]) != count:
+                result[name] = [*rows, *dims[name]]
             if len(result[name]) != count:
-                raise checks.error(
-                    f"dims of {name!r}",
-                    f"names of its {block_axes} axes{f' after {rows}' if rows else ''}",
-                    list(dims[name]),
-                )
+                expected = f"names of its {block_axes} axes"
+                if rows:
+                    expected += f" after {rows}"
+                raise checks.error(f"dims of {name!r}", expected, list(dims[name]))
         elif arviz_tree.children:
             names = arviz_tree["posterior"].to_dataset()[name].dims
-            result[name] = [str(d) for d in names[len(_SAMPLE_DIMS) :]]
+            result[name] = list(map(str, names[len(_SAMPLE_DIMS) :]))
         else:
             result[name] = rows + [f"{name}_dim_{i}" for i in range(block_axes)]
     return result

@@ -58,9 +58,11 @@ def plot_units(
     from matplotlib import colormaps
 
     tiles = np.asarray(checks.numbers("images", images), float)
-    if shape is None and tiles.ndim in (2, 3):
+    if shape is None and tiles.ndim == 2:
         side = math.isqrt(tiles.shape[1])
-        shape = (side, side) if tiles.ndim == 2 else (tiles.shape[1], tiles.shape[2])
+        shape = (side, side)
+    elif shape is None and tiles.ndim == 3:
+        shape = tiles.shape[1:]
     is_grid = shape is not None and tiles.ndim > 1 and tiles.size
     if not is_grid or tiles[0].size != math.prod(shape):
         raise checks.error(

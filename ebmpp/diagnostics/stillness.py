@@ -87,8 +87,9 @@ def _staying_rate(
 ) -> float:
     """Return the share of draws at a state after which the chains stay there."""
     is_there = (draws == state).all(-1)
-    visits = is_there[:, :-1].sum()
-    stays = (is_there[:, :-1] & is_there[:, 1:]).sum()
+    before = is_there[:, :-1]
+    visits = before.sum()
+    stays = (before & is_there[:, 1:]).sum()
     return stays / visits if visits else 0.0
 
 
@@ -97,7 +98,9 @@ def warn_still(kinds: Mapping[T, str], noun: str, stacklevel: int) -> None:
     for kind, words in _WORDS.items():
         names = [str(name) for name, k in kinds.items() if k == kind]
         if names:
-            listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            listed = ", ".join(names[:3])
+            if len(names) > 3:
+                listed += ", ..."
             text = (
                 f"{len(names)} of {len(kinds)} {noun} have no effective sample size "
                 f"({listed}): {words}"

@@ -116,21 +116,16 @@ class Metrics:
 
 
 class _Pending(NamedTuple):
-    """Rows on the device: the first ``count`` ones of metrics, with columns that are constant."""
+    """The first ``count`` rows of metrics on the device, and scalars that are equal in all."""
 
-    rows: Metrics | dict[str, ArrayLike]
+    metrics: Metrics
     count: int
-    constants: dict[str, int]
+    scalars: dict[str, ArrayLike]
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the rows as columns by name, of values on the host."""
-        columns = {}
-        scalars: Mapping[str, ArrayLike] = self.constants
-        if isinstance(self.rows, Metrics):
-            columns = self.rows.columns(self.count)
-        else:
-            scalars = self.rows
-        for name, value in scalars.items():
+        columns = self.metrics.columns(self.count)
+        for name, value in self.scalars.items():
             columns[name] = np.full(self.count, value)
         return columns
 
@@ -151,19 +146,16 @@ class MetricTable:
         return {name: v[-1] for name, v in self._parts[-1].items() if len(v)}
 
     def append(
-        self,
-        rows: Metrics | dict[str, ArrayLike],
-        count: int = 1,
-        constants: Mapping[str, int] = MappingProxyType({}),
+        self, metrics: Metrics, count: int, scalars: Mapping[str, ArrayLike]
     ) -> None:
-        """Add one row, or the first ``count`` rows of metrics with columns that are constant."""
+        """Add the first ``count`` rows of metrics, and scalars that are equal in all."""
         if len(self._pending) >= _MAX_PENDING:
             self._fetch()
-        self._pending.append(_Pending(rows, count, dict(constants)))
+        self._pending.append(_Pending(metrics, count, dict(scalars)))
 
     def discard_running(self) -> None:
         """Drop the rows that the device has not computed."""
-        self._pending = [p for p in self._pending if backend.is_ready(p.rows)]
+        self._pending = [p for p in self._pending if backend.is_ready(p)]
 
     def columns(self, stop: int | None = None) -> dict[str, np.ndarray]:
         """Return read-only columns by name, up to row ``stop``."""
@@ -186,9 +178,8 @@ class MetricTable:
         return np.concatenate(values)
 
     def _fetch(self) -> None:
-        rows = jax.device_get([pending.rows for pending in self._pending])
-        for pending, on_host in zip(self._pending, rows, strict=True):
-            self._parts.append(pending._replace(rows=on_host).columns())
+        for pending in jax.device_get(self._pending):
+            self._parts.append(pending.columns())
         self._pending = []
 
 
@@ -223,7 +214,7 @@ class Log:
         row: dict[str, ArrayLike] = {"monitor_step": step}
         for name, monitor in self.monitors.items():
             row[name] = _value(name, monitor, params, estimator_state)
-        self.monitored.append(row)
+        self.monitored.append(Metrics((), ()), 1, row)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the history as arrays, for :meth:`load`."""
