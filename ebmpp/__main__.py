@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Train a Boltzmann machine on handwritten digits without bias, evaluate it exactly, and draw from it.
+"""Train a Boltzmann machine on handwritten digits, evaluate it exactly, and draw from it.
 
 ``python -m ebmpp`` needs the package, its extra ``plots``, and no data except
 scikit-learn's digits. It trains the same machine by persistent contrastive divergence
@@ -304,7 +304,8 @@ _NEXT = """
 Open {out}/samples.png and {out}/learning_curve.png first. Then, from Python:
   ArviZ (pip install arviz):
     az.plot_trace(az.from_netcdf("{out}/draws.nc"), var_names=["h"], compact=True)
-    In a program of your own on Python 3.11 (arviz 0.23), az.plot_trace(ebmpp.diagnostics.to_arviz(mcmc)).
+    In a program of your own on Python 3.11 (arviz 0.23):
+      az.plot_trace(ebmpp.diagnostics.to_arviz(mcmc))
   A report of the model, in a minute:
     rbm, params = ebmpp.load("{out}/digits.ebmpp")
     images = ebmpp.data.binarize(ebmpp.data.digits())

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels whose params move away from visited states: rates-FPCD, rates-herding, sample penalisation.
+"""Kernels whose params move away from visited states: FPCD, herding, sample penalisation.
 
 None of them samples the given model, nor any other fixed model. They say so wherever
 they are printed.
@@ -47,7 +47,7 @@ class RatesState(NamedTuple):
 
 
 class _FastWeights(RowKernel[RatesState]):
-    r"""Base of the kernels: a move under params plus fast weights, followed by a step of the fast weights.
+    r"""Base of the kernels: a move under params plus fast weights, then a step of these.
 
     .. math:: f' = \alpha f + \epsilon \, (\bar t - t(x'))
 
@@ -197,7 +197,8 @@ class RatesFPCD(_FastWeights):
     >>> import jax, ebmpp
     >>> from ebmpp.contrib import RatesFPCD, data_statistics
     >>> from numpyro.infer import MCMC
-    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data = ebmpp.data.bars_and_stripes(3)
     >>> params = rbm.init(jax.random.key(0), data)
     >>> rates = data_statistics(rbm, params, data)
     >>> mcmc = MCMC(RatesFPCD(rbm, rate=0.05), num_warmup=0, num_samples=100, progress_bar=False)
@@ -234,7 +235,7 @@ class RatesFPCD(_FastWeights):
 
 
 class SamplePenalization(RatesFPCD):
-    """Sample penalisation: :class:`RatesFPCD` with rates of 0, so that visited states are only penalised.
+    """Sample penalisation: :class:`RatesFPCD` with rates of 0, which only penalises visited states.
 
     For samples that spread where no data are available; otherwise use
     :class:`RatesFPCD`.
@@ -290,7 +291,7 @@ class SamplePenalization(RatesFPCD):
 
 
 class RatesHerding(_FastWeights):
-    """Rates-herding: local search to a mode, under params that move away from the modes found before.
+    """Rates-herding: local search to a mode, under params that move away from earlier modes.
 
     For pseudo-samples with the data's moments.
 
@@ -322,7 +323,8 @@ class RatesHerding(_FastWeights):
     >>> import jax, ebmpp
     >>> from ebmpp.contrib import RatesHerding, data_statistics
     >>> from numpyro.infer import MCMC
-    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data = ebmpp.data.bars_and_stripes(3)
     >>> params = rbm.init(jax.random.key(0), data)
     >>> mcmc = MCMC(RatesHerding(rbm), num_warmup=0, num_samples=1000, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), params, data_statistics(rbm, params, data))
