@@ -100,9 +100,7 @@ def _root_mean_square(values: pd.Series) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def _statistics(
-    families: Mapping[str, Family], values: Mapping[str, Numbers]
-) -> np.ndarray:
+def _statistics(families: Families, values: Mapping[str, Numbers]) -> np.ndarray:
     """Return statistics of blocks, ``(*batch, statistics)``."""
     result = []
     for b, family in families.items():

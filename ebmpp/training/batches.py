@@ -312,12 +312,11 @@ class Stream:
             try:
                 batch = next(batches)
             except StopIteration:
-                raise checks.error(
+                raise checks.state_error(
                     "stream of batches",
                     f"long enough for batch {number} (counted from 0)",
                     "its end",
-                    StateError,
-                    "Give a longer one, such as itertools.cycle(batches).",
+                    hint="Give a longer one, such as itertools.cycle(batches).",
                 ) from None
             self._last = self._check(number, batch)
             self._number = number

@@ -244,7 +244,7 @@ def fit(
                     log=loop.log,
                     guard=loop.guard,
                     recorders=[r for r in (best, path) if r is not None],
-                    every=checkpoint_every,
+                    period=checkpoint_every,
                 )
                 stack.enter_context(contextlib.closing(checkpoints))
                 state = checkpoints.restore(state, loop.template_at)
@@ -294,7 +294,7 @@ def _observers(
         path,
         EstimatorDiagnosis(graph, stages, loop.source, loop.key, log),
         monitoring,
-        LikelihoodWatch(log, monitoring.every, None if best is None else best.name),
+        LikelihoodWatch(log, monitoring.period, None if best is None else best.name),
         # again, for a run that a callback ends
         checkpoints,
     ]

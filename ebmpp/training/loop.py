@@ -256,10 +256,9 @@ def _check_missing(estimator: Estimator, selection: Selection) -> None:
     """Raise StateError for missing entries that the estimator cannot treat."""
     if selection.known and not estimator.takes_missing:
         block, mask = next(iter(selection.known.items()))
-        raise checks.error(
+        raise checks.state_error(
             f"block {block!r} of the data",
             f"without missing entries with {estimator!r}",
             mask,
-            errors.StateError,
-            "Use UCD, CD or PCD, or fill them in with ebmpp.complete.",
+            hint="Use UCD, CD or PCD, or fill them in with ebmpp.complete.",
         )

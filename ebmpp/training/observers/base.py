@@ -12,18 +12,18 @@ class Observer:
     A program ends at the nearest stop of any observer. Then all observers look at the
     state, in their order.
 
-    :param every: steps between the observer's stops; by default it has none.
+    :param period: steps between the observer's stops; by default it has none.
     """
 
-    every: int = checks.LARGEST
+    period: int = checks.LARGEST
 
     def next_stop(self, step: int) -> int:
         """Return the first step after ``step`` at which a program must end."""
-        return step + self.every - step % self.every
+        return step + self.period - step % self.period
 
     def is_due(self, step: int, is_last: bool) -> bool:
-        """Return True at the multiples of ``every``, and at the end of the run."""
-        return is_last or step % self.every == 0
+        """Return True at the multiples of ``period``, and at the end of the run."""
+        return is_last or step % self.period == 0
 
     def at(self, step: int, state: TrainState, is_last: bool) -> bool | None:
         """Look at the state after ``step`` steps; return True to end the run.

@@ -66,7 +66,7 @@ class CheckpointWriter(Observer):
     log: Log
     guard: Guard
     recorders: Sequence[Recorder]
-    every: int
+    period: int
     #: Number of steps done at the newest checkpoint.
     step: int = dataclasses.field(default=0, init=False)
 

@@ -34,7 +34,7 @@ class Monitoring(Observer):
     guard: Guard
     callbacks: Sequence[Callback]
     best: "BestParams | None"
-    every: int
+    period: int
 
     def at(self, step: int, state: TrainState, is_last: bool) -> bool:
         if not self.is_due(step, is_last):
@@ -105,12 +105,12 @@ class BestParams:
 class LikelihoodWatch(Observer):
     """Warn once if a monitored likelihood has fallen, unless the params at its best are recorded.
 
-    :param every: steps between monitor values.
+    :param period: steps between monitor values.
     :param best: the monitor whose best params are recorded.
     """
 
-    def __init__(self, log: Log, every: int, best: str | None) -> None:
-        self.every = every
+    def __init__(self, log: Log, period: int, best: str | None) -> None:
+        self.period = period
         self._log = log
         self._names = [
             name

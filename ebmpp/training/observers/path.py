@@ -26,9 +26,9 @@ _MAX_KNOTS = 1024
 
 
 class PathRecorder(Observer):
-    """Recorder of the params at every ``every``-th step.
+    """Recorder of the params at the multiples of ``period``.
 
-    When it is full every second entry is dropped and ``every`` doubles.
+    When it is full every second entry is dropped and ``period`` doubles.
 
     :param keep_path: True for the default capacity, or the largest number of entries,
         at least 2.
@@ -40,7 +40,7 @@ class PathRecorder(Observer):
         self.capacity = checks.count(
             "fit: keep_path, unless it is True or False,", capacity, least=2
         )
-        self.every = 1
+        self.period = 1
         self._template = params
         self._steps: list[int] = []
         self._params: list[Params] = []
@@ -50,27 +50,27 @@ class PathRecorder(Observer):
 
     def record(self, step: int, params: Params) -> None:
         """Record the params after ``step`` steps; a repeated step changes nothing."""
-        if step % self.every or (self._steps and step <= self._steps[-1]):
+        if step % self.period or (self._steps and step <= self._steps[-1]):
             return
         self._steps = [*self._steps, step]
         self._params = [*self._params, params]
         if len(self._steps) > self.capacity:
             self._steps = self._steps[::2]
             self._params = self._params[::2]
-            self.every = 2 * self.every
+            self.period = 2 * self.period
 
     def leaves(self) -> list[ArrayLike]:
         """Return arrays for a checkpoint, once there is an entry."""
         stacked = jax.tree.map(lambda *entries: np.stack(entries), *self._params)
         return [
-            np.array(self.every),
+            np.array(self.period),
             np.array(self._steps, np.int64),
             *jax.tree.leaves(stacked),
         ]
 
     def load(self, leaves: Iterator[np.ndarray]) -> None:
         """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
-        self.every = int(next(leaves))
+        self.period = int(next(leaves))
         self._steps = next(leaves).tolist()
         stacked = jax.tree.map(lambda _: next(leaves), self._template)
         self._params = [
