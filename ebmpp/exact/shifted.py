@@ -87,7 +87,7 @@ def shift_origin(graph: FactorGraph, params: Params) -> Shifted:
             continue
         origins[b] = jax.lax.stop_gradient(jnp.where(is_far, jnp.round(mean), 0.0))
         for f in factors:
-            zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in f.blocks}
+            zero = energy.zero_statistics(graph, f.blocks)
             other = next(n for n in f.blocks if n != b)
             field = energy.contributed(
                 graph, [f], params, zero | {b: family.statistics(origins[b])}

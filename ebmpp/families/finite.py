@@ -22,6 +22,8 @@ Unit = Float[Array, "statistics"]
 #: One row per state of a unit.
 Statistics = Float[Array, "values statistics"]
 Numbers = Float[Array, "values"]
+#: Natural parameter, Newton step and number of steps.
+Carry = tuple[Unit, Unit, Array]
 
 
 @full_precision
@@ -94,14 +96,14 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
         short = jax.vmap(slope_at)(lengths) <= -0.1 * slope_at(0.0)
         return jnp.maximum(safe, jnp.where(short, lengths, 0.0).max())
 
-    def body(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def body(carry: Carry) -> Carry:
         eta, step, count = carry
         eta = eta + length(eta, step) * step
         return eta, newton(eta), count + 1
 
     epsilon = jnp.finfo(mean.dtype).eps
 
-    def cond(carry: tuple[Array, Array, Array]) -> Array:
+    def cond(carry: Carry) -> Array:
         _, step, count = carry
         return (reach(step) > jnp.sqrt(epsilon)) & (count < _MAX_STEPS)
 

@@ -53,7 +53,8 @@ def energy(
     return total
 
 
-def _zeros(graph: Declaration, blocks: Iterable[str]) -> Eta:
+def zero_statistics(graph: Declaration, blocks: Iterable[str]) -> Eta:
+    """Return statistics of some blocks that are all 0."""
     return {b: jnp.zeros(graph.families[b].statistic_shape) for b in blocks}
 
 
@@ -74,7 +75,7 @@ def natural(
     if factors is None:
         factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
     independent = [b for b in blocks if b not in graph.splits or b not in statistics]
-    start = {**statistics, **_zeros(graph, independent)}
+    start = {**statistics, **zero_statistics(graph, independent)}
     return contributed(graph, factors, params, start, blocks)
 
 
@@ -100,7 +101,7 @@ def affine(
 ) -> tuple[Scalar, Eta]:
     """Return c and eta of non-interacting ``blocks``, with -E = c + sum <eta_b, t_b>."""
     return jax.value_and_grad(lambda t: -energy(graph, params, {**statistics, **t}))(
-        _zeros(graph, blocks)
+        zero_statistics(graph, blocks)
     )
 
 

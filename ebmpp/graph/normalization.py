@@ -35,7 +35,7 @@ from ebmpp.families import Family
 from ebmpp.families.family import Families
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.factors.probe import random_statistics
+from ebmpp.graph.factors.probe import generic_statistics, random_statistics
 
 _RANDOM_STATES = 64
 _FEW_STATES = 8  # where each takes many products
@@ -131,7 +131,7 @@ def _reach(
         eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
         return eta.max(0), eta.min(0)
     families = {b: graph.families[b] for b in graph.scope([block])}
-    zero = {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
+    zero = energy.zero_statistics(graph, families)
     high = low = _eta(graph, params, block, zero)
     for b, neighbour in families.items():
         if not _is_unbounded(neighbour):
@@ -181,7 +181,7 @@ def _per_state(slope: Array, family: Family) -> Array | None:
 
 def _points(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
     """Yield statistics of the neighbours of ``a``: only 0 if the coupling to ``b`` is constant."""
-    zero = {n: jnp.zeros(graph.families[n].statistic_shape) for n in graph.scope([a])}
+    zero = energy.zero_statistics(graph, graph.scope([a]))
 
     def couples(f):
         return {a, b} <= set(f.blocks) and (a != b or any(n == a for n, _ in f.lateral))
@@ -243,7 +243,7 @@ def _check_precision(
         lower, upper = _least_over_states(families, times, size)
         where = f" at a state of blocks {near}"
     else:
-        zero = {b: jnp.zeros(f.statistic_shape) for b, f in families.items()}
+        zero = energy.zero_statistics(graph, families)
         lower, upper = _least(partial(times, zero), size)
         where = ""
     message = (
@@ -269,10 +269,7 @@ def _varies(families: Families, times: _TimesAt, size: int) -> bool:
     vectors = jnp.eye(size) if is_dense else _rows(generator.normal(size=size))
 
     def product_at_random():
-        statistics = {
-            b: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), float)
-            for b, f in families.items()
-        }
+        statistics = generic_statistics(families, generator)
         return np.asarray(times(statistics, vectors))
 
     here = product_at_random()

@@ -30,6 +30,7 @@ from ebmpp.errors import SavedFileError
 from ebmpp.families import Family
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors.probe import generic_statistics, with_noise
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.states import ordered_params
 
@@ -261,20 +262,16 @@ def _describe_factor(
 
 def _value(factor: Factor, families: Families, params: PyTree) -> list[float | None]:
     """Return the energy at one generic state, and the magnitude of the terms in its sum."""
-    scope = tuple(families[b] for b in factor.blocks)
-    generator = np.random.default_rng(0)
-    floats = jnp.result_type(float)
-    stats = [
-        jnp.asarray(generator.uniform(0.1, 0.9, family.statistic_shape), floats)
-        for family in scope
-    ]
+    families = {b: families[b] for b in factor.blocks}
+    scope = tuple(families.values())
+    stats = list(generic_statistics(families, np.random.default_rng(0)).values())
 
-    def energy_at(*statistics):
-        return jnp.asarray(factor.evaluate(params, *statistics, families=scope), floats)
+    def energy_at(statistics):
+        value = factor.evaluate(params, *statistics, families=scope)
+        return jnp.asarray(value, float)
 
-    slopes_at = jax.value_and_grad(energy_at, argnums=tuple(range(len(stats))))
     with jax.default_matmul_precision("highest"):
-        value, slopes = slopes_at(*stats)
+        value, slopes = jax.value_and_grad(energy_at)(stats)
     terms = (jnp.vdot(jnp.abs(g), t) for g, t in zip(slopes, stats, strict=True))
     size = abs(float(value)) + sum(map(float, terms))
     return [x if np.isfinite(x) else None for x in (float(value), size)]
@@ -352,14 +349,8 @@ def energies(graph: FactorGraph) -> dict[str, list]:
     """Return a rounded value of the energy and a digest of the pairs, by factor."""
     result = {}
     for number, factor in enumerate(graph.factors):
-        generator = np.random.default_rng(number)
         params = factor.init_params(jax.random.key(0), graph.families)
-
-        def add_noise(leaf, generator=generator):
-            noise = generator.normal(size=leaf.shape)
-            return leaf + jnp.asarray(noise, leaf.dtype)
-
-        noisy = jax.tree.map(add_noise, params)
+        noisy = with_noise(params, np.random.default_rng(number))
         text = "not finite"
         for values in (noisy, params):  # an energy may restrict its params
             value, size = _value(factor, graph.families, values)

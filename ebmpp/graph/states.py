@@ -23,6 +23,9 @@ from ebmpp.families.family import Families, Family
 from ebmpp.families.values import as_array, cast_values, is_concrete
 from ebmpp.graph.declaration import Declaration
 
+#: Arrays, lists or :class:`Observed` by block.
+ValuesByBlock = Mapping[str, PyTree]
+
 
 def check_names(
     names: Iterable[str], known: Iterable[str], what: str = "block"
@@ -79,7 +82,7 @@ def check_present(names: Iterable[str], needed: Iterable[str]) -> None:
 
 
 def as_rows(
-    families: Families, x: Mapping[str, PyTree], needed: Iterable[str] = ()
+    families: Families, x: ValuesByBlock, needed: Iterable[str] = ()
 ) -> tuple[Blocks, BatchShape]:
     """Return a validated state as rows, ``(rows, *shape)`` per block, and its batch shape."""
     if not isinstance(x, Mapping):
@@ -91,7 +94,7 @@ def as_rows(
 
 def as_partial_rows(
     families: Families,
-    x: Mapping[str, PyTree],
+    x: ValuesByBlock,
     needed: Iterable[str] = (),
     check: bool = True,
 ) -> tuple[Blocks, Blocks, BatchShape]:
@@ -122,7 +125,7 @@ def as_partial_rows(
     return rows, masks, batch
 
 
-def incomplete(known: Mapping[str, PyTree]) -> dict[str, PyTree]:
+def incomplete(known: ValuesByBlock) -> dict[str, PyTree]:
     """Return the masks that leave units unknown, or may do so if traced."""
     return {
         b: k
@@ -226,7 +229,7 @@ class Clamped:
         return jax.tree.map(lambda v: v if len(v) == 1 else v[rows], self)
 
 
-def merge_clamped(blocks: Mapping[str, PyTree]) -> dict[str, PyTree]:
+def merge_clamped(blocks: ValuesByBlock) -> dict[str, PyTree]:
     """Merge blocks by keyword with ``clamped={...}``, for blocks named like arguments."""
     blocks = dict(blocks)
     named = blocks.pop("clamped", {})
@@ -238,7 +241,7 @@ def merge_clamped(blocks: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 
 def as_clamped(
-    families: Families, blocks: Mapping[str, PyTree], check: bool = True
+    families: Families, blocks: ValuesByBlock, check: bool = True
 ) -> Clamped:
     """Validate clamped and :class:`Observed` blocks, or their names and shapes only."""
     rows, known, batch = as_partial_rows(families, merge_clamped(blocks), check=check)
@@ -251,7 +254,7 @@ def as_clamped(
 
 
 def as_arrays(
-    families: Families, blocks: Mapping[str, PyTree]
+    families: Families, blocks: ValuesByBlock
 ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
     """Return arrays of values, and masks of the :class:`Observed` blocks."""
     values = {}
@@ -299,7 +302,7 @@ def _placeholder(family: Family) -> np.ndarray:
         return np.asarray(family.initial(words))
 
 
-def check_params(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -> None:
+def check_params(expected: Params, params: Params) -> None:
     """Compare names, structure and shapes of params with a tree of shapes by factor."""
     check_factors(expected, params)
     for name, tree in expected.items():
@@ -321,7 +324,7 @@ def check_params(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -
             )
 
 
-def check_factors(expected: Mapping[str, PyTree], params: Mapping[str, PyTree]) -> None:
+def check_factors(expected: Params, params: Mapping) -> None:
     """Compare the names of params and factors."""
     is_dict = isinstance(params, Mapping)
     if not is_dict or params.keys() != expected.keys():
@@ -338,7 +341,7 @@ def ordered_params(graph: Declaration, params: Params) -> dict[str, PyTree]:
     return {f.name: params[f.name] for f in graph.factors}
 
 
-def check_finite(params: Mapping[str, PyTree]) -> None:
+def check_finite(params: Params) -> None:
     """Check that params are finite numbers."""
     for name, tree in params.items():
         for leaf in jax.tree.leaves(tree):

@@ -103,13 +103,13 @@ def check_table(graph: Declaration, table: Table) -> Table:
     return Table(*states.as_partial_rows(graph.families, table.observed()))
 
 
-def as_data(graph: Declaration, data: PyTree, missing: str | None = "this") -> Table:
+def as_data(graph: Declaration, data: PyTree, missing: str | None) -> Table:
     """Return checked data with any leading axes; see :func:`as_table`."""
     return check_table(graph, as_table(graph, data, missing))
 
 
 def check_rows(
-    graph: Declaration, data: PyTree, missing: str | None = "this"
+    graph: Declaration, data: PyTree, missing: str | None
 ) -> tuple[Blocks, int]:
     """Return checked data with one leading axis, and the number of rows; see :func:`as_table`."""
     table = as_table(graph, data, missing)

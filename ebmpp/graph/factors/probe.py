@@ -9,7 +9,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from jaxtyping import Float, Integer, Real, UInt32
+from jaxtyping import Float, Integer, PyTree, Real, UInt32
 import numpy as np
 
 import jax
@@ -287,6 +287,28 @@ def random_statistics(families: Families, blocks: Iterable[str], rows: int) -> E
     generator = np.random.default_rng(0)
     scope = tuple((b, families[b]) for b in blocks)
     return _statistics_of(scope, {b: _numbers(f, rows, generator) for b, f in scope})
+
+
+def generic_statistics(families: Families, generator: np.random.Generator) -> Eta:
+    """Return random numbers in place of the statistics of one state."""
+    floats = jnp.result_type(float)
+
+    def draw(family):
+        return jnp.asarray(generator.uniform(0.1, 0.9, family.statistic_shape), floats)
+
+    return {b: draw(family) for b, family in families.items()}
+
+
+def with_noise(
+    params: PyTree, generator: np.random.Generator, scale: float = 1.0
+) -> PyTree:
+    """Return params plus Gaussian noise."""
+
+    def add_noise(leaf):
+        noise = scale * generator.normal(size=leaf.shape)
+        return leaf + jnp.asarray(noise, leaf.dtype)
+
+    return jax.tree.map(add_noise, params)
 
 
 def _random_words(

@@ -31,7 +31,11 @@ from ebmpp.families import Family
 from ebmpp.graph import energy, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor
-from ebmpp.graph.factors.probe import random_statistics
+from ebmpp.graph.factors.probe import (
+    generic_statistics,
+    random_statistics,
+    with_noise,
+)
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.transforms.rewire import WithParams, unchanged, with_blocks
 
@@ -250,7 +254,7 @@ class SummedOut:
         families = self.local.families
         counts = tuple(t.count for t in self.tables)
         joint = np.array(list(itertools.product(*map(range, counts))), np.int32)
-        rest = {b: jnp.zeros(families[b].statistic_shape) for b in self.around}
+        rest = energy.zero_statistics(self.local, self.around)
 
         def log_normalizer_at(nodes: Array) -> Array:
             stats = dict(rest)
@@ -275,16 +279,13 @@ def _touched(
         return {}
     generator = np.random.default_rng(0)
     families = local.families
-    params = _noisy(local, generator, 1.0)
-
-    def draw(family):
-        statistics = generator.uniform(0.1, 0.9, family.statistic_shape)
-        return jnp.asarray(statistics, jnp.result_type(float))
+    params = with_noise(_InitialOfAll(local)(jax.random.key(0)), generator)
+    stats = generic_statistics({b: families[b] for b in near}, generator)
 
     def natural_at(stats):
         return energy.natural(local, params, stats, (block,))[block]
 
-    slopes = jax.jit(jax.jacrev(natural_at))({b: draw(families[b]) for b in near})
+    slopes = jax.jit(jax.jacrev(natural_at))(stats)
     touched = {}
     for b in near:
         width = math.prod(families[b].stat_shape)
@@ -306,14 +307,6 @@ def _touched(
     return touched
 
 
-def _noisy(local: Declaration, generator: np.random.Generator, scale: float) -> Params:
-    def add_noise(leaf):
-        noise = scale * generator.normal(size=leaf.shape)
-        return leaf + jnp.asarray(noise, leaf.dtype)
-
-    return jax.tree.map(add_noise, _InitialOfAll(local)(jax.random.key(0)))
-
-
 def _verify(summed: SummedOut) -> None:
     """Refuse an energy that is not affine at random states between the nodes of a neighbour."""
     doubtful = [t.block for t in summed.tables if not t.complete]
@@ -330,9 +323,10 @@ def _verify(summed: SummedOut) -> None:
 
     exactly = jax.jit(jax.vmap(exact_at, (None, 0)))
     generator = np.random.default_rng(1)
+    start = _InitialOfAll(summed.local)(jax.random.key(0))
     # until one is in the family's domain
     for scale in np.repeat([1.0, 0.5, 0.25, 0.1], 8):
-        params = _noisy(summed.local, generator, scale)
+        params = with_noise(start, generator, scale)
         exact = exactly(params, stats)
         if jnp.isfinite(exact).all():
             break
