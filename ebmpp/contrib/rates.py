@@ -20,7 +20,7 @@ from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Blocks, Params, Rows, UnitMasks
 from ebmpp.errors import ArgumentError, ParameterError
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.kernels.base import Kwargs, RowKernel
+from ebmpp.kernels.base import InitParams, Kwargs, RowKernel
 from ebmpp.moves import Target, gibbs_sweep, search
 from ebmpp.moves.move import draw_sweep
 
@@ -83,7 +83,7 @@ class _FastWeights(RowKernel[RatesState]):
         return _with_rates(target, _check_rates(self.graph, model_args[1], check))
 
     def _init_one(
-        self, rng_key: Array, target: "_RatedTarget", init_params: dict | None
+        self, rng_key: Array, target: "_RatedTarget", init_params: InitParams
     ) -> RatesState:
         z = target.from_rows(self._start(target, rng_key, init_params))
         zero = jax.tree.map(

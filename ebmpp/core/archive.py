@@ -16,6 +16,7 @@ from pathlib import Path
 import secrets
 from typing import Any, NamedTuple
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ class ArchiveError(ValueError):
     """Bytes that are damaged, or an archive of another kind or version."""
 
 
-def digest(arrays: Mapping[str, Any]) -> str:
+def digest(arrays: Mapping[str, PyTree]) -> str:
     """Hash names, shapes, dtypes and bytes of arrays."""
     sha = hashlib.sha256()
     for name in sorted(arrays):
@@ -47,7 +48,7 @@ def digest(arrays: Mapping[str, Any]) -> str:
 
 
 def write(
-    path: Path, kind: Kind, body: Mapping[str, Any], arrays: Sequence[np.ndarray]
+    path: Path, kind: Kind, body: Mapping[str, object], arrays: Sequence[np.ndarray]
 ) -> None:
     """Write an archive atomically: to a temporary file, synchronised to disk, then renamed.
 

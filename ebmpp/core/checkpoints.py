@@ -23,6 +23,8 @@ from ebmpp.core import archive, checks
 from ebmpp.core.types import Numbers
 from ebmpp.errors import CheckpointError
 
+#: What all calls of a run have in common: JSON values by name.
+Identity = Mapping[str, object]
 _KEPT = 3  # the newest, and two to fall back on
 LOCK = "ebmpp-checkpoints.lock"
 _NAME = re.compile(r"checkpoint-(\d{6,})\.zip")
@@ -63,7 +65,7 @@ class Checkpoints:
     total: ClassVar[str]
 
     def __init__(
-        self, directory: str | os.PathLike[str], run: Mapping[str, Any], resume: bool
+        self, directory: str | os.PathLike[str], run: Identity, resume: bool
     ) -> None:
         is_path = isinstance(directory, str | os.PathLike)
         if not is_path or not str(directory) or "\0" in str(directory):
@@ -93,7 +95,7 @@ class Checkpoints:
             self.close()
             raise
 
-    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+    def differences(self, saved: Identity) -> list[str]:
         """Return the differences of a saved run's identity and this one's."""
         return differences(saved, self.run)
 
@@ -122,12 +124,12 @@ class Checkpoints:
                 os.close(self._lock)
             self._lock = None
 
-    def write(self, step: int, body: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+    def write(
+        self, step: int, body: Mapping[str, object], arrays: Sequence[ArrayLike]
+    ) -> None:
         """Write the state after ``step`` steps; remove all but three valid checkpoints."""
         body = {"run": self.run, "step": step, **body}
-        archive.write(
-            self._file(step), self.kind, body, [np.asarray(a) for a in arrays]
-        )
+        archive.write(self._file(step), self.kind, body, list(map(np.asarray, arrays)))
         self._damaged.discard(step)
         before = [n for n in self.steps() if n <= step]
         valid = [n for n in before if n not in self._damaged]
@@ -148,7 +150,7 @@ class Checkpoints:
             with self.disk_errors(
                 f"cannot be read at checkpoint {step}, and was not changed"
             ):
-                data = self._file(step).read_bytes()
+                data = self.bytes_of(step)
             try:
                 return self._read(step, data)
             except archive.ArchiveError as error:
@@ -228,17 +230,17 @@ class Checkpoints:
             ) from error
 
 
-def differences(saved: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
+def differences(saved: Identity, run: Identity) -> list[str]:
     """Return in words how two identities differ; digests last, shortened."""
 
     def is_digest(value):
         return isinstance(value, str) and re.fullmatch("[0-9a-f]{64,}", value)
 
-    def short(value: Any) -> str:
+    def short(value):
         text = f"{value[:8]}..." if is_digest(value) else repr(value)
         return text if len(text) <= 400 else f"{text[:400]}..."
 
-    def difference(name: str) -> str:
+    def difference(name):
         there = saved.get(name)
         here = run.get(name)
         are_dicts = isinstance(there, dict) and isinstance(here, dict)
@@ -256,7 +258,7 @@ def _is_key(leaf: ArrayLike) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
-def as_numbers(leaf: Any) -> Any:
+def as_numbers(leaf: ArrayLike) -> ArrayLike:
     """Return a leaf of a state as numbers, a jax key as its words."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 

@@ -6,15 +6,17 @@ Each function takes the argument's name ("fit: batch_size") and returns the valu
 form that the library uses. Errors say what the argument must be and what was given.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 import difflib
 import functools
 import inspect
 import math
 import operator
 import re
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -33,8 +35,7 @@ Error = type[Exception]
 LARGEST = 2**31 - 1
 
 _DIMS = re.compile(r".*_dim_\d+")  # xarray's names of a block's axes
-#: Axes of draws, and the argument that clamps blocks of any other name.
-_RESERVED = ("chain", "draw", "row", "sample", "clamped")
+_AXES = ("chain", "draw", "row", "sample")  # of draws
 
 
 def error(
@@ -53,25 +54,21 @@ state_error = functools.partial(error, kind=StateError)
 parameter_error = functools.partial(error, kind=ParameterError)
 
 
-def count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """Return an integer in a range as an int; raise ArgumentError for other values, bools included."""
-    try:
-        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
-    except (TypeError, jax.errors.JAXTypeError):
-        number = None
-    if number is None or not least <= number <= most:
-        is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
-        hint = f" Give {int(value)}." if is_whole else ""
-        limits = (
-            f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
-        )
-        limits += (
-            f", and at most {most}"
-            if number is not None and number > most == LARGEST
-            else ""
-        )
-        raise ArgumentError(f"{name} must be an int {limits}, got {tell(value)}.{hint}")
-    return number
+def count(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
+    """Return an integer in a range as an int; raise ArgumentError for others, and bools."""
+    number = None
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool | np.bool_):
+        with suppress(TypeError):
+            number = operator.index(value)
+    if number is not None and least <= number <= most:
+        return number
+    limits = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
+    if number is not None and number > most == LARGEST:
+        limits += f", and at most {most}"
+    hint = ""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        hint = f"Give {int(value)}."
+    raise error(name, f"an int {limits}", value, hint=hint)
 
 
 def optional_count(
@@ -93,7 +90,7 @@ def set_counts(
 
 def number(
     name: str,
-    value: Any,
+    value: object,
     *,
     above: float = -math.inf,
     least: float = -math.inf,
@@ -101,19 +98,12 @@ def number(
     most: float = math.inf,
 ) -> float:
     """Return a finite number in a range as a float; ``above`` and ``below`` are exclusive."""
-    try:
-        result = (
-            math.nan
-            if isinstance(value, bool | np.bool_ | str | bytes)
-            else float(value)
-        )
-    except (TypeError, ValueError, jax.errors.JAXTypeError):
-        result = math.nan
-    if (
-        not math.isfinite(result)
-        or not above < result < below
-        or not least <= result <= most
-    ):
+    result = math.nan
+    if isinstance(value, SupportsFloat) and not isinstance(value, bool | np.bool_):
+        with suppress(TypeError, ValueError):
+            result = float(value)
+    is_inside = above < result < below and least <= result <= most
+    if not is_inside or not math.isfinite(result):
         raise error(name, f"a number{_range(above, least, below, most)}", value)
     return result
 
@@ -123,10 +113,9 @@ def _range(above: float, least: float, below: float, most: float) -> str:
     low = max(above, least)
     high = min(below, most)
     if math.isfinite(low) and math.isfinite(high):
-        return (
-            f" in {'(' if above >= least else '['}{low:g}, "
-            f"{high:g}{')' if below <= most else ']'}"
-        )
+        left = "(" if above >= least else "["
+        right = ")" if below <= most else "]"
+        return f" in {left}{low:g}, {high:g}{right}"
     if math.isfinite(low):
         return f" above {low:g}" if above >= least else f" of at least {low:g}"
     if math.isfinite(high):
@@ -135,7 +124,7 @@ def _range(above: float, least: float, below: float, most: float) -> str:
 
 
 def choice(name: str, value: T, known: Iterable[T], also: str = "") -> T:
-    """Return one of the known strings; raise ArgumentError, with the closest one, for other values."""
+    """Return one of the known strings; raise ArgumentError, with the closest, for others."""
     known = tuple(known)
     if isinstance(value, str) and value in known:
         return value
@@ -146,11 +135,9 @@ def choice(name: str, value: T, known: Iterable[T], also: str = "") -> T:
 
 
 def _closest(value: object, known: Iterable[object]) -> str:
-    close = (
-        difflib.get_close_matches(value, map(str, known), 1)
-        if isinstance(value, str)
-        else ()
-    )
+    if not isinstance(value, str):
+        return ""
+    close = difflib.get_close_matches(value, map(str, known), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
@@ -162,14 +149,17 @@ def flag(name: str, value: object) -> bool:
 
 
 def function(name: str, value: T, inputs: str = "", arguments: int | None = None) -> T:
-    """Return a callable of so many arguments, ``inputs`` in words; raise ArgumentError for other values."""
+    """Return a callable of so many arguments; raise ArgumentError for other values.
+
+    :param inputs: what it is a function of, in words.
+    """
     number = "" if arguments is None else f" (number of arguments: {arguments})"
     if not callable(value) or arguments is not None and not _accepts(value, arguments):
         raise error(name, f"a function{inputs and ' of ' + inputs}{number}", value)
     return value
 
 
-def _accepts(fn: Any, arguments: int) -> bool:
+def _accepts(fn: Callable, arguments: int) -> bool:
     try:
         inspect.signature(fn).bind(*range(arguments))
     except TypeError:
@@ -184,38 +174,31 @@ def instance(name: str, value: Any, kind: type[T] | tuple[type, ...], what: str)
     # a class has the methods that a protocol requires
     is_class = isinstance(value, type)
     if not isinstance(value, kind) or is_class:
-        raise error(
-            name,
-            what,
-            value,
-            hint=f"Call it: {value.__name__}(...)." if is_class else "",
-        )
+        hint = f"Call it: {value.__name__}(...)." if is_class else ""
+        raise error(name, what, value, hint=hint)
     return value
 
 
-def key(name: str, value: Any) -> Array:
-    """Return one jax key, typed or legacy; raise ArgumentError for seeds, several keys or other values."""
-    is_array = isinstance(value, jax.Array | np.ndarray)
-    is_typed = is_array and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+def key(name: str, value: object) -> Array:
+    """Return one jax key, typed or legacy; raise ArgumentError for seeds or several keys."""
     hint = ""
-    if is_typed or (
-        is_array and value.dtype == np.uint32 and value.shape[-1:] in ((2,), (4,))
-    ):
+    if isinstance(value, Array | np.ndarray):
+        is_typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        is_legacy = value.dtype == np.uint32 and value.shape[-1:] in ((2,), (4,))
         axes = value.shape if is_typed else value.shape[:-1]
-        if not axes:
-            return value if isinstance(value, jax.Array) else jnp.asarray(value)
-        hint = f" Give {name.split()[-1]}[0]." if 0 not in axes else ""
+        if (is_typed or is_legacy) and not axes:
+            return value if isinstance(value, Array) else jnp.asarray(value)
+        if (is_typed or is_legacy) and 0 not in axes:
+            hint = f"Give {name.split()[-1]}[0]."
     elif isinstance(value, int | np.integer) and not isinstance(value, bool):
-        hint = f" Give jax.random.key({value})."
-    raise ArgumentError(
-        f"{name} must be one jax key, such as jax.random.key(0), got {tell(value)}.{hint}"
-    )
+        hint = f"Give jax.random.key({value})."
+    raise error(name, "one jax key, such as jax.random.key(0)", value, hint=hint)
 
 
 def on_host(
-    name: str, *values: Any, instead: str = "Call it outside, on known values"
+    name: str, *values: PyTree, instead: str = "Call it outside, on known values"
 ) -> None:
-    """Raise ArgumentError if a function that needs known values is traced by a caller's jit, vmap or grad."""
+    """Raise ArgumentError in a caller's jit, vmap or grad, as known values are needed."""
     # a stream's rows come later
     known = [value for value in values if not isinstance(value, Iterator)]
     if is_traced(known):
@@ -224,16 +207,14 @@ def on_host(
 
 
 def block_name(value: Any) -> str:
-    """Return a valid block name; raise DeclarationError for one that draws, files or calls cannot hold."""
+    """Return a block name; raise DeclarationError if draws, files or calls cannot hold it."""
     reason = None
     if not isinstance(value, str) or not value:
         reason = "a name is a non-empty string"
-    elif value in _RESERVED:
-        reason = (
-            "draws have an axis of that name"
-            if value != "clamped"
-            else "it is the argument that clamps"
-        )
+    elif value == "clamped":
+        reason = "it is the argument that clamps"
+    elif value in _AXES:
+        reason = "draws have an axis of that name"
     elif _DIMS.fullmatch(value):
         reason = "xarray gives such names to axes of draws"
     elif "/" in value or value in (".", ".."):
@@ -255,7 +236,10 @@ def names(
     known: Iterable[str],
     kind: Error = ArgumentError,
 ) -> None:
-    """Raise an error for the first value that is not a known name; ``what`` it names is such as "block"."""
+    """Raise an error for the first value that is not a known name.
+
+    :param what: the kind of name, such as "block".
+    """
     known = tuple(known)
     for name in values:
         if name not in known:
@@ -265,16 +249,15 @@ def names(
             )
 
 
-def numbers(name: str, value: Any, kind: Error = ArgumentError) -> np.ndarray | Array:
-    """Return an array of real numbers; refuse objects, strings, ragged lists, times and complex numbers."""
+def numbers(
+    name: str, value: object, kind: Error = ArgumentError
+) -> np.ndarray | Array:
+    """Return an array of real numbers; raise an error for other and for ragged values."""
     cause = ""
     try:
-        array = value if isinstance(value, jax.Array) else np.asarray(value)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as problem:  # RuntimeError: torch's, for a gradient
+        array = value if isinstance(value, Array) else np.asarray(value)
+    # RuntimeError: torch's, for a gradient
+    except (TypeError, ValueError, RuntimeError) as problem:
         array = np.empty(0, object)
         cause = f" ({problem})"
     is_real = any(
@@ -290,13 +273,13 @@ def numbers(name: str, value: Any, kind: Error = ArgumentError) -> np.ndarray | 
     return array
 
 
-def placeable(name: str, value: Any, kind: Error = ArgumentError) -> None:
+def placeable(name: str, value: object, kind: Error = ArgumentError) -> None:
     """Raise an error for an array over a mesh with explicit axes, unless ``mesh=`` is set.
 
     Every operation on an array with explicit axes would have to name the placement of
     its result.
     """
-    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+    if not isinstance(value, Array) or isinstance(value, Tracer):
         return
     mesh = value.sharding.mesh if isinstance(value.sharding, NamedSharding) else None
     is_set = AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
@@ -309,8 +292,8 @@ def placeable(name: str, value: Any, kind: Error = ArgumentError) -> None:
         )
 
 
-def sequence(name: str, value: Any, elements: str) -> Sequence[Any]:
-    """Return a list or tuple of ``elements``; raise ArgumentError for other values, strings included."""
+def sequence(name: str, value: Iterable[T] | None, elements: str) -> Sequence[T]:
+    """Return a list or tuple of ``elements``; raise ArgumentError for others, and strings."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise error(name, f"a list of {elements}", value)
     return value
@@ -318,14 +301,11 @@ def sequence(name: str, value: Any, elements: str) -> Sequence[Any]:
 
 def tell(value: object) -> str:
     """Return a short description of a value, for errors; of an array the shape."""
-    is_array = isinstance(value, jax.Array | np.ndarray)
-    kind = (
-        "array"
-        if type(value).__name__ in ("ArrayImpl", "ndarray")
-        else type(value).__name__
-    )
-    kind = f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
-    if is_array:
+    kind = type(value).__name__
+    if kind in ("ArrayImpl", "ndarray"):
+        kind = "array"
+    kind = f"an {kind}" if kind[0].lower() in "aeiou" else f"a {kind}"
+    if isinstance(value, Array | np.ndarray):
         return f"{kind} of shape {value.shape} and dtype {value.dtype}"
     text = repr(value)
     return text if len(text) <= 80 else f"{kind} ({text[:60]}...)"

@@ -10,29 +10,33 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
+from ebmpp.core.types import BatchShape
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, states
 
 
-def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
-    """Return the broadcast leading axes of params; () where factors are missing, which is checked later."""
-    axes: dict[str, tuple[int, ...]] = {}
+def leading_axes(graph: FactorGraph, params: Params) -> BatchShape:
+    """Return the broadcast leading axes of params; () where factors are missing.
+
+    Missing factors are refused later.
+    """
+    axes: dict[str, BatchShape] = {}
     for name, tree in graph.param_shapes.items():
-        if jax.tree.structure(tree) != jax.tree.structure(params.get(name)):
+        leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+        if structure != jax.tree.structure(params.get(name)):
             return ()
-        expected = jax.tree_util.tree_leaves_with_path(tree)
-        for (path, struct), leaf in zip(
-            expected, jax.tree.leaves(params[name]), strict=True
+        for (path, expected), leaf in zip(
+            leaves, jax.tree.leaves(params[name]), strict=True
         ):
             shape = jnp.shape(leaf)
-            place = name + jax.tree_util.keystr(path)
-            axes[place] = shape[: max(0, len(shape) - struct.ndim)]
-            if axes[place] + struct.shape != shape:
+            batch = shape[: max(0, len(shape) - expected.ndim)]
+            if batch + expected.shape != shape:
                 raise checks.parameter_error(
                     f"factor {name!r}: params",
-                    f"of shape (..., *{struct.shape})",
+                    f"of shape (..., *{expected.shape})",
                     shape,
                 )
+            axes[name + jax.tree_util.keystr(path)] = batch
     try:
         return jnp.broadcast_shapes(*axes.values())
     except ValueError:
@@ -41,44 +45,52 @@ def batch_shape(graph: FactorGraph, params: Params) -> tuple[int, ...]:
         ) from None
 
 
-def flat(
-    graph: FactorGraph, params: Params, batch: tuple[int, ...]
+def flatten_axes(
+    graph: FactorGraph, params: Params, batch: BatchShape
 ) -> tuple[Params, Params]:
-    """Return params with one leading axis, if they have any; and 0 for each leaf that has it, else None."""
+    """Return params whose leading axes, if they have any, are one; and the number of the axis.
+
+    That is 0 for a leaf with leading axes, else None.
+    """
+
+    def axis(expected, leaf):
+        return 0 if jnp.ndim(leaf) > expected.ndim else None
+
+    def flatten(expected, leaf):
+        if axis(expected, leaf) is None:
+            return leaf
+        rows = jnp.broadcast_to(leaf, batch + expected.shape)
+        return rows.reshape(-1, *expected.shape)
+
     shapes = dict(graph.param_shapes)
-    params = {name: params[name] for name in graph.param_shapes}
-    axes = jax.tree.map(
-        lambda s, p: 0 if jnp.ndim(p) > s.ndim else None, shapes, params
-    )
-
-    def extend(s, p):
-        return jnp.broadcast_to(p, batch + s.shape).reshape(-1, *s.shape)
-
-    return jax.tree.map(
-        lambda s, p: extend(s, p) if jnp.ndim(p) > s.ndim else p, shapes, params
-    ), axes
+    params = {name: params[name] for name in shapes}
+    return jax.tree.map(flatten, shapes, params), jax.tree.map(axis, shapes, params)
 
 
-def check_params(
-    graph: FactorGraph, params: Params, batch: tuple[int, ...], values: bool
+def check_batch(
+    graph: FactorGraph, params: Params, batch: BatchShape, values: bool
 ) -> None:
-    """Check the params of a batch; sequentially only where their values decide whether they normalise."""
+    """Check the params of a batch.
+
+    Sets of params are checked one after the other only where their values decide
+    whether they normalise.
+    """
     if not batch:
         graph.check(params, values)
         return
-    shapes = dict(graph.param_shapes)
-    rows, _ = flat(graph, params, batch)
+    rows, _ = flatten_axes(graph, params, batch)
 
-    def at(i):
-        return jax.tree.map(
-            lambda s, p: p[i] if jnp.ndim(p) > s.ndim else p, shapes, rows
-        )
+    def at(index):
+        def select(expected, leaf):
+            return leaf[index] if jnp.ndim(leaf) > expected.ndim else leaf
+
+        return jax.tree.map(select, dict(graph.param_shapes), rows)
 
     graph.check(at(0), values=False)
-    if values:
-        states.check_finite(rows)
-        always = all(
-            np.isfinite(family.bounds).all() for family in graph.families.values()
-        )
-        for i in range(0 if always else math.prod(batch)):
-            graph.check(at(i))
+    if not values:
+        return
+    states.check_finite(rows)
+    if all(np.isfinite(family.bounds).all() for family in graph.families.values()):
+        return
+    for index in range(math.prod(batch)):
+        graph.check(at(index))

@@ -1,13 +1,14 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""An energy-based model as a NumPyro distribution: log densities, draws, and exact sums of small models."""
+"""An energy-based model as a NumPyro distribution: log densities, draws and exact sums."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
+from functools import partial
 import math
-from typing import Any, NoReturn, cast
+from typing import NoReturn, TypeVar, cast
 
-from jaxtyping import Float, Real
+from jaxtyping import Float, PyTree, Real
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
@@ -20,14 +21,15 @@ from jax.typing import ArrayLike
 
 from ebmpp import exact
 from ebmpp.core import Params, Rows, State, checks, random
-from ebmpp.core.types import PerState
+from ebmpp.core.rows import expand
+from ebmpp.core.types import BatchShape, PerState
 from ebmpp.distribution import batches
 from ebmpp.distribution.layout import (
     Layout,
     UnitwiseSupport,
     is_index,
     is_own_statistic,
-    values_of,
+    joint_values,
 )
 from ebmpp.errors import IntractableError, ParameterError, clash
 from ebmpp.exact import enumeration
@@ -35,7 +37,7 @@ from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target
 from ebmpp.moves.move import draw_chains
 
-LogPartition = Callable[[Params], Array]
+T = TypeVar("T", bound=PyTree)
 #: While a model is inspected: from params and ``log_prob`` without log Z to the value
 #: of ``log_prob``.
 HOOK: ContextVar[Callable[[Params, Array], Array] | None] = ContextVar(
@@ -140,7 +142,7 @@ class EnergyDistribution(dist.Distribution):
         *,
         blocks: Iterable[str] | str | None = None,
         layout: Layout | None = None,
-        log_partition: Array | float | LogPartition | None = None,
+        log_partition: ArrayLike | Callable[[Params], Array] | None = None,
         num_sweeps: int = 100,
         validate_args: bool | None = None,
     ) -> None:
@@ -148,9 +150,9 @@ class EnergyDistribution(dist.Distribution):
             "EnergyDistribution: graph", graph, FactorGraph, "a FactorGraph"
         )
         num_sweeps = checks.count("EnergyDistribution: num_sweeps", num_sweeps)
-        batch = batches.batch_shape(graph, params)
+        batch = batches.leading_axes(graph, params)
         validates = self._validate_args if validate_args is None else validate_args
-        batches.check_params(graph, params, batch, validates)
+        batches.check_batch(graph, params, batch, validates)
         self.graph = graph
         self.params = dict(params)
         self.num_sweeps = num_sweeps
@@ -158,17 +160,15 @@ class EnergyDistribution(dist.Distribution):
         for a, b in graph.interacting(self.summed):
             raise IntractableError(
                 f"{clash(a, b)}, so their sum in log_prob has no closed form. Make "
-                "one of them part of the "
-                f'value, blocks=[..., {a!r}] or blocks="all" (the layers are {graph.block_layers})'
+                f"one of them part of the value, blocks=[..., {a!r}] or "
+                f'blocks="all" (the layers are {graph.block_layers})'
             )
         self._log_partition_fn = self._log_partition_value = None
         if callable(log_partition):
-            self._log_partition_fn = cast(LogPartition, log_partition)
+            self._log_partition_fn = log_partition
         elif log_partition is not None:
-            shape = jnp.shape(
-                checks.numbers("log_partition", log_partition, ParameterError)
-            )
-            if shape not in ((), batch):
+            numbers = checks.numbers("log_partition", log_partition, ParameterError)
+            if numbers.shape not in ((), batch):
                 raise checks.parameter_error(
                     "log_partition",
                     f"a function of the params, or numbers of shape () or {batch}",
@@ -183,7 +183,7 @@ class EnergyDistribution(dist.Distribution):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """The leading axes of the params, broadcast."""
-        return batches.batch_shape(self.graph, self.params)  # vmap changes them
+        return batches.leading_axes(self.graph, self.params)  # vmap changes them
 
     @property
     def summed(self) -> tuple[str, ...]:
@@ -193,9 +193,8 @@ class EnergyDistribution(dist.Distribution):
     @property
     def has_log_partition(self) -> bool:
         """True if ``log_prob`` is normalised."""
-        return (
-            self._log_partition_fn is not None or self._log_partition_value is not None
-        )
+        fn = self._log_partition_fn
+        return fn is not None or self._log_partition_value is not None
 
     @property
     def support(self) -> constraints.Constraint:
@@ -205,60 +204,66 @@ class EnergyDistribution(dist.Distribution):
             return constraints.independent(first, len(self.layout.shape))
         return UnitwiseSupport(self.graph, self.layout)
 
-    def _map(self, fn: Callable[..., Any], batch: tuple[int, ...], *rows: Array) -> Any:
-        """Apply ``fn(params, *rows)`` to each set of params, which broadcast to ``batch``.
+    def _map(self, fn: Callable[[Params], T]) -> T:
+        """Apply a function to each set of params; return ``(*batch_shape, ...)``."""
+        batch = self.batch_shape
+        params, axes = batches.flatten_axes(self.graph, self.params, batch)
+        if not jax.tree.leaves(axes):
+            return fn(params)
+        results = jax.vmap(fn, (axes,))(params)
+        return jax.tree.map(lambda r: r.reshape(batch + r.shape[1:]), results)
 
-        :param rows: ``(number, sets, ...)``.
-        :return: ``(number, sets, ...)`` too; without ``rows``, ``(sets, ...)``.
+    def _map_sets(
+        self, fn: Callable[[Params, T], PyTree], batch: BatchShape, rows: T
+    ) -> PyTree:
+        """Apply ``fn(params, rows)`` to each set of params, which broadcast to ``batch``.
+
+        :param rows: ``(number, sets, ...)``, as the result.
         """
-        params, axes = batches.flat(self.graph, self.params, batch)
+        params, axes = batches.flatten_axes(self.graph, self.params, batch)
         if jax.tree.leaves(axes):
-            return jax.vmap(fn, (axes, *(1,) * len(rows)), 1 if rows else 0)(
-                params, *rows
-            )
+            return jax.vmap(fn, (axes, 1), out_axes=1)(params, rows)
         # one set: all rows at once
-        result = fn(params, *(r.reshape(-1, *r.shape[2:]) for r in rows))
+        sets = math.prod(batch)
+        rows = jax.tree.map(lambda r: r.reshape(-1, *r.shape[2:]), rows)
+        results = fn(params, rows)
+        return jax.tree.map(lambda r: r.reshape(-1, sets, *r.shape[1:]), results)
 
-        def split(m):
-            return m.reshape(-1, math.prod(batch), *m.shape[1:])
-
-        return jax.tree.map(split, result) if rows else result
-
-    def _log_partition(self) -> Array | float:
+    def _subtract_log_partition(self, weight: PerState) -> PerState:
+        log_z = self._log_partition_value
         if self._log_partition_fn is not None:
-            return jnp.reshape(
-                self._map(self._log_partition_fn, self.batch_shape), self.batch_shape
-            )
-        return 0.0 if self._log_partition_value is None else self._log_partition_value
+            log_z = self._map(self._log_partition_fn)
+        return (
+            weight if log_z is None else weight - jnp.broadcast_to(log_z, weight.shape)
+        )
 
-    def _map_rows(self, fn: Callable[[Params, State], Any], x: Rows) -> Any:
-        """Apply ``fn(params, row)`` to rows of blocks, whose leading axes broadcast with the params'.
+    def _map_rows(self, fn: Callable[[Params, State], PyTree], x: Rows) -> PyTree:
+        """Apply ``fn(params, row)`` to rows of blocks.
 
-        :return: results with these leading axes.
+        :return: results with the leading axes of blocks and params, broadcast.
         """
         families = self.graph.families
         leads = (v.shape[: v.ndim - len(families[b].shape)] for b, v in x.items())
         lead = jnp.broadcast_shapes(*leads, self.batch_shape)
         batch = lead[len(lead) - len(self.batch_shape) :]
-
-        def as_rows(b: str, x: Array) -> Array:
+        rows = {}
+        for b, v in x.items():
             shape = families[b].shape
-            rows = jnp.broadcast_to(x, lead + shape).reshape(
-                -1, math.prod(batch), *shape
-            )
-            return rows.astype(families[b].dtype)
+            full = jnp.broadcast_to(v, lead + shape)
+            full = full.reshape(-1, math.prod(batch), *shape)
+            rows[b] = full.astype(families[b].dtype)
 
-        def of_rows(params, *r):
-            return jax.vmap(lambda row: fn(params, row))(dict(zip(x, r, strict=True)))
+        def of_rows(params, rows):
+            return jax.vmap(partial(fn, params))(rows)
 
-        result = self._map(of_rows, batch, *(as_rows(b, v) for b, v in x.items()))
-        return jax.tree.map(lambda m: m.reshape(lead + m.shape[2:]), result)
+        results = self._map_sets(of_rows, batch, rows)
+        return jax.tree.map(lambda r: r.reshape(lead + r.shape[2:]), results)
 
     def _guard(self, params: Params) -> Params:
         return params if self.has_log_partition else _without_gradient(params)
 
     def _log_weight(
-        self, value: Array, guard: Callable[..., Any] = identity
+        self, value: Array, guard: Callable[[Params], Params] = identity
     ) -> PerState:
         """Return ``log_prob`` up to log Z."""
 
@@ -268,7 +273,7 @@ class EnergyDistribution(dist.Distribution):
         return self._map_rows(of_row, self.layout.split(value))
 
     @validate_sample
-    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> PerState:
+    def log_prob(self, value: ArrayLike, intermediates: object = None) -> PerState:
         """Return minus the free energy of the value, minus log Z if it was given.
 
         :param value: shape ``(*batch, *event_shape)``.
@@ -282,7 +287,7 @@ class EnergyDistribution(dist.Distribution):
         hook = HOOK.get()
         if hook is not None and not self.has_log_partition:
             weight = hook(self.params, weight)
-        return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
+        return self._subtract_log_partition(weight)
 
     def joint_log_prob(
         self, value: ArrayLike, latents: Mapping[str, Array]
@@ -295,22 +300,20 @@ class EnergyDistribution(dist.Distribution):
         :param value: shape ``(*batch, *event_shape)``.
         :param latents: by block of :attr:`summed`, ``(*batch, *shape)``.
         """
+        graph = self.graph
 
-        def of_row(params: Params, x: State) -> Array:
-            base = energy.log_base_measure(
-                self.graph, {b: x[b] for b in self.layout.names}
-            )
-            return base - energy.energy(
-                self.graph, self._guard(params), self.graph.statistics(x)
-            )
+        def of_row(params, x):
+            visible = {b: x[b] for b in self.layout.names}
+            base = energy.log_base_measure(graph, visible)
+            return base - energy.energy(graph, self._guard(params), graph.statistics(x))
 
-        weight = self._map_rows(
-            of_row, {**self.layout.split(jnp.asarray(value)), **latents}
-        )
-        return weight - jnp.broadcast_to(self._log_partition(), weight.shape)
+        x = {**self.layout.split(value), **latents}
+        return self._subtract_log_partition(self._map_rows(of_row, x))
 
     def latent_parameters(self, value: ArrayLike) -> dict[str, Float[Array, "..."]]:
-        """Return natural parameters of the blocks that are summed out given the value, which are independent.
+        """Return natural parameters of the blocks that are summed out, given the value.
+
+        Given the value these blocks are independent.
 
         :param value: shape ``(*batch, *event_shape)``.
         :return: by block of :attr:`summed`, ``(*batch, *statistic_shape)``.
@@ -335,28 +338,23 @@ class EnergyDistribution(dist.Distribution):
         key = checks.key("EnergyDistribution: key", key)
         batch = self.batch_shape
         shape = tuple(sample_shape) + batch
-        keys = random.fold_in(
-            random.key_pair(key), jnp.arange(math.prod(shape), dtype=jnp.uint32)
-        )
+        numbers = jnp.arange(math.prod(shape), dtype=jnp.uint32)
+        keys = random.fold_in(random.key_pair(key), numbers)
 
-        def draw(params: Params, keys: Array) -> Array:
+        def draw(params, keys):
             # draws are not differentiable in them
-            params = jax.lax.stop_gradient(params)
-            return self.layout.join(
-                _draw(Target(self.graph, params), keys, self.num_sweeps)
-            )
+            target = Target(self.graph, jax.lax.stop_gradient(params))
+            return self.layout.join(_draw(target, keys, self.num_sweeps))
 
-        drawn = self._map(
-            draw, batch, keys.reshape(-1, math.prod(batch), keys.shape[-1])
-        )
+        keys = keys.reshape(-1, math.prod(batch), keys.shape[-1])
+        drawn = self._map_sets(draw, batch, keys)
         return drawn.reshape(shape + self.layout.shape)
 
     @property
     def has_enumerate_support(self) -> bool:
         """True if NumPyro may enumerate: values of one unit, numbered from 0."""
-        return math.prod(self.layout.shape) == 1 and is_index(
-            self.graph.families[self.layout.names[0]]
-        )
+        family = self.graph.families[self.layout.names[0]]
+        return math.prod(self.layout.shape) == 1 and is_index(family)
 
     def enumerate_support(self, expand: bool = True) -> Real[Array, "values ..."]:
         """Return the joint values of all units, ``(values, *batch_shape, *event_shape)``.
@@ -365,23 +363,20 @@ class EnergyDistribution(dist.Distribution):
         :raises IntractableError: for more than 2^20 of them, or units of infinitely
             many values.
         """
-        values = values_of(self.graph, self.layout)
+        values = joint_values(self.graph, self.layout)
         batch = self.batch_shape
         values = values.reshape(len(values), *(1,) * len(batch), *self.layout.shape)
-        return (
-            jnp.broadcast_to(values, (len(values), *batch, *self.layout.shape))
-            if expand
-            else values
-        )
+        if not expand:
+            return values
+        return jnp.broadcast_to(values, (len(values), *batch, *self.layout.shape))
 
     def log_probs(self, values: Array) -> Float[Array, "values *batch"]:
-        """Return exact log probabilities, normalised over ``values``, which must be all that there are.
+        """Return exact log probabilities, normalised over ``values``.
 
-        :param values: as of :meth:`enumerate_support`.
+        :param values: as of :meth:`enumerate_support`: all that there are.
         """
-        weights = jax.lax.map(
-            self._log_weight, values, batch_size=min(len(values), enumeration.CHUNK)
-        )
+        size = min(len(values), enumeration.CHUNK)
+        weights = jax.lax.map(self._log_weight, values, batch_size=size)
         return jax.nn.log_softmax(weights, axis=0)
 
     @property
@@ -403,36 +398,33 @@ class EnergyDistribution(dist.Distribution):
         return self._moment(exact.variances, centred=True)
 
     def _moment(self, of_statistics: Callable[..., State], centred: bool) -> Array:
-        """Return a moment by derivatives of log Z if values are statistics, else by a list of all values."""
+        """Return a moment by derivatives of log Z if values are statistics, else by a list."""
         families = {b: self.graph.families[b] for b in self.layout.names}
         if not all(map(is_own_statistic, families.values())):
             values = self.enumerate_support(expand=False)
-            log_probs = self.log_probs(values)
-            probabilities = jnp.exp(log_probs).reshape(
-                log_probs.shape + (1,) * len(self.layout.shape)
-            )
+            probabilities = expand(jnp.exp(self.log_probs(values)), values)
             mean = (probabilities * values).sum(0)
             return (probabilities * (values - mean) ** 2).sum(0) if centred else mean
 
-        def moment(params: Params) -> Array:
+        def moment(params):
             moments = of_statistics(self.graph, params)
-            return self.layout.join(
-                {b: f.interaction(moments[b]) for b, f in families.items()}
-            )
+            means = {b: f.interaction(moments[b]) for b, f in families.items()}
+            return self.layout.join(means)
 
-        return self._map(moment, self.batch_shape).reshape(
-            self.batch_shape + self.layout.shape
-        )
+        return self._map(moment)
 
     def entropy(self) -> PerState:
         """Return the entropy of the value, exactly, in nats.
 
         :raises IntractableError: for more than 2^20 joint values, or infinitely many.
         """
-        log_probs = self.log_probs(self.enumerate_support(expand=False))
-        return -(
-            jnp.exp(log_probs) * jnp.where(log_probs > -jnp.inf, log_probs, 0.0)
-        ).sum(0)
+        log_p = self.log_probs(self.enumerate_support(expand=False))
+        return -_expectation(log_p, log_p)
+
+
+def _expectation(log_p: Array, x: Array) -> PerState:
+    """Return E[x] over all values, of which some may be impossible."""
+    return (jnp.exp(log_p) * jnp.where(log_p > -jnp.inf, x, 0.0)).sum(0)
 
 
 def _check_layout(
@@ -453,7 +445,7 @@ def _check_layout(
     if blocks != expected:
         raise checks.state_error(
             "blocks of layout",
-            f"{expected}",
+            str(expected),
             blocks,
             hint="Make it by Layout.flat(graph, blocks) or Layout.at(graph, shape, places).",
         )
@@ -468,7 +460,7 @@ Enumerable = EnergyDistribution | dist.Independent
 @dist.kl_divergence.register(EnergyDistribution, dist.Independent)
 @dist.kl_divergence.register(dist.Independent, EnergyDistribution)
 def _divergence(p: Enumerable, q: Enumerable) -> PerState:
-    """Return KL(p || q) of energy models, or of one and independent units, summed over all joint values."""
+    """Return KL(p || q) of energy models, or of one and independent units."""
     model = p if isinstance(p, EnergyDistribution) else cast(EnergyDistribution, q)
     if p.event_shape != q.event_shape or p.support != q.support:
         raise ParameterError(
@@ -481,12 +473,9 @@ def _divergence(p: Enumerable, q: Enumerable) -> PerState:
     values = values.reshape(len(values), *batch, *model.event_shape)
 
     def log_probs(d):
-        return (
-            d.log_probs(values)
-            if isinstance(d, EnergyDistribution)
-            else d.log_prob(values)
-        )
+        if isinstance(d, EnergyDistribution):
+            return d.log_probs(values)
+        return jnp.asarray(d.log_prob(values))
 
-    log_p = jnp.asarray(log_probs(p))
-    log_q = jnp.asarray(log_probs(q))
-    return (jnp.exp(log_p) * jnp.where(log_p > -jnp.inf, log_p - log_q, 0.0)).sum(0)
+    log_p = log_probs(p)
+    return _expectation(log_p, log_p - log_probs(q))

@@ -1,12 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrangement of the units of several blocks in one array, the value of a sample site, and its support."""
+"""Arrangement of the units of several blocks in one array, the value of a sample site."""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
 from functools import cached_property
 import math
-from typing import Any
 
 from jaxtyping import Real, Shaped
 import numpy as np
@@ -26,9 +25,10 @@ from ebmpp.graph import FactorGraph, states
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """An array whose elements are the units of several blocks, such as an image with two colours of pixels.
+    """An array whose elements are the units of several blocks.
 
-    Immutable and hashable; made by :meth:`flat` or :meth:`at`.
+    An example is an image with two colours of pixels. Immutable and hashable; made by
+    :meth:`flat` or :meth:`at`.
 
     **Example**
 
@@ -36,7 +36,8 @@ class Layout:
     >>> from ebmpp import Bernoulli, Bilinear, FactorGraph
     >>> from ebmpp.ppl import Layout
     >>> board = np.indices((2, 2)).sum(0) % 2 == 0
-    >>> graph = FactorGraph({"even": Bernoulli(2), "odd": Bernoulli(2)}, factors=[Bilinear("even", "odd")])
+    >>> families = {"even": Bernoulli(2), "odd": Bernoulli(2)}
+    >>> graph = FactorGraph(families, factors=[Bilinear("even", "odd")])
     >>> layout = Layout.at(graph, (2, 2), {"even": board, "odd": ~board})
     >>> layout.join({"even": np.ones(2), "odd": np.zeros(2)}).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -50,7 +51,9 @@ class Layout:
 
     @classmethod
     def flat(cls, graph: FactorGraph, blocks: Iterable[str]) -> "Layout":
-        """Return the layout of one block with its shape, or of several blocks, flattened and concatenated.
+        """Return the layout of one block with its shape, or of several, concatenated.
+
+        Several blocks are flattened.
 
         :raises StateError: for an unknown block, or none.
         """
@@ -67,7 +70,10 @@ class Layout:
 
     @classmethod
     def at(
-        cls, graph: FactorGraph, shape: tuple[int, ...], places: Mapping[str, Any]
+        cls,
+        graph: FactorGraph,
+        shape: tuple[int, ...],
+        places: Mapping[str, ArrayLike],
     ) -> "Layout":
         """Return the layout of blocks at given places.
 
@@ -80,13 +86,12 @@ class Layout:
         states.check_names(places, graph.families)
         indices: list[int] = []
         for b, place in places.items():
-            place = np.asarray(place)
-            size = graph.families[b].size
-            index = np.flatnonzero(place) if place.dtype == bool else place.ravel()
-            if len(index) != size:
+            array = np.asarray(place)
+            index = np.flatnonzero(array) if array.dtype == bool else array.ravel()
+            if len(index) != graph.families[b].size:
                 raise checks.state_error(
                     f"Layout.at: number of places of block {b!r}",
-                    f"its number of units, {size}",
+                    f"its number of units, {graph.families[b].size}",
                     len(index),
                 )
             indices.extend(map(int, index))
@@ -94,11 +99,8 @@ class Layout:
             raise checks.state_error(
                 "Layout.at: places", "each index of the array once", indices
             )
-        return cls(
-            tuple(shape),
-            tuple((b, graph.families[b].shape) for b in places),
-            tuple(indices),
-        )
+        blocks = tuple((b, graph.families[b].shape) for b in places)
+        return cls(tuple(shape), blocks, tuple(indices))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,13 +113,11 @@ class Layout:
 
     def join(self, x: Mapping[str, ArrayLike]) -> Shaped[Array, "*value"]:
         """Return the array of the blocks' values, ``(*batch, *shape)``."""
-
-        def batch(value, shape):
-            return jnp.shape(value)[: jnp.ndim(value) - len(shape)]
-
-        parts = [
-            jnp.reshape(x[b], (*batch(x[b], shape), -1)) for b, shape in self.blocks
-        ]
+        parts = []
+        for b, shape in self.blocks:
+            value = jnp.asarray(x[b])
+            batch = value.shape[: value.ndim - len(shape)]
+            parts.append(value.reshape(*batch, -1))
         flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
         if not self._in_order:
             flat = flat[..., np.argsort(np.asarray(self.places))]
@@ -164,40 +164,38 @@ class UnitwiseSupport(constraints.Constraint):
 
     def feasible_like(self, prototype: Array) -> Array:
         """Return a value in the support."""
-        families = {b: self.graph.families[b] for b in self.layout.names}
-        blocks = {
-            b: f.initial(jnp.zeros((*f.shape, f.num_words), jnp.uint32))
-            for b, f in families.items()
-        }
+        blocks = {}
+        for b in self.layout.names:
+            family = self.graph.families[b]
+            words = jnp.zeros((*family.shape, family.num_words), jnp.uint32)
+            blocks[b] = family.initial(words)
         value = self.layout.join(blocks).astype(jnp.result_type(prototype))
         return jnp.broadcast_to(value, jnp.shape(prototype))
 
     def eq(self, other: object, static: bool = False) -> bool:
         """Compare two supports."""
-        return isinstance(other, UnitwiseSupport) and (self.graph, self.layout) == (
-            other.graph,
-            other.layout,
-        )
+        if not isinstance(other, UnitwiseSupport):
+            return False
+        return self.graph == other.graph and self.layout == other.layout
 
     def tree_flatten(self) -> tuple:
         """Return no arrays."""
         return (), ((), dict(vars(self)))
 
     def __repr__(self) -> str:
-        families = (
-            f"{b}: {describe(self.graph.families[b])}" for b in self.layout.names
-        )
-        return f"UnitwiseSupport({', '.join(families)})"
+        families = self.graph.families
+        described = (f"{b}: {describe(families[b])}" for b in self.layout.names)
+        return f"UnitwiseSupport({', '.join(described)})"
 
 
-def values_of(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
-    """Return every joint value of the layout's blocks, at most 2**20, ``(values, *layout.shape)``."""
+def joint_values(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
+    """Return every joint value of a layout, at most 2**20, ``(values, *layout.shape)``."""
     enumeration.refuse_many(graph, layout.names, (), enumeration.MOST_LISTED)
     return layout.join(enumeration.list_states(graph, layout.names))
 
 
 def is_index(family: Family) -> bool:
-    """Return True if a unit takes the values 0, 1, ..., which NumPyro expects of enumerated sites."""
+    """Return True if a unit takes the values 0, 1, ..., as NumPyro expects of enumerated sites."""
     with sharding.eager():  # concrete, even if called while tracing
         values = family.states()
         return values is not None and np.array_equal(values, np.arange(len(values)))

@@ -1,12 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A check for doubly intractable models: the latent sites that the params of energies depend on."""
+"""A check for doubly intractable models, whose params of energies depend on latent sites."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 import contextlib
 import copy
-from typing import Any
 
+from jaxtyping import PyTree
 import numpy as np
 from numpyro import handlers
 import numpyro.distributions as dist
@@ -16,7 +16,7 @@ from numpyro.ops.provenance import eval_provenance
 import jax
 from jax import Array
 
-from ebmpp.core import Params
+from ebmpp.core import Numbers, Params
 from ebmpp.distribution.energy_distribution import ADVICE, HOOK, EnergyDistribution
 from ebmpp.errors import IntractableError
 
@@ -37,7 +37,7 @@ def with_base(fn: dist.Distribution, base: dist.Distribution) -> dist.Distributi
     return copied
 
 
-def energies_of(trace: Mapping[str, Any]) -> dict[str, list[EnergyDistribution]]:
+def energies_of(trace: Mapping[str, PyTree]) -> dict[str, list[EnergyDistribution]]:
     """Return the energies in the distributions of a trace, by site, observed sites included."""
     energies = {
         name: _energies_in(site["fn"])
@@ -51,44 +51,47 @@ def _energies_in(fn: dist.Distribution) -> list[EnergyDistribution]:
     """Return the energies in a distribution and its parts, such as components of a mixture."""
     if isinstance(fn, EnergyDistribution):
         return [fn]
-    return [
-        e
-        for part in _parts(fn)
-        if isinstance(part, dist.Distribution)
-        for e in _energies_in(part)
-    ]
+    energies = []
+    for part in _parts(fn):
+        if isinstance(part, dist.Distribution):
+            energies += _energies_in(part)
+    return energies
 
 
-def _parts(fn: dist.Distribution) -> list[Any]:
+def _parts(fn: dist.Distribution) -> list[PyTree]:
     return jax.tree.leaves(
         dict(vars(fn)), is_leaf=lambda part: isinstance(part, dist.Distribution)
     )
 
 
-def _arrays(fn: dist.Distribution) -> list[Any]:
+def _arrays(fn: dist.Distribution) -> list[Numbers]:
     """Return the arrays in a distribution and its parts."""
-    nested = [
-        _arrays(p) if isinstance(p, dist.Distribution) else [p] for p in _parts(fn)
-    ]
-    return [
-        p for parts in nested for p in parts if isinstance(p, jax.Array | np.ndarray)
-    ]
+    arrays: list[Numbers] = []
+    for part in _parts(fn):
+        if isinstance(part, dist.Distribution):
+            arrays += _arrays(part)
+        elif isinstance(part, Array | np.ndarray):
+            arrays.append(part)
+    return arrays
 
 
 def _reweights(fn: dist.Distribution) -> bool:
-    """Return True if log Z of an energy inside may be more than added to the log density, as in a mixture."""
+    """Return True if log Z of an energy inside may be more than added, as in a mixture."""
     if isinstance(fn, EnergyDistribution):
         return False
-    return not isinstance(fn, (*_WRAPPERS, dist.TransformedDistribution)) or _reweights(
-        fn.base_dist
-    )
+    if isinstance(fn, (*_WRAPPERS, dist.TransformedDistribution)):
+        return _reweights(fn.base_dist)
+    return True
 
 
 @contextlib.contextmanager
 def unnormalized(
     hook: Callable[[Params, Array], Array] | None = None,
 ) -> Generator[list[Params]]:
-    """Collect the params of energies without log Z whose ``log_prob`` is evaluated, as ``hook`` says."""
+    """Collect the params of energies without log Z whose ``log_prob`` is evaluated.
+
+    :param hook: its result replaces that of ``log_prob``; see :data:`HOOK`.
+    """
     evaluated: list[Params] = []
 
     def record(params: Params, log_weight: Array) -> Array:
@@ -102,10 +105,13 @@ def unnormalized(
         HOOK.reset(token)
 
 
-def check_tractable(model: Callable, *model_args: Any, **model_kwargs: Any) -> None:
-    """Refuse a model in which the params of an energy model depend on what is inferred, without log Z.
+def check_tractable(
+    model: Callable, *model_args: object, **model_kwargs: object
+) -> None:
+    """Refuse a model that is doubly intractable.
 
-    Gradient-based inference refuses by itself. Call this before any method without
+    That is, one in which the params of an energy model without log Z depend on what is
+    inferred. Gradient-based inference refuses by itself. Call this before any method without
     gradients. Nothing is computed: dependencies are traced through the model.
 
     :param model: a NumPyro model, conditioned on the data.
@@ -131,18 +137,19 @@ def check_tractable(model: Callable, *model_args: Any, **model_kwargs: Any) -> N
 
 
 def refuse_params(
-    model: Callable, args: tuple, kwargs: dict[str, Any], sites: Sequence[str] | None
+    model: Callable, args: tuple, kwargs: dict, sites: Sequence[str] | None
 ) -> None:
-    """Refuse to draw sites, all if None, that the params of an energy model without log Z depend on."""
+    """Refuse to draw sites, all if None, that the params of an energy without log Z depend on."""
     for name, sources in read_by_params(model, args, kwargs, known=False).items():
-        if drawn := [source for source in sources if sites is None or source in sites]:
+        drawn = [source for source in sources if sites is None or source in sites]
+        if drawn:
             raise IntractableError(
                 f"the params of site {name!r} depend on the latent sites {drawn}, and its {ADVICE}"
             )
 
 
 def read_by_params(
-    model: Callable, args: tuple, kwargs: dict[str, Any], known: bool
+    model: Callable, args: tuple, kwargs: dict, known: bool
 ) -> dict[str, list[str]]:
     """Return the latent sites that the params of energies depend on, by the energy's site.
 
@@ -163,29 +170,28 @@ def read_by_params(
     alias = {f"site_{i}": name for i, name in enumerate(values)}
     reweighted: set[str] = set()
 
-    def read(
-        mark: Array, **inputs: Array
-    ) -> tuple[dict[str, Any], dict[str, Any], list[Params]]:
+    def read(mark, **inputs):
         data = {alias[key]: value for key, value in inputs.items()}
         seeded = handlers.seed(handlers.substitute(model, data=data), 0)
         with unnormalized(lambda params, log_weight: log_weight + mark) as used:
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-        params: dict[str, Any] = {}
+        params = {}
         for name, energies in energies_of(trace).items():
-            params[name] = [
-                e.params for e in energies if known or not e.has_log_partition
-            ]
-        params = {name: trees for name, trees in params.items() if trees}
-        reweighted.update(
-            name for name in params if not known and _reweights(trace[name]["fn"])
-        )
+            trees = [e.params for e in energies if known or not e.has_log_partition]
+            if trees:
+                params[name] = trees
+        if known:
+            return params, {}, used
         arrays = {
             name: _arrays(site["fn"])
             for name, site in trace.items()
             if site["type"] == "sample"
         }
-        params |= {name: [params[name], arrays[name]] for name in reweighted}
-        return params, {} if known else arrays, used
+        for name, trees in params.items():
+            if _reweights(trace[name]["fn"]):
+                reweighted.add(name)
+                params[name] = [trees, arrays[name]]
+        return params, arrays, used
 
     inputs = {key: values[name] for key, name in alias.items()}
     params, arrays, used = eval_provenance(
@@ -197,10 +203,9 @@ def read_by_params(
 
     # a value reweighted by an energy without log Z is wrong, whatever the params depend
     # on
-    sources = {
-        name: sites_of(tree) - {name} | ({name} & reweighted)
-        for name, tree in params.items()
-    }
+    sources = {}
+    for name, tree in params.items():
+        sources[name] = sites_of(tree) - {name} | ({name} & reweighted)
     for name, tree in arrays.items():
         if "mark" in _keys(tree):
             sources[name] = sources.get(name, set()) | sites_of(used)
@@ -210,7 +215,7 @@ def read_by_params(
     }
 
 
-def _keys(provenance: Any) -> set[str]:
+def _keys(provenance: PyTree) -> set[str]:
     """Return all inputs that a tree of values depends on."""
     leaves = jax.tree.leaves(provenance, is_leaf=lambda s: isinstance(s, frozenset))
     return {key for leaf in leaves for key in leaf}

@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 from typing import Any, Generic, TypeVar
 
+from jaxtyping import PyTree
 import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -26,9 +27,10 @@ from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
 
 #: Arguments that NumPyro passes: initial values, and keyword arguments of the model.
-Init = State | None
+InitParams = State | None
 Kwargs = Mapping[str, Any] | None
-
+#: A run of one chain or of all, from its arguments to its result.
+Run = Callable[[PyTree], PyTree]
 
 #: A kernel's state, a named tuple with the free blocks ``z`` and the run's ``rng_key``.
 S = TypeVar("S", bound=Any)
@@ -76,19 +78,18 @@ class RowKernel(MCMCKernel, Generic[S]):
     def __repr__(self) -> str:
         _, *parameters = inspect.signature(type(self)).parameters.values()
         stored = vars(self) | {"init": self.start}
-        values = {p.name: stored.get(p.name, p.default) for p in parameters}
-        changed = [
-            f"{p.name}={values[p.name]!r}"
-            for p in parameters
-            if values[p.name] != p.default
-        ]
-        return f"{type(self).__name__}({', '.join([repr(self.graph), *changed])})"
+        shown = [repr(self.graph)]
+        for parameter in parameters:
+            value = stored.get(parameter.name, parameter.default)
+            if value != parameter.default:
+                shown.append(f"{parameter.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def init(
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Init,
+        init_params: InitParams,
         model_args: tuple,
         model_kwargs: Kwargs,
     ) -> S:
@@ -106,15 +107,13 @@ class RowKernel(MCMCKernel, Generic[S]):
         :raises StateError: for a wrong name, shape or value of clamped blocks or
             ``init_params``, or if no block is free.
         """
-        return self._init_all(
-            rng_key, self.target(model_args, model_kwargs, check=True), init_params
-        )
+        target = self.target(model_args, model_kwargs, check=True)
+        return self._init_all(rng_key, target, init_params)
 
-    def _init_all(self, rng_key: Array, target: Target, init_params: State | None) -> S:
+    def _init_all(self, rng_key: Array, target: Target, init_params: InitParams) -> S:
         """Return the initial states of all chains."""
-        init_params = _check_init(
-            target, init_params, rng_key.shape[:1] if is_batched(rng_key) else ()
-        )
+        chains = rng_key.shape[:1] if is_batched(rng_key) else ()
+        init_params = _check_init(target, init_params, chains)
 
         def init(key, values):
             return self._init_one(key, target, values)
@@ -127,9 +126,8 @@ class RowKernel(MCMCKernel, Generic[S]):
         :raises StateError: if the state is of a run that clamped other blocks, or other
             shapes.
         """
-        return self._sample_all(
-            state, self.target(model_args, model_kwargs, check=False)
-        )
+        target = self.target(model_args, model_kwargs, check=False)
+        return self._sample_all(state, target)
 
     def _sample_all(self, state: S, target: Target) -> S:
         """Return the state after one step of all chains."""
@@ -155,7 +153,7 @@ class RowKernel(MCMCKernel, Generic[S]):
         return jax.vmap(lambda s: self._sample_one(s, target))(state)
 
     @abstractmethod
-    def _init_one(self, rng_key: Array, target: Any, init_params: dict | None) -> S:
+    def _init_one(self, rng_key: Array, target: Any, init_params: InitParams) -> S:
         """Return the initial state of one chain."""
 
     @abstractmethod
@@ -169,15 +167,13 @@ class RowKernel(MCMCKernel, Generic[S]):
         """
         name = type(self).__name__
         if len(model_args) != 1:
-            raise checks.parameter_error(
-                f"{name}: params",
-                "the only positional argument after the key",
-                len(model_args),
-                hint="Call mcmc.run(key, params, v=...), with clamped blocks by keyword.",
+            raise ParameterError(
+                f"{name}: params must be the only positional argument after the key, "
+                f"got {len(model_args)} arguments. Call mcmc.run(key, params, v=...), "
+                "with clamped blocks by keyword."
             )
-        target = Target.checked(
-            name, self.graph, model_args[0], model_kwargs or {}, check
-        )
+        params, *_ = model_args
+        target = Target.checked(name, self.graph, params, model_kwargs or {}, check)
         if check:
             sweeps.check_params(target, self._moves(target))
         return target
@@ -186,18 +182,12 @@ class RowKernel(MCMCKernel, Generic[S]):
         """Return the moves of a sweep: Gibbs draws of all free layers, unless overridden."""
         return gibbs_sweep(target.graph, target.clamped)
 
-    def _start(
-        self, target: Target, rng_key: Array, init_params: State | None
-    ) -> Blocks:
-        """Return full states of step 0: ``init_params``, and draws of the other blocks given these."""
-
-        def shape(b):
-            return target.graph.families[b].shape
-
-        def rows(b, v):
-            return jnp.broadcast_to(v, target.batch + shape(b)).reshape(-1, *shape(b))
-
-        init = {b: rows(b, v) for b, v in (init_params or {}).items()}
+    def _start(self, target: Target, rng_key: Array, init_params: InitParams) -> Blocks:
+        """Return states of step 0: ``init_params``, and draws of other blocks given these."""
+        init = {}
+        for b, v in (init_params or {}).items():
+            shape = target.graph.families[b].shape
+            init[b] = jnp.broadcast_to(v, target.batch + shape).reshape(-1, *shape)
 
         def draw(target: Target, keys: Keys) -> Blocks:
             # subclasses may be no pytrees
@@ -210,8 +200,8 @@ class RowKernel(MCMCKernel, Generic[S]):
         return target.starts(draw, target.keys(rng_key, 0))
 
 
-def describe_start(state: Any) -> str:
-    """Return words on blocks of more than eight units that are where they started, in all chains."""
+def describe_start(state: PyTree) -> str:
+    """Name the blocks of more than eight units that are where they started, in all chains."""
     names = [
         b
         for b, v in state.z.items()
@@ -228,14 +218,12 @@ def is_batched(rng_key: Array) -> bool:
     return rng_key.ndim > (0 if typed else 1)
 
 
-def over_chains(fn: Callable[..., Any], rng_key: Array) -> Callable[..., Any]:
+def over_chains(fn: Callable[..., S], rng_key: Array) -> Callable[..., S]:
     """Map a function of one chain over all chains, if there is a key for each."""
     return jax.vmap(fn) if is_batched(rng_key) else fn
 
 
-def sharded_chains(
-    mesh: Mesh,
-) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def sharded_chains(mesh: Mesh) -> Callable[[Run], Run]:
     """Return a ``chain_method`` of NumPyro's ``MCMC`` that shards chains over devices.
 
     For many chains: they are vectorized on each device, where "vectorized" runs all on
@@ -253,8 +241,8 @@ def sharded_chains(
     >>> from numpyro.infer import MCMC
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> method = ebmpp.kernels.sharded_chains(jax.make_mesh((len(jax.devices()),), ("chains",)))
-    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=0, num_samples=5, num_chains=8, chain_method=method,
-    ...             progress_bar=False)
+    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=0, num_samples=5, num_chains=8,
+    ...             chain_method=method, progress_bar=False)
     >>> mcmc.run(jax.random.key(0), rbm.init(jax.random.key(1)))
     >>> mcmc.get_samples(group_by_chain=True)["v"].shape
     (8, 5, 4)
@@ -264,8 +252,8 @@ def sharded_chains(
         devices = sharding.num_shards()
         axis = mesh.axis_names[0]
 
-    def method(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def run(chains: Any) -> Any:
+    def method(fn: Run) -> Run:
+        def run(chains):
             count = len(jax.tree.leaves(chains)[0])
             if count % devices != 0:
                 raise checks.error(
@@ -301,21 +289,16 @@ def _check_initial_value(
     target: Target, block: str, value: Numbers, chains: tuple[int, ...]
 ) -> Array:
     family = target.graph.families[block]
-    shape = value.shape
-    full = target.batch + family.shape
-    rest = shape[len(chains) :]
-    fits = (
-        shape[: len(chains)] == chains
-        and rest[len(rest) - len(family.shape) :] == family.shape
-    )
-    broadcasts = all(n in (1, m) for n, m in zip(rest[::-1], full[::-1], strict=False))
-    axes = (
-        f"{chains[0]} chains come first"
-        if chains
-        else "a single chain has no axis of chains"
-    )
-    if not fits or not broadcasts or not len(rest) <= len(full):
+    lead = value.shape[len(chains) : len(value.shape) - len(family.shape)]
+    pairs = zip(lead[::-1], target.batch[::-1], strict=False)
+    broadcasts = len(lead) <= len(target.batch) and all(n in (1, m) for n, m in pairs)
+    if value.shape != chains + lead + family.shape or not broadcasts:
+        axes = "a single chain has no axis of chains"
+        if chains:
+            axes = f"{chains[0]} chains come first"
         raise checks.state_error(
-            f"init_params: block {block!r}", f"of shape {chains + full} ({axes})", shape
+            f"init_params: block {block!r}",
+            f"of shape {chains + target.batch + family.shape} ({axes})",
+            value.shape,
         )
     return states.cast_values(block, family, value)

@@ -1,7 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of coupled chains: every chain of NumPyro's is a pair that meets exactly and stays together."""
+"""Kernels of coupled chains: every chain of NumPyro's is a pair that meets exactly."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,17 +11,17 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Blocks, Scalar, Statistics
+from ebmpp.core import Blocks, checks
 from ebmpp.coupling.expectation import Coupling
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.kernels.base import Kwargs, RowKernel, is_batched
+from ebmpp.kernels.base import InitParams, Kwargs, RowKernel, is_batched
 from ebmpp.moves import Pool, Target, couplings, sweeps
 from ebmpp.moves.move import (
     Move,
     block_flags,
     coupled_sweep,
     draw_sweep,
+    one_chain,
     rows_agree,
     stack_chains,
 )
@@ -72,10 +73,10 @@ class CouplingState(NamedTuple):
 
 
 class MaximalCoupling(RowKernel[CouplingState]):
-    """Pairs of blocked Gibbs chains, coupled layer by layer: a kernel for :class:`numpyro.infer.MCMC`.
+    """Pairs of blocked Gibbs chains, coupled layer by layer.
 
-    For meeting times in ArviZ and bounds on mixing; for an expectation use
-    :func:`~ebmpp.unbiased_expectation`.
+    A kernel for :class:`numpyro.infer.MCMC`, for meeting times in ArviZ and bounds on
+    mixing; for an expectation use :func:`~ebmpp.unbiased_expectation`.
 
     Draws come from the leading chains, one pair per chain of NumPyro's; use
     ``num_warmup=0`` and many chains with ``chain_method="vectorized"``.
@@ -112,11 +113,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
     """
 
     #: draws, and what bounds and suggestions are made of
-    default_fields = (
-        "z",
-        "distance",
-        "energies",
-    )
+    default_fields = ("z", "distance", "energies")
     _as_rows = True
 
     def __init__(
@@ -127,52 +124,48 @@ class MaximalCoupling(RowKernel[CouplingState]):
         init: str = "uniform",
     ) -> None:
         super().__init__(graph, init)
-        self.lag = checks.count(f"{type(self).__name__}: lag", lag)
+        name = type(self).__name__
+        self.lag = checks.count(f"{name}: lag", lag)
         if coupling is None or (isinstance(coupling, str) and coupling != "mixture"):
             couplings.resolve(coupling, graph.block_layers)
         else:
-            coupling = sweeps.as_coupling(f"{type(self).__name__}: coupling", coupling)
+            coupling = sweeps.as_coupling(f"{name}: coupling", coupling)
         self.coupling = coupling
 
     def target(self, model_args: tuple, model_kwargs: Kwargs, check: bool) -> Target:
-        """Return the target of model arguments; a ``pool`` among them is that of mixture proposals."""
+        """Return the target of model arguments; a ``pool`` is that of mixture proposals."""
         kwargs = dict(model_kwargs or {})
         pool = None if "pool" in self.graph.families else kwargs.pop("pool", None)
         target = super().target(model_args, kwargs, check)
+        name = type(self).__name__
         if pool is not None:  # rows would become a pool again at each step
-            checks.instance(
-                f"{type(self).__name__}: pool", pool, Pool, "a pool of mixture_pool"
-            )
-        moves = self._moves(target)
+            checks.instance(f"{name}: pool", pool, Pool, "a pool of mixture_pool")
         key = jnp.zeros(2, jnp.uint32)
-        return sweeps.with_pool(type(self).__name__, target, moves, pool, key)
+        return sweeps.with_pool(name, target, self._moves(target), pool, key)
 
     def _moves(self, target: Target) -> tuple[Move, ...]:
         return sweeps.resolve_moves(target.graph, self.coupling, target.clamped)
 
     def _init_one(
-        self, rng_key: Array, target: Target, init_params: dict | None
+        self, rng_key: Array, target: Target, init_params: InitParams
     ) -> CouplingState:
         moves = self._moves(target)
         target = states_of(self.coupling, target)
         start = self._start(target, rng_key, init_params)
 
-        def sweep(t: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
-            x, accepted = draw_sweep(
-                target, carry[0], moves, target.keys(rng_key, t + 1)
-            )
-            return x, carry[1] + accepted
+        def sweep(t, carry):
+            x, total = carry
+            x, accepted = draw_sweep(target, x, moves, target.keys(rng_key, t + 1))
+            return x, total + accepted
 
         zero = jnp.zeros(target.num_rows, jnp.int32)
-        x, accepted = lax.fori_loop(
-            jnp.uint32(0), jnp.uint32(self.lag), sweep, (start, zero)
-        )
-        z = {b: jnp.stack([x[b], start[b]]) for b in x}
+        lag = jnp.uint32(self.lag)
+        x, accepted = lax.fori_loop(jnp.uint32(0), lag, sweep, (start, zero))
+        z = stack_chains(x, start)
         t = jnp.full((), self.lag, jnp.int32)
         met = rows_agree(block_flags(target, z), target.free, target.num_rows)
-        state = _state(
-            target, z, t, rng_key, met, jnp.full_like(zero, self.lag), accepted
-        )
+        time = jnp.full_like(zero, self.lag)
+        state = _state(target, z, t, rng_key, met, time, accepted)
         return state._replace(start=state.y)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
@@ -181,24 +174,19 @@ class MaximalCoupling(RowKernel[CouplingState]):
         keys = target.keys(state.rng_key, (state.t + 1).astype(jnp.uint32))
         x = target.to_rows(state.z if state.replicas is None else state.replicas)
         y = target.to_rows(state.y if state.followers is None else state.followers)
-        z = stack_chains(x, y)
-        z, together, broken, accepted = coupled_sweep(target, z, moves, keys)
-        met, time, count = (
-            a.reshape(-1) for a in (state.met, state.meeting_time, state.accepted)
+        z, together, broken, accepted = coupled_sweep(
+            target, stack_chains(x, y), moves, keys
         )
-
         # broken rows get a value that no unit can have, rather than a wrong draw
-        def invalid(v):
-            return jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
-
-        z = {
-            b: couplings.where_rows(~broken[None], v, invalid(v)) for b, v in z.items()
-        }
+        for b, v in z.items():
+            invalid = jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
+            z[b] = couplings.where_rows(~broken[None], v, invalid)
         t = state.t + 1
-        now = met | (together & ~broken)
-        new = _state(
-            target, z, t, state.rng_key, now, jnp.where(met, time, t), count + accepted
-        )
+        have_met = state.met.reshape(-1)
+        met = have_met | (together & ~broken)
+        time = jnp.where(have_met, state.meeting_time.reshape(-1), t)
+        accepted += state.accepted.reshape(-1)
+        new = _state(target, z, t, state.rng_key, met, time, accepted)
         return new._replace(start=state.start)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
@@ -224,16 +212,13 @@ def _state(
 ) -> CouplingState:
     """Return the state at t, of the coldest replicas where there are replicas."""
     model = target.model
-    chains = [{b: v[i] for b, v in z.items()} for i in range(2)]
+    chains = one_chain(z, 0), one_chain(z, 1)
     replicas = None, None
     if target is not model:
-        replicas = [target.from_rows(x) for x in chains]
+        replicas = map(target.from_rows, chains)
     chains = [target.coldest(x) for x in chains]
-    z = {b: jnp.stack([x[b] for x in chains]) for b in z}
-
-    def energy_of(t: Statistics) -> Scalar:
-        return energy.energy(model.graph, model.params, t)
-
+    z = stack_chains(*chains)
+    energy_of = partial(energy.energy, model.graph, model.params)
     energies = jax.vmap(jax.vmap(energy_of))(model.graph.statistics(z))
     energies = energies.reshape(2, *model.batch)
     if is_batched(rng_key):  # the axis of chains comes first

@@ -98,7 +98,10 @@ class DrawFile:
         os.replace(larger, self._partial)
 
     def _create(self, path: Path, groups: Groups) -> None:
-        """Make a file with places for all draws. HDF5 dies where it cannot write, so space is reserved."""
+        """Make a file with places for all draws.
+
+        Space is reserved, as HDF5 dies where it cannot write.
+        """
         sizes = (
             x[:, :1].nbytes * self._num_draws
             for arrays in groups.values()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ebmpp.core.types import Blocks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.kernels.base import RowKernel, describe_start
+from ebmpp.kernels.base import InitParams, RowKernel, describe_start
 from ebmpp.moves import Move, Target, cluster_sweep, sweeps
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.sweeps import MovesLike
@@ -95,13 +95,12 @@ class BlockedGibbs(RowKernel[GibbsState]):
         )
 
     def _init_one(
-        self, rng_key: Array, target: Target, init_params: dict | None
+        self, rng_key: Array, target: Target, init_params: InitParams
     ) -> GibbsState:
         z = target.from_rows(self._start(target, rng_key, init_params))
         proposes = any(move.proposes for move in self._moves(target))
-        acceptance = (
-            jnp.ones(target.batch, jnp.result_type(float)) if proposes else None
-        )
+        ones = jnp.ones(target.batch, jnp.result_type(float))
+        acceptance = ones if proposes else None
         return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, z)
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
@@ -113,26 +112,20 @@ class BlockedGibbs(RowKernel[GibbsState]):
         x, accepted = draw_sweep(target, target.to_rows(state.z), moves, keys)
         if mean is not None:
             proposals = sum(move.proposes for move in moves)
-            share = (
-                accepted.reshape(target.batch) / proposals
-                if proposals
-                else jnp.ones(target.batch)
-            )
+            share = jnp.ones(target.batch)
+            if proposals:
+                share = accepted.reshape(target.batch) / proposals
             mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
         return state._replace(z=target.from_rows(x), i=i, acceptance=mean)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
-        """Return sweeps, layers, free units, the acceptance if there is one, and blocks that did not move."""
+        """Return numbers of sweeps, layers and units, acceptance, and unmoved blocks."""
         units = sum(self.graph.families[b].size for b in state.z)
         clamped = [b for b in self.graph.families if b not in state.z]
         layers = len(schedule(self.graph, clamped))
         text = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
-        mean = state.acceptance
-        text = (
-            text
-            if mean is None
-            else f"{text}, acceptance {np.asarray(mean).mean():.2g}"
-        )
+        if state.acceptance is not None:
+            text += f", acceptance {np.mean(state.acceptance):.2g}"
         return text + describe_start(state)
 
 
@@ -153,7 +146,8 @@ class SwendsenWang(BlockedGibbs):
 
     >>> import jax, networkx as nx, ebmpp
     >>> from numpyro.infer import MCMC
-    >>> lattice = ebmpp.FactorGraph.from_networkx(nx.grid_2d_graph(6, 6), ebmpp.Spin, shared=True, bias=False)
+    >>> grid = nx.grid_2d_graph(6, 6)
+    >>> lattice = ebmpp.FactorGraph.from_networkx(grid, ebmpp.Spin, shared=True, bias=False)
     >>> mcmc = MCMC(ebmpp.SwendsenWang(lattice), num_warmup=5, num_samples=20, progress_bar=False)
     >>> mcmc.run(jax.random.key(1), {"x:x": jax.numpy.asarray(0.44)})
     >>> mcmc.get_samples()["x"].shape

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MCMC runs of any length in constant memory, resumable."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxtyping import PyTree
 import numpy as np
 from numpyro.infer.mcmc import MCMC
 from numpyro.util import identity
@@ -19,8 +20,8 @@ import jax
 from jax import Array
 
 from ebmpp.core import archive, checkpoints, checks
-from ebmpp.kernels.base import RowKernel
-from ebmpp.kernels.streaming import Chunks, Moments, Names, Totals
+from ebmpp.kernels.base import InitParams, RowKernel
+from ebmpp.kernels.streaming import Chunks, Moments, Totals
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -127,9 +128,10 @@ class LongRun:
     >>> import jax, tempfile, ebmpp
     >>> from numpyro.infer import MCMC
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
-    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=10, num_samples=500, num_chains=20, thinning=50,
-    ...             chain_method="vectorized", progress_bar=False)
-    >>> long = ebmpp.kernels.LongRun(mcmc, directory=tempfile.mkdtemp(), keep=["v"], checkpoint_every=200)
+    >>> mcmc = MCMC(ebmpp.BlockedGibbs(rbm), num_warmup=10, num_samples=500, num_chains=20,
+    ...             thinning=50, chain_method="vectorized", progress_bar=False)
+    >>> long = ebmpp.kernels.LongRun(mcmc, directory=tempfile.mkdtemp(), keep=["v"],
+    ...                              checkpoint_every=200)
     >>> result = long.run(jax.random.key(1), {"v": jax.numpy.zeros(4), "h": jax.numpy.zeros(3),
     ...                                       "v:h": jax.numpy.zeros((4, 3))})
     >>> result.moments.mean["v"].round(1).tolist()
@@ -141,11 +143,11 @@ class LongRun:
     """
 
     mcmc: MCMC
-    fn: Callable[..., Any] | None = None
+    fn: Callable[..., PyTree] | None = None
     _: dataclasses.KW_ONLY
     batch_length: int | None = None
     directory: str | os.PathLike[str] | None = None
-    keep: bool | Names = False
+    keep: bool | Sequence[str] = False
     checkpoint_every: int = 1000
     resume: bool = False
 
@@ -165,24 +167,22 @@ class LongRun:
                 "LongRun: directory", "a directory for keep and resume", None
             )
         thinning = self.mcmc.thinning if self.keep else 1
-        for name, value in {
+        lengths = {
             "num_samples": self.mcmc.num_samples,
-            "batch_length": self.batch_length,
-        }.items():
-            if (value or 0) % thinning != 0:
-                raise checks.error(
-                    f"LongRun: {name}",
-                    f"a multiple of MCMC's thinning {thinning}",
-                    value,
-                )
+            "batch_length": self.batch_length or 0,
+        }
+        for name, value in lengths.items():
+            if value % thinning != 0:
+                expected = f"a multiple of MCMC's thinning {thinning}"
+                raise checks.error(f"LongRun: {name}", expected, value)
 
     def run(
         self,
         rng_key: Array,
-        *args: Any,
-        extra_fields: Names = (),
-        init_params: Any = None,
-        **kwargs: Any,
+        *args: object,
+        extra_fields: Sequence[str] = (),
+        init_params: InitParams = None,
+        **kwargs: object,
     ) -> LongDraws:
         """Run or continue, with the arguments of ``mcmc.run``; ``mcmc`` itself is left as it was.
 
@@ -197,13 +197,15 @@ class LongRun:
             holds checkpoints and ``resume`` is not set, or cannot be written.
         """
         mcmc = self.mcmc
-        kernel = self.mcmc.sampler
+        kernel = mcmc.sampler
         extra_fields = checks.sequence(
             "LongRun: extra_fields", extra_fields, "names of fields"
         )
         names = dict.fromkeys((*kernel.default_fields, *extra_fields))
         fields = tuple(name for name in names if name != kernel.sample_field)
-        options = (
+        begin = functools.partial(
+            Chunks,
+            mcmc,
             self.fn or identity,
             fields,
             self.keep,
@@ -212,7 +214,6 @@ class LongRun:
             rng_key,
             init_params,
         )
-        begin = functools.partial(Chunks, mcmc, *options)
         if self.directory is None:
             return self._run(begin, fields, None)
         inputs = rng_key, args, kwargs, init_params, mcmc.post_warmup_state
@@ -227,7 +228,7 @@ class LongRun:
         self, begin: Callable[..., Chunks], fields: tuple, record: _Record | None
     ) -> LongDraws:
         mcmc = self.mcmc
-        total = self.mcmc.num_samples
+        total = mcmc.num_samples
         thinning = mcmc.thinning if self.keep else 1
         saved = None if record is None else record.read(depth=4)
         done = 0 if saved is None else saved.step
@@ -236,9 +237,7 @@ class LongRun:
             record.check_length(record.directory, done, total)
             if self.keep:
                 # h5py is for those who keep draws
-                from ebmpp.kernels.draw_file import (
-                    DrawFile,
-                )
+                from ebmpp.kernels.draw_file import DrawFile
 
                 file = DrawFile(record.directory, total // thinning, done // thinning)
         chunks = begin(saved=None if saved is None else saved.arrays[3:])
@@ -248,9 +247,8 @@ class LongRun:
         else:
             totals = Totals(*saved.body["batches"], *saved.arrays[:3])
             length = totals.length
-        with tqdm(
-            total=total, initial=done, disable=not mcmc.progress_bar, unit="step"
-        ) as bar:
+        is_hidden = not mcmc.progress_bar
+        with tqdm(total=total, initial=done, disable=is_hidden, unit="step") as bar:
             while done < total:
                 stop = min(total, done + length - done % length)
                 draws = chunks.run(stop - done, thinning)
@@ -259,14 +257,11 @@ class LongRun:
                 if stop % length == 0:
                     totals = totals.add(chunks.moments(), length)
                     chunks.reset()
-                is_due = (
-                    stop == total
-                    or stop // self.checkpoint_every > done // self.checkpoint_every
-                )
+                every = self.checkpoint_every
+                is_due = stop == total or stop // every > done // every
                 if record is not None and is_due:
-                    record.write(
-                        stop, {"batches": totals[:2]}, [*totals[2:], *chunks.arrays()]
-                    )
+                    arrays = [*totals[2:], *chunks.arrays()]
+                    record.write(stop, {"batches": totals[:2]}, arrays)
                 bar.update(stop - done)
                 done = stop
         if file is not None:
@@ -282,22 +277,20 @@ class LongRun:
             mcmc, of_fn, by_field, total, num_kept, self.directory, chunks.state
         )
 
-    def _identity(self, fields: tuple[str, ...], inputs: Any) -> dict[str, Any]:
+    def _identity(self, fields: tuple[str, ...], inputs: PyTree) -> dict[str, object]:
         """Return what all calls of one run have in common."""
         mcmc = self.mcmc
         fn = self.fn or identity
-        kernel = self.mcmc.sampler
+        kernel = mcmc.sampler
+        method = mcmc.chain_method
+        is_ours = isinstance(kernel, RowKernel)
         return {
-            "kernel": repr(kernel)
-            if isinstance(kernel, RowKernel)
-            else type(kernel).__name__,
+            "kernel": repr(kernel) if is_ours else type(kernel).__name__,
             "fn": getattr(fn, "__qualname__", type(fn).__name__),
             "fields": list(fields),
             "keep": self.keep,
             "batch_length": self.batch_length,
-            "chain_method": mcmc.chain_method
-            if isinstance(mcmc.chain_method, str)
-            else "callable",
+            "chain_method": method if isinstance(method, str) else "callable",
             "num_warmup": mcmc.num_warmup,
             "num_chains": mcmc.num_chains,
             "thinning": mcmc.thinning,
@@ -305,21 +298,14 @@ class LongRun:
         }
 
 
-def _digest(tree: Any) -> str:
+def _digest(tree: PyTree) -> str:
     """Hash the arrays of a tree, with their paths; anything else counts by its type."""
-
-    def is_numeric(leaf):
-        return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float)
-
-    leaves = {
-        jax.tree_util.keystr(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    numbers = {
-        name: checkpoints.as_numbers(leaf)
-        for name, leaf in leaves.items()
-        if is_numeric(leaf)
-    }
-    return archive.digest(
-        {name: type(leaf).__name__ for name, leaf in leaves.items()} | numbers
-    )
+    types = {}
+    numbers = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path)
+        if isinstance(leaf, Array | np.ndarray | np.generic | int | float):
+            numbers[name] = checkpoints.as_numbers(leaf)
+        else:
+            types[name] = type(leaf).__name__
+    return archive.digest(types | numbers)

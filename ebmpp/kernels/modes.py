@@ -71,32 +71,24 @@ def local_search(
     start, axes = sweeps.free_rows(
         "local_search: init", target, {} if init is None else init
     )
+    rows = () if num_rows is None else (num_rows,)
     try:
-        batch = np.broadcast_shapes(
-            target.batch, axes, () if num_rows is None else (num_rows,)
-        )
-        is_valid = num_rows in (None, math.prod(batch))
+        batch = np.broadcast_shapes(target.batch, axes, rows)
     except ValueError:
-        batch = ()
-        is_valid = False
-    name = "num_rows and leading axes of init and of clamped blocks"
-    if not is_valid:
-        raise checks.state_error(
-            f"local_search: {name}",
-            "such that they broadcast",
-            (num_rows, axes, target.batch),
+        batch = None
+    if batch is None or num_rows not in (None, math.prod(batch)):
+        raise StateError(
+            "local_search: num_rows and leading axes of init and of clamped blocks must "
+            f"broadcast, got {num_rows}, {axes} and {target.batch}."
         )
-    fixed = dataclasses.replace(
-        target.fixed.take(_spread(target.batch, batch)), batch=batch
-    )
-    target = dataclasses.replace(target, fixed=fixed)
+    fixed = target.fixed.take(_spread(target.batch, batch))
+    target = dataclasses.replace(target, fixed=dataclasses.replace(fixed, batch=batch))
     init_rows = {b: v[_spread(axes, batch)] for b, v in start.items()}
     x = search.compiled_initial_states(target, target.keys(rng_key, 0), init_rows)
     result = _search(target, x, target.keys(rng_key, 1))
-    shaped = {
-        b: v.reshape(batch + graph.families[b].shape) for b, v in result.x.items()
-    }
-    return LocalMode(shaped, result.steps.reshape(batch))
+    families = graph.families
+    state = {b: v.reshape(batch + families[b].shape) for b, v in result.x.items()}
+    return LocalMode(state, result.steps.reshape(batch))
 
 
 def _spread(axes: tuple[int, ...], batch: tuple[int, ...]) -> np.ndarray:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 import copy
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
+from jaxtyping import PyTree
 import numpy as np
 from numpyro.infer.mcmc import MCMC, MCMCKernel
 from numpyro.util import identity, nested_attrgetter
@@ -20,15 +22,15 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import checkpoints, checks
-from ebmpp.errors import ArgumentError, CheckpointError
-from ebmpp.kernels.base import is_batched
+from ebmpp.core import Numbers, checkpoints, checks
+from ebmpp.errors import CheckpointError
+from ebmpp.kernels.base import InitParams, Run, is_batched
 
-Names = Sequence[str]
+T = TypeVar("T", bound=PyTree)
 
 
 class RunningMoments(NamedTuple):
-    """Mean and sum of squared deviations of one chain's draws, updated draw by draw (Welford, 1962)."""
+    """Mean and sum of squared deviations of one chain's draws, by draw (Welford, 1962)."""
 
     count: Any
     mean: Any
@@ -56,22 +58,25 @@ class Chunks:
     """
 
     mcmc: MCMC
-    fn: Callable[..., Any]
-    fields: Names
-    keep: bool | Names
+    fn: Callable[..., PyTree]
+    fields: Sequence[str]
+    keep: bool | Sequence[str]
     args: tuple
     kwargs: Mapping[str, Any]
     rng_key: dataclasses.InitVar[Array]
-    init_params: dataclasses.InitVar[Any]
+    init_params: dataclasses.InitVar[InitParams]
     saved: dataclasses.InitVar[Sequence[np.ndarray] | None]
 
     def __post_init__(
-        self, rng_key: Array, init_params: Any, saved: Sequence[np.ndarray] | None
+        self,
+        rng_key: Array,
+        init_params: InitParams,
+        saved: Sequence[np.ndarray] | None,
     ) -> None:
         mcmc = self.mcmc
-        self._kernel = _uninitialised(self.mcmc.sampler)
+        self._kernel = _uninitialised(mcmc.sampler)
         self._vectorized = mcmc.chain_method == "vectorized" and mcmc.num_chains > 1
-        self._programs: dict[tuple[int, int], Callable[..., Any]] = {}
+        self._programs: dict[tuple[int, int], Run] = {}
         # of the values, when they are traced
         self._structure = jax.tree.structure(0)
         self._shapes = [()]
@@ -94,10 +99,11 @@ class Chunks:
             self.run(mcmc.num_warmup, mcmc.num_warmup)
             self.reset()
 
-    def _init(self, start: tuple[Array, Any]) -> tuple[Any, RunningMoments]:
-        """Return the kernel's initial state and empty moments, given a key and initial values."""
+    def _init(self, start: tuple[Array, InitParams]) -> tuple[PyTree, RunningMoments]:
+        """Return the kernel's initial state and empty moments, given a key and values."""
+        key, init_params = start
         state = self._kernel.init(
-            start[0], self.mcmc.num_warmup, start[1], self.args, self.kwargs
+            key, self.mcmc.num_warmup, init_params, self.args, self.kwargs
         )
         zeros = jnp.zeros_like(self._observe(state, self._numbers))
         count = jnp.zeros(self.mcmc.num_chains if self._vectorized else (), jnp.int32)
@@ -105,28 +111,30 @@ class Chunks:
 
     def _advance(
         self, start: tuple, carry: tuple, steps: int, thinning: int
-    ) -> tuple[tuple, Any]:
-        """Return state and moments after ``steps`` steps, and what is kept of every ``thinning``-th."""
+    ) -> tuple[tuple, PyTree]:
+        """Make ``steps`` steps; also return what is kept of every ``thinning``-th."""
         # what `init` leaves on a kernel belongs to the trace in which it was called
         self._kernel = _uninitialised(self.mcmc.sampler)
         self._init(start)
 
-        def stride(carry: tuple, _: None) -> tuple[tuple, Any]:
-            carry = lax.fori_loop(
-                0, thinning, lambda i, carry: self._sample(*carry), carry
-            )
-            return carry, self._observe(carry[0], self._stored) if self.keep else {}
+        def stride(carry, _):
+            state, running = lax.fori_loop(0, thinning, self._sample, carry)
+            stored = self._observe(state, self._stored) if self.keep else {}
+            return (state, running), stored
 
         return lax.scan(stride, carry, length=steps // thinning)
 
     def _sample(
-        self, state: Any, running: RunningMoments
-    ) -> tuple[Any, RunningMoments]:
+        self, index: Array, carry: tuple[PyTree, RunningMoments]
+    ) -> tuple[PyTree, RunningMoments]:
+        state, running = carry
         state = self._kernel.sample(state, self.args, self.kwargs)
         add = jax.vmap(RunningMoments.add) if self._vectorized else RunningMoments.add
         return state, add(running, self._observe(state, self._numbers))
 
-    def _observe(self, state: Any, fn: Callable[[Any, dict[str, Any]], Any]) -> Any:
+    def _observe(
+        self, state: PyTree, fn: Callable[[PyTree, dict[str, PyTree]], T]
+    ) -> T:
         """Apply ``fn`` to the draw and the fields of each chain."""
         constrain = self.mcmc.postprocess_fn or self._kernel.postprocess_fn(
             self.args, self.kwargs
@@ -139,21 +147,21 @@ class Chunks:
         z = self._field(state, self._kernel.sample_field)
         return (jax.vmap(observe) if self._vectorized else observe)(z, fields)
 
-    def _numbers(self, draw: Any, fields: dict[str, Any]) -> Array:
+    def _numbers(self, draw: PyTree, fields: dict[str, PyTree]) -> Array:
         """Return the numbers whose moments are accumulated as one vector."""
 
-        def checked(value):
-            return checks.numbers("LongRun: fn and fields", value)
-
         def as_float(value):
-            return jnp.asarray(checked(value)).astype(jnp.result_type(float))
+            numbers = checks.numbers("LongRun: fn and fields", value)
+            return jnp.asarray(numbers).astype(jnp.result_type(float))
 
         values = jax.tree.map(as_float, {"fn": self.fn(draw), "fields": fields})
         leaves, self._structure = jax.tree.flatten(values)
         self._shapes = [leaf.shape for leaf in leaves]
         return ravel_pytree(values)[0]
 
-    def _stored(self, draw: Any, fields: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    def _stored(
+        self, draw: PyTree, fields: dict[str, PyTree]
+    ) -> dict[str, dict[str, PyTree]]:
         """Return what is kept of a draw, by group."""
         sites = leaves_by_name(draw, self._kernel.sample_field)
         if not isinstance(self.keep, bool):
@@ -161,20 +169,15 @@ class Chunks:
             sites = {name: sites[name] for name in self.keep}
         return {"posterior": sites, "sample_stats": leaves_by_name(fields, "field")}
 
-    def _field(self, state: Any, name: str) -> Any:
+    def _field(self, state: PyTree, name: str) -> PyTree:
         try:
             return nested_attrgetter(name)(state)
         except (KeyError, IndexError, TypeError):
-            expected = (
-                f"among the fields of the state, {list(getattr(state, '_fields', ()))}"
-            )
-            raise ArgumentError(
-                f"LongRun: extra_fields must be {expected}, got {name!r}."
-            ) from None
+            fields = list(getattr(state, "_fields", ()))
+            expected = f"among the fields of the state, {fields}"
+            raise checks.error("LongRun: extra_fields", expected, name) from None
 
-    def _map(
-        self, fn: Callable[..., Any], jit: Callable[..., Any] = identity
-    ) -> Callable[..., Any]:
+    def _map(self, fn: Run, jit: Callable[..., Run] = identity) -> Run:
         """Map a function of one chain over all of them, as ``MCMC.run`` does."""
         num_chains = self.mcmc.num_chains
         method = self.mcmc.chain_method
@@ -184,35 +187,34 @@ class Chunks:
             return jax.pmap(fn)
         if callable(method):
             return jit(method(fn))
-        single = jit(fn)
+        run_one = jit(fn)
 
-        def stack(*leaves):
-            return jnp.stack(leaves)
+        def run_all(chains):
+            results = []
+            for number in range(num_chains):
+                chain = jax.tree.map(itemgetter(number), chains)
+                results.append(run_one(chain))
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
-        def take(tree, c):
-            return jax.tree.map(lambda a: a[c], tree)
-
-        return lambda tree: jax.tree.map(
-            stack, *(single(take(tree, c)) for c in range(num_chains))
-        )
+        return run_all
 
     def run(self, steps: int, thinning: int) -> dict[str, dict[str, Array]]:
-        """Advance all chains; return each ``thinning``-th of what is kept, ``(chains, draws, ...)``."""
+        """Advance all chains; return what is kept of each ``thinning``-th step.
+
+        :return: arrays ``(chains, draws, ...)``.
+        """
         size = steps, thinning
         if size not in self._programs:
             self._programs[size] = self._map(
                 lambda inputs: self._advance(*inputs, *size), jax.jit
             )
-        (self.state, self.running), stored = self._programs[size](
-            (self._start, (self.state, self.running))
-        )
+        inputs = self._start, (self.state, self.running)
+        (self.state, self.running), stored = self._programs[size](inputs)
         if self.mcmc.num_chains == 1:
             return jax.tree.map(lambda a: a[None], stored)
-        return (
-            jax.tree.map(lambda a: a.swapaxes(0, 1), stored)
-            if self._vectorized
-            else stored
-        )
+        if self._vectorized:
+            return jax.tree.map(lambda a: a.swapaxes(0, 1), stored)
+        return stored
 
     def reset(self) -> None:
         """Set the moments to zero."""
@@ -220,10 +222,14 @@ class Chunks:
 
     def moments(self) -> RunningMoments:
         """Return the moments as float64 arrays with a leading axis of chains."""
-        axis = (lambda a: a[None]) if self.mcmc.num_chains == 1 else (lambda a: a)
-        return jax.tree.map(lambda a: axis(np.asarray(a, float)), self.running)
 
-    def unravel(self, vector: np.ndarray) -> dict[str, Any]:
+        def as_float64(leaf):
+            values = np.asarray(leaf, float)
+            return values[None] if self.mcmc.num_chains == 1 else values
+
+        return jax.tree.map(as_float64, self.running)
+
+    def unravel(self, vector: np.ndarray) -> dict[str, PyTree]:
         """Return numbers, ``(..., numbers)``, as trees of ``fn`` and of ``fields``."""
         ends = np.cumsum([math.prod(shape) for shape in self._shapes])
         parts = zip(np.split(vector, ends[:-1], axis=-1), self._shapes, strict=False)
@@ -236,11 +242,11 @@ class Chunks:
         return [np.asarray(checkpoints.as_numbers(leaf)) for leaf in leaves]
 
 
-def _restore(tree: Any, numbers: Sequence[np.ndarray]) -> Any:
+def _restore(tree: T, numbers: Sequence[np.ndarray]) -> T:
     """Return ``tree`` with the leaves that :meth:`Chunks.arrays` returned as ``numbers``."""
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
 
-    def restore(expected: Any, saved: Any) -> Array:
+    def restore(expected: Array, saved: Numbers) -> Array:
         saved = checkpoints.from_numbers(saved, expected)
         if (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
             raise checks.error(
@@ -252,13 +258,11 @@ def _restore(tree: Any, numbers: Sequence[np.ndarray]) -> Any:
             )
         return jnp.asarray(saved)
 
-    return jax.tree.unflatten(
-        structure, list(map(restore, map(jnp.asarray, leaves), numbers))
-    )
+    return jax.tree.unflatten(structure, map(restore, leaves, numbers))
 
 
-def leaves_by_name(tree: Any, default: str) -> dict[str, Any]:
-    """Return the leaves of a pytree by their dotted paths; ``default`` names a tree that is a leaf.
+def leaves_by_name(tree: PyTree, default: str) -> dict[str, PyTree]:
+    """Return the leaves of a pytree by dotted paths; ``default`` names a tree that is a leaf.
 
     >>> leaves_by_name({"a": {"b": 1}, "c": (2, 3)}, "x"), leaves_by_name(4, "x")
     ({'a.b': 1, 'c.0': 2, 'c.1': 3}, {'x': 4})
@@ -319,7 +323,7 @@ class Moments:
     r_hat: Any
     chain_means: Any
 
-    def map(self, fn: Callable[[Any], Any]) -> "Moments":
+    def map(self, fn: Callable[[PyTree], PyTree]) -> "Moments":
         """Apply a function to each field."""
         return Moments(*map(fn, vars(self).values()))
 
@@ -343,9 +347,8 @@ class Totals(NamedTuple):
     @classmethod
     def empty(cls, length: int, chains: int, numbers: int) -> "Totals":
         """Return the totals of no batch."""
-        return cls(
-            length, 0, np.zeros((chains, numbers)), np.zeros(numbers), np.zeros(numbers)
-        )
+        none = np.zeros(numbers)
+        return cls(length, 0, np.zeros((chains, numbers)), none, none)
 
     def add(self, batch: RunningMoments, draws: int) -> "Totals":
         """Merge a batch of ``draws`` draws per chain: Chan, Golub, LeVeque (1983), eq. 2.1.
@@ -361,16 +364,15 @@ class Totals(NamedTuple):
         return Totals(self.length, batches, self.mean + share * gap, within, between)
 
     def moments(self, open_batch: RunningMoments, open_draws: int) -> Moments:
-        """Return moments of all draws, of which the last ``open_draws`` of each chain make no whole batch."""
-        _, _, mean, within, between = (
-            self.add(open_batch, open_draws) if open_draws else self
-        )
+        """Return moments of all draws, the last ``open_draws`` of each chain in no batch."""
+        totals = self.add(open_batch, open_draws) if open_draws else self
+        mean = totals.mean
         chains = len(mean)
         length = self.length
         batches = self.batches
         draws = batches * length + open_draws
         grand = mean.mean(0)
-        squares = within + length * between  # around each chain's mean
+        squares = totals.within + length * totals.between  # around each chain's mean
         spread = ((mean - grand) ** 2).sum(0)
         variance = _divide(squares + draws * spread, draws * chains - 1)
         of_chains = _divide(spread, chains - 1)

@@ -17,7 +17,7 @@ from ebmpp.core import Blocks, Eta, Params, checks
 from ebmpp.core.types import Counts
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
-from ebmpp.kernels.base import Init, Kwargs, RowKernel, describe_start
+from ebmpp.kernels.base import InitParams, Kwargs, RowKernel, describe_start
 from ebmpp.moves import Move, Target, tempering
 from ebmpp.moves.ensemble import Ensemble, Order, equalize, permute
 
@@ -192,7 +192,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Init,
+        init_params: InitParams,
         model_args: tuple,
         model_kwargs: Kwargs,
     ) -> TemperingState:
@@ -214,7 +214,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         return state._replace(knots=knots)
 
     def _init_one(
-        self, rng_key: Array, target: Target, init_params: dict | None
+        self, rng_key: Array, target: Target, init_params: InitParams
     ) -> TemperingState:
         if isinstance(self.betas, str):
             betas = jnp.linspace(0.0, 1.0, self.num_temperatures)

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs inside a NumPyro model: blocks of a Gibbs sampler, coupled composites and the exchange algorithm."""
+"""Graphs in NumPyro models: blocks of a Gibbs sampler, composites, the exchange algorithm."""
 
 from ebmpp.distribution import EnergyDistribution, Layout, check_tractable
 from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite

@@ -5,7 +5,8 @@
 from collections.abc import Callable, Mapping, Sequence
 import itertools
 import math
-from typing import Any
+
+from jaxtyping import PyTree
 
 from jax import Array
 import jax.numpy as jnp
@@ -18,8 +19,10 @@ from ebmpp.graph import FactorGraph, states
 from ebmpp.ppl.bound import BoundGraph, bind_params
 from ebmpp.traced.block import Call
 
-Sites = Sequence[str] | Mapping[str, str | Layout] | None
-Params = Mapping[str, Any] | Callable[..., Any] | None
+#: Names of blocks, or by site a block's name or a layout; None for the visible blocks.
+SitesLike = Sequence[str] | Mapping[str, str | Layout] | None
+#: By factor params or functions, one function of all, or None for the first argument.
+ParamsLike = Mapping[str, PyTree] | Callable[..., Mapping[str, PyTree]] | None
 
 
 class _Siblings(dict):
@@ -49,10 +52,10 @@ class Binding:
     def __init__(
         self,
         graph: FactorGraph,
-        sites: Sites,
-        params: Params,
-        clamped: Any,
-        log_likelihood: Any,
+        sites: SitesLike,
+        params: ParamsLike,
+        clamped: Mapping[str, object] | None,
+        log_likelihood: Callable[..., Array] | None,
     ) -> None:
         if log_likelihood is not None:
             checks.function("GibbsBlock: log_likelihood", log_likelihood, "the sites")
@@ -74,7 +77,7 @@ class Binding:
             states.check_factors(graph.param_shapes, self.params)
 
     def batch_of(self, values: Rows) -> tuple[int, ...]:
-        """Return the leading axes that the sites share; raise a StateError for axes or sites that differ."""
+        """Return the leading axes that the sites share; raise a StateError if these differ."""
         shapes = {
             site: jnp.shape(v) for site, v in values.items() if site not in self.latents
         }
@@ -91,8 +94,9 @@ class Binding:
         return batch
 
     def bind(self, values: Rows, call: Call, check: bool = False) -> BoundGraph:
-        """Return the graph at the present values of everything else; of ``values`` the leading axes count.
+        """Return the graph at the present values of everything else.
 
+        :param values: of the sites, of which only the leading axes count.
         :raises ParameterError: for params that do not fit.
         :raises IntractableError: for latents that interact, and whose params depend on
             siblings.
@@ -119,39 +123,35 @@ class Binding:
         log_likelihood = None
         if self.log_likelihood is not None:
             fn = self.log_likelihood
-            siblings = dict(call.siblings)
-
-            def at(x):
-                return fn(
-                    self.to_sites(x, values, batch), siblings, *call.args, **call.kwargs
-                )
 
             def log_likelihood(x):
-                return jnp.reshape(at(x), -1)
+                sites = self.to_sites(x, values, batch)
+                density = fn(sites, dict(call.siblings), *call.args, **call.kwargs)
+                return jnp.reshape(density, -1)
 
-        order = self.layers
-        sites = self.site_blocks
         return BoundGraph(
             self.graph,
             params,
             clamped,
-            order=order,
+            order=self.layers,
             log_likelihood=log_likelihood,
-            sites=sites,
+            sites=self.site_blocks,
         )
 
-    def _evaluate(self, call: Call) -> tuple[Any, set[str]]:
+    def _evaluate(self, call: Call) -> tuple[PyTree, set[str]]:
         """Return params, and the factors whose params depend on siblings."""
         if self.params is None:
             return call.args[0] if call.args else None, set()
         if not isinstance(self.params, dict):
             params, is_dependent = _value(self.params, call)
             return params, set(self.graph.param_shapes) if is_dependent else set()
-        results = {name: _value(value, call) for name, value in self.params.items()}
-        params = {name: value for name, (value, _) in results.items()}
-        return params, {
-            name for name, (_, is_dependent) in results.items() if is_dependent
-        }
+        params = {}
+        dependent = set()
+        for name, value in self.params.items():
+            params[name], is_dependent = _value(value, call)
+            if is_dependent:
+                dependent.add(name)
+        return params, dependent
 
     def _evaluate_clamped(
         self, call: Call, batch: tuple[int, ...], check: bool
@@ -163,20 +163,20 @@ class Binding:
         if partial:
             raise checks.state_error(name, "whole, not Observed, blocks", partial)
         if clamped.batch not in ((), batch):
-            raise checks.state_error(
-                name, f"of the sites' leading axes {batch} or none", clamped.batch
-            )
+            expected = f"of the sites' leading axes {batch} or none"
+            raise checks.state_error(name, expected, clamped.batch)
+        rows = math.prod(batch)
         return {
-            b: jnp.broadcast_to(v, (math.prod(batch), *v.shape[1:]))
+            b: jnp.broadcast_to(v, (rows, *v.shape[1:]))
             for b, v in clamped.full.items()
         }
 
     def split(self, values: Rows) -> Blocks:
         """Return the blocks that the sites hold, with the sites' leading axes."""
-        parts = (
-            layout.split(values[site]).items() for site, layout in self.layouts.items()
-        )
-        return dict(itertools.chain.from_iterable(parts))
+        blocks = {}
+        for site, layout in self.layouts.items():
+            blocks |= layout.split(values[site])
+        return blocks
 
     def to_rows(self, values: Rows, graph: BoundGraph) -> Blocks:
         """Return every block as rows, from the sites and those latents that ``values`` has."""
@@ -192,14 +192,12 @@ class Binding:
         """Return the sites' values, of the dtypes of ``template``."""
         values = {}
         for site, layout in self.layouts.items():
-            value = layout.join({b: x[b] for b in layout.names})
-            values[site] = value.reshape(batch + layout.shape).astype(
-                jnp.result_type(template[site])
-            )
+            value = layout.join(x).reshape(batch + layout.shape)
+            values[site] = value.astype(jnp.result_type(template[site]))
         return values
 
 
-def _value(value: Any, call: Call) -> tuple[Any, bool]:
+def _value(value: PyTree, call: Call) -> tuple[PyTree, bool]:
     """Return a value, or the value of a function, and whether the function read a sibling."""
     if not callable(value):
         return value, False
@@ -208,19 +206,20 @@ def _value(value: Any, call: Call) -> tuple[Any, bool]:
 
 
 def _layouts(
-    graph: FactorGraph, sites: Sites, clamped: Mapping[str, Any]
+    graph: FactorGraph, sites: SitesLike, clamped: Mapping[str, object]
 ) -> dict[str, Layout]:
     """Raise a StateError for an unknown block, or a block in two places."""
     if sites is None:
         sites = tuple(b for b in graph.visible if b not in clamped)
-    sites = (sites,) if isinstance(sites, str) else sites
-    named = dict(sites) if isinstance(sites, Mapping) else {b: b for b in sites}
+    if not isinstance(sites, Mapping):
+        sites = {b: b for b in ([sites] if isinstance(sites, str) else sites)}
     states.check_names(clamped, graph.families)
-    layouts = {
-        s: v if isinstance(v, Layout) else Layout.flat(graph, [v])
-        for s, v in named.items()
-    }
-    blocks = [*clamped, *(b for layout in layouts.values() for b in layout.names)]
+    layouts = {}
+    blocks = list(clamped)
+    for site, value in sites.items():
+        layout = value if isinstance(value, Layout) else Layout.flat(graph, [value])
+        layouts[site] = layout
+        blocks += layout.names
     if not layouts or len(set(blocks)) != len(blocks):
         raise checks.state_error(
             "GibbsBlock: sites and clamped",

@@ -9,9 +9,11 @@ and between the chains of a pair.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+from functools import partial
 import math
-from typing import Any, Self
+from typing import Self, TypeVar
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -24,6 +26,7 @@ from ebmpp.core.types import Blocks, Rows, Scalar, Schedule
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
+from ebmpp.moves.gibbs import PartIndex
 from ebmpp.moves.move import (
     Drawn,
     Move,
@@ -31,11 +34,15 @@ from ebmpp.moves.move import (
     couple_focused,
     draw_sweep,
     offsets,
+    one_chain,
     rows_agree,
+    stack_chains,
 )
 from ebmpp.moves.rungs import Tempering
 
 Moves = Sequence[Move]
+M = TypeVar("M", bound=Move)
+T = TypeVar("T", bound=PyTree)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +62,7 @@ class BoundGraph(Target):
     sites: tuple[str, ...] = ()
 
     @property
-    def axes(self) -> dict[str, Any]:
+    def axes(self) -> dict[str, PyTree]:
         """A pytree like ``params`` of 0 (rows first) and None (the same for all rows)."""
 
         def axis(v, e):
@@ -71,42 +78,38 @@ class BoundGraph(Target):
         """Return the same at an inverse temperature."""
         return dataclasses.replace(self, tempering=Tempering(beta))
 
-    def map(self, fn: Callable[..., Any], *rows: Any) -> Any:
+    def map(self, fn: Callable[..., T], *rows: PyTree) -> T:
         """Apply ``fn(target, *rows)``, at once or, where params differ by row, row by row."""
-        if all(
-            axis is None
-            for axis in jax.tree.leaves(self.axes, is_leaf=lambda a: a is None)
-        ):
+        if not jax.tree.leaves(self.axes):
             return fn(self, *rows)
 
-        def at_row(params: Any, *row: Any) -> Any:
-            result = fn(
-                dataclasses.replace(self, params=params),
-                *jax.tree.map(lambda a: a[None], row),
-            )
+        def at_row(params, rows):
+            target = dataclasses.replace(self, params=params)
+            result = fn(target, *jax.tree.map(lambda a: a[None], rows))
             return jax.tree.map(lambda a: a[0], result)
 
-        return jax.vmap(at_row, in_axes=(self.axes, *(0,) * len(rows)))(
-            self.params, *rows
-        )
+        return jax.vmap(at_row, in_axes=(self.axes, 0))(self.params, rows)
 
-    def moves(
-        self, kinds: Sequence[str] = (), replaced: Moves = ()
-    ) -> list[tuple[int, Any]]:
-        """Return the layers as moves, ``replaced`` in place of theirs, with each's first part."""
+    def moves(self, kinds: Sequence[str], replaced: Moves) -> list[Move]:
+        """Return the layers as moves, with ``replaced`` in place of theirs."""
         changed = {b for move in replaced for b in move.blocks}
-        pairs = zip(self.layers, kinds or ["common"] * len(self.layers), strict=True)
         layers = [
-            Layer(blocks, kind) for blocks, kind in pairs if changed.isdisjoint(blocks)
+            Layer(blocks, kind)
+            for blocks, kind in zip(self.layers, kinds, strict=True)
+            if changed.isdisjoint(blocks)
         ]
-        moves = (*layers, *replaced)
-        return list(zip(offsets(self.graph, moves), moves, strict=False))
+        return [*layers, *replaced]
+
+
+def _with_offsets(graph: FactorGraph, moves: Sequence[M]) -> list[tuple[int, M]]:
+    """Return moves with the number of the first part of each."""
+    return list(zip(offsets(graph, moves), moves, strict=False))
 
 
 def bind_params(
     graph: FactorGraph, params: Mapping, batch: tuple[int, ...], check: bool
-) -> dict[str, Any]:
-    """Return params, rows first where they have the leading axes ``batch``; refuse other shapes."""
+) -> dict[str, PyTree]:
+    """Return params, rows first where they have the axes ``batch``; refuse other shapes."""
     states.check_factors(graph.param_shapes, params)
     rows = math.prod(batch)
     values = {}
@@ -116,10 +119,9 @@ def bind_params(
 
     for name, tree in graph.param_shapes.items():
         arrays = jax.tree.map(jnp.asarray, params[name])
-        is_valid = jax.tree.structure(arrays) == jax.tree.structure(tree)
-        pairs = zip(jax.tree.leaves(arrays), jax.tree.leaves(tree), strict=False)
-        is_valid = is_valid and all(
-            v.shape in (e.shape, batch + e.shape) for v, e in pairs
+        is_valid = jax.tree.structure(arrays) == jax.tree.structure(tree) and all(
+            v.shape in (e.shape, batch + e.shape)
+            for v, e in zip(jax.tree.leaves(arrays), jax.tree.leaves(tree), strict=True)
         )
         if not is_valid:
             raise checks.parameter_error(
@@ -150,20 +152,17 @@ def sweep(
         sweep.
     """
     carry = (dict(x), jnp.zeros(len(keys), jnp.int32))
-    order = bound.moves()
+    order = _with_offsets(bound.graph, [Layer(blocks) for blocks in bound.layers])
     for start, layer in reversed(order) if backward else order:
 
         def step(
-            part: Any, carry: Drawn, start: int = start, layer: Layer = layer
+            part: PartIndex, carry: Drawn, start: int = start, layer: Layer = layer
         ) -> Drawn:
             x, total = carry
             last = layer.num_parts(bound.graph) - 1
             part = last - part if backward else part
             part_keys = random.fold_in(keys, start + part)
-
-            def draw(target, x, keys):
-                return _draw_part(target, x, layer, part, keys)
-
+            draw = partial(_draw_part, layer=layer, part=part)
             drawn = bound.map(draw, x, part_keys)
             x, accepted = _accept(bound, layer, x, drawn, part_keys, fraction)
             return x, total + accepted
@@ -176,14 +175,16 @@ def sweep(
 
 def sweep_by_moves(bound: BoundGraph, moves: Moves, x: Rows, keys: Array) -> Blocks:
     """Sweep every row once: draw the layers of latents, then apply moves of the sites."""
-    sweep = [move for _, move in bound.moves(replaced=moves)]
-    return bound.map(
-        lambda target, x, keys: draw_sweep(target, x, sweep, keys)[0], x, keys
-    )
+    sweep = bound.moves(["common"] * len(bound.layers), moves)
+
+    def draw(target, x, keys):
+        return draw_sweep(target, x, sweep, keys)[0]
+
+    return bound.map(draw, x, keys)
 
 
 def log_density(bound: BoundGraph, x: Rows) -> Array:
-    """Return minus the energy of every row, plus the ``log_likelihood``: what a temperature divides."""
+    """Return what a temperature divides: minus the energy of rows, plus ``log_likelihood``."""
 
     def energy_of(target, t):
         return -energy.energy(target.graph, target.params, t)
@@ -192,20 +193,21 @@ def log_density(bound: BoundGraph, x: Rows) -> Array:
         return jax.vmap(lambda t: energy_of(target, t))(target.graph.statistics(x))
 
     density = bound.map(by_row, x)
-    return (
-        density if bound.log_likelihood is None else density + bound.log_likelihood(x)
-    )
+    if bound.log_likelihood is not None:
+        density += bound.log_likelihood(x)
+    return density
 
 
-def _natural(target: Target, x: Rows, layer: Move, part: Any) -> Any:
-    """Return natural parameters of a layer, or of a part, ``(rows, *shape, *stat_shape)``, or tables."""
+def _natural(target: Target, x: Rows, layer: Move, part: PartIndex) -> PyTree:
+    """Return natural parameters of a part of a layer, by row, or tables."""
     chains = {b: v[None] for b, v in x.items()}
-    return jax.tree.map(
-        lambda e: e[0], layer.focus(target, layer.prepare(target, chains), chains, part)
-    )
+    prepared = layer.prepare(target, chains)
+    return jax.tree.map(lambda e: e[0], layer.focus(target, prepared, chains, part))
 
 
-def _draw_part(target: Target, x: Rows, layer: Layer, part: Any, keys: Array) -> Blocks:
+def _draw_part(
+    target: Target, x: Rows, keys: Array, layer: Layer, part: PartIndex
+) -> Blocks:
     """Return a layer with new values of one part."""
     families = layer.families(target.graph, part)
     eta = _natural(target, x, layer, part)
@@ -220,20 +222,24 @@ def _accept(
     keys: Array,
     fraction: float,
 ) -> tuple[Blocks, Array]:
-    """Return rows with the drawn values, by Metropolis if there is a likelihood; and which rows accepted."""
+    """Return rows with the drawn values, by Metropolis if there is a likelihood.
+
+    Also return which rows accepted.
+    """
     if bound.log_likelihood is None or set(layer.blocks).isdisjoint(bound.sites):
         return {**x, **drawn}, jnp.zeros(len(keys), bool)
-    graph = bound.graph
+    families = {b: bound.graph.families[b] for b in layer.blocks}
     proposed = {**x, **drawn}
-    start = 0
     # words apart from the draw's: one per unit, and one for the row
-    size = sum(graph.families[b].size for b in layer.blocks)
+    size = sum(family.size for family in families.values())
     words = random.words(random.fold_in(keys, 0, 1 << 31), size + 1)
-    for b, value in drawn.items() if fraction < 1 else ():
-        family = graph.families[b]
-        is_proposed = random.uniform(words[:, start : start + family.size]) < fraction
-        proposed[b] = jnp.where(is_proposed.reshape(-1, *family.shape), value, x[b])
-        start += family.size
+    if fraction < 1:
+        start = 0
+        for b, value in drawn.items():
+            end = start + families[b].size
+            is_proposed = random.uniform(words[:, start:end]) < fraction
+            proposed[b] = jnp.where(is_proposed.reshape(value.shape), value, x[b])
+            start = end
     gain = bound.beta * (bound.log_likelihood(proposed) - bound.log_likelihood(x))
     accepted = jnp.log(random.uniform(words[:, -1])) < gain
     return {b: where_rows(accepted, proposed[b], v) for b, v in x.items()}, accepted
@@ -258,35 +264,32 @@ def couple(
     graph = bounds[0].graph
     equal_params = jnp.broadcast_to(_same_params(*bounds), len(keys))
     carry = dict(z), jnp.zeros(len(keys), bool)
-    for start, layer in bounds[0].moves(kinds, moves):
+    for start, layer in _with_offsets(graph, bounds[0].moves(kinds, moves)):
 
         def step(
-            part: Any, carry: tuple, start: int = start, layer: Move = layer
-        ) -> tuple:
+            part: PartIndex,
+            carry: tuple[Blocks, Array],
+            start: int = start,
+            layer: Move = layer,
+        ) -> tuple[Blocks, Array]:
             z, broken = carry
-            chains = [{b: v[i] for b, v in z.items()} for i in range(2)]
-
-            def natural(target, x):
-                return _natural(target, x, layer, part)
-
+            chains = one_chain(z, 0), one_chain(z, 1)
+            natural = partial(_natural, layer=layer, part=part)
             etas = [
                 bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)
             ]
             focused = jax.tree.map(lambda *e: jnp.stack(e), *etas)
-            same = equal_params & rows_agree(
-                block_flags(bounds[0], z), layer.reads(graph), len(keys)
-            )
+            flags = block_flags(bounds[0], z)
+            same = equal_params & rows_agree(flags, layer.reads(graph), len(keys))
             trial = Trial(keys, jnp.ones(len(keys), bool), same, part)
             attempt = couple_focused(bounds[0], focused, z, layer, start + part, trial)
             part_keys = random.fold_in(keys, start + part)
-            drawn = zip(bounds, chains, (attempt.x, attempt.y), strict=True)
-            new = [
-                _accept(bound, layer, x, y, part_keys, fraction)[0]
-                for bound, x, y in drawn
-            ]
-            return {
-                b: jnp.stack([new[0][b], new[1][b]]) for b in z
-            }, broken | attempt.broken
+            drawn = attempt.x, attempt.y
+            x, y = (
+                _accept(bound, layer, old, new, part_keys, fraction)[0]
+                for bound, old, new in zip(bounds, chains, drawn, strict=True)
+            )
+            return stack_chains(x, y), broken | attempt.broken
 
         carry = fold_parts(layer.num_parts(graph), step, carry)
     return carry
@@ -294,13 +297,17 @@ def couple(
 
 def _same_params(first: BoundGraph, second: BoundGraph) -> Array:
     """Return where two chains have equal params and clamped blocks, by row or for all rows."""
-    axes = jax.tree.leaves(first.axes, is_leaf=lambda a: a is None)
-    leaves = zip(
-        jax.tree.leaves(first.params), jax.tree.leaves(second.params), axes, strict=True
-    )
-    values = [(a == b, axis) for a, b, axis in leaves]
-    values += [(value == second.clamped[b], 0) for b, value in first.clamped.items()]
-    rows = [
-        v.all() if axis is None else v.reshape(len(v), -1).all(-1) for v, axis in values
-    ]
+
+    def compare(a, b, by_row):
+        is_equal = a == b
+        return is_equal.reshape(len(a), -1).all(-1) if by_row else is_equal.all()
+
+    def compare_params(a, b, expected):
+        return compare(a, b, by_row=a.shape != expected.shape)
+
+    expected = first.graph.param_shapes
+    same = jax.tree.map(compare_params, first.params, second.params, expected)
+    rows = jax.tree.leaves(same)
+    for b, value in first.clamped.items():
+        rows.append(compare(value, second.clamped[b], by_row=True))
     return jnp.stack(jnp.broadcast_arrays(jnp.ones((), bool), *rows)).all(0)

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs of chains of a whole composite: blocks, and sites with a conjugate conditional."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import ClassVar, NamedTuple
 
+from jaxtyping import PyTree
 import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp.core import Rows, checks, random
 from ebmpp.core.types import SiteArrays
 from ebmpp.errors import StateError
-from ebmpp.kernels.base import Init, Kwargs, over_chains
+from ebmpp.kernels.base import InitParams, Kwargs, over_chains
 from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock, GraphBlock, ModelBlock
@@ -68,14 +70,8 @@ class Conjugate:
 
     def advance(self, values: Rows, call: Call, keys: Array) -> Advanced:
         """Draw the site from its conditional."""
-        conditional = self.conditional(call.siblings, *call.args, **call.kwargs)
-        return Advanced(
-            {
-                self.site: jnp.asarray(
-                    conditional.sample(random.as_key(keys)), values[self.site].dtype
-                )
-            }
-        )
+        drawn = self._given(call).sample(random.as_key(keys))
+        return Advanced({self.site: jnp.asarray(drawn, values[self.site].dtype)})
 
     def couple(
         self,
@@ -85,13 +81,13 @@ class Conjugate:
         coupling: str | None = None,
     ) -> Coupled:
         """Draw the sites of two chains, coupled maximally."""
-        p, q = (
-            self.conditional(call.siblings, *call.args, **call.kwargs)
-            for _, call in (first, second)
-        )
-        *drawn, valid = maximal(keys, p, q)
-        x, y = ({self.site: v.astype(first[0][self.site].dtype)} for v in drawn)
-        return x, y, ~valid
+        values, call = first
+        x, y, is_valid = maximal(keys, self._given(call), self._given(second[1]))
+        dtype = values[self.site].dtype
+        return {self.site: x.astype(dtype)}, {self.site: y.astype(dtype)}, ~is_valid
+
+    def _given(self, call: Call) -> dist.Distribution:
+        return self.conditional(call.siblings, *call.args, **call.kwargs)
 
 
 #: One update of a sweep; a composite uses its ``advance`` and ``couple``, and draws its
@@ -126,7 +122,7 @@ class CompositeState(NamedTuple):
 
 
 class CoupledComposite(MCMCKernel):
-    """Two coupled copies of a Gibbs sampler over several blocks, a kernel for :class:`numpyro.infer.MCMC`.
+    """Two coupled copies of a Gibbs sampler, a kernel for :class:`numpyro.infer.MCMC`.
 
     A coupled kernel cannot be one block of ``numpyro.infer.Gibbs``, because its two
     chains would get the same values of the other sites. Here blocks of a graph are
@@ -217,27 +213,27 @@ class CoupledComposite(MCMCKernel):
                 z |= block.draw_prior(z, call, random.as_key(keys))
             return z
 
-        def split(block: ModelBlock, z: Rows) -> tuple[Rows, Any]:
+        def split(block: ModelBlock, z: Rows) -> tuple[Rows, PyTree]:
             values, inputs = _split(block, z, call)
             return values, block.info.context(values, inputs)
 
         def sweep(z: SiteArrays, keys: Array) -> SiteArrays:
             for index, block in enumerate(blocks):
-                moved = block.start.relaxed(
-                    *split(block, z), random.fold_in(keys, index)
-                )
+                block_keys = random.fold_in(keys, index)
+                moved = block.start.relaxed(*split(block, z), block_keys)
                 z = z | {site: v for site, v in moved.items() if site not in init}
             return z
 
         def is_possible(z):
             return jnp.stack([b.start.is_possible(*split(b, z)) for b in blocks]).all()
 
+        def redraw(z, keys, number):
+            return draw(keys)
+
         z = draw(keys)
         possible = jnp.ones((), bool)
         if blocks:
-            z, possible = search(
-                z, keys, lambda z, keys, _: draw(keys), sweep, is_possible
-            )
+            z, possible = search(z, keys, redraw, sweep, is_possible)
         for index, step in enumerate(self.steps):
             if isinstance(step, GraphBlock):
                 z |= step.begin(*_split(step, z, call), random.fold_in(keys, index)).z
@@ -247,6 +243,11 @@ class CoupledComposite(MCMCKernel):
         """Raise a StateError for data of a model that are impossible whatever its sites are."""
         for block in self.blocks:
             block.info.check_data(call)
+
+    def check_sites(self, init: Mapping[str, object]) -> None:
+        """Raise a StateError for initial values of anything but a site."""
+        sites = [site for step in self.steps for site in step.sites]
+        checks.names("site of init_params", init, sites, StateError)
 
     def check_started(self, possible: Array) -> None:
         """Raise a StateError if chains start at impossible values."""
@@ -261,7 +262,7 @@ class CoupledComposite(MCMCKernel):
             )
 
     def single(self, z: Rows, keys: Array, call: Call) -> SiteArrays:
-        """Make one sweep of one chain; step i draws from the words ``keys``, ``(2,)``, folded with i."""
+        """Make one sweep of one chain; step i draws from the words ``keys`` folded with i."""
         z = dict(z)
         for index, step in enumerate(self.steps):
             z |= step.advance(*_split(step, z, call), random.fold_in(keys, index)).z
@@ -274,25 +275,24 @@ class CoupledComposite(MCMCKernel):
         broken = jnp.zeros((), bool)
         for index, step in enumerate(self.steps):
             are_equal = _equal(z, y)
-            chains = _split(step, z, call), _split(step, y, call)
             new_z, new_y, wrong = step.couple(
-                *chains, random.fold_in(keys, index), self.coupling
+                _split(step, z, call),
+                _split(step, y, call),
+                random.fold_in(keys, index),
+                self.coupling,
             )
             broken |= wrong
+            z |= new_z
             # equal chains stay equal, even if the last bits of their conditionals
             # differ
-            new_y = {
-                name: jnp.where(are_equal, new_z[name], v) for name, v in new_y.items()
-            }
-            z = z | new_z
-            y = y | new_y
+            y |= {name: jnp.where(are_equal, z[name], v) for name, v in new_y.items()}
         return z, y, broken
 
     def init(
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Init,
+        init_params: InitParams,
         model_args: tuple,
         model_kwargs: Kwargs,
     ) -> CompositeState:
@@ -302,9 +302,8 @@ class CoupledComposite(MCMCKernel):
             impossible.
         """
         init = dict(init_params or {})
-        call = Call({}, model_args, dict(model_kwargs or {}))
-        sites = [site for step in self.steps for site in step.sites]
-        checks.names("site of init_params", init, sites, StateError)
+        call = Call.split(model_args, model_kwargs)
+        self.check_sites(init)
         self.check_data(call)
 
         def init_one(key: Array, init: Rows) -> CompositeState:
@@ -324,23 +323,36 @@ class CoupledComposite(MCMCKernel):
     def sample(
         self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs
     ) -> CompositeState:
-        call = Call({}, model_args, dict(model_kwargs or {}))
+        call = Call.split(model_args, model_kwargs)
 
         def sample_one(state: CompositeState) -> CompositeState:
             t = state.t + 1
             keys = random.fold_in(random.key_pair(state.rng_key), t)
             z, y, wrong = self.pair(state.z, state.y, keys, call)
             broken = state.broken | wrong
-            met = (state.met | _equal(z, y)) & ~broken
-            time = jnp.where(state.met, state.meeting_time, t)
-            return CompositeState(
-                z, y, t, met, time, state.rng_key, broken, state.start
+            return state._replace(
+                z=z,
+                y=y,
+                t=t,
+                met=(state.met | _equal(z, y)) & ~broken,
+                meeting_time=jnp.where(state.met, state.meeting_time, t),
+                broken=broken,
             )
 
         return over_chains(sample_one, state.rng_key)(state)
 
     def get_diagnostics_str(self, state: CompositeState) -> str:
         return describe_meetings(state.met, state.meeting_time)
+
+
+class _Trials(NamedTuple):
+    """State of the loop of :func:`maximal`: the last trial's draw is ``y``."""
+
+    number: Array
+    x: Array
+    y: Array
+    accepted: Array
+    is_valid: Array
 
 
 def maximal(
@@ -358,52 +370,51 @@ def maximal(
     def density(distribution, x):
         return jnp.sum(distribution.log_prob(x))
 
-    def trial(carry: tuple) -> tuple:
+    def trial(state: _Trials) -> _Trials:
         # trial 0 draws from p, the others from q: one loop, because a sampler such as
         # gamma's takes the better part of a second to compile
-        number, x = carry[:2]
+        number = state.number
         leads = number == 0
         y = _draw(leads, p, q, random.as_key(random.fold_in(words, number)))
         gap = density(q, y) - density(p, y)
-        level = jnp.log(
-            random.uniform(random.words(random.fold_in(words, number, 1), 1))[0]
-        )
+        level_words = random.words(random.fold_in(words, number, 1), 1)
+        level = jnp.log(random.uniform(level_words)[0])
         accepted = jnp.where(leads, level <= gap, level > -gap)
-        return number + 1, jnp.where(leads, y, x), y, accepted, ~jnp.isnan(gap)
+        x = jnp.where(leads, y, state.x)
+        return _Trials(number + 1, x, y, accepted, ~jnp.isnan(gap))
+
+    def is_pending(state):
+        return ~state.accepted & state.is_valid & (state.number <= MOST_TRIALS)
 
     shape = jax.eval_shape(p.sample, random.as_key(words))
     none = jnp.zeros(shape.shape, shape.dtype)
-    start = jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool)
-
-    def pending(carry):
-        return ~carry[3] & carry[4] & (carry[0] <= MOST_TRIALS)
-
-    _, x, y, accepted, valid = lax.while_loop(pending, trial, start)
-    return x, y, accepted & valid
+    start = _Trials(jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool))
+    last = lax.while_loop(is_pending, trial, start)
+    return last.x, last.y, last.accepted & last.is_valid
 
 
 def _draw(
     leads: Array, p: dist.Distribution, q: dist.Distribution, key: Array
 ) -> Array:
-    """Return a draw of ``p`` where ``leads``, else of ``q``; by one sampler where their trees agree.
+    """Return a draw of ``p`` where ``leads``, else of ``q``; by one sampler where possible.
 
-    It takes two for a custom distribution that names no arrays in
-    ``pytree_data_fields``.
+    Their trees must agree, and hold all attributes. A custom distribution that names no
+    arrays in ``pytree_data_fields`` takes two samplers.
     """
     if jax.tree.structure(p) == jax.tree.structure(q):
-        distribution = jax.tree.map(lambda a, b: jnp.where(leads, a, b), p, q)
-        if vars(distribution).keys() >= vars(p).keys() | vars(q).keys():
-            return jnp.asarray(distribution.sample(key))
-    return jnp.where(leads, jnp.asarray(p.sample(key)), jnp.asarray(q.sample(key)))
+        selected = jax.tree.map(partial(jnp.where, leads), p, q)
+        is_complete = vars(selected).keys() >= vars(p).keys() | vars(q).keys()
+        if is_complete:
+            return jnp.asarray(selected.sample(key))
+    return jnp.where(leads, p.sample(key), q.sample(key))
 
 
 def _split(step: Step, z: Rows, call: Call) -> BlockChain:
     """Return a step's sites and latents, and the call with everything else as siblings."""
     names = (*step.sites, *step.latents)
+    values = {name: z[name] for name in names if name in z}
     siblings = {name: v for name, v in z.items() if name not in names}
-    return {name: z[name] for name in names if name in z}, call._replace(
-        siblings=siblings
-    )
+    return values, call._replace(siblings=siblings)
 
 
 def _equal(z: Rows, y: Rows) -> Array:

@@ -3,8 +3,9 @@
 """The exchange algorithm: exact posteriors of an energy model's params, without log Z."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 import warnings
 
 import numpy as np
@@ -14,13 +15,15 @@ import jax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from ebmpp.core import Params, State, checks, random
-from ebmpp.core.types import Blocks, SiteArrays
+from ebmpp.core import Blocks, Params, State, checks, random
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import SiteArrays
 from ebmpp.errors import ParameterError, UnmetError
 from ebmpp.exact import perfect
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.kernels.base import Init, Kwargs, is_batched, over_chains
+from ebmpp.kernels.base import InitParams, Kwargs, is_batched, over_chains
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep
 from ebmpp.moves.move import draw_sweep
 from ebmpp.traced.block import Call, SiteKernel
@@ -108,7 +111,9 @@ class Exchange(SiteKernel):
     >>> pair = layered(a=Spin(2), b=Spin(2))
     >>> def params(sites, x):
     ...     return {"a": jnp.zeros(2), "b": jnp.zeros(2), "a:b": sites["J"] * jnp.eye(2)}
-    >>> kernel = Exchange(pair, {"J": dist.Uniform(0, 1)}, params, lambda sites, x: {"a": x[0], "b": x[1]})
+    >>> def data(sites, x):
+    ...     return {"a": x[0], "b": x[1]}
+    >>> kernel = Exchange(pair, {"J": dist.Uniform(0, 1)}, params, data)
     >>> mcmc = MCMC(kernel, num_warmup=20, num_samples=50, progress_bar=False)
     >>> mcmc.run(jax.random.key(0), (jnp.ones((4, 2)), jnp.ones((4, 2))))
     >>> mcmc.get_samples()["J"].shape
@@ -132,14 +137,11 @@ class Exchange(SiteKernel):
         for name, fn in {"params": params, "data": data}.items():
             checks.function(f"Exchange: {name}", fn, f"the sites, {name}(sites, *args)")
 
-        def is_valid(p):
+        def is_continuous(p):
             return isinstance(p, dist.Distribution) and not p.is_discrete
 
-        if (
-            not isinstance(prior, Mapping)
-            or not bool(prior)
-            or not all(map(is_valid, prior.values()))
-        ):
+        is_dict = isinstance(prior, Mapping) and prior
+        if not is_dict or not all(map(is_continuous, prior.values())):
             raise checks.parameter_error(
                 "Exchange: prior",
                 "a dict of sites and NumPyro distributions that are not discrete",
@@ -157,11 +159,8 @@ class Exchange(SiteKernel):
         self.step_size = checks.number("Exchange: step_size", step_size, above=0)
         self.max_sweeps = checks.count("Exchange: max_sweeps", max_sweeps)
         if target_accept is None:
-            target_accept = (
-                0.44
-                if sum(math.prod(p.shape()) for p in self.prior.values()) == 1
-                else 0.234
-            )
+            dimensions = sum(math.prod(p.shape()) for p in self.prior.values())
+            target_accept = 0.44 if dimensions == 1 else 0.234
         self.target_accept = checks.number(
             "Exchange: target_accept", target_accept, above=0, below=1
         )
@@ -173,7 +172,7 @@ class Exchange(SiteKernel):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Init,
+        init_params: InitParams,
         model_args: tuple,
         model_kwargs: Kwargs,
     ) -> ExchangeState:
@@ -186,24 +185,20 @@ class Exchange(SiteKernel):
         """
         call = Call.split(model_args, model_kwargs)
         batched = is_batched(rng_key)
-        init = _check_init(
-            self.prior, init_params, rng_key.shape[:1] if batched else ()
-        )
-        state = over_chains(lambda key, z: self._init_one(key, num_warmup, z), rng_key)(
-            rng_key, init
-        )
-        self._check_start(
-            jax.tree.map(lambda v: v[0], state) if batched else state, call
-        )
+        chains = rng_key.shape[:1] if batched else ()
+        init = _check_init(self.prior, init_params, chains)
+        init_one = partial(self._init_one, num_warmup=num_warmup)
+        state = over_chains(init_one, rng_key)(rng_key, init)
+        first = jax.tree.map(lambda v: v[0], state) if batched else state
+        self._check_start(first, call)
         return state
 
     def sample(
         self, state: ExchangeState, model_args: tuple, model_kwargs: Kwargs
     ) -> ExchangeState:
         call = Call.split(model_args, model_kwargs)
-        new = over_chains(lambda state: self._sample_one(state, call), state.rng_key)(
-            state
-        )
+        sample_one = partial(self._sample_one, call=call)
+        new = over_chains(sample_one, state.rng_key)(state)
         if self._may_fail:  # a loop on the device has no other way to warn
             dead = ((new.failures > 0) & (state.failures == 0)).sum()
             jax.lax.cond(
@@ -216,35 +211,37 @@ class Exchange(SiteKernel):
         accept_prob = np.mean(state.mean_accept_prob)
         text = f"exchange step size {step_size:.2e}, acc. prob={accept_prob:.2f}"
         failures = int(np.sum(state.failures))
-        return (
-            f"{text}, {failures} FAILED auxiliary draws: NaN from there on"
-            if failures
-            else text
-        )
+        if failures:
+            text += f", {failures} FAILED auxiliary draws: NaN from there on"
+        return text
 
     def _init_one(
-        self, rng_key: Array, num_warmup: int, init: SiteArrays
+        self, rng_key: Array, init: SiteArrays, num_warmup: int
     ) -> ExchangeState:
         rng_key, *keys = jax.random.split(rng_key, 1 + len(self.prior))
-        z = {
-            s: p.sample(key)
-            for (s, p), key in zip(self.prior.items(), keys, strict=True)
-        } | init
-        u = {
-            s: dist.biject_to(p.support).inv(jnp.asarray(z[s]))
-            for s, p in self.prior.items()
-        }
+        u = {}
+        for (site, prior), key in zip(self.prior.items(), keys, strict=True):
+            value = jnp.asarray(init[site] if site in init else prior.sample(key))
+            u[site] = dist.biject_to(prior.support).inv(value)
         zero = jnp.zeros((), jnp.result_type(float))
         none = jnp.zeros((), jnp.int32)
-        numbers = none, none + num_warmup, zero + self.step_size, zero, zero, none
-        return ExchangeState(self._constrain(u), u, *numbers, rng_key)
+        return ExchangeState(
+            z=self._constrain(u),
+            unconstrained=u,
+            i=none,
+            num_warmup=none + num_warmup,
+            step_size=zero + self.step_size,
+            accept_prob=zero,
+            mean_accept_prob=zero,
+            failures=none,
+            rng_key=rng_key,
+        )
 
     def _sample_one(self, state: ExchangeState, call: Call) -> ExchangeState:
         rng_key, walk, draw, accept = jax.random.split(state.rng_key, 4)
         flat, unravel = ravel_pytree(state.unconstrained)
-        u = unravel(
-            flat + state.step_size * jax.random.normal(walk, flat.shape, flat.dtype)
-        )
+        noise = jax.random.normal(walk, flat.shape, flat.dtype)
+        u = unravel(flat + state.step_size * noise)
         log_ratio, failed = self._log_ratio(state.unconstrained, u, draw, call)
         accept_prob = jnp.where(log_ratio > 0, 1.0, jnp.exp(log_ratio))
         accept_prob = jnp.where(jnp.isnan(accept_prob) | failed, 0.0, accept_prob)
@@ -253,9 +250,10 @@ class Exchange(SiteKernel):
         def poisoned(tree):
             return jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), tree)
 
-        new = poisoned(
-            jax.tree.map(lambda a, b: jnp.where(accepted, a, b), u, state.unconstrained)
-        )
+        def select(new, old):
+            return jnp.where(accepted, new, old)
+
+        new = poisoned(jax.tree.map(select, u, state.unconstrained))
         z = poisoned(self._constrain(new))
         failures = state.failures + failed.astype(state.failures.dtype)
         state = self._adapt(state, accept_prob)
@@ -270,11 +268,8 @@ class Exchange(SiteKernel):
         step_size = state.step_size * jnp.exp(gain * (accept_prob - self.target_accept))
         number = jnp.where(warm, i, i - state.num_warmup)
         mean = state.mean_accept_prob
-        mean = jnp.where(
-            number == 1,
-            accept_prob,
-            mean + (accept_prob - mean) / number.astype(mean.dtype),
-        )
+        updated = mean + (accept_prob - mean) / number.astype(mean.dtype)
+        mean = jnp.where(number == 1, accept_prob, updated)
         return state._replace(
             i=i, step_size=step_size, accept_prob=accept_prob, mean_accept_prob=mean
         )
@@ -289,9 +284,8 @@ class Exchange(SiteKernel):
             volume = dist.biject_to(p.support).log_abs_det_jacobian(u[s], z[s])
             total += jnp.sum(p.log_prob(z[s])) + jnp.sum(volume)
         if self.log_likelihood is not None:
-            total += self.log_likelihood(
-                {**call.siblings, **z}, *call.args, **call.kwargs
-            )
+            sites = {**call.siblings, **z}
+            total += self.log_likelihood(sites, *call.args, **call.kwargs)
         return total
 
     def _params(self, z: SiteArrays, call: Call, values: bool = False) -> Params:
@@ -301,18 +295,15 @@ class Exchange(SiteKernel):
 
     def _rows(self, call: Call) -> tuple[Blocks, tuple[str, ...]]:
         """Return the data as rows, and the blocks that are summed out."""
+        graph = self.graph
         data = self.data(call.siblings, *call.args, **call.kwargs)
-        data = (
-            dict(data)
-            if isinstance(data, Mapping)
-            else states.as_visible(self.graph, data)
-        )
-        rows, _ = states.as_rows(self.graph.families, data, tuple(self.graph.visible))
-        summed = tuple(b for b in self.graph.families if b not in rows)
-        states.check_summable(self.graph, summed)
-        return {
-            b: v.astype(self.graph.families[b].dtype) for b, v in rows.items()
-        }, summed
+        if not isinstance(data, Mapping):
+            data = states.as_visible(graph, data)
+        rows, _ = states.as_rows(graph.families, data, tuple(graph.visible))
+        summed = tuple(b for b in graph.families if b not in rows)
+        states.check_summable(graph, summed)
+        rows = {b: v.astype(graph.families[b].dtype) for b, v in rows.items()}
+        return rows, summed
 
     def _log_ratio(
         self, u: SiteArrays, proposed: SiteArrays, rng_key: Array, call: Call
@@ -323,17 +314,17 @@ class Exchange(SiteKernel):
         rows, summed = self._rows(call)
         old_params = self._params(z, call)
         params = self._params(new, call)
-        number = len(next(iter(rows.values())))
-        keys = random.fold_in(
-            random.key_pair(rng_key), jnp.arange(number, dtype=jnp.uint32)
-        )
+        numbers = jnp.arange(num_rows(rows), dtype=jnp.uint32)
+        keys = random.fold_in(random.key_pair(rng_key), numbers)
         drawn, valid = self._auxiliary(params, rows, summed, keys)
 
-        def gain(x: Blocks) -> Array:
-            def at(p, row):
-                return energy.log_unnormalized(self.graph, p, row, summed)
+        def gain_of_row(row):
+            new_density = energy.log_unnormalized(self.graph, params, row, summed)
+            old_density = energy.log_unnormalized(self.graph, old_params, row, summed)
+            return new_density - old_density
 
-            return jax.vmap(lambda row: at(params, row) - at(old_params, row))(x).sum()
+        def gain(x):
+            return jax.vmap(gain_of_row)(x).sum()
 
         prior = self._log_prior(proposed, call) - self._log_prior(u, call)
         # impossible proposals are rejected whatever the auxiliary rows
@@ -341,9 +332,9 @@ class Exchange(SiteKernel):
         return prior + gain(rows) - gain({b: drawn[b] for b in rows}), failed
 
     def _auxiliary(
-        self, params: Params, rows: Blocks, summed: tuple, keys: Array
+        self, params: Params, rows: Blocks, summed: tuple[str, ...], keys: Array
     ) -> tuple[Blocks, Array]:
-        """Return a draw of the model for every row of data, and a mask of the draws that succeeded."""
+        """Return a draw of the model for every row of data, and which draws succeeded."""
         target = Target(self.graph, params)
         if isinstance(self.auxiliary, str):
             return perfect.draw_rows(target, keys, self.auxiliary, self.max_sweeps)
@@ -353,10 +344,10 @@ class Exchange(SiteKernel):
             x |= gibbs.initial_rows(self.graph, summed, first)
             x |= Layer(summed).draw(target, x, random.fold_in(first, 1))[0]
 
+        moves = gibbs_sweep(self.graph)
+
         def sweep_once(i, x):
-            return draw_sweep(
-                target, x, gibbs_sweep(self.graph), random.fold_in(keys, i)
-            )[0]
+            return draw_sweep(target, x, moves, random.fold_in(keys, i))[0]
 
         x = jax.lax.fori_loop(1, self.auxiliary + 1, sweep_once, x)
         return x, jnp.ones(len(keys), bool)
@@ -364,20 +355,16 @@ class Exchange(SiteKernel):
     def _check_start(self, state: ExchangeState, call: Call) -> None:
         params = self._params(state.z, call, values=True)
         rows, _ = self._rows(call)
-        is_concrete = all(
-            map(states.is_concrete, jax.tree.leaves((params, rows, state.rng_key)))
-        )
-        if not is_concrete or not self._may_fail:
+        inputs = jax.tree.leaves((params, rows, state.rng_key))
+        if not self._may_fail or not all(map(states.is_concrete, inputs)):
             return
-        number = len(next(iter(rows.values())))
-        method = str(self.auxiliary)
         try:
             perfect.perfect_sample(
                 self.graph,
                 params,
-                number,
+                num_rows(rows),
                 rng_key=state.rng_key,
-                method=method,
+                method=str(self.auxiliary),
                 max_sweeps=self.max_sweeps,
             )
         except UnmetError as error:
@@ -419,16 +406,17 @@ def _check_auxiliary(graph: FactorGraph, auxiliary: str | int) -> str | int:
 def _check_init(
     prior: Mapping[str, dist.Distribution], init: State | None, chains: tuple[int, ...]
 ) -> SiteArrays:
-    """Raise a ParameterError for an unknown site, a wrong shape, or values outside of the support."""
-    checks.names("site of init_params", init or {}, prior, ParameterError)
+    """Return initial values; raise a ParameterError for a wrong site, shape or value."""
+    init = init or {}
+    checks.names("site of init_params", init, prior, ParameterError)
     return {
         site: _check_site(site, prior[site], value, chains)
-        for site, value in (init or {}).items()
+        for site, value in init.items()
     }
 
 
 def _check_site(
-    site: str, prior: dist.Distribution, value: Any, chains: tuple[int, ...]
+    site: str, prior: dist.Distribution, value: ArrayLike, chains: tuple[int, ...]
 ) -> Array:
     value = jnp.asarray(value, float)
     shape = chains + prior.shape()

@@ -5,9 +5,9 @@
 from collections.abc import Callable, Hashable
 import dataclasses
 from functools import partial
-from typing import Any
 import warnings
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -21,9 +21,10 @@ from ebmpp.coupling.expectation import PairRun, UnbiasedEstimate, estimate_pairs
 from ebmpp.coupling.overlap import THRESHOLD, warning_of
 from ebmpp.coupling.slots import check_window
 from ebmpp.errors import StateError
-from ebmpp.kernels.base import Init
+from ebmpp.graph import FactorGraph
+from ebmpp.kernels.base import InitParams
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.move import Drawn, Move, rows_equal
+from ebmpp.moves.move import Drawn, Move, one_chain, rows_equal, stack_chains
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.traced.block import Call
@@ -36,8 +37,8 @@ _SLOTS = 8
 
 def composite_expectation(
     kernel: CoupledComposite,
-    fn: Callable[[SiteArrays], Any],
-    *model_args: Any,
+    fn: Callable[[SiteArrays], PyTree],
+    *model_args: object,
     rng_key: Array,
     num_pairs: int = 1000,
     k: int = 1,
@@ -45,10 +46,10 @@ def composite_expectation(
     max_sweeps: int | None = None,
     unmet: str = "raise",
     independent_starts: bool = False,
-    init_params: Init = None,
-    **model_kwargs: Any,
+    init_params: InitParams = None,
+    **model_kwargs: object,
 ) -> UnbiasedEstimate:
-    """Estimate E[fn(sites)] under the posterior, without bias, from coupled pairs of composite chains.
+    """Estimate E[fn(sites)] under the posterior, without bias, from coupled pairs of chains.
 
     ``num_pairs``, ``k``, ``m`` (by default k), ``unmet`` and ``independent_starts`` are
     documented in :func:`~ebmpp.unbiased_expectation`.
@@ -130,11 +131,11 @@ class _Static:
     """An argument of a model that is no array; with its type, as 1 == True == 1.0."""
 
     kind: type
-    value: Any
+    value: Hashable
 
 
-def _with_static(leaf: Any) -> Any:
-    """Return an argument of a model as a pytree of arrays; raise an ArgumentError if it has no hash."""
+def _with_static(leaf: object) -> Array | np.ndarray | np.generic | _Static:
+    """Return an argument of a model as a pytree; raise an ArgumentError if it has no hash."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
     if not isinstance(leaf, Hashable):
@@ -144,45 +145,44 @@ def _with_static(leaf: Any) -> Any:
     return _Static(type(leaf), leaf)
 
 
-def _call(params: Any) -> Call:
+def _call(params: PyTree) -> Call:
     """Return the model's call of arguments and keyword arguments by :func:`_with_static`."""
 
     def is_static(leaf):
         return isinstance(leaf, _Static)
 
-    return Call(
-        {},
-        *jax.tree.map(
-            lambda a: a.value if is_static(a) else a, params, is_leaf=is_static
-        ),
-    )
+    def value_of(leaf):
+        return leaf.value if is_static(leaf) else leaf
+
+    args, kwargs = jax.tree.map(value_of, params, is_leaf=is_static)
+    return Call({}, args, kwargs)
 
 
 def _starts(
-    kernel: CoupledComposite, rng_key: Array, num_pairs: int, call: Any, init: Init
+    kernel: CoupledComposite,
+    rng_key: Array,
+    num_pairs: int,
+    call: PyTree,
+    init: InitParams,
 ) -> Blocks:
     """Return checked starts of all chains."""
     kernel.check_data(_call(call))
     keys = jax.random.split(rng_key, num_pairs)
     rows = {}
     if init:
-        shapes, _ = jax.eval_shape(
+        starts, _ = jax.eval_shape(
             lambda: kernel.start(random.key_pair(rng_key), _call(call), {})
         )
-        sites = [site for step in kernel.steps for site in step.sites]
-        checks.names("site of init_params", init, sites, StateError)
+        kernel.check_sites(init)
         for site, value in init.items():
-            value = checks.numbers(f"init_params[{site!r}]", value, StateError)
-            shape = shapes[site].shape
-            if value.shape not in (shape, (num_pairs, *shape)):
-                raise checks.state_error(
-                    f"init_params[{site!r}]",
-                    f"of shape {shape} or {(num_pairs, *shape)}",
-                    value,
-                )
-            rows[site] = jnp.broadcast_to(value, (num_pairs, *shape)).astype(
-                shapes[site].dtype
-            )
+            name = f"init_params[{site!r}]"
+            value = checks.numbers(name, value, StateError)
+            shape = starts[site].shape
+            full = (num_pairs, *shape)
+            if value.shape not in (shape, full):
+                expected = f"of shape {shape} or {full}"
+                raise checks.state_error(name, expected, value)
+            rows[site] = jnp.broadcast_to(value, full).astype(starts[site].dtype)
     x, possible = _draw_starts(kernel, keys, call, rows)
     kernel.check_started(possible)
     return x
@@ -190,11 +190,12 @@ def _starts(
 
 @partial(jax.jit, static_argnums=0)
 def _draw_starts(
-    kernel: CoupledComposite, keys: Array, call: Any, init: Rows
+    kernel: CoupledComposite, keys: Array, call: PyTree, init: Rows
 ) -> tuple[Blocks, Array]:
-    return jax.vmap(
-        lambda key, init: kernel.start(random.key_pair(key), _call(call), init)
-    )(keys, init)
+    def start(key, init):
+        return kernel.start(random.key_pair(key), _call(call), init)
+
+    return jax.vmap(start)(keys, init)
 
 
 @partial(
@@ -207,7 +208,7 @@ class _Posterior(Target):
     """The posterior of all sites, which has no graph; params are the model's arguments."""
 
     graph: None
-    params: Any
+    params: PyTree
 
     def num_parts(self, block: str) -> int:
         return 1
@@ -223,24 +224,24 @@ class _Sweep(Move):
     kernel: CoupledComposite
     blocks: tuple[str, ...]
 
-    def reads(self, graph: Any) -> tuple[str, ...]:
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return self.blocks
 
-    def draw(self, target: Any, x: Rows, keys: Keys) -> Drawn:
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         def of_row(z, key):
             return self.kernel.single(z, key, _call(target.params))
 
         return jax.vmap(of_row)(dict(x), keys), jnp.zeros(len(keys), jnp.int32)
 
-    def attempt(self, target: Any, focused: Any, z: Chains, trial: Trial) -> Attempt:
+    def attempt(
+        self, target: Target, focused: None, z: Chains, trial: Trial
+    ) -> Attempt:
         def of_row(x, y, key):
             return self.kernel.pair(x, y, key, _call(target.params))
 
-        chains = ({b: v[i] for b, v in z.items()} for i in range(2))
-        x, y, broken = jax.vmap(of_row)(*chains, trial.keys)
+        x, y, broken = jax.vmap(of_row)(one_chain(z, 0), one_chain(z, 1), trial.keys)
         are_equal = {
-            b: rows_equal(jnp.stack([x[b], y[b]])) | trial.same for b in self.blocks
+            b: rows_equal(v) | trial.same for b, v in stack_chains(x, y).items()
         }
         y = {b: where_rows(are_equal[b], x[b], v) for b, v in y.items()}
-        accepted = jnp.ones(len(trial.keys), bool)
-        return Attempt(x, y, accepted, accepted, broken, are_equal)
+        return Attempt.final(x, y, broken, are_equal)

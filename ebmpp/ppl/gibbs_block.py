@@ -18,10 +18,11 @@ from ebmpp.core.types import SiteArrays
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.kernels.base import Init, Kwargs
+from ebmpp.kernels.base import InitParams, Kwargs
 from ebmpp.moves import Forests, Layer, Move, Target, couplings, gibbs, search, sweeps
+from ebmpp.moves.move import Drawn, one_chain, stack_chains
 from ebmpp.ppl import bound
-from ebmpp.ppl.binding import Binding, Params, Sites
+from ebmpp.ppl.binding import Binding, ParamsLike, SitesLike
 from ebmpp.traced import block
 from ebmpp.traced.block import Advanced, BlockChain, BlockState, Call, Coupled
 from ebmpp.traced.model_block import ModelKernel
@@ -112,14 +113,14 @@ class GibbsBlock(block.Block):
     @classmethod
     def from_model(
         cls,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         sites: Sequence[str],
-        *model_args: Any,
+        *model_args: object,
         num_sweeps: int = 1,
         sequential: bool = False,
-        tempering: Any = None,
+        tempering: Sequence[float] | None = None,
         joint: str = "auto",
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> "ModelBlock":
         """Return a block that is derived from a model, without a graph.
 
@@ -203,9 +204,16 @@ class GibbsBlock(block.Block):
         The block runs in ``numpyro.infer.Gibbs`` as in the example of
         :class:`GibbsBlock`.
         """
-        options: dict[str, Any] = {"num_sweeps": num_sweeps, "sequential": sequential}
-        options |= {"tempering": tempering, "joint": joint}
-        return ModelBlock(model, sites, model_args, model_kwargs, **options)
+        return ModelBlock(
+            model,
+            sites,
+            model_args,
+            model_kwargs,
+            num_sweeps=num_sweeps,
+            sequential=sequential,
+            tempering=tempering,
+            joint=joint,
+        )
 
 
 class GraphBlock(GibbsBlock):
@@ -214,16 +222,16 @@ class GraphBlock(GibbsBlock):
     def __init__(
         self,
         graph: FactorGraph,
-        sites: Sites = None,
-        params: Params = None,
+        sites: SitesLike = None,
+        params: ParamsLike = None,
         *,
-        clamped: Mapping[str, Any] | None = None,
+        clamped: Mapping[str, object] | None = None,
         log_likelihood: Callable[..., Array] | None = None,
         fraction: float | None = None,
         num_sweeps: int | None = None,
         init: str = "uniform",
         moves: Move | Sequence[Move] | None = None,
-        tempering: Any = None,
+        tempering: Sequence[float] | None = None,
     ) -> None:
         checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
         self.graph = graph
@@ -231,15 +239,13 @@ class GraphBlock(GibbsBlock):
         self.binding = Binding(graph, sites, params, clamped, log_likelihood)
         self.sites = tuple(self.binding.layouts)
         self.latents = self.binding.latents
+        proposes = log_likelihood is not None
         if fraction is None:
-            fraction = (
-                1.0
-                if log_likelihood is None
-                else min(1.0, _NUM_PROPOSED / self._largest_layer())
-            )
+            share = _NUM_PROPOSED / self._largest_layer()
+            fraction = min(1.0, share) if proposes else 1.0
         self.fraction = checks.number("GibbsBlock: fraction", fraction, above=0, most=1)
         if num_sweeps is None:
-            num_sweeps = 1 if log_likelihood is None else math.ceil(1 / self.fraction)
+            num_sweeps = math.ceil(1 / self.fraction) if proposes else 1
         self.num_sweeps = checks.count("GibbsBlock: num_sweeps", num_sweeps)
         self.moves = self._check_moves(sweeps.as_moves("GibbsBlock: moves", moves))
         self.tempering = block.check_tempering("GibbsBlock: tempering", tempering)
@@ -249,15 +255,12 @@ class GraphBlock(GibbsBlock):
 
     def _largest_layer(self) -> int:
         """Return the number of units of the sites that are drawn at once, at most."""
-        sizes = {b: self.graph.families[b].size for b in self.binding.site_blocks}
-
-        def parts(layer):
-            return Layer(layer).num_parts(self.graph)
-
-        return max(
-            -(-sum(sizes.get(b, 0) for b in layer) // parts(layer))
-            for layer in self.binding.layers
-        )
+        sizes = []
+        for layer in self.binding.layers:
+            blocks = [b for b in layer if b in self.binding.site_blocks]
+            units = sum(self.graph.families[b].size for b in blocks)
+            sizes.append(math.ceil(units / Layer(layer).num_parts(self.graph)))
+        return max(sizes)
 
     def _check_moves(self, moves: tuple[Move, ...] | None) -> tuple[Move, ...] | None:
         """Raise an ArgumentError for moves that are not of the sites, or not exact."""
@@ -281,14 +284,10 @@ class GraphBlock(GibbsBlock):
 
     def draw_initial(self, keys: Array) -> SiteArrays:
         values = {}
-        families = self.graph.families
+        row_keys = Target(self.graph, {}).keys(keys, 1)
         for site, layout in self.binding.layouts.items():
-            drawn = gibbs.initial_rows(
-                self.graph, layout.names, Target(self.graph, {}).keys(keys, 1)
-            )
-            values[site] = layout.join(
-                {b: drawn[b].reshape(families[b].shape) for b in layout.names}
-            )
+            rows = gibbs.initial_rows(self.graph, layout.names, row_keys)
+            values[site] = layout.join({b: v[0] for b, v in rows.items()})
         return values
 
     def begin(self, values: Rows, call: Call, keys: Array) -> Advanced:
@@ -297,7 +296,8 @@ class GraphBlock(GibbsBlock):
         sweeps.check_params(target, self.moves or ())
         keys = target.keys(keys, 0)
         x = search.initial_states(target, keys, self.binding.to_rows(values, target))
-        x = target.map(search.near_modes, x, keys) if self.start == "local_mode" else x
+        if self.start == "local_mode":
+            x = target.map(search.near_modes, x, keys)
         none = jnp.zeros(len(keys), jnp.int32)
         return Advanced(self._from_rows(x, values, target), none, transitions=none)
 
@@ -308,30 +308,23 @@ class GraphBlock(GibbsBlock):
         target = self.binding.bind(values, call)
         keys = target.keys(keys, 1 if index is None else index)
 
-        def sweep_once(
-            s: Array, carry: tuple[SiteArrays, Array]
-        ) -> tuple[SiteArrays, Array]:
-            sweep_keys = random.fold_in(keys, s)
+        def sweep_once(index: Array, carry: Drawn) -> Drawn:
+            x, total = carry
+            sweep_keys = random.fold_in(keys, index)
             if self.moves is not None:
-                return bound.sweep_by_moves(
-                    target, self.moves, carry[0], sweep_keys
-                ), carry[1]
-            moved, accepted = bound.sweep(target, carry[0], sweep_keys, self.fraction)
-            return moved, carry[1] + accepted
+                return bound.sweep_by_moves(target, self.moves, x, sweep_keys), total
+            x, accepted = bound.sweep(target, x, sweep_keys, self.fraction)
+            return x, total + accepted
 
         none = transitions = jnp.zeros(len(keys), jnp.int32)
-        x, accepted = block.repeat(
-            self.num_sweeps, sweep_once, (self.binding.to_rows(values, target), none)
-        )
+        start = self.binding.to_rows(values, target), none
+        x, accepted = block.repeat(self.num_sweeps, sweep_once, start)
         if self.tempering is not None:
             x, transitions = self._temper(target, x, keys)
-        return Advanced(
-            self._from_rows(x, values, target), accepted, transitions=transitions
-        )
+        z = self._from_rows(x, values, target)
+        return Advanced(z, accepted, transitions=transitions)
 
-    def _temper(
-        self, target: bound.BoundGraph, x: Rows, keys: Array
-    ) -> tuple[SiteArrays, Array]:
+    def _temper(self, target: bound.BoundGraph, x: Rows, keys: Array) -> Drawn:
         # as many passes as propose every unit once, which are reversed as a whole
         passes = 1 if target.log_likelihood is None else self.num_sweeps
 
@@ -357,26 +350,22 @@ class GraphBlock(GibbsBlock):
         keys: Array,
         coupling: str | None = None,
     ) -> Coupled:
+        values = first[0], second[0]
         targets = [self.binding.bind(*chain) for chain in (first, second)]
-        rows = [
-            self.binding.to_rows(v, t)
-            for (v, _), t in zip((first, second), targets, strict=True)
-        ]
-        x = {b: jnp.stack([rows[0][b], rows[1][b]]) for b in rows[0]}
+        x, y = map(self.binding.to_rows, values, targets)
+        z = stack_chains(x, y)
         keys = targets[0].keys(keys, 1)
         broken = jnp.zeros((), bool)
         kinds = couplings.resolve(coupling, self.binding.layers)
         for number in range(self.num_sweeps):
             sweep_keys = random.fold_in(keys, number)
-            x, wrong = bound.couple(
-                targets, x, sweep_keys, kinds, self.fraction, self.moves or ()
+            z, wrong = bound.couple(
+                targets, z, sweep_keys, kinds, self.fraction, self.moves or ()
             )
             broken |= wrong.any()
-
-        def chain(i, values):
-            return self._from_rows({b: v[i] for b, v in x.items()}, values, targets[i])
-
-        return chain(0, first[0]), chain(1, second[0]), broken
+        chains = one_chain(z, 0), one_chain(z, 1)
+        new_x, new_y = map(self._from_rows, chains, values, targets)
+        return new_x, new_y, broken
 
     def check_coupled(self, coupling: str | None) -> None:
         others = [
@@ -402,7 +391,7 @@ class GraphBlock(GibbsBlock):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Init,
+        init_params: InitParams,
         model_args: tuple,
         model_kwargs: Kwargs,
     ) -> BlockState:
@@ -417,9 +406,8 @@ class GraphBlock(GibbsBlock):
         checks.names("site of init_params", values, self.sites, StateError)
         self.binding.batch_of(values)
         values = checked(self._check_values, values)
-        return self._first(
-            self.begin(values, Call.split(model_args, model_kwargs), rng_key), rng_key
-        )
+        call = Call.split(model_args, model_kwargs)
+        return self._first(self.begin(values, call, rng_key), rng_key)
 
     def _check_values(self, values: Rows) -> None:
         for b, v in self.binding.split(values).items():
@@ -429,12 +417,11 @@ class GraphBlock(GibbsBlock):
         text = super().get_diagnostics_str(state)
         if self.binding.log_likelihood is None:
             return text
-        layers = [
-            layer
+        parts = sum(
+            Layer(layer).num_parts(self.graph)
             for layer in self.binding.layers
-            if set(layer) & set(self.binding.site_blocks)
-        ]
-        parts = sum(Layer(layer).num_parts(self.graph) for layer in layers)
+            if not set(layer).isdisjoint(self.binding.site_blocks)
+        )
         proposals = max(1, int(np.max(state.i)) * parts * self.num_sweeps)
         return f"{text}, acceptance {np.mean(state.accepted) / proposals:.2g}"
 
@@ -450,19 +437,13 @@ class GraphBlock(GibbsBlock):
             return energy.summed_out(graph, target.params, rows, self.latents)
 
         for index in itertools.count():
-            x = (
-                gibbs.initial_rows(
-                    graph, self.binding.site_blocks, target.keys(key, index)
-                )
-                | target.clamped
-            )
-            weight = (
-                0.0
-                if target.log_likelihood is None
-                else jnp.sum(target.log_likelihood(x))
-            )
-            density = float(target.map(of_rows, x).sum() + weight)
-            yield self.binding.to_sites(x, values, target.batch), density
+            keys = target.keys(key, index)
+            x = gibbs.initial_rows(graph, self.binding.site_blocks, keys)
+            x |= target.clamped
+            density = target.map(of_rows, x).sum()
+            if target.log_likelihood is not None:
+                density += target.log_likelihood(x).sum()
+            yield self.binding.to_sites(x, values, target.batch), float(density)
 
 
 class ModelBlock(GibbsBlock, ModelKernel):
@@ -475,8 +456,8 @@ class ModelBlock(GibbsBlock, ModelKernel):
 
 def gibbs_fn(
     graph: FactorGraph | ModelBlock,
-    sites: Sites = None,
-    params: Params = None,
+    sites: SitesLike = None,
+    params: ParamsLike = None,
     **options: Any,
 ) -> Callable[..., SiteArrays]:
     """Return a block as a function for :class:`numpyro.infer.HMCGibbs`.
@@ -528,9 +509,8 @@ def _update(
     kernel: block.Block, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows
 ) -> dict:
     call = call._replace(siblings=hmc_sites)
-    words = random.key_pair(rng_key)
+    keys = random.key_pair(rng_key)
     if isinstance(kernel, GraphBlock):
         gibbs_sites = kernel.begin(gibbs_sites, call, rng_key).z
-        words = rng_key
-    z = kernel.advance(gibbs_sites, call, words).z
+    z = kernel.advance(gibbs_sites, call, keys).z
     return {site: z[site] for site in kernel.sites}

@@ -23,7 +23,7 @@ from ebmpp.core import checks, random
 from ebmpp.core.types import SiteArrays
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.kernels.base import Init, Kwargs
+from ebmpp.kernels.base import InitParams, Kwargs
 from ebmpp.moves.forests.sums import MarginalsByPair, PairMarginals
 from ebmpp.traced import block
 from ebmpp.traced.block import (
@@ -405,7 +405,7 @@ class ModelKernel(block.Block):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Init,
+        init_params: InitParams,
         model_args: tuple,
         model_kwargs: Kwargs,
     ) -> BlockState:
