@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The ground that every room stands on: random words, checks of what a user gives, files, programs, types."""
+"""Random words, validation of arguments, files, compiled programs and types, for all rooms."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import functools
 import os
 import sys
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array, lax
@@ -50,7 +52,7 @@ def barrier_pays(size: int) -> bool:
     return size >= _MIN_SIZE and not accelerated()
 
 
-def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
+def fusion_barrier(fn: Callable[..., _Tree], *args: PyTree) -> _Tree:
     """Return ``fn(*args)`` from a loop of one turn, which XLA does not fuse or repeat."""
 
     @jax.custom_jvp
@@ -67,7 +69,7 @@ def fusion_barrier(fn: Callable[..., _Tree], *args: Any) -> _Tree:
     return call(*args)
 
 
-def is_ready(tree: Any) -> bool:
+def is_ready(tree: PyTree) -> bool:
     """Return True if the arrays of a tree are computed."""
     arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array))
     return all(a.is_ready() for a in arrays)
@@ -100,7 +102,7 @@ def asynchronous(fn: Callable[..., _Tree]) -> Callable[..., _Tree]:
     """
 
     @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> _Tree:
+    def call(*args, **kwargs):
         leaves, structure = jax.tree.flatten(fn(*args, **kwargs))
         last = leaves[-1]
         bit = (last.ravel()[0] > 0).astype(jnp.int32)

@@ -25,6 +25,8 @@ from typing import Any
 import warnings
 from weakref import WeakSet
 
+from jaxtyping import PyTree
+
 import jax
 from jax.core import Tracer
 from jax.experimental.compilation_cache import compilation_cache
@@ -54,7 +56,7 @@ def is_fast_compile() -> bool:
     return _fast.get()
 
 
-def is_traced(inputs: Any) -> bool:
+def is_traced(inputs: PyTree) -> bool:
     """Return True if any leaf is a tracer, or if the call is made while a function is traced."""
     # an operation on a constant is traced, too; `jnp.negative` takes 5 us, `jnp.zeros`
     # 24
@@ -84,7 +86,7 @@ class _Program:
 class Compiled:
     """A function compiled for each value of its static arguments; :func:`compiled` makes it."""
 
-    fn: Callable[..., Any]
+    fn: Callable[..., PyTree]
     statics: int | tuple[int, ...] = 0
     size: int = 16
     fast_compile: Callable[..., bool] | None = None
@@ -101,7 +103,7 @@ class Compiled:
     def __len__(self) -> int:
         return len(self._programs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Call the function, compiling it where the static arguments or the shapes are new."""
         program, arrays = self._lookup(args)
         if is_traced((arrays, kwargs)):
@@ -120,7 +122,7 @@ class Compiled:
             _fast.reset(token)
         return backend.wait(result) if self.unbounded else result
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """Lower the function, as ``jax.jit`` does."""
         program, arrays = self._lookup(args)
         return program.inlined.lower(*arrays, **kwargs)
@@ -149,7 +151,7 @@ class Compiled:
                     jitted.clear_cache()
         return program, arrays
 
-    def _bind(self, static: dict[int, Any]) -> Callable:
+    def _bind(self, static: dict[int, Hashable]) -> Callable:
         def bound(*arrays, **kwargs):
             args = list(arrays)
             for i, value in static.items():  # in ascending order
@@ -216,7 +218,7 @@ def _collection_paused() -> Generator[None]:
 
 
 @cache
-def _is_known(name: str, value: Any) -> bool:
+def _is_known(name: str, value: object) -> bool:
     """Return True if XLA knows an option; it does not compile with an unknown one."""
     try:
         jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
@@ -229,7 +231,7 @@ _seen: WeakSet[FunctionType] = WeakSet()
 _compilations: Counter[CodeType] = Counter()
 
 
-def _warn_of_new_functions(static: Any) -> None:
+def _warn_of_new_functions(static: object) -> None:
     """Warn once when a third function of one line of code is about to be compiled."""
     for fn in _functions(static):
         if fn in _seen:
@@ -246,7 +248,7 @@ def _warn_of_new_functions(static: Any) -> None:
             )
 
 
-def _functions(value: Any) -> Iterator[FunctionType]:
+def _functions(value: object) -> Iterator[FunctionType]:
     """Yield the functions that a static argument holds."""
     if isinstance(value, FunctionType):
         yield value

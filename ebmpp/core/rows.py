@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers for arrays whose leading axis counts rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any, Protocol, Self, TypeVar
 
 
@@ -21,12 +21,12 @@ class _Shaped(Protocol):
 A = TypeVar("A", bound=_Shaped)
 
 
-def num_rows(x: Mapping[str, Any]) -> int:
+def num_rows(x: Mapping[str, Sized]) -> int:
     """Return the length of the first axis of a state, which its blocks share."""
     return len(next(iter(x.values())))
 
 
-def expand(x: A, target: Any) -> A:
+def expand(x: A, target: _Shaped) -> A:
     """Append axes of length 1 to ``x`` until it has as many as ``target``.
 
     >>> import numpy as np

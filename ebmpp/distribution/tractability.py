@@ -5,6 +5,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 import contextlib
 import copy
+from typing import TypeVar
 
 from jaxtyping import PyTree
 import numpy as np
@@ -20,6 +21,7 @@ from ebmpp.core import Numbers, Params
 from ebmpp.distribution.energy_distribution import ADVICE, HOOK, EnergyDistribution
 from ebmpp.errors import IntractableError
 
+T = TypeVar("T")
 _WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
 
 
@@ -39,12 +41,17 @@ def with_base(fn: dist.Distribution, base: dist.Distribution) -> dist.Distributi
 
 def energies_of(trace: Mapping[str, PyTree]) -> dict[str, list[EnergyDistribution]]:
     """Return the energies in the distributions of a trace, by site, observed sites included."""
-    energies = {
-        name: _energies_in(site["fn"])
-        for name, site in trace.items()
-        if site["type"] == "sample"
-    }
+    energies = _by_site(_energies_in, trace)
     return {name: parts for name, parts in energies.items() if parts}
+
+
+def _by_site(
+    fn: Callable[[dist.Distribution], T], trace: Mapping[str, PyTree]
+) -> dict[str, T]:
+    """Apply a function to the distribution of each sample site."""
+    return {
+        name: fn(site["fn"]) for name, site in trace.items() if site["type"] == "sample"
+    }
 
 
 def _energies_in(fn: dist.Distribution) -> list[EnergyDistribution]:
@@ -94,7 +101,7 @@ def unnormalized(
     """
     evaluated: list[Params] = []
 
-    def record(params: Params, log_weight: Array) -> Array:
+    def record(params, log_weight):
         evaluated.append(params)
         return log_weight if hook is None else hook(params, log_weight)
 
@@ -160,7 +167,7 @@ def read_by_params(
     :param known: True to include energies with log Z.
     """
 
-    def latents() -> dict[str, Array]:
+    def latents():
         trace = prototype_trace(model, jax.random.key(0), args, kwargs)
         return {name: trace[name]["value"] for name in latent_sample_sites(trace)}
 
@@ -182,11 +189,7 @@ def read_by_params(
                 params[name] = trees
         if known:
             return params, {}, used
-        arrays = {
-            name: _arrays(site["fn"])
-            for name, site in trace.items()
-            if site["type"] == "sample"
-        }
+        arrays = _by_site(_arrays, trace)
         for name, trees in params.items():
             if _reweights(trace[name]["fn"]):
                 reweighted.add(name)

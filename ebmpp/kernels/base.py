@@ -22,7 +22,8 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
-from ebmpp.core import Blocks, Keys, Numbers, State, checks, sharding
+from ebmpp.core import Blocks, Numbers, State, checks, sharding
+from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
 
@@ -78,12 +79,12 @@ class RowKernel(MCMCKernel, Generic[S]):
     def __repr__(self) -> str:
         _, *parameters = inspect.signature(type(self)).parameters.values()
         stored = vars(self) | {"init": self.start}
-        shown = [repr(self.graph)]
+        words = [repr(self.graph)]
         for parameter in parameters:
             value = stored.get(parameter.name, parameter.default)
             if value != parameter.default:
-                shown.append(f"{parameter.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+                words.append(f"{parameter.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(words)})"
 
     def init(
         self,
@@ -141,7 +142,8 @@ class RowKernel(MCMCKernel, Generic[S]):
                 "free blocks of the chain's state",
                 f"of shapes {expected}",
                 actual,
-                hint="Clamp the blocks and axes of the first run, or set mcmc.post_warmup_state = None.",
+                hint="Clamp the blocks and axes of the first run, or set "
+                "mcmc.post_warmup_state = None.",
             )
         if not batched:
             return self._sample_one(state, target)
@@ -189,7 +191,7 @@ class RowKernel(MCMCKernel, Generic[S]):
             shape = target.graph.families[b].shape
             init[b] = jnp.broadcast_to(v, target.batch + shape).reshape(-1, *shape)
 
-        def draw(target: Target, keys: Keys) -> Blocks:
+        def draw(target, keys):
             # subclasses may be no pytrees
             rung = target.tempering
             plain = Target(target.graph, target.params, target.fixed, tempering=rung)

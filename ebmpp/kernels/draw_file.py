@@ -17,7 +17,10 @@ import h5netcdf
 import h5py
 import numpy as np
 
+import jax
+
 from ebmpp.core import VERSION
+from ebmpp.core.rows import num_rows
 from ebmpp.errors import CheckpointError
 
 #: By group ("posterior", "sample_stats") and name, arrays ``(chains, draws, ...)``.
@@ -67,8 +70,8 @@ class DrawFile:
     def write(self, start: int, groups: Groups) -> None:
         """Write successive draws, the first of which is number ``start``."""
         groups = {
-            g: {n: np.asarray(x) for n, x in arrays.items()}
-            for g, arrays in groups.items()
+            name: jax.tree.map(np.asarray, arrays)
+            for name, arrays in groups.items()
             if arrays
         }
         if start == 0 and not self._partial.exists():
@@ -85,16 +88,19 @@ class DrawFile:
 
     def _extend(self, file: h5py.File, done: int) -> None:
         """Make a file of more draws, with the first ``done`` of ``file``."""
-        names = {g: [n for n in file[g] if file[g][n].ndim >= 2] for g in file}
 
-        def block(a, b):
-            return {g: {n: file[g][n][:, a:b] for n in names[g]} for g in names}
+        def draws(start, stop):
+            groups = {}
+            for name, group in file.items():
+                arrays = {n: x[:, start:stop] for n, x in group.items() if x.ndim >= 2}
+                groups[name] = arrays
+            return groups
 
         larger = self._partial.with_suffix(".tmp")
-        self._create(larger, block(0, 1))
+        self._create(larger, draws(0, 1))
         with h5py.File(larger, "r+") as target:
             for start in range(0, done, _COPIED):
-                _write(target, start, block(start, min(done, start + _COPIED)))
+                _write(target, start, draws(start, min(done, start + _COPIED)))
         os.replace(larger, self._partial)
 
     def _create(self, path: Path, groups: Groups) -> None:
@@ -102,12 +108,10 @@ class DrawFile:
 
         Space is reserved, as HDF5 dies where it cannot write.
         """
-        sizes = (
-            x[:, :1].nbytes * self._num_draws
-            for arrays in groups.values()
-            for x in arrays.values()
-        )
-        _reserve(path, sum(sizes) + len(groups) * (16 * self._num_draws + _OVERHEAD))
+        size = len(groups) * (16 * self._num_draws + _OVERHEAD)
+        for x in jax.tree.leaves(groups):
+            size += x[:, :1].nbytes * self._num_draws
+        _reserve(path, size)
         layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -117,8 +121,8 @@ class DrawFile:
                 group.attrs.update(
                     {"inference_library": "ebmpp", "inference_library_version": VERSION}
                 )
-                chains = len(next(iter(arrays.values())))
-                for dim, size in {"chain": chains, "draw": self._num_draws}.items():
+                axes = {"chain": num_rows(arrays), "draw": self._num_draws}
+                for dim, size in axes.items():
                     group.dimensions[dim] = size
                     group.create_variable(dim, (dim,), data=np.arange(size))
                 for variable, x in arrays.items():

@@ -257,8 +257,8 @@ class LongRun:
                 if stop % length == 0:
                     totals = totals.add(chunks.moments(), length)
                     chunks.reset()
-                every = self.checkpoint_every
-                is_due = stop == total or stop // every > done // every
+                interval = self.checkpoint_every
+                is_due = stop == total or stop // interval > done // interval
                 if record is not None and is_due:
                     arrays = [*totals[2:], *chunks.arrays()]
                     record.write(stop, {"batches": totals[:2]}, arrays)

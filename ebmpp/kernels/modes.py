@@ -13,6 +13,7 @@ from jax import Array
 from ebmpp.core import Params, checks
 from ebmpp.core.compile import compiled
 from ebmpp.core.types import Blocks, State
+from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Target, search, sweeps
 

@@ -128,7 +128,8 @@ class ParallelTempering(RowKernel[TemperingState]):
     >>> import jax, ebmpp
     >>> from numpyro.infer import MCMC
     >>> magnet = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(4))
-    >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
+    >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4)}
+    >>> params["v:h"] = jax.numpy.ones((4, 4))
     >>> mcmc = MCMC(ParallelTempering(magnet, num_temperatures=4), num_warmup=63, num_samples=200,
     ...             progress_bar=False)
     >>> mcmc.run(jax.random.key(1), params)
@@ -259,7 +260,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         )
 
     def get_diagnostics_str(self, state: TemperingState) -> str:
-        """Return sweeps, temperatures (or knots of the path), acceptance of swaps, and round trips."""
+        """Return numbers of sweeps and temperatures, acceptance of swaps, and round trips."""
         accepted = 1 - np.asarray(state.rejection)
         barrier = (1 - accepted).sum(-1).mean()
         kind = "temperatures" if state.knots is None else "knots"
@@ -271,7 +272,7 @@ class ParallelTempering(RowKernel[TemperingState]):
 
 
 def _along(target: Target, knots: Knots | None) -> Target:
-    """Return replicas at the knots of a path, and one at the model; the target itself without a path."""
+    """Return replicas at the knots of a path and at the model; the target without a path."""
     if knots is None:
         return target
     return Ensemble.along(target, *knots)
@@ -283,7 +284,7 @@ def _replicas_of(target: Target, betas: Array) -> Ensemble:
 
 
 class _Travel(NamedTuple):
-    """States of ensembles, one per row, and the ways that these have taken; see :class:`TemperingState`."""
+    """States of ensembles, one per row, and their ways; see :class:`TemperingState`."""
 
     x: Blocks
     origin: Order

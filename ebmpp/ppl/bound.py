@@ -155,9 +155,7 @@ def sweep(
     order = _with_offsets(bound.graph, [Layer(blocks) for blocks in bound.layers])
     for start, layer in reversed(order) if backward else order:
 
-        def step(
-            part: PartIndex, carry: Drawn, start: int = start, layer: Layer = layer
-        ) -> Drawn:
+        def step(part, carry, start=start, layer=layer):
             x, total = carry
             last = layer.num_parts(bound.graph) - 1
             part = last - part if backward else part
@@ -266,12 +264,7 @@ def couple(
     carry = dict(z), jnp.zeros(len(keys), bool)
     for start, layer in _with_offsets(graph, bounds[0].moves(kinds, moves)):
 
-        def step(
-            part: PartIndex,
-            carry: tuple[Blocks, Array],
-            start: int = start,
-            layer: Move = layer,
-        ) -> tuple[Blocks, Array]:
+        def step(part, carry, start=start, layer=layer):
             z, broken = carry
             chains = one_chain(z, 0), one_chain(z, 1)
             natural = partial(_natural, layer=layer, part=part)

@@ -7,7 +7,6 @@ import dataclasses
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from jaxtyping import PyTree
 import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
 
@@ -204,7 +203,7 @@ class CoupledComposite(MCMCKernel):
         """
         blocks = self.blocks
 
-        def draw(keys: Array) -> SiteArrays:
+        def draw(keys):
             z: SiteArrays = {}
             for index, step in enumerate(self.steps):
                 z |= step.draw_initial(random.fold_in(keys, index))
@@ -213,11 +212,11 @@ class CoupledComposite(MCMCKernel):
                 z |= block.draw_prior(z, call, random.as_key(keys))
             return z
 
-        def split(block: ModelBlock, z: Rows) -> tuple[Rows, PyTree]:
+        def split(block, z):
             values, inputs = _split(block, z, call)
             return values, block.info.context(values, inputs)
 
-        def sweep(z: SiteArrays, keys: Array) -> SiteArrays:
+        def sweep(z, keys):
             for index, block in enumerate(blocks):
                 block_keys = random.fold_in(keys, index)
                 moved = block.start.relaxed(*split(block, z), block_keys)
@@ -306,7 +305,7 @@ class CoupledComposite(MCMCKernel):
         self.check_sites(init)
         self.check_data(call)
 
-        def init_one(key: Array, init: Rows) -> CompositeState:
+        def init_one(key, init):
             words = random.key_pair(key)
             start, possible = self.start(random.fold_in(words, 0), call, init)
             broken = ~checked(self.check_started, possible)
@@ -325,7 +324,7 @@ class CoupledComposite(MCMCKernel):
     ) -> CompositeState:
         call = Call.split(model_args, model_kwargs)
 
-        def sample_one(state: CompositeState) -> CompositeState:
+        def sample_one(state):
             t = state.t + 1
             keys = random.fold_in(random.key_pair(state.rng_key), t)
             z, y, wrong = self.pair(state.z, state.y, keys, call)

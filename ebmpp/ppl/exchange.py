@@ -425,7 +425,7 @@ def _check_site(
     if value.shape != shape:
         raise checks.parameter_error(name, expected, value)
 
-    def check(rows: Array) -> None:
+    def check(rows):
         if not np.isfinite(np.asarray(dist.biject_to(prior.support).inv(rows))).all():
             raise checks.parameter_error(name, expected, np.asarray(rows).tolist())
 

@@ -20,7 +20,7 @@ from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import InitParams, Kwargs
 from ebmpp.moves import Forests, Layer, Move, Target, couplings, gibbs, search, sweeps
-from ebmpp.moves.move import Drawn, one_chain, stack_chains
+from ebmpp.moves.move import one_chain, stack_chains
 from ebmpp.ppl import bound
 from ebmpp.ppl.binding import Binding, ParamsLike, SitesLike
 from ebmpp.traced import block
@@ -308,9 +308,9 @@ class GraphBlock(GibbsBlock):
         target = self.binding.bind(values, call)
         keys = target.keys(keys, 1 if index is None else index)
 
-        def sweep_once(index: Array, carry: Drawn) -> Drawn:
+        def sweep_once(number, carry):
             x, total = carry
-            sweep_keys = random.fold_in(keys, index)
+            sweep_keys = random.fold_in(keys, number)
             if self.moves is not None:
                 return bound.sweep_by_moves(target, self.moves, x, sweep_keys), total
             x, accepted = bound.sweep(target, x, sweep_keys, self.fraction)
@@ -324,16 +324,18 @@ class GraphBlock(GibbsBlock):
         z = self._from_rows(x, values, target)
         return Advanced(z, accepted, transitions=transitions)
 
-    def _temper(self, target: bound.BoundGraph, x: Rows, keys: Array) -> Drawn:
+    def _temper(
+        self, target: bound.BoundGraph, x: Rows, keys: Array
+    ) -> tuple[SiteArrays, Array]:
         # as many passes as propose every unit once, which are reversed as a whole
         passes = 1 if target.log_likelihood is None else self.num_sweeps
 
         def sweep(x, keys, beta, backward):
-            def step(number, carry):
-                pass_keys = random.fold_in(keys, number)
-                return bound.sweep(
-                    target.at(beta), carry[0], pass_keys, self.fraction, backward
-                )
+            rung = target.at(beta)
+
+            def step(index, carry):
+                pass_keys = random.fold_in(keys, index)
+                return bound.sweep(rung, carry[0], pass_keys, self.fraction, backward)
 
             start = dict(x), jnp.zeros(len(keys), jnp.int32)
             return lax.fori_loop(jnp.uint32(0), jnp.uint32(passes), step, start)
