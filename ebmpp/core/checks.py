@@ -292,7 +292,7 @@ def placeable(name: str, value: object, kind: Error = ArgumentError) -> None:
         )
 
 
-def sequence(name: str, value: Iterable[T] | None, elements: str) -> Sequence[T]:
+def sequence(name: str, value: object, elements: str) -> Sequence[PyTree]:
     """Return a list or tuple of ``elements``; raise ArgumentError for others, and strings."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise error(name, f"a list of {elements}", value)

@@ -206,7 +206,7 @@ class _Engine:
         parts = -(-num_jobs // size)
         shapes = jax.eval_shape(lambda: self._starts(self.jobs.slice(0, size))[0])
         empty = Packed.empty(
-            shapes, {b: self.target.graph.num_parts(b) for b in shapes}, first.size
+            shapes, {b: self.target.num_parts(b) for b in shapes}, first.size
         )
         zero = jnp.zeros((), jnp.int32)
         total = self.accumulator.init(self.target, num_jobs)

@@ -165,8 +165,7 @@ def draw_sweep(
 def block_flags(target: Target, z: Chains) -> Flags:
     """Return flags of stored chains, from their values."""
     return {
-        b: jnp.tile(rows_equal(v)[:, None], target.graph.num_parts(b))
-        for b, v in z.items()
+        b: jnp.tile(rows_equal(v)[:, None], target.num_parts(b)) for b, v in z.items()
     }
 
 
@@ -222,7 +221,7 @@ def update_flags(
             changed[:, None] & is_drawn[None], agree[:, None], flags[b]
         )
         # their values compare exactly
-        if target.graph.families[b].support.is_discrete:
+        if target.is_discrete(b):
             result[b] |= (done & rows_equal(z[b]))[:, None]
     return result
 

@@ -168,6 +168,14 @@ class Target:
         """Return the shape of a block of one row."""
         return self.graph.families[block].shape
 
+    def num_parts(self, block: str) -> int:
+        """Return the number of parts of a block."""
+        return self.graph.num_parts(block)
+
+    def is_discrete(self, block: str) -> bool:
+        """Return True if values of a block compare exactly."""
+        return bool(self.graph.families[block].support.is_discrete)
+
     def keys(self, rng_key: Array, index: Array | int) -> Keys:
         """Return the keys of step ``index``, one per row; step 0 draws the initial state.
 
