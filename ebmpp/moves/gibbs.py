@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
@@ -97,6 +98,17 @@ def draw(families: Families, eta: Rows, keys: Keys) -> Blocks:
     if is_fast_compile() and barrier_pays(len(keys) * count):
         return fusion_barrier(draw_at, dict(eta))
     return draw_at(eta)
+
+
+def materialize(fn: Callable[..., Array], *args: Array) -> Array:
+    """Return ``fn(*args)``, from a barrier where it pays.
+
+    Values of a part that are transposed and read by several fusions would otherwise be
+    computed in each, column by column: 50 pairs of 32x32 spins took 2.3 in place of 0.9
+    ms per sweep.
+    """
+    size = jax.eval_shape(fn, *args).size
+    return fusion_barrier(fn, *args) if barrier_pays(size) else fn(*args)
 
 
 def draw_part(families: Families, eta: Blocks, keys: Keys) -> Blocks:

@@ -408,7 +408,11 @@ class Layer(Move[PyTree]):
             split = graph.splits[block]
             x = both_as_rows(z)
             units = energy.to_units(x[block], split.family)
-            etas = {block: target.natural_part(x, units, block, prepared, part)}
+
+            def natural_at(units):
+                return target.natural_part(x, units, block, prepared, part)
+
+            etas = {block: gibbs.materialize(natural_at, units)}
             is_free = {
                 b: split.take(energy.to_units(v, split.family), part).T
                 for b, v in is_free.items()
@@ -464,7 +468,8 @@ class Layer(Move[PyTree]):
         if block not in graph.splits:
             return new
         split = graph.splits[block]
-        units = split.put(energy.to_units(x[block], split.family), part, new[block].T)
+        units_first = gibbs.materialize(jnp.transpose, new[block])
+        units = split.put(energy.to_units(x[block], split.family), part, units_first)
         return {block: energy.to_rows(units, split.family)}
 
 
