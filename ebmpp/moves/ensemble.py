@@ -63,7 +63,7 @@ class Ensemble(Target):
     def along(
         cls, target: Target, betas: Array, params: Params, reference: Eta
     ) -> "Ensemble":
-        """Return replicas at the knots of a path, and one at the target, to which the path leads."""
+        """Return replicas at the knots of a path, and one at the target, its end."""
 
         def append(a, b):
             return jnp.concatenate([a, jnp.asarray(b, a.dtype)[None]])
@@ -207,7 +207,7 @@ def _log_density_gain(
 
 
 def equalize(betas: Array, rejection: Array) -> Array:
-    """Return betas between which swaps would be rejected equally often, given the rates of neighbours.
+    """Return betas between which swaps are rejected equally often, from neighbours' rates.
 
     The rejection rates, summed from hot to cold, estimate the communication barrier as
     a function of beta; the new betas divide it into equal parts: Syed, Bouchard-Cote,

@@ -4,9 +4,14 @@ r"""Rungs: distributions between a reference of independent units and a model.
 
 At the inverse temperature :math:`\beta` the energy is
 :math:`(1 - \beta) E_0 + \beta E`, where E_0 is the energy of the reference. Natural
-parameters are affine in :math:`\beta` as well, so a conditional at a rung is that of
-the model, moved towards the reference. Wherever both ends normalise, so does everything
-between them (Hoelder's inequality).
+parameters are affine in :math:`\beta` as well:
+
+.. math::
+
+    \eta_\beta = (1 - \beta) \eta_0 + \beta \eta.
+
+A layer at a rung is therefore drawn like one of the model. Wherever both ends
+normalise, so does everything between them (Hoelder's inequality).
 """
 
 from collections.abc import Iterable
@@ -59,20 +64,20 @@ class Tempering(NamedTuple):
 
 
 def reference_of(graph: FactorGraph, params: Params) -> Eta:
-    """Return natural parameters of the independent units that the factors without interactions make."""
+    """Return the natural parameters of units under the factors without interactions."""
     separate = [f for f in graph.factors if not f.interacts]
     return energy.natural(graph, params, {}, tuple(graph.families), separate)
 
 
 class Evaluation(NamedTuple):
-    """Log densities of a model and of the reference at rows, as functions of summed blocks' statistics."""
+    """Log densities of a model and of the reference at rows, before blocks are summed out."""
 
     reference: PerRow
     """<eta_0, t> of the kept blocks."""
     model: PerRow
     """-E at zero statistics of the summed blocks."""
     eta: Eta
-    """Natural parameters of the summed blocks under the model, ``(rows, *shape, *stat_shape)`` each."""
+    """Natural parameters of the summed blocks, ``(rows, *shape, *stat_shape)`` each."""
 
     def log_density(self, beta: Scalar | float) -> PerRow:
         """Return the log density at a rung, at zero statistics of the summed blocks."""
