@@ -60,10 +60,8 @@ def is_traced(inputs: PyTree) -> bool:
     """Return True if any leaf is a tracer, or if the call is made while a function is traced."""
     # an operation on a constant is traced, too; `jnp.negative` takes 5 us, `jnp.zeros`
     # 24
-    return any(
-        isinstance(leaf, Tracer)
-        for leaf in (jnp.negative(0.0), *jax.tree.leaves(inputs))
-    )
+    leaves = jax.tree.leaves((jnp.negative(0.0), inputs))
+    return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 @dataclasses.dataclass

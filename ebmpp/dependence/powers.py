@@ -105,10 +105,7 @@ def powers_of(program: Program, facts: Facts) -> tuple[Powers, bool] | str:
     """
     slots = program.sites.values()
     unit = _Sum(
-        frozenset([1.0]),
-        positive=facts.positive,
-        is_power=True,
-        lines=frozenset([_X]),
+        frozenset([1.0]), positive=facts.positive, is_power=True, lines=frozenset([_X])
     )
     facts = facts._replace(one_unit=sum(map(program.size, slots)) == 1)
     units = {slot: unit._replace(origin=slot) for slot in slots}

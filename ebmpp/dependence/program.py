@@ -83,11 +83,10 @@ class Program:
         self.constants: dict[int, Any] = {}
         inputs = closed.jaxpr.invars
         slots = [self._slot(v.aval, frozenset([i])) for i, v in enumerate(inputs)]
-        first = len(sites)
-        second = first + len(siblings)
-        self.sites = dict(zip(sorted(sites), slots[:first], strict=True))
-        self.siblings = dict(zip(sorted(siblings), slots[first:second], strict=True))
-        self.arguments = slots[second:]
+        rest = iter(slots)
+        self.sites = {name: next(rest) for name in sorted(sites)}
+        self.siblings = {name: next(rest) for name in sorted(siblings)}
+        self.arguments = list(rest)
         self.outputs = self._inline(closed.jaxpr, closed.consts, slots)
         self.equations = self.needed(self.outputs, ())
         self.evaluate = evaluate_equation

@@ -87,7 +87,6 @@ def guarded(
 ) -> Values:
     """Return an equation's results, with guarded derivatives in the ``moving`` operands."""
     elementwise = eqn.name in _ELEMENTWISE
-    rule = _pull_each if elementwise else _pull_sum
     if elementwise:
         operands = jnp.broadcast_arrays(*operands)
 
@@ -99,23 +98,20 @@ def guarded(
         return [cotangents[i] for i in moving]
 
     def backward(operands, cotangent):
-        cotangents = dict(zip(moving, rule(pull, operands, cotangent)))
+        if elementwise:
+            is_dead = cotangent == 0
+            pulled = [
+                jnp.where(is_dead & ~jnp.isfinite(p), 0, p)
+                for p in pull(cotangent, *operands)
+            ]
+        else:
+            pulled = _pull_sum(pull, operands, cotangent)
+        cotangents = dict(zip(moving, pulled))
         return tuple(cotangents.get(i) for i in range(len(operands)))
 
     evaluate = jax.custom_vjp(fn)
     evaluate.defvjp(lambda *operands: (fn(*operands), operands), backward)
     return [evaluate(*operands)]
-
-
-def _pull_each(
-    pull: Callable,
-    operands: Sequence[Array],
-    cotangent: Array,
-) -> list[Array]:
-    return [
-        jnp.where((cotangent == 0) & ~jnp.isfinite(p), 0, p)
-        for p in pull(cotangent, *operands)
-    ]
 
 
 def _pull_sum(

@@ -95,12 +95,10 @@ class UnitSets:
         bits = self._bits[rows.indices]
         marks = np.add.reduceat(bits, rows.indptr[:-1], axis=0)
         keys = list(map(tuple, marks.tolist()))
-        new = {}
+        new = []
         for row, key in enumerate(keys):
             if key not in self._numbers:
-                new.setdefault(key, row)
-        first = self._rows.shape[0]
-        self._numbers |= zip(new, range(first, first + len(new)))
-        added = rows[list(new.values())]
-        self._rows = sparse.vstack([self._rows, added], format="csr")
+                self._numbers[key] = self._rows.shape[0] + len(new)
+                new.append(row)
+        self._rows = sparse.vstack([self._rows, rows[new]], format="csr")
         return np.array([self._numbers[key] for key in keys])

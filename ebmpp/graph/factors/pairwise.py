@@ -128,17 +128,16 @@ def attribute(
     rows = []
     for value in values:
         try:
-            # None becomes nan, of one element
-            rows.append(np.asarray(value, float).reshape(shape))
-            is_valid = value is not None
+            row = np.asarray(value, float).reshape(shape)
         except (TypeError, ValueError):
-            is_valid = False
-        if not is_valid:
+            row = None
+        if value is None or row is None:
             raise checks.declaration_error(
                 name,
                 f"numbers of shape {shape} at all nodes or edges, or at none",
                 value,
             )
+        rows.append(row)
     return np.array(rows)
 
 
@@ -149,14 +148,15 @@ def _is_dense(size: int, edges: np.ndarray) -> bool:
 def _matrix(weights: Array, edges: np.ndarray, size: int) -> Array:
     # In bounds: checking two million indices cost XLA eight seconds when it compiled
     # the gradient.
-    at = jnp.zeros((size, size), weights.dtype).at[edges[:, 0], edges[:, 1]]
+    at = jnp.zeros((size, size), weights.dtype).at[tuple(edges.T)]
     return at.set(weights, mode="promise_in_bounds", unique_indices=True)
 
 
 def _pairwise_energy(weights: Array, units: Array, edges: np.ndarray) -> Array:
     if _is_dense(len(units), edges):
         return -jnp.vdot(units, _matrix(weights, edges, len(units)) @ units)
-    return -jnp.vdot(weights, (units[edges[:, 0]] * units[edges[:, 1]]).sum(-1))
+    first, second = edges.T
+    return -jnp.vdot(weights, (units[first] * units[second]).sum(-1))
 
 
 class Adjacency(NamedTuple):
