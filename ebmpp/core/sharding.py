@@ -141,7 +141,7 @@ def place(tree: T) -> T:
         return tree
 
     def put(path, a):
-        sharding = a.sharding if isinstance(a, Array) else None
+        sharding = getattr(a, "sharding", None)
         spec = sharding.spec if isinstance(sharding, NamedSharding) else P()
         entries = [(e,) if isinstance(e, str) else e for e in spec if e is not None]
         axes = {axis for entry in entries for axis in entry}

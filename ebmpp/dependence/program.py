@@ -200,11 +200,7 @@ class Program:
                 missing.update(set(eqn.inputs) - available)
         return equations[::-1]
 
-    def inputs(
-        self,
-        values: Named,
-        arguments: Values,
-    ) -> dict[int, Any]:
+    def inputs(self, values: Named, arguments: Values) -> dict[int, Any]:
         """Return the values of all input slots in the traced dtypes; other names are ignored."""
         slots = {
             slot: values[name] for name, slot in (self.sites | self.siblings).items()

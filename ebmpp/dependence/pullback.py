@@ -40,10 +40,7 @@ _ELEMENTWISE = (
 _CONTRACTIONS = ("dot_general", "conv_general_dilated")
 
 
-def guard(
-    program: Program,
-    is_moving: Callable[[int], bool],
-) -> Bind:
+def guard(program: Program, is_moving: Callable[[int], bool]) -> Bind:
     """Return an evaluation that guards derivatives in moving slots where these may be nan."""
 
     def bind(eqn, operands):
@@ -56,20 +53,12 @@ def guard(
     return bind
 
 
-def run_guarded(
-    program: Program,
-    inputs: SlotValues,
-    slot: int,
-) -> Array:
+def run_guarded(program: Program, inputs: SlotValues, slot: int) -> Array:
     """Return the value of a slot, with guarded derivatives in the units."""
     return program.run(inputs, [slot], guard(program, program.depends))[slot]
 
 
-def _is_harmless(
-    program: Program,
-    eqn: Equation,
-    moving: Sequence[int],
-) -> bool:
+def _is_harmless(program: Program, eqn: Equation, moving: Sequence[int]) -> bool:
     """Return True for products with a constant that keeps finite cotangents finite."""
     is_product = eqn.name in ("mul", *_CONTRACTIONS) or (
         eqn.name == "div" and moving == [0]
@@ -80,11 +69,7 @@ def _is_harmless(
     return bool(np.isfinite(value).all() and (eqn.name != "div" or value.all()))
 
 
-def guarded(
-    eqn: Equation,
-    operands: Sequence[Array],
-    moving: Sequence[int],
-) -> Values:
+def guarded(eqn: Equation, operands: Sequence[Array], moving: Sequence[int]) -> Values:
     """Return an equation's results, with guarded derivatives in the ``moving`` operands."""
     elementwise = eqn.name in _ELEMENTWISE
     if elementwise:

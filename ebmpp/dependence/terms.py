@@ -166,12 +166,7 @@ class SumOfTerms:
         self._add_pairs(first, second, int(count))
         return True
 
-    def _add_pairs(
-        self,
-        first: np.ndarray,
-        second: np.ndarray,
-        count: int,
-    ) -> None:
+    def _add_pairs(self, first: np.ndarray, second: np.ndarray, count: int) -> None:
         """Record that the units of each set of ``first`` interact with units of its partner."""
         self._count += count
         if count and self._count <= _MOST_PAIRS:  # a set of one unit has no pair
