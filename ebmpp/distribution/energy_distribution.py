@@ -233,9 +233,9 @@ class EnergyDistribution(dist.Distribution):
         log_z = self._log_partition_value
         if self._log_partition_fn is not None:
             log_z = self._map(self._log_partition_fn)
-        return (
-            weight if log_z is None else weight - jnp.broadcast_to(log_z, weight.shape)
-        )
+        if log_z is None:
+            return weight
+        return weight - jnp.broadcast_to(log_z, weight.shape)
 
     def _map_rows(self, fn: Callable[[Params, State], PyTree], x: Rows) -> PyTree:
         """Apply ``fn(params, row)`` to rows of blocks.
@@ -260,7 +260,9 @@ class EnergyDistribution(dist.Distribution):
         return jax.tree.map(lambda r: r.reshape(lead + r.shape[2:]), results)
 
     def _guard(self, params: Params) -> Params:
-        return params if self.has_log_partition else _without_gradient(params)
+        if self.has_log_partition:
+            return params
+        return _without_gradient(params)
 
     def _log_weight(
         self, value: Array, guard: Callable[[Params], Params] = identity

@@ -205,5 +205,6 @@ def is_own_statistic(family: Family) -> bool:
     """Return True if the statistic by which a unit interacts is its value."""
     with sharding.eager():
         values = family.states()
-        values = jnp.array([-1.5, 0.5, 3.0]) if values is None else values
+        if values is None:
+            values = jnp.array([-1.5, 0.5, 3.0])
         return np.array_equal(family.interaction(family.statistics(values)), values)
