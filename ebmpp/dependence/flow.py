@@ -168,7 +168,8 @@ def _merge_nonzero(sets: UnitSets, read: np.ndarray, other: np.ndarray) -> np.nd
     """
     batch, row, summed = np.nonzero(other)
     shape = (len(read), other.shape[1], read.shape[1])
-    place = (batch * shape[1] + row)[:, None] * shape[2] + np.arange(shape[2])
+    first = (batch * shape[1] + row) * shape[2]
+    place = first[:, None] + np.arange(shape[2])
     numbers = read[batch, :, summed]
     merged = sets.of_groups(place.ravel(), numbers.ravel(), math.prod(shape))
     return merged.reshape(shape)
