@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Annealing: paths of models from independent units to a model, and the particles that follow them."""
+"""Annealing: paths of models from independent units, and particles that follow them."""
 
 from ebmpp.annealing.bidirectional import ais, bracket, reverse_ais
 from ebmpp.annealing.log_partition import Bracket, LogPartition, ParticleSystem

@@ -10,9 +10,9 @@ which gives an upper bound. Particles do not interact, as they do in
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 import jax
@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from ebmpp import exact
 from ebmpp.annealing import ladder as ladders
-from ebmpp.annealing.log_partition import Bracket, Data, LogPartition, summarize, warn
+from ebmpp.annealing.log_partition import Bracket, LogPartition, summarize, warn
 from ebmpp.annealing.path import Path, draw_reference
 from ebmpp.annealing.reference import (
     check_model,
@@ -31,6 +31,7 @@ from ebmpp.annealing.reference import (
 )
 from ebmpp.core import Blocks, Keys, Params, checks, random, sharding
 from ebmpp.core.compile import compiled
+from ebmpp.core.types import StateLike
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import enumeration, perfect_sample, shifted
 from ebmpp.graph import FactorGraph, states
@@ -48,9 +49,8 @@ _DRAWS = (
     "as far as they are distributed as the model."
 )
 _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as well
-_SETTLING = (
-    100  # sweeps of the model after which annealed draws start the reverse direction
-)
+#: Sweeps of the model after which annealed draws start the reverse direction.
+_SETTLING = 100
 
 
 @dataclasses.dataclass
@@ -63,8 +63,8 @@ class _Annealing:
     rng_key: Array
     num_particles: int
     num_temperatures: int
-    ladder: Any
-    data: Data | None
+    ladder: str | ArrayLike
+    data: StateLike | None
     reference: Mapping[str, Array] | None
     progress_bar: bool
 
@@ -91,23 +91,16 @@ class _Annealing:
         unbiased: bool,
         approximate: bool = False,
     ) -> LogPartition:
-        """Anneal from draws of the model, approximate ones if there are no others, to the reference."""
+        """Anneal from draws of the model to the reference.
+
+        :param approximate: make approximate draws if there are no perfect ones.
+        """
         unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
         key = random.key_pair(rng_key)
-        log_share = 0.0
         betas = self._betas(key)
+        log_share = 0.0
         if samples is not None:
-            missing = tuple(b for b in self.graph.families if b not in samples)
-            states.check_summable(self.graph, missing)
-            rows = random.fold_in(
-                random.fold_in(key, 2, 1),
-                np.arange(self.num_particles, dtype=np.uint32),
-            )
-            target = Target(self.graph, self.model.params)
-            samples = self.model.shift(samples)
-            x = samples | (
-                Layer(missing).draw(target, samples, rows)[0] if missing else {}
-            )
+            x = self._with_missing(samples, key)
         else:
             try:
                 x = perfect_sample(
@@ -116,23 +109,38 @@ class _Annealing:
             except (IntractableError, UnmetError) as error:
                 if not approximate:
                     raise type(error)(
-                        f"{self.name}: there are no perfect draws of the model: {error} {_DRAWS}"
+                        f"{self.name}: there are no perfect draws of the model: "
+                        f"{error} {_DRAWS}"
                     ) from None
                 # annealed to the model, then moved by sweeps of it, with weights of
                 # mean 1
                 ladder = np.append(betas, np.ones(_SETTLING, betas.dtype))
-                run_key = random.fold_in(key, 5, 1)
-                log_w, _, x = anneal(
-                    self.path,
-                    ladder,
-                    run_key,
-                    self.num_particles,
-                    None,
-                    self.progress_bar,
-                )
+                log_w, x = self._anneal(random.fold_in(key, 5, 1), ladder)
                 log_share = log_w - summarize(self.name, log_w[:, None]).log_mean
                 unbiased = False
         return self._run(random.fold_in(key, 3, 1), betas[::-1], x, unbiased, log_share)
+
+    def _with_missing(self, samples: Blocks, key: Array) -> Blocks:
+        """Return shifted samples, with missing blocks drawn given the others."""
+        missing = tuple(b for b in self.graph.families if b not in samples)
+        states.check_summable(self.graph, missing)
+        samples = self.model.shift(samples)
+        if not missing:
+            return samples
+        numbers = np.arange(self.num_particles, dtype=np.uint32)
+        keys = random.fold_in(random.fold_in(key, 2, 1), numbers)
+        target = Target(self.graph, self.model.params)
+        drawn, _ = Layer(missing).draw(target, samples, keys)
+        return samples | drawn
+
+    def _anneal(
+        self, key: Array, betas: np.ndarray, x: Blocks | None = None
+    ) -> tuple[np.ndarray, Blocks]:
+        """Return the log-weights and states at the end; see :func:`anneal`."""
+        log_w, _, x = anneal(
+            self.path, betas, key, self.num_particles, x, self.progress_bar
+        )
+        return log_w, x
 
     def _run(
         self,
@@ -140,13 +148,11 @@ class _Annealing:
         betas: np.ndarray,
         x: Blocks | None,
         unbiased: bool = True,
-        log_share: Any = 0.0,
+        log_share: np.ndarray | float = 0.0,
     ) -> LogPartition:
-        """Anneal from the reference, or in reverse from draws ``x``, where weights estimate 1/Z."""
+        """Anneal from the reference, or from draws ``x``, where weights estimate 1/Z."""
         sign = 1 if x is None else -1
-        log_w, *_ = anneal(
-            self.path, betas, key, self.num_particles, x, self.progress_bar
-        )
+        log_w, _ = self._anneal(key, betas, x)
         log_z0 = log_partition(self.graph, self.path.eta0) + self.model.log_factor
         log_weights = log_w + sign * log_z0 + log_share
         # each particle is an island
@@ -168,11 +174,10 @@ class _Annealing:
         if not (isinstance(self.ladder, str) and self.ladder == "adaptive"):
             return ladders.temperatures(self.ladder, count)
         pilot = ladders.temperatures("linear", max(count // _PILOT, min(count, _PILOT)))
+        pilot_key = random.fold_in(key, 1, 1)
         # a run of its own: a ladder made from the particles' own weights would bias
         # them
-        _, spread, _ = anneal(
-            self.path, pilot, random.fold_in(key, 1, 1), self.num_particles
-        )
+        _, spread, _ = anneal(self.path, pilot, pilot_key, self.num_particles)
         return ladders.constant_speed(pilot, spread, count)
 
 
@@ -183,8 +188,8 @@ def ais(
     rng_key: Array,
     num_particles: int = 100,
     num_temperatures: int = 10_000,
-    ladder: str | Any = "linear",
-    data: Data | None = None,
+    ladder: str | ArrayLike = "linear",
+    data: StateLike | None = None,
     reference: Mapping[str, Array] | None = None,
     mesh: Mesh | None = None,
     progress_bar: bool = False,
@@ -251,12 +256,12 @@ def reverse_ais(
     unbiased: bool = False,
     num_particles: int | None = None,
     num_temperatures: int = 10_000,
-    ladder: str | Any = "linear",
-    data: Data | None = None,
+    ladder: str | ArrayLike = "linear",
+    data: StateLike | None = None,
     reference: Mapping[str, Array] | None = None,
     progress_bar: bool = False,
 ) -> LogPartition:
-    """Estimate log Z from above, by annealing from draws of the model to independent units.
+    """Estimate log Z from above, by annealing from draws of the model.
 
     From **exact** draws the mean weight is unbiased for 1/Z, so the result is an upper
     bound in expectation. Without ``samples`` they come from
@@ -284,7 +289,9 @@ def reverse_ais(
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(20), h=ebmpp.Bernoulli(8))
     >>> params = rbm.init(jax.random.key(0))
-    >>> ebmpp.annealing.reverse_ais(rbm, params, rng_key=jax.random.key(1), num_temperatures=200).bound
+    >>> ais = ebmpp.annealing.reverse_ais(rbm, params, rng_key=jax.random.key(1),
+    ...                                   num_temperatures=200)
+    >>> ais.bound
     'upper'
     """
     x, num = _as_samples("reverse_ais", graph, samples, num_particles)
@@ -327,19 +334,19 @@ def bracket(
     unbiased: bool = False,
     num_particles: int | None = None,
     num_temperatures: int = 10_000,
-    ladder: str | Any = "linear",
-    data: Data | None = None,
+    ladder: str | ArrayLike = "linear",
+    data: StateLike | None = None,
     reference: Mapping[str, Array] | None = None,
     progress_bar: bool = False,
 ) -> Bracket:
-    """Estimate log Z from below and above by bidirectional Monte Carlo; exactly where states can be summed.
+    """Estimate log Z from below and above by bidirectional Monte Carlo.
 
-    Without ``samples`` the reverse direction starts from perfect draws where those can
-    be had. Otherwise a separate run is annealed to the model and moved by 100 of its
-    sweeps. Its weights multiply the weights of the reverse direction, so that the
-    stated error of the upper side includes that of the draws. They may miss a mode, so
-    that side is then marked as not guaranteed (``result.guaranteed``,
-    ``result.upper.unbiased``).
+    Where states can be summed, the exact value is reported too. Without ``samples`` the
+    reverse direction starts from perfect draws where those can be had. Otherwise a
+    separate run is annealed to the model and moved by 100 of its sweeps. Its weights
+    multiply the weights of the reverse direction, so that the stated error of the upper
+    side includes that of the draws. They may miss a mode, so that side is then marked
+    as not guaranteed (``result.guaranteed``, ``result.upper.unbiased``).
 
     Arguments are as for :func:`ebmpp.annealing.reverse_ais`. Both runs share one
     reference; an "adaptive" ladder is found for each.
@@ -378,31 +385,28 @@ def exact_log_partition(graph: FactorGraph, params: Params) -> float | None:
         plan = enumeration.make_plan(graph)
     except IntractableError:
         return None
-    can_sum = enumeration.num_states(graph, plan.enumerated) <= _MOST_SUMMED
+    if enumeration.num_states(graph, plan.enumerated) > _MOST_SUMMED:
+        return None
     model = shifted.shift_origin(graph, params)
-    return (
-        float(exact.log_partition(graph, model.params)) + model.log_factor
-        if can_sum
-        else None
-    )
+    return float(exact.log_partition(graph, model.params)) + model.log_factor
 
 
 @compiled
 def _take_steps(
     path: Path, betas: Array, count: Array, x: Blocks, keys: Keys
 ) -> tuple[Blocks, Array, Array]:
-    """Take ``count`` steps from one beta to the next; one evaluation of the model at a state serves each.
+    """Take ``count`` steps from one beta to the next, each with one evaluation of the model.
 
     :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
     :return: the kept blocks; the increment of the log-weights; its standard deviation
         at each step.
     """
 
-    def run(jobs: tuple[Blocks, Array], shared: tuple, *_: Any) -> tuple[tuple, tuple]:
+    def run(jobs, shared, *_):
         x, keys = jobs
         path, betas, count = shared
 
-        def step(i: Array, carry: tuple) -> tuple:
+        def step(i, carry):
             x, log_weight, gains = carry
             low = path.at(betas[i])
             high = path.at(betas[i + 1])
@@ -443,17 +447,15 @@ def anneal(
     # float32
     total = np.zeros(num)
     spreads = []
+    num_steps = len(betas) - 1
     hidden = not (progress_bar and sharding.is_first())
-    with tqdm(
-        total=len(betas) - 1, disable=hidden, desc="annealing", unit="step"
-    ) as bar:
-        for first in range(0, len(betas) - 1, _STEPS):
+    with tqdm(total=num_steps, disable=hidden, desc="annealing", unit="step") as bar:
+        for first in range(0, num_steps, _STEPS):
             chunk = betas[first : first + _STEPS + 1]
             count = len(chunk) - 1
             padded = np.pad(chunk, (0, _STEPS - count), mode="edge")
-            x, gain, spread = _take_steps(
-                path, padded, np.int32(count), x, random.fold_in(keys, 1, first)
-            )
+            step_keys = random.fold_in(keys, 1, first)
+            x, gain, spread = _take_steps(path, padded, np.int32(count), x, step_keys)
             total += np.asarray(gain, float)
             spreads.append(np.asarray(spread, float)[:count])
             bar.update(count)

@@ -1,34 +1,35 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Ladders: the places of a path at which particles stop, fixed, given or found by a pilot run."""
+"""Ladders: the places of a path at which particles stop, fixed or found by a pilot run."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Float32, Int32
 import numpy as np
+from numpy.typing import ArrayLike
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from ebmpp.annealing import systems
 from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.path import Path
+from ebmpp.annealing.systems import Systems
 from ebmpp.core import Key, checks, random
 from ebmpp.core.compile import compiled
 
-_SIGMOID_SLOPE = 4.0  # of the logistic function at either end
+_SIGMOID_SLOPE = 4.0
 _CAPACITY = 256  # initial room for the places of a pilot
-# factors of the steps that a pilot tries
-_GROW = 1.3
-_SHRINK = 0.75
-_SHORTEST = 1e-6  # of these steps
+_FIRST_STEP = 0.1
+_STEP_GROWTH = 1.3
+_STEP_SHRINKAGE = 0.75
+_SHORTEST_STEP = 1e-6
 _SMOOTHING = 0.2  # share of the latest rung in the smoothed correlation
 
 
 def temperatures(
-    kind: str | Any, num_temperatures: int
+    kind: str | ArrayLike, num_temperatures: int
 ) -> Float32[np.ndarray, "temperatures"]:
     """Return increasing inverse temperatures from 0 to 1.
 
@@ -43,25 +44,26 @@ def temperatures(
     """
     if not isinstance(kind, str):
         return given_places("ladder", kind, 1)
-    linear = np.linspace(
-        0.0, 1.0, checks.count("num_temperatures", num_temperatures, 2)
-    )
-    kinds = "linear", "sigmoid", "adaptive"
-    if (
-        checks.choice("ladder", kind, kinds, "increasing values from 0 to 1")
-        == "linear"
-    ):
+    count = checks.count("num_temperatures", num_temperatures, 2)
+    linear = np.linspace(0.0, 1.0, count)
+    kinds = ("linear", "sigmoid", "adaptive")
+    checks.choice("ladder", kind, kinds, "increasing values from 0 to 1")
+    if kind == "linear":
         return linear.astype(np.float32)
     # a logistic function up to scale and location
     rising = np.tanh(_SIGMOID_SLOPE * (linear - 0.5))
     return (0.5 + 0.5 * rising / rising[-1]).astype(np.float32)
 
 
-def given_places(name: str, values: Any, end: int) -> Float32[np.ndarray, "places"]:
-    """Return a user's places as an array; they must increase from 0 to ``end``, the place of the model."""
+def given_places(
+    name: str, values: ArrayLike, end: int
+) -> Float32[np.ndarray, "places"]:
+    """Return a user's places as an array; they must increase from 0 to ``end``, the model."""
     places = np.asarray(checks.numbers(name, values), np.float32)
-    ends = places.ndim == 1 and len(places) > 1 and (places[0], places[-1]) == (0, end)
-    if not ends or not (np.diff(places) > 0).all():
+    has_ends = (
+        places.ndim == 1 and len(places) > 1 and tuple(places[[0, -1]]) == (0, end)
+    )
+    if not has_ends or not (np.diff(places) > 0).all():
         raise checks.error(
             name, f"numbers that increase from 0 to {end}, the model", values
         )
@@ -73,7 +75,7 @@ def constant_speed(
     spread: Float[np.ndarray, "steps"],
     num_temperatures: int,
 ) -> Float32[np.ndarray, "temperatures"]:
-    """Return increasing inverse temperatures whose log-weights have about the same spread at each step.
+    """Return inverse temperatures whose log-weights have about equal spread at each step.
 
     Gelman, Meng (1998), *Simulating normalizing constants*, section 4.2: constant speed
     along a path.
@@ -85,9 +87,8 @@ def constant_speed(
     [0.0, 0.17, 0.33, 0.5, 1.0]
     """
     # the small terms keep steps without any spread apart
-    cumulated = np.concatenate(
-        [[0.0], np.cumsum(spread + 1e-3 * spread.mean() + 1e-12)]
-    )
+    widths = spread + 1e-3 * spread.mean() + 1e-12
+    cumulated = np.concatenate([[0.0], np.cumsum(widths)])
     levels = np.linspace(0.0, cumulated[-1], num_temperatures)
     places = np.interp(levels, cumulated, betas).astype(np.float32)
     places[0] = 0.0
@@ -102,8 +103,8 @@ class Ladder(NamedTuple):
     count: Int32[Array, ""]
     """Number of places that are used, including the reference."""
     correlation: Float[Array, ""]
-    """Largest correlation of the pilot's log-densities before and after the sweeps of a rung, smoothed over
-    rungs; 0 where it is not measured."""
+    """Largest correlation of the pilot's log-densities before and after the sweeps of a
+    rung, smoothed over rungs; 0 where it is not measured."""
     relative_ancestry: Float[Array, ""]
     """Of the pilot at the end; 1 where it is not measured."""
 
@@ -112,11 +113,22 @@ class Ladder(NamedTuple):
         return self.count < len(self.places)
 
 
+class _Pilot(NamedTuple):
+    """A pilot system on its way, and the places that it has found."""
+
+    places: Float[Array, "places"]
+    count: Int32[Array, ""]
+    step: Float[Array, ""]
+    system: Systems
+    smoothed: Float[Array, ""]
+    largest: Float[Array, ""]
+
+
 def find_ladder(
     path: Path,
     key: Key,
     num: int,
-    cess_threshold: ArrayLike,
+    cess_threshold: Array | float,
     capacity: int,
     sweeps: int = 1,
     measure: bool = False,
@@ -133,60 +145,74 @@ def find_ladder(
     """
     keys = key[None]
 
-    def body(carry: tuple) -> tuple:
-        places, count, step, system, smooth, largest = carry
-        s = places[count - 1]
-        low = path.at(s)
+    def body(pilot: _Pilot) -> _Pilot:
+        system = pilot.system
+        place = pilot.places[pilot.count - 1]
+        low = path.at(place)
         here = path.evaluate(low.params, system.x)
 
         def rung_after(step):
-            return path.at(jnp.minimum(s + step, path.end))
+            return path.at(jnp.minimum(place + step, path.end))
 
         def is_too_long(step: Array) -> Array:
             high = rung_after(step)
             there = path.evaluate_at(high, here, system.x)
             gain = path.gain(low, high, here, there).reshape(system.log_weights.shape)
             cess = systems.conditional_ess(system.log_weights, gain)[0]
-            return ~(cess >= cess_threshold) & (step > _SHORTEST)  # NaN is too long
+            # NaN is too long
+            return ~(cess >= cess_threshold) & (step > _SHORTEST_STEP)
 
-        step = lax.while_loop(is_too_long, lambda step: _SHRINK * step, _GROW * step)
-        step = jnp.where(count == capacity - 1, path.end, step)
-        rung_keys = random.fold_in(keys, count)
+        def shorten(step):
+            return _STEP_SHRINKAGE * step
+
+        step = lax.while_loop(is_too_long, shorten, _STEP_GROWTH * pilot.step)
+        step = jnp.where(pilot.count == capacity - 1, path.end, step)
+        rung_keys = random.fold_in(keys, pilot.count)
         high = rung_after(step)
-        system, evaluation = systems.reweight(path, low, high, here, system, rung_keys)
-        system = systems.move(path, high, evaluation, system, rung_keys, sweeps)
+        system, before = systems.reweight(path, low, high, here, system, rung_keys)
+        system = systems.move(path, high, before, system, rung_keys, sweeps)
+        smoothed = pilot.smoothed
         if measure:
+            start = path.at(jnp.zeros(()))
             after = path.evaluate(high.params, system.x)
-            values = [
-                path.gain(path.at(jnp.zeros(())), high, at, at)
-                for at in (evaluation, after)
-            ]
-            a, b = (v - v.mean() for v in values)
-            # 0 where particles are all equal
-            correlation = (a * b).sum() / jnp.maximum(
-                jnp.sqrt((a**2).sum() * (b**2).sum()), 1e-30
+            correlation = _correlation(
+                path.gain(start, high, before, before),
+                path.gain(start, high, after, after),
             )
-            smooth += _SMOOTHING * (correlation - smooth)
-        places = places.at[count].set(jnp.minimum(s + step, path.end))
-        return places, count + 1, step, system, smooth, jnp.maximum(largest, smooth)
+            smoothed += _SMOOTHING * (correlation - smoothed)
+        next_place = jnp.minimum(place + step, path.end)
+        return _Pilot(
+            places=pilot.places.at[pilot.count].set(next_place),
+            count=pilot.count + 1,
+            step=step,
+            system=system,
+            smoothed=smoothed,
+            largest=jnp.maximum(pilot.largest, smoothed),
+        )
+
+    def is_open(pilot):
+        return pilot.places[pilot.count - 1] < path.end
 
     zero = jnp.zeros(())
-    step = jnp.full((), 0.1)
-    start = (
-        jnp.zeros(capacity),
-        jnp.ones((), jnp.int32),
-        step,
-        systems.begin(path, keys, num),
-        zero,
-        zero,
+    pilot = _Pilot(
+        places=jnp.zeros(capacity),
+        count=jnp.ones((), jnp.int32),
+        step=jnp.full((), _FIRST_STEP),
+        system=systems.draw_initial(path, keys, num),
+        smoothed=zero,
+        largest=zero,
     )
+    pilot = lax.while_loop(is_open, body, pilot)
+    ancestry = systems.relative_ancestry(pilot.system)[0] if measure else jnp.ones(())
+    return Ladder(pilot.places, pilot.count, pilot.largest, ancestry)
 
-    def is_open(carry):
-        return carry[0][carry[1] - 1] < path.end
 
-    places, count, _, system, _, correlation = lax.while_loop(is_open, body, start)
-    ancestry = systems.relative_ancestry(system)[0] if measure else jnp.ones(())
-    return Ladder(places, count, correlation, ancestry)
+def _correlation(a: Array, b: Array) -> Array:
+    """Return the correlation of two columns; 0 where the values of one are all equal."""
+    a = a - a.mean()
+    b = b - b.mean()
+    scale = jnp.sqrt((a**2).sum() * (b**2).sum())
+    return (a * b).sum() / jnp.maximum(scale, 1e-30)
 
 
 #: The cache is bounded by graphs.
@@ -202,7 +228,7 @@ def adaptive_ladder(
     most: int | None = None,
     measure: bool = False,
 ) -> Ladder:
-    """Find a ladder with room for all its places, or for at ``most`` so many; see :func:`find_ladder`.
+    """Find a ladder with room for all places, or ``most``; see :func:`find_ladder`.
 
     :raises DomainError: where no step meets the threshold, however short, unless
         ``most`` is given.
@@ -214,22 +240,25 @@ def adaptive_ladder(
             return ladder
         # the last step, to the end, is a long one; a pilot is stuck if the step before
         # is the shortest
-        if bool(ladder.places[-2] - ladder.places[-3] <= 2 * _SHORTEST):
+        places = np.asarray(ladder.places)
+        if places[-2] - places[-3] <= 2 * _SHORTEST_STEP:
             if most is not None:
                 return ladder
-            raise not_finite(
-                f"weights at place {float(ladder.places[-2]):g} are uneven, or"
-            )
-        capacity = 2 * capacity if most is None else min(most, 2 * capacity)
+            raise not_finite(f"weights at place {places[-2]:g} are uneven, or")
+        capacity *= 2
+        if most is not None:
+            capacity = min(most, capacity)
 
 
 def thinned(
     path: Path, key: Array, num: int, cess_threshold: float, most: int
 ) -> Path | None:
-    """Return a path whose knots are the places of an adaptive ladder, at most ``most``, or else None."""
+    """Return a path with the places of an adaptive ladder as knots.
+
+    :return: the path, or None if the ladder needs more than ``most`` places.
+    """
     ladder = adaptive_ladder(path, key, num, cess_threshold, most=most)
     if not ladder.is_complete():
         return None
-    return jax.block_until_ready(
-        path.cut(ladder.places[: int(ladder.count)], ladder.count)
-    )
+    knots = ladder.places[: int(ladder.count)]
+    return jax.block_until_ready(path.cut(knots, ladder.count))

@@ -8,7 +8,6 @@ if sweeps leave particles near their old states, or if forward and reverse runs
 contradict each other.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import math
 from typing import NamedTuple
@@ -18,33 +17,32 @@ from jaxtyping import Float
 import numpy as np
 from scipy.special import stdtrit
 
-from jax import Array
 
 from ebmpp.core import Blocks, Params, checks
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
-from ebmpp.core.types import PerState
+from ebmpp.core.types import PerState, StateLike
 from ebmpp.errors import DomainError
 from ebmpp.exact import shifted
 from ebmpp.graph import FactorGraph, tables
 
-Data = Mapping[str, Array] | Array
-
 _HEAD = ("", "value (nats)", "effective particles", "temperatures", "")
 MAX_ERROR = 0.3
-"""Standard error of log Z (nats) above which it is doubtful; ten islands then differ by about 1 each."""
+"""Standard error of log Z (nats) above which it is doubtful; ten islands then differ by
+about 1 each."""
 MIN_SHARE = 0.25
 """Share of effective particles below which a weighted mean is doubtful."""
 MAX_CORRELATION = 0.5
-"""Correlation of log-densities before and after the sweeps of a rung above which modes are found late.
-It is at most 0.38 on 16x16 and 64x16 machines (12 seeds each), where intervals hold;
-0.40 to 0.72 at 784x500, where 81 of 100 intervals of 20 sweeps held, as one island in
-60 has more than 4 times the mean Z."""
+"""Correlation of log-densities before and after the sweeps of a rung above which modes
+are found late. It is at most 0.38 on 16x16 and 64x16 machines (12 seeds each), where
+intervals hold; 0.40 to 0.72 at 784x500, where 81 of 100 intervals of 20 sweeps held, as
+one island in 60 has more than 4 times the mean Z."""
 MIN_ANCESTRY = 0.9
-"""Relative share of distinct ancestors below which particles are heirs of the modes found first: islands that
-all miss the others agree. At 784x500 it is 0.71 to 0.88 with one sweep per rung, which
-missed log Z by up to 1.5; 0.93 to 1.16 on the small machines and on Ising models of up
-to 4,096 spins."""
+"""Relative share of distinct ancestors below which particles are heirs of the modes
+found first: islands that all miss the others agree. At 784x500 it is 0.71 to 0.88 with
+one sweep per rung, which missed log Z by up to 1.5; 0.93 to 1.16 on the small machines
+and on Ising models of up to 4,096 spins."""
+_NOT_GUARANTEED = "upper end not guaranteed"
 _MAX_Z = 4.0  # standard errors by which an upper estimate may be below a lower one
 
 
@@ -55,7 +53,8 @@ class AverageLogLikelihood(NamedTuple):
     standard_error: float
     """Standard error of log Z: the error of the value for these rows."""
     row_error: float
-    """Standard error of a mean over so many rows: the error for their population at a known log Z."""
+    """Standard error of a mean over so many rows: the error for their population at a
+    known log Z."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +64,8 @@ class LogPartition(Shown):
     log_partition: float
     """Log of the mean weight; in reverse, minus the log of the mean inverse weight."""
     standard_error: float
-    """Standard error of ``log_partition`` by the spread of independent particles or islands (delta method);
-    too small where the effective sample size is."""
+    """Standard error of ``log_partition`` by the spread of independent particles or
+    islands (delta method); too small where the effective sample size is."""
     effective_sample_size: float
     """(sum w)^2 / sum w^2, at most the number of particles."""
     log_weights: Float[np.ndarray, "num_particles"]
@@ -74,10 +73,11 @@ class LogPartition(Shown):
     betas: Float[np.ndarray, "num_temperatures"]
     """Inverse temperatures in the order in which they were used."""
     bound: str
-    """"lower" (forward) or "upper" (reverse): the side of log Z on which ``log_partition`` is on average."""
+    """"lower" (forward) or "upper" (reverse): the side of log Z on which
+    ``log_partition`` is on average."""
     unbiased: bool
-    """True if the weights have exactly that mean, which makes the bound a theorem. False in reverse from
-    approximate samples."""
+    """True if the weights have exactly that mean, which makes the bound a theorem.
+    False in reverse from approximate samples."""
     graph: FactorGraph = dataclasses.field(repr=False)
     params: Params = dataclasses.field(repr=False)
 
@@ -90,11 +90,9 @@ class LogPartition(Shown):
 
     @property
     def _side(self) -> str:
-        return (
-            f"{self.bound} bound on average"
-            if self.unbiased
-            else "no bound: approximate samples"
-        )
+        if not self.unbiased:
+            return "no bound: approximate samples"
+        return f"{self.bound} bound on average"
 
     @property
     def _independent(self) -> int:
@@ -102,7 +100,9 @@ class LogPartition(Shown):
         return len(self.log_weights)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Return a confidence interval of log Z, by the t quantile of its independent particles or islands.
+        """Return a confidence interval of log Z.
+
+        It uses the t quantile of its independent particles or islands.
 
         :param level: between 0 and 1.
         """
@@ -112,7 +112,7 @@ class LogPartition(Shown):
 
     @property
     def doubt(self) -> str | None:
-        """Reason for not trusting the estimate, of which the function that made it has warned; or None."""
+        """Reason for not trusting the estimate, as in the warning, or None."""
         error = self.standard_error
         if self.effective_sample_size < max(2.0, MIN_SHARE * len(self.log_weights)):
             return (
@@ -135,33 +135,31 @@ class LogPartition(Shown):
         return value, self._effective, len(self.betas), self._side
 
     def _card(self) -> Card:
-        return Card(
-            "An estimate of log Z",
-            [Grid(_HEAD, [("log Z", *self._row()), _interval_row(self)])],
-        )
+        rows = [("log Z", *self._row()), _interval_row(self)]
+        return Card("An estimate of log Z", [Grid(_HEAD, rows)])
 
-    def log_likelihood(self, data: Data) -> PerState:
+    def log_likelihood(self, rows: StateLike) -> PerState:
         """Return log p(v) of each row at this value of log Z, which all rows share.
 
         On average it is too large with a lower bound of log Z, and too small with an
         upper bound.
 
-        :param data: the visible blocks, each of shape ``(*batch, *shape)``; a bare
+        :param rows: the visible blocks, each of shape ``(*batch, *shape)``; a bare
             array stands for the only visible block.
         :return: shape ``(*batch,)``.
         :raises IntractableError: where the latents given the visibles are not one
             layer, so that log Z alone does not give the likelihood;
             :func:`ebmpp.exact.log_likelihood` sums over them in small models.
-        :raises StateError: data of a wrong name, shape or value.
+        :raises StateError: rows of a wrong name, shape or value.
         """
-        rows = tables.as_table(self.graph, data).observed()
+        x = tables.as_table(self.graph, rows).observed()
         model = shifted.shift_origin(self.graph, self.params)
         log_z = self.log_partition - model.log_factor
-        return -self.graph.free_energy(model.params, model.shift(rows)) - log_z
+        return -self.graph.free_energy(model.params, model.shift(x)) - log_z
 
-    def average_log_likelihood(self, data: Data) -> AverageLogLikelihood:
-        """Return the mean of :meth:`log_likelihood` over rows, with its errors; see there for ``data``."""
-        values = np.asarray(self.log_likelihood(data), float).ravel()
+    def average_log_likelihood(self, rows: StateLike) -> AverageLogLikelihood:
+        """Return the mean of :meth:`log_likelihood` over rows, with its errors."""
+        values = np.asarray(self.log_likelihood(rows), float).ravel()
         return AverageLogLikelihood(
             float(values.mean()), self.standard_error, float(standard_error(values))
         )
@@ -178,7 +176,8 @@ class ParticleSystem(LogPartition):
     particles: Blocks
     """All blocks, ``(num_particles, *shape)`` each, one island after another."""
     weights: Float[np.ndarray, "num_particles"]
-    """Weights that sum to 1 over all islands; weighted means have an error of order 1/num_particles."""
+    """Weights that sum to 1 over all islands; weighted means have an error of order
+    1/num_particles."""
     log_z: Float[np.ndarray, "num_islands"]
     """Estimate of log Z by each island; ``log_partition`` is the log of the mean of their Z."""
     num_rungs: int
@@ -187,18 +186,19 @@ class ParticleSystem(LogPartition):
     num_sweeps: int = 1
     """Sweeps per rung."""
     correlation: float = 0.0
-    """Correlation of the particles' log-densities before and after the sweeps of a rung, largest along the
-    path, in the pilot that found the ladder."""
+    """Correlation of the particles' log-densities before and after the sweeps of a
+    rung, largest along the path, in the pilot that found the ladder."""
     relative_ancestry: float = 1.0
-    """``distinct_ancestors`` over the share that the resamplings would leave of particles that forget their
-    ancestors in between; below 1 where a few lineages found a mode and grew."""
+    """``distinct_ancestors`` over the share that the resamplings would leave of
+    particles that forget their ancestors in between; below 1 where a few lineages found
+    a mode and grew."""
 
     @property
     def doubt(self) -> str | None:
-        is_late = (
-            self.relative_ancestry < MIN_ANCESTRY or self.correlation > MAX_CORRELATION
-        )
-        if (reason := super().doubt) is not None or not is_late:
+        reason = super().doubt
+        is_correlated = self.correlation > MAX_CORRELATION
+        is_late = is_correlated or self.relative_ancestry < MIN_ANCESTRY
+        if reason is not None or not is_late:
             return reason
         return (
             f"{self.num_sweeps} sweeps per rung leave log-densities correlated by "
@@ -217,23 +217,18 @@ class ParticleSystem(LogPartition):
         rows = [
             ("islands", len(self.log_z)),
             ("share of distinct ancestors", self.distinct_ancestors),
+            ("rungs", self.num_rungs),
+            ("sweeps per rung", self.num_sweeps),
         ]
-        rows += [("rungs", self.num_rungs), ("sweeps per rung", self.num_sweeps)]
-        return Card(
-            "Weighted particles", [*super()._card().grids, Grid(("", ""), rows)]
-        )
+        grids = [*super()._card().grids, Grid(("", ""), rows)]
+        return Card("Weighted particles", grids)
 
 
 def _interval_row(
     estimate: "LogPartition | Bracket", note: str = ""
 ) -> tuple[Cell, ...]:
-    return (
-        "95 % interval",
-        "{:.6g} to {:.6g}".format(*estimate.interval()),
-        "",
-        "",
-        note,
-    )
+    low, high = estimate.interval()
+    return "95 % interval", f"{low:.6g} to {high:.6g}", "", "", note
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,15 +242,19 @@ class Bracket(Shown):
 
     @property
     def guaranteed(self) -> bool:
-        """True if the upper estimate starts from exact draws, so that it is an upper bound on average.
+        """True if the upper estimate starts from exact draws.
 
-        Approximate draws may miss a mode, and then both estimates are too small.
+        It is then an upper bound on average. Approximate draws may miss a mode, and
+        then both estimates are too small.
         """
         return self.upper.unbiased
 
     @property
     def gap(self) -> float:
-        """Upper minus lower estimate. With an unbiased upper one it is small only if both have converged."""
+        """Upper minus lower estimate.
+
+        With an unbiased upper one it is small only if both have converged.
+        """
         return self.upper.log_partition - self.lower.log_partition
 
     @property
@@ -264,43 +263,39 @@ class Bracket(Shown):
         return math.hypot(self.lower.standard_error, self.upper.standard_error)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Return the low end of the lower estimate's interval, and the high end of the upper one's."""
+        """Return the low end of the lower interval, and the high end of the upper one."""
         ends = self.lower.interval(level) + self.upper.interval(level)
         return min(ends), max(ends)
 
     @property
     def doubt(self) -> str | None:
         """Reasons for not trusting the two estimates, or None."""
-        doubts = (
-            self.lower.doubt,
-            self.upper.doubt,
-            contradiction(self.gap, self.standard_error),
-        )
+        contradicted = contradiction(self.gap, self.standard_error)
+        doubts = (self.lower.doubt, self.upper.doubt, contradicted)
         return " ".join(dict.fromkeys(filter(None, doubts))) or None
 
     def __repr__(self) -> str:
-        exact = "" if self.exact is None else f", exact {self.exact:.6g}"
-        ends = (
-            f"{m.log_partition:.6g} +- {m.standard_error:.2g}"
-            for m in (self.lower, self.upper)
-        )
-        return f"Bracket({' to '.join(ends)}{exact}{'' if self.guaranteed else ', upper end not guaranteed'})"
+        ends = [
+            f"{end.log_partition:.6g} +- {end.standard_error:.2g}"
+            for end in (self.lower, self.upper)
+        ]
+        parts = [" to ".join(ends)]
+        if self.exact is not None:
+            parts.append(f"exact {self.exact:.6g}")
+        if not self.guaranteed:
+            parts.append(_NOT_GUARANTEED)
+        return f"Bracket({', '.join(parts)})"
 
     def _card(self) -> Card:
-        side = "" if self.guaranteed else "upper end not guaranteed"
+        gap = Measured(self.gap, self.standard_error)
         rows = [
             ("lower", *self.lower._row()),
             ("upper", *self.upper._row()),
-            _interval_row(self, side),
+            _interval_row(self, "" if self.guaranteed else _NOT_GUARANTEED),
+            ("gap", gap, "", "", "upper less lower"),
         ]
-        rows += [
-            ("gap", Measured(self.gap, self.standard_error), "", "", "upper less lower")
-        ]
-        rows += (
-            []
-            if self.exact is None
-            else [("exact", f"{self.exact:.9g}", "", "", "all states summed")]
-        )
+        if self.exact is not None:
+            rows.append(("exact", f"{self.exact:.9g}", "", "", "all states summed"))
         return Card("log Z from both sides", [Grid(_HEAD, rows)])
 
 
@@ -319,21 +314,19 @@ class WeightSummary(NamedTuple):
 def summarize(
     name: str, log_weights: Float[np.ndarray, "islands particles"]
 ) -> WeightSummary:
-    """Return the mean of weights, its error and the effective sample size; refuse infinite weights."""
+    """Return the mean of weights and its error; refuse infinite weights."""
     top = log_weights.max()  # NaN if some weight is
     if not np.isfinite(top):
         raise not_finite(f"{name}: the weights of some particles")
     w = np.exp(log_weights - top)
     islands = w.mean(1)
     mean = islands.mean()
-    ess = w.sum() ** 2 / (w**2).sum()
-    error = float(standard_error(islands) / mean)
     return WeightSummary(
-        float(math.log(mean) + top),
-        error,
-        float(ess),
-        np.log(islands) + top,
-        w / w.sum(),
+        log_mean=float(math.log(mean) + top),
+        standard_error=float(standard_error(islands) / mean),
+        effective_sample_size=float(w.sum() ** 2 / (w**2).sum()),
+        log_island_means=np.log(islands) + top,
+        weights=w / w.sum(),
     )
 
 
@@ -347,7 +340,9 @@ def not_finite(what: str) -> DomainError:
 
 
 def t_quantile(level: float, count: int) -> float:
-    """Return the standard errors on either side of a mean of ``count`` values that hold its expectation.
+    """Return the half-width of a confidence interval of a mean, in standard errors.
+
+    :param count: number of independent values of the mean.
 
     >>> round(t_quantile(0.95, 10), 3), round(t_quantile(0.95, 1000), 3)
     (2.262, 1.962)
@@ -356,16 +351,17 @@ def t_quantile(level: float, count: int) -> float:
 
 
 def contradiction(gap: float, standard_error: float) -> str | None:
-    """Return that an upper estimate of log Z is below a lower one beyond their errors, or None."""
+    """Return a message if an upper estimate is below a lower one beyond their errors."""
     if gap >= -_MAX_Z * standard_error:
         return None
     return (
-        f"the reverse estimate of log Z is {-gap:.3g} below the forward one, beyond their errors "
-        f"({standard_error:.2g}): the draws that it starts from miss a part of the model."
+        f"the reverse estimate of log Z is {-gap:.3g} below the forward one, beyond "
+        f"their errors ({standard_error:.2g}): the draws that it starts from miss a "
+        "part of the model."
     )
 
 
 def warn(advice: str, doubt: str | None) -> None:
-    """Warn of the doubt of a public function's result, if there is one, with advice in the imperative."""
+    """Warn of the doubt of a public function's result, if there is one, with advice."""
     if doubt is not None:
         warnings.warn(f"{doubt} {advice}", stacklevel=3)

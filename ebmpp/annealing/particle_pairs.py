@@ -28,11 +28,12 @@ where f of a system is its weighted mean of f. Memory does not grow with :math:`
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 import warnings
 
-from jaxtyping import Bool, Float, Int32, UInt32
+from jaxtyping import Bool, Float, Int32, PyTree, UInt32
 import numpy as np
+from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 import jax
@@ -42,12 +43,12 @@ from jax.sharding import Mesh
 
 from ebmpp.annealing import systems
 from ebmpp.annealing.ladder import Ladder
-from ebmpp.annealing.log_partition import Data, not_finite
-from ebmpp.annealing.particles import Options, Paths, prepare, run_keys
+from ebmpp.annealing.log_partition import not_finite
+from ebmpp.annealing.particles import Options, PathSpec, prepare, run_keys
 from ebmpp.annealing.path import Path
 from ebmpp.core import checks, random, sharding, statistics
 from ebmpp.core.compile import compiled
-from ebmpp.core.types import Blocks, Keys, Params, Scalar
+from ebmpp.core.types import Blocks, Keys, Params, Scalar, StateLike
 from ebmpp.coupling.accumulators import blocks_of, check_function, shapes_of
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph
@@ -59,23 +60,22 @@ _BATCH = 2  # systems that run side by side: every pair needs the first two
 #: From keys of systems to log Z, values (a pytree) and lowest conditional effective
 #: sample size of each.
 Propose = Callable[
-    [systems.IslandKeys], tuple[systems.PerIsland, Any, systems.PerIsland]
+    [systems.IslandKeys], tuple[systems.PerIsland, PyTree, systems.PerIsland]
 ]
-#: First and last time that count, and the largest number of systems.
-Window = tuple[int, int, int | None]
+_Tree = TypeVar("_Tree")
 
 
 class Chain(NamedTuple):
     """The current system of a chain."""
 
     log_z: Scalar
-    value: Any
+    value: PyTree
 
 
 class PairOutcome(NamedTuple):
     """Result of a pair of chains of systems."""
 
-    total: Any
+    total: PyTree
     """H_{k:m}."""
     meeting_time: Int32[Array, ""]
     """-1 where unmet."""
@@ -93,7 +93,7 @@ class PairOutcome(NamedTuple):
     """True if a system's Z is NaN or infinite."""
 
 
-class _State(NamedTuple):
+class _Pair(NamedTuple):
     x: Chain
     y: Chain
     rejections: Array  # in a row
@@ -102,145 +102,150 @@ class _State(NamedTuple):
 
 def run_pair(
     propose: Propose,
-    shapes: Any,
+    shapes: PyTree,
     key: UInt32[Array, "2"],
     k: int,
     m: int,
     max_systems: int | None = None,
 ) -> PairOutcome:
-    """Run one pair of chains until they meet, and at least to time m; the times from k on count.
+    """Run one pair of chains until they meet, and at least to time m.
 
     :param key: of the pair; system t draws from ``fold_in(key, t)``, its acceptance
         from ``fold_in(key, t, 1)``.
     :param max_systems: number of systems after which an unmet pair stops; None for no
         limit.
     """
-    window = m - k + 1
+    length = m - k + 1
     dtype = jnp.result_type(float)
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    none = jnp.zeros((), dtype)
-    count = jnp.zeros((), jnp.int32)
-    empty = Chain(none, zero)
-    result = PairOutcome(
-        zero, count - 1, count, none, count, jnp.zeros(2), none + 1, count > 0
-    )
 
-    def is_running(s: _State) -> Array:
-        r = s.result
-        is_over = (
-            jnp.array(False) if max_systems is None else r.num_systems >= max_systems
-        )
-        return ((r.meeting_time < 0) | (r.num_systems <= m)) & ~r.broken & ~is_over
+    def is_running(pair: _Pair) -> Array:
+        result = pair.result
+        is_needed = (result.meeting_time < 0) | (result.num_systems <= m)
+        is_open = is_needed & ~result.broken
+        if max_systems is None:
+            return is_open
+        return is_open & (result.num_systems < max_systems)
 
-    def transition(s: _State, new: Chain, cess: Array) -> _State:
-        r = s.result
-        t = s.result.num_systems
-        unmet = s.result.meeting_time < 0
+    def transition(pair: _Pair, new: Chain, cess: Array) -> _Pair:
+        result = pair.result
+        t = result.num_systems
+        is_unmet = result.meeting_time < 0
         log_u = jnp.log(random.uniform(random.words(random.fold_in(key, t, 1), 1))[0])
-
-        def accepts(chain):
-            return log_u < new.log_z - chain.log_z
-
-        accept_x = (t == 0) | accepts(s.x)
-        accept_y = unmet & ((t == 1) | ((t > 1) & accepts(s.y)))
-        x = _select(accept_x, new, s.x)
-        y = _select(accept_y, new, s.y)
-        tau = jnp.where(unmet & (t > 0) & accept_x & accept_y, t, r.meeting_time)
-        inside = jnp.where((t >= k) & (t <= m), 1 / window, 0)
-        late = jnp.where((tau < 0) & (t > k), jnp.minimum(1, (t - k) / window), 0)
+        log_ratio_x = new.log_z - pair.x.log_z
+        log_ratio_y = new.log_z - pair.y.log_z
+        accept_x = (t == 0) | (log_u < log_ratio_x)
+        accept_y = is_unmet & ((t == 1) | ((t > 1) & (log_u < log_ratio_y)))
+        x = _select(accept_x, new, pair.x)
+        y = _select(accept_y, new, pair.y)
+        meets = is_unmet & (t > 0) & accept_x & accept_y
+        tau = jnp.where(meets, t, result.meeting_time)
+        average = jnp.where((t >= k) & (t <= m), 1 / length, 0)
+        correction = jnp.minimum(1, (t - k) / length)
+        correction = jnp.where((tau < 0) & (t > k), correction, 0)
 
         def add(total, a, b):
-            return (
-                total + (inside + late).astype(a.dtype) * a - late.astype(a.dtype) * b
-            )
+            weight_x = (average + correction).astype(a.dtype)
+            return total + weight_x * a - correction.astype(a.dtype) * b
 
-        probability = jnp.where(
-            t > 0, jnp.exp(jnp.minimum(0, new.log_z - s.x.log_z)), 0
-        )
-        rejections = jnp.where(accept_x, 0, s.rejections + 1)
-        total = jax.tree.map(add, r.total, x.value, y.value)
-        acceptance = r.acceptance + probability
-        longest = jnp.maximum(r.longest, rejections)
-        log_z = jnp.where(jnp.arange(2) == t, new.log_z, r.log_z)
-        min_cess = jnp.minimum(r.min_cess, cess)
-        broken = r.broken | jnp.isnan(new.log_z) | (new.log_z == jnp.inf)
+        probability = jnp.where(t > 0, jnp.exp(jnp.minimum(0, log_ratio_x)), 0)
+        rejections = jnp.where(accept_x, 0, pair.rejections + 1)
+        is_broken = jnp.isnan(new.log_z) | (new.log_z == jnp.inf)
         result = PairOutcome(
-            total, tau, t + 1, acceptance, longest, log_z, min_cess, broken
+            total=jax.tree.map(add, result.total, x.value, y.value),
+            meeting_time=tau,
+            num_systems=t + 1,
+            acceptance=result.acceptance + probability,
+            longest=jnp.maximum(result.longest, rejections),
+            log_z=jnp.where(jnp.arange(2) == t, new.log_z, result.log_z),
+            min_cess=jnp.minimum(result.min_cess, cess),
+            broken=result.broken | is_broken,
         )
-        return _State(x, y, rejections, result)
+        return _Pair(x, y, rejections, result)
 
-    def body(s: _State) -> _State:
-        log_z, values, cess = propose(
-            random.fold_in(key, s.result.num_systems + jnp.arange(_BATCH))
-        )
+    def body(pair: _Pair) -> _Pair:
+        times = pair.result.num_systems + jnp.arange(_BATCH)
+        log_z, values, cess = propose(random.fold_in(key, times))
         for i in range(_BATCH):
             new = Chain(log_z[i], jax.tree.map(lambda v, i=i: v[i], values))
-            after = transition(s, new, cess[i])
-            s = after if i == 0 else _select(is_running(s), after, s)
-        return s
+            after = transition(pair, new, cess[i])
+            pair = after if i == 0 else _select(is_running(pair), after, pair)
+        return pair
 
-    r = lax.while_loop(is_running, body, _State(empty, empty, count, result)).result
-    return r._replace(
-        acceptance=r.acceptance / jnp.maximum(r.num_systems - 1, 1).astype(dtype)
+    zero = jnp.zeros((), dtype)
+    count = jnp.zeros((), jnp.int32)
+    start = Chain(zero, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+    result = PairOutcome(
+        total=start.value,
+        meeting_time=count - 1,
+        num_systems=count,
+        acceptance=zero,
+        longest=count,
+        log_z=jnp.zeros(2),
+        min_cess=zero + 1,
+        broken=count > 0,
     )
+    pair = _Pair(start, start, count, result)
+    result = lax.while_loop(is_running, body, pair).result
+    num_transitions = jnp.maximum(result.num_systems - 1, 1).astype(dtype)
+    return result._replace(acceptance=result.acceptance / num_transitions)
 
 
-def _select(condition: Array, new: Any, old: Any) -> Any:
+def _select(condition: Array, new: _Tree, old: _Tree) -> _Tree:
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
 @compiled(statics=4, key=lambda *args: args[4].graph, unbounded=True)
 def _run_pairs(
-    fn: Callable[[Blocks], Any],
+    fn: Callable[[Blocks], PyTree],
     num: int,
-    window: Window,
+    window: tuple[int, int, int | None],
     sweeps: int,
     path: Path,
     ladder: Ladder,
     keys: Keys,
 ) -> PairOutcome:
-    """Run one pair per key, sharded over the devices of a mesh; leading axis: pairs."""
+    """Run one pair per key, sharded over the devices of a mesh; leading axis: pairs.
+
+    :param num: particles per system.
+    :param window: k, m and the largest number of systems.
+    """
 
     def as_float(s):
         return jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
 
     shapes = jax.tree.map(as_float, shapes_of(fn, blocks_of(path.graph)))
 
-    def run(keys: Array, shared: tuple, *_: Any) -> tuple[PairOutcome, tuple]:
+    def run(keys, shared, *_):
         path, ladder = shared
 
-        def propose(keys: Array) -> tuple[Array, Any, Array]:
-            system = systems.begin(path, keys, num)
-            system = systems.climb(
+        def propose(keys):
+            system = systems.draw_initial(path, keys, num)
+            system = systems.run_rungs(
                 path, ladder.places, 1, ladder.count, system, keys, sweeps
             )
             x = systems.all_blocks(path, system, keys)
-            return (
-                systems.total_log_z(system),
-                systems.weighted_mean(fn, x, system),
-                system.min_cess,
-            )
+            value = systems.weighted_mean(fn, x, system)
+            return systems.total_log_z(system), value, system.min_cess
 
         return lax.map(lambda key: run_pair(propose, shapes, key, *window), keys), ()
 
-    return sharding.replicate(
-        sharding.shard_jobs(run, keys, (path, ladder), len(keys))[0]
-    )
+    outcome, _ = sharding.shard_jobs(run, keys, (path, ladder), len(keys))
+    return sharding.replicate(outcome)
 
 
 def particle_expectation(
     graph: FactorGraph,
     params: Params,
-    fn: Callable[[Mapping[str, Array]], Any],
+    fn: Callable[[Mapping[str, Array]], PyTree],
     *,
     rng_key: Array,
     num_particles: int = 1000,
     num_pairs: int = 100,
     k: int = 0,
     m: int = 1,
-    path: Paths = None,
-    data: Data | None = None,
-    ladder: str | Any = "adaptive",
+    path: PathSpec = None,
+    data: StateLike | None = None,
+    ladder: str | ArrayLike = "adaptive",
     cess_threshold: float = 0.95,
     num_sweeps: int | None = None,
     max_systems: int | None = None,
@@ -291,8 +296,8 @@ def particle_expectation(
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> params = rbm.init(jax.random.key(0))
-    >>> result = ebmpp.particle_expectation(rbm, params, lambda x: x["v"], rng_key=jax.random.key(1),
-    ...                                     num_particles=100, num_pairs=20)
+    >>> result = ebmpp.particle_expectation(rbm, params, lambda x: x["v"],
+    ...     rng_key=jax.random.key(1), num_particles=100, num_pairs=20)
     >>> result.value.shape, bool(result.acceptance > 0.9)
     ((4,), True)
     """
@@ -313,29 +318,32 @@ def particle_expectation(
         statics = (fn, num, (k, m, max_systems), run.num_sweeps)
         keys = run_keys(run.key, pairs)
         hidden = not (progress_bar and sharding.is_first())
+        shards = sharding.num_shards()
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
-            for batch in np.split(
-                keys, range(sharding.num_shards(), pairs, sharding.num_shards())
-            ):
-                outcomes.append(
-                    jax.device_get(_run_pairs(*statics, run.path, run.ladder, batch))
-                )
+            for batch in np.split(keys, range(shards, pairs, shards)):
+                outcome = _run_pairs(*statics, run.path, run.ladder, batch)
+                outcomes.append(jax.device_get(outcome))
                 bar.update(len(batch))
     outcome = jax.tree.map(lambda *values: np.concatenate(values), *outcomes)
-    return _estimate(
-        outcome, num * (len(run.places) - 1) * run.num_sweeps, k, m, max_systems, unmet
-    )
+    sweeps = num * (len(run.places) - 1) * run.num_sweeps
+    return _estimate(outcome, sweeps, k, m, max_systems, unmet)
 
 
 def _estimate(
     outcome: PairOutcome, sweeps: int, k: int, m: int, limit: int | None, unmet: str
 ) -> UnbiasedEstimate:
-    """Return the mean over the pairs that met; ``sweeps`` counts all particles of one system."""
+    """Return the mean over the pairs that met.
+
+    :param sweeps: of all particles of one system.
+    """
     if outcome.broken.any():
         raise not_finite("particle_expectation: the weights of a system")
     met = np.asarray(outcome.meeting_time >= 0)
     cause = f"of particle systems had not met after {limit} systems"
-    remedy = "Raise max_systems (None is no limit), num_particles, num_sweeps or cess_threshold"
+    remedy = (
+        "Raise max_systems (None is no limit), num_particles, num_sweeps or "
+        "cess_threshold"
+    )
     num_unmet = check_unmet(met, cause, remedy, unmet)
     if (longest := int(outcome.longest.max())) >= LONG_STAY:
         warnings.warn(

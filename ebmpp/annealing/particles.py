@@ -1,12 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Sequential Monte Carlo: log Z with an error from independent particle systems, and weighted draws."""
+"""Sequential Monte Carlo: log Z by independent particle systems, and weighted draws."""
 
 from collections.abc import Sequence
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from jax import Array
@@ -15,27 +16,27 @@ from jax.sharding import Mesh
 
 from ebmpp.annealing import ladder as ladders, log_partition as estimates, systems
 from ebmpp.annealing.ladder import Ladder, adaptive_ladder, find_ladder
-from ebmpp.annealing.log_partition import Data, ParticleSystem, summarize, warn
+from ebmpp.annealing.log_partition import ParticleSystem, summarize, warn
 from ebmpp.annealing.path import Path, check_models
 from ebmpp.annealing.reference import check_model, log_partition, reference
 from ebmpp.annealing.systems import Systems
-from ebmpp.core import Eta, Params, checks, random, sharding
+from ebmpp.core import Blocks, Eta, Params, checks, random, sharding
 from ebmpp.core.compile import compiled
+from ebmpp.core.types import StateLike
 from ebmpp.exact.shifted import Shifted, shift_origin
 from ebmpp.graph import FactorGraph
 
-Paths = str | Path | Sequence[Params] | None
+#: A path as the user gives it.
+PathSpec = str | Path | Sequence[Params] | None
 
 _MIN_ISLANDS = 10  # fewer make the standard error too noisy
 # of systems that start or restart during training
 _START_CESS = 0.9
 _MOST_PLACES = 1024
-_CORRELATED = (
-    0.3  # correlation of the pilot's log-densities above which a rung takes more sweeps
-)
-_MIN_MEASURED = (
-    20  # particles of a pilot, of whose log-densities a correlation is measured
-)
+#: Correlation of the pilot's log-densities above which a rung takes more sweeps.
+_CORRELATED = 0.3
+#: Particles of a pilot from which a correlation is measured.
+_MIN_MEASURED = 20
 _MOST_SWEEPS = 20  # per rung, of a number that is not given
 _RUNGS = 25  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another path."
@@ -44,9 +45,9 @@ _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another pa
 class Options(NamedTuple):
     """Arguments of :func:`smc` that say where particles go, as the user gives them."""
 
-    path: Paths
-    data: Data | None
-    ladder: Any
+    path: PathSpec
+    data: StateLike | None
+    ladder: str | ArrayLike
     cess_threshold: float
     num_sweeps: int | None
 
@@ -77,8 +78,9 @@ def prepare(
     options: Options,
     shifted: bool,
 ) -> Run:
-    """Check arguments of particle systems of ``num`` particles, and find their path, ladder and sweeps.
+    """Check arguments of particle systems, and find their path, ladder and sweeps.
 
+    :param num: particles per system.
     :param shifted: True if a line may be shifted: see
         :class:`~ebmpp.exact.shifted.Shifted`.
     """
@@ -86,12 +88,10 @@ def prepare(
     key = check_model(name, graph, params, rng_key)
     checks.number(f"{name}: cess_threshold", cess_threshold, above=0, below=1)
     sweeps = checks.optional_count(f"{name}: num_sweeps", num_sweeps) or 1
-    training = isinstance(path, Path) and isinstance(ladder, str) and not path.is_line
-    model = (
-        shift_origin(graph, params)
-        if shifted and path in (None, "line")
-        else Shifted(params, {})
-    )
+    is_trained = isinstance(path, Path) and not path.is_line
+    model = Shifted(params, {})
+    if shifted and path in (None, "line"):
+        model = shift_origin(graph, params)
     eta0 = path.eta0 if isinstance(path, Path) else reference(graph, model, key, data)
     path = _as_path(name, graph, eta0, model.params, path)
     if not isinstance(ladder, str):
@@ -99,41 +99,45 @@ def prepare(
         count = jnp.full((), len(places), jnp.int32)
         result = Ladder(jnp.asarray(places), count, jnp.zeros(()), jnp.ones(()))
         return Run(key, path, result, log_partition(graph, eta0), sweeps, model)
-    checks.choice(
-        f"{name}: ladder", ladder, ("adaptive",), "places from 0 to the path's end"
-    )
+    others = "places from 0 to the path's end"
+    checks.choice(f"{name}: ladder", ladder, ("adaptive",), others)
     pilot_key = random.fold_in(key, 1, 1)
     measure = num >= _MIN_MEASURED
 
-    def pilot(p, n):
-        return adaptive_ladder(p, pilot_key, num, cess_threshold, n, measure=measure)
+    def pilot(path: Path, sweeps: int) -> Ladder:
+        return adaptive_ladder(
+            path, pilot_key, num, cess_threshold, sweeps, measure=measure
+        )
 
     result = pilot(path, sweeps)
-    if training:
+    if is_trained:
         line = Path.line(graph, reference(graph, model, key, data), params)
-        runs = [(result, path), (pilot(line, sweeps), line)]
-        # variance of log Z up to a factor, by the correlated rungs of a ladder
-        correlations = [min(float(ladder.correlation), 0.999) for ladder, _ in runs]
-        noise = [
-            (int(r.count) - 1) * (1 + c) / (1 - c)
-            for (r, _), c in zip(runs, correlations, strict=True)
-        ]
-        result, path = runs[int(np.argmin(noise))]
-    correlation = float(result.correlation)
+        straight = pilot(line, sweeps)
+        if _noise(straight) < _noise(result):
+            path = line
+            result = straight
+    correlation = _correlation(result)
     if num_sweeps is None and correlation > _CORRELATED:
-        most = _MOST_SWEEPS
-        sweeps = min(
-            math.ceil(math.log(_CORRELATED) / math.log(min(correlation, 0.999))), most
-        )
+        needed = math.ceil(math.log(_CORRELATED) / math.log(correlation))
+        sweeps = min(needed, _MOST_SWEEPS)
         result = pilot(path, sweeps)
-        sweeps = (
-            sweeps if float(result.correlation) <= estimates.MAX_CORRELATION else most
-        )
+        if float(result.correlation) > estimates.MAX_CORRELATION:
+            sweeps = _MOST_SWEEPS
     return Run(key, path, result, log_partition(graph, path.eta0), sweeps, model)
 
 
+def _correlation(ladder: Ladder) -> float:
+    return min(float(ladder.correlation), 0.999)
+
+
+def _noise(ladder: Ladder) -> float:
+    """Return the variance of log Z by correlated rungs, up to a factor."""
+    correlation = _correlation(ladder)
+    return (int(ladder.count) - 1) * (1 + correlation) / (1 - correlation)
+
+
 def _as_path(
-    name: str, graph: FactorGraph, eta0: Eta, params: Params, path: Paths
+    name: str, graph: FactorGraph, eta0: Eta, params: Params, path: PathSpec
 ) -> Path:
     """Return a path that ends at ``params``."""
     if isinstance(path, Path):
@@ -156,50 +160,61 @@ def run_keys(key: Array, num: int) -> Array:
 
 
 @compiled(statics=1, key=lambda num, path, keys: path.graph)
-def _begin(num: int, path: Path, keys: Array) -> Systems:
+def _draw_initial(num: int, path: Path, keys: Array) -> Systems:
     def run(keys, path, *_):
-        return (systems.split_islands(systems.begin(path, keys, num)), ())
+        return systems.split_islands(systems.draw_initial(path, keys, num)), ()
 
-    return systems.merge_islands(sharding.shard_jobs(run, keys, path, len(keys))[0])
+    system, _ = sharding.shard_jobs(run, keys, path, len(keys))
+    return systems.merge_islands(system)
 
 
 @compiled(statics=1, key=lambda sweeps, path, *_: path.graph, unbounded=True)
-def _climb(
+def _run_rungs(
     sweeps: int, path: Path, ladder: Ladder, first: Array, system: Systems, keys: Array
 ) -> Systems:
-    def run(
-        jobs: tuple[Systems, Array], shared: tuple, *_: Any
-    ) -> tuple[Systems, tuple]:
+    def run(jobs, shared, *_):
         path, ladder, first = shared
         last = jnp.minimum(first + _RUNGS, ladder.count)
         system, keys = jobs
         system = systems.merge_islands(system)
-        system = systems.climb(path, ladder.places, first, last, system, keys, sweeps)
+        system = systems.run_rungs(
+            path, ladder.places, first, last, system, keys, sweeps
+        )
         return systems.split_islands(system), ()
 
     jobs = systems.split_islands(system), keys
-    return systems.merge_islands(
-        sharding.shard_jobs(run, jobs, (path, ladder, first), len(keys))[0]
-    )
+    system, _ = sharding.shard_jobs(run, jobs, (path, ladder, first), len(keys))
+    return systems.merge_islands(system)
+
+
+class _Final(NamedTuple):
+    """Results of systems that have reached the model."""
+
+    x: Blocks
+    log_z: Array
+    log_weights: Array
+    distinct_ancestors: Array
+    relative_ancestry: Array
 
 
 @compiled(statics=0, key=lambda path, *_: path.graph)
-def _finish(path: Path, system: Systems, keys: Array) -> tuple:
+def _finish(path: Path, system: Systems, keys: Array) -> _Final:
     x = systems.all_blocks(path, system, keys)
     shares = systems.distinct_ancestors(system), systems.relative_ancestry(system)
-    return x, *sharding.replicate((system.log_z, system.log_weights, *shares))
+    numbers = sharding.replicate((system.log_z, system.log_weights, *shares))
+    return _Final(x, *numbers)
 
 
 def _run(
     path: Path, ladder: Ladder, sweeps: int, keys: Array, num: int, progress_bar: bool
 ) -> Systems:
     """Run systems of ``num`` particles from the reference to the model."""
-    system = _begin(num, path, keys)
+    system = _draw_initial(num, path, keys)
     count = int(ladder.count)
     hidden = not (progress_bar and sharding.is_first())
     with tqdm(total=count - 1, disable=hidden, desc="particles", unit="rung") as bar:
         for first in range(1, count, _RUNGS):
-            system = _climb(sweeps, path, ladder, np.int32(first), system, keys)
+            system = _run_rungs(sweeps, path, ladder, np.int32(first), system, keys)
             bar.update(min(_RUNGS, count - first))
     return system
 
@@ -222,10 +237,11 @@ def fresh_systems(
         path, random.fold_in(key, 1, 1), num, _START_CESS, _MOST_PLACES, sweeps
     )
     keys = run_keys(key, islands)
-    system = systems.begin(path, keys, num)
-    return systems.climb(
+    system = systems.draw_initial(path, keys, num)
+    system = systems.run_rungs(
         path, ladder.places, 1, ladder.count, system, keys, sweeps
-    ), ladder.count - 1
+    )
+    return system, ladder.count - 1
 
 
 def smc(
@@ -235,9 +251,9 @@ def smc(
     rng_key: Array,
     num_particles: int = 1000,
     num_islands: int = _MIN_ISLANDS,
-    path: Paths = None,
-    data: Data | None = None,
-    ladder: str | Any = "adaptive",
+    path: PathSpec = None,
+    data: StateLike | None = None,
+    ladder: str | ArrayLike = "adaptive",
     cess_threshold: float = 0.95,
     num_sweeps: int | None = None,
     mesh: Mesh | None = None,
@@ -311,10 +327,8 @@ def smc(
     with sharding.use_mesh("smc: mesh", mesh):
         params = sharding.place(params)
         run = prepare("smc", graph, params, rng_key, num, options, shifted=True)
-        if (
-            num_sweeps is None
-            and float(run.ladder.relative_ancestry) < estimates.MIN_ANCESTRY
-        ):
+        ancestry = float(run.ladder.relative_ancestry)
+        if num_sweeps is None and ancestry < estimates.MIN_ANCESTRY:
             run = run._replace(num_sweeps=_MOST_SWEEPS)
         keys = run_keys(run.key, islands)
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
@@ -326,8 +340,9 @@ def smc(
 def _as_result(
     run: Run, params: Params, system: Systems, keys: Array
 ) -> ParticleSystem:
-    x, log_z, log_weights, shares, ancestry = _finish(run.path, system, keys)
-    log_weights = np.asarray(log_weights, float) + np.asarray(log_z, float)[:, None]
+    final = _finish(run.path, system, keys)
+    log_z = np.asarray(final.log_z, float)
+    log_weights = np.asarray(final.log_weights, float) + log_z[:, None]
     log_weights += run.log_z0 + run.model.log_factor
     summary = summarize("smc", log_weights)
     return ParticleSystem(
@@ -340,12 +355,12 @@ def _as_result(
         unbiased=True,
         graph=run.path.graph,
         params=params,
-        particles=run.model.shift(x, 1),
+        particles=run.model.shift(final.x, 1),
         weights=summary.weights.ravel(),
         log_z=summary.log_island_means,
         num_rungs=len(run.places) - 1,
-        distinct_ancestors=float(shares.mean()),
+        distinct_ancestors=float(final.distinct_ancestors.mean()),
         num_sweeps=run.num_sweeps,
         correlation=float(run.ladder.correlation),
-        relative_ancestry=float(ancestry.mean()),
+        relative_ancestry=float(final.relative_ancestry.mean()),
     )

@@ -1,13 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Start of annealing: a checked model, and the reference distribution, independent units near the model.
+"""Start of annealing: a checked model, and a reference of independent units near it.
 
-Its log Z is a sum of log-normalisers. Estimates of Z are unbiased for any reference;
+The reference's log Z is a sum of log-normalisers. Estimates of Z are unbiased for any reference;
 they vary less from one that is near.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +14,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.annealing.log_partition import Data
 from ebmpp.core import Blocks, Eta, Params, State, checks, random
+from ebmpp.core.rows import expand
+from ebmpp.core.types import Numbers, StateLike
 from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.shifted import Shifted
 from ebmpp.families import Family
@@ -43,7 +43,7 @@ def reference(
     graph: FactorGraph,
     model: Shifted,
     key: Array,
-    data: Data | None = None,
+    data: StateLike | None = None,
     fixed: State | None = None,
 ) -> Eta:
     """Return natural parameters of independent blocks; values of ``fixed`` take precedence.
@@ -66,48 +66,40 @@ def reference(
     return _pilot(Target(graph, model.params), keys) | eta
 
 
-def base_rates(graph: FactorGraph, data: Data, weights: Any = None) -> Blocks:
-    """Return natural parameters with the (weighted) means of data, and each latent family's default.
+def base_rates(
+    graph: FactorGraph, data: StateLike, weights: Numbers | None = None
+) -> Blocks:
+    """Return natural parameters with the (weighted) means of data, and defaults of latents.
 
     Salakhutdinov, Murray (2008), *On the quantitative analysis of deep belief
     networks*, section 4.1.3.
     """
     families = graph.families
-    default = {b: f.default_eta() for b, f in families.items()}
-    mean = tables.mean_statistics(graph, data, weights)
-    return default | {
-        b: initialization.base_rate(families[b], *m, default[b])
-        for b, m in mean.items()
-    }
+    eta = {b: f.default_eta() for b, f in families.items()}
+    for b, mean in tables.mean_statistics(graph, data, weights).items():
+        eta[b] = initialization.base_rate(families[b], *mean, eta[b])
+    return eta
 
 
 def log_partition(graph: FactorGraph, eta: Eta) -> float:
     """Return log Z of independent blocks."""
-    return float(
-        sum(
-            np.asarray(f.log_normalizer(eta[b]), float).sum()
-            for b, f in graph.families.items()
-        )
-    )
+    terms = (f.log_normalizer(eta[b]) for b, f in graph.families.items())
+    return float(sum(np.asarray(term, float).sum() for term in terms))
 
 
 @jax.jit
 def _pilot(target: Target, keys: Array) -> Blocks:
     """Return natural parameters with the means of short chains from initial draws."""
-    graph = target.graph
     x = draw_chains(target, keys, _PILOT_SWEEPS)
-    eta = {
-        b: energy.natural_rows(graph, target.params, x, [b])[b] for b in graph.families
-    }
-    mean = {b: f.mean(eta[b]).mean(0) for b, f in graph.families.items()}
-    return {
-        b: _from_mean(family, mean[b], eta[b].mean(0))
-        for b, family in graph.families.items()
-    }
+    result = {}
+    for b, family in target.graph.families.items():
+        eta = energy.natural_rows(target.graph, target.params, x, [b])[b]
+        result[b] = _from_mean(family, family.mean(eta).mean(0), eta.mean(0))
+    return result
 
 
 def _from_mean(family: Family, mean: Array, default: Array) -> Array:
-    """Return the natural parameter with these mean statistics, or per unit the default if there is none.
+    """Return the natural parameter with these means, or per unit the default without one.
 
     There is none where a mean is rounded to the end of its range, and for a family
     without an inverse mean map. The default, a mean of natural parameters, is in the
@@ -116,15 +108,11 @@ def _from_mean(family: Family, mean: Array, default: Array) -> Array:
     """
     try:
         eta = family.from_mean(mean)
-    except (
-        NotImplementedError,
-        jax.errors.JAXTypeError,
-    ):  # the second: an inverse map written in NumPy
+    # the second: an inverse map written in NumPy
+    except (NotImplementedError, jax.errors.JAXTypeError):
         return default
     is_valid = family.in_domain(eta).reshape(*family.shape, -1).all(-1)
-    return jnp.where(
-        is_valid.reshape(family.shape + (1,) * len(family.stat_shape)), eta, default
-    )
+    return jnp.where(expand(is_valid, eta), eta, default)
 
 
 def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
@@ -134,11 +122,10 @@ def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
             "reference", "a dict of natural parameters", values
         )
     checks.names("block of the reference", values, graph.families, ParameterError)
-    result = {
-        b: jnp.asarray(value, jnp.result_type(float)) for b, value in values.items()
-    }
-    for b, eta in result.items():
+    result = {}
+    for b, value in values.items():
         family = graph.families[b]
+        eta = jnp.asarray(value, jnp.result_type(float))
         name = f"reference: block {b!r} ({family!r})"
         if eta.shape != family.statistic_shape:
             raise checks.parameter_error(
@@ -148,4 +135,5 @@ def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
             raise checks.error(
                 name, family.domain, np.asarray(eta).tolist(), DomainError
             )
+        result[b] = eta
     return result

@@ -17,9 +17,10 @@ number of the rung.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
-from jaxtyping import Float, Int32, UInt32
+from jaxtyping import Float, Int32, PyTree, UInt32
 
 import jax
 from jax import Array, lax
@@ -34,7 +35,7 @@ from ebmpp.moves.rungs import Evaluation
 
 _RESAMPLE_BELOW = 0.5  # effective sample size, as a share of the particles
 
-Weights = Float[Array, "islands particles"]
+PerParticle = Float[Array, "islands particles"]
 PerIsland = Float[Array, "islands"]
 IslandKeys = UInt32[Array, "islands 2"]
 
@@ -44,22 +45,22 @@ class Systems(NamedTuple):
 
     x: Blocks
     """The kept blocks, ``(islands * particles, *shape)``."""
-    log_weights: Weights
+    log_weights: PerParticle
     """Log-weights since the system was last resampled."""
     log_z: PerIsland
-    """Log of the estimate of Z at the last resampling, relative to the Z of the reference."""
+    """Log of the estimate of Z at the last resampling, relative to that of the reference."""
     ancestors: Int32[Array, "rows"]
     """Number of each particle's ancestor in the initial system."""
     offspring_variance: PerIsland
-    """Variance of a particle's number of children, summed over resamplings; 0 if the system had none."""
+    """Variance of a particle's number of children, summed over resamplings."""
     min_ess: PerIsland
     """Lowest effective sample size of all rungs, before resampling."""
     min_cess: PerIsland
     """Lowest conditional effective sample size of all rungs, as a share of the particles."""
 
     @property
-    def weights(self) -> Weights:
-        """Weights that sum to 1 in each system."""
+    def weights(self) -> PerParticle:
+        """PerParticle that sum to 1 in each system."""
         return jax.nn.softmax(self.log_weights, axis=-1)
 
 
@@ -85,22 +86,26 @@ def merge_islands(system: Systems) -> Systems:
     )
 
 
-def effective_sample_size(log_weights: Weights) -> PerIsland:
+def effective_sample_size(log_weights: PerParticle) -> PerIsland:
     """Return (sum w)**2 / sum w**2."""
-    return jnp.exp(
-        2 * jax.nn.logsumexp(log_weights, -1) - jax.nn.logsumexp(2 * log_weights, -1)
-    )
+    first = jax.nn.logsumexp(log_weights, -1)
+    second = jax.nn.logsumexp(2 * log_weights, -1)
+    return jnp.exp(2 * first - second)
 
 
-def conditional_ess(log_weights: Weights, gain: Weights) -> PerIsland:
-    """Return the conditional effective sample size of a reweighting (Zhou, Johansen, Aston 2016)."""
+def conditional_ess(log_weights: PerParticle, gain: PerParticle) -> PerIsland:
+    """Return the conditional effective sample size of a reweighting.
+
+    Zhou, Johansen, Aston (2016).
+    """
     before = jax.nn.log_softmax(log_weights, axis=-1)
-    first, second = (jax.nn.logsumexp(before + n * gain, -1) for n in (1, 2))
+    first = jax.nn.logsumexp(before + gain, -1)
+    second = jax.nn.logsumexp(before + 2 * gain, -1)
     return jnp.exp(2 * first - second)
 
 
 def distinct_ancestors(system: Systems) -> PerIsland:
-    """Return the share of the initial particles that have descendants, which falls with each resampling."""
+    """Return the share of the initial particles that have descendants."""
     ancestors = jnp.sort(system.ancestors.reshape(system.log_weights.shape), axis=-1)
     return (jnp.diff(ancestors, prepend=-1) > 0).mean(-1)
 
@@ -115,7 +120,7 @@ def relative_ancestry(system: Systems) -> PerIsland:
     return distinct_ancestors(system) * (1 + system.offspring_variance / 2)
 
 
-def _log_mean_weight(log_weights: Weights) -> PerIsland:
+def _log_mean_weight(log_weights: PerParticle) -> PerIsland:
     return jax.nn.logsumexp(log_weights, -1) - jnp.log(log_weights.shape[-1])
 
 
@@ -125,12 +130,14 @@ def total_log_z(system: Systems) -> PerIsland:
 
 
 def pooled(log_z: PerIsland) -> tuple[Scalar, Scalar]:
-    """Return the log of the mean of independent estimates of Z, and its standard error (delta method)."""
+    """Return the log of the mean of independent estimates of Z, and its standard error."""
     count = len(log_z)
     top = log_z.max()
     z = jnp.exp(log_z - top)
     mean = z.mean()
-    return jnp.log(mean) + top, z.std() / mean / jnp.sqrt(max(count - 1, 1))
+    # by the delta method
+    error = z.std() / mean / jnp.sqrt(max(count - 1, 1))
+    return jnp.log(mean) + top, error
 
 
 def particle_keys(keys: IslandKeys, num: int) -> Keys:
@@ -138,49 +145,53 @@ def particle_keys(keys: IslandKeys, num: int) -> Keys:
     return random.fold_in(keys[:, None], jnp.arange(num)).reshape(-1, 2)
 
 
-def begin(path: Path, keys: IslandKeys, num: int) -> Systems:
+def draw_initial(path: Path, keys: IslandKeys, num: int) -> Systems:
     """Draw systems of ``num`` particles from the reference."""
     islands = len(keys)
-    numbers = jnp.tile(jnp.arange(num, dtype=jnp.int32), islands)
-    x = draw_reference(
-        path.graph, path.sampled, path.eta0, random.fold_in(particle_keys(keys, num), 0)
-    )
+    row_keys = random.fold_in(particle_keys(keys, num), 0)
     zero = jnp.zeros(islands)
     return Systems(
-        x, jnp.zeros((islands, num)), zero, numbers, zero, zero + num, zero + 1
+        x=draw_reference(path.graph, path.sampled, path.eta0, row_keys),
+        log_weights=jnp.zeros((islands, num)),
+        log_z=zero,
+        ancestors=jnp.tile(jnp.arange(num, dtype=jnp.int32), islands),
+        offspring_variance=zero,
+        min_ess=zero + num,
+        min_cess=zero + 1,
     )
 
 
 def _resample(
     system: Systems, evaluation: Evaluation, keys: IslandKeys
 ) -> tuple[Systems, Evaluation]:
-    """Resample systematically the systems with few effective particles; evaluations follow their particles."""
+    """Resample systematically the systems with few effective particles.
+
+    :return: the systems, and the evaluations of their particles.
+    """
     islands, num = system.log_weights.shape
     ess = effective_sample_size(system.log_weights)
     is_low = ess < _RESAMPLE_BELOW * num
 
-    def draw(state: tuple[Systems, Evaluation]) -> tuple[Systems, Evaluation]:
+    def draw(state):
         system, evaluation = state
         cumulated = jnp.cumsum(system.weights, axis=-1)
         u = random.uniform(random.words(keys, 1))
         levels = (jnp.arange(num, dtype=u.dtype)[None] + u) / num * cumulated[:, -1:]
-        parents = jax.vmap(lambda c, w: jnp.searchsorted(c, w, side="right"))(
-            cumulated, levels
-        )
-        parents = jnp.where(
-            is_low[:, None], jnp.minimum(parents, num - 1), jnp.arange(num)[None]
-        )
+        search = jax.vmap(partial(jnp.searchsorted, side="right"))
+        parents = jnp.minimum(search(cumulated, levels), num - 1)
+        parents = jnp.where(is_low[:, None], parents, jnp.arange(num)[None])
         rows = (parents + num * jnp.arange(islands)[:, None]).reshape(-1)
         x, ancestors, evaluation = jax.tree.map(
             lambda a: a[rows], (system.x, system.ancestors, evaluation)
         )
-        log_z = system.log_z + jnp.where(
-            is_low, _log_mean_weight(system.log_weights), 0
+        gain = jnp.where(is_low, _log_mean_weight(system.log_weights), 0)
+        system = system._replace(
+            x=x,
+            ancestors=ancestors,
+            log_z=system.log_z + gain,
+            log_weights=jnp.where(is_low[:, None], 0, system.log_weights),
         )
-        log_weights = jnp.where(is_low[:, None], 0, system.log_weights)
-        return system._replace(
-            x=x, ancestors=ancestors, log_z=log_z, log_weights=log_weights
-        ), evaluation
+        return system, evaluation
 
     variance = system.offspring_variance + jnp.where(is_low, num / ess - 1, 0)
     system = system._replace(
@@ -201,7 +212,8 @@ def reweight(
 
     :param here: evaluation of the lower rung's model at the particles.
     :param keys: of the systems at the upper rung.
-    :return: the systems, and the evaluation of the upper rung's model at their particles.
+    :return: the systems, and the evaluation of the upper rung's model at their
+        particles.
     """
     there = path.evaluate_at(high, here, system.x)
     gain = path.gain(low, high, here, there).reshape(system.log_weights.shape)
@@ -218,7 +230,7 @@ def move(
     keys: IslandKeys,
     sweeps: int,
 ) -> Systems:
-    """Move systems by Gibbs sweeps of a rung; see :func:`reweight` for ``evaluation`` and ``keys``."""
+    """Move systems by Gibbs sweeps of a rung; arguments are as for :func:`reweight`."""
     row_keys = particle_keys(keys, system.log_weights.shape[1])
     x = path.sweep(rung, system.x, evaluation.eta, row_keys)
     if sweeps > 1:
@@ -230,7 +242,7 @@ def move(
     return system._replace(x=x)
 
 
-def climb(
+def run_rungs(
     path: Path,
     places: Float[Array, "places"],
     first: Array | int,
@@ -239,9 +251,10 @@ def climb(
     keys: IslandKeys,
     sweeps: int = 1,
 ) -> Systems:
-    """Carry systems to the rungs ``first`` to ``last - 1``, which may be traced, by some sweeps per rung.
+    """Carry systems to the rungs ``first`` to ``last - 1``, which may be traced.
 
     :param places: of the rungs on the path; rung 0 is the reference.
+    :param sweeps: Gibbs sweeps per rung.
     """
 
     def body(index: Array, system: Systems) -> Systems:
@@ -257,11 +270,7 @@ def climb(
 
 @full_precision
 def energy_gradient(path: Path, params: Params, system: Systems) -> Params:
-    """Return each system's mean of dE/dparams, the other blocks summed out: a leading axis of systems."""
-    x = {
-        b: v.reshape(*system.log_weights.shape, *v.shape[1:])
-        for b, v in system.x.items()
-    }
+    """Return each system's mean of dE/dparams, with the other blocks summed out."""
 
     def mean_gradient(weights: Array, x: Blocks) -> Params:
         def marginal(p):
@@ -269,24 +278,26 @@ def energy_gradient(path: Path, params: Params, system: Systems) -> Params:
 
         return jax.grad(marginal)(params)
 
-    return jax.vmap(mean_gradient)(system.weights, x)
+    return jax.vmap(mean_gradient)(system.weights, split_islands(system).x)
 
 
 def all_blocks(path: Path, system: Systems, keys: IslandKeys) -> Blocks:
-    """Draw the summed blocks given the kept ones and return all, ``(systems * particles, *shape)``."""
+    """Draw the summed blocks given the kept ones, and return all, as rows."""
     evaluation = path.evaluate(path.params, system.x)
     row_keys = random.fold_in(particle_keys(keys, system.log_weights.shape[1]), 0, 2)
     drawn = path.draw(path.summed, evaluation.eta, jnp.ones(()), row_keys)
-    return {b: drawn[b] if b in drawn else system.x[b] for b in path.graph.families}
+    x = system.x | drawn
+    return {b: x[b] for b in path.graph.families}
 
 
 @full_precision
-def weighted_mean(fn: Callable[[Blocks], Any], x: Blocks, system: Systems) -> Any:
-    """Return the mean of ``fn`` over each system's particles: a leading axis of systems."""
+def weighted_mean(fn: Callable[[Blocks], PyTree], x: Blocks, system: Systems) -> PyTree:
+    """Return the mean of ``fn`` over each system's particles."""
     weights = system.weights
+    dot = jax.vmap(lambda weights, values: jnp.tensordot(weights, values, 1))
 
     def mean(values: Array) -> Array:
-        values = values.reshape(*weights.shape, *values.shape[1:]).astype(weights.dtype)
-        return jax.vmap(lambda w, v: jnp.tensordot(w, v, 1))(weights, values)
+        values = values.reshape(*weights.shape, *values.shape[1:])
+        return dot(weights, values.astype(weights.dtype))
 
     return jax.tree.map(mean, jax.vmap(fn)(dict(x)))

@@ -18,7 +18,7 @@ import numpy as np
 
 from ebmpp.core import checks
 from ebmpp.data import files
-from ebmpp.data.files import Array, Folder, Labelled
+from ebmpp.data.files import Folder, Labelled
 from ebmpp.errors import ArgumentError
 
 _SIDE = 28
@@ -46,7 +46,7 @@ _LONGEST = 1 << 14
 
 def omniglot(
     directory: Folder = None, split: str = "train", labels: bool = False
-) -> Array | Labelled:
+) -> np.ndarray | Labelled:
     """Read OMNIGLOT, handwritten characters of fifty alphabets as cut and scaled by Burda et al. (2016).
 
     :param directory: folder of ``chardata.mat``, or the one above its ``omniglot``
@@ -90,7 +90,7 @@ def omniglot(
 
 def caltech101_silhouettes(
     directory: Folder = None, split: str = "train", labels: bool = False
-) -> Array | Labelled:
+) -> np.ndarray | Labelled:
     """Read the silhouettes of the objects of Caltech-101, in the split of Marlin et al. (2010).
 
     Pixels are as in the file; ``1 - images`` is the negative.
@@ -138,7 +138,7 @@ def caltech101_silhouettes(
     return pixels, classes.astype(np.int32) - 1
 
 
-def _variables(path: Path, names: list[str]) -> dict[str, Array]:
+def _variables(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     """Return matrices of numbers of a MATLAB file."""
     from scipy.io import loadmat, whosmat  # a tenth of a second
 
@@ -167,7 +167,7 @@ def _variables(path: Path, names: list[str]) -> dict[str, Array]:
     return variables
 
 
-def _upright(path: Path, name: str, rows: Array) -> Array:
+def _upright(path: Path, name: str, rows: np.ndarray) -> np.ndarray:
     """Return images in row-major order; MATLAB's are column-major."""
     if rows.shape[1] != _SIDE**2 or not ((rows >= 0) & (rows <= 1)).all():
         raise ArgumentError(
@@ -182,7 +182,7 @@ def _upright(path: Path, name: str, rows: Array) -> Array:
 
 def cifar10(
     directory: Folder = None, split: str = "train", labels: bool = False
-) -> Array | Labelled:
+) -> np.ndarray | Labelled:
     """Read CIFAR-10, colour photographs of ten classes, from its binary version.
 
     :param directory: folder of ``data_batch_1.bin`` to ``data_batch_5.bin`` and
@@ -218,7 +218,7 @@ def cifar10(
     return (pixels, records[:, 0].astype(np.int32)) if labels else pixels
 
 
-def _cifar_batch(path: Path) -> Array:
+def _cifar_batch(path: Path) -> np.ndarray:
     """Return rows of a label and 3072 bytes."""
     with files.unpacked(path) as file:
         most = _CIFAR_BATCH * _CIFAR_BYTES
@@ -238,7 +238,7 @@ def _cifar_batch(path: Path) -> Array:
 
 def usps(
     directory: Folder = None, split: str = "train", labels: bool = False
-) -> Array | Labelled:
+) -> np.ndarray | Labelled:
     """Read USPS, digits of 16x16 pixels from envelopes, from the text files of LIBSVM.
 
     A line holds a label from 1 to 10 and pixels ``1:-0.3 ... 256:1`` from -1 to 1.
@@ -285,7 +285,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: file.readline(_LONGEST), b"")
 
 
-def _usps_line(path: Path, number: int, line: bytes) -> Array:
+def _usps_line(path: Path, number: int, line: bytes) -> np.ndarray:
     """Return a label and the pixels."""
     try:
         label, *fields = line.split()
@@ -377,7 +377,7 @@ def bag_of_words(
     return counts, [vocabulary[i] for i in columns]
 
 
-def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
+def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], np.ndarray]:
     """Return the numbers of documents and words, and rows of a document, a word and a count."""
     header = [line.strip() for line in itertools.islice(_lines(file), 3)]
     if len(header) < 3 or not all(line.isdigit() for line in header):
@@ -412,7 +412,9 @@ def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], Array]:
     return (documents, size), entries
 
 
-def _table(path: Path, documents: int, columns: Array, entries: Array) -> Array:
+def _table(
+    path: Path, documents: int, columns: np.ndarray, entries: np.ndarray
+) -> np.ndarray:
     """Return the counts of the words that are columns."""
     try:
         counts = np.zeros((documents, len(columns)), np.float32)

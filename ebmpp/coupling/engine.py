@@ -17,7 +17,7 @@ import dataclasses
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
-from jaxtyping import Integer, UInt32
+from jaxtyping import Integer, PyTree, UInt32
 
 import jax
 from jax import Array, lax
@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from ebmpp.core import backend, random, sharding
 from ebmpp.core.compile import compiled
 from ebmpp.core.groups import fold_parts
+from ebmpp.core.rows import num_rows
 from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, RowMask, Rows
 from ebmpp.coupling.accumulators import WIDE, Accumulator, EnergyGradient, Function
 from ebmpp.coupling.slots import (
@@ -34,15 +35,16 @@ from ebmpp.coupling.slots import (
     Jobs,
     Outcome,
     Packed,
+    SlotLoop,
     Slots,
-    Stage,
     Window,
+    slot_loops,
     slots_for,
-    stages,
 )
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped
 from ebmpp.moves.couplings import MOST_TRIALS, Trial, where_rows
+from ebmpp.moves.gibbs import PartIndex
 from ebmpp.moves.move import (
     Flags,
     Layer,
@@ -85,6 +87,15 @@ class _Count(NamedTuple):
     proposals: Array
     accepted: Array
     broken: Array  # pairs
+
+
+class _Record(NamedTuple):
+    """Chains of each slot after a sweep; several sweeps have a leading axis."""
+
+    states: Chains
+    weights: Array
+    jobs: Array
+    meeting_time: Array  # by slot
 
 
 def uses_fast_compile(
@@ -141,7 +152,7 @@ def run_pairs(
     :param key: ``(2,)``; job j draws from ``fold_in(key, j)``.
     :param job_weights: weights of the jobs in the sum, ``(jobs,)``; None for 1.
     """
-    num_jobs = len(x) if isinstance(x, Fresh) else len(next(iter(x.values())))
+    num_jobs = len(x) if isinstance(x, Fresh) else num_rows(x)
     per_job = target.fixed if target.num_rows > 1 else None
     shared = target if per_job is None else dataclasses.replace(target, fixed=Clamped())
     size = slots_for(num_jobs) if num_slots is None else num_slots
@@ -152,22 +163,22 @@ def run_pairs(
         target, key, window = common
         valid = jnp.ones(len(jobs.number), bool) if valid is None else valid
         run = _Engine(target, moves, accumulator, window, jobs, valid, key).run(size)
-        job_totals, total = (run.total, ()) if accumulator.per_job else ((), run.total)
         time = jnp.where(run.meeting_time == _NEVER, -1, run.meeting_time)
-        return (time, job_totals), (run.count, total)
+        if accumulator.per_job:
+            return (time, run.total), (run.count, ())
+        return (time, ()), (run.count, run.total)
 
     jobs = Job(jnp.arange(num_jobs), x, y, per_job, job_weights)
     (time, job_totals), (sums, total) = sharding.shard_jobs(
         run_share, jobs, (shared, key, window), num_jobs
     )
+    if accumulator.per_job:
+        total = job_totals
     count = _Count(*sums)
     trials = count.attempts / jnp.maximum(count.moves, 1)
-    acceptance = (
-        count.accepted / count.proposals
-        if any(move.proposes for move in moves)
-        else None
-    )
-    total = job_totals if accumulator.per_job else total
+    acceptance = None
+    if any(move.proposes for move in moves):
+        acceptance = count.accepted / count.proposals
     return Outcome(total, sharding.replicate(time), trials, acceptance, count.broken)
 
 
@@ -191,46 +202,44 @@ class _Engine:
         self.free = tuple({b: None for move in self.moves for b in move.blocks})
         self.offsets = offsets(self.target.graph, self.moves)
         self.proposes = sum(move.proposes for move in self.moves)
-        limit = (
-            jnp.minimum(self.window.max_sweeps, MOST_TRIALS // _TRIALS_PER_SWEEP)
-            * _TRIALS_PER_SWEEP
+        max_sweeps = self.window.max_sweeps
+        limit = jnp.minimum(max_sweeps, MOST_TRIALS // _TRIALS_PER_SWEEP)
+        self.max_trials = jnp.where(
+            max_sweeps > 0, limit * _TRIALS_PER_SWEEP, MOST_TRIALS
         )
-        self.max_trials = jnp.where(self.window.max_sweeps > 0, limit, MOST_TRIALS)
 
     def run(self, num_slots: int) -> _Run:
-        """Run all valid jobs, prepared in parts, in ``num_slots`` slots, then in fewer as pairs finish."""
+        """Run all valid jobs, prepared in parts, in at most ``num_slots`` slots."""
         num_jobs = len(self.keys)
         # at most the jobs, rounded up to a power of two, which shares programs
-        first, *rest = stages(min(num_slots, 1 << (num_jobs - 1).bit_length()))
+        first, *rest = slot_loops(min(num_slots, 1 << (num_jobs - 1).bit_length()))
         size = min(num_jobs, _READY)
         parts = -(-num_jobs // size)
         shapes = jax.eval_shape(lambda: self._starts(self.jobs.slice(0, size))[0])
-        empty = Packed.empty(
-            shapes, {b: self.target.num_parts(b) for b in shapes}, first.size
-        )
+        flags = {b: self.target.num_parts(b) for b in shapes}
         zero = jnp.zeros((), jnp.int32)
-        total = self.accumulator.init(self.target, num_jobs)
-        start = _Run(
-            empty, total, jnp.full(num_jobs, _NEVER, jnp.int32), zero, jnp.zeros(5)
+        run = _Run(
+            slots=Packed.empty(shapes, flags, first.size),
+            total=self.accumulator.init(self.target, num_jobs),
+            meeting_time=jnp.full(num_jobs, _NEVER, jnp.int32),
+            started=zero,
+            count=jnp.zeros(5),
         )
 
         def run_part(number: Array | int, run: _Run) -> _Run:
             run, jobs = self._prepare(run, number, size)
             filled, started = run.slots.unpack().fill(jobs, zero, self.window.lag)
             run = run._replace(slots=filled.pack(), started=started)
-            return self._stage(
-                run, first, jobs, is_last=True if parts == 1 else number == parts - 1
-            )
+            return self._run_loop(run, first, jobs, is_last=number == parts - 1)
 
-        run = (
-            run_part(0, start)
-            if parts == 1
-            else lax.fori_loop(0, parts, run_part, start)
-        )
-        return reduce(self._stage, rest, run)
+        if parts == 1:
+            run = run_part(0, run)
+        else:
+            run = lax.fori_loop(0, parts, run_part, run)
+        return reduce(self._run_loop, rest, run)
 
     def _prepare(self, run: _Run, number: Array | int, size: int) -> tuple[_Run, Jobs]:
-        """Advance the leading chains of part ``number`` of the jobs, ``size`` of them, by the lag."""
+        """Advance the leading chains of part ``number``, ``size`` jobs, by the lag."""
         num_jobs = len(self.keys)
         valid = self.valid
         # The last part overlaps the part before, and jobs of both run once.
@@ -246,22 +255,19 @@ class _Engine:
         # draws may agree where params are not finite
         leaves = jax.tree.leaves(self.target.params)
         met &= jnp.isfinite(sum((0 * leaf).sum() for leaf in leaves))
-        done = met & (self.window.lag >= self.window.m)
-        met = met & valid
-        done = done | ~valid
+        lag = self.window.lag
+        done = ~valid | (met & (lag >= self.window.m))
         # int64 under jax_enable_x64
         queue = jnp.argsort(done, stable=True).astype(jnp.int32)
-        time = run.meeting_time.at[numbers].min(jnp.where(met, self.window.lag, _NEVER))
-        jobs = Jobs(starts, same, queue, (~done).sum(dtype=jnp.int32), first)
-        return run._replace(meeting_time=time), jobs
+        time = jnp.where(met & valid, lag, _NEVER)
+        run = run._replace(meeting_time=run.meeting_time.at[numbers].min(time))
+        return run, Jobs(starts, same, queue, (~done).sum(dtype=jnp.int32), first)
 
     def _starts(self, jobs: Job) -> tuple[Blocks, Blocks]:
         """Return the starts of both chains."""
-        target = (
-            self.target
-            if jobs.clamped is None
-            else dataclasses.replace(self.target, fixed=jobs.clamped)
-        )
+        target = self.target
+        if jobs.clamped is not None:
+            target = dataclasses.replace(target, fixed=jobs.clamped)
 
         def draw(start):
             return start.rows(target) if isinstance(start, Fresh) else dict(start)
@@ -276,21 +282,14 @@ class _Engine:
         keys = self.keys[numbers]
         target = self.target.take(numbers)
 
-        def sweep(t: Array, carry: tuple) -> tuple:
+        def sweep(t, carry):
             x, total, accepted = carry
             inside = self.window.inside(t)
             weights = jnp.where(valid, inside, 0)
-
-            def add(total):
-                return self._add(total, x, weights, numbers)
-
-            total = lax.cond(inside > 0, add, lambda total: total, total)
+            total = self._add_if(inside > 0, total, x, weights, numbers)
             x, count = draw_sweep(target, x, self.moves, random.fold_in(keys, t + 1))
-            return (
-                x,
-                total,
-                accepted + jnp.where(valid, count, 0).sum().astype(accepted.dtype),
-            )
+            count = jnp.where(valid, count, 0).sum().astype(accepted.dtype)
+            return x, total, accepted + count
 
         zero = jnp.zeros((), jnp.float32)
         x, total, accepted = lax.fori_loop(
@@ -302,21 +301,16 @@ class _Engine:
 
     def _load(
         self, run: _Run, starts: Chains, same: Flags, numbers: Counts, valid: RowMask
-    ) -> tuple:
+    ) -> tuple[_Run, RowMask]:
         """Add the states (X_lag, Y_0), and return which pairs have met there."""
-        met = rows_agree(same, self.free, len(same[self.free[0]]))
-        weights = jnp.where(
-            valid, self._weights(jnp.broadcast_to(self.window.lag, met.shape), met), 0
-        )
-
-        def add(total):
-            return self._add(
-                total, both_as_rows(starts), weights.reshape(-1), jnp.tile(numbers, 2)
-            )
-
         lag = self.window.lag
+        met = rows_agree(same, self.free, len(same[self.free[0]]))
+        weights = self._weights(jnp.broadcast_to(lag, met.shape), met)
+        weights = jnp.where(valid, weights, 0).reshape(-1)
         is_counted = (self.window.inside(lag) != 0) | (self.window.correction(lag) != 0)
-        total = lax.cond(is_counted, add, lambda total: total, run.total)
+        x = both_as_rows(starts)
+        owners = jnp.tile(numbers, 2)
+        total = self._add_if(is_counted, run.total, x, weights, owners)
         return run._replace(total=total), met
 
     def _weights(self, t: Counts, met: RowMask) -> Integer[Array, "2 rows"]:
@@ -331,10 +325,18 @@ class _Engine:
         x = self.target.coldest(x)
         return self.accumulator.add(self.target, total, x, weights, numbers)
 
-    def _stage(
+    def _add_if(
+        self, condition: Array, total: Any, x: Rows, weights: Counts, numbers: Counts
+    ) -> Any:
+        def add(total):
+            return self._add(total, x, weights, numbers)
+
+        return lax.cond(condition, add, lambda total: total, total)
+
+    def _run_loop(
         self,
         run: _Run,
-        stage: Stage,
+        loop: SlotLoop,
         jobs: Jobs | None = None,
         is_last: Array | bool = True,
     ) -> _Run:
@@ -345,102 +347,89 @@ class _Engine:
         """
 
         def cond(run: _Run) -> Array:
-            is_busy = run.slots.live() > stage.until
-            return (
-                is_busy
-                if jobs is None
-                else (run.started < jobs.waiting) | (is_last & is_busy)
-            )
+            is_busy = run.slots.live() > loop.until
+            if jobs is None:
+                return is_busy
+            return (run.started < jobs.waiting) | (is_last & is_busy)
 
         def sweep_chunks(run: _Run) -> _Run:
-            run = run._replace(slots=run.slots.compact(stage.size))
-            count = (run.slots.live() + stage.chunk - 1) // stage.chunk
+            run = run._replace(slots=run.slots.compact(loop.size))
+            count = (run.slots.live() + loop.chunk - 1) // loop.chunk
             return lax.fori_loop(0, count, sweep_chunk, run)
 
         def sweep_chunk(number: Array, run: _Run) -> _Run:
             slots = run.slots
-            start = number * stage.chunk
-            part = self._block(run._replace(slots=slots.part(start, stage.chunk)), None)
+            start = number * loop.chunk
+            part = self._block(run._replace(slots=slots.part(start, loop.chunk)), None)
             return part._replace(slots=slots.put(start, part.slots))
 
-        if len(run.slots.numbers[0]) > stage.size:
-            run = run._replace(slots=run.slots.compact(stage.size))
-        if stage.chunk < stage.size:
+        if len(run.slots.numbers[0]) > loop.size:
+            run = run._replace(slots=run.slots.compact(loop.size))
+        if loop.chunk < loop.size:
             return lax.while_loop(cond, sweep_chunks, run)
         return lax.while_loop(cond, lambda run: self._block(run, jobs), run)
 
     def _block(self, run: _Run, jobs: Jobs | None) -> _Run:
         """Make the sweeps of one weighted product, and add their states to the sum."""
         repeats = max(1, _FLUSH_ROWS // (2 * len(run.slots.numbers[0])))
-        run, states, weights, owners = self._sweeps(run, jobs, repeats)
-        return run._replace(total=self._add(run.total, states, weights, owners))
-
-    def _sweeps(self, run: _Run, jobs: Jobs | None, repeats: int) -> tuple:
-        """Make ``repeats`` sweeps; return their states, weights and job numbers as rows."""
-
-        def sweep_once(run: _Run) -> tuple[_Run, tuple]:
-            slots, tally = self._sweep(run.slots.unpack())
-            slots, met, weights, moves = self._finish(slots)
-            met = jnp.where(tally.broken > 0, -1, met)  # also if it has met
-            # before the next job starts
-            record = (
-                slots.z,
-                weights,
-                jnp.stack([slots.job, slots.job]),
-                met,
-            )
-            started = run.started
-            if jobs is not None:
-                slots, started = slots.fill(jobs, started, self.window.lag)
-            counts = jnp.stack(
-                [n.astype(jnp.float32) for n in tally._replace(moves=moves)]
-            )
-            return run._replace(
-                slots=slots.pack(), started=started, count=run.count + counts.sum(-1)
-            ), record
-
         if repeats == 1:
-            run, (states, weights, owners, met) = sweep_once(run)
-            time = run.meeting_time.at[owners[0]].min(met)
-            return (
-                run._replace(meeting_time=time),
-                both_as_rows(states),
-                weights.reshape(-1),
-                owners.reshape(-1),
-            )
+            run, record = self._sweep_once(run, jobs)
+            x = both_as_rows(record.states)
+        else:
+            run, record = self._sweep_repeatedly(run, jobs, repeats)
+            x = {b: v.reshape(-1, *v.shape[3:]) for b, v in record.states.items()}
+        leading = record.jobs[..., 0, :]
+        time = run.meeting_time.at[leading].min(record.meeting_time)
+        weights = record.weights.reshape(-1)
+        total = self._add(run.total, x, weights, record.jobs.reshape(-1))
+        return run._replace(meeting_time=time, total=total)
+
+    def _sweep_repeatedly(
+        self, run: _Run, jobs: Jobs | None, repeats: int
+    ) -> tuple[_Run, _Record]:
+        """Make up to ``repeats`` sweeps, while slots are active."""
         numbers = jnp.zeros((repeats, 2, len(run.slots.numbers[0])), jnp.int32)
         states = {
             b: jnp.zeros((repeats, *v.shape), v.dtype) for b, v in run.slots.z.items()
         }
-        records = states, numbers, numbers, jnp.full_like(numbers[:, 0], _NEVER)
+        never = jnp.full_like(numbers[:, 0], _NEVER)
         # On an accelerator a branch on the state would synchronise with the host.
         skip_check = backend.accelerated() or (
             jobs is not None and repeats <= _FEW_REPEATS
         )
 
-        def cond(carry: tuple) -> Array:
+        def cond(carry):
             number, run, _ = carry
             is_busy = skip_check or run.slots.live() > 0
             return (number < repeats) & is_busy
 
-        def body(carry: tuple) -> tuple:
+        def body(carry):
             number, run, records = carry
-            run, record = sweep_once(run)
+            run, record = self._sweep_once(run, jobs)
 
             def put(rows, row):
                 return lax.dynamic_update_index_in_dim(rows, row, number, 0)
 
             return number + 1, run, jax.tree.map(put, records, record)
 
-        _, run, (states, weights, owners, met) = lax.while_loop(
-            cond, body, (jnp.int32(0), run, records)
-        )
-        rows = {b: v.reshape(-1, *v.shape[3:]) for b, v in states.items()}
-        run = run._replace(meeting_time=run.meeting_time.at[owners[:, 0]].min(met))
-        return run, rows, weights.reshape(-1), owners.reshape(-1)
+        records = _Record(states, numbers, numbers, never)
+        start = jnp.int32(0), run, records
+        _, run, records = lax.while_loop(cond, body, start)
+        return run, records
+
+    def _sweep_once(self, run: _Run, jobs: Jobs | None) -> tuple[_Run, _Record]:
+        """Make one sweep, and start jobs in the slots of pairs that are done."""
+        slots, tally = self._sweep(run.slots.unpack())
+        slots, tally, record = self._finish(slots, tally)
+        started = run.started
+        if jobs is not None:
+            slots, started = slots.fill(jobs, started, self.window.lag)
+        counts = jnp.stack([n.astype(jnp.float32) for n in tally])
+        count = run.count + counts.sum(-1)
+        return run._replace(slots=slots.pack(), started=started, count=count), record
 
     def _sweep(self, slots: Slots) -> tuple[Slots, _Count]:
-        """Make one trial of each part of each move, in order; a rejected row retries the same part."""
+        """Make one trial of each part of each move; a rejected row retries the same part."""
         keys = random.materialize(random.fold_in(self.keys[slots.job], slots.t + 1))
         # A copy of what the loop carries has the same bits wherever it is read.
         slots = slots._replace(z=with_equal_copies(slots.z, slots.same))
@@ -463,14 +452,15 @@ class _Engine:
 
     def _step(
         self,
-        part: Any,
-        carry: tuple,
+        part: PartIndex,
+        carry: tuple[Slots, _Count],
         target: Target,
         move: Move,
-        prepared: Any,
+        prepared: PyTree,
         start: int,
         keys: Keys,
     ) -> tuple[Slots, _Count]:
+        """Make one trial of a part of a move in the slots whose turn it is."""
         slots, tally = carry
         index = start + part
         at = slots.active & (slots.move == index)
@@ -479,29 +469,30 @@ class _Engine:
         trial = Trial(
             trial_keys, slots.trial == 0, same, part, slots.same, self.max_trials
         )
-        attempt = move.attempt(
-            target, move.focus(target, prepared, slots.z, part), slots.z, trial
-        )
-        take = (
-            at[None] & ~slots.accepted & jnp.stack([attempt.accept_x, attempt.accept_y])
-        )
+        focused = move.focus(target, prepared, slots.z, part)
+        attempt = move.attempt(target, focused, slots.z, trial)
+        accept = jnp.stack([attempt.accept_x, attempt.accept_y])
+        take = at[None] & ~slots.accepted & accept
         accepted = slots.accepted | take
         ready = at & accepted[0] & accepted[1]
         has_stalled = at & ~ready & (slots.trial + 1 >= self.max_trials)
         broken = at & (attempt.broken | has_stalled)
 
-        def new(b):
-            return where_rows(take, jnp.stack([attempt.x[b], attempt.y[b]]), slots.z[b])
-
-        z = dict(slots.z) | {b: new(b) for b in move.blocks}
+        z = dict(slots.z)
+        for b in move.blocks:
+            z[b] = where_rows(take, jnp.stack([attempt.x[b], attempt.y[b]]), z[b])
         attempt = attempt._replace(accept_x=take[0], accept_y=take[1])
         same = update_flags(target, move, slots.same, z, part, attempt, ready)
         trials = jnp.where(ready, 0, jnp.where(at, slots.trial + 1, slots.trial))
         index = jnp.where(ready, index + 1, slots.move)
         slots = slots._replace(
-            z=z, same=same, move=index, trial=trials, active=slots.active & ~broken
+            z=z,
+            same=same,
+            move=index,
+            trial=trials,
+            accepted=jnp.where(ready, False, accepted),
+            active=slots.active & ~broken,
         )
-        slots = slots._replace(accepted=jnp.where(ready, False, accepted))
 
         def add(count, mask):
             return count + mask.astype(count.dtype)
@@ -511,8 +502,8 @@ class _Engine:
         )
         return slots, tally
 
-    def _finish(self, slots: Slots) -> tuple[Slots, Array, Array, Array]:
-        """Advance finished sweeps, free slots; return these, meeting times, weights, numbers of moves."""
+    def _finish(self, slots: Slots, tally: _Count) -> tuple[Slots, _Count, _Record]:
+        """Advance the time of finished sweeps, record them, and free the slots of done pairs."""
         moved = slots.active & (slots.move == self.offsets[-1])
         t = slots.t + moved.astype(slots.t.dtype)
         met = rows_agree(slots.same, self.free, len(t))
@@ -520,12 +511,12 @@ class _Engine:
         is_late = (self.window.max_sweeps > 0) & (t >= self.window.max_sweeps)
         # A pair that has met continues to m, since the window counts these states.
         done = moved & jnp.where(met, t >= self.window.m, is_late)
+        time = jnp.where(moved & met, t, _NEVER)
+        # a pair with a failed draw is unmet, even if it has met
+        time = jnp.where(tally.broken > 0, -1, time)
+        record = _Record(slots.z, weights, jnp.stack([slots.job, slots.job]), time)
+        tally = tally._replace(moves=jnp.where(moved, self.offsets[-1], 0))
         slots = slots._replace(
             t=t, move=jnp.where(moved, 0, slots.move), active=slots.active & ~done
         )
-        return (
-            slots,
-            jnp.where(moved & met, t, _NEVER),
-            weights,
-            jnp.where(moved, self.offsets[-1], 0),
-        )
+        return slots, tally, record

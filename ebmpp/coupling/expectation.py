@@ -34,7 +34,7 @@ from ebmpp.moves.sweeps import check_params, free_rows, resolve_moves, with_pool
 from ebmpp.moves.tempering import states_of
 
 Pooled = Pool | Mapping[str, Array] | None
-Init = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
+InitLike = Mapping[str, Array] | Callable[[Array], Mapping[str, Array]] | str | None
 Coupling = (
     str
     | Sequence[str]
@@ -90,9 +90,9 @@ class UnbiasedEstimate(Shown):
     value: Any
     """Mean over the pairs, a pytree like the value of the function."""
     standard_error: Any
-    """Standard error of ``value`` over independent pairs; nan if only one pair met. It is 0 where all pairs
-    agree: exact for values that clamped or observed units determine, otherwise not
-    known, and printed so."""
+    """Standard error of ``value`` over independent pairs; nan if only one pair met. It
+    is 0 where all pairs agree: exact for values that clamped or observed units
+    determine, otherwise not known, and printed so."""
     meeting_time: Float[np.ndarray, "pairs"]
     """First t at which X at t equals Y at t - lag; inf if unmet."""
     met: Bool[np.ndarray, "pairs"]
@@ -106,17 +106,17 @@ class UnbiasedEstimate(Shown):
     trials: float
     """Mean number of coupled trials per draw of a layer, trials of residuals included."""
     acceptance: float
-    """Acceptance probability of Metropolis proposals in equilibrium, measured on single chains after the
-    longest meeting time; nan without Metropolis moves."""
+    """Acceptance probability of Metropolis proposals in equilibrium, measured on single
+    chains after the longest meeting time; nan without Metropolis moves."""
     overlap: float = math.nan
-    """z-score of the resemblance of starts and ends of chains: above 5 the pairs met without mixing. It is
-    nan where it was not tested: with independent starts, unmet pairs, fewer than 7
-    pairs, pairs with clamped values of their own, equal starts, or a few pairs that are
-    very late."""
+    """z-score of the resemblance of starts and ends of chains: above 5 the pairs met
+    without mixing. It is nan where it was not tested: with independent starts, unmet
+    pairs, fewer than 7 pairs, pairs with clamped values of their own, equal starts, or a
+    few pairs that are very late."""
 
     @property
     def late(self) -> float:
-        """Estimated P(tau > lag): the fraction of pairs that did not meet at the first coupled sweep."""
+        """Fraction of pairs that did not meet at the first coupled sweep: P(tau > lag)."""
         return float((self.meeting_time > self.lag).mean())
 
     @property
@@ -187,7 +187,7 @@ def unbiased_expectation(
     lag: int | None = None,
     coupling: Coupling = None,
     pool: Pooled = None,
-    init: Init = None,
+    init: InitLike = None,
     independent_starts: bool = False,
     max_sweeps: int | None = None,
     unmet: str = "raise",
@@ -354,7 +354,7 @@ def low_acceptance(who: str, acceptance: float) -> str:
 
 
 def _starts(
-    target: Target, init: Init, key: Array, num_pairs: int, rng_key: Array
+    target: Target, init: InitLike, key: Array, num_pairs: int, rng_key: Array
 ) -> Fresh:
     """Check the starts of all pairs, to be drawn when a pair starts."""
     kind = "uniform"
@@ -382,7 +382,10 @@ def _check_axes(name: str, axes: BatchShape, allowed: Sequence[BatchShape]) -> N
 
 
 def check_unmet(met: np.ndarray, cause: str, remedy: str, unmet: str) -> int:
-    """Return the number of unmet pairs with a warning; raise if ``unmet`` is "raise", or if no pair met."""
+    """Return the number of unmet pairs, with a warning.
+
+    :raises UnmetError: if ``unmet`` is "raise", or no pair met.
+    """
     if not (missing := int((~met).sum())):
         return 0
     message = f"{missing} of {len(met)} pairs {cause}"
@@ -411,7 +414,7 @@ class PairRun(NamedTuple):
 
 
 def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate:
-    """Run pairs; return the mean over met pairs, its standard error, and what leading chains show."""
+    """Run pairs, and return the mean over met pairs with what leading chains show."""
     outcome = run.outcome(window)
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0

@@ -36,12 +36,13 @@ _LEAST_SWEEPS = 20  # of which half measure the acceptance
 
 
 def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> float:
-    """Return the z-score of the overlap of starts and ends, against ends that are permuted between chains.
+    """Return the z-score of the overlap of starts and ends.
 
-    The overlap of two states is the number of equal values of integer blocks, plus the
-    inner product of real blocks with each unit scaled to variance 1. Permutations of
-    the chains turn its total into the sum of a doubly centred matrix along a random
-    permutation, whose mean and variance are known (Hoeffding 1951).
+    Its null distribution permutes the ends between chains. The overlap of two states is
+    the number of equal values of integer blocks, plus the inner product of real blocks
+    with each unit scaled to variance 1. Permutations of the chains turn its total into
+    the sum of a doubly centred matrix along a random permutation, whose mean and
+    variance are known (Hoeffding 1951).
 
     :return: near a standard normal if ends do not depend on starts; nan if all starts
         or all ends are equal.
@@ -111,12 +112,13 @@ def run_leading_chains(
     total_sweeps: float,
     compare: bool = True,
 ) -> tuple[float, float]:
-    """Run up to 200 leading chains for twice the longest meeting time, and compare their ends with ``x``.
+    """Run up to 200 leading chains, and compare their ends with ``x``.
 
-    They make at most ten times ``total_sweeps``, the number of all pairs. Where that is
-    too few (a few very late pairs), or pairs have clamped values of their own, nothing
-    is compared. Chains whose moves read none of the blocks that they change are
-    independent draws, and do not run.
+    They run for twice the longest meeting time, but make at most ten times
+    ``total_sweeps``, the number of all pairs. Where that is too few (a few very late
+    pairs), or pairs have clamped values of their own, nothing is compared. Chains whose
+    moves read none of the blocks that they change are independent draws, and do not
+    run.
 
     :param x: starts of the pairs.
     :param key: of the run of the pairs: chain j draws from ``fold_in(key, j)``.
@@ -162,12 +164,15 @@ def _run(
     keys: Keys,
     num_sweeps: Array,
 ) -> tuple[Blocks, Blocks, Array]:
-    """Return starts, ends and the number of proposals accepted in the second half, of the first chains."""
+    """Return starts and ends of the first chains, and their number of accepted proposals.
+
+    Proposals of the second half are counted.
+    """
     target = target.take(np.arange(len(keys))) if target.num_rows > 1 else target
     x = jax.tree.map(lambda a: a[: len(keys)], x)
     start = x.rows(target) if isinstance(x, Fresh) else dict(x)
 
-    def sweep(t: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
+    def sweep(t, carry):
         x, accepted = draw_sweep(target, carry[0], moves, random.fold_in(keys, t + 1))
         is_late = t >= num_sweeps // 2
         return x, carry[1] + jnp.where(is_late, accepted.sum(), 0).astype(

@@ -33,12 +33,12 @@ from ebmpp.moves.move import Flags
 
 #: Pairs that run at once on a CPU; 64 to 256 are within 10 % of each other.
 _SLOTS = 64
-_QUANTILE = 0.95  # of a pilot's meeting times
+_MEETING_QUANTILE = 0.95
 #: Up to this number of pairs one chunk of slots runs, in one loop, which compiles in
 #: 0.65 of the time of two, and gives gradients by 100 pairs in 0.67 to 1.15 of the time
 #: with 64 slots.
 _FEW_JOBS = 100
-#: Slots that the tail sweeps together on a CPU: see :func:`stages`.
+#: Slots that the tail sweeps together on a CPU: see :func:`slot_loops`.
 _CHUNK = 8
 # On an accelerator a sweep of fewer than about 500 rows is bound by kernel launches.
 _ACCELERATED_SLOTS = 4096
@@ -46,26 +46,28 @@ _ACCELERATED_STOP = 256
 
 
 class Window(NamedTuple):
-    """The window of states that the estimator :math:`H_{k:m}` averages, and the lag; all may be traced."""
+    """Window of states that the estimator :math:`H_{k:m}` averages, and the lag; may be traced."""
 
     k: Any
     m: Any
     lag: Any
     max_sweeps: Any
-    """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit. A draw may take at most
-    :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at most 1024 times this
-    limit."""
+    """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit.
+    A draw may take at most :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at
+    most 1024 times this limit."""
 
     def after(self, tau: Integer[np.ndarray, "pairs"]) -> "Window":
-        """Return k = lag = the 0.95 quantile of a pilot's meeting times (-1 if unmet), and m = 2 lag.
+        """Return the window of k = lag and m = 2 lag, by the meeting times of a pilot.
 
-        The lag leaves the longest of these times until ``max_sweeps``.
+        The lag is their 0.95 quantile, and leaves the longest of them until
+        ``max_sweeps``.
+
+        :param tau: meeting times; -1 if unmet.
         """
         times = np.where(tau < 0, self.max_sweeps or tau.max(), tau) - self.lag
-        lag = int(np.quantile(times, _QUANTILE, method="inverted_cdf"))
-        lag = (
-            min(lag, self.max_sweeps - int(times.max()) - 1) if self.max_sweeps else lag
-        )
+        lag = int(np.quantile(times, _MEETING_QUANTILE, method="inverted_cdf"))
+        if self.max_sweeps:
+            lag = min(lag, self.max_sweeps - int(times.max()) - 1)
         lag = max(1, lag)
         return self._replace(k=lag, m=2 * lag, lag=lag)
 
@@ -78,22 +80,23 @@ class Window(NamedTuple):
         first = jnp.maximum(self.lag, t - self.m)
         # Not negative where they count, so truncation equals floor division, which
         # takes ten kernels.
-        count = (
-            lax.div(t - self.k, self.lag) - lax.div(first + self.lag - 1, self.lag) + 1
-        )
+        before = lax.div(first + self.lag - 1, self.lag)
+        count = lax.div(t - self.k, self.lag) - before + 1
         return jnp.where(t >= self.k + self.lag, count, 0)
 
 
 def check_window(
     who: str, k: int | None, m: int | None, lag: int | None, max_sweeps: int | None
 ) -> Window:
-    """Return a checked window; see :func:`~ebmpp.unbiased_expectation`. None is 1 for k and for lag."""
+    """Return a checked window, with None as 1 for k and for lag.
+
+    See :func:`~ebmpp.unbiased_expectation`.
+    """
     k = 1 if k is None else checks.count(f"{who}: k", k, least=0)
     m = k if m is None else checks.count(f"{who}: m", m, least=k)
     lag = 1 if lag is None else checks.count(f"{who}: lag", lag)
-    return Window(
-        k, m, lag, checks.optional_count(f"{who}: max_sweeps", max_sweeps, lag + 1) or 0
-    )
+    limit = checks.optional_count(f"{who}: max_sweeps", max_sweeps, lag + 1)
+    return Window(k, m, lag, limit or 0)
 
 
 class Outcome(NamedTuple):
@@ -102,11 +105,10 @@ class Outcome(NamedTuple):
     total: Any  # sum of the accumulator, to be divided by `m - k + 1`
     meeting_time: Integer[Array, "jobs"]
     """First t with X_t = Y_{t - lag}; -1 if unmet, or if a draw before m failed."""
-    trials: (
-        Scalar  # mean number of coupled trials per move, trials of residuals included
-    )
-    # of the leading chains' first `lag` sweeps; None without Metropolis moves
+    trials: Scalar
+    """Mean number of coupled trials per move, trials of residuals included."""
     acceptance: Scalar | None
+    """Acceptance in the leading chains' first ``lag`` sweeps; None without Metropolis moves."""
     broken: Scalar | int = 0
     """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.couplings.Attempt`."""
 
@@ -116,7 +118,9 @@ class Outcome(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """Starting states to be drawn by :func:`ebmpp.moves.search.initial_states` when needed, to save memory.
+    """Starting states that are drawn when needed, to save memory.
+
+    They are those of :func:`ebmpp.moves.search.initial_states`.
 
     :param init: values of some blocks, ``(rows, *shape)`` or one row for all states.
     :param kind: one of :data:`~ebmpp.moves.search.STARTS`.
@@ -173,7 +177,9 @@ class Slots(NamedTuple):
     """The pair that runs in each slot."""
 
     z: Chains  # states of both chains
-    same: Flags  # parts of each block on which the chains agree: see :func:`ebmpp.moves.move.update_flags`
+    # parts of each block on which the chains agree: see :func:`update_flags` of
+    # :mod:`ebmpp.moves.move`
+    same: Flags
     job: Counts
     t: Counts  # time of the leading chain
     move: Counts  # next part of a move, counted over all moves
@@ -183,13 +189,15 @@ class Slots(NamedTuple):
 
     def pack(self) -> "Packed":
         """Return the same in fewer arrays, for a loop to carry."""
-        numbers = (self.job, self.t, self.move, self.trial, *self.accepted, self.active)
-        return Packed(
-            self.z, self.same, jnp.stack([n.astype(jnp.int32) for n in numbers])
-        )
+        fields = (self.job, self.t, self.move, self.trial, *self.accepted, self.active)
+        numbers = jnp.stack([field.astype(jnp.int32) for field in fields])
+        return Packed(self.z, self.same, numbers)
 
     def fill(self, jobs: Jobs, started: Array, lag: Array) -> tuple["Slots", Array]:
-        """Start the next jobs in idle slots at time ``lag``; return slots and number started so far."""
+        """Start the next jobs in idle slots, at time ``lag``.
+
+        :return: the slots, and the number of jobs started so far.
+        """
         idle = ~self.active
         position = started + jnp.cumsum(idle) - 1
         take = idle & (position < jobs.waiting)
@@ -202,19 +210,15 @@ class Slots(NamedTuple):
             for b, start in jobs.starts.items():
                 z[b] = where_rows(take[None], start[:, place], slots.z[b])
                 same[b] = jnp.where(take[:, None], jobs.same[b][place], slots.same[b])
-            job = jnp.where(take, jobs.first + place, slots.job)
-            t = jnp.where(take, lag, slots.t)
-            move = jnp.where(take, 0, slots.move)
-            trial = jnp.where(take, 0, slots.trial)
             return Slots(
                 z,
                 same,
-                job,
-                t,
-                move,
-                trial,
-                slots.accepted & ~take[None],
-                slots.active | take,
+                job=jnp.where(take, jobs.first + place, slots.job),
+                t=jnp.where(take, lag, slots.t),
+                move=jnp.where(take, 0, slots.move),
+                trial=jnp.where(take, 0, slots.trial),
+                accepted=slots.accepted & ~take[None],
+                active=slots.active | take,
             )
 
         if backend.accelerated():
@@ -223,7 +227,10 @@ class Slots(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Slots with their numbers in one array: each array that a loop carries is a kernel to compile."""
+    """Slots with their numbers in one array.
+
+    Each array that a loop carries is a kernel to compile.
+    """
 
     z: Chains
     same: Flags
@@ -238,26 +245,15 @@ class Packed(NamedTuple):
     ) -> "Packed":
         """Return ``size`` idle slots for states like ``rows`` and ``parts`` flags per block."""
         z = {b: jnp.zeros((2, size, *v.shape[1:]), v.dtype) for b, v in rows.items()}
-        return cls(
-            z,
-            {b: jnp.zeros((size, parts[b]), bool) for b in rows},
-            jnp.zeros((7, size), jnp.int32),
-        )
+        same = {b: jnp.zeros((size, parts[b]), bool) for b in rows}
+        return cls(z, same, jnp.zeros((7, size), jnp.int32))
 
     def unpack(self) -> Slots:
         """Return the slots."""
         job, t, move, trial, *flags = self.numbers
-        accepted_x, accepted_y, active = (n > 0 for n in flags)
-        return Slots(
-            self.z,
-            self.same,
-            job,
-            t,
-            move,
-            trial,
-            jnp.stack([accepted_x, accepted_y]),
-            active,
-        )
+        *accepted, active = (flag > 0 for flag in flags)
+        accepted = jnp.stack(accepted)
+        return Slots(self.z, self.same, job, t, move, trial, accepted, active)
 
     def live(self) -> Array:
         """Return the number of active slots."""
@@ -280,10 +276,13 @@ class Packed(NamedTuple):
 
     def _map(self, change: Callable[..., Array], *others: "Packed") -> "Packed":
         """Return ``change(axis of the slots, array, ...)`` of all arrays."""
-        trees = zip((1, 0, 1), self, *others, strict=True)
+        trees = zip(_SLOT_AXES, self, *others, strict=True)
         return Packed(
             *(jax.tree.map(partial(change, axis), *arrays) for axis, *arrays in trees)
         )
+
+
+_SLOT_AXES = (1, 0, 1)  # in the arrays of the fields of Packed
 
 
 def slots_for(num_jobs: int) -> int:
@@ -293,7 +292,7 @@ def slots_for(num_jobs: int) -> int:
     return _CHUNK if num_jobs <= _FEW_JOBS else _SLOTS
 
 
-class Stage(NamedTuple):
+class SlotLoop(NamedTuple):
     """A loop over slots that runs while more than ``until`` of them are active."""
 
     size: int
@@ -303,7 +302,7 @@ class Stage(NamedTuple):
     until: int
 
 
-def stages(size: int) -> list[Stage]:
+def slot_loops(size: int) -> list[SlotLoop]:
     """Return the consecutive loops over ever fewer slots; only the first starts new pairs.
 
     On a CPU each loop takes more than a second to compile, so there are two: all slots
@@ -315,10 +314,9 @@ def stages(size: int) -> list[Stage]:
         sizes = [size]
         while sizes[-1] >= 4 * _ACCELERATED_STOP:
             sizes.append(sizes[-1] // 4)
-        return [
-            Stage(n, n, until) for n, until in zip(sizes, (*sizes[1:], 0), strict=True)
-        ]
+        ends = [*sizes[1:], 0]
+        return [SlotLoop(n, n, end) for n, end in zip(sizes, ends, strict=True)]
     if size <= _CHUNK:
-        return [Stage(size, size, 0)]
+        return [SlotLoop(size, size, 0)]
     half = -(-size // (2 * _CHUNK)) * _CHUNK
-    return [Stage(size, size, half), Stage(half, _CHUNK, 0)]
+    return [SlotLoop(size, size, half), SlotLoop(half, _CHUNK, 0)]

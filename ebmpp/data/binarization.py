@@ -10,8 +10,6 @@ import jax
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 
-Array = np.ndarray
-
 _MAX_BITS = 16
 
 
@@ -21,7 +19,7 @@ def binarize(
     threshold: float = 0.5,
     *,
     rng_key: jax.Array | None = None,
-) -> Array:
+) -> np.ndarray:
     """Turn intensities into {0, 1}.
 
     :param x: finite numbers of any shape; probabilities in [0, 1] for "bernoulli".
@@ -42,10 +40,8 @@ def binarize(
     array([0., 1.], dtype=float32)
     """
     x = np.asarray(checks.numbers("binarize: x", x))
-    if (
-        checks.choice("binarize: method", method, ("threshold", "bernoulli"))
-        == "threshold"
-    ):
+    checks.choice("binarize: method", method, ("threshold", "bernoulli"))
+    if method == "threshold":
         threshold = checks.number("binarize: threshold", threshold)
         _check_all("binarize: x", x, np.isfinite(x), "finite")
         return (x > threshold).astype(np.float32)
@@ -54,7 +50,7 @@ def binarize(
     return np.asarray(jax.random.bernoulli(rng_key, x.astype(np.float32)), np.float32)
 
 
-def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
+def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> np.ndarray:
     """Return the binary digits of ``round((2^num_bits - 1) x)``, the highest first.
 
     8 bits encode grey images of one byte per pixel without loss (Taniguchi et al. 2023,
@@ -77,11 +73,14 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> Array:
     x = np.asarray(checks.numbers("encode_bits: x", x), float)
     _check_all("encode_bits: x", x, (x >= 0) & (x <= 1), "in [0, 1]")
     levels = np.rint(x * (2**num_bits - 1)).astype(np.int64)
-    digits = levels[..., None] >> np.arange(num_bits - 1, -1, -1) & 1
-    return (2 * digits - 1 if spin else digits).astype(np.float32)
+    places = np.arange(num_bits)[::-1]
+    digits = (levels[..., None] >> places) & 1
+    if spin:
+        digits = 2 * digits - 1
+    return digits.astype(np.float32)
 
 
-def decode_bits(bits: ArrayLike, spin: bool = False) -> Array:
+def decode_bits(bits: ArrayLike, spin: bool = False) -> np.ndarray:
     """Invert :func:`encode_bits`.
 
     :param bits: shape ``(..., num_bits)``. Means of digits are accepted, and give the
@@ -98,19 +97,16 @@ def decode_bits(bits: ArrayLike, spin: bool = False) -> Array:
     bits = np.atleast_1d(np.asarray(checks.numbers("decode_bits: bits", bits), float))
     checks.count("decode_bits: last axis of bits", bits.shape[-1], most=_MAX_BITS)
     low = -1 if spin else 0
-    _check_all(
-        "decode_bits: bits",
-        bits,
-        (bits >= low) & (bits <= 1),
-        f"in [{low}, 1] with spin={spin}",
-    )
-    places = 2.0 ** np.arange(bits.shape[-1] - 1, -1, -1)
-    return ((bits - low) / (1 - low) @ places / places.sum()).astype(np.float32)
+    is_valid = (bits >= low) & (bits <= 1)
+    _check_all("decode_bits: bits", bits, is_valid, f"in [{low}, 1] with spin={spin}")
+    digits = (bits - low) / (1 - low)
+    weights = 2.0 ** np.arange(bits.shape[-1])[::-1]
+    return (digits @ weights / weights.sum()).astype(np.float32)
 
 
-def _check_all(name: str, x: Array, is_valid: Array, expected: str) -> None:
+def _check_all(name: str, x: np.ndarray, is_valid: np.ndarray, expected: str) -> None:
     if not is_valid.all():
-        where = tuple(int(i) for i in np.argwhere(~is_valid)[0])
+        where = tuple(np.argwhere(~is_valid)[0].tolist())
         raise ArgumentError(
             f"{name} must be {expected}, got {x[where]} at index {where} and "
             f"{(~is_valid).sum()} such numbers"

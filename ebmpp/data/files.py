@@ -19,7 +19,6 @@ import numpy as np
 from ebmpp.core import checks
 from ebmpp.errors import ArgumentError
 
-Array = np.ndarray
 Labelled = tuple[np.ndarray, np.ndarray]
 Folder = str | os.PathLike[str] | None
 
@@ -34,10 +33,10 @@ _PACKED = {
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MAX_DIMS = 64  # of a NumPy array
 _CHUNK = 1 << 20
-# Bytes per packed byte, beyond the first ones: photographs, text and digits take 1 to
-# 10.
-_MOST_PER_BYTE = 100
-_ALWAYS = 1 << 26
+#: Unpacked bytes per packed byte: photographs, text and digits take 1 to 10.
+_MAX_RATIO = 100
+#: Unpacked bytes that a file of any size may hold.
+_ALWAYS_ALLOWED = 1 << 26
 
 
 def find(
@@ -101,7 +100,7 @@ class _Limited(io.RawIOBase):
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file = file
         self.path = path
-        self.most = max(_ALWAYS, _MOST_PER_BYTE * path.stat().st_size)
+        self.most = max(_ALWAYS_ALLOWED, _MAX_RATIO * path.stat().st_size)
 
     def readable(self) -> bool:
         return True
@@ -110,13 +109,10 @@ class _Limited(io.RawIOBase):
         data = self.file.read(len(buffer))
         buffer[: len(data)] = data
         size = self.file.tell()
-        if not size <= self.most:
-            raise checks.error(
-                f"{self.path}",
-                f"at most {self.most} bytes",
-                size,
-                hint="Unpack it to a file.",
-            )
+        if size > self.most:
+            limit = f"at most {self.most} bytes"
+            hint = "Unpack it to a file."
+            raise checks.error(str(self.path), limit, size, hint=hint)
         return len(data)
 
 
@@ -128,7 +124,7 @@ def read_up_to(file: BinaryIO, size: int) -> bytearray:
     return data
 
 
-def idx(path: str | os.PathLike[str]) -> Array:
+def idx(path: str | os.PathLike[str]) -> np.ndarray:
     """Read an IDX file, gzipped or not.
 
     Memory grows with the content of the file, not with the size that its header claims.
@@ -153,15 +149,11 @@ def idx(path: str | os.PathLike[str]) -> Array:
         return _parse(path, file)
 
 
-def _parse(path: Path, file: BinaryIO) -> Array:
+def _parse(path: Path, file: BinaryIO) -> np.ndarray:
     magic = read_up_to(file, 4)
     codes = [f"{c:02x}" for c in _DTYPES]
-    if not (
-        len(magic) == 4
-        and magic[:2] == b"\0\0"
-        and magic[3] > 0
-        and magic[2] in _DTYPES
-    ):
+    is_idx = len(magic) == 4 and magic[:2] == b"\0\0" and magic[3] > 0
+    if not is_idx or magic[2] not in _DTYPES:
         raise checks.error(
             f"{path}: first bytes of an IDX file",
             f"00 00, a type code of {codes} and a number of dimensions > 0",
@@ -172,10 +164,8 @@ def _parse(path: Path, file: BinaryIO) -> Array:
     header = read_up_to(file, 4 * ndim)
     shape = tuple(np.frombuffer(header[: len(header) // 4 * 4], ">u4").tolist())
     # NumPy refuses too large a shape even where one of its dimensions is 0.
-    fits = (
-        ndim <= _MAX_DIMS
-        and math.prod(d or 1 for d in shape) * dtype.itemsize <= sys.maxsize
-    )
+    capacity = math.prod(d or 1 for d in shape) * dtype.itemsize
+    fits = ndim <= _MAX_DIMS and capacity <= sys.maxsize
     expected = math.prod(shape) * dtype.itemsize
     # One byte more than expected shows trailing bytes, and makes gzip verify its
     # checksum.
@@ -187,8 +177,5 @@ def _parse(path: Path, file: BinaryIO) -> Array:
             f"more than {expected}" if len(data) > expected else len(data),
             hint="The file is truncated or damaged.",
         )
-    return (
-        np.frombuffer(data, dtype)
-        .reshape(shape)
-        .astype(dtype.newbyteorder("="), copy=False)
-    )
+    array = np.frombuffer(data, dtype).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)

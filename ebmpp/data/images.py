@@ -8,18 +8,19 @@ import numpy as np
 
 from ebmpp.core import checks
 from ebmpp.data import files
-from ebmpp.data.files import Array, Folder, Labelled, idx
+from ebmpp.data.files import Folder, Labelled, idx
 
 _PREFIX = {"train": "train", "test": "t10k"}
 _SIDE = 28
 _CLASSES = 10
+_OTHER_FILES = "ebmpp.data.idx reads other files."
 
 
 @overload
-def digits(labels: Literal[False] = ...) -> Array: ...
+def digits(labels: Literal[False] = ...) -> np.ndarray: ...
 @overload
 def digits(labels: Literal[True]) -> Labelled: ...
-def digits(labels: bool = False) -> Array | Labelled:
+def digits(labels: bool = False) -> np.ndarray | Labelled:
     """Return the 1797 handwritten digits of 8x8 pixels that come with scikit-learn.
 
     :param labels: return the digit of each image too.
@@ -43,14 +44,14 @@ def digits(labels: bool = False) -> Array | Labelled:
 @overload
 def mnist(
     directory: Folder = None, split: str = "train", labels: Literal[False] = ...
-) -> Array: ...
+) -> np.ndarray: ...
 @overload
 def mnist(
     directory: Folder = None, split: str = "train", *, labels: Literal[True]
 ) -> Labelled: ...
 def mnist(
     directory: Folder = None, split: str = "train", labels: bool = False
-) -> Array | Labelled:
+) -> np.ndarray | Labelled:
     """Read MNIST, or a data set of the same format; nothing is downloaded.
 
     The files are ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and their
@@ -82,14 +83,14 @@ def mnist(
 @overload
 def fashion_mnist(
     directory: Folder = None, split: str = "train", labels: Literal[False] = ...
-) -> Array: ...
+) -> np.ndarray: ...
 @overload
 def fashion_mnist(
     directory: Folder = None, split: str = "train", *, labels: Literal[True]
 ) -> Labelled: ...
 def fashion_mnist(
     directory: Folder = None, split: str = "train", labels: bool = False
-) -> Array | Labelled:
+) -> np.ndarray | Labelled:
     """Read Fashion-MNIST, ten classes of clothes, in files named as for :func:`mnist`.
 
     :param directory: the folder above their ``fashion-mnist`` folder, or the folder of
@@ -113,31 +114,27 @@ def _images(
     source: str,
     split: str,
     labels: bool,
-) -> Array | Labelled:
+) -> np.ndarray | Labelled:
     """Return images of 28x28 bytes as floats, and a label per image."""
     prefix = _PREFIX[checks.choice(f"{reader}: split", split, _PREFIX)]
-    path = files.find(
-        reader, directory, f"{prefix}-images-idx3-ubyte", folders, source, ".gz"
-    )
-    images = _bytes(path, (None, _SIDE, _SIDE))
+
+    def find(suffix: str) -> files.Path:
+        name = f"{prefix}-{suffix}"
+        return files.find(reader, directory, name, folders, source, ".gz")
+
+    images = _bytes(find("images-idx3-ubyte"), (None, _SIDE, _SIDE))
     pixels = images.reshape(len(images), _SIDE**2).astype(np.float32) / 255
     if not labels:
         return pixels
-    path = files.find(
-        reader, directory, f"{prefix}-labels-idx1-ubyte", folders, source, ".gz"
-    )
+    path = find("labels-idx1-ubyte")
     classes = _bytes(path, (len(images),)).astype(np.int32)
-    if not bool((classes < _CLASSES).all()):
-        raise checks.error(
-            str(path),
-            f"labels from 0 to {_CLASSES - 1}",
-            classes,
-            hint="ebmpp.data.idx reads other files.",
-        )
+    if not (classes < _CLASSES).all():
+        expected = f"labels from 0 to {_CLASSES - 1}"
+        raise checks.error(str(path), expected, classes, hint=_OTHER_FILES)
     return pixels, classes
 
 
-def _bytes(path: files.Path, shape: tuple[int | None, ...]) -> Array:
+def _bytes(path: files.Path, shape: tuple[int | None, ...]) -> np.ndarray:
     """Return an IDX array of bytes whose shape is known but for None."""
     array = idx(path)
     fits = array.ndim == len(shape) and all(
@@ -146,9 +143,6 @@ def _bytes(path: files.Path, shape: tuple[int | None, ...]) -> Array:
     expected = str(shape).replace("None", "N")
     if not fits or array.dtype != np.uint8:
         raise checks.error(
-            str(path),
-            f"uint8 of shape {expected}",
-            array,
-            hint="ebmpp.data.idx reads other files.",
+            str(path), f"uint8 of shape {expected}", array, hint=_OTHER_FILES
         )
     return array

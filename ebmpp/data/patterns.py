@@ -6,12 +6,11 @@ import numpy as np
 
 from ebmpp.core import checks
 
-Array = np.ndarray
 _MAX_SIDE = 20  # two million images of 400 pixels
 
 
-def bars_and_stripes(n: int) -> Array:
-    """Return all images of ``n`` by ``n`` pixels made of whole columns (bars) or of whole rows (stripes).
+def bars_and_stripes(n: int) -> np.ndarray:
+    """Return all ``n`` by ``n`` images of whole columns (bars) or whole rows (stripes).
 
     The blank and the full image are both bars and stripes, and are kept twice, as in
     the literature.
@@ -41,7 +40,7 @@ def bars_and_stripes(n: int) -> Array:
     return np.concatenate([bars, stripes]).astype(np.float32)
 
 
-def shifting_bar(n: int, b: int) -> Array:
+def shifting_bar(n: int, b: int) -> np.ndarray:
     """Return a bar of ``b`` ones on a ring of ``n`` pixels, at each of its ``n`` positions.
 
     :param n: number of pixels, at least 1.

@@ -326,8 +326,8 @@ class ParticleUCD(Estimator):
             rungs, params, key = shared
 
             def propose(keys):
-                system = systems.begin(rungs.path, keys, self.num_particles)
-                system = systems.climb(
+                system = systems.draw_initial(rungs.path, keys, self.num_particles)
+                system = systems.run_rungs(
                     rungs.path,
                     rungs.places,
                     1,

@@ -246,7 +246,7 @@ class WeightedPCD(Estimator):
             offspring_variance=zero, min_ess=zero + num, min_cess=zero + 1
         )
         keys = random.fold_in(key, jnp.arange(islands))
-        system = systems.climb(
+        system = systems.run_rungs(
             path, jnp.arange(3.0), 2, 3, _place(system), keys, self.k
         )
         return _place(system)

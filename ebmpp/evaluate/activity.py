@@ -5,7 +5,7 @@
 from collections.abc import Iterable
 from functools import partial
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxtyping import Float, Shaped
 import numpy as np
@@ -15,6 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Params, Rows, checks, random
+from ebmpp.core.types import StateLike
 from ebmpp.errors import StateError
 from ebmpp.evaluate.completion import Runs
 from ebmpp.families import Family
@@ -30,7 +31,7 @@ _MIN_EXPLAINED = 1e-3  # of a unit's variance; a unit below is constant
 def unit_activity(
     graph: FactorGraph,
     params: Params,
-    rows: Any,
+    rows: StateLike,
     *,
     rng_key: Array,
     blocks: Iterable[str] | None = None,
@@ -38,7 +39,7 @@ def unit_activity(
     num_chains: int = 4,
     num_sweeps: int = 50,
 ) -> "pd.DataFrame":
-    """Return the activity of each latent unit over rows of data, from its posterior means E[t(h) | v].
+    """Return the activity of each latent unit over rows, by its posterior means.
 
     A unit is **off** or **on** if its mean over the rows is within ``edge`` of the
     lower or upper end of its statistic's range, **constant** if its posterior means
@@ -72,10 +73,11 @@ def unit_activity(
     **Example**
 
     >>> import jax, ebmpp
-    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3)), ebmpp.data.bars_and_stripes(3)
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(3))
+    >>> rows = ebmpp.data.bars_and_stripes(3)
     >>> params = rbm.init(jax.random.key(0)) | {"h": jax.numpy.array([-9.0, 0.0, 9.0])}
     >>> params["v:h"] = params["v:h"].at[:, 1].set(1.0)
-    >>> unit_activity(rbm, params, data, rng_key=jax.random.key(1))["status"].tolist()
+    >>> unit_activity(rbm, params, rows, rng_key=jax.random.key(1))["status"].tolist()
     ['off', 'active', 'on']
     """
     rng_key = checks.key("unit_activity: rng_key", rng_key)
@@ -105,20 +107,26 @@ def unit_activity(
     return pd.concat(parts, ignore_index=True)
 
 
-#: For the statistics of a block: posterior means of each row, ``(rows, statistics)``;
-#: the variance of these means; the variance over rows and posterior.
-_Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
+class Moments(NamedTuple):
+    """Posterior moments of the statistics of a block, each unit's flattened."""
+
+    mean: Float[np.ndarray, "rows statistics"]
+    """Posterior means of each row."""
+    explained: Float[np.ndarray, "statistics"]
+    """Variance of these means over rows."""
+    variance: Float[np.ndarray, "statistics"]
+    """Variance over rows and posterior."""
 
 
 def exact_moments(
     graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows
-) -> dict[str, _Moments]:
+) -> dict[str, Moments]:
     """Return the moments of latents that do not interact."""
     result = {}
     for b, moments in conditional_moments(graph, blocks, params, rows).items():
         mean, conditional = (np.asarray(a, float).reshape(len(a), -1) for a in moments)
         explained = mean.var(0)
-        result[b] = mean, explained, explained + conditional.mean(0)
+        result[b] = Moments(mean, explained, explained + conditional.mean(0))
     return result
 
 
@@ -126,9 +134,10 @@ def exact_moments(
 def conditional_moments(
     graph: FactorGraph, blocks: tuple[str, ...], params: Params, rows: Rows
 ) -> dict[str, tuple[Array, Array]]:
-    """Return means and variances of the statistics of independent blocks given the rest, for each row.
+    """Return each row's means and variances of the statistics of independent blocks.
 
-    A variance is the derivative of the mean in its natural parameter.
+    They are conditional on the other blocks. A variance is the derivative of the mean
+    in its natural parameter.
     """
     result = {}
     for b, eta in energy.natural_rows(graph, params, rows, blocks).items():
@@ -150,12 +159,11 @@ def conditional_moments(
 
 def _by_chains(
     target: Target, num_chains: int, num_sweeps: int, key: Array
-) -> dict[str, _Moments]:
+) -> dict[str, Moments]:
     """Return the moments of latents that interact, from Gibbs chains given each row."""
     # chains that have not mixed increase the standard error, which is subtracted
-    posterior = Runs(target, num_chains, key).posterior(
-        num_sweeps, num_sweeps, climb=False
-    )
+    runs = Runs(target, num_chains, key)
+    posterior = runs.posterior(num_sweeps, num_sweeps, find_modes=False)
     result = {}
     for b in target.free:
         mean = posterior.mean[b].reshape(len(posterior.mean[b]), -1).astype(float)
@@ -163,15 +171,13 @@ def _by_chains(
         if posterior.standard_error is not None:
             noise = posterior.standard_error[b].reshape(mean.shape)
             explained = np.maximum(0, explained - (noise**2).mean(0))
-        result[b] = (
-            mean,
-            explained,
-            _variance(target.graph.families[b], mean, posterior.draws[b]),
-        )
+        family = target.graph.families[b]
+        variance = _variance(family, mean, posterior.draws[b])
+        result[b] = Moments(mean, explained, variance)
     return result
 
 
-def _columns(family: Family, moments: _Moments, edge: float) -> dict[str, np.ndarray]:
+def _columns(family: Family, moments: Moments, edge: float) -> dict[str, np.ndarray]:
     """Return the columns of a block's table, with one value per statistic of a unit."""
     mean, explained, variance = moments
     low, high = _bounds(family)
@@ -183,13 +189,15 @@ def _columns(family: Family, moments: _Moments, edge: float) -> dict[str, np.nda
         status[(average - low) / reach < edge] = "off"
         status[(high - average) / reach < edge] = "on"
     unit, statistic = np.divmod(np.arange(mean.shape[1]), math.prod(family.stat_shape))
-    columns = {
+    return {
         "unit": unit,
         "statistic": statistic,
         "mean": average,
         "low": mean.min(0),
+        "high": mean.max(0),
+        "varies": varies,
+        "status": status,
     }
-    return columns | {"high": mean.max(0), "varies": varies, "status": status}
 
 
 def _variance(
@@ -197,16 +205,15 @@ def _variance(
     mean: Float[np.ndarray, "rows statistics"],
     draws: Shaped[np.ndarray, "chains rows ..."],
 ) -> Float[np.ndarray, "statistics"]:
-    """Return variances over rows and posterior: exact for statistics of two values, otherwise of draws."""
+    """Return variances over rows and posterior, exact for statistics of two values."""
     stats = np.asarray(family.statistics(jnp.asarray(draws)), float)
     sampled = stats.reshape(-1, mean.shape[1]).var(0)
     values = family.states()
     if values is None:
         return sampled
     table = np.asarray(family.statistics(values)).reshape(len(values), -1)
-    is_binary = np.tile(
-        [len(np.unique(column)) == 2 for column in table.T], family.size
-    )
+    has_two_values = [len(np.unique(column)) == 2 for column in table.T]
+    is_binary = np.tile(has_two_values, family.size)
     low, high = _bounds(family)
     average = mean.mean(0)
     return np.where(is_binary, (high - average) * (average - low), sampled)
@@ -214,7 +221,5 @@ def _variance(
 
 def _bounds(family: Family) -> Float[np.ndarray, "2 statistics"]:
     """Return the range of each statistic of each unit."""
-    bounds = [
-        np.tile(np.ravel(bound), family.size) for bound in family.statistic_bounds
-    ]
-    return np.stack(bounds).astype(float)
+    bounds = map(np.ravel, family.statistic_bounds)
+    return np.stack([np.tile(bound, family.size) for bound in bounds]).astype(float)

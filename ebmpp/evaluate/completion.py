@@ -1,13 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Completion: means, modes and draws of missing units given the known ones, for many rows at once."""
+"""Completion: means, modes and draws of missing units given the known ones, by row."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 import contextlib
 import dataclasses
-from typing import Any
 import warnings
 
+from jaxtyping import PyTree
 import numpy as np
 from numpyro.diagnostics import split_gelman_rubin
 
@@ -15,8 +15,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Params, checks, random
+from ebmpp.core import Blocks, Numbers, Params, checks, random
 from ebmpp.core.compile import compiled
+from ebmpp.core.rows import expand
 from ebmpp.core.statistics import standard_error
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs_sweep, search
@@ -26,7 +27,8 @@ _MAX_CHAINS = 2**14  # per program; a sweep stores one number per chain
 _MAX_R_HAT = 1.1
 _MIN_DRAWS = 20  # per chain; with fewer, R-hat is mostly noise
 
-State = dict[str, np.ndarray]
+#: Values or statistics on the host, by block.
+HostBlocks = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +50,11 @@ class Completion:
     :param method: "posterior" or "local_mode".
     """
 
-    mean: State
-    standard_error: State | None
-    mode: State | None
+    mean: HostBlocks
+    standard_error: HostBlocks | None
+    mode: HostBlocks | None
     log_density: np.ndarray | None
-    draws: State
+    draws: HostBlocks
     r_hat: np.ndarray | None
     method: str
 
@@ -73,7 +75,7 @@ def complete(
     num_chains: int = 10,
     num_warmup: int = 100,
     num_samples: int = 200,
-    **known: Array | states.Observed,
+    **known: Numbers | states.Observed,
 ) -> Completion:
     """Complete missing units given known ones: half images, random masks, missing entries.
 
@@ -125,16 +127,15 @@ def complete(
     checks.choice("complete: method", method, ("posterior", "local_mode"))
     target = Target.checked("complete", graph, params, known)
     runs = Runs(target, num_chains, random.key_pair(rng_key))
-    result = (
-        runs.local_mode()
-        if method == "local_mode"
-        else runs.posterior(num_warmup, num_samples)
-    )
-    if result.r_hat is not None and (result.r_hat > _MAX_R_HAT).any():
+    if method == "local_mode":
+        return runs.local_mode()
+    result = runs.posterior(num_warmup, num_samples)
+    r_hat = result.r_hat
+    if r_hat is not None and (r_hat > _MAX_R_HAT).any():
+        num_rows = int((r_hat > _MAX_R_HAT).sum())
         warnings.warn(
-            f"complete: chains of {int((result.r_hat > _MAX_R_HAT).sum())} of "
-            f"{result.r_hat.size} rows disagree (R-hat up to "
-            f"{np.nanmax(result.r_hat):.3g}), so they do not sample the posterior yet. "
+            f"complete: chains of {num_rows} of {r_hat.size} rows disagree (R-hat "
+            f"up to {np.nanmax(r_hat):.3g}), so they do not sample the posterior yet. "
             "Raise num_warmup and num_samples, or use ebmpp.ParallelTempering with the "
             "same observations",
             stacklevel=2,
@@ -151,19 +152,18 @@ class Runs:
     key: Array
 
     def posterior(
-        self, num_warmup: int, num_samples: int, climb: bool = True
+        self, num_warmup: int, num_samples: int, find_modes: bool = True
     ) -> Completion:
         """Run chains, and search for modes from their last states."""
         chunks = []
         for target, x, keys, count in self._chunks():
             x, mean, trace = _sample(target, num_samples, x, keys, num_warmup)
-            chunk = {
-                "draws": {b: x[b] for b in target.free},
-                "mean": mean,
-                "trace": trace.T,
-            }
-            with contextlib.suppress(NotImplementedError):  # a family without a mode
-                chunk |= _search(target, x, keys) if climb else {}
+            draws = {b: x[b] for b in target.free}
+            chunk = {"draws": draws, "mean": mean, "trace": trace.T}
+            if find_modes:
+                # a family without a mode
+                with contextlib.suppress(NotImplementedError):
+                    chunk |= _search(target, x, keys)
             chunks.append(self._by_chain(chunk, count))
         return self._join(chunks, "posterior")
 
@@ -171,103 +171,95 @@ class Runs:
         """Run local searches."""
         chunks = []
         for target, x, keys, count in self._chunks():
-            modes = _search(target, x, keys)
-            best, _ = _best(self._by_chain(modes))
-            tiled = {
-                b: np.tile(v, (self.chains, *(1,) * (v.ndim - 1)))
-                for b, v in best.items()
-            }
-            chunk = modes | {"draws": modes["modes"], "mean": _means(target, x | tiled)}
+            chunk = _search(target, x, keys)
+            best, _ = _best(self._by_chain(chunk))
+            best = {b: np.concatenate([v] * self.chains) for b, v in best.items()}
+            chunk |= {"draws": chunk["modes"], "mean": _means(target, x | best)}
             chunks.append(self._by_chain(chunk, count))
         return self._join(chunks, "local_mode")
 
     def _chunks(self) -> Iterator[tuple[Target, Blocks, Array, int]]:
-        """Yield the target, starts and keys of a chunk's copies, and its number of rows without padding."""
+        """Yield the target, starts, keys and number of rows of each chunk.
+
+        Copies of the last row pad the last chunk.
+        """
         rows = self.target.num_rows
         size = min(rows, max(1, _MAX_CHAINS // self.chains))
+        chain_numbers = np.repeat(np.arange(self.chains), size)
         for first in range(0, rows, size):
-            copies = np.tile(
-                np.minimum(np.arange(first, first + size), rows - 1), self.chains
-            )
-            chain_keys = random.fold_in(
-                self.key, 1, np.repeat(np.arange(self.chains), size)
-            )
-            keys = random.fold_in(chain_keys, copies)
+            numbers = np.minimum(np.arange(first, first + size), rows - 1)
+            copies = np.tile(numbers, self.chains)
+            keys = random.fold_in(random.fold_in(self.key, 1, chain_numbers), copies)
             target = self.target.take(copies)
-            yield (
-                target,
-                search.compiled_initial_states(target, random.fold_in(keys, 0)),
-                keys,
-                min(size, rows - first),
-            )
+            x = search.compiled_initial_states(target, random.fold_in(keys, 0))
+            yield target, x, keys, min(size, rows - first)
 
-    def _by_chain(self, values: Any, count: int | None = None) -> Any:
+    def _by_chain(self, values: PyTree, count: int | None = None) -> PyTree:
         """Return arrays ``(chains, count, ...)`` on the host."""
-        return jax.tree.map(
-            lambda v: np.asarray(v).reshape(self.chains, -1, *v.shape[1:])[:, :count],
-            values,
-        )
 
-    def _join(self, chunks: list[dict[str, Any]], method: str) -> Completion:
+        def split(v):
+            return np.asarray(v).reshape(self.chains, -1, *v.shape[1:])[:, :count]
+
+        return jax.tree.map(split, values)
+
+    def _join(self, chunks: list[dict[str, PyTree]], method: str) -> Completion:
         """Return the result of all rows, with the leading axes of the known values."""
         joined = jax.tree.map(lambda *values: np.concatenate(values, 1), *chunks)
 
         def shaped(v):
             return v.reshape(self.target.batch + v.shape[1:])
 
-        mean = joined["mean"]
         error = None
         mode = None
         value = None
         r_hat = None
         if "trace" in joined:
-            error = {
-                b: shaped(standard_error(np.moveaxis(v, 0, -1)))
-                for b, v in mean.items()
-            }
+            error = {}
+            for b, v in joined["mean"].items():
+                error[b] = shaped(standard_error(np.moveaxis(v, 0, -1)))
             r_hat = shaped(_r_hat(joined["trace"]))
         if "modes" in joined:
-            best, value = _best(joined)
-            mode, value = jax.tree.map(shaped, (best, value))
-        mean = {b: shaped(v.mean(0)) for b, v in mean.items()}
-        draws = {
-            b: np.stack([shaped(x) for x in v]) for b, v in joined["draws"].items()
-        }
+            mode, value = jax.tree.map(shaped, _best(joined))
+        mean = {b: shaped(v.mean(0)) for b, v in joined["mean"].items()}
+        draws = {}
+        for b, v in joined["draws"].items():
+            draws[b] = np.stack([shaped(x) for x in v])
         self._insert_known(mean, error)
         return Completion(mean, error, mode, value, draws, r_hat, method)
 
-    def _insert_known(self, mean: State, error: State | None) -> None:
+    def _insert_known(self, mean: HostBlocks, error: HostBlocks | None) -> None:
         """Replace means of observed units by their statistics, without error."""
         for b, keep in self.target.keep.items():
             family = self.target.graph.families[b]
-            shape = self.target.batch + family.shape + (1,) * len(family.stat_shape)
-            known = np.asarray(keep).reshape(shape)
+            known = np.asarray(keep).reshape(self.target.batch + family.shape)
+            known = expand(known, mean[b])
             stats = family.statistics(self.target.fixed.partial[b])
-            mean[b] = np.where(
-                known, np.asarray(stats, float).reshape(mean[b].shape), mean[b]
-            )
+            stats = np.asarray(stats, float).reshape(mean[b].shape)
+            mean[b] = np.where(known, stats, mean[b])
             if error is not None:
                 error[b] = np.where(known, 0.0, error[b])
 
 
-def _best(modes: Mapping[str, Any]) -> tuple[State, np.ndarray]:
-    """Return the mode of each row with the highest density over the chains, and this density."""
-    chain = modes["value"].argmax(0)
-    return {
-        b: v[chain, np.arange(len(chain))] for b, v in modes["modes"].items()
-    }, modes["value"].max(0)
+def _best(chunk: dict[str, PyTree]) -> tuple[HostBlocks, np.ndarray]:
+    """Return each row's mode with the highest density of all chains, and this density."""
+    chain = chunk["value"].argmax(0)
+    row = np.arange(len(chain))
+    modes = {b: v[chain, row] for b, v in chunk["modes"].items()}
+    return modes, chunk["value"][chain, row]
 
 
 def _r_hat(trace: np.ndarray) -> np.ndarray:
-    """Return the split R-hat of each row of ``(chains, rows, draws)``; nan if constant or too short."""
+    """Return the split R-hat of each row; nan if the trace is constant or too short.
+
+    :param trace: ``(chains, rows, draws)``.
+    """
     if trace.shape[2] < _MIN_DRAWS:
         return np.full(trace.shape[1], np.nan)
     # beyond rounding
-    moved = np.ptp(trace, axis=(0, 2)) > 1e-4 * np.abs(trace).max(axis=(0, 2))
+    has_moved = np.ptp(trace, axis=(0, 2)) > 1e-4 * np.abs(trace).max(axis=(0, 2))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(
-            moved, split_gelman_rubin(np.moveaxis(trace.astype(float), 1, 2)), np.nan
-        )
+        r_hat = split_gelman_rubin(np.moveaxis(trace.astype(float), 1, 2))
+    return np.where(has_moved, r_hat, np.nan)
 
 
 @jax.jit
@@ -285,31 +277,33 @@ def _means(target: Target, x: Blocks) -> Blocks:
 def _sample(
     target: Target, num_samples: int, x: Blocks, keys: Array, num_warmup: Array
 ) -> tuple[Blocks, Blocks, Array]:
-    """Return last states, averages of the conditional means, and log densities ``(num_samples, chains)``."""
+    """Return last states, averages of the conditional means, and a trace.
+
+    The trace has the log densities, ``(num_samples, chains)``.
+    """
     moves = gibbs_sweep(target.graph, target.clamped)
 
     def sweep(index: Array, x: Blocks) -> Blocks:
         return draw_sweep(target, x, moves, random.fold_in(keys, 1, index))[0]
 
-    def step(carry: tuple, index: Array) -> tuple:
+    def step(carry, index):
         x, mean = carry
         x = sweep(num_warmup + index, x)
-        mean = jax.tree.map(
-            lambda m, n: m + (n - m) / (index + 1).astype(m.dtype),
-            mean,
-            _means(target, x),
-        )
+
+        def update(mean, new):
+            return mean + (new - mean) / (index + 1).astype(mean.dtype)
+
+        mean = jax.tree.map(update, mean, _means(target, x))
         return (x, mean), energy.log_density(target.graph, target.params, x)
 
     x = lax.fori_loop(0, num_warmup, sweep, x)
-    zero = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(_means, target, x)
-    )
+    shapes = jax.eval_shape(_means, target, x)
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     (x, mean), trace = lax.scan(step, (x, zero), jnp.arange(num_samples))
     return x, mean, trace
 
 
 @compiled
-def _search(target: Target, x: Blocks, keys: Array) -> dict[str, Any]:
+def _search(target: Target, x: Blocks, keys: Array) -> dict[str, PyTree]:
     result = search.local_modes(target, x, random.fold_in(keys, 2))
     return {"modes": {b: result.x[b] for b in target.free}, "value": result.value}

@@ -1,10 +1,9 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of rows that need no log Z: the pseudo-likelihood, and lower bounds for latents that interact."""
+"""Scores of rows that need no log Z: the pseudo-likelihood, and mean-field bounds."""
 
 from functools import partial
 import math
-from typing import Any
 
 from jaxtyping import Float, Integer
 
@@ -15,7 +14,8 @@ from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import PerRow, PerState, Scalar
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import PerRow, PerState, Scalar, StateLike
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
 from ebmpp.families.family import draw_rows, num_words
@@ -27,7 +27,7 @@ _BATCH_SIZE = 256  # rows whose bounds are computed together
 def pseudo_log_likelihood(
     graph: FactorGraph,
     params: Params,
-    rows: Any,
+    rows: StateLike,
     *,
     num_units: int | None = None,
     rng_key: Array | None = None,
@@ -68,9 +68,10 @@ def pseudo_log_likelihood(
     **Example**
 
     >>> import jax, ebmpp
-    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> rows = ebmpp.data.bars_and_stripes(3)
     >>> fair = jax.tree.map(lambda a: 0 * a, rbm.init(jax.random.key(0)))
-    >>> print(f"{pseudo_log_likelihood(rbm, fair, data).mean():.4f}")  # -9 log 2
+    >>> print(f"{pseudo_log_likelihood(rbm, fair, rows).mean():.4f}")  # -9 log 2
     -6.2383
     """
     states.check_params(graph.param_shapes, params)
@@ -95,8 +96,8 @@ def check_units(
 
 
 def draw_keys(name: str, number: int | None, rng_key: Array | None, rows: Rows) -> Keys:
-    """Return one key per row for ``number`` draws, checked; without a number nothing is drawn from them."""
-    size = len(next(iter(rows.values())))
+    """Return one key per row for a checked ``number`` of draws, which may be None."""
+    size = num_rows(rows)
     if number is None:
         return jnp.zeros((size, 2), jnp.uint32)
     checks.count(name, number)
@@ -112,14 +113,11 @@ def pseudo_rows(
     total = sum(f.size for f in graph.visible.values())
     units = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
     if num_units is not None:
-        units = (random.uniform(random.words(keys, num_units)) * total).astype(
-            jnp.int32
-        )
+        u = random.uniform(random.words(keys, num_units))
+        units = (u * total).astype(jnp.int32)
     if graph.latent:  # one unit of every row at a time
-        values = lax.map(
-            lambda unit: jax.vmap(partial(_one_unit, graph, params))(dict(rows), unit),
-            units.T,
-        )
+        score = jax.vmap(partial(_one_unit, graph, params))
+        values = lax.map(partial(score, dict(rows)), units.T)
     else:
         values = jax.vmap(partial(_closed_form, graph, params))(dict(rows))
         values = jnp.take_along_axis(values, units, 1).T
@@ -140,27 +138,24 @@ def _closed_form(
 def _one_unit(
     graph: FactorGraph, params: Params, row: Blocks, unit: Integer[Array, ""]
 ) -> Float[Array, ""]:
-    """Return log p(unit | other visible units), with units of all visible blocks numbered in order."""
+    """Return log p(unit | other visible units), by the unit's number in all blocks."""
+    latent = tuple(graph.latent)
+
+    def log_density_at(b, index, state):
+        flat = row[b].reshape(-1)
+        flat = flat.at[index].set(state.astype(flat.dtype))
+        changed = row | {b: flat.reshape(graph.families[b].shape)}
+        return energy.log_unnormalized(graph, params, changed, latent)
+
     value = jnp.zeros(())
     start = 0
-    current = energy.log_unnormalized(graph, params, row, tuple(graph.latent))
+    current = energy.log_unnormalized(graph, params, row, latent)
     for b, family in graph.visible.items():
         index = jnp.clip(unit - start, 0, family.size - 1)
-
-        def log_density_at(state: Array, b: str = b, index: Array = index) -> Array:
-            flat = row[b].reshape(-1)
-            flat = (
-                flat.at[index]
-                .set(state.astype(flat.dtype))
-                .reshape(graph.families[b].shape)
-            )
-            return energy.log_unnormalized(
-                graph, params, row | {b: flat}, tuple(graph.latent)
-            )
-
-        in_block = (unit >= start) & (unit < start + family.size)
-        log_densities = jax.vmap(log_density_at)(enumeration.values_of(family))
-        value = jnp.where(in_block, current - logsumexp(log_densities), value)
+        is_inside = (unit >= start) & (unit < start + family.size)
+        log_density = jax.vmap(partial(log_density_at, b, index))
+        log_densities = log_density(enumeration.unit_values(family))
+        value = jnp.where(is_inside, current - logsumexp(log_densities), value)
         start += family.size
     return value
 
@@ -168,18 +163,19 @@ def _one_unit(
 def mean_field_bound(
     graph: FactorGraph,
     params: Params,
-    rows: Any,
+    rows: StateLike,
     *,
     passes: int = 30,
     num_draws: int | None = None,
     rng_key: Array | None = None,
 ) -> PerState:
-    r"""Return a lower bound on minus the free energy, log sum_h exp(-E(v, h)) r(v, h), of each row.
+    r"""Return a lower bound on each row's minus free energy.
 
-    This is for latents that interact given the visibles, as in a deep Boltzmann
-    machine. Under independent latent units with natural parameters eta and means mu the
-    energy, affine in each unit's statistics, has mean E(mu), and the base measures
-    cancel. Coordinate ascent maximises the bound
+    The bounded quantity is :math:`\log \sum_h \exp(-E(v, h)) r(v, h)`, for latents that
+    interact given the visibles, as in a deep Boltzmann machine. Under independent
+    latent units with natural parameters eta and means mu the energy, affine in each
+    unit's statistics, has mean E(mu), and the base measures cancel. Coordinate ascent
+    maximises the bound
 
     .. math:: \log r(v) - E(\mu) + \sum A(\eta) - \langle \eta, \mu \rangle,
 
@@ -212,7 +208,8 @@ def mean_field_bound(
     >>> import jax, ebmpp
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
     >>> params, v = rbm.init(jax.random.key(0)), jax.numpy.ones((2, 4))
-    >>> bool((abs(mean_field_bound(rbm, params, v) + rbm.free_energy(params, {"v": v})) < 1e-5).all())
+    >>> gap = -rbm.free_energy(params, {"v": v}) - mean_field_bound(rbm, params, v)
+    >>> bool((abs(gap) < 1e-5).all())
     True
     """
     passes = checks.count("mean_field_bound: passes", passes)
@@ -231,7 +228,7 @@ def _bounds(
     rows: Blocks,
     keys: Keys,
 ) -> PerRow:
-    def bound(row: tuple[Blocks, Key]) -> Scalar:
+    def bound(row):
         if num_draws is None:
             return _bound(graph, passes, params, row[0])
         return _weighted_bound(graph, passes, num_draws, params, *row)
@@ -242,15 +239,12 @@ def _bounds(
 @full_precision
 def _bound(graph: FactorGraph, passes: int, params: Params, row: Blocks) -> Scalar:
     t, eta = energy.mean_field(graph, params, graph.statistics(row), passes)
-    return (
-        energy.log_base_measure(graph, row)
-        - energy.energy(graph, params, t)
-        - _log_density(graph, eta, t)
-    )
+    log_density = energy.log_base_measure(graph, row) - energy.energy(graph, params, t)
+    return log_density - _log_density(graph, eta, t)
 
 
 def _log_density(graph: FactorGraph, eta: Eta, t: Blocks) -> Scalar:
-    """Return log q of independent blocks without base measures, at a state or (of means) on average."""
+    """Return log q of independent blocks without base measures, at a state or at means."""
     terms = (
         jnp.vdot(e, t[b]) - graph.families[b].log_normalizer(e).sum()
         for b, e in eta.items()
@@ -275,13 +269,12 @@ def _weighted_bound(
 
     def log_weight(index: Array) -> Scalar:
         words = random.words(random.fold_in(key, index), num_words(families))
-        draws = draw_rows(families, jax.tree.map(lambda e: e[None], eta), words[None])
+        rows = {b: e[None] for b, e in eta.items()}
+        draws = draw_rows(families, rows, words[None])
         t = graph.statistics({b: x[0] for b, x in draws.items()})
-        return energy.log_marginal(graph, params, visible | t, summed) - _log_density(
-            graph, eta, t
-        )
+        log_density = energy.log_marginal(graph, params, visible | t, summed)
+        return log_density - _log_density(graph, eta, t)
 
-    weights = lax.map(log_weight, jnp.arange(num_draws))
-    return (
-        energy.log_base_measure(graph, row) + logsumexp(weights) - math.log(num_draws)
-    )
+    log_weights = lax.map(log_weight, jnp.arange(num_draws))
+    log_base = energy.log_base_measure(graph, row)
+    return log_base + logsumexp(log_weights) - math.log(num_draws)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import warnings
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jax import Array
 
@@ -22,9 +23,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FEW = 10  # different integers that may be codes of categories
-_KINDS = {"boolean": "booleans", "categorical": "categories", "string": "categories"}
-_KINDS |= dict.fromkeys(("integer", "floating", "mixed-integer-float"), "numbers")
+_KINDS = {
+    "boolean": "booleans",
+    "categorical": "categories",
+    "string": "categories",
+    "integer": "numbers",
+    "floating": "numbers",
+    "mixed-integer-float": "numbers",
+}
 _EXPECTED = "of numbers, booleans, strings or categories"
+
+
+#: Encoded cells by block; :class:`~ebmpp.Observed` where some are missing.
+EncodedRows = dict[str, np.ndarray | Observed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +59,19 @@ class Column:
     scale: float = 1.0
 
     def encode(self, cells: "pd.Series") -> np.ndarray:
-        """Return the unit's values, nan where a cell is missing; raise StateError for invalid cells."""
+        """Return the unit's values, nan where a cell is missing.
+
+        :raises StateError: for invalid cells.
+        """
         name = f"column {self.name!r} of df"
-        known = cells.notna().to_numpy()
         if self.levels is None:
             return (_numbers(name, cells) - self.mean) / self.scale
+        known = cells.notna().to_numpy()
         x = self.levels.categories.get_indexer(cells.astype(object))
         wrong = list(cells[known & (x < 0)])
         if wrong:
-            raise checks.state_error(
-                name, f"of the categories {list(self.levels.categories)}", wrong[:1]
-            )
+            expected = f"of the categories {list(self.levels.categories)}"
+            raise checks.state_error(name, expected, wrong[:1])
         return np.where(known, x, np.nan)
 
     def decode(self, x: np.ndarray) -> "pd.Series":
@@ -66,9 +79,8 @@ class Column:
         import pandas as pd
 
         if self.levels is not None:
-            cells = pd.Series(
-                pd.Categorical.from_codes(x.astype(int), dtype=self.levels)
-            )
+            codes = x.astype(int)
+            cells = pd.Series(pd.Categorical.from_codes(codes, dtype=self.levels))
         elif self.block == "booleans":
             cells = pd.Series(x > 0.5)
         else:
@@ -93,28 +105,27 @@ class TableModel:
 
     graph: FactorGraph
     columns: tuple[Column, ...] = dataclasses.field(repr=False)
-    rows: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    rows: EncodedRows = dataclasses.field(default_factory=dict, repr=False)
 
-    def encode(self, df: "pd.DataFrame") -> dict[str, Any]:
+    def encode(self, df: "pd.DataFrame") -> EncodedRows:
         """Return rows of another frame with these columns, such as held-out ones.
 
         :raises StateError: for a missing column, or cells of another kind.
         """
         absent = [column.name for column in self.columns if column.name not in df]
         if absent:
-            raise checks.state_error(
-                "df", f"a frame with the columns {absent}", list(df)
-            )
+            expected = f"a frame with the columns {absent}"
+            raise checks.state_error("df", expected, list(df))
         units: dict[str, list[np.ndarray]] = {}
         for column in self.columns:
             units.setdefault(column.block, []).append(column.encode(df[column.name]))
-        rows = {block: np.stack(values, 1) for block, values in units.items()}
-        return {
-            b: Observed.where_finite(x) if np.isnan(x).any() else x
-            for b, x in rows.items()
-        }
+        rows = {}
+        for block, values in units.items():
+            x = np.stack(values, 1)
+            rows[block] = Observed.where_finite(x) if np.isnan(x).any() else x
+        return rows
 
-    def to_dataframe(self, samples: Mapping[str, Any]) -> "pd.DataFrame":
+    def to_dataframe(self, samples: Mapping[str, ArrayLike]) -> "pd.DataFrame":
         """Return samples of the model as a frame with the columns and dtypes of the original one.
 
         Numbers of a column of integers are rounded, and **clipped** to its dtype: draws
@@ -128,13 +139,11 @@ class TableModel:
         import pandas as pd
 
         states.check_present(samples, self.graph.visible)
-        flat = {
-            b: np.asarray(samples[b]).reshape(-1, f.size)
-            for b, f in self.graph.visible.items()
-        }
+        units = {}
+        for b, family in self.graph.visible.items():
+            units[b] = np.asarray(samples[b]).reshape(-1, family.size).T
         cells = [
-            column.decode(flat[column.block][:, column.index])
-            for column in self.columns
+            column.decode(units[column.block][column.index]) for column in self.columns
         ]
         return pd.concat(cells, axis=1, keys=[column.name for column in self.columns])
 
@@ -147,7 +156,7 @@ class TableModel:
         draw: bool = False,
         **options: Any,
     ) -> "pd.DataFrame":
-        """Return a copy of a frame in which missing cells are filled in given the others of their row.
+        """Return a copy of a frame with missing cells filled in given the others of their row.
 
         Numbers are conditional means, booleans and categories the most probable values.
 
@@ -162,20 +171,16 @@ class TableModel:
         result = df.copy()
         holes = {column: df[column.name].isna().to_numpy() for column in self.columns}
         index = np.flatnonzero(np.any([*holes.values()], axis=0))
+        if not len(index):
+            return result
         known = {b: v[index] for b, v in rows.items()}
-        completion = (
-            complete(self.graph, params, rng_key=rng_key, **options, **known)
-            if len(index)
-            else None
-        )
+        completion = complete(self.graph, params, rng_key=rng_key, **options, **known)
         for column, hole in holes.items():
-            if completion is None or not hole.any():
+            if not hole.any():
                 continue
-            values = (
-                completion.draws[column.block][0]
-                if draw
-                else completion.mean[column.block]
-            )
+            values = completion.mean[column.block]
+            if draw:
+                values = completion.draws[column.block][0]
             x = values[hole[index], column.index]
             if not draw and x.ndim == 2:  # mean statistics
                 x = x[:, 0] if column.levels is None else x.argmax(1)
@@ -224,28 +229,21 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Families) -> TableModel:
         raise checks.state_error("from_dataframe: df", expected, df.shape)
     repeated = list(df.columns[df.columns.duplicated()])
     if repeated:
-        raise checks.state_error(
-            "from_dataframe: df", "a frame of unique columns", repeated
-        )
+        expected = "a frame of unique columns"
+        raise checks.state_error("from_dataframe: df", expected, repeated)
     columns, families = _columns(df)
     if not isinstance(latent, Mapping):
         latent = {"latent": Bernoulli(checks.count("from_dataframe: latent", latent))}
     for name, family in latent.items():
-        checks.instance(
-            f"from_dataframe: latent[{name!r}]",
-            family,
-            Family,
-            "a family such as Bernoulli(20)",
-        )
+        argument = f"from_dataframe: latent[{name!r}]"
+        checks.instance(argument, family, Family, "a family such as Bernoulli(20)")
         if name in families:
-            raise checks.error(
-                "from_dataframe: latent", f"named unlike {[*families]}", name
-            )
-    factors = [
-        *map(Bias, (*families, *latent)),
-        *(Bilinear(v, h) for v in families for h in latent),
-    ]
-    table = TableModel(FactorGraph(families, dict(latent), factors), columns)
+            expected = f"named unlike {[*families]}"
+            raise checks.error("from_dataframe: latent", expected, name)
+    biases = [Bias(b) for b in (*families, *latent)]
+    weights = [Bilinear(v, h) for v in families for h in latent]
+    graph = FactorGraph(families, dict(latent), [*biases, *weights])
+    table = TableModel(graph, columns)
     return dataclasses.replace(table, rows=table.encode(df))
 
 
@@ -263,12 +261,9 @@ def _kind(name: str, cells: "pd.Series") -> str:
 
     inferred = infer_dtype(cells, skipna=True)
     if inferred not in _KINDS:
-        raise checks.state_error(
-            name,
-            _EXPECTED,
-            f"{cells.dtype} ({inferred})",
-            hint="Convert it by df.astype, or drop it.",
-        )
+        hint = "Convert it by df.astype, or drop it."
+        dtype = f"{cells.dtype} ({inferred})"
+        raise checks.state_error(name, _EXPECTED, dtype, hint=hint)
     return _KINDS[inferred]
 
 
@@ -285,26 +280,20 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
         name = f"column {label!r} of df"
         known = cells.dropna()
         if not len(known):
-            raise checks.state_error(
-                name, "a column with a known cell", "none", hint="Drop it."
-            )
+            expected = "a column with a known cell"
+            raise checks.state_error(name, expected, "none", hint="Drop it.")
         block = _kind(name, cells)
         values = known.unique()
+        if len(values) < 2:
+            expected = "a column of at least two different values"
+            raise checks.state_error(name, expected, values[0], hint="Drop it.")
         levels = None
         mean = 0.0
         scale = 1.0
-        if not len(values) > 1:
-            raise checks.state_error(
-                name,
-                "a column of at least two different values",
-                values[0],
-                hint="Drop it.",
-            )
         if block == "categories":
-            is_categorical = isinstance(cells.dtype, pd.CategoricalDtype)
-            levels = (
-                cells.dtype if is_categorical else pd.CategoricalDtype(sorted(values))
-            )
+            levels = cells.dtype
+            if not isinstance(levels, pd.CategoricalDtype):
+                levels = pd.CategoricalDtype(sorted(values))
             block = f"categories_{len(levels.categories)}"
             makers[block] = partial(Categorical, num_categories=len(levels.categories))
         elif block == "numbers":
@@ -313,10 +302,9 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
             scale = float(x.std())
             if len(values) <= _FEW and pd.api.types.is_integer_dtype(cells.dtype):
                 codes.append(label)
-        columns.append(
-            Column(label, block, sizes.get(block, 0), cells.dtype, levels, mean, scale)
-        )
-        sizes[block] = columns[-1].index + 1
+        index = sizes.get(block, 0)
+        sizes[block] = index + 1
+        columns.append(Column(label, block, index, cells.dtype, levels, mean, scale))
     if codes:
         warnings.warn(
             f"from_dataframe: columns {codes} are integers with at most {_FEW} "

@@ -21,7 +21,7 @@ other, never do.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 from jaxtyping import Bool, Float, Integer
 import numpy as np
@@ -38,55 +38,57 @@ from ebmpp.graph.factors import pairwise
 from ebmpp.moves.clusters import components, spin_scale
 from ebmpp.moves.target import Target
 
-State = TypeVar("State")
+_Chains = TypeVar("_Chains")
 
 
 def couple_from_the_past(
-    step: Callable[[Array, State], State],
-    met: Callable[[State], Bool[Array, "rows"]],
-    start: State,
+    step: Callable[[Array, _Chains], _Chains],
+    met: Callable[[_Chains], Bool[Array, "rows"]],
+    start: _Chains,
     max_sweeps: int,
-    is_worthwhile: Any = True,
-) -> State:
-    """Return the state at time 0 of runs from ``start``, of 1, 2, 4, ... sweeps, until all rows have met.
+    is_worthwhile: Array | bool = True,
+) -> _Chains:
+    """Return the state at time 0 of runs from ``start``, until all rows have met.
 
-    Rows that have met run again with the others, with the same result.
+    Runs take 1, 2, 4, ... sweeps. Rows that have met run again with the others, with
+    the same result.
 
     :param step: one sweep at a given time before 0, with random words of that time, so
         that a longer run ends with the sweeps of the shorter one.
     :param is_worthwhile: False to skip the runs; may be traced.
     """
 
-    def run(length):
-        return jax.lax.fori_loop(0, length, lambda i, x: step(length - i, x), start)
-
     def longer(length):
         return jnp.maximum(1, 2 * length)
 
-    def is_running(c):
-        return is_worthwhile & ~met(c[1]).all() & (longer(c[0]) <= max_sweeps)
+    def is_running(carry):
+        length, x = carry
+        return is_worthwhile & ~met(x).all() & (longer(length) <= max_sweeps)
 
-    def body(c):
-        return (longer(c[0]), run(longer(c[0])))
+    def run(carry):
+        length = longer(carry[0])
+        x = lax.fori_loop(0, length, lambda i, x: step(length - i, x), start)
+        return length, x
 
     # starts at length 0, where no row has met, so that the run is compiled once
-    return jax.lax.while_loop(is_running, body, (jnp.int32(0), start))[1]
+    _, x = lax.while_loop(is_running, run, (jnp.int32(0), start))
+    return x
 
 
 def check_graph(
     graph: FactorGraph, method: str, expected: str, accepts: Callable[[str], bool]
 ) -> None:
-    """Refuse other blocks, and factors that join more than two blocks, or more than two units of a block."""
-    lateral = [
-        factor for split in graph.splits.values() for factor in split.inner_factors
-    ]
+    """Refuse other blocks, and factors of more than two blocks or units of a block.
+
+    :param accepts: True for a block that the method takes.
+    """
     wide = [factor for factor in graph.factors if len(factor.blocks) > 2]
-    wide += [factor for factor in lateral if not factor.has_pair_weights]
-    wrong = [
-        f"block {b!r} ({family!r})"
-        for b, family in graph.families.items()
-        if not accepts(b)
-    ]
+    for split in graph.splits.values():
+        wide += [
+            factor for factor in split.inner_factors if not factor.has_pair_weights
+        ]
+    blocks = {b: family for b, family in graph.families.items() if not accepts(b)}
+    wrong = [f"block {b!r} ({family!r})" for b, family in blocks.items()]
     wrong += [f"factor {factor.name!r} ({factor!r})" for factor in wide]
     if wrong:
         raise IntractableError(
@@ -98,11 +100,10 @@ def check_graph(
 def slopes(
     graph: FactorGraph, params: Params, edges: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], Float[Array, "..."]]:
-    """Return the derivative of one block's natural parameters in another's statistics, for every edge."""
-    zero = {
-        b: jnp.zeros(f.statistic_shape, jnp.result_type(float))
-        for b, f in graph.families.items()
-    }
+    """Return the derivative of natural parameters in another block's statistics, by edge."""
+    zero = {}
+    for b, family in graph.families.items():
+        zero[b] = jnp.zeros(family.statistic_shape, jnp.result_type(float))
 
     def natural(a, b, t):
         return energy.natural(graph, params, zero | {b: t}, [a])[a]
@@ -121,7 +122,7 @@ def check_two_values(graph: FactorGraph) -> None:
     check_graph(graph, "random-cluster sampling", "Bernoulli and Spin", accepts)
 
 
-def check_ferromagnetic(graph: FactorGraph, params: Any) -> None:
+def check_ferromagnetic(graph: FactorGraph, params: Params) -> None:
     """Check that interactions are not negative and fields have one sign."""
     for violation, holds in _conditions(graph, params).items():
         if not bool(holds):
@@ -132,23 +133,25 @@ def check_ferromagnetic(graph: FactorGraph, params: Any) -> None:
             )
 
 
-def draw(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, RowMask]:
-    """Return perfect draws, and which rows are; see :func:`ebmpp.exact.perfect.draw_rows`."""
+def draw_by_bonds(
+    target: Target, keys: Keys, max_sweeps: int
+) -> tuple[Blocks, RowMask]:
+    """Return perfect draws, and which rows are; see :func:`ebmpp.exact.perfect.draw_perfect`."""
     graph = target.graph
     rows = len(keys)
-    edges, gains, up, conditions = _bonds(graph, target.params)
-    size = sum(f.size for f in graph.families.values())
-    neighbours = pairwise.table(size + 1, edges)
-    is_monotone = jnp.stack(list(conditions.values())).all()
-    ends = jnp.asarray(edges)
-    joined = -jnp.expm1(-gains)
+    bonds = _bonds(graph, target.params)
+    size = graph.num_units
+    num_bonds = len(bonds.ends)
+    neighbours = pairwise.table(size + 1, bonds.ends)
+    is_monotone = jnp.stack(list(bonds.conditions.values())).all()
+    ends = jnp.asarray(bonds.ends)
+    joined = -jnp.expm1(-bonds.gains)
     separate = joined / (2 - joined)
 
     def sweep(time: Array, opened: Array) -> Array:
         """Redraw each bond given all others, in both chains by the same uniforms."""
-        u = jnp.tile(
-            random.uniform(random.words(random.fold_in(keys, time), len(edges))).T, 2
-        )
+        words = random.words(random.fold_in(keys, time), num_bonds)
+        u = jnp.tile(random.uniform(words).T, 2)
 
         def redraw(e: Array, opened: Array) -> Array:
             without = opened.at[e].set(False)
@@ -163,87 +166,84 @@ def draw(target: Target, keys: Keys, max_sweeps: int) -> tuple[Blocks, RowMask]:
             connected = lax.cond(
                 matters, are_joined, lambda without: jnp.zeros(2 * rows, bool), without
             )
-            return without.at[e].set(
-                u[e] < jnp.where(connected, joined[e], separate[e])
-            )
+            probability = jnp.where(connected, joined[e], separate[e])
+            return without.at[e].set(u[e] < probability)
 
-        return lax.fori_loop(0, len(edges), redraw, opened)
+        return lax.fori_loop(0, num_bonds, redraw, opened)
 
     def met(opened):
         return (opened[:, :rows] == opened[:, rows:]).all(0)
 
     # no bonds, and all
-    start = jnp.broadcast_to(jnp.arange(2 * rows) >= rows, (len(edges), 2 * rows))
+    start = jnp.broadcast_to(jnp.arange(2 * rows) >= rows, (num_bonds, 2 * rows))
     opened = couple_from_the_past(sweep, met, start, max_sweeps, is_monotone)
     label = components(neighbours, opened[:, :rows])
     words = random.words(random.fold_in(keys, 0), size + 1)  # times before 0 begin at 1
     coin = random.uniform(words).T < 0.5
     spin = jnp.where(jnp.take_along_axis(coin, label, 0), 1.0, -1.0)
-    spin = jnp.where(label == label[size], up, spin)
+    spin = jnp.where(label == label[size], bonds.up, spin)
     return _to_blocks(graph, spin[:size].T), met(opened) & is_monotone
 
 
-def _bonds(
-    graph: FactorGraph, params: Any
-) -> tuple[Integer[np.ndarray, "bonds 2"], Float[Array, "bonds"], Scalar, Blocks]:
-    """Return bonds, their gains, the sign of the fields, and conditions on the params.
+class _Bonds(NamedTuple):
+    ends: Integer[np.ndarray, "bonds 2"]
+    """Pairs of units by number, inside blocks first; then fields, as pairs with the
+    extra unit."""
+    gains: Float[Array, "bonds"]
+    """Gains in the log-density of units that agree."""
+    up: Scalar
+    """Sign of the fields."""
+    conditions: Blocks
+    """Conditions on the params, by the text of their violation."""
 
-    Bonds are pairs of units by number, inside blocks first; then fields, as pairs with
-    the extra unit. Gains are in the log-density of units that agree. Conditions have
-    the text of their violation as a key.
-    """
+
+def _bonds(graph: FactorGraph, params: Params) -> _Bonds:
     start = graph.unit_offsets
-    pairs = [np.zeros((0, 2), np.int64)]
+    families = graph.families
+    middle = {}
+    half = {}
+    for b, family in families.items():
+        middle[b], half[b] = spin_scale(family)
+    ends = [np.zeros((0, 2), np.int64)]
     gains = [jnp.zeros(0)]
     up = jnp.ones(())
     conditions = {"": jnp.bool_(True)}
-    for block, split in graph.splits.items():
+    for b, split in graph.splits.items():
         for factor in split.inner_factors:
             weights = factor.pair_weights(params[factor.name])
-            conditions[f"factor {factor.name!r} has weights below 0"] = (
-                weights >= 0
-            ).all()
-            pairs.append(factor.edges(graph.families)[block] + start[block])
-            gains.append(2 * spin_scale(split.family)[1] ** 2 * weights)
+            violation = f"factor {factor.name!r} has weights below 0"
+            conditions[violation] = (weights >= 0).all()
+            ends.append(factor.edges(families)[b] + start[b])
+            gains.append(2 * half[b] ** 2 * weights)
     for (a, b), slope in slopes(graph, params, sorted(graph.edges)).items():
-        conditions[f"blocks {a!r} and {b!r} have interactions below 0"] = (
-            slope >= 0
-        ).all()
-        ends = np.indices((graph.families[a].size, graph.families[b].size)).reshape(
-            2, -1
-        )
-        pairs.append((ends + np.array([[start[a]], [start[b]]])).T)
-        gains.append(
-            2
-            * spin_scale(graph.families[a])[1]
-            * spin_scale(graph.families[b])[1]
-            * slope.reshape(-1)
-        )
+        violation = f"blocks {a!r} and {b!r} have interactions below 0"
+        conditions[violation] = (slope >= 0).all()
+        units = np.indices((families[a].size, families[b].size)).reshape(2, -1)
+        ends.append((units + np.array([[start[a]], [start[b]]])).T)
+        gains.append(2 * half[a] * half[b] * slope.reshape(-1))
     # no field is possible for spins without factors of single units
     is_alone = any(len(f.blocks) == 1 and not f.lateral for f in graph.factors)
-    if is_alone or any(spin_scale(f)[0] != 0 for f in graph.families.values()):
-        middle = {
-            b: jnp.full(f.shape, spin_scale(f)[0]) for b, f in graph.families.items()
-        }
-        eta = {
-            b: energy.natural(graph, params, middle, [b])[b].reshape(-1) for b in middle
-        }
-        field = jnp.concatenate(
-            [spin_scale(f)[1] * eta[b] for b, f in graph.families.items()]
-        )
+    if is_alone or any(middle.values()):
+        x = {b: jnp.full(family.shape, middle[b]) for b, family in families.items()}
+        fields = []
+        for b in families:
+            eta = energy.natural(graph, params, x, [b])[b].reshape(-1)
+            fields.append(half[b] * eta)
+        field = jnp.concatenate(fields)
         up = jnp.where((field >= 0).all(), 1.0, -1.0)
-        one_sign = (up * field >= 0).all()
-        conditions[
+        violation = (
             "the fields have both signs (those of units in {0, 1} are taken at 1/2)"
-        ] = one_sign
-        pairs.append(
-            np.stack([np.arange(len(field)), np.full(len(field), len(field))], 1)
         )
+        conditions[violation] = (up * field >= 0).all()
+        numbers = np.arange(len(field))
+        ends.append(np.stack([numbers, np.full_like(numbers, len(field))], 1))
         gains.append(2 * jnp.abs(field))
-    return np.concatenate(pairs), jnp.concatenate(gains), up, conditions
+    return _Bonds(np.concatenate(ends), jnp.concatenate(gains), up, conditions)
 
 
-_conditions = jax.jit(lambda graph, params: _bonds(graph, params)[3], static_argnums=0)
+@partial(jax.jit, static_argnums=0)
+def _conditions(graph: FactorGraph, params: Params) -> Blocks:
+    return _bonds(graph, params).conditions
 
 
 def _to_blocks(graph: FactorGraph, spin: Float[Array, "rows units"]) -> Blocks:

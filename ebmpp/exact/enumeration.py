@@ -37,11 +37,11 @@ MOST_LISTED = 2**20
 #: states in flight; with 784 summed units their natural parameters take 50 MB
 CHUNK = 2**14
 _MOST_HESSIANS = 2**20  # entries of the precisions in flight
-_MOST_BLOCKS = (
-    16  # up to which every maximal independent set is tried (at most 3**(16 / 3) = 350)
-)
+#: Up to this number of blocks every maximal independent set is tried, at most
+#: 3**(16 / 3) = 350.
+_MOST_BLOCKS = 16
 
-Names = tuple[str, ...]
+BlockNames = tuple[str, ...]
 #: Number of a joint state.
 Number = Integer[Array, ""]
 _NONE: State = MappingProxyType({})
@@ -54,14 +54,14 @@ _ESTIMATE = (
 class Plan(NamedTuple):
     """Treatment of each block that is unknown in whole or in part."""
 
-    enumerated: tuple[str, ...]
-    summed: tuple[str, ...]
-    integrated: tuple[str, ...]
+    enumerated: BlockNames
+    summed: BlockNames = ()
+    integrated: BlockNames = ()
     lacking: tuple[tuple[str, int], ...] = ()
     """Blocks with some known units, and the largest number of their unknown units."""
 
 
-def values_of(family: Family) -> Real[Array, "values"]:
+def unit_values(family: Family) -> Real[Array, "values"]:
     """Return every value of a unit; refuse infinitely many."""
     if (values := family.states()) is None:
         raise IntractableError(
@@ -73,11 +73,13 @@ def values_of(family: Family) -> Real[Array, "values"]:
 def num_states(
     graph: FactorGraph, blocks: Iterable[str], lacking: Iterable[tuple[str, int]] = ()
 ) -> int:
-    """Return the number of joint states of ``blocks``, which take finitely many values; see :class:`Plan`."""
-    free = {b: graph.families[b].size for b in blocks} | {
-        b: n for b, n in lacking if b in blocks
-    }
-    return math.prod(len(values_of(graph.families[b])) ** n for b, n in free.items())
+    """Return the number of joint states of finite ``blocks``; see :class:`Plan`."""
+    unknown = dict(lacking)
+    count = 1
+    for b in blocks:
+        family = graph.families[b]
+        count *= len(unit_values(family)) ** unknown.get(b, family.size)
+    return count
 
 
 def count_text(count: int) -> str:
@@ -90,8 +92,10 @@ def make_plan(
     known: Iterable[str] = (),
     lacking: Iterable[tuple[str, int]] = (),
 ) -> Plan:
-    """Return the plan that leaves the fewest states to enumerate, where the blocks ``known`` are known.
+    """Return the plan that leaves the fewest states to enumerate.
 
+    :param known: blocks whose units are all known.
+    :param lacking: see :class:`Plan`.
     :raises IntractableError: when blocks of infinitely many states interact, or too
         many states remain.
     """
@@ -107,83 +111,76 @@ def make_plan(
                 "values, so they can be neither enumerated nor summed out in closed "
                 f"form. {_ESTIMATE}"
             )
-    excluded = infinite | set(graph.neighbours(infinite)) | set(graph.splits)
-    rest = graph.to_networkx().subgraph(b for b in free if b not in excluded)
-    place = {b: i for i, b in enumerate(free)}
-    plans = []
     lacking = tuple(lacking)
-    for independent in independent_sets(rest, graph.block_layers):
+    excluded = infinite | set(graph.neighbours(infinite)) | set(graph.splits)
+    plans = []
+    for independent in _independent_sets(graph, set(free) - excluded):
         summed = (infinite - integrated).union(independent)
-        left = (b for b in free if b not in summed | integrated)
-        ordered = (
-            tuple(sorted(group, key=place.__getitem__))
-            for group in (left, summed, integrated)
+        plans.append(
+            Plan(
+                enumerated=tuple(b for b in free if b not in summed | integrated),
+                summed=tuple(b for b in free if b in summed),
+                integrated=tuple(b for b in free if b in integrated),
+                lacking=lacking,
+            )
         )
-        plans.append(Plan(*ordered, lacking))
+    place = {b: i for i, b in enumerate(free)}
 
     # the places break ties, so that the plan does not depend on the hashes of the names
-    def count(p):
-        return num_states(graph, p.enumerated, lacking)
+    def cost(plan):
+        count = num_states(graph, plan.enumerated, lacking)
+        return count, [place[b] for b in plan.enumerated]
 
-    best = min(plans, key=lambda p: (count(p), [place[b] for b in p.enumerated]))
-    refuse_many(graph, best.enumerated, best.summed, _MOST_STATES, lacking)
+    best = min(plans, key=cost)
+    refuse_many(graph, best, _MOST_STATES)
     return best
 
 
-def independent_sets(
-    rest: nx.Graph, layers: tuple[tuple[str, ...], ...]
-) -> list[list[str]]:
-    """Return maximal sets of blocks ``rest`` that do not interact, or only the layers if there are many."""
-    if len(rest) <= _MOST_BLOCKS:
+def _independent_sets(graph: FactorGraph, blocks: set[str]) -> list[list[str]]:
+    """Return maximal independent sets of ``blocks``, or only the layers if they are many."""
+    if len(blocks) <= _MOST_BLOCKS:
+        rest = graph.to_networkx().subgraph(blocks)
         return list(nx.find_cliques(nx.complement(rest))) or [[]]
-    return [[b for b in layer if b in rest] for layer in layers]
+    return [[b for b in layer if b in blocks] for layer in graph.block_layers]
 
 
-def largest_independent(graph: FactorGraph, blocks: Iterable[str]) -> tuple[str, ...]:
+def largest_independent(graph: FactorGraph, blocks: Iterable[str]) -> BlockNames:
     """Return the independent ``blocks`` with the most units."""
     place = {b: i for i, b in enumerate(graph.families)}
 
-    def size(blocks):
-        return sum(graph.families[b].size for b in blocks)
-
-    rest = graph.to_networkx().subgraph(b for b in blocks if b not in graph.splits)
-    sets = [
-        sorted(s, key=place.__getitem__)
-        for s in independent_sets(rest, graph.block_layers)
-    ]
     # the places break ties, so that the choice does not depend on the hashes of the
     # names
-    return tuple(min(sets, key=lambda s: (-size(s), [place[b] for b in s])))
+    def rank(blocks):
+        num_units = sum(graph.families[b].size for b in blocks)
+        return -num_units, [place[b] for b in blocks]
+
+    sets = _independent_sets(graph, set(blocks) - set(graph.splits))
+    ordered = [tuple(sorted(blocks, key=place.__getitem__)) for blocks in sets]
+    return min(ordered, key=rank)
 
 
-def refuse_many(
-    graph: FactorGraph,
-    enumerated: Names,
-    summed: Names,
-    most: int,
-    lacking: Iterable[tuple[str, int]] = (),
-) -> None:
+def refuse_many(graph: FactorGraph, plan: Plan, most: int) -> None:
     """Refuse to enumerate more than ``most`` joint states."""
-    if (count := num_states(graph, enumerated, lacking)) > most:
-        closed = (
-            f" even with {list(summed)} summed out in closed form" if summed else ""
-        )
+    count = num_states(graph, plan.enumerated, plan.lacking)
+    if count > most:
+        closed = ""
+        if plan.summed:
+            closed = f" even with {list(plan.summed)} summed out in closed form"
         raise IntractableError(
-            f"blocks {list(enumerated)} have {count_text(count)} joint states to "
+            f"blocks {list(plan.enumerated)} have {count_text(count)} joint states to "
             f"enumerate{closed}, and the limit is {count_text(most)}. {_ESTIMATE}"
         )
 
 
-def decode(graph: FactorGraph, blocks: Names, index: Number) -> Blocks:
+def decode(graph: FactorGraph, blocks: BlockNames, index: Number) -> Blocks:
     """Return the joint state of ``blocks`` with this number; the last unit varies fastest."""
-    return decode_unknown(graph, Plan(blocks, (), ()), {}, {}, index)[0]
+    return decode_unknown(graph, Plan(blocks), {}, {}, index)[0]
 
 
-def list_states(graph: FactorGraph, blocks: Names) -> Blocks:
-    """Return every joint state of ``blocks`` in the order of their numbers, with a leading axis of states."""
-    return jax.vmap(partial(decode, graph, blocks))(
-        jnp.arange(num_states(graph, blocks), dtype=jnp.int32)
-    )
+def list_states(graph: FactorGraph, blocks: BlockNames) -> Blocks:
+    """Return every joint state of ``blocks``, in the order of their numbers."""
+    numbers = jnp.arange(num_states(graph, blocks), dtype=jnp.int32)
+    return jax.vmap(partial(decode, graph, blocks))(numbers)
 
 
 def decode_unknown(
@@ -200,7 +197,7 @@ def decode_unknown(
     room = dict(plan.lacking)
     for b in reversed(plan.enumerated):
         family = graph.families[b]
-        values = values_of(family)
+        values = unit_values(family)
         size = room.get(b, family.size)
         powers = stride * len(values) ** np.arange(size)[::-1]
         digits = index // powers.astype(np.int32) % len(values)
@@ -224,7 +221,11 @@ def log_term(
     index: Number,
     known: State = _NONE,
 ) -> Scalar:
-    """Return the log of one enumerated state's term of the sum, given values and masks of known units."""
+    """Return the log of the term of one enumerated state.
+
+    :param x: values of known units.
+    :param known: masks of the known units of blocks that are known in part.
+    """
     listed, counts = decode_unknown(graph, plan, x, known, index)
     x = {**x, **listed}
     partly = {b: k for b, k in known.items() if b in plan.summed}
@@ -243,29 +244,29 @@ def _gaussian_integral(
     graph: FactorGraph,
     params: Params,
     x: State,
-    blocks: Names,
-    summed: Names,
+    blocks: BlockNames,
+    summed: BlockNames,
     known: State,
     partly: State,
 ) -> Scalar:
-    """Return the log-integral over the unknown units of Gaussian blocks, whose log-density is quadratic."""
-    zero = {
-        b: jnp.zeros(graph.families[b].shape, jnp.result_type(float)) for b in blocks
-    }
-    origin = {
-        b: jnp.where(known[b], x[b], z) if b in known else z for b, z in zero.items()
-    }
-    free = {
-        b: jnp.where(known[b], 0, 1 + z) if b in known else 1 + z
-        for b, z in zero.items()
-    }
+    """Return the log-integral over the unknown units of Gaussian blocks.
+
+    Their log-density is quadratic.
+    """
+    origin = {}
+    free = {}
+    for b in blocks:
+        origin[b] = jnp.zeros(graph.families[b].shape, jnp.result_type(float))
+        free[b] = 1 + origin[b]
+        if b in known:
+            origin[b] = jnp.where(known[b], x[b], origin[b])
+            free[b] = jnp.where(known[b], 0, free[b])
     flat, unravel = ravel_pytree(origin)
     free, _ = ravel_pytree(free)
 
     def minus_log(z):
-        return -energy.log_unnormalized(
-            graph, params, {**x, **unravel(z)}, summed, partly
-        )
+        state = {**x, **unravel(z)}
+        return -energy.log_unnormalized(graph, params, state, summed, partly)
 
     at_origin, slope = jax.value_and_grad(minus_log)(flat)
     precision = jax.hessian(minus_log)(flat)
@@ -275,27 +276,23 @@ def _gaussian_integral(
     factor = jnp.linalg.cholesky(precision)  # NaN where the integral diverges
     half = jax.scipy.linalg.solve_triangular(factor, slope, lower=True)
     log_root = jnp.log(jnp.diagonal(factor)).sum()
-    return (
-        0.5 * half @ half
-        - at_origin
-        + 0.5 * free.sum() * math.log(2 * math.pi)
-        - log_root
-    )
+    constant = 0.5 * free.sum() * math.log(2 * math.pi)
+    return 0.5 * half @ half - at_origin + constant - log_root
 
 
-def chunk_size(graph: FactorGraph, plan: Plan) -> int:
+def states_per_chunk(graph: FactorGraph, plan: Plan) -> int:
     """Return the number of states to sum at once."""
     entries = sum(graph.families[b].size for b in plan.integrated) ** 2
     most = max(64, _MOST_HESSIANS // max(1, entries))
     return min(num_states(graph, plan.enumerated, plan.lacking), CHUNK, most)
 
 
-def log_sum(
+def log_sum_states(
     graph: FactorGraph, params: Params, x: State, plan: Plan, known: State = _NONE
 ) -> Scalar:
-    """Return the log of the sum over all unknown units, given values and masks of the known ones."""
+    """Return the log of the sum over all unknown units; see :func:`log_term`."""
     count = num_states(graph, plan.enumerated, plan.lacking)
-    chunk = chunk_size(graph, plan)
+    chunk = states_per_chunk(graph, plan)
     term = partial(log_term, graph, params, x, plan, known=known)
 
     @jax.checkpoint  # reverse mode recomputes a chunk instead of storing all

@@ -9,6 +9,7 @@ the one that has run forever.
 """
 
 from collections.abc import Callable
+from functools import partial
 import math
 from typing import Any, NamedTuple
 
@@ -33,9 +34,8 @@ from ebmpp.moves.couplings import where_rows
 #: default number of sweeps into the past after which coupling gives up
 MAX_SWEEPS = 2**16
 
-_MOST_UNITS = (
-    2048  # of a block whose units interact: its interactions are a matrix of that size
-)
+#: Units of a block that interact: their interactions are a matrix of that size.
+_MOST_UNITS = 2048
 
 
 def _plan(graph: FactorGraph) -> enumeration.Plan:
@@ -46,9 +46,7 @@ def _plan(graph: FactorGraph) -> enumeration.Plan:
             f"the Gaussian blocks {list(plan.integrated)} interact, so they cannot be "
             "drawn by enumeration. Sample the model by ebmpp.BlockedGibbs."
         )
-    enumeration.refuse_many(
-        graph, plan.enumerated, plan.summed, enumeration.MOST_LISTED
-    )
+    enumeration.refuse_many(graph, plan, enumeration.MOST_LISTED)
     return plan
 
 
@@ -56,14 +54,12 @@ def _pick(
     u: Float[Array, "*draws"], log_weight: Float[Array, "*#draws values"]
 ) -> Int32[Array, "*draws"]:
     """Draw an index with the weights of the last axis."""
-    return random.inverse_cdf(
-        u, jnp.exp(log_weight - log_weight.max(-1, keepdims=True))
-    )
+    weight = jnp.exp(log_weight - log_weight.max(-1, keepdims=True))
+    return random.inverse_cdf(u, weight)
 
 
 def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, RowMask]:
     graph = target.graph
-    params = target.params
     plan = _plan(graph)
     count = enumeration.num_states(graph, plan.enumerated)
     summed = plan.summed
@@ -72,20 +68,15 @@ def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, RowMa
     width = math.isqrt(count - 1) + 1
     numbers = jnp.arange(-(-count // width) * width, dtype=jnp.int32)
 
-    def term(i):
-        return enumeration.log_term(graph, params, {}, plan, i)
-
-    value = jax.lax.map(
-        term,
-        jnp.minimum(numbers, count - 1),
-        batch_size=enumeration.chunk_size(graph, plan),
-    )
+    term = partial(enumeration.log_term, graph, target.params, {}, plan)
+    chunk = enumeration.states_per_chunk(graph, plan)
+    value = jax.lax.map(term, jnp.minimum(numbers, count - 1), batch_size=chunk)
     table = jnp.where(numbers < count, value, -jnp.inf).reshape(-1, width)
     u = random.uniform(random.words(random.fold_in(keys, 0), 2))
     group = _pick(u[:, 0], jax.nn.logsumexp(table, axis=-1)[None])
     index = group * width + _pick(u[:, 1], table[group])
     x = gibbs.initial_rows(graph, summed, random.fold_in(keys, 1)) if summed else {}
-    x |= jax.vmap(lambda i: enumeration.decode(graph, plan.enumerated, i))(index)
+    x |= jax.vmap(partial(enumeration.decode, graph, plan.enumerated))(index)
     if summed:
         x |= Layer(summed).draw(target, x, random.fold_in(keys, 2))[0]
     is_valid = jnp.isfinite(table).any() & (table < jnp.inf).all()
@@ -109,21 +100,22 @@ def _check_ordered(graph: FactorGraph) -> None:
 
 def _is_ordered(family: Family) -> bool:
     with sharding.eager():  # under jit the values would be staged
-        if (values := family.states()) is None or family.stat_shape:
+        values = family.states()
+        if values is None or family.stat_shape:
             return False
-        return bool((np.diff(np.asarray(family.statistics(values))) > 0).all())
+        statistics = np.asarray(family.statistics(values))
+    return bool((np.diff(statistics) > 0).all())
 
 
 def _orientation(
     graph: FactorGraph, params: Params
-) -> tuple[dict[str, Array], dict[tuple, Array]]:
-    """Return signs of blocks that make interactions positive where possible, and which edges then are."""
-    derivatives = slopes(
-        graph, params, [*sorted(graph.edges), *((b, b) for b in graph.splits)]
-    )
+) -> tuple[Blocks, dict[tuple, Array]]:
+    """Return signs of blocks that make interactions positive, and which edges then are."""
+    inner = [(b, b) for b in graph.splits]
+    derivatives = slopes(graph, params, [*sorted(graph.edges), *inner])
     rising = {edge: (slope >= 0).all() for edge, slope in derivatives.items()}
     falling = {edge: (slope <= 0).all() for edge, slope in derivatives.items()}
-    sign: dict[str, Array] = {}
+    sign: Blocks = {}
     # along a spanning tree; the other edges then agree or not
     for root in graph.families:
         if root not in sign:
@@ -131,10 +123,11 @@ def _orientation(
             for block, other in nx.bfs_edges(graph.to_networkx(), root):
                 edge = (block, other) if (block, other) in rising else (other, block)
                 sign[other] = jnp.where(rising[edge], sign[block], -sign[block])
-    return sign, {
-        (a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b])
-        for a, b in derivatives
-    }
+    agrees = {}
+    for a, b in derivatives:
+        is_same = sign[a] == sign[b]
+        agrees[a, b] = jnp.where(is_same, rising[a, b], falling[a, b])
+    return sign, agrees
 
 
 _orientation_jit = jax.jit(_orientation, static_argnames=("graph",))
@@ -156,12 +149,11 @@ def _monotone(family: Family, words: Array, eta: Array) -> Array:
     """Draw from one word per unit, non-decreasing in ``eta``."""
     if isinstance(family, Bernoulli | Spin):  # faster, and the same distribution
         return family.sample(words, eta)
-    values = enumeration.values_of(family)
+    values = enumeration.unit_values(family)
     # exponential families have monotone likelihood ratios, so their inverse
     # distribution functions rise
-    log_weight = eta[..., None] * family.statistics(values) + family.log_base_measure(
-        values
-    )
+    base = family.log_base_measure(values)
+    log_weight = eta[..., None] * family.statistics(values) + base
     return values[_pick(random.uniform(words[..., 0]), log_weight)]
 
 
@@ -170,18 +162,18 @@ def _both_sweep(target: Target, x: Blocks, keys: Keys) -> Blocks:
     for index, blocks in enumerate(target.graph.block_layers):
 
         def new(
-            eta: dict[str, Array],
-            families: gibbs.Families,
-            part: Any,
-            index: int = index,
-        ) -> Blocks:
+            eta,
+            families,
+            part,
+            index=index,
+        ):
             values = {}
             for place, (b, e) in enumerate(eta.items()):
                 family = families[b]
                 key = random.fold_in(keys, index, place)
-                words = random.words(
-                    key if part is None else random.fold_in(key, 0, part), family.size
-                )
+                if part is not None:
+                    key = random.fold_in(key, 0, part)
+                words = random.words(key, family.size)
                 words = jnp.concatenate([words, words]).reshape(-1, *family.shape, 1)
                 values[b] = _monotone(family, words, e)
             return values
@@ -199,17 +191,16 @@ def _coupled_rows(
     attractive = jnp.all(jnp.stack([jnp.bool_(True), *agrees.values()]))
     start = {}
     for b, family in graph.families.items():
-        values = enumeration.values_of(family).astype(family.dtype)
-        ends = jnp.where(
-            sign[b] > 0, values[jnp.array([0, -1])], values[jnp.array([-1, 0])]
-        )
-        ends = jnp.repeat(ends, rows).reshape(-1, *(1,) * len(family.shape))
+        values = enumeration.unit_values(family).astype(family.dtype)
+        rising = values[jnp.array([0, -1])]
+        falling = values[jnp.array([-1, 0])]
+        ends = jnp.repeat(jnp.where(sign[b] > 0, rising, falling), rows)
+        ends = ends.reshape(-1, *(1,) * len(family.shape))
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
 
     def met(x: Blocks) -> Array:
-        return jnp.stack(
-            [(v[:rows] == v[rows:]).reshape(rows, -1).all(-1) for v in x.values()]
-        ).all(0)
+        equal = [(v[:rows] == v[rows:]).reshape(rows, -1) for v in x.values()]
+        return jnp.stack([units.all(-1) for units in equal]).all(0)
 
     def sweep(time, x):
         return _both_sweep(target, x, random.fold_in(keys, time))
@@ -230,7 +221,7 @@ _METHODS = {
     "enumerate": _Method(_plan, lambda graph, params: None, _enumerated_rows),
     "coupling_from_the_past": _Method(_check_ordered, _check_attractive, _coupled_rows),
     "random_cluster": _Method(
-        clusters.check_two_values, clusters.check_ferromagnetic, clusters.draw
+        clusters.check_two_values, clusters.check_ferromagnetic, clusters.draw_by_bonds
     ),
 }
 
@@ -253,10 +244,12 @@ def method_for(graph: FactorGraph, method: str) -> str:
     )
 
 
-def draw_rows(
+def draw_perfect(
     target: Target, keys: Keys, method: str, max_sweeps: int = MAX_SWEEPS
 ) -> tuple[Blocks, RowMask]:
-    """Return perfect draws by a method of :func:`method_for`; a pure function, for ``jit`` and ``vmap``.
+    """Return perfect draws by a method of :func:`method_for`.
+
+    It is a pure function, for ``jit`` and ``vmap``.
 
     :return: every block, shape ``(rows, *shape)``; and which rows are perfect draws,
         shape ``(rows,)``. The others had not met, or the params are not attractive: do
@@ -266,7 +259,7 @@ def draw_rows(
 
 
 _draw = jax.jit(
-    backend.asynchronous(draw_rows), static_argnames=("method", "max_sweeps")
+    backend.asynchronous(draw_perfect), static_argnames=("method", "max_sweeps")
 )
 
 
@@ -315,7 +308,8 @@ def perfect_sample(
     >>> import jax, ebmpp
     >>> chain = ebmpp.layered(a=ebmpp.Spin(6), b=ebmpp.Spin(6))
     >>> params = chain.init(jax.random.key(0)) | {"a:b": 0.3 * jax.numpy.eye(6)}
-    >>> x = ebmpp.perfect_sample(chain, params, 10, rng_key=jax.random.key(1), method="coupling_from_the_past")
+    >>> x = ebmpp.perfect_sample(chain, params, 10, rng_key=jax.random.key(1),
+    ...                          method="coupling_from_the_past")
     >>> {b: v.shape for b, v in x.items()}
     {'a': (10, 6), 'b': (10, 6)}
     """
@@ -328,9 +322,8 @@ def perfect_sample(
     is_known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
     if is_known:
         _METHODS[method].check_params(graph, params)
-    keys = random.fold_in(
-        random.key_pair(rng_key), jnp.arange(num_samples, dtype=jnp.uint32)
-    )
+    numbers = jnp.arange(num_samples, dtype=jnp.uint32)
+    keys = random.fold_in(random.key_pair(rng_key), numbers)
     x, perfect = _draw(Target(graph, params), keys, method, max_sweeps)
     if not is_known:
         return {b: where_rows(perfect, v, jnp.nan) for b, v in x.items()}
@@ -340,9 +333,9 @@ def perfect_sample(
         raise IntractableError(
             "the model has no state of finite energy, or some overflow. Check its params."
         )
-    other = (
-        ", take method='random_cluster'" if method == "coupling_from_the_past" else ""
-    )
+    other = ""
+    if method == "coupling_from_the_past":
+        other = ", take method='random_cluster'"
     raise UnmetError(
         f"{int((~perfect).sum())} of {num_samples} pairs of chains had not met after "
         f"{max_sweeps} sweeps from the past. Raise max_sweeps, weaken the "

@@ -10,7 +10,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Natural, Params, Rows
+from ebmpp.core import Blocks, Natural, Numbers, Params, Rows
 from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete
 from ebmpp.graph import Bias, Bilinear, FactorGraph, energy
@@ -25,31 +25,33 @@ class Shifted(NamedTuple):
     origin: Blocks
     """Origins of the units of the blocks that move."""
     log_factor: Any = 0.0
-    """log Z of the model less that of the shifted one; in double precision where params are known."""
+    """log Z of the model less that of the shifted one; in double precision where params
+    are known."""
 
     def shift(self, x: Rows, sign: int = -1) -> Blocks:
         """Return states less the origins; with a sign of 1 plus the origins."""
-        return {
-            b: v + sign * self.origin[b] if b in self.origin else v
-            for b, v in x.items()
-        }
+        result = dict(x)
+        for b, origin in self.origin.items():
+            if b in result:
+                result[b] = result[b] + sign * origin
+        return result
 
     def natural(self, graph: FactorGraph, eta: Blocks) -> Blocks:
         """Return natural parameters of independent blocks in the shifted coordinates."""
-        return eta | {
-            b: _moved(graph.families[b], eta[b], c)
-            for b, c in self.origin.items()
-            if b in eta
-        }
+        eta = dict(eta)
+        for b, origin in self.origin.items():
+            if b in eta:
+                eta[b] = _moved(graph.families[b], eta[b], origin)
+        return eta
 
 
 def _moved(family: Any, eta: Natural, origin: Array) -> Natural:
-    return (
-        eta.at[..., 0].add(2 * eta[..., 1] * origin) if family.learned else eta - origin
-    )
+    if not family.learned:
+        return eta - origin
+    return eta.at[..., 0].add(2 * eta[..., 1] * origin)
 
 
-def _log_density(family: Any, eta: Any, origin: Any) -> Any:
+def _log_density(family: Gaussian, eta: Numbers, origin: Numbers) -> Numbers:
     """Return the log density at the origin, less constants."""
     if is_concrete(eta):
         eta = np.asarray(eta, float)
@@ -65,11 +67,10 @@ def shift_origin(graph: FactorGraph, params: Params) -> Shifted:
     factors are biases per unit and Bilinear factors to blocks that have such biases
     too.
     """
-    bias = {
-        f.blocks[0]: f.name
-        for f in graph.factors
-        if isinstance(f, Bias) and not f.shared
-    }
+    bias = {}
+    for f in graph.factors:
+        if isinstance(f, Bias) and not f.shared:
+            bias[f.blocks[0]] = f.name
     params = dict(params)
     origins = {}
     log_factor = 0.0
@@ -87,11 +88,10 @@ def shift_origin(graph: FactorGraph, params: Params) -> Shifted:
             continue
         origins[b] = jax.lax.stop_gradient(jnp.where(is_far, jnp.round(mean), 0.0))
         for f in factors:
-            zero = energy.zero_statistics(graph, f.blocks)
+            t = energy.zero_statistics(graph, f.blocks)
+            t[b] = family.statistics(origins[b])
             other = next(n for n in f.blocks if n != b)
-            field = energy.contributed(
-                graph, [f], params, zero | {b: family.statistics(origins[b])}
-            )[other]
+            field = energy.contributed(graph, [f], params, t)[other]
             params[bias[other]] = params[bias[other]] + field
         params[bias[b]] = _moved(family, eta, origins[b])
         log_factor += _log_density(family, eta, origins[b])

@@ -18,14 +18,15 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import Params, Rows, checks, sharding
-from ebmpp.core.types import Blocks, PerState, StateLike
+from ebmpp.core.rows import num_rows
+from ebmpp.core.types import Blocks, PerRow, PerState, StateLike
 from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration, shifted
 from ebmpp.exact.enumeration import Plan
 from ebmpp.families.values import is_concrete
 from ebmpp.graph import Bias, FactorGraph, tables
 
-_log_partition = jax.jit(enumeration.log_sum, static_argnames=("graph", "plan"))
+_log_partition = jax.jit(enumeration.log_sum_states, static_argnames=("graph", "plan"))
 
 
 @partial(jax.jit, static_argnames=("graph", "clamped", "free"))
@@ -36,17 +37,16 @@ def _log_likelihood(
     known: Rows,
     clamped: Plan,
     free: Plan,
-) -> Float[Array, "rows"]:
-    length = len(next(iter(rows.values())))
-    batch_size = max(
-        1, min(length, enumeration.CHUNK // enumeration.chunk_size(graph, clamped))
-    )
+) -> PerRow:
+    chunk = enumeration.states_per_chunk(graph, clamped)
+    batch_size = max(1, min(num_rows(rows), enumeration.CHUNK // chunk))
 
     def log_sum(row):
-        return enumeration.log_sum(graph, params, row[0], clamped, row[1])
+        x, known = row
+        return enumeration.log_sum_states(graph, params, x, clamped, known)
 
     sums = jax.lax.map(log_sum, (dict(rows), dict(known)), batch_size=batch_size)
-    return sums - enumeration.log_sum(graph, params, {}, free)
+    return sums - enumeration.log_sum_states(graph, params, {}, free)
 
 
 @partial(jax.jit, static_argnames=("graph", "clamped", "free"))
@@ -58,16 +58,19 @@ def _gradient(
     clamped: Plan,
     free: Plan,
 ) -> Params:
-    return jax.grad(
-        lambda p: _log_likelihood(graph, p, rows, known, clamped, free).mean()
-    )(params)
+    def mean(params):
+        return _log_likelihood(graph, params, rows, known, clamped, free).mean()
+
+    return jax.grad(mean)(params)
 
 
-@lru_cache(
-    maxsize=32
-)  # a declaration probes its factors, which takes tenths of a second
+# a declaration probes its factors, which takes tenths of a second
+@lru_cache(maxsize=32)
 def _with_sources(graph: FactorGraph) -> FactorGraph:
-    """Return the model with another bias on each block; derivatives of log Z in them are the moments."""
+    """Return the model with another bias on each block.
+
+    Derivatives of log Z in these are the moments.
+    """
     sources = [Bias(b, name=_source(b)) for b in graph.families]
     with sharding.eager():  # the probe needs values, even if called under jit
         return FactorGraph(graph.visible, graph.latent, (*graph.factors, *sources))
@@ -91,7 +94,7 @@ def _derivatives(
     def tilted(s):
         return {**params, **{_source(b): value for b, value in unravel(s).items()}}
 
-    first = jax.grad(lambda s: enumeration.log_sum(sourced, tilted(s), {}, plan))
+    first = jax.grad(lambda s: enumeration.log_sum_states(sourced, tilted(s), {}, plan))
     if order == 1:
         return unravel(first(flat))
 
@@ -104,9 +107,8 @@ def _derivatives(
 def _cumulants(graph: FactorGraph, params: Params, order: int) -> Blocks:
     _check(graph, params)
     plan = enumeration.make_plan(graph)
-    result = _checked(
-        _derivatives(_with_sources(graph), params, plan, order), graph, params, plan
-    )
+    result = _derivatives(_with_sources(graph), params, plan, order)
+    result = _checked(result, graph, params, plan)
     return {b: result[b] for b in graph.families}  # jit sorts a dict
 
 
@@ -114,18 +116,17 @@ def _cumulants(graph: FactorGraph, params: Params, order: int) -> Blocks:
 def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[Blocks, Array]:
     index = jnp.arange(enumeration.num_states(graph, plan.enumerated), dtype=jnp.int32)
     term = partial(enumeration.log_term, graph, params, {}, plan)
-    log_weight = jax.lax.map(
-        term, index, batch_size=enumeration.chunk_size(graph, plan)
-    )
+    chunk = enumeration.states_per_chunk(graph, plan)
+    log_weight = jax.lax.map(term, index, batch_size=chunk)
     return enumeration.list_states(graph, plan.enumerated), jax.nn.softmax(log_weight)
 
 
 def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
     """Return a result unless it is known and overflows."""
     leaves = jax.tree.leaves(value)
-    if not all(map(is_concrete, leaves)) or not any(
-        (~(np.asarray(a) < np.inf)).any() for a in leaves
-    ):
+    if not all(map(is_concrete, leaves)):
+        return value
+    if all((np.asarray(leaf) < np.inf).all() for leaf in leaves):
         return value
     if plan.integrated:
         raise DomainError(
@@ -134,9 +135,9 @@ def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
             f"{list(plan.integrated)} is not positive definite. Weaken the factors "
             "between them."
         )
-    sizes = {
-        n: float(np.abs(ravel_pytree(p)[0]).max(initial=0)) for n, p in params.items()
-    }
+    sizes = {}
+    for name, param in params.items():
+        sizes[name] = float(np.abs(ravel_pytree(param)[0]).max(initial=0))
     name = max(sizes, key=sizes.__getitem__)
     raise DomainError(
         f"factor {name!r}: params must give every state an energy that "
@@ -186,19 +187,16 @@ def _prepare(
     table = tables.as_data(graph, rows, missing=None)
     lacking = [(b, _most_unknown(k)) for b, k in table.known.items()]
     complete = [b for b in graph.visible if b not in table.known]
-    return (
-        table,
-        enumeration.make_plan(graph, complete, lacking),
-        enumeration.make_plan(graph),
-    )
+    clamped = enumeration.make_plan(graph, complete, lacking)
+    return table, clamped, enumeration.make_plan(graph)
 
 
 def _most_unknown(known: Bool[Array, "rows ..."]) -> int:
-    """Return the largest number of unknown units of a row; the number of units where it is traced."""
+    """Return the largest number of unknown units of a row; of all units where it is traced."""
     rows = known.reshape(len(known), -1)
-    return (
-        int((~np.asarray(rows)).sum(1).max()) if is_concrete(known) else rows.shape[1]
-    )
+    if not is_concrete(known):
+        return rows.shape[1]
+    return int((~np.asarray(rows)).sum(1).max())
 
 
 def log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> PerState:
@@ -222,11 +220,9 @@ def log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> PerSt
     """
     table, clamped, free = _prepare(graph, params, rows)
     model = shifted.shift_origin(graph, params)
-    rows = model.shift(table.rows)
-    value = _log_likelihood(
-        graph, model.params, rows, table.known, clamped, free
-    ).reshape(table.batch)
-    return _checked(value, graph, params, free)
+    x = model.shift(table.rows)
+    value = _log_likelihood(graph, model.params, x, table.known, clamped, free)
+    return _checked(value.reshape(table.batch), graph, params, free)
 
 
 def grad_log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> Params:
@@ -250,14 +246,15 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> 
     def as_float(param):
         return jnp.asarray(param, jnp.result_type(param, float))
 
-    value = _gradient(
-        graph, jax.tree.map(as_float, params), table.rows, table.known, clamped, free
-    )
+    real = jax.tree.map(as_float, params)
+    value = _gradient(graph, real, table.rows, table.known, clamped, free)
     return _checked(value, graph, params, free)
 
 
 def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
-    """Return E[t_b] of every block under the model, exactly: the derivative of log Z in a linear source.
+    """Return E[t_b] of every block under the model, exactly.
+
+    It is the derivative of log Z in a linear source.
 
     :return: a dict keyed by block; shapes ``shape + stat_shape``.
     :raises IntractableError: as :func:`log_partition` does.
@@ -313,7 +310,7 @@ def probabilities(
     [0.1749 0.1749 0.1749 0.4754]
     """
     _check(graph, params)
-    plan = Plan(tuple(graph.families), (), ())
-    enumeration.refuse_many(graph, plan.enumerated, (), enumeration.MOST_LISTED)
+    plan = Plan(tuple(graph.families))
+    enumeration.refuse_many(graph, plan, enumeration.MOST_LISTED)
     listed, probs = _table(graph, params, plan)
     return {b: listed[b] for b in graph.families}, _checked(probs, graph, params, plan)

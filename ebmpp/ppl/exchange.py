@@ -337,7 +337,7 @@ class Exchange(SiteKernel):
         """Return a draw of the model for every row of data, and which draws succeeded."""
         target = Target(self.graph, params)
         if isinstance(self.auxiliary, str):
-            return perfect.draw_rows(target, keys, self.auxiliary, self.max_sweeps)
+            return perfect.draw_perfect(target, keys, self.auxiliary, self.max_sweeps)
         x = dict(rows)
         first = random.fold_in(keys, 0)
         if summed:

@@ -54,8 +54,8 @@ def uniform(graph: ebmpp.FactorGraph) -> dict[str, jax.Array]:
 def climb(
     path: Path, places: Any, keys: Any, num: int, sweeps: int = 1
 ) -> systems.Systems:
-    start = systems.begin(path, keys, num)
-    return systems.climb(path, places, 1, len(places), start, keys, sweeps)
+    start = systems.draw_initial(path, keys, num)
+    return systems.run_rungs(path, places, 1, len(places), start, keys, sweeps)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_results_do_not_depend_on_slots_and_their_stages(
 
 @pytest.mark.parametrize("size", [1, 3, 8, 9, 64, 100])
 def test_stages_end_with_every_pair(size: int) -> None:
-    sizes = slots.stages(size)
+    sizes = slots.slot_loops(size)
     assert sizes[0].size == size and sizes[-1].until == 0
     for before, after in itertools.pairwise(sizes):
         assert before.until <= after.size and after.size % after.chunk == 0

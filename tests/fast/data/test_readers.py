@@ -187,9 +187,9 @@ def test_labels_out_of_range_are_refused(tmp_path):
 
 def test_unpacked_data_are_bounded(tmp_path, monkeypatch):
     """Files of megabytes became gigabytes."""
-    monkeypatch.setattr(data.files, "_ALWAYS", 1000)
+    monkeypatch.setattr(data.files, "_ALWAYS_ALLOWED", 1000)
     monkeypatch.setattr(readers, "_MOST_ENTRIES", 784)
-    monkeypatch.setattr(data.files, "_MOST_PER_BYTE", 5)
+    monkeypatch.setattr(data.files, "_MAX_RATIO", 5)
     line = usps_text(INK, (1, 2))
     write(tmp_path, "usps.bz2", bz2.compress(50 * line))
     write(
