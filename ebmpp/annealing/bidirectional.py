@@ -115,7 +115,13 @@ class _Annealing:
                 # annealed to the model, then moved by sweeps of it, with weights of
                 # mean 1
                 ladder = np.append(betas, np.ones(_SETTLING, betas.dtype))
-                log_w, x = self._anneal(random.fold_in(key, 5, 1), ladder)
+                log_w, _, x = anneal(
+                    self.path,
+                    ladder,
+                    random.fold_in(key, 5, 1),
+                    self.num_particles,
+                    progress_bar=self.progress_bar,
+                )
                 log_share = log_w - summarize(self.name, log_w[:, None]).log_mean
                 unbiased = False
         return self._run(random.fold_in(key, 3, 1), betas[::-1], x, unbiased, log_share)
@@ -133,15 +139,6 @@ class _Annealing:
         drawn, _ = Layer(missing).draw(target, samples, keys)
         return samples | drawn
 
-    def _anneal(
-        self, key: Array, betas: np.ndarray, x: Blocks | None = None
-    ) -> tuple[np.ndarray, Blocks]:
-        """Return the log-weights and states at the end; see :func:`anneal`."""
-        log_w, _, x = anneal(
-            self.path, betas, key, self.num_particles, x, self.progress_bar
-        )
-        return log_w, x
-
     def _run(
         self,
         key: Array,
@@ -152,7 +149,9 @@ class _Annealing:
     ) -> LogPartition:
         """Anneal from the reference, or from draws ``x``, where weights estimate 1/Z."""
         sign = 1 if x is None else -1
-        log_w, _ = self._anneal(key, betas, x)
+        log_w, *_ = anneal(
+            self.path, betas, key, self.num_particles, x, self.progress_bar
+        )
         log_z0 = log_partition(self.graph, self.path.eta0) + self.model.log_factor
         log_weights = log_w + sign * log_z0 + log_share
         # each particle is an island

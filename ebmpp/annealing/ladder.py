@@ -4,7 +4,7 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Bool, Float, Float32, Int32
+from jaxtyping import Bool, Float, Float32
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -18,6 +18,7 @@ from ebmpp.annealing.path import Path
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import Key, checks, random
 from ebmpp.core.compile import compiled
+from ebmpp.core.types import Count, Scalar
 
 _SIGMOID_SLOPE = 4.0
 _CAPACITY = 256  # initial room for the places of a pilot
@@ -100,12 +101,12 @@ class Ladder(NamedTuple):
     """The places of a path at which a system stops."""
 
     places: Float[Array, "places"]
-    count: Int32[Array, ""]
+    count: Count
     """Number of places that are used, including the reference."""
-    correlation: Float[Array, ""]
+    correlation: Scalar
     """Largest correlation of the pilot's log-densities before and after the sweeps of a
     rung, smoothed over rungs; 0 where it is not measured."""
-    relative_ancestry: Float[Array, ""]
+    relative_ancestry: Scalar
     """Of the pilot at the end; 1 where it is not measured."""
 
     def is_complete(self) -> Bool[Array, ""]:
@@ -117,11 +118,11 @@ class _Pilot(NamedTuple):
     """A pilot system on its way, and the places that it has found."""
 
     places: Float[Array, "places"]
-    count: Int32[Array, ""]
-    step: Float[Array, ""]
+    count: Count
+    step: Scalar
     system: Systems
-    smoothed: Float[Array, ""]
-    largest: Float[Array, ""]
+    smoothed: Scalar
+    largest: Scalar
 
 
 def find_ladder(

@@ -17,7 +17,6 @@ from jaxtyping import Float
 import numpy as np
 from scipy.special import stdtrit
 
-
 from ebmpp.core import Blocks, Params, checks
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error

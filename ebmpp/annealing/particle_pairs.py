@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 import warnings
 
-from jaxtyping import Bool, Float, Int32, PyTree, UInt32
+from jaxtyping import Bool, Float, PyTree
 import numpy as np
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
@@ -48,7 +48,7 @@ from ebmpp.annealing.particles import Options, PathSpec, prepare, run_keys
 from ebmpp.annealing.path import Path
 from ebmpp.core import checks, random, sharding, statistics
 from ebmpp.core.compile import compiled
-from ebmpp.core.types import Blocks, Keys, Params, Scalar, StateLike
+from ebmpp.core.types import Blocks, Count, Key, Keys, Params, Scalar, StateLike
 from ebmpp.coupling.accumulators import blocks_of, check_function, shapes_of
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph
@@ -77,13 +77,13 @@ class PairOutcome(NamedTuple):
 
     total: PyTree
     """H_{k:m}."""
-    meeting_time: Int32[Array, ""]
+    meeting_time: Count
     """-1 where unmet."""
-    num_systems: Int32[Array, ""]
+    num_systems: Count
     """Number of systems that the estimate needs."""
     acceptance: Scalar
     """Mean acceptance probability of the leading chain."""
-    longest: Int32[Array, ""]
+    longest: Count
     """Largest number of consecutive rejections by the leading chain."""
     log_z: Float[Array, "2"]
     """Estimates of log Z by the first two systems, relative to that of the reference."""
@@ -103,7 +103,7 @@ class _Pair(NamedTuple):
 def run_pair(
     propose: Propose,
     shapes: PyTree,
-    key: UInt32[Array, "2"],
+    key: Key,
     k: int,
     m: int,
     max_systems: int | None = None,

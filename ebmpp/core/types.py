@@ -60,8 +60,9 @@ BatchShape = tuple[int, ...]
 Scalar = Float[Array, ""]
 PerState = Float[Array, "*batch"]
 PerRow = Float[Array, "rows"]
-#: A mask of rows, and a count for each row.
+#: A mask of rows, a count, and a count for each row.
 RowMask = Bool[Array, "rows"]
+Count = Integer[Array, ""]
 Counts = Integer[Array, "rows"]
 #: The layers of one sweep.
 Schedule = tuple[tuple[str, ...], ...]

@@ -17,7 +17,7 @@ import dataclasses
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
-from jaxtyping import Integer, PyTree, UInt32
+from jaxtyping import Integer, PyTree
 
 import jax
 from jax import Array, lax
@@ -138,7 +138,7 @@ def run_pairs(
     num_slots: int | None,
     x: Rows | Fresh,
     y: Rows | Fresh | None,
-    key: UInt32[Array, "2"],
+    key: Key,
     window: Window,
     job_weights: PerRow | None = None,
 ) -> Outcome:

@@ -120,7 +120,7 @@ class Outcome(NamedTuple):
 class Fresh:
     """Starting states that are drawn when needed, to save memory.
 
-    They are those of :func:`ebmpp.moves.search.initial_states`.
+    See :func:`ebmpp.moves.search.initial_states`.
 
     :param init: values of some blocks, ``(rows, *shape)`` or one row for all states.
     :param kind: one of :data:`~ebmpp.moves.search.STARTS`.

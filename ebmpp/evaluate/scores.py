@@ -5,7 +5,7 @@
 from functools import partial
 import math
 
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 
 import jax
 from jax import Array, lax
@@ -15,7 +15,7 @@ from jax.scipy.special import logsumexp
 from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random
 from ebmpp.core.backend import full_precision
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import PerRow, PerState, Scalar, StateLike
+from ebmpp.core.types import Count, PerRow, PerState, Scalar, StateLike
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
 from ebmpp.families.family import draw_rows, num_words
@@ -135,9 +135,7 @@ def _closed_form(
     return jnp.concatenate([values.ravel() for values in log_probs])
 
 
-def _one_unit(
-    graph: FactorGraph, params: Params, row: Blocks, unit: Integer[Array, ""]
-) -> Float[Array, ""]:
+def _one_unit(graph: FactorGraph, params: Params, row: Blocks, unit: Count) -> Scalar:
     """Return log p(unit | other visible units), by the unit's number in all blocks."""
     latent = tuple(graph.latent)
 

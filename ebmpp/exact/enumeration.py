@@ -14,7 +14,7 @@ import math
 from types import MappingProxyType
 from typing import NamedTuple
 
-from jaxtyping import Integer, Real
+from jaxtyping import Real
 import networkx as nx
 import numpy as np
 
@@ -26,7 +26,7 @@ from jax.scipy.special import logsumexp
 
 from ebmpp.core import Blocks, Params, State
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Scalar
+from ebmpp.core.types import Count, Scalar
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
@@ -42,8 +42,6 @@ _MOST_HESSIANS = 2**20  # entries of the precisions in flight
 _MOST_BLOCKS = 16
 
 BlockNames = tuple[str, ...]
-#: Number of a joint state.
-Number = Integer[Array, ""]
 _NONE: State = MappingProxyType({})
 _ESTIMATE = (
     "Estimate the sum by annealed importance sampling, ebmpp.ais(graph, params, "
@@ -172,7 +170,7 @@ def refuse_many(graph: FactorGraph, plan: Plan, most: int) -> None:
         )
 
 
-def decode(graph: FactorGraph, blocks: BlockNames, index: Number) -> Blocks:
+def decode(graph: FactorGraph, blocks: BlockNames, index: Count) -> Blocks:
     """Return the joint state of ``blocks`` with this number; the last unit varies fastest."""
     return decode_unknown(graph, Plan(blocks), {}, {}, index)[0]
 
@@ -184,7 +182,7 @@ def list_states(graph: FactorGraph, blocks: BlockNames) -> Blocks:
 
 
 def decode_unknown(
-    graph: FactorGraph, plan: Plan, x: State, known: State, index: Number
+    graph: FactorGraph, plan: Plan, x: State, known: State, index: Count
 ) -> tuple[Blocks, Array]:
     """Return a joint state of the enumerated blocks, with known units at their values.
 
@@ -218,7 +216,7 @@ def log_term(
     params: Params,
     x: State,
     plan: Plan,
-    index: Number,
+    index: Count,
     known: State = _NONE,
 ) -> Scalar:
     """Return the log of the term of one enumerated state.

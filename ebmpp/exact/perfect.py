@@ -86,11 +86,10 @@ def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, RowMa
 def _check_ordered(graph: FactorGraph) -> None:
     """Check that blocks have a lowest and a highest state, and factors join pairs."""
 
-    def is_small(b):
-        return b not in graph.splits or graph.families[b].size <= _MOST_UNITS
-
     def accepts(b):
-        return _is_ordered(graph.families[b]) and is_small(b)
+        family = graph.families[b]
+        is_small = b not in graph.splits or family.size <= _MOST_UNITS
+        return is_small and _is_ordered(family)
 
     expected = (
         f"Bernoulli, Spin and Binomial (in a block at most {_MOST_UNITS} that interact)"

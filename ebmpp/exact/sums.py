@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, Rows, checks, sharding
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, PerRow, PerState, StateLike
+from ebmpp.core.types import Blocks, PerRow, PerState, Scalar, StateLike
 from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration, shifted
 from ebmpp.exact.enumeration import Plan
@@ -49,17 +49,10 @@ def _log_likelihood(
     return sums - enumeration.log_sum_states(graph, params, {}, free)
 
 
-@partial(jax.jit, static_argnames=("graph", "clamped", "free"))
-def _gradient(
-    graph: FactorGraph,
-    params: Params,
-    rows: Rows,
-    known: Rows,
-    clamped: Plan,
-    free: Plan,
-) -> Params:
+@partial(jax.jit, static_argnums=(0, 4, 5))
+def _gradient(graph: FactorGraph, params: Params, *rest: Any) -> Params:
     def mean(params):
-        return _log_likelihood(graph, params, rows, known, clamped, free).mean()
+        return _log_likelihood(graph, params, *rest).mean()
 
     return jax.grad(mean)(params)
 
@@ -108,7 +101,7 @@ def _cumulants(graph: FactorGraph, params: Params, order: int) -> Blocks:
     _check(graph, params)
     plan = enumeration.make_plan(graph)
     result = _derivatives(_with_sources(graph), params, plan, order)
-    result = _checked(result, graph, params, plan)
+    result = _checked(result, params, plan)
     return {b: result[b] for b in graph.families}  # jit sorts a dict
 
 
@@ -121,7 +114,7 @@ def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[Blocks, Arra
     return enumeration.list_states(graph, plan.enumerated), jax.nn.softmax(log_weight)
 
 
-def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
+def _checked(value: Any, params: Params, plan: Plan) -> Any:
     """Return a result unless it is known and overflows."""
     leaves = jax.tree.leaves(value)
     if not all(map(is_concrete, leaves)):
@@ -146,7 +139,7 @@ def _checked(value: Any, graph: FactorGraph, params: Params, plan: Plan) -> Any:
     )
 
 
-def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
+def log_partition(graph: FactorGraph, params: Params) -> Scalar:
     """Return log Z, exactly.
 
     Works under ``jit`` (with ``graph`` closed over or static), ``vmap`` and ``grad``;
@@ -172,7 +165,7 @@ def log_partition(graph: FactorGraph, params: Params) -> Float[Array, ""]:
     """
     _check(graph, params)
     plan = enumeration.make_plan(graph)
-    return _checked(_log_partition(graph, params, {}, plan), graph, params, plan)
+    return _checked(_log_partition(graph, params, {}, plan), params, plan)
 
 
 def _check(graph: FactorGraph, params: Params) -> None:
@@ -222,7 +215,7 @@ def log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> PerSt
     model = shifted.shift_origin(graph, params)
     x = model.shift(table.rows)
     value = _log_likelihood(graph, model.params, x, table.known, clamped, free)
-    return _checked(value.reshape(table.batch), graph, params, free)
+    return _checked(value.reshape(table.batch), params, free)
 
 
 def grad_log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> Params:
@@ -248,7 +241,7 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> 
 
     real = jax.tree.map(as_float, params)
     value = _gradient(graph, real, table.rows, table.known, clamped, free)
-    return _checked(value, graph, params, free)
+    return _checked(value, params, free)
 
 
 def moments(graph: FactorGraph, params: Params) -> dict[str, Float[Array, "..."]]:
@@ -313,4 +306,4 @@ def probabilities(
     plan = Plan(tuple(graph.families))
     enumeration.refuse_many(graph, plan, enumeration.MOST_LISTED)
     listed, probs = _table(graph, params, plan)
-    return {b: listed[b] for b in graph.families}, _checked(probs, graph, params, plan)
+    return {b: listed[b] for b in graph.families}, _checked(probs, params, plan)
