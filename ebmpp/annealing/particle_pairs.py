@@ -357,9 +357,17 @@ def _estimate(
     error = jax.tree.map(
         lambda h: statistics.standard_error(np.moveaxis(h, 0, -1)), totals
     )
-    time = np.where(met, outcome.meeting_time, np.inf)
-    cost = np.where(met, outcome.num_systems * float(sweeps), np.inf)
-    acceptance = float(outcome.acceptance.mean())
     return UnbiasedEstimate(
-        value, error, time, met, cost, k, m, 1, limit, num_unmet, 1.0, acceptance
+        value=value,
+        standard_error=error,
+        meeting_time=np.where(met, outcome.meeting_time, np.inf),
+        met=met,
+        cost=np.where(met, outcome.num_systems * float(sweeps), np.inf),
+        k=k,
+        m=m,
+        lag=1,
+        max_sweeps=limit,
+        num_unmet=num_unmet,
+        trials=1.0,
+        acceptance=float(outcome.acceptance.mean()),
     )
