@@ -101,9 +101,7 @@ def slopes(
     graph: FactorGraph, params: Params, edges: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], Float[Array, "..."]]:
     """Return the derivative of natural parameters in another block's statistics, by edge."""
-    zero = {}
-    for b, family in graph.families.items():
-        zero[b] = jnp.zeros(family.statistic_shape, jnp.result_type(float))
+    zero = energy.zero_statistics(graph, graph.families)
 
     def natural(a, b, t):
         return energy.natural(graph, params, zero | {b: t}, [a])[a]

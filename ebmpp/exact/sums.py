@@ -24,7 +24,7 @@ from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration, shifted
 from ebmpp.exact.enumeration import Plan
 from ebmpp.families.values import is_concrete
-from ebmpp.graph import Bias, FactorGraph, tables
+from ebmpp.graph import Bias, FactorGraph, energy, tables
 
 _log_partition = jax.jit(enumeration.log_sum_states, static_argnames=("graph", "plan"))
 
@@ -78,11 +78,7 @@ def _derivatives(
     sourced: FactorGraph, params: Params, plan: Plan, order: int
 ) -> Blocks:
     """Return the derivatives of log Z in the sources at zero, of order 2 in each source alone."""
-    zero = {
-        b: jnp.zeros(f.statistic_shape, jnp.result_type(float))
-        for b, f in sourced.families.items()
-    }
-    flat, unravel = ravel_pytree(zero)
+    flat, unravel = ravel_pytree(energy.zero_statistics(sourced, sourced.families))
 
     def tilted(s):
         return {**params, **{_source(b): value for b, value in unravel(s).items()}}
