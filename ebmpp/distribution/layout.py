@@ -188,8 +188,8 @@ class UnitwiseSupport(constraints.Constraint):
         return f"UnitwiseSupport({', '.join(described)})"
 
 
-def values_of(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
-    """Return every joint value of the layout's blocks, at most 2**20, ``(values, *layout.shape)``."""
+def joint_values(graph: FactorGraph, layout: Layout) -> Real[Array, "values ..."]:
+    """Return every joint value of a layout, at most 2**20, ``(values, *layout.shape)``."""
     plan = enumeration.Plan(layout.names)
     enumeration.refuse_many(graph, plan, enumeration.MOST_LISTED)
     return layout.join(enumeration.list_states(graph, layout.names))
