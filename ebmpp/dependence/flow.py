@@ -186,7 +186,7 @@ class Lookup(Flow):
         result = np.expand_dims(rows, numbers.offset_dims)
         if operand.any():
             slices = zip(self.eqn.params["slice_sizes"], operand.shape)
-            is_part = {d for d, (size, whole) in enumerate(slices) if size < whole}
+            is_part = {d for d, (size, extent) in enumerate(slices) if size < extent}
             searched = tuple(is_part.difference(numbers.operand_batching_dims))
             merged = np.expand_dims(sets.merge(operand, searched), searched)
             # all elements that an index may pick are equal, so any index will do
