@@ -129,7 +129,7 @@ class ClusterMove:
         self.colors = color_units(self.size, edges)
         self.neighbours = pairwise.table(self.size, edges)
         self.reads = {slot: self._reads(slot) for slot in self.terms.live}
-        self.num_values = max(len(v.table) for v in posterior.values.values())
+        self.num_values = posterior.num_values
 
     def _reads(self, slot: int) -> _Reads:
         element, unit = self.terms.elements(slot)
@@ -151,7 +151,7 @@ class ClusterMove:
         """Move the clusters; see :meth:`~ebmpp.traced.sweep.sweep.BlockSweep.__call__`."""
         del backward
         sites = {name: inputs[0][name] for name in self.posterior.sites}
-        slots = self.posterior.inputs(*inputs)
+        slots = self.posterior.inputs(inputs)
         keys = random.fold_in(keys, 0, _CLUSTERS)
         beta = 1.0 if beta is None else beta
         uniforms = random.uniform(random.words(keys, 2 + self.size + len(self.edges)))
@@ -210,7 +210,7 @@ class ClusterMove:
         may_move: Array,
     ) -> tuple[Array, Array, Array]:
         """Return the positive couplings of pairs, the fields of units, and which units may move."""
-        values = {**inputs, **self.posterior.site_inputs(sites)}
+        values = self.posterior.inputs_at(sites, inputs)
         coefficients = self.terms.coefficients(values)
 
         def sums(sites):
@@ -256,7 +256,7 @@ class ClusterMove:
         coefficients: Mapping[int, Array],
     ) -> tuple[Array, Array]:
         """Return the sums of the elements that read each unit alone, and each pair."""
-        values = {**inputs, **self.posterior.site_inputs(sites)}
+        values = self.posterior.inputs_at(sites, inputs)
         evaluated = self.terms.evaluate(values, self.terms.live)
         terms = self.terms.multiply(coefficients, evaluated)
         single = jnp.zeros(self.size)

@@ -219,12 +219,12 @@ class CoupledComposite(MCMCKernel):
         def sweep(z, keys):
             for index, block in enumerate(blocks):
                 block_keys = random.fold_in(keys, index)
-                moved = block.start.relaxed(*split(block, z), block_keys)
+                moved = block.start.relaxed(split(block, z), block_keys)
                 z = z | {site: v for site, v in moved.items() if site not in init}
             return z
 
         def is_possible(z):
-            return jnp.stack([b.start.is_possible(*split(b, z)) for b in blocks]).all()
+            return jnp.stack([b.start.is_possible(split(b, z)) for b in blocks]).all()
 
         def redraw(z, keys, number):
             return draw(keys)

@@ -21,7 +21,7 @@ which parallel tempering would not allow.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import itertools
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -42,7 +42,7 @@ from ebmpp.errors import StateError
 from ebmpp.kernels.base import Kwargs, describe_start, is_batched
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
-from ebmpp.traced.data import Trace
+from ebmpp.traced.data import Trace, values_in
 
 SiteValues = Mapping[str, Array]
 X = TypeVar("X")
@@ -70,6 +70,11 @@ class Call(NamedTuple):
         """Take the siblings' values out of the keyword arguments."""
         kwargs = dict(model_kwargs or {})
         return cls(dict(kwargs.pop(GIBBS_SITES_KWARG, {})), model_args, kwargs)
+
+    @property
+    def inputs(self) -> tuple[tuple, dict[str, Any]]:
+        """The model's arguments and keyword arguments."""
+        return self.args, dict(self.kwargs)
 
 
 #: The sites of one chain, and its call.
@@ -216,7 +221,7 @@ class Block(SiteKernel):
             checks.names("latent sample site", self.sites, values, StateError)
             siblings = {name: v for name, v in values.items() if name not in self.sites}
             call = Call(siblings, model_args, model_kwargs)
-            states = self.walk(_select(values, self.sites), call, key)
+            states = self.walk(select(values, self.sites), call, key)
             densities = [
                 (density({**siblings, **sites}), block_density)
                 for sites, block_density in itertools.islice(states, _NUM_STATES)
@@ -253,8 +258,8 @@ class Block(SiteKernel):
         values = state.z | state.latents
         new = self.advance(values, call, state.rng_key, i.astype(jnp.uint32))
         return state._replace(
-            z=_select(new.z, self.sites),
-            latents=_select(new.z, self.latents),
+            z=select(new.z, self.sites),
+            latents=select(new.z, self.latents),
             i=i,
             accepted=state.accepted + new.accepted,
             degenerate=state.degenerate + new.degenerate,
@@ -262,9 +267,9 @@ class Block(SiteKernel):
         )
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
-        z = _select(new.z, self.sites)
+        z = select(new.z, self.sites)
         counts = map(jnp.asarray, new[1:])
-        latents = _select(new.z, self.latents)
+        latents = select(new.z, self.latents)
         return BlockState(z, latents, jnp.zeros((), jnp.int32), *counts, rng_key, z)
 
     def get_diagnostics_str(self, state: BlockState) -> str:
@@ -280,7 +285,8 @@ class Block(SiteKernel):
         return text + describe_start(state)
 
 
-def _select(values: SiteValues, names: Sequence[str]) -> SiteArrays:
+def select(values: SiteValues, names: Iterable[str]) -> SiteArrays:
+    """Return the values of these names."""
     return {name: values[name] for name in names}
 
 
@@ -305,10 +311,7 @@ def _possible_draw(
     """Return the first possible draw of the latent sites from the prior, or the last of all."""
     for number in range(_MOST_DRAWS):
         trace = prior(jax.random.fold_in(key, number) if number else key)
-        values = {
-            name: jnp.asarray(trace[name]["value"])
-            for name in latent_sample_sites(trace)
-        }
+        values = values_in(trace, latent_sample_sites(trace))
         if np.isfinite(density(values)):
             break
     return values
@@ -344,32 +347,25 @@ def tempered_transition(
     path = jnp.asarray(betas[::-1])
     rungs = len(betas) - 1
 
-    def up(i: Array, carry: tuple) -> tuple:
+    def up(i, carry):
         x, gain, count = carry
         gain = gain + (path[i + 1] - path[i]) * log_density(x)
         x, more = sweep(x, random.fold_in(keys, i, _UP), path[i + 1], False)
         return x, gain, count + more
 
-    def down(number: Array, carry: tuple) -> tuple:
+    def down(number, carry):
         x, gain, count = carry
         i = rungs - 1 - number
         x, more = sweep(x, random.fold_in(keys, i, _DOWN), path[i + 1], True)
-        return x, gain - (path[i + 1] - path[i]) * log_density(x), count + more
+        gain = gain - (path[i + 1] - path[i]) * log_density(x)
+        return x, gain, count + more
 
     gain = jnp.zeros_like(log_density(x))
-    count = jnp.zeros(
-        jax.eval_shape(lambda x: sweep(x, keys, path[1], False)[1], x).shape, jnp.int32
-    )
+    _, of_sweep = jax.eval_shape(lambda x: sweep(x, keys, path[1], False), x)
+    count = jnp.zeros(of_sweep.shape, jnp.int32)
     hot = lax.fori_loop(0, rungs, up, (x, gain, count))
     new, gain, count = lax.fori_loop(0, rungs, down, hot)
-    accepted = (
-        jnp.log(
-            random.uniform(random.words(random.fold_in(keys, 0, _ACCEPT), 1)[..., 0])
-        )
-        < gain
-    )
-    return (
-        jax.tree.map(lambda a, b: where_rows(accepted, a, b), new, x),
-        accepted,
-        count,
-    )
+    words = random.words(random.fold_in(keys, 0, _ACCEPT), 1)
+    accepted = jnp.log(random.uniform(words[..., 0])) < gain
+    x = jax.tree.map(lambda a, b: where_rows(accepted, a, b), new, x)
+    return x, accepted, count

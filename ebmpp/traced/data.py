@@ -3,7 +3,7 @@
 """Observed values that a model makes impossible, which most log densities do not show."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from ebmpp.core import Numbers
 from ebmpp.distribution.tractability import base_of, with_base
-from ebmpp.traced.rows import is_staged
+from ebmpp.traced.rows import all_in_row, is_staged
 
 _ROUNDING = 1e-6  # of values at the edge of their support
 #: What NumPyro records of a site, and a trace of these by name.
@@ -55,6 +55,11 @@ class ArrayData(Messenger):
             msg["value"] = jnp.asarray(msg["value"])
 
 
+def values_in(trace: Trace, names: Iterable[str]) -> dict[str, Array]:
+    """Return the values of sites in a trace."""
+    return {name: jnp.asarray(trace[name]["value"]) for name in names}
+
+
 def element_of(support: Any) -> Any:
     """Return the constraint on one unit of a site."""
     while isinstance(support, constraints.independent):
@@ -81,30 +86,37 @@ def _outside(site: Message) -> Numbers:
     value = to_array(site["value"])
     element = element_of(base.support)
 
-    def by_row(a):
-        rows = a.shape[: value.ndim - base.event_dim]
-        return a.reshape(*rows, -1).all(-1)
-
-    is_finite = by_row(abs(value) < np.inf)
+    num_axes = value.ndim - base.event_dim
+    is_finite = all_in_row(abs(value) < np.inf, num_axes)
     if isinstance(element, type(constraints.dependent)):
         return ~is_finite
     is_float = jnp.issubdtype(value.dtype, np.floating)
     if not is_float or element.is_discrete:
-        return ~(is_finite & by_row(element(value)))
+        return ~(is_finite & all_in_row(element(value), num_axes))
     if element.event_dim:  # rounding moves a simplex, or a matrix, out of its support
         return ~is_finite
     with np.errstate(invalid="ignore"):  # inf - inf
         margin = _ROUNDING * (1 + abs(value))
         is_inside = element(value + margin) | element(value - margin)
-    return ~(is_finite & by_row(is_inside))
+    return ~(is_finite & all_in_row(is_inside, num_axes))
+
+
+def with_log_density(
+    fn: Distribution, log_density: Callable[[ArrayLike], Array]
+) -> Distribution:
+    """Return a site's distribution with another log density of its rows."""
+    return with_base(fn, Replaced(base_of(fn), log_density))
+
+
+def sum_unmasked(site: Message, rows: Array) -> Array:
+    """Return the sum of numbers for the rows of a site, without those that are masked out."""
+    fn = with_log_density(site["fn"], lambda _: rows)
+    return jnp.sum(fn.log_prob(site["value"]))
 
 
 def count_impossible(site: Message) -> Array:
     """Return how many unmasked rows of an observed site are outside of their support."""
-    fn = site["fn"]
-    outside = jnp.asarray(_outside(site), float)
-    counted = with_base(fn, Replaced(base_of(fn), lambda _: outside))
-    return jnp.sum(counted.log_prob(site["value"]))
+    return sum_unmasked(site, jnp.asarray(_outside(site), float))
 
 
 def impossible_sites(trace: Trace) -> dict[str, str]:

@@ -31,7 +31,7 @@ from ebmpp.distribution.tractability import (
     unnormalized,
 )
 from ebmpp.errors import StateError
-from ebmpp.traced.block import Call, SiteValues
+from ebmpp.traced.block import Call, SiteValues, select
 from ebmpp.traced.data import (
     ArrayData,
     Trace,
@@ -39,6 +39,7 @@ from ebmpp.traced.data import (
     element_of,
     impossible_sites,
     is_cut_off,
+    values_in,
 )
 
 #: kinds of sites that may have a conditional of a known family
@@ -67,20 +68,13 @@ class ModelInfo:
         depend on.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        sites: Sequence[str],
-        args: tuple,
-        kwargs: Mapping[str, object],
-    ) -> None:
+    def __init__(self, model: Callable, sites: Sequence[str], call: Call) -> None:
         checks.function("GibbsBlock.from_model: model", model, "NumPyro's primitives")
         sites = [sites] if isinstance(sites, str) else sites
         self.model = model
         self.sites = tuple(checks.sequence("from_model: sites", sites, "names"))
-        self.args = args
-        self.kwargs = dict(kwargs)
-        traced = _tracers(args, self.kwargs)
+        self.call = call
+        traced = _tracers(call)
         if traced:
             raise checks.state_error(
                 "from_model: arguments of the model",
@@ -89,23 +83,22 @@ class ModelInfo:
                 hint="Make the block outside of jax.jit and jax.vmap, and use it inside.",
             )
         with unnormalized() as used:
-            trace = prototype_trace(model, jax.random.key(0), args, self.kwargs)
+            trace = prototype_trace(model, jax.random.key(0), *call.inputs)
         names = latent_sample_sites(trace)
         _check_sites(trace, names, self.sites)
         #: a draw of each latent site
-        self.latent = {name: jnp.asarray(trace[name]["value"]) for name in names}
+        self.latent = values_in(trace, names)
         self.distributions = {name: base_of(trace[name]["fn"]) for name in names}
         self.scales = {name: trace[name]["scale"] for name in names}
-        self.arguments = Arguments(args, self.kwargs)
+        self.arguments = Arguments(call)
         self._impossible = impossible_sites(trace)
-        self.deterministic = [
-            name for name, site in trace.items() if site["type"] == "deterministic"
-        ]
+        self.samples = _names_of("sample", trace)
+        self.deterministic = _names_of("deterministic", trace)
         #: numbers of arguments whose values decide which units interact
         self.relied: set[int] = set()
         energies = itertools.chain(*energies_of(trace).values())
         if used or not all(energy.has_log_partition for energy in energies):
-            refuse_params(model, args, self.kwargs, self.sites)
+            refuse_params(model, *call.inputs, self.sites)
 
     def support(self, name: str) -> Any:
         """Return the constraint on one unit of a site."""
@@ -114,18 +107,16 @@ class ModelInfo:
     @property
     def continuous(self) -> tuple[str, ...]:
         """The block's sites whose units are real or positive numbers, or probabilities."""
-        energies = {
-            name
-            for name, prior in self.distributions.items()
-            if isinstance(prior, EnergyDistribution)
-        }
-        return tuple(s for s in self.sites if s not in energies and self.kind(s))
+        return tuple(filter(self.kind, self.sites))
 
     def kind(self, name: str) -> str | None:
-        """Return "real", "positive", "unit_interval" or "simplex"; None for other values."""
-        support = self.support(name)
-        kinds = [kind for kind in _KINDS if getattr(constraints, kind) == support]
-        return kinds[0] if kinds else None
+        """Return "real", "positive", "unit_interval" or "simplex"; None for energies and others."""
+        if isinstance(self.distributions[name], EnergyDistribution):
+            return None
+        for kind in _KINDS:
+            if getattr(constraints, kind) == self.support(name):
+                return kind
+        return None
 
     def trace(
         self,
@@ -145,13 +136,13 @@ class ModelInfo:
 
     def check_data(self, call: Call) -> None:
         """Raise a StateError for impossible data, which most log densities would ignore."""
-        if _tracers(call.args, call.kwargs):
+        if _tracers(call.inputs):
             return
         problems = self._impossible
         if not self.arguments.equal(call):
             with jax.ensure_compile_time_eval():
                 key = jax.random.key(0)
-                trace = prototype_trace(self.model, key, call.args, dict(call.kwargs))
+                trace = prototype_trace(self.model, key, *call.inputs)
                 problems = impossible_sites(trace)
         for name in filter(self._is_certain, problems):
             sources = self.arguments.with_nan(call) if "nan" in problems[name] else []
@@ -166,11 +157,21 @@ class ModelInfo:
     def _is_certain(self, name: str) -> bool:
         """Return True if the support of an observed site depends on no latent site."""
 
-        def count(sites, siblings, arguments):
-            return count_impossible(self.trace({**sites, **siblings}, arguments)[name])
+        def count(trace):
+            return count_impossible(trace[name])
 
-        program = self.program(count, self.latent, self.sites)
+        program = self.program_of_trace(count, self.sites)
         return program.is_known(program.output)
+
+    def program_of_trace(
+        self, fn: Callable[[Trace], PyTree], sites: Sequence[str]
+    ) -> Program:
+        """Trace a function of the model's trace, in which all latent sites are substituted."""
+
+        def of_values(sites, siblings, arguments):
+            return fn(self.trace({**sites, **siblings}, arguments))
+
+        return self.program(of_values, self.latent, sites)
 
     def program(
         self, fn: Callable, values: Mapping[str, Array], sites: Sequence[str]
@@ -180,7 +181,7 @@ class ModelInfo:
         Arguments are fixed if the model reads their values.
         """
         siblings = {name: v for name, v in values.items() if name not in sites}
-        inputs = {name: values[name] for name in sites}, siblings
+        inputs = select(values, sites), siblings
         with warnings.catch_warnings():
             # check_data raises an error
             warnings.filterwarnings("ignore", "Out-of-support", UserWarning)
@@ -188,7 +189,7 @@ class ModelInfo:
                 return Program(fn, *inputs, self.arguments.arrays)
             except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
                 # a value was read
-                self.arguments = Arguments(self.args, self.kwargs, fixed=True)
+                self.arguments = Arguments(self.call, fixed=True)
                 return Program(fn, *inputs, self.arguments.arrays)
 
     def context(self, values: SiteValues, call: Call) -> Context:
@@ -221,17 +222,15 @@ class ModelInfo:
                 hint="Run it in numpyro.infer.Gibbs with blocks for all sites. Make it "
                 "again for other shapes.",
             )
-        siblings = {s: call.siblings[s] for s in self.latent if s not in self.sites}
+        siblings = select(call.siblings, [s for s in self.latent if s not in values])
         return Context(siblings, self.arguments.take(call, self.relied))
 
 
 class Arguments:
     """A model's arguments: arrays, whose values may change unless ``fixed``, and others."""
 
-    def __init__(
-        self, args: tuple, kwargs: Mapping[str, object], fixed: bool = False
-    ) -> None:
-        leaves, self._structure = jax.tree.flatten_with_path((args, dict(kwargs)))
+    def __init__(self, call: Call, fixed: bool = False) -> None:
+        leaves, self._structure = jax.tree.flatten_with_path(call.inputs)
 
         def name(path):
             return ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
@@ -257,7 +256,7 @@ class Arguments:
 
         :param relied: numbers of the arrays whose values must be the same.
         """
-        leaves, structure = jax.tree.flatten((call.args, dict(call.kwargs)))
+        leaves, structure = jax.tree.flatten(call.inputs)
         name = "arguments of the model"
         if structure != self._structure:
             raise checks.state_error(
@@ -274,14 +273,14 @@ class Arguments:
 
     def equal(self, call: Call) -> bool:
         """Return True for a call of the same values, or a structure that :meth:`take` refuses."""
-        leaves, structure = jax.tree.flatten((call.args, dict(call.kwargs)))
+        leaves, structure = jax.tree.flatten(call.inputs)
         if structure != self._structure:
             return True
         return all(map(_are_equal, leaves, self._leaves))
 
     def with_nan(self, call: Call) -> list[str]:
         """Return the names of a call's arguments that hold nan."""
-        leaves = jax.tree.leaves((call.args, dict(call.kwargs)))
+        leaves = jax.tree.leaves(call.inputs)
         return [
             name
             for name, leaf in zip(self._names, leaves, strict=True)
@@ -315,7 +314,11 @@ class Arguments:
         return None
 
 
-def _tracers(*tree: PyTree) -> list[core.Tracer]:
+def _names_of(kind: str, trace: Trace) -> list[str]:
+    return [name for name, site in trace.items() if site["type"] == kind]
+
+
+def _tracers(tree: PyTree) -> list[core.Tracer]:
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, core.Tracer)]
 
 

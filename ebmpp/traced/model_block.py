@@ -33,7 +33,9 @@ from ebmpp.traced.block import (
     Call,
     Coupled,
     SiteValues,
+    select,
 )
+from ebmpp.traced.data import values_in
 from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.start import BlockStart
 from ebmpp.traced.sweep import BlockSweep, ForestLayers
@@ -81,9 +83,9 @@ class ModelKernel(block.Block):
         self.joint = checks.choice(
             "GibbsBlock.from_model: joint", joint, ("auto", "forest", "units")
         )
-        self.info = ModelInfo(model, sites, tuple(args), kwargs)
+        self.call = Call({}, tuple(args), dict(kwargs))
+        self.info = ModelInfo(model, sites, self.call)
         self.sites = self.info.sites
-        self.call = Call({}, self.info.args, self.info.kwargs)
         self.sweep = BlockSweep(self.info, self.sequential, self.joint)
         if not self.sweep.finite and joint == "forest":
             raise checks.error(
@@ -105,8 +107,7 @@ class ModelKernel(block.Block):
         names = {site.name for site in self.sweep.continuous}
         if not names:
             return
-        info = self.info
-        read = read_by_params(info.model, info.args, info.kwargs, known=True)
+        read = read_by_params(self.info.model, *self.call.inputs, known=True)
         for prior in priors:
             for name in names.intersection(read.get(prior, ())):
                 raise IntractableError(
@@ -144,18 +145,13 @@ class ModelKernel(block.Block):
         names = ("num_sweeps", "sequential", "tempering", "joint")
         options = {name: getattr(self, name) for name in names}
         make = functools.partial(type(self), **options)
-        info = self.info
-        return make, (info.model, info.sites, info.args, info.kwargs)
+        return make, (self.info.model, self.sites, *self.call.inputs)
 
     @property
     def layers(self) -> dict[str, np.ndarray]:
         """By discrete site, the number of the layer in which each unit is drawn."""
-        result = {}
-        if self.conditionals is not None:
-            for site, (start, stop) in self.conditionals.spans.items():
-                layers = self.conditionals.colors[start:stop]
-                result[site] = layers.reshape(self.posterior.shapes[site])
-        return result
+        conditionals = self.conditionals
+        return conditionals.by_site(conditionals.colors) if conditionals else {}
 
     # -- steps ------------------------------------------------------------------------
 
@@ -172,7 +168,7 @@ class ModelKernel(block.Block):
         def sweep_once(s, carry):
             sites, degenerate = carry
             moved, more = self.sweep((sites, context), random.fold_in(keys, s))
-            return self.sweep.without_latents(moved), degenerate + more
+            return select(moved, self.sites), degenerate + more
 
         zero = jnp.zeros((), jnp.int32)
         z, degenerate = block.repeat(self.num_sweeps, sweep_once, (dict(values), zero))
@@ -180,17 +176,18 @@ class ModelKernel(block.Block):
             return Advanced(z, degenerate=degenerate)
 
         def density(z):
-            return self.sweep.joint.log_density(z, context)
+            return self.sweep.joint.log_density((z, context))
 
         def sweep(z, keys, beta, backward):
             return self.sweep((z, context), keys, beta, backward)
 
-        start = self.sweep.with_latents(z, context, random.fold_in(keys, 0, _HEATED))
+        heated_keys = random.fold_in(keys, 0, _HEATED)
+        start, _ = self.sweep.with_latents((z, context), heated_keys)
         z, accepted, more = block.tempered_transition(
             self.tempering, density, sweep, start, keys
         )
         return Advanced(
-            self.sweep.without_latents(z),
+            select(z, self.sites),
             degenerate=degenerate + more,
             transitions=accepted.astype(jnp.int32),
         )
@@ -234,7 +231,7 @@ class ModelKernel(block.Block):
         arguments = self.info.arguments.take(call, set())
         trace = self.info.trace(values, arguments, key)
         missing = [site for site in self.sites if site not in values]
-        return {site: jnp.asarray(trace[site]["value"]) for site in missing}
+        return values_in(trace, missing)
 
     # -- conditionals -----------------------------------------------------------------
 
@@ -249,11 +246,11 @@ class ModelKernel(block.Block):
         :return: ``(*shape, K)`` for each site, for its K values in rising order.
         :raises StateError: for missing sites, or shapes that are not the model's.
         """
-        sites, context = self._split(values, model_args, model_kwargs)
+        inputs = self._split(values, model_args, model_kwargs)
         conditionals = self.sweep.collapsed
         if conditionals is None:
             return {}
-        table = jax.jit(conditionals.table)(sites, context)
+        table = jax.jit(conditionals.table)(inputs)
         return self._by_site(jax.nn.log_softmax(table, -1))
 
     def conditional(
@@ -268,8 +265,8 @@ class ModelKernel(block.Block):
         """
         named = {c.name: c for c in self.sweep.continuous}
         checks.names("continuous site", [site], named, StateError)
-        sites, context = self._split(values, model_args, model_kwargs)
-        return named[site].distribution(named[site].derivatives(sites, context))
+        inputs = self._split(values, model_args, model_kwargs)
+        return named[site].distribution(named[site].derivatives(inputs))
 
     def _split(
         self, values: SiteValues, args: tuple, kwargs: Mapping[str, object]
@@ -282,13 +279,9 @@ class ModelKernel(block.Block):
 
     def _by_site(self, table: Array) -> SiteArrays:
         """Return numbers of the values of all units, ``(units, values)``, by site."""
-        result = {}
-        spans = self.conditionals.spans if self.conditionals else {}
-        for site, (start, stop) in spans.items():
-            count = len(self.posterior.values[site].table)
-            rows = table[start:stop, :count]
-            result[site] = rows.reshape(*self.posterior.shapes[site], count)
-        return result
+        by_site = self.conditionals.by_site(table) if self.conditionals else {}
+        values = self.posterior.values
+        return {site: v[..., : len(values[site].table)] for site, v in by_site.items()}
 
     # -- sums over discrete sites -----------------------------------------------------
 
@@ -315,7 +308,7 @@ class ModelKernel(block.Block):
 
         :return: ``(*shape, K)`` for each site, for its K values in rising order.
         """
-        table = self._summed("marginals", values, model_args, model_kwargs)
+        table, _ = self._summed("marginals", values, model_args, model_kwargs)
         return self._by_site(table)
 
     def pair_marginals(
@@ -329,12 +322,13 @@ class ModelKernel(block.Block):
 
         :return: by the sites of the two units, :class:`~ebmpp.moves.forests.PairMarginals`.
         """
-        table = self._summed("pairs", values, model_args, model_kwargs)
-        units = {}
-        for site, (start, stop) in self.sweep.sums.spans.items():
-            count = len(self.posterior.values[site].table)
-            units[site] = (np.arange(stop - start), count)
-        return PairMarginals.by_name(self.sweep.sums.layers[0].forest, table, units)
+        _, table = self._summed("marginals", values, model_args, model_kwargs)
+        sums = self.sweep.sums
+        units = {
+            site: (np.arange(stop - start), len(self.posterior.values[site].table))
+            for site, (start, stop) in sums.spans.items()
+        }
+        return PairMarginals.by_name(sums.layers[0].forest, table, units)
 
     def most_probable(
         self, values: SiteValues, *model_args: object, **model_kwargs: object
@@ -366,21 +360,15 @@ class ModelKernel(block.Block):
     def _sums(self) -> dict[str, Callable]:
         with jax.ensure_compile_time_eval():
             sums = self.sweep.sums
-        fns: dict[str, Callable] = {
-            "log_sum": sums.log_sum,
-            "most_probable": sums.most_probable,
-            "marginals": lambda *inputs: sums.marginals(*inputs)[0],
-            "pairs": lambda *inputs: sums.marginals(*inputs)[1],
-        }
-        return {name: jax.jit(fn) for name, fn in fns.items()}
+        names = ("log_sum", "marginals", "most_probable")
+        return {name: jax.jit(getattr(sums, name)) for name in names}
 
     def _summed(
         self, name: str, values: SiteValues, args: tuple, kwargs: Mapping[str, object]
     ) -> PyTree:
         """Return one of the sums at values of the other sites; the discrete ones may have any."""
-        fixed = {site: self.info.latent[site] for site in self.sweep.finite}
-        summed = self._sums[name]
-        return summed(*self._split({**values, **fixed}, args, kwargs))
+        fixed = select(self.info.latent, self.sweep.finite)
+        return self._sums[name](self._split({**values, **fixed}, args, kwargs))
 
     def walk(
         self, values: SiteValues, call: Call, key: Array
@@ -390,13 +378,13 @@ class ModelKernel(block.Block):
         values = self.start(values, call, keys, "siblings")
         context = self.info.context(values, call)
         if isinstance(self.conditionals, ForestLayers):
-            all_values = self.sweep.with_latents(values, context, keys)
-            self.conditionals.check_tables(all_values, context)
+            inputs = self.sweep.with_latents((values, context), keys)
+            self.conditionals.check_tables(inputs)
         log_prob = 0.0
         for step in itertools.count():
             yield values, log_prob
             keys = random.key_pair(jax.random.fold_in(key, step))
-            values, change = self._walk(values, context, keys)
+            values, change = self._walk((values, context), keys)
             log_prob += float(change)
 
     # -- NumPyro's contract -----------------------------------------------------------
@@ -453,6 +441,6 @@ class ModelKernel(block.Block):
         def with_deterministic(z):
             model = handlers.substitute(handlers.seed(self.info.model, 0), data=z)
             trace = handlers.trace(model).get_trace(*model_args, **kwargs)
-            return z | {name: trace[name]["value"] for name in names}
+            return z | values_in(trace, names)
 
         return with_deterministic

@@ -23,6 +23,11 @@ def is_staged() -> bool:
     return isinstance(jnp.zeros(()), Tracer)
 
 
+def all_in_row(mask: Array, num_axes: int) -> Array:
+    """Return True where all elements beyond the leading axes hold."""
+    return mask.reshape(*mask.shape[:num_axes], -1).all(-1)
+
+
 def on_rows(fn: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
     """Call a function once with the concrete values of all chains; its errors reach the caller.
 

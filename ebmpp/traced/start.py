@@ -23,9 +23,9 @@ from ebmpp.core import Numbers, checks, random
 from ebmpp.core.types import SiteArrays
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
-from ebmpp.traced.block import Call, SiteValues
-from ebmpp.traced.model import Context, ModelInfo
-from ebmpp.traced.rows import checked, is_staged, on_rows
+from ebmpp.traced.block import Call, SiteValues, select
+from ebmpp.traced.model import Context, Inputs, ModelInfo
+from ebmpp.traced.rows import all_in_row, checked, is_staged, on_rows
 from ebmpp.traced.sweep import BlockSweep
 
 # of the prior, and sweeps from each
@@ -42,9 +42,8 @@ class BlockStart:
         self.sweep = sweep
         self.posterior = sweep.posterior
 
-        def inspect(values, context, keys):
-            log_prob = self.posterior.log_density(values, context)
-            return log_prob, sweep.invalid(values, context, keys)
+        def inspect(inputs, keys):
+            return self.posterior.log_density(inputs), sweep.invalid(inputs, keys)
 
         self._inspect = _over_rows(inspect)
         self._find = _over_rows(self._search)
@@ -63,36 +62,32 @@ class BlockStart:
         self.info.check_data(call)
         context = self.info.context(values, call)
         if is_staged():
-            return self._check_staged(values, context)
-        leaves, structure = jax.tree.flatten(context)
-        mapped = [leaf if isinstance(leaf, Tracer) else None for leaf in leaves]
-        axes = tuple(None if leaf is None else 0 for leaf in mapped)
+            return self._check_staged((values, context))
+        mapped = jax.tree.map(lambda v: v if isinstance(v, Tracer) else None, context)
+        fixed = jax.tree.map(lambda v: None if isinstance(v, Tracer) else v, context)
 
         def check(rows):
-            values, mapped, keys = rows
-            filled = [
-                leaf if row is None else row
-                for leaf, row in zip(leaves, mapped, strict=True)
-            ]
-            context = jax.tree.unflatten(structure, filled)
-            return self._check(values, context, keys, axes, call, origin)
+            return self._check(*rows, fixed, call, origin)
 
         return on_rows(check, (dict(values), mapped, keys))
 
     def _check(
         self,
         values: SiteValues,
-        context: Context,
+        mapped: Context,
         keys: Array,
-        axes: tuple[int | None, ...],
+        fixed: Context,
         call: Call,
         origin: str,
     ) -> SiteArrays:
-        """Return possible states of all chains, the rows."""
-        inside = {site: np.asarray(self._inside(site, v)) for site, v in values.items()}
+        """Return possible states of all chains, the rows.
+
+        :param mapped: what has a row for each chain, None elsewhere; ``fixed`` the rest.
+        """
+        inside = self._inside(values)
         if origin != "prior":
             self._refuse_outside(inside, values)
-        log_prob, invalid = self._inspect(axes, values, context, keys)
+        log_prob, invalid = self._inspect(values, mapped, keys, fixed)
         is_inside = np.all(list(inside.values()), 0)
         is_lost = np.isneginf(log_prob) | ~is_inside
         is_possible = np.isfinite(log_prob)
@@ -106,25 +101,19 @@ class BlockStart:
                     hint="Leave missing data out, or exclude them by numpyro.handlers.mask.",
                 )
         if origin != "given" and is_lost.any():
-            values, is_possible = self._find(axes, values, context, keys)
+            values, is_possible = self._find(values, mapped, keys, fixed)
         for site, mask in invalid.items():
             self._refuse_invalid(site, np.asarray(mask)[~is_lost])
         if not is_possible.all():
             row = int(np.argmin(is_possible))
-            leaves, structure = jax.tree.flatten(context)
-            in_row = [
-                leaf if axis is None else leaf[row]
-                for leaf, axis in zip(leaves, axes, strict=True)
-            ]
-            context = jax.tree.unflatten(structure, in_row)
-            values = {site: v[row] for site, v in values.items()}
-            self._refuse_impossible(values, context)
+            values, mapped = jax.tree.map(lambda a: a[row], (values, mapped))
+            self._refuse_impossible(values, _merged(mapped, fixed))
         return dict(values)
 
-    def _check_staged(self, values: SiteValues, context: Context) -> SiteArrays:
+    def _check_staged(self, inputs: Inputs) -> SiteArrays:
         """Return the values; the compiled program raises the error, without a search."""
-        inside = {site: self._inside(site, v) for site, v in values.items()}
-        log_prob = self.posterior.log_density(values, context)
+        values = dict(inputs[0])
+        log_prob = self.posterior.log_density(inputs)
 
         def check(rows):
             values, inside, log_prob = rows
@@ -132,30 +121,30 @@ class BlockStart:
             if not np.isfinite(log_prob).all():
                 self._refuse_impossible(values, None)
 
-        return checked(check, (dict(values), inside, log_prob))[0]
+        return checked(check, (values, self._inside(values), log_prob))[0]
 
-    def _inside(self, site: str, value: Array) -> Array:
-        """Return True where the value is in the site's support, for each chain."""
-        support: Any = self.info.distributions[site].support
-        inside = jnp.asarray(support(value)) & True
-        num_axes = jnp.ndim(value) - self.info.latent[site].ndim
+    def _inside(self, values: SiteValues) -> SiteArrays:
+        """Return, by site, True where the value is in its support, for each chain."""
+        result = {}
+        for site, value in values.items():
+            support: Any = self.info.distributions[site].support
+            inside = jnp.asarray(support(value)) & True
+            num_axes = jnp.ndim(value) - self.info.latent[site].ndim
+            is_finite = all_in_row(jnp.isfinite(value), num_axes)
+            result[site] = all_in_row(inside, num_axes) & is_finite
+        return result
 
-        def by_row(a):
-            return a.reshape(*a.shape[:num_axes], -1).all(-1)
-
-        return by_row(inside) & by_row(jnp.isfinite(value))
-
-    def is_possible(self, values: SiteValues, context: Context) -> Array:
+    def is_possible(self, inputs: Inputs) -> Array:
         """Return True for values in their supports, of a finite log density."""
-        inside = [self._inside(site, v) for site, v in values.items()]
-        is_finite = jnp.isfinite(self.posterior.log_density(values, context))
+        inside = self._inside(inputs[0]).values()
+        is_finite = jnp.isfinite(self.posterior.log_density(inputs))
         return functools.reduce(jnp.logical_and, inside, is_finite)
 
-    def relaxed(self, values: SiteValues, context: Context, keys: Array) -> SiteArrays:
+    def relaxed(self, inputs: Inputs, keys: Array) -> SiteArrays:
         """Draw the values by conditionals in which fewer impossible elements are more probable."""
         with self.sweep.joint.program.relaxed():
-            moved, _ = self.sweep((values, context), keys)
-        return {site: moved[site].astype(v.dtype) for site, v in values.items()}
+            moved, _ = self.sweep(inputs, keys)
+        return {site: moved[site].astype(v.dtype) for site, v in inputs[0].items()}
 
     def draw_energies(self, keys: Array) -> SiteArrays:
         """Draw the sites whose prior is an energy, uniformly from the values of each unit."""
@@ -163,29 +152,26 @@ class BlockStart:
         for number, site in enumerate(self.info.sites):
             if not isinstance(self.info.distributions[site], EnergyDistribution):
                 continue
-            shape = self.posterior.shapes[site]
-            table, valid = (
-                jnp.moveaxis(jnp.broadcast_to(a, (len(a), *shape)), 0, -1)
-                for a in self.posterior.values[site]
-            )
+            table, valid = self.posterior.values[site]
+            shape = (len(table), *self.posterior.shapes[site])
+            logits = jnp.broadcast_to(jnp.where(valid, 0.0, -jnp.inf), shape)
             key = jax.random.fold_in(random.as_key(keys), number)
-            picked = jax.random.categorical(key, jnp.where(valid, 0.0, -jnp.inf))
-            drawn[site] = jnp.take_along_axis(table, picked[..., None], -1)[..., 0]
+            picked = jax.random.categorical(key, jnp.moveaxis(logits, 0, -1))
+            table = jnp.asarray(table)
+            drawn[site] = jnp.take_along_axis(table, picked[None], 0)[0]
         return drawn
 
-    def _search(
-        self, values: SiteValues, context: Context, keys: Array
-    ) -> tuple[SiteArrays, Array]:
+    def _search(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
         """Return values by search, and whether they are possible.
 
         In the second half siblings are drawn too, as later kernels, such as NUTS, find
         values that fit.
         """
+        values, context = inputs
 
         def split(x):
-            siblings = {site: x[site] for site in context.siblings}
-            sites = {site: x[site] for site in values}
-            return sites, context._replace(siblings=siblings)
+            siblings = select(x, context.siblings)
+            return select(x, values), context._replace(siblings=siblings)
 
         def draw(x, keys, is_late):
             energies = self.draw_energies(keys)
@@ -198,10 +184,10 @@ class BlockStart:
             return result
 
         def sweep(x, keys):
-            return x | self.relaxed(*split(x), keys)
+            return x | self.relaxed(split(x), keys)
 
         def is_possible(x):
-            return self.is_possible(*split(x))
+            return self.is_possible(split(x))
 
         start = {**context.siblings, **values}
         x, possible = search(start, keys, draw, sweep, is_possible)
@@ -222,13 +208,13 @@ class BlockStart:
         """Raise a StateError for a conditional that is nan in one of the chains."""
         if not mask.any():
             return
-        _, unit, number = np.argwhere(mask)[0]
-        shape = self.posterior.shapes[site]
-        place = tuple(map(int, np.unravel_index(unit, shape)))
+        _, *place, number = np.argwhere(mask)[0].tolist()
+        place = tuple(place)
         where = ""
         if site in self.posterior.values:
             table = self.posterior.values[site].table
-            where = f" where it is {np.broadcast_to(table[number], shape)[place]:g}"
+            values = np.broadcast_to(table[number], self.posterior.shapes[site])
+            where = f" where it is {values[place]:g}"
         raise StateError(
             f"the conditional of unit {place} of site {site!r} is nan{where} and "
             "would never move. Look for nan in the model's arguments, inf - inf "
@@ -297,10 +283,21 @@ def search(
 
 
 def _over_rows(fn: Callable) -> Callable:
-    """Return ``fn(values, context, keys)`` for all chains, compiled for axes of the context."""
+    """Return a compiled ``fn(inputs, keys)`` of all chains; see :meth:`BlockStart._check`."""
 
-    def rows(axes, values, context, keys):
-        context_axes = jax.tree.unflatten(jax.tree.structure(context), axes)
-        return jax.vmap(fn, (0, context_axes, 0))(values, context, keys)
+    def over_rows(values, mapped, keys, fixed):
+        def in_row(values, mapped, keys):
+            return fn((values, _merged(mapped, fixed)), keys)
 
-    return jax.jit(rows, static_argnums=0)
+        return jax.vmap(in_row)(values, mapped, keys)
+
+    return jax.jit(over_rows)
+
+
+def _merged(mapped: Context, fixed: Context) -> Context:
+    return jax.tree.map(
+        lambda a, b: b if a is None else a,
+        mapped,
+        fixed,
+        is_leaf=lambda a: a is None,
+    )

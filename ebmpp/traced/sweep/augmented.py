@@ -15,10 +15,10 @@ chain's state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 import math
 from typing import cast
 
-from numpyro.distributions import Distribution
 from numpyro.primitives import Messenger
 
 import jax
@@ -29,11 +29,11 @@ from ebmpp.core import random
 from ebmpp.core.rows import expand
 from ebmpp.core.types import SiteArrays
 from ebmpp.distribution import EnergyDistribution
-from ebmpp.distribution.tractability import base_of, with_base
+from ebmpp.distribution.tractability import base_of
 from ebmpp.families import Family
 from ebmpp.traced.block import SiteValues
-from ebmpp.traced.data import Message, Replaced
-from ebmpp.traced.model import Context, DrawnSites, Inputs, ModelInfo
+from ebmpp.traced.data import Message, Trace, sum_unmasked, with_log_density
+from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 _LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
@@ -87,7 +87,7 @@ class Augmented(ModelDensity):
         super().__init__(info, sites, extra)
         #: from the sites to natural parameters of the latents, in the order of their
         #: names
-        self.natural = self.trace(self._natural, info.latent)
+        self.natural = info.program_of_trace(self._natural, sites)
 
     @property
     def num_latents(self) -> int:
@@ -102,16 +102,13 @@ class Augmented(ModelDensity):
         valid = {site: siblings[name] for site, name in self.valid.items()}
         return _WithLatents(self.info.model, latents, valid)
 
-    def _natural(
-        self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
-    ) -> list[Array]:
-        trace = self.info.trace({**sites, **siblings}, arguments)
+    def _natural(self, trace: Trace) -> list[Array]:
         etas = {}
         for site in self.valid:
-            fn = trace[site]["fn"]
-            prior = cast(EnergyDistribution, base_of(fn))
-            counts = _counts(fn, sites[site])
-            for b, eta in prior.latent_parameters(sites[site]).items():
+            prior = cast(EnergyDistribution, base_of(trace[site]["fn"]))
+            counts = _counts(trace[site])
+            value = trace[site]["value"]
+            for b, eta in prior.latent_parameters(value).items():
                 # rows that a mask leaves out may have any distribution: the families'
                 # default
                 default = prior.graph.families[b].default_eta()
@@ -119,11 +116,13 @@ class Augmented(ModelDensity):
                 etas[site, b] = jnp.where(expand(counts, eta), eta, default)
         return [etas[place] for place in self.blocks.values()]
 
-    def etas(self, values: SiteValues, context: Context) -> SiteArrays:
+    def etas(self, inputs: Inputs) -> SiteArrays:
         """Return natural parameters of the latents given everything else."""
-        inputs = self.natural.inputs({**context.siblings, **values}, context.arguments)
+        values, context = inputs
+        values = {**context.siblings, **values}
         outputs = self.natural.outputs
-        results = self.natural.run(inputs, outputs)
+        slots = self.natural.inputs(values, context.arguments)
+        results = self.natural.run(slots, outputs)
         etas = [results[slot] for slot in outputs]
         return dict(zip(self.blocks, etas, strict=True))
 
@@ -131,7 +130,7 @@ class Augmented(ModelDensity):
         self, inputs: Inputs, keys: Array, beta: Array | None = None, *_: object
     ) -> DrawnSites:
         """Draw the latents, with the indicators; see :class:`~ebmpp.traced.sweep.BlockSweep`."""
-        etas = self.etas(*inputs)
+        etas = self.etas(inputs)
         if beta is not None:
             etas = {name: beta * eta for name, eta in etas.items()}
         latents = self._indicators(etas)
@@ -142,8 +141,8 @@ class Augmented(ModelDensity):
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> tuple[dict, dict]:
         """Return coupled latents of two chains, equal where the chains are."""
-        eta = self.etas(*first)
-        other = self.etas(*second)
+        eta = self.etas(first)
+        other = self.etas(second)
         x = self._indicators(eta)
         y = self._indicators(other)
         for number, (name, family) in enumerate(self.families.items()):
@@ -166,12 +165,10 @@ class Augmented(ModelDensity):
         keys = random.fold_in(keys, number, _LATENTS)
         return random.words(keys, math.prod(shape) * per_unit).reshape(*shape, per_unit)
 
-    def log_conditional(
-        self, values: SiteValues, context: Context, latents: SiteValues
-    ) -> Array:
+    def log_conditional(self, inputs: Inputs, latents: SiteValues) -> Array:
         """Return log p(latents | everything else), without the latents' base measures."""
         total = jnp.zeros(())
-        for name, eta in self.etas(values, context).items():
+        for name, eta in self.etas(inputs).items():
             family = self.families[name]
             product = (eta * family.statistics(latents[name])).sum()
             total += product - family.log_normalizer(eta).sum()
@@ -197,16 +194,12 @@ class _WithLatents(Messenger):
                 density = prior.joint_log_prob(value, self.latents[name])
                 return density * self.valid[name]
 
-            msg["fn"] = with_base(msg["fn"], Replaced(prior, joint))
+            msg["fn"] = with_log_density(msg["fn"], joint)
 
 
-def _counts(fn: Distribution, value: Array) -> Array:
+def _counts(site: Message) -> Array:
     """Return a mask of the rows of a site's value that are not masked out."""
-    base = base_of(fn)
-    rows = jnp.ones(value.shape[: value.ndim - len(base.event_shape)])
-
-    def total(rows):
-        counted = with_base(fn, Replaced(base, lambda _: rows))
-        return jnp.sum(counted.log_prob(value))
-
-    return jax.grad(total)(rows) != 0
+    value = site["value"]
+    event_dim = base_of(site["fn"]).event_dim
+    rows = jnp.ones(value.shape[: value.ndim - event_dim])
+    return jax.grad(partial(sum_unmasked, site))(rows) != 0

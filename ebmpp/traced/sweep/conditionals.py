@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 import functools
 import itertools
-import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -20,8 +20,8 @@ from ebmpp.core import Numbers, random
 from ebmpp.core.types import SiteArrays
 from ebmpp.dependence.program import SlotValues
 from ebmpp.families import Categorical
-from ebmpp.traced.block import Coupled, SiteValues
-from ebmpp.traced.model import Context, DrawnSites, Inputs
+from ebmpp.traced.block import Coupled, SiteValues, select
+from ebmpp.traced.model import DrawnSites, Inputs
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 #: Columns of a table up to which these are processed one at a time.
@@ -32,9 +32,10 @@ ChainInputs = tuple[SiteValues, SlotValues]
 C = TypeVar("C")
 #: Values of a layer's units, by number, and a mask of those to take.
 Choice = tuple[Array, Numbers]
-#: From a layer's number, its units, each chain's log probabilities ``(units, values)``
-#: and a carry to each chain's choice, and the carry.
-Visit = Callable[[ArrayLike, Numbers, Sequence[Array], C], tuple[Sequence[Choice], C]]
+#: From a layer's number, its units, each chain's log weights and a carry to each
+#: chain's choice, and the carry. Log weights are ``(units, values)``, or the tables of a
+#: forest.
+Visit = Callable[[ArrayLike, Numbers, Sequence[Any], C], tuple[Sequence[Choice], C]]
 #: The sites of each chain after a visit of all layers, and the carry.
 Visited = tuple[list[SiteArrays], C]
 
@@ -46,14 +47,16 @@ class Conditionals(ABC):
         self.posterior = posterior
         self.colors = colors
         self.num_layers = int(colors.max(initial=-1)) + 1
+        #: the conditionals of single units, where layers are drawn jointly
+        self.units: Conditionals = self
         #: by site, the range of the numbers of its units
         self.spans: dict[str, tuple[int, int]] = {}
         self.size = 0
-        for name in sorted(posterior.sites):
+        for name, slot in posterior.program.sites.items():
             start = self.size
-            self.size += math.prod(posterior.shapes[name])
+            self.size += posterior.program.size(slot)
             self.spans[name] = (start, self.size)
-        self.num_values = max(len(v.table) for v in posterior.values.values())
+        self.num_values = posterior.num_values
 
     @abstractmethod
     def visit(
@@ -83,6 +86,14 @@ class Conditionals(ABC):
             return rows[:1]
         return jnp.asarray(rows)[units]
 
+    def by_site(self, rows: Numbers) -> dict[str, Any]:
+        """Split an array with a row for each unit into ``(*shape, ...)`` for each site."""
+        result = {}
+        for name, (start, stop) in self.spans.items():
+            shape = self.posterior.shapes[name] + rows.shape[1:]
+            result[name] = rows[start:stop].reshape(shape)
+        return result
+
     def put(
         self, sites: SiteValues, units: Numbers, numbers: Array, accepted: Numbers
     ) -> SiteArrays:
@@ -91,19 +102,17 @@ class Conditionals(ABC):
             blank = jnp.zeros(self.size, numbers.dtype)
             numbers = blank.at[units].set(numbers, mode="drop")
             accepted = blank.astype(bool).at[units].set(accepted, mode="drop")
+        masks = self.by_site(accepted)
         result = {}
-        for name, (start, stop) in self.spans.items():
-            shape = self.posterior.shapes[name]
+        for name, index in self.by_site(numbers).items():
             table = jnp.asarray(self.posterior.values[name].table, sites[name].dtype)
-            index = numbers[start:stop].reshape(shape)
             if len(table) < self.num_values:
                 index = jnp.minimum(index, len(table) - 1)
             if table.size == len(table):
                 value = table.ravel()[index]
             else:
                 value = jnp.take_along_axis(table, index[None], 0)[0]
-            mask = accepted[start:stop].reshape(shape)
-            result[name] = jnp.where(mask, value, sites[name])
+            result[name] = jnp.where(masks[name], value, sites[name])
         return result
 
     def numbers(self, values: SiteValues) -> Array:
@@ -115,9 +124,8 @@ class Conditionals(ABC):
             numbers.append(matches.argmax(0).ravel())
         return jnp.concatenate(numbers)
 
-    def _chain(self, values: SiteValues, context: Context) -> ChainInputs:
-        sites = {name: values[name] for name in self.spans}
-        return sites, self.posterior.inputs(values, context)
+    def _chain(self, inputs: Inputs) -> ChainInputs:
+        return select(inputs[0], self.spans), self.posterior.inputs(inputs)
 
     def move(
         self,
@@ -128,34 +136,56 @@ class Conditionals(ABC):
     ) -> DrawnSites:
         """Draw all layers in order; see :class:`~ebmpp.traced.sweep.BlockSweep`."""
 
-        def draw(number, units, logits, rejected):
-            drawn, valid = _draw(random.fold_in(keys, number), logits[0], beta)
+        def draw(number, units, weights, rejected):
+            (weights,) = _tempered(weights, beta)
+            layer_keys = random.fold_in(keys, number)
+            drawn, valid = self.draw_layer(number, weights, layer_keys)
             is_rejected = (units < self.size) & ~valid
             rejected = rejected + is_rejected.sum(dtype=jnp.int32)
             return [(drawn, valid)], rejected
 
-        chains = [self._chain(*inputs)]
         zero = jnp.zeros((), jnp.int32)
-        (sites,), rejected = self.visit(draw, chains, zero, backward)
+        (sites,), rejected = self.visit(draw, [self._chain(inputs)], zero, backward)
         return sites, rejected
+
+    def draw_layer(self, number: Any, logits: Any, keys: Array) -> Choice:
+        """Draw the units of a layer, and return a mask of conditionals not degenerate."""
+        uniforms = random.uniform(random.words(keys, len(logits)))
+        if logits.shape[1] > MOST_COLUMNS:
+            drawn = random.inverse_cdf(uniforms, jax.nn.softmax(logits, -1))
+            return drawn, jnp.isfinite(logits.max(-1))
+        # the same column by column: XLA on CPU is five times slower along a short last
+        # axis
+        columns = [logits[:, k] for k in range(logits.shape[1])]
+        top = functools.reduce(jnp.maximum, columns)
+        weights = [jnp.exp(column - top) for column in columns]
+        cumulated = list(itertools.accumulate(weights))
+        threshold = uniforms * cumulated[-1]
+        drawn = jnp.zeros(len(top), jnp.int32)
+        for total in cumulated[:-1]:
+            drawn += (total <= threshold).astype(jnp.int32)
+        return drawn, jnp.isfinite(top)
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
         """Draw all layers of two chains, coupled maximally."""
-        family = Categorical(1, max(2, self.num_values))
 
-        def draw(number, units, logits, broken):
-            p, q = logits
-            words = random.words(random.fold_in(keys, number), 3 * len(p))
-            drawn = family.couple(words.reshape(-1, 3), p, q)
-            valid = jnp.isfinite(p.max(-1)) & jnp.isfinite(q.max(-1))
-            broken = broken | ~valid.all()
-            return [(numbers, valid) for numbers in drawn], broken
+        def draw(number, units, weights, broken):
+            words = random.words(random.fold_in(keys, number), 3 * len(units))
+            choices = self.couple_layer(number, *weights, words.reshape(-1, 3))
+            (_, valid_x), (_, valid_y) = choices
+            return choices, broken | ~(valid_x & valid_y).all()
 
-        chains = [self._chain(*first), self._chain(*second)]
+        chains = [self._chain(first), self._chain(second)]
         (x, y), broken = self.visit(draw, chains, jnp.zeros((), bool))
         return x, y, broken
 
-    def table(self, values: SiteValues, context: Context) -> Array:
+    def couple_layer(self, number: Any, p: Any, q: Any, words: Array) -> list[Choice]:
+        """Draw the units of a layer in two chains, with masks of valid conditionals."""
+        family = Categorical(1, max(2, self.num_values))
+        valid = jnp.isfinite(p.max(-1)) & jnp.isfinite(q.max(-1))
+        return [(numbers, valid) for numbers in family.couple(words, p, q)]
+
+    def table(self, inputs: Inputs) -> Array:
         """Return log probabilities of every unit given all others, ``(units, values)``."""
 
         def record(number, units, logits, table):
@@ -166,13 +196,11 @@ class Conditionals(ABC):
             return [unchanged], table
 
         table = jnp.full((self.size, self.num_values), -jnp.inf)
-        return self.visit(record, [self._chain(values, context)], table)[1]
+        return self.units.visit(record, [self._chain(inputs)], table)[1]
 
-    def walk(
-        self, values: SiteValues, context: Context, keys: Array
-    ) -> tuple[SiteArrays, Array]:
+    def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
         """Set units to random possible values, and return the change that conditionals imply."""
-        present = self.numbers(values)
+        present = self.numbers(inputs[0])
 
         def jump(number, units, logits, change):
             (rows,) = logits
@@ -189,34 +217,16 @@ class Conditionals(ABC):
             change += jnp.where(moves, at(after) - at(before), 0).sum()
             return [(after, moves)], change
 
-        chains = [self._chain(values, context)]
-        (sites,), change = self.visit(jump, chains, jnp.zeros(()))
+        chains = [self._chain(inputs)]
+        (sites,), change = self.units.visit(jump, chains, jnp.zeros(()))
         return sites, change
 
 
-def _draw(keys: Array, logits: Array, beta: Array | None) -> Choice:
-    """Return values of units, by number, and a mask of conditionals not degenerate."""
-    logits = tempered(logits, beta)
-    uniforms = random.uniform(random.words(keys, len(logits)))
-    if logits.shape[1] > MOST_COLUMNS:
-        drawn = random.inverse_cdf(uniforms, jax.nn.softmax(logits, -1))
-        return drawn, jnp.isfinite(logits.max(-1))
-    # the same column by column: XLA on CPU is five times slower along a short last axis
-    columns = [logits[:, k] for k in range(logits.shape[1])]
-    top = functools.reduce(jnp.maximum, columns)
-    cumulated = list(itertools.accumulate(jnp.exp(column - top) for column in columns))
-    threshold = uniforms * cumulated[-1]
-    drawn = jnp.zeros(len(top), jnp.int32)
-    for total in cumulated[:-1]:
-        drawn += (total <= threshold).astype(jnp.int32)
-    return drawn, jnp.isfinite(top)
-
-
-def tempered(logits: Array, beta: Array | None) -> Array:
-    """Return ``beta * logits``, where -inf stays -inf; the logits themselves without a ``beta``."""
+def _tempered(weights: PyTree, beta: Array | None) -> PyTree:
+    """Return log weights times ``beta``, where -inf stays -inf; themselves without a ``beta``."""
     if beta is None:
-        return logits
-    return jnp.where(jnp.isneginf(logits), logits, beta * logits)
+        return weights
+    return jax.tree.map(lambda a: jnp.where(jnp.isneginf(a), a, beta * a), weights)
 
 
 def is_range(numbers: Numbers, size: int) -> bool:

@@ -16,13 +16,12 @@ not depend on the present value.
 
 from collections.abc import Callable, Set
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import networkx as nx
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.distributions.distribution import validation_enabled
 
 import jax
 from jax import Array, lax
@@ -34,7 +33,8 @@ from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import SiteValues
-from ebmpp.traced.model import Context, DrawnSites, Inputs, ModelInfo
+from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
+from ebmpp.traced.rows import all_in_row
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_JOINT = 1024  # units that are drawn jointly
@@ -82,40 +82,31 @@ class ContinuousSite:
             if info.support(site) == constraints.boolean
         )
         facts = Facts(kind != "real", kind in ("unit_interval", "simplex"), indicators)
-        self.family, separable, problem = _family(powers_of(program, facts), kind)
-        edges = np.zeros((0, 2), int) if separable else self.posterior.terms().edges
+        self.family, is_separable = _family(name, kind, powers_of(program, facts))
+        edges = np.zeros((0, 2), int) if is_separable else self.posterior.terms().edges
         #: of every unit its group, and its place in the group
         self.index = _groups(math.prod(self.shape), edges)
         self.groups, self.places = self.index
         self.most = int(self.places.max(initial=-1)) + 1
-        if self.most > 1 and self.family != "Gaussian" and not problem:
-            problem = (
-                f"units must not interact where their conditional is {self.family}"
-            )
-        elif self.most > _MOST_JOINT:
-            problem = (
-                f"units that interact must be at most {_MOST_JOINT}, got {self.most}"
-            )
-        if problem:
-            raise IntractableError(
-                f"from_model: site {name!r}: {problem}. Select values by "
-                "jnp.where(z, a, b), or leave the site to another block, such as NUTS"
-            )
+        if self.most > 1 and self.family != "Gaussian":
+            problem = f"must not interact where their conditional is {self.family}"
+            _refuse(name, f"units {problem}")
+        if self.most > _MOST_JOINT:
+            problem = f"must be at most {_MOST_JOINT}, got {self.most}"
+            _refuse(name, f"units that interact {problem}")
 
-    def _density(
-        self, values: SiteValues, context: Context
-    ) -> Callable[[Array], Array]:
+    def _density(self, inputs: Inputs) -> Callable[[Array], Array]:
         """Return the log density as a function of the site."""
         program = self.posterior.program
-        inputs = self.posterior.inputs(values, context)
+        slots = self.posterior.inputs(inputs)
         slot = program.sites[self.name]
-        return lambda x: run_guarded(program, {**inputs, slot: x}, program.output)
+        return lambda x: run_guarded(program, {**slots, slot: x}, program.output)
 
-    def derivatives(self, values: SiteValues, context: Context) -> Any:
+    def derivatives(self, inputs: Inputs) -> Any:
         """Return the derivatives from which the conditional follows."""
-        density = self._density(values, context)
+        density = self._density(inputs)
         slope = jax.grad(lambda flat: density(flat.reshape(self.shape)))
-        flat = jnp.asarray(values[self.name], self.dtype).ravel()
+        flat = jnp.asarray(inputs[0][self.name], self.dtype).ravel()
         places = jnp.asarray(self.places)
 
         def column(place):
@@ -139,11 +130,10 @@ class ContinuousSite:
         self, inputs: Inputs, keys: Array, beta: Array | None = None, *_: object
     ) -> DrawnSites:
         """Draw the site; see :meth:`~ebmpp.traced.sweep.sweep.BlockSweep.__call__`."""
-        values, context = inputs
         keys = random.fold_in(keys, self.number, _CONTINUOUS)
-        at = self.derivatives(values, context)
+        at = self.derivatives(inputs)
         new, degenerate = self.draw(at, keys, 1.0 if beta is None else beta)
-        return {self.name: new.astype(values[self.name].dtype)}, degenerate
+        return {self.name: new.astype(inputs[0][self.name].dtype)}, degenerate
 
     def draw(
         self, at: Any, keys: Array, beta: Array | float = 1.0
@@ -175,18 +165,16 @@ class ContinuousSite:
         rate = -at.x * (first + second)
         return beta * (rate / at.x - first) - 1, beta * rate
 
-    def walk(
-        self, values: SiteValues, context: Context, keys: Array
-    ) -> tuple[SiteValues, Array]:
+    def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteValues, Array]:
         """Draw the site, and return the change of the log density that its conditional implies."""
-        at = self.derivatives(values, context)
-        old = values[self.name]
+        at = self.derivatives(inputs)
+        old = inputs[0][self.name]
         new, _ = self.draw(at, keys)
         conditional = self.distribution(at)
         flat = jnp.ravel if self.most > 1 else jnp.asarray
         log_prob = conditional.log_prob
         change = jnp.subtract(log_prob(flat(new)), log_prob(flat(old)))
-        is_same = (new == old).reshape(*change.shape, -1).all(-1)
+        is_same = all_in_row(new == old, change.ndim)
         return {self.name: new}, jnp.where(is_same, 0, change).sum()
 
     def invalid(self, at: Any) -> Array:
@@ -225,18 +213,9 @@ class Probabilities(ContinuousSite):
     :raises IntractableError: where the conditional is no such distribution.
     """
 
-    def __init__(self, info: ModelInfo, name: str) -> None:
-        # values are inside of their supports, for which masks would stand
-        with validation_enabled(False):
-            super().__init__(info, name)
-            if info.support(name) not in (
-                constraints.simplex,
-                constraints.unit_interval,
-            ):
-                self.posterior.check_bounds(name)
-
-    def derivatives(self, values: SiteValues, context: Context) -> Pseudocounts:
-        density = self._density(values, context)
+    def derivatives(self, inputs: Inputs) -> Pseudocounts:
+        density = self._density(inputs)
+        value = inputs[0][self.name]
 
         def slope(x):
             return jax.grad(lambda x: _SCALE * density(x))(x) / _SCALE
@@ -246,14 +225,14 @@ class Probabilities(ContinuousSite):
 
         if self.family == "Dirichlet":
             middle = 1 / self.shape[-1]
-            return Pseudocounts(values[self.name], middle * slope(fill(middle)))
+            return Pseudocounts(value, middle * slope(fill(middle)))
         ends = jnp.stack([fill(_EDGE), fill(1 - _EDGE)])
         low, high = _EDGE * jax.vmap(slope)(ends)
         ratio = _EDGE / (1 - _EDGE)  # low is a - b ratio, and high is a ratio - b
         ones = low - ratio * high
         zeros = ratio * low - high
         counts = jnp.stack([ones, zeros], -1) / (1 - ratio**2)
-        return Pseudocounts(values[self.name], counts)
+        return Pseudocounts(value, counts)
 
     def draw(
         self, at: Pseudocounts, keys: Array, beta: Array | float = 1.0
@@ -308,9 +287,9 @@ def _draw_gaussian(
 
 
 def _family(
-    powers: tuple[Powers, bool] | str, kind: str
-) -> tuple[str, bool, str | None]:
-    """Return the family, whether units are independent, and a problem where there is no family."""
+    name: str, kind: str, powers: tuple[Powers, bool] | str
+) -> tuple[str, bool]:
+    """Return the family of a site, and whether its units are independent."""
     families = _FAMILIES[kind]
     if isinstance(powers, str):
         form = f"a function with {powers!r}"
@@ -318,13 +297,20 @@ def _family(
         present, is_separable = powers
         for family, allowed in families.items():
             if present <= allowed:
-                return family, is_separable, None
+                return family, is_separable
         form = ", ".join(_in_words(present))
     sums = ", or ".join(
         " and ".join(_in_words(allowed)) for allowed in families.values()
     )
     problem = f"its conditional could not be shown to be a sum of {sums}: it has {form}"
-    return "", True, problem
+    _refuse(name, problem)
+
+
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise IntractableError(
+        f"from_model: site {name!r}: {problem}. Select values by jnp.where(z, a, b), "
+        "or leave the site to another block, such as NUTS"
+    )
 
 
 def _in_words(powers: Set) -> list[str]:

@@ -13,7 +13,6 @@ elements, never differences of log densities, so impossible states remain -inf.
 1. Hamze, de Freitas (2004), *From fields to trees*.
 """
 
-from collections.abc import Sequence
 import functools
 from typing import NamedTuple, cast
 
@@ -25,22 +24,16 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import random
-from ebmpp.core.groups import induced_edges
+from ebmpp.core.groups import induced_edges, positions_by_group
 from ebmpp.core.types import SiteArrays
+from ebmpp.dependence.program import SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import StateError
 from ebmpp.moves import forests
-from ebmpp.traced.block import Coupled, SiteValues
-from ebmpp.traced.model import Context, DrawnSites, Inputs
-from ebmpp.traced.sweep.conditionals import (
-    C,
-    ChainInputs,
-    Conditionals,
-    Visit,
-    Visited,
-    tempered,
-)
-from ebmpp.traced.sweep.layers import ElementsByReader, place
+from ebmpp.traced.block import SiteValues
+from ebmpp.traced.model import Inputs
+from ebmpp.traced.sweep.conditionals import Choice, Conditionals
+from ebmpp.traced.sweep.layers import ElementsByReader, Layered, place
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_AT_ONCE = 2**16  # states of edges that are evaluated in parallel
@@ -59,6 +52,7 @@ class ForestTables(NamedTuple):
 class ForestLayer(NamedTuple):
     """Units that form a forest, and the elements that read them."""
 
+    number: int
     units: np.ndarray
     forest: forests.Forest
     trees: np.ndarray
@@ -67,7 +61,7 @@ class ForestLayer(NamedTuple):
     double: ElementsByReader
 
 
-class ForestLayers(Conditionals):
+class ForestLayers(Layered):
     """Joint draws of layers of units, and sums over all states of a single one.
 
     :param posterior: the log density.
@@ -83,92 +77,59 @@ class ForestLayers(Conditionals):
         colors: np.ndarray,
         units: Conditionals,
     ) -> None:
-        super().__init__(posterior, colors)
-        self.terms = terms
+        super().__init__(posterior, terms, colors)
         self.units = units
-        edges = cast(np.ndarray, terms.edges)
         self._compiled_tables = jax.jit(self._all_tables)
-        self.layers = [
-            _make_layer(terms, np.flatnonzero(colors == c), edges)
-            for c in range(self.num_layers)
+
+    def make_layers(self, terms: SumOfTerms) -> list[ForestLayer]:
+        groups = positions_by_group(self.colors, self.num_layers)
+        return [_make_layer(terms, *layer) for layer in enumerate(groups)]
+
+    def draw_layer(self, number: int, logits: ForestTables, keys: Array) -> Choice:
+        """Draw a layer jointly; a tree without a possible state keeps its values."""
+        layer = self.layers[number]
+        uniforms = random.uniform(random.words(keys, len(layer.units)))
+        drawn = forests.draw(layer.forest, *logits, uniforms)
+        return drawn, _is_possible(layer, logits, drawn)
+
+    def couple_layer(
+        self, number: int, p: ForestTables, q: ForestTables, words: Array
+    ) -> list[Choice]:
+        """Draw a layer of two chains, the conditionals of backward draws coupled maximally."""
+        layer = self.layers[number]
+        both = map(jnp.stack, zip(p, q, strict=True))
+        drawn = forests.draw_pair(layer.forest, *both, random.uniform(words))
+        return [
+            (new, _is_possible(layer, tables, new))
+            for tables, new in zip((p, q), drawn, strict=True)
         ]
 
-    def visit(
-        self,
-        fn: Visit[C],
-        chains: Sequence[ChainInputs],
-        carry: C,
-        backward: bool = False,
-    ) -> Visited[C]:
-        return self.units.visit(fn, chains, carry, backward)
-
-    def move(
-        self,
-        inputs: Inputs,
-        keys: Array,
-        beta: Array | None = None,
-        backward: bool = False,
-    ) -> DrawnSites:
-        """Draw each layer jointly; a tree without a possible state keeps its values."""
-        sites, slots = self._chain(*inputs)
-        rejected = jnp.zeros((), jnp.int32)
-        numbers = range(self.num_layers)
-        for number in reversed(numbers) if backward else numbers:
-            layer = self.layers[number]
-            tables = self._tables(layer, (sites, slots))
-            tables = ForestTables(*(tempered(table, beta) for table in tables))
-            words = random.words(random.fold_in(keys, number), len(layer.units))
-            drawn = forests.draw(layer.forest, *tables, random.uniform(words))
-            valid = _is_possible(layer, tables, drawn)
-            sites = self.put(sites, layer.units, drawn, valid)
-            rejected += (~valid).sum(dtype=jnp.int32)
-        return sites, rejected
-
-    def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
-        """Draw each layer of two chains, the conditionals of backward draws coupled maximally."""
-        x, x_inputs = self._chain(*first)
-        y, y_inputs = self._chain(*second)
-        broken = jnp.zeros((), bool)
-        for number, layer in enumerate(self.layers):
-            p = self._tables(layer, (x, x_inputs))
-            q = self._tables(layer, (y, y_inputs))
-            both = map(jnp.stack, zip(p, q, strict=True))
-            words = random.words(random.fold_in(keys, number), 3 * len(layer.units))
-            uniforms = random.uniform(words).reshape(-1, 3)
-            new_x, new_y = forests.draw_pair(layer.forest, *both, uniforms)
-            valid_x = _is_possible(layer, p, new_x)
-            valid_y = _is_possible(layer, q, new_y)
-            x = self.put(x, layer.units, new_x, valid_x)
-            y = self.put(y, layer.units, new_y, valid_y)
-            broken |= ~(valid_x & valid_y).all()
-        return dict(x), dict(y), broken
-
-    def log_sum(self, values: SiteValues, context: Context) -> Array:
+    def log_sum(self, inputs: Inputs) -> Array:
         """Return the log density with the units of a single forest summed out."""
         (layer,) = self.layers
-        chain = self._chain(values, context)
-        constant, _ = self.terms.expand(chain[1], guarded=True)
-        tables = self._tables(layer, chain, guarded=True)
+        sites, slots = self._chain(inputs)
+        constant, _ = self.terms.expand(slots, guarded=True)
+        tables = self.log_weights(layer, sites, slots, guarded=True)
         return constant + forests.log_sum(layer.forest, *tables)
 
-    def marginals(self, values: SiteValues, context: Context) -> tuple[Array, Array]:
+    def marginals(self, inputs: Inputs) -> tuple[Array, Array]:
         """Return probabilities of the units of a single forest, and of the ends of edges."""
         (layer,) = self.layers
-        tables = self._tables(layer, self._chain(values, context))
+        tables = self.log_weights(layer, *self._chain(inputs))
         return forests.marginals(layer.forest, *tables)
 
-    def most_probable(self, values: SiteValues, context: Context) -> SiteArrays:
+    def most_probable(self, inputs: Inputs) -> SiteArrays:
         """Return the most probable sites of a single forest."""
         (layer,) = self.layers
-        chain = self._chain(values, context)
-        tables = self._tables(layer, chain)
+        sites, slots = self._chain(inputs)
+        tables = self.log_weights(layer, sites, slots)
         best, _ = forests.most_probable(layer.forest, *tables)
         everywhere = jnp.ones(best.shape, bool)
-        return self.put(chain[0], layer.units, best, everywhere)
+        return self.put(sites, layer.units, best, everywhere)
 
-    def check_tables(self, values: SiteValues, context: Context) -> None:
+    def check_tables(self, inputs: Inputs) -> None:
         """Raise a StateError if tables imply other conditionals than the ones of units."""
-        numbers, conditionals, tables = self._compiled_tables(values, context)
+        numbers, conditionals, tables = self._compiled_tables(inputs)
         for layer, (unary, pairwise) in zip(self.layers, tables, strict=True):
             a, b = layer.forest.edges.T
             present = numbers[layer.units]
@@ -200,29 +161,30 @@ class ForestLayers(Conditionals):
             f"{name}[{unit - start}]" for name, (start, stop) in spans if unit < stop
         )
 
-    def _all_tables(
-        self, values: SiteValues, context: Context
-    ) -> tuple[Array, Array, list[ForestTables]]:
-        chain = self._chain(values, context)
-        tables = [self._tables(layer, chain) for layer in self.layers]
-        return self.numbers(values), self.table(values, context), tables
+    def _all_tables(self, inputs: Inputs) -> tuple[Array, Array, list[ForestTables]]:
+        chain = self._chain(inputs)
+        tables = [self.log_weights(layer, *chain) for layer in self.layers]
+        return self.numbers(inputs[0]), self.table(inputs), tables
 
-    def _tables(
-        self, layer: ForestLayer, chain: ChainInputs, guarded: bool = False
+    def log_weights(
+        self,
+        layer: ForestLayer,
+        sites: SiteValues,
+        inputs: SlotValues,
+        guarded: bool = False,
     ) -> ForestTables:
-        """Return sums of elements that read one unit, and of elements that read an edge."""
-        sites, inputs = chain
+        """Return sums of the elements that read a unit alone, and of those of an edge."""
         side = jnp.asarray(layer.forest.depth % 2)
         _, coefficients = self.terms.expand(inputs, guarded)
         # of infinite terms, whose derivative would be 0 * inf
         fixed = lax.stop_gradient(coefficients)
         everywhere = jnp.ones(len(layer.units), bool)
 
-        def sums(reads: ElementsByReader, count: int, even: Array, odd: Array) -> Array:
+        def sums(reads, count, even, odd):
             """Return sums with the units of each side at the values of these numbers."""
             numbers = jnp.where(side == 0, even, odd)
             moved = self.put(sites, layer.units, numbers, everywhere)
-            at = {**inputs, **self.posterior.site_inputs(moved)}
+            at = self.posterior.inputs_at(moved, inputs)
             terms = self.terms.evaluate(at, reads.slots, guarded)
             clean = {
                 slot: jnp.where(jnp.isfinite(term), coefficients[slot], fixed[slot])
@@ -246,15 +208,15 @@ class ForestLayers(Conditionals):
         return ForestTables(unary, jnp.moveaxis(pairs, -1, 0))
 
 
-def _make_layer(terms: SumOfTerms, units: np.ndarray, edges: np.ndarray) -> ForestLayer:
+def _make_layer(terms: SumOfTerms, number: int, units: np.ndarray) -> ForestLayer:
     """Return the layer of some units; its edges begin on the even side."""
     count = len(units)
     position = np.full(terms.sets.size, -1)
     position[units] = np.arange(count)
+    edges = cast(np.ndarray, terms.edges)
     edges = induced_edges(edges, units, terms.sets.size)
     first, second = edges.T
-    codes = first * count + second
-    order = np.argsort(codes)
+    codes = first * count + second  # in order, as the edges are
     begins_even = forests.Forest(count, edges).depth[first] % 2 == 0
     edges = np.where(begins_even[:, None], edges, edges[:, ::-1])
     ones = np.ones(len(edges))
@@ -267,14 +229,15 @@ def _make_layer(terms: SumOfTerms, units: np.ndarray, edges: np.ndarray) -> Fore
         inside = position[unit] >= 0
         element = element[inside]
         unit = position[unit[inside]]
-        alone = np.bincount(element, minlength=1)[element] == 1
+        alone = np.bincount(element)[element] == 1
         pairs = element[alone], unit[alone]
         place(slot, mask.size, [single], [count], [pairs])
         first, second = unit[~alone].reshape(-1, 2).T
-        edge = order[np.searchsorted(codes, first * count + second, sorter=order)]
+        edge = np.searchsorted(codes, first * count + second)
         pairs = element[~alone][::2], edge
         place(slot, mask.size, [double], [len(edges)], [pairs])
-    return ForestLayer(units, forests.Forest(count, edges), trees, single, double)
+    forest = forests.Forest(count, edges)
+    return ForestLayer(number, units, forest, trees, single, double)
 
 
 def _is_possible(layer: ForestLayer, tables: ForestTables, drawn: Array) -> Array:

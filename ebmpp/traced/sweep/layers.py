@@ -8,8 +8,9 @@ the elements that read it (:mod:`ebmpp.dependence.terms`). Forests have such sum
 for pairs of units as well.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -132,7 +133,7 @@ class UnitLayer(NamedTuple):
     reads: ElementsByReader
 
 
-class UnitLayers(Conditionals):
+class Layered(Conditionals):
     """Conditionals of units in layers, from the terms of the log density.
 
     :param posterior: the log density.
@@ -144,11 +145,52 @@ class UnitLayers(Conditionals):
         self, posterior: ModelDensity, terms: SumOfTerms, colors: np.ndarray
     ) -> None:
         super().__init__(posterior, colors)
-        self._layers = self._make_layers(terms)
         self.terms = terms
+        #: the layers, or all of them stacked where there are many
+        self.layers = self.make_layers(terms)
 
-    def _make_layers(self, terms: SumOfTerms) -> list[UnitLayer]:
-        """Return the layers, or all of them stacked where there are many."""
+    @abstractmethod
+    def make_layers(self, terms: SumOfTerms) -> list[Any]:
+        """Return the layers, tuples with ``number`` and ``units``."""
+
+    @abstractmethod
+    def log_weights(self, layer: Any, sites: SiteValues, inputs: SlotValues) -> Any:
+        """Return log weights of the states of a layer, given all other units."""
+
+    def visit(
+        self,
+        fn: Visit[C],
+        chains: Sequence[ChainInputs],
+        carry: C,
+        backward: bool = False,
+    ) -> Visited[C]:
+        inputs = [chain[1] for chain in chains]
+
+        def at_layer(state, layer):
+            sites, carry = state
+            weights = [
+                self.log_weights(layer, *chain)
+                for chain in zip(sites, inputs, strict=True)
+            ]
+            choices, carry = fn(layer.number, layer.units, weights, carry)
+            sites = [
+                self.put(x, layer.units, *choice)
+                for x, choice in zip(sites, choices, strict=True)
+            ]
+            return (sites, carry), None
+
+        state = [dict(sites) for sites, _ in chains], carry
+        if len(self.layers) < self.num_layers:
+            return lax.scan(at_layer, state, self.layers[0], reverse=backward)[0]
+        for layer in reversed(self.layers) if backward else self.layers:
+            state, _ = at_layer(state, layer)
+        return state
+
+
+class UnitLayers(Layered):
+    """Conditionals of units in layers that do not interact."""
+
+    def make_layers(self, terms: SumOfTerms) -> list[UnitLayer]:
         stacked = self.num_layers > _MOST_UNROLLED
         groups = positions_by_group(self.colors, self.num_layers)
         most = max(map(len, groups)) if stacked else 0
@@ -174,53 +216,23 @@ class UnitLayers(Conditionals):
             return [jax.tree.map(lambda *a: np.stack(a), *layers)]
         return layers
 
-    def visit(
-        self,
-        fn: Visit[C],
-        chains: Sequence[ChainInputs],
-        carry: C,
-        backward: bool = False,
-    ) -> Visited[C]:
-        inputs = [chain[1] for chain in chains]
-
-        def at_layer(state: Visited[C], layer: UnitLayer) -> tuple[Visited[C], None]:
-            sites, carry = state
-            logits = [
-                self._logits(layer, *chain) for chain in zip(sites, inputs, strict=True)
-            ]
-            choices, carry = fn(layer.number, layer.units, logits, carry)
-            sites = [
-                self.put(x, layer.units, *choice)
-                for x, choice in zip(sites, choices, strict=True)
-            ]
-            return (sites, carry), None
-
-        state = [dict(sites) for sites, _ in chains], carry
-        if self.num_layers > _MOST_UNROLLED:
-            return lax.scan(at_layer, state, self._layers[0], reverse=backward)[0]
-        for layer in reversed(self._layers) if backward else self._layers:
-            state, _ = at_layer(state, layer)
-        return state
-
-    def _logits(self, layer: UnitLayer, sites: SiteValues, inputs: SlotValues) -> Array:
+    def log_weights(
+        self, layer: UnitLayer, sites: SiteValues, inputs: SlotValues
+    ) -> Array:
         """Return log probabilities of a layer's units up to constants, ``(units, values)``."""
-        present = self.posterior.site_inputs(sites)
-        coefficients = self.terms.coefficients({**inputs, **present})
+        present = self.posterior.inputs_at(sites, inputs)
+        coefficients = self.terms.coefficients(present)
+        masks = self.by_site(self.colors == layer.number)
 
         def sums_at(k):
             """Return the part of the log density of each unit, all at their k-th value."""
             moved = {}
-            for name, (start, stop) in self.spans.items():
-                in_layer = self.colors[start:stop] == layer.number
-                mask = in_layer.reshape(self.posterior.shapes[name])
+            for name, mask in masks.items():
                 values = self.posterior.values[name].table
                 table = jnp.asarray(values, sites[name].dtype)
                 value = table[jnp.minimum(k, len(table) - 1)]
-                if isinstance(mask, np.ndarray) and mask.all():
-                    moved[name] = jnp.broadcast_to(value, mask.shape)
-                else:
-                    moved[name] = jnp.where(mask, value, sites[name])
-            at = {**inputs, **self.posterior.site_inputs(moved)}
+                moved[name] = jnp.where(mask, value, sites[name])
+            at = self.posterior.inputs_at(moved, inputs)
             terms = self.terms.evaluate(at, layer.reads.slots)
             terms = self.terms.multiply(coefficients, terms)
             return layer.reads.sums(terms, len(layer.units))

@@ -16,14 +16,14 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core.rows import expand
-from ebmpp.dependence.program import Program, SlotValues
+from ebmpp.dependence.program import SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.errors import IntractableError
-from ebmpp.traced.block import SiteValues
-from ebmpp.traced.data import ArrayData, Message, element_of
-from ebmpp.traced.model import Context, ModelInfo
+from ebmpp.traced.block import SiteValues, select
+from ebmpp.traced.data import ArrayData, Message, element_of, values_in
+from ebmpp.traced.model import Inputs, ModelInfo
 
 _MOST_VALUES = 1024
 _ELSEWHERE = "Leave it to another block"
@@ -63,13 +63,11 @@ class ModelDensity:
         self.sites = tuple(sites)
         prototypes = {**info.latent, **extra}
         self.shapes = {name: value.shape for name, value in prototypes.items()}
-        self.program = self.trace(self._log_density, prototypes)
+        self.program = info.program(self._log_density, prototypes, self.sites)
         finite = [name for name in self.sites if name not in info.continuous]
         self.values = {name: self._values(name) for name in finite}
-
-    def trace(self, fn: Callable, prototypes: SiteValues) -> Program:
-        """Trace a function of the sites, their siblings and the model's arguments."""
-        return self.info.program(fn, prototypes, self.sites)
+        #: largest number of values of a unit
+        self.num_values = max((len(v.table) for v in self.values.values()), default=0)
 
     def terms(self, products: bool = True) -> SumOfTerms:
         """Return the terms of the log density; arguments that they rely on must stay the same."""
@@ -78,22 +76,23 @@ class ModelDensity:
         self.info.relied |= terms.relied
         return terms
 
-    def inputs(self, values: SiteValues, context: Context) -> SlotValues:
+    def inputs(self, inputs: Inputs) -> SlotValues:
         """Return the values of the program's inputs, given sites and what is drawn with them."""
+        values, context = inputs
         return self.program.inputs({**context.siblings, **values}, context.arguments)
 
-    def site_inputs(self, sites: SiteValues) -> dict[int, Array]:
-        """Return the inputs that are the sites, as :meth:`inputs` has them."""
-        inputs = {}
+    def inputs_at(self, sites: SiteValues, inputs: SlotValues) -> SlotValues:
+        """Return the values of the program's inputs at other values of the sites."""
+        result = dict(inputs)
         for name, value in sites.items():
             slot = self.program.sites[name]
-            inputs[slot] = value.astype(self.program.dtypes[slot])
-        return inputs
+            result[slot] = value.astype(self.program.dtypes[slot])
+        return result
 
-    def log_density(self, values: SiteValues, context: Context) -> Array:
+    def log_density(self, inputs: Inputs) -> Array:
         """Return the log density, given sites and what is drawn with them."""
         output = self.program.output
-        return self.program.run(self.inputs(values, context), [output])[output]
+        return self.program.run(self.inputs(inputs), [output])[output]
 
     def _log_density(
         self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
@@ -115,19 +114,14 @@ class ModelDensity:
         """
         info = self.info
         # at any value, whose density is masked
-        fixed = {name: info.latent[name] for name in self.sites}
+        fixed = select(info.latent, self.sites)
         latent = [name for name in info.latent if name not in fixed]
-        samples: set[str] = set()
 
-        def deterministic(sites, siblings, arguments):
-            trace = info.trace({**sites, **siblings}, arguments)
-            samples.update(
-                name for name, site in trace.items() if site["type"] == "sample"
-            )
+        def deterministic(trace):
             return [trace[name]["value"] for name in info.deterministic]
 
-        program = self.trace(deterministic, info.latent)
-        hidden = samples.difference(latent)
+        program = info.program_of_trace(deterministic, self.sites)
+        hidden = set(info.samples).difference(latent)
         for name, slot in zip(info.deterministic, program.outputs, strict=True):
             if program.depends(slot):
                 hidden.add(name)
@@ -136,11 +130,10 @@ class ModelDensity:
             return msg.get("name") in hidden
 
         def model(*args, **kwargs):
-            inner = _Masked(handlers.substitute(info.model, data=fixed), samples)
+            inner = _Masked(handlers.substitute(info.model, data=fixed), info.samples)
             visible = handlers.block(inner, hide_fn=is_hidden)
             trace = handlers.trace(visible).get_trace(*args, **kwargs)
-            values = {name: trace[name]["value"] for name in latent}
-            log_factor = log_marginal(values, *args, **kwargs)
+            log_factor = log_marginal(values_in(trace, latent), *args, **kwargs)
             numpyro.factor("log_marginal", log_factor)
 
         return model
@@ -163,7 +156,7 @@ class ModelDensity:
             (support.lower_bound, support.upper_bound) if is_interval else (0, 1)
         )
         if np.ndim(low) or not isinstance(high, int):
-            self.check_bounds(name)
+            self._check_bounds(name)
         low = np.asarray(low)
         high = np.asarray(high)
         size = int((high - low).max()) + 1
@@ -175,16 +168,15 @@ class ModelDensity:
         table = low + expand(np.arange(size), low[None])
         return ValueTable(np.minimum(table, high), table <= high)
 
-    def check_bounds(self, name: str) -> None:
+    def _check_bounds(self, name: str) -> None:
         """Raise an IntractableError where the values of a site depend on other sites."""
 
-        def bounds(sites, siblings, arguments):
-            trace = self.info.trace({**sites, **siblings}, arguments)
+        def bounds(trace):
             support = element_of(base_of(trace[name]["fn"]).support)
             low = jnp.sum(jnp.asarray(support.lower_bound))
             return low + jnp.sum(jnp.asarray(support.upper_bound))
 
-        program = self.trace(bounds, self.info.latent)
+        program = self.info.program_of_trace(bounds, self.sites)
         if not program.is_known(program.output):
             _refuse(
                 name,
@@ -197,7 +189,7 @@ class ModelDensity:
 class _Masked(handlers.mask):
     """Masks sites by name, not the factors of Jacobians that NUTS adds at latent sites."""
 
-    def __init__(self, fn: Callable, names: set[str]) -> None:
+    def __init__(self, fn: Callable, names: Sequence[str]) -> None:
         super().__init__(fn, mask=False)
         self.names = names
 

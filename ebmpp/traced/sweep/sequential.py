@@ -11,7 +11,6 @@ sums, because the log density at the present value is known.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -63,11 +62,11 @@ class Sequential(Conditionals):
     """
 
     def __init__(self, posterior: ModelDensity) -> None:
-        size = sum(math.prod(posterior.shapes[site]) for site in posterior.sites)
-        super().__init__(posterior, np.arange(size))
         program = posterior.program
+        size = sum(map(program.size, program.sites.values()))
+        super().__init__(posterior, np.arange(size))
         self.before, self.sums = _affine_part(program)
-        num_sums = sum(math.prod(program.shapes[slot]) for slot in self.sums)
+        num_sums = sum(map(program.size, self.sums))
         if size * num_sums > _MOST_SHARES:
             self.before = []
             self.sums = []
@@ -196,11 +195,14 @@ class _Shares:
         """Return the shares of all units in a slot, ``(units, *shape)``."""
         if slot not in self._dense:
             start, share = self.ordered[slot]
-            place = jnp.arange(share.size)
-            spread = jnp.zeros((self.size, share.size), share.dtype)
-            spread = spread.at[start + place, place].set(share.ravel())
-            self._dense[slot] = spread.reshape(self.size, *share.shape)
+            dense = self._among_all(start, jnp.diag(share.ravel()))
+            self._dense[slot] = dense.reshape(self.size, *share.shape)
         return self._dense[slot]
+
+    def _among_all(self, start: int, rows: Array) -> Array:
+        """Return the rows of some units in order, with zeros for all others."""
+        blank = jnp.zeros((self.size, *rows.shape[1:]), rows.dtype)
+        return blank.at[start : start + len(rows)].set(rows)
 
     def propagate(self, eqn: Equation, operands: list[Array]) -> None:
         """Record the shares in an equation's results.
@@ -232,9 +234,7 @@ class _Shares:
         matrix = jnp.asarray(operands[other], share.dtype)
         matrix = jnp.moveaxis(matrix, summed[0], 0)
         rows = matrix * expand(share, matrix)
-        spread = jnp.zeros((self.size, *rows.shape[1:]), rows.dtype)
-        stop = start + len(rows)
-        self._dense[eqn.outputs[0]] = spread.at[start:stop].set(rows)
+        self._dense[eqn.outputs[0]] = self._among_all(start, rows)
         return True
 
     def _keep_order(

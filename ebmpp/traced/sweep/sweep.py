@@ -7,6 +7,7 @@ import math
 from typing import Any, cast
 
 import numpy as np
+from numpyro.distributions.distribution import validation_enabled
 
 from jax import Array
 import jax.numpy as jnp
@@ -16,8 +17,8 @@ from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.forests import forest_layers
-from ebmpp.traced.block import Coupled, SiteValues
-from ebmpp.traced.model import Context, DrawnSites, Inputs, ModelInfo
+from ebmpp.traced.block import Coupled
+from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
 from ebmpp.traced.sweep.continuous import ContinuousSite, Probabilities
@@ -81,18 +82,13 @@ class BlockSweep:
             "another block"
         )
 
-    def with_latents(
-        self, values: SiteValues, context: Context, keys: Array
-    ) -> SiteArrays:
-        """Return the sites, and latents drawn given everything else where there are any."""
+    def with_latents(self, inputs: Inputs, keys: Array) -> Inputs:
+        """Add latents drawn given everything else to the sites, where there are any."""
         if self.augmented is None:
-            return dict(values)
-        latents, _ = self.augmented.move((values, context), keys)
-        return {**values, **latents}
-
-    def without_latents(self, values: SiteValues) -> SiteArrays:
-        """Return the sites alone."""
-        return {name: values[name] for name in self.info.sites}
+            return inputs
+        values, context = inputs
+        latents, _ = self.augmented.move(inputs, keys)
+        return {**values, **latents}, context
 
     def __call__(
         self,
@@ -119,35 +115,33 @@ class BlockSweep:
             degenerate = degenerate + more
         return dict(values), degenerate
 
-    def invalid(self, values: SiteValues, context: Context, keys: Array) -> SiteArrays:
-        """Return, by site, a mask of the conditionals that are nan, ``(units, values)``."""
-        values = self.with_latents(values, context, keys)
+    def invalid(self, inputs: Inputs, keys: Array) -> SiteArrays:
+        """Return a mask of the conditionals that are nan, ``(*shape, values)`` for each site."""
+        inputs = self.with_latents(inputs, keys)
         result = {}
         if self.conditionals is not None:
-            mask = jnp.isnan(self.conditionals.table(values, context))
-            for name, (start, stop) in self.conditionals.spans.items():
-                result[name] = mask[start:stop]
+            mask = jnp.isnan(self.conditionals.table(inputs))
+            result = self.conditionals.by_site(mask)
         for site in self.continuous:
-            result[site.name] = site.invalid(site.derivatives(values, context))[:, None]
+            mask = site.invalid(site.derivatives(inputs))
+            result[site.name] = mask.reshape(*site.shape, 1)
         return result
 
-    def walk(
-        self, values: SiteValues, context: Context, keys: Array
-    ) -> tuple[SiteArrays, Array]:
+    def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
         """Return random values of the sites, and the change that their conditionals imply."""
+        values, context = inputs
         change = jnp.zeros(())
-        conditionals = self.conditionals
         augmented = self.augmented
-        if conditionals is not None:
-            before = self.with_latents(values, context, keys)
-            moved, change = conditionals.walk(before, context, keys)
-            after = {**values, **moved}
+        if self.conditionals is not None:
+            before = self.with_latents(inputs, keys)
+            moved, change = self.conditionals.walk(before, keys)
+            values = {**values, **moved}
             if augmented is not None:  # p(z) = p(z, h) / p(h | z), at one h for both
-                change += augmented.log_conditional(values, context, before)
-                change -= augmented.log_conditional(after, context, before)
-            values = after
+                latents, _ = before
+                change += augmented.log_conditional(inputs, latents)
+                change -= augmented.log_conditional((values, context), latents)
         for site in self.continuous:
-            moved, more = site.walk(values, context, keys)
+            moved, more = site.walk((values, context), keys)
             values = {**values, **moved}
             change = change + more
         return dict(values), change
@@ -166,8 +160,11 @@ class BlockSweep:
 
 
 def _continuous_site(info: ModelInfo, name: str) -> ContinuousSite:
-    is_real = info.kind(name) in ("real", "positive")
-    return ContinuousSite(info, name) if is_real else Probabilities(info, name)
+    if info.kind(name) in ("real", "positive"):
+        return ContinuousSite(info, name)
+    # values are inside of their supports, for which masks would stand
+    with validation_enabled(False):
+        return Probabilities(info, name)
 
 
 def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Conditionals:
@@ -218,7 +215,7 @@ def _by_units(posterior: ModelDensity, sequential: bool) -> Conditionals:
     units = f"units with up to {degree} of {size - 1} others"
     if degree == size - 1:
         units = f"all {size} units"
-    cost = size * max(len(v.table) for v in posterior.values.values())
+    cost = size * posterior.num_values
     raise IntractableError(
         f"from_model: {units} of sites {list(sites)} interact. Hardly two can be "
         "drawn at once. Declare the graph by GibbsBlock(graph, sites, params), or draw "

@@ -213,7 +213,7 @@ def test_verify_names_a_wrong_table_of_a_joint_draw(kind: str) -> None:
     block.verify(two_chains, Y5)
     drawn = block.conditionals = copy(block.conditionals)
     tables, wrong, number = (
-        drawn._tables,
+        drawn.log_weights,
         jnp.sin(jnp.arange(9.0)).reshape(3, 3),
         int(kind == "pairwise"),
     )
@@ -222,7 +222,7 @@ def test_verify_names_a_wrong_table_of_a_joint_draw(kind: str) -> None:
         jnp.zeros((4, 3, 3)).at[0].set(wrong),
     )
     add = lambda table, i: table + change[i] if i == number else table
-    drawn._tables = lambda *args: tuple(map(add, tables(*args), range(2)))
+    drawn.log_weights = lambda *args: tuple(map(add, tables(*args), range(2)))
     drawn._compiled_tables = jax.jit(drawn._all_tables)
     with pytest.raises(StateError, match=rf"{kind} table of z\[1\]"):
         block.verify(two_chains, Y5)
