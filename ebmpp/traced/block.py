@@ -42,7 +42,7 @@ from ebmpp.errors import StateError
 from ebmpp.kernels.base import Kwargs, describe_start, is_batched
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
-from ebmpp.traced.data import Trace, values_in
+from ebmpp.traced.data import values_in
 
 SiteValues = Mapping[str, Array]
 X = TypeVar("X")
@@ -211,16 +211,14 @@ class Block(SiteKernel):
         def density(values):
             return log_density(model, model_args, model_kwargs, values)[0]
 
-        def prior(key):
-            return prototype_trace(model, key, model_args, model_kwargs)
-
+        model_call = Call({}, model_args, model_kwargs)
         walks = []
         for number in range(_NUM_WALKS):
             key = jax.random.fold_in(rng_key, number)
-            values = _possible_draw(prior, key, density)
+            values = _possible_draw(model, model_call, key, density)
             checks.names("latent sample site", self.sites, values, StateError)
             siblings = {name: v for name, v in values.items() if name not in self.sites}
-            call = Call(siblings, model_args, model_kwargs)
+            call = model_call._replace(siblings=siblings)
             states = self.walk(select(values, self.sites), call, key)
             densities = [
                 (density({**siblings, **sites}), block_density)
@@ -306,11 +304,12 @@ def initial_values(rng_key: Array, init_params: Mapping[str, ArrayLike]) -> Site
 
 
 def _possible_draw(
-    prior: Callable[[Array], Trace], key: Array, density: Callable
+    model: Callable, call: Call, key: Array, density: Callable
 ) -> SiteArrays:
     """Return the first possible draw of the latent sites from the prior, or the last of all."""
     for number in range(_MOST_DRAWS):
-        trace = prior(jax.random.fold_in(key, number) if number else key)
+        draw_key = jax.random.fold_in(key, number) if number else key
+        trace = prototype_trace(model, draw_key, *call.inputs)
         values = values_in(trace, latent_sample_sites(trace))
         if np.isfinite(density(values)):
             break

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 import functools
 import itertools
-from typing import Any, TypeVar
+from typing import Any
 
 from jaxtyping import PyTree
 import numpy as np
@@ -29,15 +29,16 @@ MOST_COLUMNS = 16
 #: A chain's discrete sites, and values of the program's inputs, of which the sites' are
 #: ignored.
 ChainInputs = tuple[SiteValues, SlotValues]
-C = TypeVar("C")
 #: Values of a layer's units, by number, and a mask of those to take.
 Choice = tuple[Array, Numbers]
 #: From a layer's number, its units, each chain's log weights and a carry to each
 #: chain's choice, and the carry. Log weights are ``(units, values)``, or the tables of a
 #: forest.
-Visit = Callable[[ArrayLike, Numbers, Sequence[Any], C], tuple[Sequence[Choice], C]]
+Visit = Callable[
+    [ArrayLike, Numbers, Sequence[Any], Array], tuple[Sequence[Choice], Array]
+]
 #: The sites of each chain after a visit of all layers, and the carry.
-Visited = tuple[list[SiteArrays], C]
+Visited = tuple[list[SiteArrays], Array]
 
 
 class Conditionals(ABC):
@@ -61,11 +62,11 @@ class Conditionals(ABC):
     @abstractmethod
     def visit(
         self,
-        fn: Visit[C],
+        fn: Visit,
         chains: Sequence[ChainInputs],
-        carry: C,
+        carry: Array,
         backward: bool = False,
-    ) -> Visited[C]:
+    ) -> Visited:
         """Visit all layers in order, each given the values of those before; return sites and carry.
 
         :param fn: chooses values; the last unit numbers of a layer may be padding,

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.groups import ranks_in_groups
+from ebmpp.core.rows import expand
 from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
@@ -245,9 +246,8 @@ class Probabilities(ContinuousSite):
         drawn = jnp.clip(drawn, limits.tiny, 1 - limits.eps)
         valid = ((concentration > 0) & jnp.isfinite(drawn)).all(-1)
         if self.family == "Beta":
-            new = jnp.where(valid, drawn[..., 0], at.x)
-        else:
-            new = jnp.where(valid[..., None], drawn, at.x)
+            drawn = drawn[..., 0]
+        new = jnp.where(expand(valid, at.x), drawn, at.x)
         return new, (~valid).sum(dtype=jnp.int32)
 
     def distribution(self, at: Pseudocounts) -> dist.Distribution:

@@ -104,28 +104,30 @@ class ForestLayers(Layered):
             for tables, new in zip((p, q), drawn, strict=True)
         ]
 
+    def _single(
+        self, inputs: Inputs, guarded: bool = False
+    ) -> tuple[forests.Forest, Array, Array]:
+        """Return the only forest, and its tables."""
+        (layer,) = self.layers
+        tables = self.log_weights(layer, *self._chain(inputs), guarded)
+        return layer.forest, *tables
+
     def log_sum(self, inputs: Inputs) -> Array:
         """Return the log density with the units of a single forest summed out."""
-        (layer,) = self.layers
-        sites, slots = self._chain(inputs)
+        slots = self.posterior.inputs(inputs)
         constant, _ = self.terms.expand(slots, guarded=True)
-        tables = self.log_weights(layer, sites, slots, guarded=True)
-        return constant + forests.log_sum(layer.forest, *tables)
+        return constant + forests.log_sum(*self._single(inputs, guarded=True))
 
     def marginals(self, inputs: Inputs) -> tuple[Array, Array]:
         """Return probabilities of the units of a single forest, and of the ends of edges."""
-        (layer,) = self.layers
-        tables = self.log_weights(layer, *self._chain(inputs))
-        return forests.marginals(layer.forest, *tables)
+        return forests.marginals(*self._single(inputs))
 
     def most_probable(self, inputs: Inputs) -> SiteArrays:
         """Return the most probable sites of a single forest."""
-        (layer,) = self.layers
-        sites, slots = self._chain(inputs)
-        tables = self.log_weights(layer, sites, slots)
-        best, _ = forests.most_probable(layer.forest, *tables)
+        best, _ = forests.most_probable(*self._single(inputs))
+        sites, _ = self._chain(inputs)
         everywhere = jnp.ones(best.shape, bool)
-        return self.put(sites, layer.units, best, everywhere)
+        return self.put(sites, np.arange(self.size), best, everywhere)
 
     def check_tables(self, inputs: Inputs) -> None:
         """Raise a StateError if tables imply other conditionals than the ones of units."""

@@ -26,7 +26,6 @@ from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.traced.block import SiteValues
 from ebmpp.traced.sweep.conditionals import (
     MOST_COLUMNS,
-    C,
     ChainInputs,
     Conditionals,
     Visit,
@@ -159,11 +158,11 @@ class Layered(Conditionals):
 
     def visit(
         self,
-        fn: Visit[C],
+        fn: Visit,
         chains: Sequence[ChainInputs],
-        carry: C,
+        carry: Array,
         backward: bool = False,
-    ) -> Visited[C]:
+    ) -> Visited:
         inputs = [chain[1] for chain in chains]
 
         def at_layer(state, layer):

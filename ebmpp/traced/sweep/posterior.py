@@ -145,20 +145,18 @@ class ModelDensity:
         support = self.info.support(name)
         if isinstance(prior, EnergyDistribution):
             return _values_of_energy(name, prior, shape)
-        is_interval = isinstance(support, constraints.integer_interval)
-        if not is_interval and support != constraints.boolean:
+        if support == constraints.boolean:
+            support = constraints.integer_interval(0, 1)
+        if not isinstance(support, constraints.integer_interval):
             problem = (
                 f"is {type(prior).__name__}, expected finitely many whole numbers, an "
                 "EnergyDistribution, real numbers or probabilities"
             )
             _refuse(name, problem, _TRUNCATE if support.is_discrete else _ELSEWHERE)
-        low, high = (
-            (support.lower_bound, support.upper_bound) if is_interval else (0, 1)
-        )
-        if np.ndim(low) or not isinstance(high, int):
+        low = np.asarray(support.lower_bound)
+        high = np.asarray(support.upper_bound)
+        if low.ndim or not isinstance(support.upper_bound, int):
             self._check_bounds(name)
-        low = np.asarray(low)
-        high = np.asarray(high)
         size = int((high - low).max()) + 1
         if size > _MOST_VALUES:
             problem = f"takes {size} values per unit, expected at most {_MOST_VALUES}"

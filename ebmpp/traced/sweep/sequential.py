@@ -25,7 +25,7 @@ from ebmpp.core.types import SiteArrays
 from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.rules import in_floats, is_affine
 from ebmpp.traced.block import SiteValues
-from ebmpp.traced.sweep.conditionals import C, ChainInputs, Conditionals, Visit, Visited
+from ebmpp.traced.sweep.conditionals import ChainInputs, Conditionals, Visit, Visited
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_SHARES = 2**24  # numbers
@@ -79,11 +79,11 @@ class Sequential(Conditionals):
 
     def visit(
         self,
-        fn: Visit[C],
+        fn: Visit,
         chains: Sequence[ChainInputs],
-        carry: C,
+        carry: Array,
         backward: bool = False,
-    ) -> Visited[C]:
+    ) -> Visited:
         starts = [self._start(*chain) for chain in chains]
         states, fixed = zip(*starts, strict=True)
         loop = states, carry
