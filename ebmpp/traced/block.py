@@ -147,7 +147,11 @@ class Block(SiteKernel):
 
     @abstractmethod
     def advance(
-        self, values: SiteValues, call: Call, keys: Array, index: Array | None = None
+        self,
+        values: SiteValues,
+        call: Call,
+        keys: Array,
+        index: Array | None = None,
     ) -> Advanced:
         """Make one step of the sites and latents.
 
@@ -304,7 +308,10 @@ def initial_values(rng_key: Array, init_params: Mapping[str, ArrayLike]) -> Site
 
 
 def _possible_draw(
-    model: Callable, call: Call, key: Array, density: Callable
+    model: Callable,
+    call: Call,
+    key: Array,
+    density: Callable,
 ) -> SiteArrays:
     """Return the first possible draw of the latent sites from the prior, or the last of all."""
     for number in range(_MOST_DRAWS):

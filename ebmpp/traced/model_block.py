@@ -156,7 +156,11 @@ class ModelKernel(block.Block):
     # -- steps ------------------------------------------------------------------------
 
     def advance(
-        self, values: SiteValues, call: Call, keys: Array, index: Array | None = None
+        self,
+        values: SiteValues,
+        call: Call,
+        keys: Array,
+        index: Array | None = None,
     ) -> Advanced:
         """Make one step: ``num_sweeps`` sweeps, then a tempered transition with ``tempering``.
 
@@ -251,7 +255,7 @@ class ModelKernel(block.Block):
         if conditionals is None:
             return {}
         table = jax.jit(conditionals.table)(inputs)
-        return self._by_site(jax.nn.log_softmax(table, -1))
+        return conditionals.values_by_site(jax.nn.log_softmax(table, -1))
 
     def conditional(
         self, site: str, values: SiteValues, *model_args: object, **model_kwargs: object
@@ -276,12 +280,6 @@ class ModelKernel(block.Block):
         sites = {site: arrays[site] for site in self.sites if site in arrays}
         call = Call({}, args, kwargs) if args or kwargs else self.call
         return sites, self.info.context(sites, call._replace(siblings=arrays))
-
-    def _by_site(self, table: Array) -> SiteArrays:
-        """Return numbers of the values of all units, ``(units, values)``, by site."""
-        by_site = self.conditionals.by_site(table) if self.conditionals else {}
-        values = self.posterior.values
-        return {site: v[..., : len(values[site].table)] for site, v in by_site.items()}
 
     # -- sums over discrete sites -----------------------------------------------------
 
@@ -309,7 +307,7 @@ class ModelKernel(block.Block):
         :return: ``(*shape, K)`` for each site, for its K values in rising order.
         """
         table, _ = self._summed("marginals", values, model_args, model_kwargs)
-        return self._by_site(table)
+        return self.sweep.sums.values_by_site(table)
 
     def pair_marginals(
         self, values: SiteValues, *model_args: object, **model_kwargs: object
@@ -364,7 +362,11 @@ class ModelKernel(block.Block):
         return {name: jax.jit(getattr(sums, name)) for name in names}
 
     def _summed(
-        self, name: str, values: SiteValues, args: tuple, kwargs: Mapping[str, object]
+        self,
+        name: str,
+        values: SiteValues,
+        args: tuple,
+        kwargs: Mapping[str, object],
     ) -> PyTree:
         """Return one of the sums at values of the other sites; the discrete ones may have any."""
         fixed = select(self.info.latent, self.sweep.finite)

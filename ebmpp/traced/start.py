@@ -49,7 +49,11 @@ class BlockStart:
         self._find = _over_rows(self._search)
 
     def __call__(
-        self, values: SiteValues, call: Call, keys: Array, origin: str
+        self,
+        values: SiteValues,
+        call: Call,
+        keys: Array,
+        origin: str,
     ) -> SiteArrays:
         """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
 

@@ -160,7 +160,13 @@ class Augmented(ModelDensity):
             result[indicator] = jnp.where(row_inside, result[indicator], jnp.nan)
         return result
 
-    def _words(self, name: str, number: int, keys: Array, per_unit: int) -> Array:
+    def _words(
+        self,
+        name: str,
+        number: int,
+        keys: Array,
+        per_unit: int,
+    ) -> Array:
         shape = self.shapes[name]
         keys = random.fold_in(keys, number, _LATENTS)
         return random.words(keys, math.prod(shape) * per_unit).reshape(*shape, per_unit)

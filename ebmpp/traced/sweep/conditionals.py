@@ -95,8 +95,18 @@ class Conditionals(ABC):
             result[name] = rows[start:stop].reshape(shape)
         return result
 
+    def values_by_site(self, table: Array) -> SiteArrays:
+        """Split numbers of all values, ``(units, values)``, into ``(*shape, K)`` for each site."""
+        values = self.posterior.values
+        split = self.by_site(table).items()
+        return {site: rows[..., : len(values[site].table)] for site, rows in split}
+
     def put(
-        self, sites: SiteValues, units: Numbers, numbers: Array, accepted: Numbers
+        self,
+        sites: SiteValues,
+        units: Numbers,
+        numbers: Array,
+        accepted: Numbers,
     ) -> SiteArrays:
         """Return the sites with the values of some units, by number, where accepted."""
         if not is_range(units, self.size):
@@ -180,7 +190,13 @@ class Conditionals(ABC):
         (x, y), broken = self.visit(draw, chains, jnp.zeros((), bool))
         return x, y, broken
 
-    def couple_layer(self, number: Any, p: Any, q: Any, words: Array) -> list[Choice]:
+    def couple_layer(
+        self,
+        number: Any,
+        p: Any,
+        q: Any,
+        words: Array,
+    ) -> list[Choice]:
         """Draw the units of a layer in two chains, with masks of valid conditionals."""
         family = Categorical(1, max(2, self.num_values))
         valid = jnp.isfinite(p.max(-1)) & jnp.isfinite(q.max(-1))

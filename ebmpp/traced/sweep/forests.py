@@ -93,7 +93,11 @@ class ForestLayers(Layered):
         return drawn, _is_possible(layer, logits, drawn)
 
     def couple_layer(
-        self, number: int, p: ForestTables, q: ForestTables, words: Array
+        self,
+        number: int,
+        p: ForestTables,
+        q: ForestTables,
+        words: Array,
     ) -> list[Choice]:
         """Draw a layer of two chains, the conditionals of backward draws coupled maximally."""
         layer = self.layers[number]

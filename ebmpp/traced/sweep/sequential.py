@@ -96,10 +96,10 @@ class Sequential(Conditionals):
                 self._visit_unit(*chain, name, unit)
                 for chain in zip(states, fixed, strict=True)
             ]
-            logits = [visit[0] for visit in visits]
+            logits, takes = zip(*visits, strict=True)
             choices, carry = fn(unit, unit[None], logits, carry)
             states = [
-                take(*choice) for (_, take), choice in zip(visits, choices, strict=True)
+                take(*choice) for take, choice in zip(takes, choices, strict=True)
             ]
             return tuple(states), carry
 
@@ -130,7 +130,11 @@ class Sequential(Conditionals):
         return state, _Fixed(fixed, {slot: shares.dense(slot) for slot in self.sums})
 
     def _visit_unit(
-        self, state: _SequentialState, fixed: _Fixed, name: str, unit: Array
+        self,
+        state: _SequentialState,
+        fixed: _Fixed,
+        name: str,
+        unit: Array,
     ) -> tuple[Array, Callable[[Array, Numbers], _SequentialState]]:
         """Return a unit's log probabilities, and a function of its choice to the new state."""
         place = unit - self.spans[name][0]
@@ -255,7 +259,10 @@ class _Shares:
 
 
 def _pushed(
-    eqn: Equation, operands: list[Array], moving: list[int], tangents: Sequence[Array]
+    eqn: Equation,
+    operands: list[Array],
+    moving: list[int],
+    tangents: Sequence[Array],
 ) -> list[Array]:
     """Return the tangents of an affine equation's results."""
 
