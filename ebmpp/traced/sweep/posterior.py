@@ -81,7 +81,7 @@ class ModelDensity:
         values, context = inputs
         return self.program.inputs({**context.siblings, **values}, context.arguments)
 
-    def inputs_at(self, sites: SiteValues, inputs: SlotValues) -> SlotValues:
+    def inputs_at(self, sites: SiteValues, inputs: SlotValues) -> dict[int, Array]:
         """Return the values of the program's inputs at other values of the sites."""
         result = dict(inputs)
         for name, value in sites.items():

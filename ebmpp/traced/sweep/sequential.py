@@ -70,10 +70,8 @@ class Sequential(Conditionals):
         if size * num_sums > _MOST_SHARES:
             self.before = []
             self.sums = []
-        available = [*program.sites.values(), *self.sums]
-        equations = program.needed([program.output], available)
-        after = [eqn for eqn in equations if any(map(program.depends, eqn.inputs))]
-        read = {slot for eqn in (*after, *self.before) for slot in eqn.inputs}
+        repeated = filter(program.dependent, program.equations)
+        read = {slot for eqn in repeated for slot in eqn.inputs}
         #: slots that do not depend on units and are read repeatedly
         self.fixed = {slot for slot in read if not program.depends(slot)}
 
@@ -158,14 +156,15 @@ class Sequential(Conditionals):
         def density(k):
             return self._density(fixed.values, *moved(k))
 
-        others = jnp.arange(count - 1) + (jnp.arange(count - 1) >= number)
+        others = jnp.arange(count - 1)
+        others += others >= number
         if count == 2:
             at_others = density(others[0])[None]
         else:
             at_others = lax.map(density, others, batch_size=count)
         densities = jnp.full(count, state.density).at[others].set(at_others)
 
-        def take(numbers: Array, accepted: Numbers) -> _SequentialState:
+        def take(numbers, accepted):
             k = jnp.where(accepted[0], numbers[0], number)
             return _SequentialState(*moved(k), densities[k])
 
@@ -175,11 +174,13 @@ class Sequential(Conditionals):
         self, fixed: SlotValues, sites: SiteValues, sums: Mapping[int, Array]
     ) -> Array:
         program = self.posterior.program
-        output = program.output
-        slots = {program.sites[name]: v for name, v in sites.items()}
-        slots.update(sums)
-        values = {slot: _cast(v, program.dtypes[slot]) for slot, v in slots.items()}
-        return program.run({**fixed, **values}, [output])[output]
+        values = self.posterior.inputs_at(sites, fixed)
+        for slot, value in sums.items():
+            dtype = program.dtypes[slot]
+            if jnp.issubdtype(dtype, np.integer):
+                value = jnp.rint(value)
+            values[slot] = value.astype(dtype)
+        return program.run(values, [program.output])[program.output]
 
 
 class _Shares:
@@ -274,12 +275,6 @@ def _pushed(
 
     primals = tuple(operands[i] for i in moving)
     return jax.jvp(results, primals, tuple(tangents))[1]
-
-
-def _cast(value: Array, dtype: np.dtype) -> Array:
-    if jnp.issubdtype(dtype, np.integer) and jnp.issubdtype(value.dtype, np.floating):
-        value = jnp.rint(value)
-    return value.astype(dtype)
 
 
 def _affine_part(program: Program) -> tuple[list[Equation], list[int]]:
