@@ -176,13 +176,13 @@ class Clusters(Move["_Fields"]):
         family = target.graph.families[self.block]
         u = random.uniform(random.words(keys, len(fields.edges) + family.size)).T
         u = jnp.tile(u, (1, len(x) // len(keys)))
-        uniforms = _Uniforms(u[family.size :], u[: family.size])
+        coins, bonds = jnp.split(u, [family.size])
         units = energy.to_units(x, family)
         if family.is_one_hot:
-            new, label = _categories(fields, uniforms, units)
+            new, label = _categories(fields, bonds, coins, units)
             broken = (fields.weights < 0).any()
         else:
-            new, label = _spins(family, fields, uniforms, units)
+            new, label = _spins(family, fields, bonds, coins, units)
             broken = jnp.array(False)
         if self.block in target.keep:
             # fixes its cluster
@@ -199,20 +199,17 @@ class _Fields(NamedTuple):
     edges: Edges
 
 
-class _Uniforms(NamedTuple):
-    """Uniforms of bonds and of clusters."""
-
-    bond: Float[Array, "pairs rows"]
-    coin: Float[Array, "size rows"]
-
-
 def _spins(
     family: Family,
     fields: _Fields,
-    uniforms: _Uniforms,
+    bonds: Array,
+    coins: Array,
     x: Array,
 ) -> tuple[Array, Array]:
     """Redraw units of values m - d and m + d; a pair's gain is 2 d^2 times its weight.
+
+    :param bonds: uniforms of the pairs, ``(pairs, rows)``.
+    :param coins: uniforms of the clusters, ``(size, rows)``, at their smallest units.
 
     :return: new values, and the smallest unit of each unit's cluster.
     """
@@ -225,12 +222,12 @@ def _spins(
         total = jnp.zeros(len(x), pull.dtype).at[a].add(pull).at[b].add(pull)
         field = field + total[:, None]
     gain = 2 * half**2 * fields.weights[:, None] * spin[a] * spin[b]
-    is_joined = uniforms.bond < -jnp.expm1(-jnp.maximum(gain, 0))
+    is_joined = bonds < -jnp.expm1(-jnp.maximum(gain, 0))
     label = components(table(len(x), fields.edges), is_joined)
     root = _at(spin, label)
     # of a cluster with its smallest unit up
     total = _sum_by(label, field * spin * root)
-    up = jnp.where(uniforms.coin < jax.nn.sigmoid(2 * total), 1.0, -1.0)
+    up = jnp.where(coins < jax.nn.sigmoid(2 * total), 1.0, -1.0)
     return middle + half * spin * root * _at(up, label), label
 
 
@@ -240,17 +237,22 @@ def spin_scale(family: Family) -> tuple[float, float]:
     return (low + high) / 2, (high - low) / 2
 
 
-def _categories(fields: _Fields, uniforms: _Uniforms, x: Array) -> tuple[Array, Array]:
+def _categories(
+    fields: _Fields,
+    bonds: Array,
+    coins: Array,
+    x: Array,
+) -> tuple[Array, Array]:
     """Redraw categories: a cluster has one value, drawn from the sum of its natural parameters."""
     a, b = fields.edges.T
     probability = -jnp.expm1(-fields.weights)[:, None]
-    is_joined = (x[a] == x[b]) & (uniforms.bond < probability)
+    is_joined = (x[a] == x[b]) & (bonds < probability)
     label = components(table(len(x), fields.edges), is_joined)
     num_categories = fields.eta.shape[-1]
     eta = jnp.broadcast_to(fields.eta, (*x.shape, num_categories))
     totals = [_sum_by(label, eta[..., k]) for k in range(num_categories)]
     weights = jax.nn.softmax(jnp.stack(totals, -1), -1)
-    value = random.inverse_cdf(uniforms.coin, weights)
+    value = random.inverse_cdf(coins, weights)
     return _at(value, label), label
 
 

@@ -186,30 +186,21 @@ def attempt(
     trial: Trial,
 ) -> Attempt:
     """Make one trial of the coupled draw of a layer, given natural parameters of both chains."""
-    make = _maximal if stalls(kind) else _unconditional
-    result = make(families, kind, etas, trial)
+    if stalls(kind):
+        result = _maximal(families, kind, etas, trial)
+    else:
+        x, y, together = _draw_both(families, kind, etas, trial.keys)
+        is_inside = [
+            family.in_domain(eta[b]).reshape(len(trial.keys), -1)
+            for eta in etas
+            for b, family in families.items()
+        ]
+        # the conditionals of other rows do not exist
+        broken = ~jnp.concatenate(is_inside, 1).all(1)
+        result = Attempt.final(x, y, broken, together)
     y = {b: where_rows(trial.same, result.x[b], v) for b, v in result.y.items()}
     together = {b: v | trial.same for b, v in result.together.items()}
     return result._replace(y=y, together=together)
-
-
-def _unconditional(
-    families: Families,
-    kind: str,
-    etas: Etas,
-    trial: Trial,
-) -> Attempt:
-    """Make a coupled draw that is always accepted."""
-    rows = len(trial.keys)
-    x, y, together = _draw_both(families, kind, etas, trial.keys)
-    is_inside = [
-        family.in_domain(eta[b]).reshape(rows, -1)
-        for eta in etas
-        for b, family in families.items()
-    ]
-    # the conditionals of other rows do not exist
-    broken = ~jnp.concatenate(is_inside, 1).all(1)
-    return Attempt.final(x, y, broken, together)
 
 
 def _draw_both(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import random
 from ebmpp.core.rows import expand, num_rows
-from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, State
+from ebmpp.core.types import Blocks, Eta, Keys, Params, Rows, State
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.rungs import (
     Place,
@@ -170,11 +170,12 @@ def log_ratio(
         energy is enough where only the betas differ.
     :param summed: blocks that are summed out of the densities.
     """
+    reference = ensemble.reference
     rest = {b: v for b, v in x.items() if b not in summed}
     if ensemble.knots is None:
 
         def log_density_above_reference(target, x):
-            at = evaluate(target.graph, target.params, ensemble.reference, x, ())
+            at = evaluate(target.graph, target.params, reference, x, ())
             return at.model - at.reference
 
         gap = ensemble.map(log_density_above_reference, rest)
@@ -183,27 +184,21 @@ def log_ratio(
     partner = new_order(jnp.ones((num_rows(x), num_pairs), bool), parity)
     swapped = {b: permute(v, partner) for b, v in rest.items()}
 
-    def gain(target, *ends):
-        return _log_density_gain(target, ensemble.reference, summed, *ends)
+    def log_density_gain(target, *ends):
+        """Return by how much a rung's log density is larger at the second state."""
+        low, high = (
+            Place(
+                target.beta,
+                evaluate(target.graph, target.params, reference, x, summed),
+            )
+            for x in ends
+        )
+        gain = high.at.log_density(high.beta) - low.at.log_density(low.beta)
+        return add_normalizers(gain, target.graph, reference, summed, low, high)
 
-    gains = ensemble.map(gain, rest, swapped)
+    gains = ensemble.map(log_density_gain, rest, swapped)
     has_parity = jnp.arange(num_pairs) % 2 == parity
     return jnp.where(has_parity, gains[:, :-1] + gains[:, 1:], 0)
-
-
-def _log_density_gain(
-    target: Target, reference: Eta, summed: tuple[str, ...], before: Rows, after: Rows
-) -> PerRow:
-    """Return by how much a rung's log density is larger at ``after``, some blocks summed out."""
-    low, high = (
-        Place(
-            target.beta,
-            evaluate(target.graph, target.params, reference, x, summed),
-        )
-        for x in (before, after)
-    )
-    gain = high.at.log_density(high.beta) - low.at.log_density(low.beta)
-    return add_normalizers(gain, target.graph, reference, summed, low, high)
 
 
 def equalize(betas: Array, rejection: Array) -> Array:

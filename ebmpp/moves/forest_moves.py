@@ -20,7 +20,15 @@ from ebmpp.moves import forests
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.forests.tables import ForestTables
 from ebmpp.moves.gibbs import keep_observed
-from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows, one_chain, rows_equal
+from ebmpp.moves.move import (
+    Drawn,
+    Layer,
+    Move,
+    both_as_rows,
+    one_chain,
+    rows_equal,
+    stack_chains,
+)
 from ebmpp.moves.target import Target
 
 
@@ -52,8 +60,7 @@ class Forests(Move[tuple[Array, Array]]):
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         tables = _tables(target.graph, self.units)
         unary, pairwise = tables.weights(target.params, x, target.keep)
-        words = random.words(keys, tables.forest.num_units)
-        u = random.uniform(words)
+        u = random.uniform(random.words(keys, tables.forest.num_units))
         states = forests.draw(tables.forest, unary, pairwise, u)
         drawn = keep_observed(target.keep, x, tables.put(x, states))
         return drawn, 0
@@ -113,7 +120,7 @@ class Forests(Move[tuple[Array, Array]]):
         x = new(0)
         # tables of equal states may differ in their last bits
         y = {b: where_rows(trial.same, x[b], v) for b, v in new(1).items()}
-        together = {b: rows_equal(jnp.stack([x[b], y[b]])) for b in self.blocks}
+        together = {b: rows_equal(v) for b, v in stack_chains(x, y).items()}
         return Attempt.final(x, y, jnp.isnan(unary).any((0, 2, 3)), together)
 
 

@@ -377,8 +377,7 @@ class Layer(Move[PyTree]):
                 return gibbs.draw(families, eta, keys)
             return gibbs.draw_part(families, eta, random.fold_in(keys, 0, part))
 
-        drawn = gibbs.visit(target, x, self.blocks, new)
-        return drawn, 0
+        return gibbs.visit(target, x, self.blocks, new), 0
 
     def num_parts(self, graph: FactorGraph) -> int:
         return graph.num_parts(self.blocks[0])
@@ -438,12 +437,12 @@ class Layer(Move[PyTree]):
         whether the chains meet.
         """
         graph = target.graph
-        families = self.families(graph, trial.part)
         etas = (one_chain(focused, 0), one_chain(focused, 1))
+        families = self.families(graph, trial.part)
         result = attempt(families, self.kind, etas, trial)
 
         def new(chain, drawn):
-            x = {b: z[b][chain] for b in self.blocks}
+            x = one_chain(z, chain)
             drawn = self.put(graph, x, trial.part, drawn)
             return gibbs.keep_observed(target.keep, x, drawn)
 

@@ -173,9 +173,13 @@ class ForestTables:
             )
 
         def product(half, entry):
-            tangent = {
-                b: _one_hot(h, half, entry, point[b]) for b, h in self._half.items()
-            }
+            tangent = {}  # 1 at one entry of the statistics of a half's units
+            for b, half_of_unit in self._half.items():
+                is_half = (half_of_unit == half)[:, None]
+                t = point[b].reshape(len(half_of_unit), -1)
+                is_entry = jnp.arange(t.shape[1]) == entry
+                one = (is_half & is_entry).astype(t.dtype)
+                tangent[b] = one.reshape(point[b].shape)
             _, slope = jax.jvp(natural_at, (point,), (tangent,))
             return self._join({b: v[None] for b, v in slope.items()})[0]
 
@@ -218,18 +222,6 @@ class ForestTables:
 
 def _half_of(depth: np.ndarray) -> np.ndarray:
     return depth // 2 % 2
-
-
-def _one_hot(
-    half_of_unit: np.ndarray,
-    half: Array,
-    entry: Array,
-    point: Array,
-) -> Array:
-    """Return 1 at one entry of the statistics of a half's units, and 0 elsewhere."""
-    is_entry = jnp.arange(point.size // len(half_of_unit)) == entry
-    mask = (half_of_unit == half)[:, None] & is_entry[None]
-    return mask.reshape(point.shape).astype(point.dtype)
 
 
 def _induced(graph: FactorGraph, units: UnitsByBlock) -> Forest:
