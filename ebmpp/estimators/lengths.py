@@ -172,7 +172,7 @@ class TargetCost(_Target):
         # lines' solutions.
         count = len(times)
         sums = jnp.cumsum(jnp.sort(times)[::-1])[::-1]
-        above = jnp.concatenate([sums, jnp.zeros(1, times.dtype)]) / count
+        above = jnp.append(sums, 0.0) / count
         share = jnp.arange(count + 1) / count
         return jnp.maximum(1.0, ((left - above) / (1 + share)).min())
 

@@ -159,7 +159,7 @@ class CoupledPairs(Estimator):
         past: AdaptiveLength,
         batch: Batch,
         key: Key,
-    ) -> Phase[PairMetrics] | Phase[None]:
+    ) -> Phase:
         """Return the positive phase.
 
         It is exact, or by coupled pairs on the posterior where that is intractable.
@@ -197,7 +197,7 @@ class CoupledPairs(Estimator):
         weights: PerRow,
         past: AdaptiveLength,
         key: Key,
-    ) -> Phase[PairMetrics]:
+    ) -> Phase:
         """Run pairs, and choose the next length; an unmet pair counts with its limit."""
         window = self.window(past.length)
         free = {b for move in moves for b in move.blocks if b not in target.keep}
@@ -355,9 +355,11 @@ class ChainUCD(CoupledPairs):
         rows = batch.num_rows
         pairs = self.num_pairs or rows
         per_row = 0.0 if positive.metrics is None else positive.metrics.sweeps
-        sweeps = negative.metrics.sweeps
+        pair_metrics = negative.metrics
+        assert pair_metrics is not None  # pairs have run
+        sweeps = pair_metrics.sweeps
         metrics = UCDMetrics(
-            **negative.metrics,
+            **pair_metrics,
             posterior=positive.metrics,
             cost=_sweep_cost(graph, moves) * pairs * sweeps + rows * per_row,
         )
@@ -394,7 +396,7 @@ class ChainUCD(CoupledPairs):
         state: UCDState,
         batch: Batch,
         key: Key,
-    ) -> Phase[PairMetrics]:
+    ) -> Phase:
         pairs = self.num_pairs or batch.num_rows
         target = Target(graph, params)
         move = mixture_of(moves)

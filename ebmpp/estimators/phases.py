@@ -10,7 +10,7 @@ the past the pairs are unbiased.
 from collections.abc import Collection
 import dataclasses
 from functools import partial, reduce
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import PyTree
 
@@ -335,10 +335,7 @@ def two_phases(
     return energy.gradient_at(graph, params, joined, signed)
 
 
-M = TypeVar("M", PairMetrics, None)
-
-
-class Phase(NamedTuple, Generic[M]):
+class Phase(NamedTuple):
     """Result of a set of coupled pairs.
 
     :param gradient: weighted sum of energy gradients over the pairs.
@@ -348,7 +345,7 @@ class Phase(NamedTuple, Generic[M]):
 
     gradient: Params
     length: Scalar
-    metrics: M
+    metrics: PairMetrics | None
 
 
 def pair_metrics(outcome: Outcome, window: Window) -> PairMetrics:

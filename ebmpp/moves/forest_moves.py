@@ -174,12 +174,12 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
             IntractableError,
             "Use gibbs_sweep.",
         )
-    moves: list[Move] = []
-    drawn: set[str] = set()
+    moves = []
+    drawn = set()
     for layer in forests.layers.split(graph, finite):
         units = tuple((b, HashableArray.copy(u)) for b, u in layer.items())
         moves.append(Forests(units))
         drawn.update(layer)
     fixed = [b for b in graph.families if b not in free or b in drawn]
-    moves += [Layer(blocks, "maximal") for blocks in schedule(graph, fixed)]
-    return tuple(moves)
+    draws = [Layer(blocks, "maximal") for blocks in schedule(graph, fixed)]
+    return (*moves, *draws)

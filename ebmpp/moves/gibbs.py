@@ -44,30 +44,18 @@ def keep_observed(keep: UnitMasks, x: Rows, new: Rows) -> Blocks:
 def visit(
     target: Target,
     x: Rows,
-    blocks: Iterable[str],
+    blocks: tuple[str, ...],
     new: Drawer,
 ) -> Blocks:
     """Return new values of a layer's ``blocks``, part by part where units interact."""
     graph = target.graph
-    blocks = tuple(blocks)
-    if not graph.splits.keys().isdisjoint(blocks):
-        (block,) = blocks
-        return {block: _visit_parts(target, x, block, new)}
-    eta = target.natural(x, blocks)
-    # in the layer's order; a gradient is sorted by name
-    eta = {b: eta[b] for b in blocks}
-    families = {b: graph.families[b] for b in blocks}
-    return keep_observed(target.keep, x, new(eta, families, None))
-
-
-def _visit_parts(
-    target: Target,
-    x: Rows,
-    block: str,
-    new: Drawer,
-) -> Array:
-    """Return new values of a block whose units interact, drawn part by part."""
-    graph = target.graph
+    if graph.splits.keys().isdisjoint(blocks):
+        eta = target.natural(x, blocks)
+        # in the layer's order; a gradient is sorted by name
+        eta = {b: eta[b] for b in blocks}
+        families = {b: graph.families[b] for b in blocks}
+        return keep_observed(target.keep, x, new(eta, families, None))
+    (block,) = blocks
     split = graph.splits[block]
     context = energy.part_context(graph, target.params, x, block)
     observed = None
@@ -83,7 +71,7 @@ def _visit_parts(
         return split.put(units, part, drawn)
 
     units = fold_parts(split.num_parts, step, energy.to_units(x[block], split.family))
-    return energy.to_rows(units, split.family)
+    return {block: energy.to_rows(units, split.family)}
 
 
 def draw(families: Families, eta: Rows, keys: Keys) -> Blocks:

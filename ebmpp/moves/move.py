@@ -398,13 +398,12 @@ class Layer(Move[PyTree]):
         part: PartIndex,
     ) -> Eta:
         """Return natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
-        graph = target.graph
         block = self.blocks[0]
+        split = target.graph.splits.get(block)
         rows = z[block].shape[1]
         is_free = {b: ~k for b, k in target.keep.items() if b in self.blocks}
         etas = prepared
-        if block in graph.splits:
-            split = graph.splits[block]
+        if split is not None:
             x = both_as_rows(z)
             units = energy.to_units(x[block], split.family)
 
@@ -416,7 +415,7 @@ class Layer(Move[PyTree]):
                 b: split.take(energy.to_units(v, split.family), part).T
                 for b, v in is_free.items()
             }
-        families = self.families(graph, part)
+        families = self.families(target.graph, part)
         return {
             b: energy.mask_natural(
                 families[b], is_free.get(b), eta.reshape(-1, rows, *eta.shape[1:])
@@ -450,9 +449,9 @@ class Layer(Move[PyTree]):
 
     def families(self, graph: FactorGraph, part: PartIndex) -> Families:
         """Return the families of the units that are drawn at once."""
-        block = self.blocks[0]
-        if block in graph.splits:
-            return {block: graph.splits[block].part_family(part)}
+        split = graph.splits.get(self.blocks[0])
+        if split is not None:
+            return {split.block: split.part_family(part)}
         return {b: graph.families[b] for b in self.blocks}
 
     def put(
@@ -464,9 +463,9 @@ class Layer(Move[PyTree]):
     ) -> Blocks:
         """Return ``x`` with the values of a part replaced; ``new`` if there is one part."""
         block = self.blocks[0]
-        if block not in graph.splits:
+        split = graph.splits.get(block)
+        if split is None:
             return new
-        split = graph.splits[block]
         units_first = gibbs.materialize(jnp.transpose, new[block])
         units = split.put(energy.to_units(x[block], split.family), part, units_first)
         return {block: energy.to_rows(units, split.family)}

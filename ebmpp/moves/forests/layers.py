@@ -50,16 +50,10 @@ def split(graph: Declaration, blocks: Sequence[str]) -> list[UnitsByBlock]:
         return split(graph, joined)
     layers = forest_layers(edges, block_of.tolist(), conflicts)
     by_block = np.split(layers, np.cumsum(sizes)[:-1])
-    result = []
-    for number in range(layers.max() + 1):
-        present = zip(blocks, by_block, strict=True)
-        result.append(
-            {
-                b: np.flatnonzero(layer_of == number)
-                for b, layer_of in present
-                if number in layer_of
-            }
-        )
+    result = [{} for _ in range(layers.max() + 1)]
+    for b, layer_of in zip(blocks, by_block, strict=True):
+        for number in np.unique(layer_of):
+            result[number][b] = np.flatnonzero(layer_of == number)
     return result
 
 
@@ -74,8 +68,8 @@ def forest_layers(
     """
     network = nx.empty_graph(len(groups))
     network.add_edges_from(edges.tolist())
-    trees: list[tuple[nx.utils.UnionFind, set[int]]] = []
-    layer_of: dict[int, int] = {}
+    trees = []
+    layer_of = {}
     for unit, group in enumerate(groups):
         for number in itertools.count():
             if number == len(trees):
@@ -103,7 +97,7 @@ def interactions(
     sizes = [graph.families[b].size for b in blocks]
     starts = np.cumsum([0, *sizes])
     units = [np.arange(*starts[i : i + 2]) for i in range(len(blocks))]
-    conflicts: list[set[int]] = [set() for _ in blocks]
+    conflicts = [set() for _ in blocks]
     pairs = []
     for (i, a), (j, b) in itertools.combinations(enumerate(blocks), 2):
         if (a, b) not in graph.edges and (b, a) not in graph.edges:
