@@ -178,8 +178,8 @@ class ForestTables:
                 is_half = (half_of_unit == half)[:, None]
                 t = point[b].reshape(len(half_of_unit), -1)
                 is_entry = jnp.arange(t.shape[1]) == entry
-                one = (is_half & is_entry).astype(t.dtype)
-                tangent[b] = one.reshape(point[b].shape)
+                mask = (is_half & is_entry).astype(t.dtype)
+                tangent[b] = mask.reshape(point[b].shape)
             _, slope = jax.jvp(natural_at, (point,), (tangent,))
             return self._join({b: v[None] for b, v in slope.items()})[0]
 
