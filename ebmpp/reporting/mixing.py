@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-import jax.numpy as jnp
-
 from ebmpp.core.types import Blocks
 from ebmpp.coupling.expectation import UnbiasedEstimate, unbiased_expectation
 from ebmpp.diagnostics import plot_meeting_times, plot_tv_bound, summary, tv_upper_bound
@@ -159,10 +157,8 @@ def chains(section: Section, subject: Subject) -> None:
     tables = {}
     energies = {}
     for name, result in subject.chains(section).items():
-        draws = {b: jnp.asarray(v) for b, v in result.draws.items()}
-        values = {
-            "energy": np.asarray(subject.graph.energy(subject.params, draws), float)
-        }
+        energy = subject.graph.energy(subject.params, result.draws)
+        values = {"energy": np.asarray(energy, float)}
         for b, v in result.draws.items():
             values[f"mean of {b}"] = v.reshape(*v.shape[:2], -1).mean(-1, dtype=float)
         energies[name] = values["energy"]

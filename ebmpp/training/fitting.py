@@ -32,7 +32,7 @@ from ebmpp.training.loop import Loop
 from ebmpp.training.observers.base import Observer
 from ebmpp.training.observers.checkpoints import CheckpointWriter
 from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
-from ebmpp.training.observers.monitoring import BestParams, LikelihoodWatch, Monitoring
+from ebmpp.training.observers.monitoring import BestParams, Monitoring
 from ebmpp.training.observers.path import PathRecorder
 from ebmpp.training.observers.progress import Deadline, ProgressBar
 from ebmpp.training.result import Fit
@@ -284,7 +284,6 @@ def _observers(
     graph = loop.graph
     stages = loop.stages
     log = loop.log
-    best = monitoring.best
     observers = [
         PairWatch(log, stages, graph.num_units, start, deadline),
         Deadline(log, deadline, start) if deadline < math.inf else None,
@@ -294,7 +293,6 @@ def _observers(
         path,
         EstimatorDiagnosis(graph, stages, loop.source, loop.key, log),
         monitoring,
-        LikelihoodWatch(log, monitoring.period, None if best is None else best.name),
         # again, for a run that a callback ends
         checkpoints,
     ]

@@ -9,7 +9,6 @@ wrong name, shape or value.
 
 from collections.abc import Sequence
 import dataclasses
-from functools import partial
 import math
 from typing import Any
 
@@ -142,16 +141,18 @@ def estimated_log_likelihood(
         "estimated_log_likelihood: num_particles", num_particles, least=2
     )
     data = rows if data is None else _rows(graph, data)
-    run = partial(
-        ais, rng_key=rng_key, data=data, num_particles=num_particles, ladder=ladder
-    )
 
     def estimate(params: Params) -> float:
-        return (
-            run(graph, params, num_temperatures=num_temperatures)
-            .average_log_likelihood(rows)
-            .value
+        result = ais(
+            graph,
+            params,
+            rng_key=rng_key,
+            data=data,
+            num_particles=num_particles,
+            num_temperatures=num_temperatures,
+            ladder=ladder,
         )
+        return result.average_log_likelihood(rows).value
 
     return Monitor(estimate, compiled=False, log_likelihood=True)
 
@@ -267,14 +268,12 @@ def reconstruction(graph: FactorGraph, rows: StateLike, *, rng_key: Array) -> Mo
 def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) -> Array:
     x = phases.sample_latents(graph, params, Batch.uniform(rows), key)
 
-    def mean(b):
-        return graph.families[b].mean(energy.natural_rows(graph, params, x, [b])[b])
-
-    errors = [
-        t - mean(b)
-        for b, t in graph.statistics({b: x[b] for b in graph.visible}).items()
-    ]
-    return (jnp.concatenate(list(map(jnp.ravel, errors))) ** 2).mean()
+    visible = {b: x[b] for b in graph.visible}
+    errors = []
+    for b, t in graph.statistics(visible).items():
+        eta = energy.natural_rows(graph, params, x, [b])[b]
+        errors.append(jnp.ravel(t - graph.families[b].mean(eta)))
+    return (jnp.concatenate(errors) ** 2).mean()
 
 
 def gradient_bias(
@@ -317,17 +316,17 @@ def gradient_bias(
         ),
         "reference": reference,
     }
+    expected = "an estimator such as CD(k=1)"
     for value in (estimator, reference):
-        checks.instance(
-            "gradient_bias: estimator", value, Estimator, "an estimator such as CD(k=1)"
-        )
+        checks.instance("gradient_bias: estimator", value, Estimator, expected)
 
     def measure(params: Params, state: PyTree) -> float:
         fresh = certificate.state_shapes(graph, params, rows, estimator)
         if state is not None and shapes(state) != shapes(fresh):
             return math.nan
-        return certificate.gradient_bias(
+        result = certificate.gradient_bias(
             graph, params, rows, estimator, state, **options
-        ).total.squared_bias
+        )
+        return result.total.squared_bias
 
     return Monitor(measure, takes_state=True, compiled=False)

@@ -290,8 +290,7 @@ def _batch_of(selection: Selection) -> Batch:
     rows = selection.rows
     known = selection.known
     if selection.index is not None:
-        rows = {b: v[selection.index] for b, v in rows.items()}
-        known = {b: v[selection.index] for b, v in known.items()}
+        rows, known = jax.tree.map(lambda a: a[selection.index], (rows, known))
     batch = Batch.uniform(rows, known)
     if selection.weights is None:
         return batch

@@ -28,13 +28,27 @@ _FEWEST = 5
 
 @dataclasses.dataclass
 class Monitoring(Observer):
-    """Evaluate the monitors and call the callbacks, any of which may end the run."""
+    """Evaluate the monitors and call the callbacks, any of which may end the run.
+
+    Warn once if a monitored likelihood has fallen, unless the params at its best are
+    recorded.
+    """
 
     log: Log
     guard: Guard
     callbacks: Sequence[Callback]
     best: "BestParams | None"
     period: int
+
+    def __post_init__(self) -> None:
+        best = None if self.best is None else self.best.name
+        self._watched = [
+            name
+            for name, monitor in self.log.monitors.items()
+            if getattr(monitor, "log_likelihood", False) and name != best
+        ]
+        self._count = 0
+        self._next_look = 10
 
     def at(self, step: int, state: TrainState, is_last: bool) -> bool:
         if not self.is_due(step, is_last):
@@ -47,8 +61,12 @@ class Monitoring(Observer):
             backend.wait(state.ok)
             value = self.log.monitored.last[self.best.name]
             self.best.record(step, value, state.params)
-        if not self.callbacks:
-            return False
+        is_stopped = bool(self.callbacks) and self._call_back(step, state)
+        self._warn_of_fall(is_last or is_stopped)
+        return is_stopped
+
+    def _call_back(self, step: int, state: TrainState) -> bool:
+        """Call all callbacks; return True if one ends the run."""
         # new containers, which the callbacks may change
         params, estimator = jax.tree.map(
             lambda leaf: leaf, (state.params, state.estimator)
@@ -56,6 +74,21 @@ class Monitoring(Observer):
         progress = Progress(step, params, estimator, self.log.dataset())
         results = [bool(callback(progress)) for callback in self.callbacks]
         return any(results)
+
+    def _warn_of_fall(self, is_last: bool) -> None:
+        """Warn of a likelihood that has fallen; seldom look, since the device is waited for."""
+        self._count += 1
+        if not self._watched or (not is_last and self._count < self._next_look):
+            return
+        self._next_look = 5 * self._count // 4 + 10
+        columns = self.log.monitored.columns()
+        tail = 1 if is_last else 2
+        for name in self._watched:
+            message = diagnose_fall(name, columns["monitor_step"], columns[name], tail)
+            if message is not None:
+                self._watched = []
+                warnings.warn(f"fit: {message}", stacklevel=5)
+                return
 
 
 class BestParams:
@@ -100,43 +133,6 @@ class BestParams:
         self._value = float(next(leaves))
         self._step = int(next(leaves))
         self._params = jax.tree.map(lambda _: jnp.asarray(next(leaves)), self._params)
-
-
-class LikelihoodWatch(Observer):
-    """Warn once if a monitored likelihood has fallen, unless the params at its best are recorded.
-
-    :param period: steps between monitor values.
-    :param best: the monitor whose best params are recorded.
-    """
-
-    def __init__(self, log: Log, period: int, best: str | None) -> None:
-        self.period = period
-        self._log = log
-        self._names = [
-            name
-            for name, monitor in log.monitors.items()
-            if getattr(monitor, "log_likelihood", False) and name != best
-        ]
-        self._count = 0
-        self._next_look = 10
-
-    def at(self, step: int, state: TrainState, is_last: bool) -> None:
-        if not self._names or not self.is_due(step, is_last):
-            return
-        self._count += 1
-        if not is_last and self._count < self._next_look:
-            return
-        # seldom, since the device is waited for
-        self._next_look = 5 * self._count // 4 + 10
-        columns = self._log.monitored.columns()
-        for name in self._names:
-            message = diagnose_fall(
-                name, columns["monitor_step"], columns[name], 1 if is_last else 2
-            )
-            if message is not None:
-                self._names = []
-                warnings.warn(f"fit: {message}", stacklevel=4)
-                return
 
 
 def diagnose_fall(
