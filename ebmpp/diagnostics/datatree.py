@@ -366,8 +366,8 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     variables = {name: (["statistic", *names[name]], x) for name, x in values.items()}
     moments = xr.Dataset(variables, {"statistic": _STATISTICS})
     groups = {"/": xr.Dataset(), "moments": moments}
-    kept = result.draws().children if result.num_kept else {}
-    for group, data in kept.items():
+    draws = result.draws().children if result.num_kept else {}
+    for group, data in draws.items():
         dataset = data.to_dataset()
         if group == "sample_stats":
             fields = {str(name): x for name, x in dataset.data_vars.items()}

@@ -128,7 +128,7 @@ def plot_history(
     count = len(variables)
     if axes is None:
         axes = grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, pyplot=True)[1]
-    axes = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
+    axes = np.asarray(axes, dtype=object).ravel()
     if not len(axes) >= count:
         raise checks.error("number of axes", f"{count}, one per panel", len(axes))
     for ax, (label, names) in zip(axes, variables.items(), strict=False):

@@ -99,7 +99,7 @@ def _probabilities(
                 f"one for each of {size} components of the {z.size} values of site {name!r}",
                 values,
             )
-        if not (z >= 0).all() or not (z < size).all():
+        if not ((z >= 0) & (z < size)).all():
             raise checks.error(
                 f"relabel: samples[{name!r}]", f"labels from 0 to {size - 1}", z
             )

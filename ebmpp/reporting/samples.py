@@ -230,10 +230,10 @@ def image_shapes(
             )
     for b, family in graph.visible.items():
         side = math.isqrt(family.size)
-        if b not in shapes and len(family.shape) == 2:
-            shapes[b] = family.shape
-        elif b not in shapes and side**2 == family.size and side >= _MIN_SIDE:
-            shapes[b] = (side, side)
+        if len(family.shape) == 2:
+            shapes.setdefault(b, family.shape)
+        elif side**2 == family.size and side >= _MIN_SIDE:
+            shapes.setdefault(b, (side, side))
     return {b: tuple(shapes[b]) for b in graph.visible if b in shapes}
 
 

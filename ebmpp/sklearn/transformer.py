@@ -444,8 +444,7 @@ class HarmoniumTransformer(
         results = []
         for first in range(0, len(rows), size):
             part = rows[first : first + size]
-            padded = np.zeros((size, *part.shape[1:]), part.dtype)
-            padded[: len(part)] = part
+            padded = np.resize(part, (size, *part.shape[1:]))
             values = np.asarray(fn(self.graph_, params, padded))
             results.append(values[: len(part)])
         return np.concatenate(results)
