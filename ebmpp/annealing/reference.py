@@ -125,7 +125,7 @@ def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
     result = {}
     for b, value in values.items():
         family = graph.families[b]
-        eta = jnp.asarray(value, jnp.result_type(float))
+        eta = jnp.asarray(value, float)
         name = f"reference: block {b!r} ({family!r})"
         if eta.shape != family.statistic_shape:
             raise checks.parameter_error(

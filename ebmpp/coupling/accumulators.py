@@ -126,9 +126,7 @@ class Function:
         """Return zeros with a leading axis of pairs or of blocks of pairs."""
         shapes = shapes_of(self.fn, self.blocks)
         rows = num_jobs if self.rows is None else self.rows
-        return jax.tree.map(
-            lambda s: jnp.zeros((rows, *s.shape), jnp.result_type(float)), shapes
-        )
+        return jax.tree.map(lambda s: jnp.zeros((rows, *s.shape)), shapes)
 
     def add(
         self, target: Target, total: PyTree, x: Rows, weights: PerRow, jobs: Counts

@@ -265,7 +265,7 @@ class ParticleUCD(Estimator):
             jnp.zeros(()),
             jnp.ones(()),
         )
-        requested = jnp.asarray(self.cess_threshold, jnp.result_type(float))
+        requested = jnp.asarray(self.cess_threshold, float)
         start = _Search(jnp.array(True), requested, no_ladder)
         _, requested, ladder = lax.while_loop(is_incomplete, search, start)
         state = state._replace(requested=requested)

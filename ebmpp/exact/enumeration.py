@@ -254,7 +254,7 @@ def _gaussian_integral(
     origin = {}
     free = {}
     for b in blocks:
-        origin[b] = jnp.zeros(graph.families[b].shape, jnp.result_type(float))
+        origin[b] = jnp.zeros(graph.families[b].shape)
         free[b] = 1 + origin[b]
         if b in known:
             origin[b] = jnp.where(known[b], x[b], origin[b])

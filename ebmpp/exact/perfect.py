@@ -318,7 +318,7 @@ def perfect_sample(
     max_sweeps = checks.count("perfect_sample: max_sweeps", max_sweeps)
     graph.check(params)
     method = method_for(graph, method)
-    is_known = all(map(states.is_concrete, jax.tree.leaves((params, rng_key))))
+    is_known = states.is_concrete((params, rng_key))
     if is_known:
         _METHODS[method].check_params(graph, params)
     numbers = jnp.arange(num_samples, dtype=jnp.uint32)

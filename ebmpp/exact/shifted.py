@@ -81,7 +81,7 @@ def shift_origin(graph: FactorGraph, params: Params) -> Shifted:
         )
         if not (isinstance(family, Gaussian) and b in bias and movable):
             continue
-        eta = jnp.asarray(params[bias[b]], jnp.result_type(float))
+        eta = jnp.asarray(params[bias[b]], float)
         mean, deviation = family.moments(eta)
         is_far = jnp.abs(mean) > _FAR * deviation
         if is_concrete(is_far) and not is_far.any():

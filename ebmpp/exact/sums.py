@@ -113,7 +113,7 @@ def _table(graph: FactorGraph, params: Params, plan: Plan) -> tuple[Blocks, Arra
 def _checked(value: Any, params: Params, plan: Plan) -> Any:
     """Return a result unless it is known and overflows."""
     leaves = jax.tree.leaves(value)
-    if not all(map(is_concrete, leaves)):
+    if not is_concrete(leaves):
         return value
     if all((np.asarray(leaf) < np.inf).all() for leaf in leaves):
         return value

@@ -47,7 +47,7 @@ from ebmpp.families import finite
 
 def as_float(x: ArrayLike) -> Float[Array, "..."]:
     """Convert to jax's default floats."""
-    return jnp.asarray(x, jnp.result_type(float))
+    return jnp.asarray(x, float)
 
 
 class Shape(Protocol):
@@ -228,11 +228,13 @@ class Family(abc.ABC):
         """Draw as a function of random words, :attr:`num_words` per unit."""
         keys = random.as_key(words.reshape(-1, 2))
         flat = eta.reshape(-1, *self.stat_shape)
+
+        def draw(key, eta):
+            return jnp.asarray(self.unit_distribution(eta).sample(key))
+
         # NumPyro's samplers promote, whatever jax is set to refuse
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            drawn = jax.vmap(
-                lambda key, e: jnp.asarray(self.unit_distribution(e).sample(key))
-            )(keys, flat)
+            drawn = jax.vmap(draw)(keys, flat)
         return drawn.reshape(words.shape[:-1]).astype(self.dtype)
 
     def couple(self, words: Words, eta: Natural, other: Natural) -> tuple[Draws, Draws]:

@@ -77,11 +77,13 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
         scale = jnp.where(scale > 0, scale, 1.0)
         # of the correlations: the small variance of a rare category is not that of a
         # redundant statistic
-        inverse = jnp.linalg.pinv(covariance / jnp.outer(scale, scale), hermitian=True)
+        correlations = covariance / jnp.outer(scale, scale)
+        inverse = jnp.linalg.pinv(correlations, hermitian=True)
         return -(inverse @ (gradient / scale)) / scale
 
     def length(eta: Array, step: Array) -> Array:
-        safe = jnp.log1p(reach(step)) / reach(step)
+        extent = reach(step)
+        safe = jnp.log1p(extent) / extent
         # a longer one may end where statistics are no longer separated
         if statistics.shape[1] > 1:
             return safe

@@ -8,6 +8,7 @@ narrowed first would silently wrap or round to other counts.
 
 from typing import Any
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -20,9 +21,9 @@ from ebmpp.errors import StateError
 from ebmpp.families.family import Family
 
 
-def is_concrete(x: object) -> bool:
-    """Return True unless ``x`` is traced by jit, vmap or grad."""
-    return not isinstance(x, Tracer)
+def is_concrete(x: PyTree) -> bool:
+    """Return True unless a leaf of ``x`` is traced by jit, vmap or grad."""
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x))
 
 
 def as_array(name: str, value: Any) -> Numbers:
@@ -45,7 +46,7 @@ def as_array(name: str, value: Any) -> Numbers:
         )
     if hasattr(value, "iloc") and hasattr(value, "columns"):
         return _from_frame(where, value)
-    if isinstance(value, list | tuple) and not all(map(is_concrete, leaves)):
+    if isinstance(value, list | tuple) and not is_concrete(leaves):
         return jnp.asarray(value)
     return checks.numbers(where, value, StateError)
 
@@ -58,7 +59,7 @@ def _is_pair_with_mask(value: tuple) -> bool:
     if len(value) != 2 or not are_arrays:
         return False
     mask = value[1]
-    are_concrete = all(map(is_concrete, jax.tree.leaves(mask)))
+    are_concrete = is_concrete(mask)
     return are_concrete and np.asarray(mask).dtype == bool
 
 

@@ -252,7 +252,7 @@ class FactorGraph(Declaration, Shown):
         if not values:
             return
         states.check_finite(params)
-        if all(map(states.is_concrete, jax.tree.leaves(params))):
+        if states.is_concrete(params):
             with sharding.eager():  # under jit, concrete params would be staged
                 normalization.check(self, params)
 

@@ -59,7 +59,7 @@ def terms(graph: Declaration, params: Params) -> Terms:
             raise checks.error(
                 f"block {b!r}", "of one statistic per unit, as Spin is", family
             )
-    zero = jnp.zeros(graph.num_units, jnp.result_type(float))
+    zero = jnp.zeros(graph.num_units)
 
     def energy_at(flat):
         return energy.energy(graph, params, _blocks(graph, flat))

@@ -130,7 +130,7 @@ def mean_statistics(
     for b, v in rows.items():
         family = graph.families[b]
         inputs = (v, known.get(b), weights)
-        if isinstance(family, Gaussian) and all(map(is_concrete, inputs)):
+        if isinstance(family, Gaussian) and is_concrete(inputs):
             mean, variance, count = _moments(*inputs)
             if warns:
                 interacts = any(f.interacts for f in graph.factors if b in f.blocks)

@@ -233,7 +233,7 @@ def _state(
 
 def _distance(target: Target, z: Blocks) -> Array:
     """Return the L1 distance of the two chains of each row; categories differ or not."""
-    total = jnp.zeros(target.num_rows, jnp.result_type(float))
+    total = jnp.zeros(target.num_rows)
     for b in target.free:
         gap = jnp.abs(z[b][0] - z[b][1])
         gap = gap != 0 if jnp.issubdtype(gap.dtype, jnp.integer) else gap

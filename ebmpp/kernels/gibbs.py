@@ -99,8 +99,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
     ) -> GibbsState:
         z = target.from_rows(self._start(target, rng_key, init_params))
         proposes = any(move.proposes for move in self._moves(target))
-        ones = jnp.ones(target.batch, jnp.result_type(float))
-        acceptance = ones if proposes else None
+        acceptance = jnp.ones(target.batch) if proposes else None
         return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, z)
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:

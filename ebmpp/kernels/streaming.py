@@ -152,7 +152,7 @@ class Chunks:
 
         def as_float(value):
             numbers = checks.numbers("LongRun: fn and fields", value)
-            return jnp.asarray(numbers).astype(jnp.result_type(float))
+            return jnp.asarray(numbers, float)
 
         values = jax.tree.map(as_float, {"fn": self.fn(draw), "fields": fields})
         leaves, self._structure = jax.tree.flatten(values)

@@ -34,7 +34,7 @@ class Knots(NamedTuple):
     @staticmethod
     def before(path: Path, params: Params) -> "Knots":
         """Return the knots of a path, without the last one if it is the model."""
-        known = all(map(is_concrete, jax.tree.leaves(params)))
+        known = is_concrete(params)
         num = len(path) - (known and path.ends_at(params))
         return Knots(
             path.betas[:num], jax.tree.map(lambda a: a[:num], path.along()), path.eta0

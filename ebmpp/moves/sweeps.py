@@ -158,7 +158,7 @@ def _shares_noise(move: Move, family: Family) -> bool:
 
 def check_params(target: Target, moves: Iterable[Move]) -> None:
     """Check that moves accept the params, unless these are traced."""
-    if all(is_concrete(leaf) for leaf in jax.tree.leaves(target.params)):
+    if is_concrete(target.params):
         for move in moves:
             move.check_params(target.graph, target.params)
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool
 import numpy as np
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
@@ -81,7 +80,7 @@ def check_betas(
 
 def check_hot(graph: FactorGraph, params: Params, beta: float) -> None:
     """Check that the hottest replica normalises, unless params are traced; all others then do."""
-    if not all(map(is_concrete, jax.tree.leaves(params))):
+    if not is_concrete(params):
         return
     with sharding.eager():  # under jit, concrete params would be staged
         reference = reference_of(graph, params)

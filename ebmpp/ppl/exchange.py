@@ -223,7 +223,7 @@ class Exchange(SiteKernel):
         for (site, prior), key in zip(self.prior.items(), keys, strict=True):
             value = jnp.asarray(init[site] if site in init else prior.sample(key))
             u[site] = dist.biject_to(prior.support).inv(value)
-        zero = jnp.zeros((), jnp.result_type(float))
+        zero = jnp.zeros(())
         none = jnp.zeros((), jnp.int32)
         return ExchangeState(
             z=self._constrain(u),
@@ -355,8 +355,8 @@ class Exchange(SiteKernel):
     def _check_start(self, state: ExchangeState, call: Call) -> None:
         params = self._params(state.z, call, values=True)
         rows, _ = self._rows(call)
-        inputs = jax.tree.leaves((params, rows, state.rng_key))
-        if not self._may_fail or not all(map(states.is_concrete, inputs)):
+        is_concrete = states.is_concrete((params, rows, state.rng_key))
+        if not self._may_fail or not is_concrete:
             return
         try:
             perfect.perfect_sample(

@@ -319,10 +319,7 @@ def _weights(
     graph: FactorGraph, block: str, other: str, params: Params, index: Array
 ) -> Array:
     """Return the derivative of a block's natural parameters in another block's statistics."""
-    zero = {
-        b: jnp.zeros(f.statistic_shape, jnp.result_type(float))
-        for b, f in graph.families.items()
-    }
+    zero = energy.zero_statistics(graph, graph.families)
 
     def natural(t):
         return energy.natural(graph, params, zero | {other: t}, [block])[block]

@@ -43,9 +43,7 @@ def from_bernoulli_rbm(machine: BernoulliRBM) -> tuple[FactorGraph, Params]:
         "h": machine.intercept_hidden_,
         "v:h": machine.components_.T,
     }
-    params = {
-        name: jnp.asarray(a, jnp.result_type(float)) for name, a in params.items()
-    }
+    params = {name: jnp.asarray(a, float) for name, a in params.items()}
     return harmonium(Bernoulli(visible), Bernoulli(latent)), params
 
 

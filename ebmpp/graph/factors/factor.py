@@ -182,7 +182,7 @@ class Factor:
         if self.init is None:
             return ()
         values = self.init(rng_key) if callable(self.init) else self.init.unflatten()
-        return jax.tree.map(lambda a: jnp.asarray(a, jnp.result_type(float)), values)
+        return jax.tree.map(lambda a: jnp.asarray(a, float), values)
 
     def init_checked(self, rng_key: Array, default: Array) -> Array:
         """Return ``init`` as one array of the shape of ``default``, or the default for None.

@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 
-import jax
 from jax import Array
 
 from ebmpp.core import checks, sharding
@@ -56,7 +55,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
         return graph
     with sharding.eager():
         for b, v in values.items():
-            if not all(map(states.is_concrete, jax.tree.leaves(v))):
+            if not states.is_concrete(v):
                 raise checks.state_error(
                     f"condition: block {b!r}",
                     "concrete, not traced by jit, vmap or grad",
