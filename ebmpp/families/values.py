@@ -106,10 +106,10 @@ def check_values(
         wrong = ~np.asarray(family.in_support(narrow))
         if not wrong.any():
             return
-        given = narrow if original is None else np.asarray(original)
+        before = narrow if original is None else np.asarray(original)
         # overflow is reported by _check_width
-        wrong &= ~np.isinf(narrow) | ~np.isfinite(given.astype(float))
-        _refuse(name, family, wrong, given, describe(family))
+        wrong &= ~np.isinf(narrow) | ~np.isfinite(before.astype(float))
+        _refuse(name, family, wrong, before, describe(family))
 
 
 def _check_width(name: str, family: Family, narrow: Numbers, original: Numbers) -> None:
