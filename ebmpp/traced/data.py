@@ -109,7 +109,7 @@ def with_log_density(
 
 
 def sum_unmasked(site: Message, rows: Array) -> Array:
-    """Return the sum of numbers for the rows of a site, without those that are masked out."""
+    """Return the sum of numbers for the unmasked rows of a site."""
     fn = with_log_density(site["fn"], lambda _: rows)
     return jnp.sum(fn.log_prob(site["value"]))
 

@@ -179,7 +179,7 @@ class ForestLayers(Layered):
         inputs: SlotValues,
         guarded: bool = False,
     ) -> ForestTables:
-        """Return sums of the elements that read a unit alone, and of those of an edge."""
+        """Return sums of elements that read one unit, and of elements that read an edge."""
         side = jnp.asarray(layer.forest.depth % 2)
         _, coefficients = self.terms.expand(inputs, guarded)
         # of infinite terms, whose derivative would be 0 * inf
