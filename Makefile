@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 #   make demo     train a model on real digits in a minute, write its pictures and ArviZ files to demo/
-#   make test     lint, format, types, imports, and the fast tests
+#   make test     lint, format, types, imports, and the tests of each change
 #   make docs     the site, in build/site: open build/site/index.html
 #
 # All make the virtual environment first. Another Python, beside the usual environment:
@@ -17,10 +17,11 @@ WORKERS ?= 2
 # A file stays with one worker: compilation takes most of the time, and the tests of a file share programs.
 SPREAD := -n $(WORKERS) --dist loadfile
 # What a new version of jax, numpyro, xarray or ArviZ is likely to break.
-SUBSET ?= tests/fast/core/test_random.py tests/fast/data tests/fast/diagnostics/test_datatree.py \
-	tests/fast/graph/test_graph.py tests/fast/kernels/test_gibbs.py tests/fast/training/test_checkpoint.py
+SUBSET ?= tests/core/test_random.py tests/data tests/diagnostics/test_datatree.py \
+	tests/graph/test_graph.py tests/kernels/test_gibbs.py tests/training/test_checkpoint.py
 # Everything that draws, under JAX's strictest settings.
-STRICT ?= tests/slow/test_strict.py
+STRICT ?= tests/test_strict.py
+PAGES ?= tests/test_pages.py
 TWO := XLA_FLAGS=--xla_force_host_platform_device_count=2
 # What was compiled once is read from here: tests that ran before take a quarter of the time, and workers share.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebmpp
@@ -37,7 +38,7 @@ PLOTS_STAMP := $(VENV)/.installed-plots
 DOCS_STAMP := $(VENV)/.installed-docs
 PIP_FLAGS := $(if $(UPGRADE),--upgrade --upgrade-strategy eager)
 
-.PHONY: venv demo docs lint test test-all test-cases test-slow test-strict test-shapes test-subset release-check bench papers format clean FORCE
+.PHONY: venv demo docs lint test test-pages test-strict test-subset test-nightly test-shapes test-release release-check bench papers format clean FORCE
 
 define MAKE_VENV
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer with venv found: PYTHON=..." >&2; exit 1; }
@@ -85,26 +86,24 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest $(SPREAD)
 
-# All tiers, more than an hour on two cores. CI runs `test`, `test-cases`, `test-strict` and `test-subset`; run all before
-# a release.
-test-all: test
-	$(MAKE) test-cases test-slow test-strict test-shapes
-	$(BIN)/python -m pytest $(SPREAD) -m slow tests/slow
-
-# Further cases of the fast tests, and docstring examples.
-test-cases: $(STAMP)
-	$(BIN)/python -m pytest -q $(SPREAD) -m slow tests/fast
+# Code of README, the pages and the docstrings.
+test-pages: $(STAMP)
+	$(BIN)/python -m pytest -q $(SPREAD) -m nightly $(PAGES)
 	$(BIN)/python -m pytest -q $(SPREAD) --doctest-modules ebmpp
 
-# Models, pages, devices and plots, without their own further cases.
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q $(SPREAD) tests/slow --ignore=$(STRICT)
+# Further cases, models, devices, the report and plots. Nothing that another target runs.
+test-nightly: $(STAMP)
+	$(BIN)/python -m pytest -q $(SPREAD) -m "nightly and not release" --ignore=$(STRICT) --ignore=$(PAGES)
+
+# Every model program, rows of the papers, longer tutorials: before a release, after all other targets.
+test-release: $(STAMP)
+	$(BIN)/python -m pytest -q $(SPREAD) -m release
 
 # Twice: 64-bit floats and 32-bit data are two dtypes, which strict promotion would refuse.
 test-strict: $(STAMP)
 	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_NUMPY_DTYPE_PROMOTION=strict JAX_DEBUG_NANS=1 \
-		$(BIN)/python -m pytest -q -n $(WORKERS) $(STRICT)
-	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q -n $(WORKERS) $(STRICT)
+		$(BIN)/python -m pytest -q -n $(WORKERS) -m nightly $(STRICT)
+	$(TWO) JAX_NUMPY_RANK_PROMOTION=raise JAX_ENABLE_X64=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m nightly $(STRICT)
 
 # Shapes and dtypes of annotations, checked by beartype at each call.
 test-shapes: $(STAMP)

@@ -3,6 +3,7 @@
 """Settings that must be made before JAX starts, for tests and for docstring examples."""
 
 from collections.abc import Iterator
+import contextlib
 import ctypes
 import doctest
 import gc
@@ -40,7 +41,7 @@ if os.environ.get("EBMPP_CHECK_SHAPES"):
     install_import_hook([f"ebmpp.{name}" for name in (*_ROOMS, *_RUNS)], "shapes.check")
 
 # One loop to compile instead of two: 4.0 CPU-seconds instead of 6.6 per engine. The
-# pairs do not depend on the number of slots; tests/fast/coupling/test_engine.py uses
+# pairs do not depend on the number of slots; tests/coupling/test_engine.py uses
 # more.
 importlib.import_module("ebmpp.coupling.slots")._SLOTS = 8
 
@@ -90,10 +91,9 @@ def drop_programs() -> Iterator[None]:
     if _is_full():
         jax.clear_caches()
         gc.collect()
-        try:  # return free memory to the system: glibc keeps 1.4 GB where 0.5 GB is in use
+        # return free memory to the system: glibc keeps 1.4 GB where 0.5 GB is in use
+        with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL("libc.so.6").malloc_trim(0)
-        except (OSError, AttributeError):  # another C library
-            pass
 
 
 _CACHE_SETTINGS = (
@@ -107,10 +107,13 @@ _CACHE_SETTINGS = (
 @pytest.fixture(autouse=True)
 def restore_compilation_cache() -> Iterator[None]:
     """Restore the settings of JAX's compilation cache after a test or an example that changes them."""
-    settings = lambda: {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
-    before = settings()
+
+    def current():
+        return {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}
+
+    before = current()
     yield
-    if settings() != before:
+    if current() != before:
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()

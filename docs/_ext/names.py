@@ -103,14 +103,15 @@ class CodeLinks(SphinxPostTransform):
             return
         for node in list(self.document.findall(nodes.literal)):
             match = re.fullmatch(r"([\w.]+)(?:\(.*\))?", node.astext(), re.DOTALL)
-            if match and not isinstance(node.parent, nodes.reference | nodes.title):
-                if name := self._full_name(match[1].removeprefix("ebmpp.")):
-                    entry = self.env.domains.python_domain.objects[name]
-                    link = make_refnode(
-                        self.app.builder, self.env.docname, entry.docname, entry.node_id, [], name
-                    )
-                    node.replace_self(link)
-                    link += node
+            if not match or isinstance(node.parent, nodes.reference | nodes.title):
+                continue
+            if name := self._full_name(match[1].removeprefix("ebmpp.")):
+                entry = self.env.domains.python_domain.objects[name]
+                link = make_refnode(
+                    self.app.builder, self.env.docname, entry.docname, entry.node_id, [], name
+                )
+                node.replace_self(link)
+                link += node
 
     def _full_name(self, name: str) -> str | None:
         """Return the full name: at the root, in a room, or in a module named with it."""

@@ -98,7 +98,7 @@ def asynchronous(fn: Callable[..., _Tree]) -> Callable[..., _Tree]:
 
     XLA runs a program of few operations (by its estimate, in which a loop has one turn)
     inside the call, which ignores signals. A sum of 4096 zeros exceeds its limit of
-    about 1000. tests/slow/test_interrupt.py shows whether it is still needed.
+    about 1000. tests/test_interrupt.py shows whether it is still needed.
     """
 
     @functools.wraps(fn)

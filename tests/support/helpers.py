@@ -29,18 +29,18 @@ from ebmpp import (
 )
 
 
-def slow(*values: Any) -> Any:
-    """Mark a further case of a tested claim, which only ``make test-all`` runs."""
-    return pytest.param(*values, marks=pytest.mark.slow)
+def nightly(*values: Any) -> Any:
+    """Mark a further case of a tested claim, which runs each night."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def often(cases: Iterable[Any], *names: Any) -> list[Any]:
-    """Mark the cases of one claim: ``make test`` runs ``names``, ``make test-all`` runs the others too."""
+    """Mark the cases of one claim: ``names`` run at each change, the others each night."""
     cases = list(cases)
     assert set(names) < set(cases), (
-        "a name of no case, or nothing is left for make test-all"
+        "a name of no case, or nothing is left for the night"
     )
-    return [case if case in names else slow(case) for case in cases]
+    return [case if case in names else nightly(case) for case in cases]
 
 
 #: how often a correct program may fail one call of ``assert_law``; the seeds are fixed

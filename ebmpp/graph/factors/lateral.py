@@ -77,7 +77,7 @@ class Pairs(HashableArray):
     def _ends(self) -> Integer[np.ndarray, "pairs 2 axes"]:
         return self.array if self.array.ndim == 3 else self.array[..., None]
 
-    @functools.lru_cache(maxsize=64)
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - its few objects live as long as the program
     def edges(self, factor: str, block: str, family: Family) -> Edges:
         """Return the distinct pairs by unit numbers in the flattened block."""
 

@@ -286,7 +286,7 @@ def _draw_gaussian(
     return new.astype(at.x.dtype), jnp.isfinite(new).all(-1)
 
 
-def _family(
+def _family(  # noqa: RET503 - a refusal does not return
     name: str, kind: str, powers: tuple[Powers, bool] | str
 ) -> tuple[str, bool]:
     """Return the family of a site, and whether its units are independent."""

@@ -74,7 +74,7 @@ class PathRecorder(Observer):
         self._steps = next(leaves).tolist()
         stacked = jax.tree.map(lambda _: next(leaves), self._template)
         self._params = [
-            jax.tree.map(lambda a: jnp.asarray(a[i]), stacked)
+            jax.tree.map(lambda a, i=i: jnp.asarray(a[i]), stacked)
             for i in range(len(self._steps))
         ]
 

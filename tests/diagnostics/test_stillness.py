@@ -1,0 +1,140 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Chains that stand still: in the summary, in the tree of a run, and in words.
+
+Tests diagnostics/stillness.py.
+"""
+
+import warnings
+
+import arviz_base
+from mcmc_tools import run_mcmc
+import numpy as np
+import pytest
+import zoo
+
+from ebmpp import BlockedGibbs, MaximalCoupling, ParallelTempering, to_datatree
+from ebmpp.diagnostics import summary
+from ebmpp.diagnostics.stillness import stillness
+from helpers import often
+
+RNG = np.random.default_rng(0)
+COIN, NORMAL = RNG.integers(0, 2, (3, 1000)).astype(float), RNG.normal(size=(3, 1000))
+LATE = np.concatenate([RNG.normal(size=(1, 200)), np.full((1, 800), 0.01)], axis=1)
+THREES = np.repeat(np.arange(3.0)[:, None], 1000, 1)
+UNCERTAIN = ["ess_bulk", "ess_tail", "mcse_mean", "mcse_sd"]
+CASES = {
+    "coin": (
+        np.vstack([COIN, np.ones((1, 1000))]),
+        1,
+    ),  # cases 4 of the reports that failed
+    "normal": (np.vstack([NORMAL, np.full((1, 1000), 0.3)]), 1),
+    "two of five": (np.vstack([COIN, np.zeros((2, 1000))]), 2),
+    "late": (np.vstack([NORMAL, LATE]), 1),
+    "one switch": (np.vstack([THREES, np.repeat([[0.0, 1.0]], 500, 1)]), 4),
+    "one moves": (np.vstack([THREES, NORMAL[:1]]), 3),
+    "apart": (np.vstack([THREES, THREES[:1]]), 4),
+    "agree": (np.ones((4, 1000)), 4),
+    "two of three": (
+        np.vstack([THREES[:2], np.repeat([[0.0, 1.0, 0.0]], [400, 200, 400], 1)]),
+        2,
+    ),
+    "rare": (1.0 * (RNG.random((4, 1000)) < 1e-3), None),
+    "sound": (RNG.normal(size=(4, 1000)), 0),
+}
+KIND = {
+    "one switch": "apart",
+    "apart": "apart",
+    "agree": "agree",
+    "rare": "",
+    "sound": "",
+}
+
+
+def table_of(**draws):
+    return summary(arviz_base.from_dict({"posterior": draws}), round_to="none")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_chain_that_stands_still_has_no_effective_sample_size(name):
+    draws, still = CASES[name]
+    kind = KIND.get(name, "beside")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        row = table_of(x=draws).loc["x"]
+    assert row["frozen"] == (kind != "") and still in (None, row["frozen_chains"])
+    assert np.isnan(row[UNCERTAIN].astype(float)).all() == (kind != "")
+    assert len(caught) == (kind != "")
+    if kind == "apart":
+        assert np.isposinf(row["r_hat"]) and "different values" in str(
+            caught[0].message
+        )
+    elif kind == "agree":
+        assert np.isnan(row["r_hat"]) and "all chains agree" in str(caught[0].message)
+    else:
+        assert (row["r_hat"] > 1.1) == (kind == "beside")
+
+
+def test_values_of_one_table_are_told_apart_and_nothing_else_changes():
+    values = np.stack([CASES["apart"][0], CASES["sound"][0], CASES["coin"][0]], axis=-1)
+    with pytest.warns(UserWarning) as caught:
+        table = table_of(x=values, y=values[..., 1])
+    assert table["frozen"].tolist() == [True, False, True, False]
+    assert table["frozen_chains"].tolist() == [4, 0, 1, 0]
+    named = [["x[0]" in str(w.message), "x[2]" in str(w.message)] for w in caught]
+    assert named == [[True, False], [False, True]]
+    with pytest.warns(UserWarning, match="1 of 1"):
+        table = summary(
+            arviz_base.from_dict({"posterior": {"x": values}}), coords={"x_dim_0": 0}
+        )
+    assert table["frozen"].all()
+    single = table_of(x=values[:1, :, 1])  # a single chain
+    assert not single["frozen"].any() and single["ess_bulk"].notna().all()
+
+
+def test_sound_chains_stand_still_by_chance_only():
+    """Units of any probability: with four chains of 1,000 draws, and with short runs."""
+    for chains, count in ((4, 1000), (2, 50), (4, 12)):
+        for p in (1e-4, 1e-3, 0.01, 0.1, 0.5):
+            draws = RNG.random((200, chains, count, 1)) < p
+            kinds = {stillness(d).kind for d in draws}
+            assert kinds <= {"", "agree"}, (chains, count, p)
+            assert "agree" not in kinds or p < 0.1
+
+
+FROZEN = {"x": np.zeros(9, np.float32), "x:x": np.full(12, 40.0, np.float32)}
+ONES = {"x": np.ones((3, 9), np.float32)}
+KERNELS = {
+    "gibbs": BlockedGibbs(zoo.graph("lattice")),
+    "pairs": MaximalCoupling(zoo.graph("lattice")),
+    "tempering": ParallelTempering(zoo.graph("lattice"), betas=(0.9, 1.0)),
+}
+
+
+def run(kernel, params=FROZEN, **options):
+    return run_mcmc(
+        KERNELS[kernel], params, num_chains=3, num_samples=25, num_warmup=5, **options
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kernel", often(KERNELS, "gibbs"))
+def test_a_block_that_never_moved_is_reported(kernel):
+    mcmc = run(kernel, init_params=ONES)
+    np.testing.assert_array_equal(mcmc.last_state.start["x"], ONES["x"])
+    with pytest.warns(UserWarning, match=r"\(x\): all chains agree"):
+        to_datatree(mcmc)
+    if kernel != "pairs":
+        assert "['x'] NOT MOVED" in KERNELS[kernel].get_diagnostics_str(mcmc.last_state)
+    both = {"x": ONES["x"] * np.array([[1.0], [-1.0], [1.0]], np.float32)}
+    with pytest.warns(UserWarning, match=r"\(x\): chains are stuck at different"):
+        to_datatree(run(kernel, init_params=both))
+    certain = {"x": np.full(9, 40.0, np.float32), "x:x": np.zeros(12, np.float32)}
+    # chains that move to one certain state are sound
+    for params in (
+        zoo.params("lattice"),
+        certain,
+    ):
+        sound = run(kernel, params)
+        to_datatree(sound)
+        assert "NOT MOVED" not in KERNELS[kernel].get_diagnostics_str(sound.last_state)

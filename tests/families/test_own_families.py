@@ -1,0 +1,148 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Custom families: defaults derived from their states, use in a graph, and training.
+
+Tests families/finite.py.
+"""
+
+import functools
+
+import numpy as np
+from own_families import Geometric, Ordinal, Ternary
+import pytest
+import zoo
+
+import jax
+import jax.numpy as jnp
+
+from ebmpp import Bernoulli, Categorical, Family, fit, layered, local_search
+from ebmpp.core import random
+from ebmpp.estimators import PCD
+from helpers import FAMILIES, assert_rows_law, often
+
+ROWS = 20_000
+
+
+def test_custom_family_in_a_graph() -> None:
+    graph = layered(n=Geometric(2), h=Bernoulli(1))
+    params = {
+        "n": np.float32([-1, -0.7]),
+        "h": np.float32([0.3]),
+        "n:h": np.float32([[-0.5], [0.2]]),
+    }
+    eta = np.float32([-1.5, -0.5])
+    h = {"h": np.ones((3, 1), np.float32)}
+    np.testing.assert_allclose(
+        graph.natural_parameters(params, h, "n"), np.tile(eta, (3, 1)), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        graph.mean(params, h, "n"), np.tile(1 / np.expm1(-eta), (3, 1)), rtol=1e-5
+    )
+    marginal = graph.log_marginal(params, {"h": np.float32([[0], [1]])}, "n")
+    off = -np.log1p(-np.exp([-1.0, -0.7])).sum()
+    np.testing.assert_allclose(
+        marginal, [off, 0.3 - np.log1p(-np.exp(eta)).sum()], rtol=1e-5
+    )
+
+    def sample(eta: jax.Array) -> jax.Array:
+        keys = random.fold_in(random.key_pair(zoo.KEY), jnp.arange(ROWS))
+        words = random.words(keys, 4).reshape(ROWS, 2, 2)
+        return Geometric(2).sample(words, jnp.broadcast_to(eta, (ROWS, 2)))
+
+    assert_rows_law(jax.jit(sample)(eta), 1 / np.expm1(-eta))
+    with pytest.raises(NotImplementedError, match=r"Geometric must define mode\(eta\)"):
+        graph.mode(params, h, "n")
+    with pytest.raises(
+        NotImplementedError, match=r"Geometric must define from_mean\(mean\)"
+    ):
+        graph.init(zoo.KEY, np.ones((5, 2)))
+
+
+DEFAULTS = {
+    "ternary": Ternary(5),
+    "ordinal": Ordinal(5),
+    "categorical": FAMILIES["categorical"],
+}
+
+
+@pytest.mark.parametrize("name", often(DEFAULTS, "ordinal"))
+def test_defaults_invert_the_mean_and_find_the_mode(name: str) -> None:
+    family = DEFAULTS[name]
+    eta = (
+        np.random.default_rng(1)
+        .uniform(-1, 1, (50, *family.statistic_shape))
+        .astype(np.float32)
+    )
+
+    @jax.jit
+    def derive(eta: jax.Array) -> tuple:
+        mean = family.mean(eta)
+        inverse = Family.from_mean(family, mean)
+        states = family.states()
+        table = family.statistics(states), family.log_base_measure(states)
+        return mean, family.mean(inverse), Family.mode(family, eta), states, *table
+
+    mean, round_trip, mode, states, statistics, log_base = jax.device_get(derive(eta))
+    np.testing.assert_allclose(round_trip, mean, rtol=1e-4, atol=1e-5)
+    flat = eta.reshape(*mode.shape, -1) @ statistics.reshape(len(states), -1).T
+    np.testing.assert_array_equal(mode, states[(flat + log_base).argmax(-1)])
+    assert mode.dtype == family.dtype
+
+
+def inverse_and_mean(family: Family, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The natural parameters of means, and their means."""
+
+    @jax.jit
+    def derive(mean: jax.Array) -> tuple[jax.Array, jax.Array]:
+        inverse = family.from_mean(mean)
+        return inverse, family.mean(inverse)
+
+    return jax.device_get(derive(mean))
+
+
+def test_inverse_of_means_at_the_boundary_and_beyond() -> None:
+    mean = np.float32([0, 1e-6, 1e-3, 1, 2 - 1e-3, 2, 2.1, -0.1, np.nan])
+    family = Ternary(9)
+    inverse, round_trip = inverse_and_mean(family, mean)
+    np.testing.assert_array_equal(inverse[[0, 5]], [-np.inf, np.inf])
+    assert np.isnan(inverse[6:]).all()
+    np.testing.assert_allclose(round_trip[1:5], mean[1:5], rtol=1e-5)
+    np.testing.assert_allclose(inverse[[1, 3]], [np.log(1e-6), 0], rtol=1e-5, atol=1e-6)
+
+
+def test_inverse_of_means_of_several_statistics() -> None:
+    # x is 1; E[x**2] < E[x]**2; not below 4; inside
+    mean = np.float32([[1, 1], [2, 3], [4, 16], [1.5, 3.5]])
+    family = Ordinal(4)
+    inverse, round_trip = inverse_and_mean(family, mean)
+    assert np.isnan(inverse[:3]).all()
+    np.testing.assert_allclose(round_trip[3], mean[3], rtol=1e-5)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", [Ternary(4), Ordinal((2, 2))], ids=repr)
+def test_training_with_a_custom_visible_family(family: Family) -> None:
+    graph = layered(v=family, h=Bernoulli(2))
+    data = (
+        np.random.default_rng(0).integers(0, 3, (40, *family.shape)).astype(np.float32)
+    )
+    options = {
+        "num_steps": 5,
+        "batch_size": 20,
+        "rng_key": zoo.KEY,
+        "progress_bar": False,
+    }
+    params = fit(graph, data, estimator=PCD(num_chains=20), **options).params
+    graph.check(params)
+    state = local_search(graph, params, rng_key=zoo.KEY).state
+    assert np.asarray(family.in_support(state["v"])).all()
+
+
+@pytest.mark.nightly
+def test_inverse_of_means_of_rare_categories() -> None:
+    """Units that are always the same, and one row of the default distribution."""
+    counts = 1e5 * np.eye(4)[[0, 2]] + 0.25
+    rare = (counts / counts.sum(1, keepdims=True)).astype(np.float32)
+    inverse = jax.jit(functools.partial(Family.from_mean, Categorical(2, 4)))(rare)
+    weights = np.exp(np.asarray(inverse, float))
+    np.testing.assert_allclose(weights / weights.sum(1, keepdims=True), rare, rtol=1e-3)

@@ -1,0 +1,322 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Starts of blocks of a model: possible states, checked values and data, under every chain method.
+
+Tests traced/start.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpyro
+from numpyro.contrib.control_flow import scan
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, Gibbs
+import pytest
+
+import jax
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import GibbsBlock
+from ebmpp.errors import IntractableError, StateError
+from ebmpp.ppl import gibbs_fn
+from helpers import nightly
+
+FIELDS = jnp.array([-1, -0.5, 0, 0.5, 1, 1.5])
+KEYS = jax.random.split(jax.random.key(0), 16)
+METHODS = {"sequential": "sequential", "vmap": jax.vmap, "parallel": "parallel"}
+
+
+def conserved() -> None:
+    """Twenty of 64 states are possible, and no unit alone can move between them."""
+    z = numpyro.sample("z", dist.Bernoulli(logits=FIELDS).to_event(1))
+    numpyro.factor("three", jnp.where(z.sum() == 3, 0.0, -jnp.inf))
+
+
+def either() -> None:
+    a, b = (numpyro.sample(name, dist.Bernoulli(0.5)) for name in "ab")
+    numpyro.factor("one", jnp.where((a == 0) & (b == 0), -jnp.inf, 0.0))
+
+
+def four() -> None:
+    numpyro.sample("z", dist.Categorical(jnp.ones(4) / 4))
+
+
+def run(
+    block: Any, *args: Any, method: Any = "sequential", steps: int = 2, **options: Any
+) -> MCMC:
+    """Two chains; the results are awaited, as compiled programs raise errors late."""
+    mcmc = MCMC(
+        block,
+        num_warmup=0,
+        num_samples=steps,
+        num_chains=2,
+        chain_method=method,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), *args, **options)
+    jax.block_until_ready(mcmc.get_samples())
+    return mcmc
+
+
+def test_chains_start_at_possible_states() -> None:
+    """In Gibbs, draws of the prior come as init_params, which may be impossible."""
+    block, impossible = (
+        GibbsBlock.from_model(conserved, ["z"], sequential=True),
+        {"z": jnp.ones(6, int)},
+    )
+    start = jax.vmap(
+        lambda key: block.init(key, 0, impossible, (), {"_gibbs_sites": {}})
+    )
+    assert (start(KEYS).z["z"].sum(-1) == 3).all()
+    with pytest.raises(StateError, match="site 'three'"):
+        block.init(KEYS[0], 0, impossible, (), {})
+
+
+@pytest.mark.nightly
+def test_model_without_possible_state_is_refused() -> None:
+    def model() -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([2]).to_event(1))
+        numpyro.factor("never", jnp.where(z.sum() < 3, -jnp.inf, 0.0))
+
+    block = GibbsBlock.from_model(model, ["z"], sequential=True)
+    with pytest.raises(StateError, match="'z'.*'never'"):
+        block.init(KEYS[0], 0, None, (), {})
+
+
+@pytest.mark.nightly
+def test_verify_probes_possible_states() -> None:
+    block = GibbsBlock.from_model(either, ["a", "b"])
+    block.verify(either)
+
+    def other() -> None:
+        either()
+        numpyro.factor("more", 1.0 * numpyro.sample("c", dist.Bernoulli(0.5)))
+
+    block.verify(other)
+    with pytest.raises(StateError, match="log density changes"):
+        block.verify(
+            lambda: [numpyro.sample(name, dist.Bernoulli(0.7)) for name in "ab"]
+        )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["sequential", "vmap", nightly("parallel")])
+def test_starts_out_of_the_support_are_refused(method: str) -> None:
+    error = Exception if method == "parallel" else StateError
+    block = GibbsBlock.from_model(four, ["z"])
+    for value in (9, 1.5, -1):
+        with pytest.raises(error, match="site 'z' must be in"):
+            run(block, method=METHODS[method], init_params={"z": np.array([2, value])})
+    block = GibbsBlock(
+        ebmpp.FactorGraph({"x": ebmpp.Bernoulli(2)}, factors=[ebmpp.Bias("x")])
+    )
+    start = {"x": np.array([[0, 1], [2, 0]])}
+    with pytest.raises(error, match="'x'"):
+        run(block, {"x": np.zeros(2)}, method=METHODS[method], init_params=start)
+
+
+def test_init_params_are_completed_and_named() -> None:
+    block = GibbsBlock.from_model(either, ["a", "b"])
+    assert block.init(KEYS[0], 0, {"a": jnp.array(1)}, (), {}).z["a"] == 1
+    with pytest.raises(StateError, match="unknown site of init_params 'c'"):
+        block.init(KEYS[0], 0, {"c": jnp.array(1)}, (), {})
+    block = GibbsBlock(
+        ebmpp.FactorGraph({"x": ebmpp.Bernoulli(2)}, factors=[ebmpp.Bias("x")])
+    )
+    with pytest.raises(StateError, match="unknown site of init_params 'y'"):
+        block.init(KEYS[0], 0, {"y": np.zeros(2)}, ({"x": np.zeros(2)},), {})
+
+
+@pytest.mark.nightly
+def test_vectorized_chains_are_those_of_vmap():
+    block = GibbsBlock.from_model(either, ["a", "b"])
+    first, second = (
+        run(block, method=method).get_samples()["a"]
+        for method in (jax.vmap, "vectorized")
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+# -- data
+# ------------------------------------------------------------------------------------------
+
+
+def mixture(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("points", len(y)):
+        z = numpyro.sample("z", dist.Bernoulli(0.3))
+        numpyro.sample("y", dist.Normal(z + mu, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("method", ["vmap", nightly("sequential"), nightly("parallel")])
+def test_nan_in_the_data_is_refused(method: str) -> None:
+    y = np.float32([1.2, np.nan, -0.1])
+    with pytest.raises(StateError, match=r"'y'.*args\[0\] of the model holds nan"):
+        run(GibbsBlock.from_model(mixture, ["z", "mu"], y), y, method=METHODS[method])
+    kernel = Gibbs(
+        [(GibbsBlock.from_model(mixture, ["z"], y), ["z"]), (NUTS(mixture), None)]
+    )
+    with pytest.raises(StateError, match="'y'"):
+        run(kernel, y, method=METHODS[method])
+
+
+def observing(likelihood: Callable) -> Callable:
+    def model(y: Any) -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.3))
+        numpyro.sample("y", likelihood(1.0 + z), obs=y)
+
+    return model
+
+
+IMPOSSIBLE = {
+    "negative count": (dist.Poisson, -1),
+    "fraction": (dist.Poisson, 2.5),
+    "more than all": (lambda rate: dist.Binomial(5, 0.1 * rate), 9),
+    "negative": (dist.Exponential, -1.0),
+    "infinite": (lambda rate: dist.Normal(rate, 1.0), np.inf),
+    "category": (lambda rate: dist.Categorical(logits=rate * jnp.arange(3)), 7),
+    "share": (lambda rate: dist.Beta(rate, 1.0), 1.5),
+    "wrapped": (
+        lambda rate: dist.Poisson(rate).expand([2]).to_event(1),
+        np.array([1, 2**32 + 1]),
+    ),
+    "row": (
+        lambda rate: dist.MultivariateNormal(rate * jnp.ones(2), jnp.eye(2)),
+        np.float32([0, np.nan]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_data_are_named(name: str) -> None:
+    likelihood, y = IMPOSSIBLE[name]
+    block = GibbsBlock.from_model(observing(likelihood), ["z"], y)
+    for init in (block.init, jax.vmap(block.init, (0, None, None, None, None))):
+        with pytest.raises(StateError, match="observed site 'y'"):
+            init(KEYS if init != block.init else KEYS[0], 0, None, (y,), None)
+    with pytest.raises(StateError, match="observed site 'y'"):
+        gibbs_fn(block)
+
+
+def test_impossible_data_of_a_later_call_are_named() -> None:
+    block = GibbsBlock.from_model(observing(dist.Exponential), ["z"], jnp.float32(1))
+    assert block.init(KEYS[0], 0, None, (jnp.float32(2),), None).i == 0
+    with pytest.raises(StateError, match="observed site 'y'"):
+        block.init(KEYS[0], 0, None, (jnp.float32(-1),), None)
+
+    def wrapped(y: Any) -> None:
+        observing(dist.Poisson)(jnp.asarray(y))
+
+    with pytest.raises(StateError, match=r"args\[0\]"):
+        big = np.array(2**32 + 1)
+        GibbsBlock.from_model(wrapped, ["z"], big).init(KEYS[0], 0, None, (big,), None)
+
+    def factor() -> None:
+        numpyro.sample("z", dist.Bernoulli(0.3))
+        numpyro.factor("f", jnp.nan)
+
+    with pytest.raises(StateError, match="observed site 'f'"):
+        GibbsBlock.from_model(factor, ["z"]).init(KEYS[0], 0, None, (), None)
+
+
+POSSIBLE = {
+    "bound by a site": (lambda rate: dist.Uniform(0.0, rate), jnp.float32(1.9)),
+    "bound by a site, a Python number": (lambda rate: dist.Uniform(0.0, rate), 1.9),
+    "masked": (
+        lambda rate: dist.Poisson(rate).expand([2]).mask(jnp.array([True, False])),
+        np.array([1, -1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POSSIBLE)
+def test_possible_data_are_accepted(name: str) -> None:
+    likelihood, y = POSSIBLE[name]
+    block = GibbsBlock.from_model(observing(likelihood), ["z"], y)
+    z = jax.vmap(lambda key: block.init(key, 0, None, (y,), None).z["z"])(KEYS)
+    assert "bound" not in name or z.all()
+
+
+@pytest.mark.nightly
+def test_arguments_changed_in_place_are_noticed() -> None:
+    def model(pairs: Any) -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.4).expand([5]).to_event(1))
+        numpyro.factor("prior", (z[pairs[:, 0]] * z[pairs[:, 1]]).sum())
+
+    def read(scale: Any) -> None:
+        z = numpyro.sample("z", dist.Bernoulli(0.4).expand([2]).to_event(1))
+        numpyro.factor("prior", float(scale[0]) * z.sum())
+
+    for fn, args in ((model, np.array([[0, 1], [2, 3]])), (read, np.ones(1))):
+        block = GibbsBlock.from_model(fn, ["z"], args)
+        block.init(KEYS[0], 0, None, (args,), None)
+        args[:1] = 2
+        with pytest.raises(StateError, match=r"args\[0\]"):
+            block.init(KEYS[0], 0, None, (args,), None)
+        with pytest.raises(StateError, match=r"args\[0\]"):
+            block.log_conditionals({"z": np.zeros(block.info.latent["z"].shape, int)})
+
+
+# -- refusals and draws
+# ----------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_refusals_name_a_way_that_works() -> None:
+    def communities(links: Any) -> None:
+        rates = numpyro.sample("rates", dist.Beta(1, 1).expand([2, 2]).to_event(2))
+        z = numpyro.sample(
+            "z", dist.Categorical(jnp.ones(2) / 2).expand([10]).to_event(1)
+        )
+        numpyro.sample(
+            "links", dist.Bernoulli(rates[z[i], z[j]]).to_event(1), obs=links
+        )
+
+    def poisson(prior: Any) -> None:
+        count = numpyro.sample("k", prior)
+        numpyro.sample("y", dist.Normal(count, 1.0), obs=2.5)
+
+    i, j = np.triu_indices(10, 1)
+    links = np.random.default_rng(0).integers(2, size=len(i))
+    with pytest.raises(IntractableError, match=r"all 10 units .* sequential=True"):
+        GibbsBlock.from_model(communities, ["z"], links)
+    assert (
+        GibbsBlock.from_model(
+            communities, ["z"], links, sequential=True
+        ).conditionals.num_layers
+        == 10
+    )
+    for prior in (dist.Poisson(3.0), dist.DiscreteUniform(0, 5000)):
+        with pytest.raises(IntractableError, match="Truncate its support"):
+            GibbsBlock.from_model(poisson, ["k"], prior)
+    logits = dist.Poisson(3.0).log_prob(jnp.arange(20))
+    block = GibbsBlock.from_model(poisson, ["k"], dist.Categorical(logits=logits))
+    exact = jax.nn.log_softmax(logits - 0.5 * (2.5 - jnp.arange(20)) ** 2)
+    np.testing.assert_allclose(block.log_conditionals({"k": 1})["k"], exact, atol=2e-5)
+
+
+@pytest.mark.nightly
+def test_tree_of_a_block_alone_has_all_groups() -> None:
+    def model(y: Any) -> None:
+        def step(last: Any, y: Any) -> Any:
+            with numpyro.plate("people", 3):
+                z = numpyro.sample("z", dist.Bernoulli(0.3 + 0.4 * last))
+                numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+            return 1.0 * z, None
+
+        last, _ = scan(step, jnp.zeros(3), y)
+        numpyro.deterministic("number", last.sum())
+        numpyro.factor("weight", 0.1 * last.sum())
+
+    y = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    tree = ebmpp.to_datatree(run(GibbsBlock.from_model(model, ["z"], y), y, steps=5))
+    z, density = tree.posterior["z"], tree.log_likelihood
+    assert z.dims == ("chain", "draw", "z_dim_0", "people") and list(
+        density.data_vars
+    ) == ["y"]
+    np.testing.assert_array_equal(tree.posterior["number"], z[:, :, -1].sum("people"))
+    exact = -0.5 * (y - z.to_numpy()) ** 2 - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(density["y"], exact, rtol=1e-5)

@@ -1,0 +1,174 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Warnings of a run: a likelihood that falls, and coupled pairs that meet too late.
+
+Tests training/observers/diagnosis.py.
+"""
+
+import dataclasses
+import os
+from typing import Any
+import warnings
+
+import numpy as np
+import pytest
+from training_tools import Recorder, train
+import zoo
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import ebmpp
+from ebmpp import PCD, Bernoulli, monitors
+from ebmpp.estimators.base import Estimate
+from ebmpp.training.monitors import Monitor
+from ebmpp.training.observers.diagnosis import diagnose_pairs
+from ebmpp.training.observers.monitoring import diagnose_fall
+
+RISING = -100 - 100 * np.exp(-np.arange(60) / 8)
+
+
+def fall(values: Any, tail: int = 1) -> str | None:
+    values = np.asarray(values, float)
+    return diagnose_fall("ll", 10 * np.arange(len(values)), values, tail)
+
+
+@pytest.mark.parametrize(
+    ("values", "tail", "falls"),
+    [
+        ([-7.1, -194], 1, True),
+        ([-25, -7.1, -19.2], 1, True),
+        ([-25, -7.1, -19.2], 2, False),
+        ([-93.9, -97, -101, -106, -112, -121], 2, True),
+        ([-93.9, -97, np.nan, -106, -112, -np.inf], 2, True),
+        ([-200, -100, -130, -101, -99, -98], 2, False),
+        ([np.nan, np.nan, -1], 1, False),
+        ([-5], 1, False),
+    ],
+)
+def test_a_fall_is_far_below_the_best_value(
+    values: list, tail: int, falls: bool
+) -> None:
+    message = fall(values, tail)
+    assert (message is not None) == falls
+    assert message is None or ("'ll'" in message and "keep_best" in message)
+
+
+@pytest.mark.parametrize("noise", [0.5, 3.0])
+def test_noise_is_no_fall(noise: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        values = RISING + noise * rng.normal(size=60)
+        assert (
+            not any(fall(values[:stop], 2) for stop in range(10, 60, 5))
+            and fall(values) is None
+        )
+
+
+SUM = Monitor(lambda p: -20.0 * p["v"].sum(), log_likelihood=True)
+
+
+def test_a_run_warns_once_of_a_likelihood_that_falls() -> None:
+    options = {"estimator": Recorder(), "monitor_every": 1, "num_steps": 30}
+    both = {"sum": SUM, "other": SUM}
+    with pytest.warns(UserWarning, match="keep_best='sum'.*rate") as caught:
+        train(monitors=both, **options)
+    # of the check, between the user's call and the warning
+    has_frames = "EBMPP_CHECK_SHAPES" in os.environ
+    assert len(caught) == 1 and (
+        has_frames or caught[0].filename.endswith("training_tools.py")
+    )
+    # the best params are recorded
+    train(monitors={"sum": SUM}, keep_best="sum", **options)
+    train(monitors={"sum": dataclasses.replace(SUM, log_likelihood=False)}, **options)
+    graph, rows = zoo.graph("rbm"), zoo.rows("rbm")
+    assert monitors.estimated_log_likelihood(
+        graph, rows, rng_key=zoo.KEY
+    ).log_likelihood
+    assert monitors.pseudo_log_likelihood(graph, rows).log_likelihood
+    assert not monitors.reconstruction(graph, rows, rng_key=zoo.KEY).log_likelihood
+
+
+@pytest.mark.nightly
+def test_pcd_at_a_large_rate_warns() -> None:
+    graph, rows = (
+        ebmpp.layered(v=Bernoulli(9), h=Bernoulli(9)),
+        ebmpp.data.bars_and_stripes(3),
+    )
+    options = {
+        "optimizer": optax.sgd(1.0),
+        "estimator": PCD(num_chains=10),
+        "progress_bar": False,
+    }
+    options |= {
+        "monitors": {"exact": monitors.log_likelihood(graph, rows)},
+        "monitor_every": 50,
+    }
+    with pytest.warns(UserWarning, match="'exact' fell from -4"):
+        ebmpp.fit(graph, rows, rng_key=jax.random.key(2), num_steps=800, **options)
+
+
+#: Mean sweeps of UCD() on MNIST at 784x100, rate 0.1, at steps 5, 15, ..., 115.
+MNIST = np.interp(
+    np.arange(120), np.arange(5, 120, 10), [5, 5, 6, 10, 18, 24, 38, 45, 47, 55, 71, 94]
+)
+#: The same of `make demo` at 64x20, which ends in half a minute, in round numbers.
+DEMO = 55 * (np.arange(101) / 100) ** 2
+BUSY = 20 - 18 * np.exp(-np.arange(101) / 30)  # a sound run, whose lag adapts
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "remaining", "units", "warns"),
+    [
+        (MNIST[:101], 899, 884, True),
+        (MNIST[:101], 20, 884, False),
+        (MNIST[:25], 975, 884, False),
+        (DEMO, 900, 84, False),
+        (DEMO, 900, 884, True),
+        (BUSY, 3000, 884, False),
+        (np.full(1, 2000.0), 999, 884, True),
+        (np.full(101, 100.0), 10_000, 884, False),
+    ],
+)
+def test_pairs_are_too_late_for_the_remaining_steps(
+    sweeps: Any, remaining: int, units: int, warns: bool
+) -> None:
+    messages = [
+        diagnose_pairs(sweeps, remaining, pace, units) for pace in (1e-3, np.nan)
+    ]
+    assert [message is not None for message in messages] == [warns, warns]
+    for message in filter(None, messages):
+        assert all(
+            word in message
+            for word in ("Centered(PCD())", "ParticleUCD", 'method="mixture"')
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Late(Recorder):
+    """Its pairs take more sweeps from step to step."""
+
+    slope: float = 40.0
+
+    def estimate(
+        self, graph: Any, params: Any, state: Any, batch: Any, key: Any
+    ) -> Estimate:
+        result = super().estimate(graph, params, state, batch, key)
+        sweeps = self.slope * state["steps"].astype(jnp.float32)
+        return result._replace(metrics={"sweeps": sweeps, "meeting_time_mean": sweeps})
+
+
+def test_a_run_says_early_that_its_pairs_meet_too_late() -> None:
+    seen: list[int] = []
+    options = {
+        "monitor_every": 10,
+        "callbacks": [lambda progress: seen.append(progress.step)],
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"Centered\(PCD\(\)\)"):
+            train(estimator=Late(slope=4000.0), num_steps=1000, **options)
+        assert seen[-1] <= 100
+        train(estimator=Late(), num_steps=20)
+        train(estimator=Late(slope=0.3), num_steps=300)
