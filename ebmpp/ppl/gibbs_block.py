@@ -511,8 +511,9 @@ def _update(
     kernel: block.Block, call: Call, rng_key: Array, gibbs_sites: Rows, hmc_sites: Rows
 ) -> dict:
     call = call._replace(siblings=hmc_sites)
-    keys = random.key_pair(rng_key)
     if isinstance(kernel, GraphBlock):
         gibbs_sites = kernel.begin(gibbs_sites, call, rng_key).z
-    z = kernel.advance(gibbs_sites, call, keys).z
+        z = kernel.advance(gibbs_sites, call, rng_key).z
+    else:
+        z = kernel.advance(gibbs_sites, call, random.key_pair(rng_key)).z
     return {site: z[site] for site in kernel.sites}
