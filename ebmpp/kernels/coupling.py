@@ -73,10 +73,10 @@ class CouplingState(NamedTuple):
 
 
 class MaximalCoupling(RowKernel[CouplingState]):
-    """Pairs of blocked Gibbs chains, coupled layer by layer.
+    """Pairs of blocked Gibbs chains, coupled by layers: a kernel for ``numpyro.infer.MCMC``.
 
-    A kernel for :class:`numpyro.infer.MCMC`, for meeting times in ArviZ and bounds on
-    mixing; for an expectation use :func:`~ebmpp.unbiased_expectation`.
+    For meeting times in ArviZ and bounds on mixing; for an expectation use
+    :func:`~ebmpp.unbiased_expectation`.
 
     Draws come from the leading chains, one pair per chain of NumPyro's; use
     ``num_warmup=0`` and many chains with ``chain_method="vectorized"``.

@@ -23,7 +23,7 @@ from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Centered, ucd
 from ebmpp.estimators.base import METHODS
 from ebmpp.estimators.pairs import ChainUCD
-from ebmpp.training.history import Log
+from ebmpp.training.history import Log, MetricTable
 from ebmpp.training.observers.progress import ProgressBar
 from helpers import gated
 
@@ -200,20 +200,16 @@ def test_a_method_is_one_of_these_estimators() -> None:
     assert (float(held.gibbs), float(back.negative), int(back.seen)) == (70, 70, 0)
 
 
+def row_of(metrics: dict[str, float]) -> MetricTable:
+    return MetricTable({name: np.array([value]) for name, value in metrics.items()})
+
+
 def test_the_progress_bar_shows_meeting_times_without_the_lag() -> None:
     log = Log({})
-    log.steps.append(
-        {
-            "meeting_time_mean": 480.0,
-            "meeting_time_max": 900,
-            "lag": 350,
-            "gradient_norm": 1.0,
-        }
-    )
+    late = {"meeting_time_mean": 480.0, "meeting_time_max": 900.0, "lag": 350.0}
+    log.steps = row_of(late | {"gradient_norm": 1.0})
     assert log.latest() == {"tau": "130", "max": "550", "lag": "350", "grad": "1"}
-    log.steps.append(
-        {"meeting_time_mean": 1.5, "meeting_time_max": 2, "gradient_norm": 1.0}
-    )
-    log.steps.columns()
+    early = {"meeting_time_mean": 1.5, "meeting_time_max": 2.0, "gradient_norm": 1.0}
+    log.steps = row_of(early)
     assert log.latest() == {"tau": "1.5", "max": "2", "grad": "1"}
     ProgressBar(log, 1, 0, is_hidden=True).begin(UCD())
