@@ -63,7 +63,8 @@ settings.load_profile("ebmpp")
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage rarely, and never scan modules and collected tests: it took a quarter of the time."""
+    """Collect garbage rarely, and never scan modules and collected tests: it took a
+    quarter of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 20, 100)
@@ -86,7 +87,8 @@ def _is_full() -> bool:
 
 @pytest.fixture(autouse=True, scope="module")
 def drop_programs() -> Iterator[None]:
-    """Drop compiled programs between files when the worker is large; the cache on disk still has them."""
+    """Drop compiled programs between files when the worker is large; the cache on disk
+    still has them."""
     yield
     if _is_full():
         jax.clear_caches()
@@ -106,7 +108,8 @@ _CACHE_SETTINGS = (
 
 @pytest.fixture(autouse=True)
 def restore_compilation_cache() -> Iterator[None]:
-    """Restore the settings of JAX's compilation cache after a test or an example that changes them."""
+    """Restore the settings of JAX's compilation cache after a test or an example that
+    changes them."""
 
     def current():
         return {name: getattr(jax.config, name) for name in _CACHE_SETTINGS}

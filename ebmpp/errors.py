@@ -61,7 +61,7 @@ class TrainingError(RuntimeError):
         self.step = step
 
     def __reduce__(self) -> tuple:
-        """Return a call and attributes that pickle restores, such as in the parent of a worker process."""
+        """Return a call and attributes that pickle restores, as in a worker's parent process."""
         return (
             type(self),
             (str(self), self.params, self.history, self.step),

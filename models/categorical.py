@@ -187,7 +187,8 @@ def chained(data: Table, bins: int, rounds: int = 5) -> np.ndarray:
 
 
 def scores(completed: np.ndarray, data: Table) -> tuple[float, float]:
-    """Return accuracy on hidden entries, and their mean log-probability (nan for values without one)."""
+    """Return accuracy on hidden entries, and their mean log-probability (nan for values
+    without one)."""
     values = completed.argmax(-1) if completed.ndim == 3 else completed
     right = float((values == data.held_out)[~data.known].mean())
     if completed.ndim == 2:

@@ -171,7 +171,8 @@ def run(
 
 
 def draw_classes(graph: FactorGraph, params: Any, seed: int) -> jax.Array:
-    """Return images given each label: the mean of v given the latents, after many sweeps from noise."""
+    """Return images given each label: the mean of v given the latents, after many
+    sweeps from noise."""
     labels = jnp.repeat(jnp.arange(_CLASSES), _SHOWN)[:, None]
     samples = run(graph, params, seed, _SWEEPS - 1, 1, y=labels)
     return graph.mean(params, {"h": samples["h"][0]}, "v")
@@ -180,7 +181,8 @@ def draw_classes(graph: FactorGraph, params: Any, seed: int) -> jax.Array:
 def labels_of_halves(
     graph: FactorGraph, params: Any, v: np.ndarray, seed: int
 ) -> tuple[Any, Any]:
-    """Return p(y | upper half) and the mean of the lower half, one row per image, by sampling both."""
+    """Return p(y | upper half) and the mean of the lower half, one row per image, by
+    sampling both."""
     known = jnp.arange(v.shape[1]) < v.shape[1] // 2
     samples = run(graph, params, seed, 200, 800, v=Observed(jnp.asarray(v), known))
     # p(y | h) is averaged instead of y, so that no probability is 0

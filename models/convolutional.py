@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A convolutional restricted Boltzmann machine on handwritten digits, with probabilistic max-pooling.
+"""A convolutional restricted Boltzmann machine on handwritten digits, with
+probabilistic max-pooling.
 
 ``python models/convolutional.py`` trains on scikit-learn's digits;
 ``--data mnist --filters 32 --window 7`` is the size of the literature. A cell of a
@@ -49,7 +50,8 @@ _SWEEPS = 2000
 
 
 def declare(side: int, filters: int, window: int, pool: int) -> FactorGraph:
-    """Declare maps over the positions of a window, pooled ``pool`` by ``pool``, with one bias per map."""
+    """Declare maps over the positions of a window, pooled ``pool`` by ``pool``, with
+    one bias per map."""
     positions = side - window + 1
     if pool == 1:
         latent = Bernoulli((filters, positions, positions))
@@ -67,7 +69,8 @@ def declare(side: int, filters: int, window: int, pool: int) -> FactorGraph:
 
 
 def pooled(filters: Array, image: Array, pool: int) -> Array:
-    """Return the natural parameters of each cell's states: filter responses, and 0 for "none is on"."""
+    """Return the natural parameters of each cell's states: filter responses, and 0 for
+    "none is on"."""
     maps = lax.conv(image[None, None], filters, (1, 1), "VALID")[0]
     count = len(maps)
     cells = maps.shape[1] // pool

@@ -37,7 +37,8 @@ _MOST_LATENT = 14  # exact evaluation sums over labels and latent states
 
 
 def select(p: dict[str, Array], v: Array, z: Array, h: Array) -> Array:
-    """Return the energy of the component that z selects; z has statistics of shape (1, components)."""
+    """Return the energy of the component that z selects; z has statistics of shape (1,
+    components)."""
     w, b, c = (jnp.tensordot(z[0], p[name], 1) for name in ("w", "b", "c"))
     return -(v @ w @ h + b @ v + c @ h)
 

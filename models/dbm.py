@@ -165,7 +165,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def bernoulli_images(args: argparse.Namespace) -> Images:
-    """Digits whose pixels are drawn with their intensities as probabilities; one in six is held out."""
+    """Digits whose pixels are drawn with their intensities as probabilities; one in six
+    is held out."""
     rows = digit_images.read(args.data, None, "bernoulli", args.seed)
     return Images(rows.train, rows.held_out, rows.shape, False, Bernoulli, rows)
 
@@ -373,7 +374,8 @@ def report_bound(dbm: FactorGraph, params: Any, args: argparse.Namespace) -> Non
 def _gap(
     dbm: FactorGraph, params: Any, rows: np.ndarray, seed: int
 ) -> tuple[float, float]:
-    """Return the mean gap between the mean-field bound and one by weighted draws, and its standard error."""
+    """Return the mean gap between the mean-field bound and one by weighted draws, and
+    its standard error."""
     draws = {"num_draws": _DRAWS, "rng_key": jax.random.key(seed)}
     near, far = (
         ebmpp.evaluate.mean_field_bound(dbm, params, rows, **d) for d in (draws, {})

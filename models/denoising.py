@@ -52,7 +52,8 @@ class Prior:
         return EnergyDistribution(self.graph, self.params, layout=self.layout)
 
     def block(self) -> GibbsBlock:
-        """Return the block of the pixels' posterior: each bias takes its share of the likelihood."""
+        """Return the block of the pixels' posterior: each bias takes its share of the
+        likelihood."""
         biases = {b: partial(posterior_bias, self, b) for b in self.layout.names}
         return GibbsBlock(self.graph, {"x": self.layout}, self.params | biases)
 
@@ -60,7 +61,8 @@ class Prior:
 def posterior_bias(
     prior: Prior, block: str, sites: dict[str, Array], y: Array
 ) -> Array:
-    """Return the prior's bias plus log N(y; 1, scale) - log N(y; 0, scale) of the block's pixels, per row."""
+    """Return the prior's bias plus log N(y; 1, scale) - log N(y; 0, scale) of the
+    block's pixels, per row."""
     return (
         prior.params[block] + (prior.layout.split(y)[block] - 0.5) / sites["scale"] ** 2
     )
@@ -160,7 +162,8 @@ def draws(mcmc: MCMC, truth: np.ndarray, y: np.ndarray) -> xr.DataTree:
 
 
 def picture(tree: xr.DataTree) -> Any:
-    """Draw true image, noisy image, posterior mean and posterior standard deviation, one row per image."""
+    """Draw true image, noisy image, posterior mean and posterior standard deviation,
+    one row per image."""
     x = tree.posterior.x.astype(float)
     columns: dict[str, tuple[np.ndarray, tuple[float, float]]] = {
         "true": (tree.observed_data.truth.values, (0, 1)),

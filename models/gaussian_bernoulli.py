@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A Gaussian-Bernoulli machine on grey images: pixels with learned means and variances, binary latents.
+"""A Gaussian-Bernoulli machine on grey images: pixels with learned means and variances,
+binary latents.
 
 ``python models/gaussian_bernoulli.py --out gaussian_bernoulli`` trains on
 scikit-learn's digits; ``--data mnist --latent 256`` is larger. The parametrisation is
@@ -184,7 +185,8 @@ def train(args: argparse.Namespace) -> ebmpp.Fit:
 
 
 def gaussians(data: Images) -> dict[str, float]:
-    """Return held-out log-likelihoods of one Gaussian without and with covariances, as baselines."""
+    """Return held-out log-likelihoods of one Gaussian without and with covariances, as
+    baselines."""
     from scipy import stats
 
     centre = data.train.mean(0)
@@ -231,7 +233,8 @@ def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def relative_variance(mcmc: Any, moments: dict[str, Array]) -> str:
-    """Describe the total variance of the draws relative to the exact one: 1 if the temperature is 1."""
+    """Describe the total variance of the draws relative to the exact one: 1 if the
+    temperature is 1."""
     first, second = np.asarray(moments["v"]).T
     v = np.asarray(mcmc.get_samples()["v"], float)
     spread = ((v - first) ** 2).sum(1) / (second - first**2).sum()

@@ -6,12 +6,14 @@
 scikit-learn, labelled by subpackage; ``--data newsgroups`` the 20 newsgroups if they
 are on disk. Three kinds (``--kind``):
 
-``replicated``  a document is a sequence of words, units of one categorical block that share their weights:
-                the replicated softmax of Salakhutdinov and Hinton (2009). The latents' biases count per word.
-``poisson``     a document is a count per word, Poisson given binary latents. (With Gaussian latents it would
-                not be normalisable.)
-``presence``    a document is the set of its words, Bernoulli given Gaussian latents: an undirected relative
-                of latent semantic indexing (Welling, Rosen-Zvi, Hinton 2005).
+``replicated``  a document is a sequence of words, units of one categorical block that
+                share their weights: the replicated softmax of Salakhutdinov and Hinton
+                (2009). The latents' biases count per word.
+``poisson``     a document is a count per word, Poisson given binary latents. (With
+                Gaussian latents it would not be normalisable.)
+``presence``    a document is the set of its words, Bernoulli given Gaussian latents: an
+                undirected relative of latent semantic indexing (Welling, Rosen-Zvi,
+                Hinton 2005).
 
 Documents have different lengths. Training draws windows of ``--tokens`` words from a
 document at every step; the params of the replicated softmax have the same meaning for
@@ -58,7 +60,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def energy(p: dict[str, Array], words: Array, h: Array) -> Array:
-    """Return the energy of one-hot words ``(tokens, words)`` and latents; it depends on the counts only."""
+    """Return the energy of one-hot words ``(tokens, words)`` and latents; it depends on
+    the counts only."""
     counts = words.sum(0)
     return (
         -counts @ p["words"]
@@ -68,7 +71,8 @@ def energy(p: dict[str, Array], words: Array, h: Array) -> Array:
 
 
 def replicated(tokens: int, words: int, latent: int) -> FactorGraph:
-    """Declare the replicated softmax of documents of ``tokens`` words; the params serve every length."""
+    """Declare the replicated softmax of documents of ``tokens`` words; the params serve
+    every length."""
     zero = {
         "words": np.zeros(words),
         "weight": np.zeros((words, latent)),
@@ -194,7 +198,8 @@ def retrieval(
 
 
 def likelihood(fit: ebmpp.Fit, first: Any, args: argparse.Namespace) -> str:
-    """Describe the held-out log-likelihood per window, with log Z by AIS, beside independent words."""
+    """Describe the held-out log-likelihood per window, with log Z by AIS, beside
+    independent words."""
     rows = windows(
         args.corpus.held_out,
         args.kind,

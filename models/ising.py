@@ -67,14 +67,16 @@ def declare(side: int) -> FactorGraph:
 
 
 def spontaneous_magnetization(coupling: Any) -> np.ndarray:
-    """Return the magnetisation of the infinite lattice (Yang 1952): 0 below the critical coupling."""
+    """Return the magnetisation of the infinite lattice (Yang 1952): 0 below the
+    critical coupling."""
     coupling = np.asarray(coupling, float)
     ordered = np.maximum(1 - np.sinh(2 * np.maximum(coupling, CRITICAL)) ** -4.0, 0)
     return np.where(coupling > CRITICAL, ordered ** (1 / 8), 0.0)
 
 
 def energy_per_spin(coupling: Any) -> np.ndarray:
-    """Return the energy of the infinite lattice in units of the coupling constant (Onsager 1944)."""
+    """Return the energy of the infinite lattice in units of the coupling constant
+    (Onsager 1944)."""
     twice = 2 * np.asarray(coupling, float)
     modulus = 2 * np.sinh(twice) / np.cosh(twice) ** 2
     rest = 2 / np.pi * (2 * np.tanh(twice) ** 2 - 1) * ellipk(modulus**2)

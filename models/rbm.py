@@ -147,7 +147,8 @@ def declare(pixels: int, latent: int) -> FactorGraph:
 def monitors(
     rbm: FactorGraph, data: digit_images.Rows
 ) -> dict[str, Callable[[Any], Array]]:
-    """Return the exact likelihood where states can be summed, else a difference of free energies."""
+    """Return the exact likelihood where states can be summed, else a difference of free
+    energies."""
     train = data.train
     held_out = data.held_out
     if min(family.size for family in rbm.families.values()) <= _EXACT_UNITS:

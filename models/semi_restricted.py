@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Lateral weights on images of digits: restricted, semi-restricted and fully visible Boltzmann machines.
+"""Lateral weights on images of digits: restricted, semi-restricted and fully visible
+Boltzmann machines.
 
 ``python models/semi_restricted.py --out lateral`` trains three machines by the same
 options: a restricted one, a semi-restricted one with weights between neighbouring

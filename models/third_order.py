@@ -111,7 +111,8 @@ def analogies(
 
 
 def transferred(machine: FactorGraph, params: Any, data: Pairs) -> float:
-    """Return how often an analogy for another image is nearest to that image under the pair's shift."""
+    """Return how often an analogy for another image is nearest to that image under the
+    pair's shift."""
     images = np.roll(data.x, 1, 0)
     result = np.asarray(analogies(machine, params, data, images))
     side = math.isqrt(images.shape[1])

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A family, a factor and an estimator of another package: declared, sampled, trained, saved and loaded."""
+"""A family, a factor and an estimator of another package: declared, sampled, trained,
+saved and loaded."""
 
 import dataclasses
 from pathlib import Path

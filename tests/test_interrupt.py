@@ -22,20 +22,23 @@ key = jax.random.key(0)
 
 def unbiased_expectation():
     mean = lambda x: x["v"].mean()
-    ebmpp.unbiased_expectation(graph, params, mean, rng_key=key, independent_starts=True, num_pairs=50)
+    options = {"rng_key": key, "independent_starts": True, "num_pairs": 50}
+    ebmpp.unbiased_expectation(graph, params, mean, **options)
 
 def composite_expectation():
     def model():
         z = numpyro.sample("z", numpyro.distributions.Bernoulli(0.5).expand([6]).to_event(1))
         numpyro.factor("sum", -50.0 * (z.sum() - 3) ** 2)
-    kernel = ebmpp.ppl.CoupledComposite([ebmpp.GibbsBlock.from_model(model, ["z"], sequential=True)])
+    block = ebmpp.GibbsBlock.from_model(model, ["z"], sequential=True)
+    kernel = ebmpp.ppl.CoupledComposite([block])
     options = {"rng_key": key, "independent_starts": True, "num_pairs": 50}
     ebmpp.ppl.composite_expectation(kernel, lambda x: x["z"].mean(), **options)
 
 def perfect_sample():
     ising = ebmpp.FactorGraph.from_networkx(networkx.grid_2d_graph(12, 12), family=ebmpp.Spin)
     cold = {name: 2.0 * (":" in name) + 0 * a for name, a in ising.init(key).items()}
-    ebmpp.perfect_sample(ising, cold, rng_key=key, method="coupling_from_the_past", max_sweeps=2**30)
+    options = {"method": "coupling_from_the_past", "max_sweeps": 2**30}
+    ebmpp.perfect_sample(ising, cold, rng_key=key, **options)
 
 def fit():
     options = {"params": params, "optimizer": optax.sgd(1e-6), "progress_bar": False}

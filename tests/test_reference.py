@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Every public name is described on the site, once; ``help(...)`` says when to choose it and its strings."""
+"""Every public name is described on the site, once; ``help(...)`` says when to choose
+it and its strings."""
 
 from collections import Counter
 import contextlib

@@ -31,7 +31,8 @@ def test_tutorials_are_small_and_have_outputs(path: Path) -> None:
 
 
 def text(cell: nbformat.NotebookNode) -> str:
-    """Return what a cell prints and shows as text; no warnings, and no values of single steps or sweeps."""
+    """Return what a cell prints and shows as text; no warnings, and no values of single
+    steps or sweeps."""
     outputs = [
         output for output in cell.get("outputs", ()) if output.get("name") != "stderr"
     ]

@@ -167,7 +167,8 @@ def gradient_variance(
 
 
 class Curve:
-    """Callback of ``fit``: exact log-likelihoods, seconds and variances; stops the run after a time."""
+    """Callback of ``fit``: exact log-likelihoods, seconds and variances; stops the run
+    after a time."""
 
     def __init__(self, estimator: Estimator, args: argparse.Namespace) -> None:
         self.estimator = estimator

@@ -105,7 +105,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 @cache
 def trained(kind: str, seed: int) -> Any:
-    """Return the params of a machine that learned bars and stripes, all rows per step at rate 0.1."""
+    """Return the params of a machine that learned bars and stripes, all rows per step
+    at rate 0.1."""
     rows = ebmpp.data.bars_and_stripes(4)
     estimator, steps = TRAINED[kind]
     return ebmpp.fit(
@@ -171,7 +172,8 @@ def covered(row: Row) -> dict[str, np.ndarray]:
 
 
 def coverage(rows: Sequence[Row]) -> dict[str, Row]:
-    """Return counts, the 95 % interval of the rate, and the probability of so few at the nominal rate."""
+    """Return counts, the 95 % interval of the rate, and the probability of so few at
+    the nominal rate."""
     table: dict[str, Row] = {}
     for name in _SIDES:
         hits = np.concatenate([covered(row)[name] for row in rows])
@@ -269,7 +271,8 @@ def diverge(args: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def draw(result: Row, path: Path) -> None:
-    """Draw how often intervals hold the exact value, by kind of model, and likelihoods along CD-1."""
+    """Draw how often intervals hold the exact value, by kind of model, and likelihoods
+    along CD-1."""
     figure, axes = style.grid(1 + len(result["ladders"]), (4.9, 4.2))
     kinds = (*KINDS, *TRAINED)
     for ax, ladder in zip(axes, result["ladders"], strict=False):

@@ -100,7 +100,8 @@ class Algorithm3(SDCP):
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm4(Centered):
-    r"""CS-DCP of a restricted Boltzmann machine whose positive phase keeps the offsets of inner step 0.
+    r"""CS-DCP of a restricted Boltzmann machine whose positive phase keeps the offsets
+    of inner step 0.
 
     Those of the negative phase move. With :math:`m = E[v]` and :math:`n = E[h]` given
     the rows, the centered gradient of the weights differs from that of
@@ -191,7 +192,8 @@ def train(
     spacing: int,
     keys: Array,
 ) -> Array:
-    """Return the rows' mean log-likelihood at the start and after each ``every`` steps, a row per trial.
+    """Return the rows' mean log-likelihood at the start and after each ``every`` steps,
+    a row per trial.
 
     Weights start at N(0, 0.01^2), visible biases at the rows' base rates, latent ones
     at 0.
@@ -282,7 +284,9 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         reached = row["epochs_until_mean_within_10_percent"]
         lines.append(
-            f"{row['panel']:<7}{row['method']:<32}{row['best_possible']:>8.3f}{row['last_mean']:>11.3f}{row['last_std']:>7.3f}{'-' if reached is None else reached:>13}"
+            f"{row['panel']:<7}{row['method']:<32}{row['best_possible']:>8.3f}"
+            f"{row['last_mean']:>11.3f}{row['last_std']:>7.3f}"
+            f"{'-' if reached is None else reached:>13}"
         )
     return "\n".join(lines)
 

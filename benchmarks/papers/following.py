@@ -20,7 +20,8 @@ from ebmpp.training import Progress
 
 
 class Watch:
-    """Callback of ``fit``: log-likelihoods per row by annealed importance sampling at every monitored step.
+    """Callback of ``fit``: log-likelihoods per row by annealed importance sampling at
+    every monitored step.
 
     :param rows: rows of the one visible block by name.
     :param base: the rows whose base rates annealing starts from.

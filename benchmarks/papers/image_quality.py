@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Frechet distances of images drawn by Boltzmann machines, by training method (Taniguchi et al. 2023).
+"""Frechet distances of images drawn by Boltzmann machines, by training method
+(Taniguchi et al. 2023).
 
 Deep Boltzmann machines by UCD-LMI, by PCD with a mean-field posterior, and by the same
 with centered gradients; Gaussian-Bernoulli machines by PCD whose chains make Gibbs

@@ -62,7 +62,8 @@ class Rejected(Metropolis):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Uncorrected(LocalModeUCD):
-    """UCD-LMI whose pairs, of the model and of the posterior, meet at once: the gradient at their starts."""
+    """UCD-LMI whose pairs, of the model and of the posterior, meet at once: the
+    gradient at their starts."""
 
     def _phase(
         self, target: Target, start: Any, moves: tuple[Move, ...], *rest: Any
@@ -175,7 +176,8 @@ def independent_pixels(rows: np.ndarray) -> float:
 
 
 def draw(rows: list[Row], baseline: float, args: argparse.Namespace) -> None:
-    """Draw the exact held-out log-likelihood along training: a panel per variant, a line per seed."""
+    """Draw the exact held-out log-likelihood along training: a panel per variant, a
+    line per seed."""
     values = np.concatenate([row["held_out"] for row in rows])
     grouped = by_method(rows)
     figure, axes = style.grid(len(grouped), (3.3, 2.5), ncols=3)

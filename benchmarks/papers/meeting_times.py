@@ -105,7 +105,8 @@ def untrained(args: argparse.Namespace) -> None:
 
 
 def steps(graph: FactorGraph, params: dict, coupling: Any, start: str) -> Row:
-    """Return local search steps, meeting times and their sum; unmet pairs count as :data:`LIMIT`."""
+    """Return local search steps, meeting times and their sum; unmet pairs count as
+    :data:`LIMIT`."""
     begin = time.monotonic()
     result = ebmpp.local_search(
         graph, params, rng_key=jax.random.key(6), num_rows=SEARCHES

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of ``mnist_rbm.py``: experiments of Upadhya and Sastry (2017) and of Qiu et al. (2020)."""
+"""Methods of ``mnist_rbm.py``: experiments of Upadhya and Sastry (2017) and of Qiu et
+al. (2020)."""
 
 from collections.abc import Callable
 import dataclasses
@@ -83,7 +84,8 @@ def _spectral(graph: FactorGraph, rate: float) -> optax.GradientTransformation:
 
 
 def spectral(graph: FactorGraph, batches: int, rate: float) -> list[Stage]:
-    """Return spectral descent, whose step is as long as the sum of all singular values: rates are small."""
+    """Return spectral descent, whose step is as long as the sum of all singular values:
+    rates are small."""
     return [
         Stage(num_steps=batches, estimator=CD(k=24), optimizer=_spectral(graph, rate))
     ]

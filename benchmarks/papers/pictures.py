@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the experiments' pictures: medians with bands, axes of likelihoods, legends and files."""
+"""Parts of the experiments' pictures: medians with bands, axes of likelihoods, legends
+and files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +39,8 @@ def over(seeds: int) -> str:
 def likelihoods(
     ax: Any, best: float, low: float, ticks: Sequence[float], label: str
 ) -> None:
-    """Set a y axis that is logarithmic below ``best``, with a line there, and shows all down to ``low``."""
+    """Set a y axis that is logarithmic below ``best``, with a line there, and shows all
+    down to ``low``."""
     top = best + 0.02 * (best - low) + 0.1
     figures.below(ax, top, [t for t in ticks if low < t < top])
     ax.set_ylim(top - 1.15 * (top - low), best + 0.2 * (top - best))

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of ``papers.py``: figures or tables of a paper, the program that makes them, and its outcome."""
+"""Rows of ``papers.py``: figures or tables of a paper, the program that makes them, and
+its outcome."""
 
 from collections.abc import Sequence
 import dataclasses

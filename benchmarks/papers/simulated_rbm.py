@@ -114,7 +114,8 @@ def stages(method: str, steps: int, rate: float) -> list[Stage]:
 def simulate(
     args: argparse.Namespace, seed: int = 0
 ) -> tuple[dict[str, jax.Array], dict[str, float]]:
-    """Return training and held-out rows of the true model, and its exact log-likelihood per row of both."""
+    """Return training and held-out rows of the true model, and its exact log-likelihood
+    per row of both."""
     truth = ebmpp.layered(v=Bernoulli(args.visible), h=Bernoulli(args.truth))
     weights, draws = jax.random.split(jax.random.key(seed))
     generator = np.random.default_rng(seed)
@@ -192,7 +193,8 @@ def run(
 
 
 def draw(rows: list[Row], truth: dict[str, float], args: argparse.Namespace) -> None:
-    """Draw log-likelihoods per row by step and by time, meeting times and discarded draws by step."""
+    """Draw log-likelihoods per row by step and by time, meeting times and discarded
+    draws by step."""
     coupled = {"sweeps_to_meet": "sweeps to meet, after the lag, mean"}
     coupled |= {"discarded": "discarded draws per coupled sweep"}
     coupled = {

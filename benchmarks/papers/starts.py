@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Meeting times from common and from independent starts, and what the start-end test says of each run.
+"""Meeting times from common and from independent starts, and what the start-end test
+says of each run.
 
 Machines trained by PCD; the Ising torus of 32x32 spins below its critical temperature;
 and six bits under a penalty on their sum, where pairs from one state meet in a mode

@@ -118,7 +118,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class Clock:
-    """Callback of ``fit``: seconds per step from the first monitored step on, when all is compiled."""
+    """Callback of ``fit``: seconds per step from the first monitored step on, when all
+    is compiled."""
 
     def __init__(self) -> None:
         self.times: list[tuple[int, float]] = []
@@ -211,7 +212,8 @@ def run(
 def table(rows: list[Row]) -> str:
     """Return medians over seeds, and the range of the likelihoods, by method."""
     lines = [
-        f"{'method':<30}{'seeds':>6}{'steps':>7}{'seconds':>9}{'held out':>10}{'range':>20}{'error':>8}"
+        f"{'method':<30}{'seeds':>6}{'steps':>7}{'seconds':>9}{'held out':>10}"
+        f"{'range':>20}{'error':>8}"
     ]
     for method, runs in by_method(rows).items():
 
@@ -220,7 +222,9 @@ def table(rows: list[Row]) -> str:
 
         values = [row["held_out"] for row in runs]
         lines.append(
-            f"{method:<30}{len(runs):>6}{runs[0]['steps']:>7}{median('seconds'):>9.1f}{median('held_out'):>10.2f}{f'{min(values):.2f} to {max(values):.2f}':>20}{median('standard_error'):>8.2f}"
+            f"{method:<30}{len(runs):>6}{runs[0]['steps']:>7}{median('seconds'):>9.1f}"
+            f"{median('held_out'):>10.2f}{f'{min(values):.2f} to {max(values):.2f}':>20}"
+            f"{median('standard_error'):>8.2f}"
         )
     return "\n".join(lines)
 

@@ -73,7 +73,8 @@ def convolution_cd_gradient(params: Params, data: Array, key: Array) -> Params:
 
 
 def ising(lattice: nx.Graph, sweeps: int) -> Callable[[Array, Array, Array], Array]:
-    """Return a function of coupling, states and key: checkerboard sweeps, neighbours gathered by index."""
+    """Return a function of coupling, states and key: checkerboard sweeps, neighbours
+    gathered by index."""
     number = {node: i for i, node in enumerate(lattice.nodes)}
     neighbours = np.array([[number[m] for m in lattice[n]] for n in lattice.nodes])
     color = np.array([(a + b) % 2 for a, b in lattice.nodes])

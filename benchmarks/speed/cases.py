@@ -166,7 +166,8 @@ def cd_convolution() -> Group:
 
 
 class Step:
-    """A training step as in ``fit``: an estimator's gradient and an optimiser's update, one program."""
+    """A training step as in ``fit``: an estimator's gradient and an optimiser's update,
+    one program."""
 
     def __init__(
         self, estimator: Estimator, data: np.ndarray, weights: np.ndarray
@@ -259,7 +260,8 @@ def ising() -> Group:
 
 
 def mcmc() -> Group:
-    """100 draws of an Ising torus of 64x64 inside NumPyro's ``MCMC``, which keeps them; 100 chains."""
+    """100 draws of an Ising torus of 64x64 inside NumPyro's ``MCMC``, which keeps them;
+    100 chains."""
     graph = FactorGraph.from_networkx(
         torus(), family=ebmpp.Spin, shared=True, bias=False
     )

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Coupled pairs on trained machines: the engine, masked lockstep of the same pairs, and a lower bound.
+"""Coupled pairs on trained machines: the engine, masked lockstep of the same pairs, and
+a lower bound.
 
 Each machine is trained until its pairs take some ten to thirty sweeps to meet; "16x16
 heavy" until single pairs take more than a thousand. Larger ones learn scikit-learn's

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Joint draws of chains beside a hand-written scan and dynamax, and sweeps of a critical Ising torus.
+"""Joint draws of chains beside a hand-written scan and dynamax, and sweeps of a
+critical Ising torus.
 
 Run ``python benchmarks/speed/forests.py chains``, ``chains 1000000 forest`` for one
 length and one way, whose peak memory is then that of the process, or ``torus 64`` for a
@@ -76,7 +77,8 @@ def least_times(fn: Any, *args: Any, repeats: int = 20) -> tuple[float, float, f
 def chains(
     lengths: Sequence[int] = (100, 1000, 10_000, 100_000, 1_000_000), only: str = ""
 ) -> None:
-    """Print times of one joint draw of a chain of five states, with transitions that all steps share."""
+    """Print times of one joint draw of a chain of five states, with transitions that
+    all steps share."""
     rivals = {"forest": None, "by hand": jax.jit(by_hand)}
     if importlib.util.find_spec("dynamax") is not None:
         dynamax = importlib.import_module("dynamax.hidden_markov_model")
@@ -129,7 +131,8 @@ def peak_memory() -> float:
 
 
 def torus(side: int, num_sweeps: int = 8000) -> None:
-    """Print autocorrelation times of a critical torus in sweeps, from chains that clusters have mixed."""
+    """Print autocorrelation times of a critical torus in sweeps, from chains that
+    clusters have mixed."""
     lattice = nx.convert_node_labels_to_integers(
         nx.grid_2d_graph(side, side, periodic=True)
     )

@@ -112,7 +112,8 @@ def spike_and_slab(y: Array) -> None:
 
 
 def denoising_problem() -> tuple[Prior, Callable[[Array], None], Array]:
-    """Return an Ising prior of 16x16 pixels, a model that NumPyro can enumerate, and an image in noise."""
+    """Return an Ising prior of 16x16 pixels, a model that NumPyro can enumerate, and an
+    image in noise."""
     prior = ising()
 
     def model(y: Array) -> None:
@@ -198,7 +199,8 @@ def declare(model: Callable, *args: Any) -> ebmpp.GibbsBlock:
 
 
 def print_draw_time(block: Any, model: Callable, args: tuple, repeats: int) -> None:
-    """Print the time of a draw of all units; separate calls, as a loop would hoist the conditionals."""
+    """Print the time of a draw of all units; separate calls, as a loop would hoist the
+    conditionals."""
     trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args)
     sites = {
         n: jnp.asarray(s["value"])
@@ -233,7 +235,8 @@ def run(
     seed: int = 0,
     seconds: float = math.inf,
 ) -> dict[str, np.ndarray]:
-    """Return draws of ``sites``; print times and the smallest ESS per CPU second of each site, after warm-up.
+    """Return draws of ``sites``; print times and the smallest ESS per CPU second of
+    each site, after warm-up.
 
     :param seconds: stop after this time, with the draws so far.
     """
@@ -326,7 +329,8 @@ def z_scores(draws: np.ndarray, reference: np.ndarray) -> str:
 
 
 def mixtures(args: argparse.Namespace) -> None:
-    """Mixture of 5 Gaussians: 20,000 points by the block alone, 100 and 1,000 beside NumPyro's kernels."""
+    """Mixture of 5 Gaussians: 20,000 points by the block alone, 100 and 1,000 beside
+    NumPyro's kernels."""
     if not args.only:
         print("mixture, 20,000 points")
         y, _ = points(20_000)
@@ -389,7 +393,8 @@ def chains(args: argparse.Namespace) -> None:
 
 
 def switchings(args: argparse.Namespace) -> None:
-    """Means and transitions of a hidden Markov chain of 2,000 steps, drawn with the chain or by NUTS."""
+    """Means and transitions of a hidden Markov chain of 2,000 steps, drawn with the
+    chain or by NUTS."""
     print(
         "hidden Markov chain, 2,000 steps of 5 states: the smallest ESS of means and transitions"
     )

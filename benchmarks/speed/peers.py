@@ -90,7 +90,8 @@ def sklearn_step(
 def thrml_ising(
     lattice: nx.Graph, coupling: float, sweeps: int
 ) -> Callable[[Array, Array], Any]:
-    """Return a function of states and keys: sweeps of an Ising model, one chain per lane of ``vmap``."""
+    """Return a function of states and keys: sweeps of an Ising model, one chain per
+    lane of ``vmap``."""
     models = importlib.import_module("thrml.models")
     nodes = {node: thrml.SpinNode() for node in lattice.nodes}
     edges = [(nodes[a], nodes[b]) for a, b in lattice.edges]

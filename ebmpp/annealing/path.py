@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-r"""Paths of models from independent units to a model, through knots of params and inverse temperatures.
+r"""Paths of models from independent units to a model, through knots of params and betas.
 
 At a knot with inverse temperature :math:`\beta` and the knot's params in E the energy
 is
@@ -44,7 +44,7 @@ from ebmpp.moves.rungs import Evaluation, Place, Tempering, between
 
 
 class Rung(NamedTuple):
-    """Distribution at a place of a path: ``1 - beta`` of the reference's energy and ``beta`` of a model's."""
+    """Distribution at a place: ``1 - beta`` of the reference's energy, ``beta`` of a model's."""
 
     beta: Scalar
     params: Params
@@ -196,7 +196,7 @@ class Path:
     def gain(
         self, low: Rung, high: Rung, here: Evaluation, there: Evaluation
     ) -> PerRow:
-        """Return the log-ratio of the unnormalised densities of ``high`` and ``low`` at the same rows.
+        """Return the log-ratio of the unnormalised densities of ``high`` and ``low`` at rows.
 
         :param here: evaluation of the model of ``low``.
         :param there: evaluation of the model of ``high``.
@@ -243,7 +243,7 @@ def check_models(name: str, graph: FactorGraph, models: Iterable[Params]) -> Non
 
 @lru_cache(maxsize=32)
 def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
-    """Return the independent blocks to sum out of the weights: as many units as possible; one block stays."""
+    """Return the independent blocks of most units to sum out of the weights; one block stays."""
     best = list(enumeration.largest_independent(graph, graph.families))
     if len(best) == len(graph.families):  # no two blocks interact
         best.remove(min(best, key=lambda b: graph.families[b].size))

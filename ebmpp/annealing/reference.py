@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start of annealing: a checked model, and a reference of independent units near it.
 
-The reference's log Z is a sum of log-normalisers. Estimates of Z are unbiased for any reference;
-they vary less from one that is near.
+The reference's log Z is a sum of log-normalisers. Estimates of Z are unbiased for any
+reference; they vary less from one that is near.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of single papers. They are tested and supported; no other package of ebmpp imports them."""
+"""Methods of single papers, tested and supported; no other package of ebmpp imports them."""
 
 from ebmpp.contrib import graphs, readers, sample_quality
 from ebmpp.contrib.cluster_block import ClusterBlock

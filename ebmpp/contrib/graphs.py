@@ -56,7 +56,8 @@ def merge(
     >>> import ebmpp
     >>> from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph
     >>> rbm = ebmpp.layered(v=Bernoulli(3), h=Bernoulli(2))
-    >>> labels = FactorGraph({"y": Categorical(1, 4)}, {"h": Bernoulli(2)}, [Bias("y"), Bilinear("y", "h")])
+    >>> factors = [Bias("y"), Bilinear("y", "h")]
+    >>> labels = FactorGraph({"y": Categorical(1, 4)}, {"h": Bernoulli(2)}, factors)
     >>> ebmpp.contrib.graphs.merge(rbm, labels).layers
     (('v', 'y'), ('h',))
     """
@@ -278,7 +279,7 @@ def _pieces(
 
 
 def _shapes(factor: Factor, families: Families) -> list[tuple[int, ...]]:
-    """Return the axes of each block's units in params with one number per unit, or per pair of units."""
+    """Return the axes of each block's units in params per unit, or per pair of units."""
     shape = (
         (lambda f: f.statistic_shape)
         if len(factor.blocks) == 1

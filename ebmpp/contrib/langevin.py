@@ -274,8 +274,8 @@ class Langevin(Move["_Density"]):
         return log_density, rest, jax.vmap(natural_at, axis_size=num_rows(x))(rest)
 
 
-#: Log-density of one state given the rest, the rest, and natural parameters at a typical
-#: state.
+#: Log-density of one state given the rest, the rest, and natural parameters at a
+#: typical state.
 _Parts = tuple[Callable[[Rows, Rows], Array], Rows, Rows]
 
 

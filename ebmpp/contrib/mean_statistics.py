@@ -59,8 +59,10 @@ def data_statistics(
 
     >>> import jax, ebmpp
     >>> from ebmpp.contrib import data_statistics
-    >>> rbm, data = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4)), ebmpp.data.bars_and_stripes(3)
-    >>> means = data_statistics(rbm, jax.tree.map(lambda p: 0 * p, rbm.init(jax.random.key(0))), data)
+    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
+    >>> data = ebmpp.data.bars_and_stripes(3)
+    >>> zero = jax.tree.map(lambda p: 0 * p, rbm.init(jax.random.key(0)))
+    >>> means = data_statistics(rbm, zero, data)
     >>> means["v"][:3].tolist(), means["h"].tolist(), means["v:h"].shape
     ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], (9, 4))
     """

@@ -119,7 +119,7 @@ def pretrain(
 
 
 def _levels(graph: FactorGraph) -> list[tuple[str, ...]]:
-    """Return blocks by distance from the visible ones; raise DeclarationError for a graph without levels."""
+    """Return blocks by distance from the visible ones; refuse a graph without levels."""
     distance = nx.multi_source_dijkstra_path_length(
         graph.to_networkx(), set(graph.visible)
     )

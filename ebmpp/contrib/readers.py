@@ -47,7 +47,7 @@ _LONGEST = 1 << 14
 def omniglot(
     directory: Folder = None, split: str = "train", labels: bool = False
 ) -> np.ndarray | Labelled:
-    """Read OMNIGLOT, handwritten characters of fifty alphabets as cut and scaled by Burda et al. (2016).
+    """Read OMNIGLOT, characters of fifty alphabets as cut and scaled by Burda et al. (2016).
 
     :param directory: folder of ``chardata.mat``, or the one above its ``omniglot``
         folder.

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic spectral descent: steepest descent in the largest singular value of each weight matrix."""
+"""Stochastic spectral descent: steepest descent in the largest singular value."""
 
 from collections.abc import Mapping
 import math
@@ -64,7 +64,8 @@ def spectral_descent(
     >>> from ebmpp.contrib import spectral_descent
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> fit = ebmpp.fit(rbm, ebmpp.data.bars_and_stripes(3), rng_key=jax.random.key(0), num_steps=5,
-    ...                 estimator=ebmpp.CD(k=1), optimizer=spectral_descent(0.05, rbm), progress_bar=False)
+    ...                 estimator=ebmpp.CD(k=1), optimizer=spectral_descent(0.05, rbm),
+    ...                 progress_bar=False)
     >>> fit.params["v:h"].shape
     (9, 4)
     """
@@ -108,7 +109,7 @@ def _squarest(shape: tuple[int, ...]) -> int:
 
 @full_precision
 def _sharp(gradient: Array, row_axes: int | None, vectors: str) -> Array:
-    """:param row_axes: number of axes that are the matrix's rows; 0 for a vector, None if unknown."""
+    """:param row_axes: number of axes of the matrix's rows; 0 for a vector, None if unknown."""
     row_axes = _squarest(gradient.shape) if row_axes is None else row_axes
     if not row_axes:
         return (

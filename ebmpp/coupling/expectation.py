@@ -111,8 +111,8 @@ class UnbiasedEstimate(Shown):
     overlap: float = math.nan
     """z-score of the resemblance of starts and ends of chains: above 5 the pairs met
     without mixing. It is nan where it was not tested: with independent starts, unmet
-    pairs, fewer than 7 pairs, pairs with clamped values of their own, equal starts, or a
-    few pairs that are very late."""
+    pairs, fewer than 7 pairs, pairs with clamped values of their own, equal starts, or
+    a few pairs that are very late."""
 
     @property
     def late(self) -> float:

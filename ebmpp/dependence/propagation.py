@@ -17,8 +17,8 @@ from ebmpp.dependence.rules import Known, flow_of
 from ebmpp.dependence.unit_sets import UnitSets
 
 _MOST_ROUNDS = 8  # of a scan's fixed point, after which all results read everything
-#: By slot the sets of units that its elements read, and by the first result of an equation
-#: its flow.
+#: By slot the sets of units that its elements read, and by the first result of an
+#: equation its flow.
 Propagated = tuple[dict[int, np.ndarray], dict[int, Flow]]
 
 

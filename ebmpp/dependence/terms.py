@@ -5,8 +5,8 @@
 From its end backward, a log density is a sum: through sums, moves, masks, scales and
 products of values that depend on different units, up to primitives that are none of
 these. Their results are the *terms*, arrays of elements each of which is a function of
-the units that it reads. The equations in between, the *tail*, are affine in the terms of
-any one unit, the others fixed. Therefore:
+the units that it reads. The equations in between, the *tail*, are affine in the terms
+of any one unit, the others fixed. Therefore:
 
 - Two units interact if an element reads both, or if elements that read them are
   multiplied. That is read off the program, so it holds for all values, and can only err

@@ -118,8 +118,8 @@ def check_tractable(
     """Refuse a model that is doubly intractable.
 
     That is, one in which the params of an energy model without log Z depend on what is
-    inferred. Gradient-based inference refuses by itself. Call this before any method without
-    gradients. Nothing is computed: dependencies are traced through the model.
+    inferred. Gradient-based inference refuses by itself. Call this before any method
+    without gradients. Nothing is computed: dependencies are traced through the model.
 
     :param model: a NumPyro model, conditioned on the data.
     :param model_args: its arguments.

@@ -231,8 +231,8 @@ class HasChains(Protocol):
 class Estimator(abc.ABC):
     """Base class of the gradient's estimators: immutable, hashable values.
 
-    A custom estimator implements ``init_state`` and ``estimate``, and overrides the rest
-    where it differs.
+    A custom estimator implements ``init_state`` and ``estimate``, and overrides the
+    rest where it differs.
     """
 
     takes_missing: ClassVar[bool] = False

@@ -167,12 +167,12 @@ class TemperedState(NamedTuple):
 class TemperedPCD(Estimator):
     """Persistent CD with parallel tempering: replicas from hot to cold swap states.
 
-    For models whose modes plain persistent chains do not leave. The coldest replicas are
-    the model's. Replica r has the
-    factors of one block, and beta_r times the others. A step repeats k times: all
-    layers and a swap of even neighbours, all layers and a swap of odd ones. Each step
-    moves the temperatures a tenth of the way to where all neighbours' swaps would be
-    rejected equally often. Biased like :class:`PCD`, since the params move.
+    For models whose modes plain persistent chains do not leave. The coldest replicas
+    are the model's. Replica r has the factors of one block, and beta_r times the
+    others. A step repeats k times: all layers and a swap of even neighbours, all layers
+    and a swap of odd ones. Each step moves the temperatures a tenth of the way to where
+    all neighbours' swaps would be rejected equally often. Biased like :class:`PCD`,
+    since the params move.
 
     :param k: tempered sweeps per step; each costs ``2 * num_temperatures`` plain ones.
     :param num_chains: persistent ensembles of replicas.

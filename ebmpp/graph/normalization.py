@@ -262,7 +262,8 @@ def _check_precision(
 def _varies(families: Families, times: _TimesAt, size: int) -> bool:
     """Return True if the precision depends on the statistics of ``families``.
 
-    It is affine in the statistics of each block, so it then differs between two random points.
+    It is affine in the statistics of each block, so it then differs between two random
+    points.
     """
     generator = np.random.default_rng(0)
     is_dense = size <= _DENSE

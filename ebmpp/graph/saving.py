@@ -6,8 +6,8 @@ A file is an archive (:mod:`ebmpp.core.archive`) whose header describes the decl
 Nothing in it is pickled or executed. A family is made again by ``cls(**fields)``, and a
 factor by ``cls(*blocks, *pairs, name=name, **fields)``: its blocks, the pairs of units
 of each block in ``lateral``, and its other dataclass fields, with ``init`` if it has
-one. Custom factors and families are passed to :func:`load` instead. Checkpoints of a training run
-(:mod:`ebmpp.core.checkpoints`) are another format.
+one. Custom factors and families are passed to :func:`load` instead. Checkpoints of a
+training run (:mod:`ebmpp.core.checkpoints`) are another format.
 """
 
 from collections.abc import Collection, Iterable, Mapping

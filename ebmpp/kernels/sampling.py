@@ -48,8 +48,8 @@ def sample(
     :param moves: moves of a sweep; see :class:`~ebmpp.BlockedGibbs`.
     :param clamped: clamped blocks, with or without leading axes; an
         :class:`~ebmpp.Observed` block is clamped at its known units.
-    :return: the free blocks, ``(num_samples, *batch, *shape)`` each, where ``batch`` are
-        the leading axes of clamped blocks.
+    :return: the free blocks, ``(num_samples, *batch, *shape)`` each, where ``batch``
+        are the leading axes of clamped blocks.
     :warns UserWarning: if the mean log-density still changes between the middle and the
         end of the chains, by five standard errors. Chains that stay in different modes
         are not recognised by this.

@@ -144,8 +144,8 @@ def initial_states(
     return near_modes(target, x, keys) if kind == "local_mode" else x
 
 
-#: :func:`initial_states` compiled, for the host: it has some seventy operations, each of which
-#: would be compiled.
+#: :func:`initial_states` compiled, for the host: it has some seventy operations, each
+#: of which would be compiled.
 compiled_initial_states = jax.jit(
     initial_states, static_argnames=("kind", "blocks", "conditional")
 )

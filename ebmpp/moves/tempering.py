@@ -122,7 +122,7 @@ class Tempered:
 def tempered(
     betas: Sequence[float], coupling: str | Sequence[str] | None = None
 ) -> Tempered:
-    """Return a coupling of tempered ensembles, for models in which pairs of Gibbs chains do not meet.
+    """Return a coupling of tempered ensembles, where pairs of Gibbs chains do not meet.
 
     Each replica of one ensemble is coupled with its counterpart in the other, and swaps
     use the same uniforms. A pair has met when all replicas have. A sweep is that of
@@ -143,11 +143,12 @@ def tempered(
 
     **Example**
 
-    >>> import jax, ebmpp
+    >>> import jax, jax.numpy as jnp, ebmpp
     >>> magnet = ebmpp.layered(v=ebmpp.Spin(4), h=ebmpp.Spin(4))
-    >>> params = {"v": jax.numpy.full(4, 0.1), "h": jax.numpy.zeros(4), "v:h": jax.numpy.ones((4, 4))}
-    >>> est = ebmpp.unbiased_expectation(magnet, params, lambda x: x["v"].mean(), rng_key=jax.random.key(1),
-    ...                                  num_pairs=4, coupling=ebmpp.moves.tempered([0, 0.15, 0.3, 1]))
+    >>> params = {"v": jnp.full(4, 0.1), "h": jnp.zeros(4), "v:h": jnp.ones((4, 4))}
+    >>> coupling = ebmpp.moves.tempered([0, 0.15, 0.3, 1])
+    >>> est = ebmpp.unbiased_expectation(magnet, params, lambda x: x["v"].mean(),
+    ...                                  rng_key=jax.random.key(1), num_pairs=4, coupling=coupling)
     >>> est.value.shape, est.met.all().item()
     ((), True)
     """
@@ -260,7 +261,7 @@ class TemperedSweep(Move[None]):
     def _couple(
         self, ensemble: Ensemble, z: Chains, keys: Keys, most: Array | int
     ) -> tuple[Blocks, _ReplicaMask, _ReplicaMask]:
-        """Draw all layers in both chains; return where replicas agree, and where they are broken."""
+        """Draw all layers in both chains; return where replicas agree and are broken."""
 
         def couple(target, x, y, keys):
             z, agree, broken, _ = coupled_sweep(

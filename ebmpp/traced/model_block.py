@@ -318,7 +318,8 @@ class ModelKernel(block.Block):
         interact. The sum over the pairs of a chain is the expected number of its
         transitions.
 
-        :return: by the sites of the two units, :class:`~ebmpp.moves.forests.PairMarginals`.
+        :return: by the sites of the two units,
+            :class:`~ebmpp.moves.forests.PairMarginals`.
         """
         _, table = self._summed("marginals", values, model_args, model_kwargs)
         sums = self.sweep.sums

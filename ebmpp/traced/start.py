@@ -86,7 +86,8 @@ class BlockStart:
     ) -> SiteArrays:
         """Return possible states of all chains, the rows.
 
-        :param mapped: what has a row for each chain, None elsewhere; ``fixed`` the rest.
+        :param mapped: what has a row for each chain, None elsewhere; ``fixed`` the
+            rest.
         """
         inside = self._inside(values)
         if origin != "prior":

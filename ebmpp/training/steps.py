@@ -95,8 +95,8 @@ class Stages:
         whole run.
     :param steps_before: number of steps, like the first stage's, whose batches the run
         leaves out.
-    :raises ArgumentError: for a ``steps_per_batch`` that is not a positive int, or epochs
-        of a stream without a length.
+    :raises ArgumentError: for a ``steps_per_batch`` that is not a positive int, or
+        epochs of a stream without a length.
     """
 
     def __init__(

@@ -252,7 +252,8 @@ def plot_training(
     baselines: Mapping[str, float] | None = None,
     also: Sequence[str] = (),
 ) -> Any:
-    """Draw the history of training: exact likelihoods if they were monitored, norms and meeting times.
+    """Draw the history of training: exact likelihoods if they were monitored, norms and
+    meeting times.
 
     :param baselines: likelihoods to compare with.
     :param also: further columns of the history, if it has them.

@@ -86,7 +86,8 @@ def moved(
 def batches(
     grey: np.ndarray, size: int, seed: int, shape: tuple[int, int]
 ) -> Callable[[], Iterator[np.ndarray]]:
-    """Return an endless stream of batches: rows in random order, some shifted, pixels drawn at random."""
+    """Return an endless stream of batches: rows in random order, some shifted, pixels
+    drawn at random."""
 
     def stream() -> Iterator[np.ndarray]:
         generator = np.random.default_rng(seed)

@@ -18,7 +18,8 @@ def draw(
     numbers: dict[str, Any],
     epochs_per_step: float,
 ) -> None:
-    """Draw likelihoods of training and held-out rows along training, and of the final mean of iterates.
+    """Draw likelihoods of training and held-out rows along training, and of the final
+    mean of iterates.
 
     :param curve: points with step, seconds, likelihoods and the standard error of log
         Z.

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe ``likelihood`` of rbm.py: training of a machine too large to sum, and bounds of its likelihood.
+"""The recipe ``likelihood`` of rbm.py: training of a machine too large to sum, and
+bounds of its likelihood.
 
 Training is PCD with centered gradients: batches of 384 rows and 384 chains, momentum
 0.5, a rate that falls linearly from 0.2 to 0, and a weight decay of 1.5e-4. The model
@@ -84,7 +85,8 @@ _MOST_SWEEPS = 2  # limit of a pair, in sweeps of a chain
 def optimizer(
     rate: float, steps: int, warm: float = 0.0, decay: float = DECAY
 ) -> optax.GradientTransformation:
-    """Return momentum with a linearly falling rate, weight decay, and the mean of the last iterates.
+    """Return momentum with a linearly falling rate, weight decay, and the mean of the
+    last iterates.
 
     :param warm: share of the steps in which the rate rises from a fifth.
     :param decay: weight decay.
@@ -283,7 +285,8 @@ def annealed(
 
 
 def evaluate(rbm: FactorGraph, params: Any, args: argparse.Namespace) -> Evaluation:
-    """Return brackets of log Z from independent seeds, and the quality of the draws that they start from."""
+    """Return brackets of log Z from independent seeds, and the quality of the draws
+    that they start from."""
     brackets = []
     increments = []
     for seed in range(args.seed + 100, args.seed + 100 + args.repeats):

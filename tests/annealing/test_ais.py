@@ -76,7 +76,8 @@ MODELS = (
 @pytest.mark.parametrize("name", often(MODELS, "mixed"))
 @pytest.mark.filterwarnings("ignore:the effective sample size")
 def test_weights_are_unbiased_in_both_directions(name: str) -> None:
-    """Few temperatures and a far start show a draw at the wrong temperature or before its weight."""
+    """Few temperatures and a far start show a draw at the wrong temperature or before
+    its weight."""
     graph, params, log_z = model(name)
     options = {
         "rng_key": KEY,
@@ -343,7 +344,8 @@ def test_small_effective_sample_sizes_cause_one_warning() -> None:
 @pytest.mark.parametrize(("variance", "scale"), [("learned", 3.0), ("unit", 1.0)])
 @pytest.mark.nightly
 def test_large_means_do_not_cancel(variance: str, scale: float) -> None:
-    """The likelihood of rows of mean 10,000 is that of the model of mean 0; in float32 hundreds were lost."""
+    """The likelihood of rows of mean 10,000 is that of the model of mean 0; in float32
+    hundreds were lost."""
     rows = np.float32(np.random.default_rng(0).normal(1e4, scale, (100, 4)))
     graph = layered(v=Gaussian(4, variance=variance), h=Bernoulli(3))
     params = graph.init(KEY, rows) | {"v:h": jnp.zeros((4, 3))}

@@ -69,7 +69,8 @@ def climb(
     ),
 )
 def test_partition_estimates_and_weighted_sums_are_unbiased(name: str) -> None:
-    """Few particles, a far reference and long rungs, so that systems resample and every factor matters."""
+    """Few particles, a far reference and long rungs, so that systems resample and every
+    factor matters."""
     graph, params = model(name)
     eta0 = uniform(graph)
     path = Path.through(graph, eta0, [scaled(params, 0.5), params])
@@ -148,7 +149,8 @@ def toy(spread: float) -> particle_pairs.Propose:
     ("k", "m"), [nightly(0, 0), nightly(0, 1), (1, 3), nightly(2, 6)]
 )
 def test_means_over_pairs_of_systems_are_unbiased(k: int, m: int) -> None:
-    """Under weights exp(s z) a normal z has mean s; the second value does not matter to Z and has mean 0."""
+    """Under weights exp(s z) a normal z has mean s; the second value does not matter to
+    Z and has mean 0."""
     spread = 0.8
     run = jax.jit(
         jax.vmap(lambda key: particle_pairs.run_pair(toy(spread), SHAPES, key, k, m))

@@ -36,7 +36,8 @@ def potts(y: Any) -> None:
 
 
 def ordered(y: Any) -> None:
-    """Counts of different sizes, two sites, whose pairs are joined by a function that is not symmetric."""
+    """Counts of different sizes, two sites, whose pairs are joined by a function that
+    is not symmetric."""
     z = numpyro.sample("z", dist.Binomial(jnp.array([2, 1, 2, 2]), 0.5).to_event(1))
     w = numpyro.sample("w", dist.Bernoulli(0.4))
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))

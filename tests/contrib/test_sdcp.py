@@ -27,7 +27,8 @@ def inner_params() -> list[dict[str, jax.Array]]:
 
 
 def test_run_follows_algorithm_2() -> None:
-    """Two batches of three inner steps; the printed Algorithm 3 would sum the steps of one batch."""
+    """Two batches of three inner steps; the printed Algorithm 3 would sum the steps of
+    one batch."""
     graph, _, data = problem("rbm")
     rate, weights = 0.5, np.float32([0.7, 0.1, 0.4, 0.2])
     rows = np.asarray(data["v"])[:4]

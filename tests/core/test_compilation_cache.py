@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the persistent compilation cache: programs are stored, found again, and errors name the cause."""
+"""Tests of the persistent compilation cache: programs are stored, found again, and
+errors name the cause."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

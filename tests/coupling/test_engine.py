@@ -77,7 +77,8 @@ def test_meeting_times_have_the_exact_distribution(coupling: str | None) -> None
 
 @pytest.mark.nightly
 def test_acceptance_is_that_of_a_fixed_number_of_sweeps() -> None:
-    """Pairs that meet stop proposing; the share of all their proposals was 0.34 in place of 0.23."""
+    """Pairs that meet stop proposing; the share of all their proposals was 0.34 in
+    place of 0.23."""
     graph, count = graph_of("tiny"), 4000
     params = {name: 2 * value for name, value in params_of("tiny").items()}
     states, probs = jax.device_get(exact.probabilities(graph, params))

@@ -42,7 +42,8 @@ def machine(size: int) -> FactorGraph:
 
 
 def at_scale(size: int, scale: float) -> dict[str, jax.Array]:
-    """Units of mean and standard deviation ``scale``; hidden ones move all of them by a third of it."""
+    """Units of mean and standard deviation ``scale``; hidden ones move all of them by a
+    third of it."""
     weight = 0.3 / scale / np.sqrt(size)
     v = np.tile(np.float32([1 / scale, -0.5 * scale**-2]), (size, 1))
     full = lambda shape, value: jnp.asarray(np.full(shape, value, np.float32))

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of public data sets return the images, labels and counts of small files, and name faulty ones.
+"""Readers of public data sets return the images, labels and counts of small files, and
+name faulty ones.
 
 Tests contrib/readers.py.
 """

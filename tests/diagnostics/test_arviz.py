@@ -164,8 +164,13 @@ def test_a_block_of_a_model_has_the_names_of_its_model(tmp_path):
 
 def test_a_block_of_a_graph_has_the_names_of_its_graph(ising):
     start = {"x": np.ones((2, 5, 3))}
-    mcmc = run_mcmc(GibbsBlock(ising, ["x"], PARAMS), num_chains=2, extra_fields=("accepted", "latents"),
-                    chain_method="sequential", init_params=start)  # fmt: skip
+    mcmc = run_mcmc(
+        GibbsBlock(ising, ["x"], PARAMS),
+        num_chains=2,
+        extra_fields=("accepted", "latents"),
+        chain_method="sequential",
+        init_params=start,
+    )
     tree = to_datatree(mcmc)
     assert tree.posterior["x"].dims == ("chain", "draw", "row", "x_dim_0")
     assert list(tree.posterior["x_dim_0"].values) == ["a", "b", "c"]

@@ -53,7 +53,8 @@ def distribution(t: int) -> np.ndarray:
 
 
 def sampling_error(lag: int) -> float:
-    """The part of a bound that so many pairs may miss: a share 10 / PAIRS, with the chain's own tail."""
+    """The part of a bound that so many pairs may miss: a share 10 / PAIRS, with the
+    chain's own tail."""
     second = np.sort(np.abs(np.linalg.eigvals(transition())))[-2]
     return 10 / PAIRS / (1 - second**lag)
 
@@ -184,7 +185,8 @@ def test_bounds_of_chains_that_keep_to_their_starts_are_reported(tree):
 
 
 def test_censored_pairs_do_not_lower_the_bound():
-    """Half of the pairs are observed for 8 sweeps only, the others until they meet: geometric times."""
+    """Half of the pairs are observed for 8 sweeps only, the others until they meet:
+    geometric times."""
     lag, num_pairs, stay = 4, 20_000, 0.8
     times = lag - 1 + np.random.default_rng(0).geometric(1 - stay, size=num_pairs)
     observed = np.where(np.arange(num_pairs) % 2, lag + 8, 1000)

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of doubly intractable models: energies as sites, inside other distributions, and in factors.
+"""Detection of doubly intractable models: energies as sites, inside other
+distributions, and in factors.
 
 Tests distribution/tractability.py.
 """

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Discriminative training: conditional likelihoods against enumeration, and the hybrid's mean gradient.
+"""Discriminative training: conditional likelihoods against enumeration, and the
+hybrid's mean gradient.
 
 Tests estimators/discriminative.py.
 """

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive lengths: variance predicted from meeting times, by brute force and against measured variance.
+"""Adaptive lengths: variance predicted from meeting times, by brute force and against
+measured variance.
 
 Tests estimators/lengths.py.
 """

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Mean-field posteriors: the variational bound by enumeration, and the positive phase made of them."""
+"""Mean-field posteriors: the variational bound by enumeration, and the positive phase
+made of them."""
 
 import itertools
 from typing import Any

@@ -79,7 +79,8 @@ def draws(name: str, estimator: ParticleUCD, start: float | None = None) -> Esti
     [("rbm", "line"), nightly("rbm", "training"), nightly("deep", "line")],
 )
 def test_mean_gradient_matches_exact_gradient(name: str, path: str) -> None:
-    """So few particles that many systems are rejected; the deep graph has a positive phase by pairs."""
+    """So few particles that many systems are rejected; the deep graph has a positive
+    phase by pairs."""
     estimator = ParticleUCD(num_particles=6, path=path, cess_threshold=0.5, max_rungs=8)
     result = draws(name, estimator, 0.7 if path == "training" else None)
     rows = {n: list(g) for n, g in result.gradient.items()}
@@ -97,7 +98,8 @@ def test_mean_gradient_matches_exact_gradient(name: str, path: str) -> None:
 def test_weighted_chains_and_watchers_follow_the_params(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Z stays unbiased as params move far, with so few particles that they resample; weights count."""
+    """Z stays unbiased as params move far, with so few particles that they resample;
+    weights count."""
     monkeypatch.setattr(weighted, "_MAX_ERROR", np.inf)
     monkeypatch.setattr(weighted, "MIN_SHARE", 0.0)
     graph, params, batch = zoo.graph("rbm"), two_modes(), batch_of("rbm")
@@ -154,7 +156,8 @@ def test_weighted_chains_and_watchers_follow_the_params(
 
 @pytest.mark.nightly
 def test_watchers_start_again_where_they_cannot_follow() -> None:
-    """After a step too long to reweight by there is no estimate until a fresh system replaces them."""
+    """After a step too long to reweight by there is no estimate until a fresh system
+    replaces them."""
     graph, batch = zoo.graph("rbm"), batch_of("rbm")
     estimator = WeightedPCD(num_chains=50, num_watchers=1000)
     step = jax.jit(

@@ -30,7 +30,8 @@ ROWS, SCALES = 4000, (0.1, 0.5, 1.0)
 
 
 def hidden_distribution(params: Any) -> np.ndarray:
-    """Return the probabilities of the hidden states of the zoo's rbm, whose visible units are summed out."""
+    """Return the probabilities of the hidden states of the zoo's rbm, whose visible
+    units are summed out."""
     p = {name: np.asarray(a, float) for name, a in params.items()}
     log_p = HIDDEN @ p["h"] + np.logaddexp(0, p["v"] + HIDDEN @ p["v:h"].T).sum(1)
     return np.exp(log_p - log_p.max()) / np.exp(log_p - log_p.max()).sum()

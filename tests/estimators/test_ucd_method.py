@@ -148,7 +148,8 @@ def follow(costs: dict[str, float], steps: int) -> np.ndarray:
 
 
 def test_the_cheapest_method_is_chosen_after_enough_work() -> None:
-    """A step of 7e8 unit updates: four reach the work of a comparison, and the next look is at eleven."""
+    """A step of 7e8 unit updates: four reach the work of a comparison, and the next
+    look is at eleven."""
     methods = follow({"gibbs": 1e8, "mixture": 5e7, "particles": 1e6}, 160)
     assert (methods[:11] == "gibbs").all() and (methods[11:21] == "mixture").all()
     assert (methods[21:] == "particles").all()

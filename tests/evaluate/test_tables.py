@@ -106,7 +106,8 @@ def test_samples_have_any_batch_and_become_rows_of_the_columns_dtypes() -> None:
 
 
 def dependent(num_rows: int, seed: int) -> pd.DataFrame:
-    """Columns that nearly determine each other, of which the mode of each is right in about half the rows."""
+    """Columns that nearly determine each other, of which the mode of each is right in
+    about half the rows."""
     rng = np.random.default_rng(seed)
     cause = rng.integers(3, size=num_rows)
     flip = rng.random(num_rows) < 0.05

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Exponential families: densities, means, draws, couplings and modes against sums over a unit's values.
+"""Exponential families: densities, means, draws, couplings and modes against sums over
+a unit's values.
 
 Tests families/bernoulli.py, families/binomial.py, families/categorical.py,
 families/exponential.py, families/family.py, families/gaussian.py, families/poisson.py,

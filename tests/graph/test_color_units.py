@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Colourings of the units of a block: proper, with as few colours as networkx needs, and reproducible.
+"""Colourings of the units of a block: proper, with as few colours as networkx needs,
+and reproducible.
 
 Tests graph/factors/coloring.py.
 """

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Random declarations: log Z, likelihood, gradient, natural parameters and a sweep against enumeration.
+"""Random declarations: log Z, likelihood, gradient, natural parameters and a sweep
+against enumeration.
 
 Tests graph/declaration.py, graph/factors/factor.py.
 """
@@ -67,7 +68,8 @@ UNBOUNDED = {
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The forward map of a :class:`Linear`: the sum of a block, each of its units, and a constant."""
+    """The forward map of a :class:`Linear`: the sum of a block, each of its units, and
+    a constant."""
 
     shape: tuple[int, ...]
 
@@ -87,7 +89,8 @@ def first_two(w: jax.Array, t: jax.Array) -> jax.Array:
 
 @st.composite
 def declarations(draw: st.DrawFn) -> FactorGraph:
-    """Draw two to four blocks; unbounded ones interact with finite ones, Gaussian ones with each other."""
+    """Draw two to four blocks; unbounded ones interact with finite ones, Gaussian ones
+    with each other."""
     names = "abcd"[: draw(st.integers(2, 4))]
     blocks: dict[str, Family] = {}
     for b in names:

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Energies, conditionals and free energies against enumeration; batch axes; layers; equality of graphs.
+"""Energies, conditionals and free energies against enumeration; batch axes; layers;
+equality of graphs.
 
 Tests graph/energy.py, graph/graph.py.
 """

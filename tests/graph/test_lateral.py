@@ -46,7 +46,8 @@ def features(graph: FactorGraph, x: dict[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("case", often(CASES, "many parts, maximal"))
 def test_sweeps_keep_the_distribution(case: str) -> None:
-    """A sweep of exact draws, and a coupled sweep of exact pairs, of which the last quarter are equal."""
+    """A sweep of exact draws, and a coupled sweep of exact pairs, of which the last
+    quarter are equal."""
     name, kind = CASES[case]
     graph, params = lateral(name)
     states, probs = enumerated(name)

@@ -244,7 +244,8 @@ def test_worst_of_many_states_is_searched(reach: float, message: str | None) -> 
 def test_gated_coupling_of_counts_is_checked_at_states(
     weight: float, message: str | None
 ) -> None:
-    """At zero statistics of the gate, which it never has, the coupling of the counts is positive."""
+    """At zero statistics of the gate, which it never has, the coupling of the counts is
+    positive."""
     couple = Factor("a", "b", energy=lambda _, a, b: -0.3 * a[0] * b[0], name="up")
     energy = lambda w, a, b, c: -a[0] * b[0] * (c[0] @ (w - 0.3))
     gate = Factor("a", "b", "c", energy=energy, init=np.zeros(2))

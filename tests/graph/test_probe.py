@@ -63,7 +63,8 @@ def test_rounding_of_large_sums_is_tolerated() -> None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Proportion(Family):
-    """Numbers between 0 and 1 with statistics log x and log(1 - x), of closed or of open support."""
+    """Numbers between 0 and 1 with statistics log x and log(1 - x), of closed or of
+    open support."""
 
     is_open: bool = False
 

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Conditioning, splitting, marginalising, renaming, merging and stacking of graphs and their params.
+"""Conditioning, splitting, marginalising, renaming, merging and stacking of graphs and
+their params.
 
 Tests contrib/graphs.py, graph/transforms/condition.py, graph/transforms/marginalize.py.
 """

@@ -309,8 +309,14 @@ def test_joint_states_match_enumeration(case):
     name, clamped = case.split(",")[0], {b: np.array(v) for b, v in CASES[case].items()}
     params = strong_params(name)
     # the last draws of many chains are independent
-    mcmc = run_mcmc(BlockedGibbs(zoo.graph(name)), params, num_samples=1, num_chains=4000, num_warmup=30,
-                    clamped=clamped)  # fmt: skip
+    mcmc = run_mcmc(
+        BlockedGibbs(zoo.graph(name)),
+        params,
+        num_samples=1,
+        num_chains=4000,
+        num_warmup=30,
+        clamped=clamped,
+    )
     exact = Law(
         zoo.graph(name),
         params,

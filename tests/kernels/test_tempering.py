@@ -52,8 +52,8 @@ def test_every_replica_has_the_distribution_of_its_temperature():
         exact.assert_law(drawn, exact.target, 3 * len(exact.states))
     np.testing.assert_array_equal(samples(mcmc)["v"][:, -1], state.replicas["v"][:, -1])
     # swaps are rejected with their exact probabilities, and states travel
-    interaction = np.array([numpy_energy(graph, params_at(1.0) | {"v": np.zeros(4), "h": np.zeros(3)}, x)
-                            for x in laws[0].states])  # fmt: skip
+    coupled = params_at(1.0) | {"v": np.zeros(4), "h": np.zeros(3)}
+    interaction = np.array([numpy_energy(graph, coupled, x) for x in laws[0].states])
     for low in range(2):
         gain = (BETAS[low + 1] - BETAS[low]) * (
             interaction[None, :] - interaction[:, None]

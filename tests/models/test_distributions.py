@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of models/ against their formulas: likelihoods, gradients, chains and conditionals."""
+"""Small models of models/ against their formulas: likelihoods, gradients, chains and
+conditionals."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -96,7 +97,8 @@ def document_log_probability(params: Any, words: Any, tokens: int) -> float:
 
 
 def pooled_energy(p: Mapping[str, Any], v: Array, h: Array) -> float:
-    """Return the energy pixel by pixel: cell 0 of a map has five states, the last of which is off."""
+    """Return the energy pixel by pixel: cell 0 of a map has five states, the last of
+    which is off."""
     total = -(p["v"] * v).sum() - sum(
         p["h"][k, 0, 0] @ h[k, 0, 0] for k in range(len(h))
     )
@@ -300,7 +302,8 @@ def test_ising_prior_counts_pairs_of_equal_neighbours() -> None:
 
 
 def test_energy_of_the_infinite_lattice_is_the_limit_of_strips() -> None:
-    """Compare with the transfer matrix of a strip of width 8, which is close below the critical coupling."""
+    """Compare with the transfer matrix of a strip of width 8, which is close below the
+    critical coupling."""
     rows = np.array(list(itertools.product([-1, 1], repeat=8)))
     inside, across = (rows * np.roll(rows, 1, axis=1)).sum(1), rows @ rows.T
 

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Every program in models/ runs from its command line, writes its files, and refuses invalid options."""
+"""Every program in models/ runs from its command line, writes its files, and refuses
+invalid options."""
 
 from collections.abc import Callable, Mapping
 import dataclasses

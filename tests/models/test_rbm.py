@@ -19,8 +19,8 @@ pytestmark = pytest.mark.nightly
 
 PICTURES = {"learning_curve.png", "filters.png", "samples.png"}
 TINY = "--latent=4 --steps=6 --batch-size=20 --num-pairs=8 --no-progress".split()
-SMALL = "--recipe=likelihood --binarize=bernoulli --particles=40 --coupled=20 --temperatures=200".split()
-SMALL += [*TINY, "--repeats=2", "--sweeps=60", "--pair-lag=10"]
+SMALL = "--recipe=likelihood --binarize=bernoulli --particles=40 --coupled=20".split()
+SMALL += [*TINY, "--temperatures=200", "--repeats=2", "--sweeps=60", "--pair-lag=10"]
 
 
 def write_idx(path: Path, images: np.ndarray) -> Path:

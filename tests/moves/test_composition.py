@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Default sweeps, and mixture proposals inside the engine: unbiased for any pool, the data of one program.
+"""Default sweeps, and mixture proposals inside the engine: unbiased for any pool, the
+data of one program.
 
 Tests moves/move.py, moves/target.py.
 """

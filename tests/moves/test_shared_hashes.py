@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Units that share one hash: bitwise the draws of one hash per unit, and the same in large sweeps."""
+"""Units that share one hash: bitwise the draws of one hash per unit, and the same in
+large sweeps."""
 
 import networkx as nx
 import numpy as np

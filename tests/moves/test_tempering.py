@@ -96,7 +96,8 @@ def test_a_tempered_sweep_refuses_single_states() -> None:
 
 
 def precision_energy(weight, x, h):
-    """An interaction that holds the variance of x; at module level, so that its graph is a value."""
+    """An interaction that holds the variance of x; at module level, so that its graph
+    is a value."""
     return (1 + h @ weight) * x[..., 1].sum()
 
 

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Coupled composites: unbiased estimates, maximal couplings of continuous sites, kernels, and refusals.
+"""Coupled composites: unbiased estimates, maximal couplings of continuous sites,
+kernels, and refusals.
 
 Tests ppl/composite.py, ppl/expectation.py.
 """
@@ -36,7 +37,8 @@ from helpers import assert_law, assert_rows_law, nightly
 
 
 def forest_block() -> GibbsBlock:
-    """The posterior with one block of six spins, drawn along forests under the params of each chain."""
+    """The posterior with one block of six spins, drawn along forests under the params
+    of each chain."""
     factors = [Bias("x"), Pairwise("x", nx.grid_2d_graph(*SHAPE), shared=True)]
     grid = FactorGraph({"x": Spin(SHAPE)}, factors=factors)
     params = {"x": lambda sites, y: y - sites["offset"], "x:x": np.float32(COUPLING)}

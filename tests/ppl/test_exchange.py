@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange algorithm: posteriors against quadrature with the exact log Z, and NumPyro's contract.
+"""The exchange algorithm: posteriors against quadrature with the exact log Z, and
+NumPyro's contract.
 
 Tests ppl/exchange.py.
 """

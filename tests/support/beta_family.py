@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A family, a factor and an estimator as another package would write them, with public names only."""
+"""A family, a factor and an estimator as another package would write them, with public
+names only."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -54,7 +55,8 @@ class Beta(Family):
         return super().sample(words, eta).clip(floats.tiny, 1 - floats.epsneg)
 
     def from_mean(self, mean: Array) -> Array:
-        """Solve digamma(a) - digamma(a + b) = E log x, and likewise for b, by Newton's method in logarithms."""
+        """Solve digamma(a) - digamma(a + b) = E log x, and likewise for b, by Newton's
+        method in logarithms."""
 
         def step(_: int, log_shapes: Array) -> Array:
             shapes = jnp.exp(log_shapes)

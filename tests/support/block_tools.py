@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""A lattice seen through noise as a NumPyro model, blocks that sample it, and its exact posterior."""
+"""A lattice seen through noise as a NumPyro model, blocks that sample it, and its exact
+posterior."""
 
 from functools import cache
 from typing import Any
@@ -115,7 +116,8 @@ def run_chains(
 
 
 def assert_posterior(mcmc: MCMC) -> None:
-    """Compare with the exact posterior; means of chains are independent, whatever the autocorrelation."""
+    """Compare with the exact posterior; means of chains are independent, whatever the
+    autocorrelation."""
     draws = mcmc.get_samples(group_by_chain=True)
     probability, offset = exact_posterior()
     assert_rows_law(

@@ -76,7 +76,8 @@ def assert_law(
 
 
 def assert_like(printed: str, stored: str) -> None:
-    """Assert equal words, and numbers no further apart than metrics of single steps under other roundings."""
+    """Assert equal words, and numbers no further apart than metrics of single steps
+    under other roundings."""
     number = r"-?\d+(?:,\d{3})*\.?\d*(?:e-?\d+)?"
     assert (
         re.sub(number, "0", printed).split() == re.sub(number, "0", stored).split()

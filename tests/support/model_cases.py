@@ -166,7 +166,8 @@ def regression(y: Any, x: Any) -> None:
 
 @dataclasses.dataclass
 class Case:
-    """A model, its sites, its arguments, how many layers its units need, and the block's options."""
+    """A model, its sites, its arguments, how many layers its units need, and the
+    block's options."""
 
     model: Callable[..., None]
     sites: tuple[str, ...]
@@ -202,7 +203,8 @@ CASES = {
 
 @dataclasses.dataclass
 class Conditionals:
-    """A case's block, states drawn from the prior, and log conditionals at these, as numpy arrays."""
+    """A case's block, states drawn from the prior, and log conditionals at these, as
+    numpy arrays."""
 
     case: Case
     block: Any
@@ -235,7 +237,8 @@ def latents(model: Callable, args: tuple, seed: int = 0) -> dict[str, np.ndarray
 
 
 def brute_force(case: Case, block: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Log conditionals from the joint density: each unit set to each of its values, one at a time."""
+    """Log conditionals from the joint density: each unit set to each of its values, one
+    at a time."""
     sizes = {
         s: (int(np.prod(values[s].shape)), len(block.posterior.values[s].table))
         for s in case.sites

@@ -214,7 +214,8 @@ class Oracle:
         return log_weight(self.graph, self.params, x)
 
     def _integrate(self) -> None:
-        """Integrate real units: the log weight is affine in Exponential and quadratic in Gaussian ones."""
+        """Integrate real units: the log weight is affine in Exponential and quadratic
+        in Gaussian ones."""
         zero, n = self._at(), len(self.normal)
         self.rates = [zero - self._at((*unit, 1.0)) for unit in self.waiting]
         up, down = ([self._at((*unit, s)) for unit in self.normal] for s in (1.0, -1.0))
@@ -266,7 +267,8 @@ def check_natural_parameters(
     generator: np.random.Generator,
     close: Callable[[Any, Any], None],
 ) -> None:
-    """Check that <eta, t(x') - t(x)> and the base measures equal the change of the log weight, per unit.
+    """Check that <eta, t(x') - t(x)> and the base measures equal the change of the log
+    weight, per unit.
 
     :param x: rows in float64, with the natural parameters ``eta`` of each unit given
         the others.
@@ -290,7 +292,8 @@ def check_natural_parameters(
 def enumerate_numpy(
     graph: FactorGraph, params: Mapping[str, Any]
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray, float]:
-    """Return every joint state, its probability, and log Z; units need finitely many values, or counts."""
+    """Return every joint state, its probability, and log Z; units need finitely many
+    values, or counts."""
     joint = Oracle(graph, params, {})
     x = {b: v.astype(graph.families[b].dtype) for b, v in joint.x.items()}
     states = [

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of coupled pairs on tiny graphs, and their exact answers, shared by the tests of sampling."""
+"""Runs of coupled pairs on tiny graphs, and their exact answers, shared by the tests of
+sampling."""
 
 from collections.abc import Callable
 import functools

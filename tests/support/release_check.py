@@ -108,7 +108,8 @@ def run(command: Sequence[str | Path], cwd: Path) -> str:
 
 
 def interpreter(version: str) -> str | None:
-    """Return a Python of that version that starts and makes environments: one on PATH may be a shim."""
+    """Return a Python of that version that starts and makes environments: one on PATH
+    may be a shim."""
     candidates = [f"python{version}"]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         root = subprocess.run(
@@ -197,7 +198,8 @@ def resolve(table: Table, wheel: Path, out: Path) -> None:
 
 
 def bare(python: Path, out: Path, wheel: Path) -> str:
-    """Install without extras: it imports, is the built version, and names the extra that plots need."""
+    """Install without extras: it imports, is the built version, and names the extra
+    that plots need."""
     run([python, "-m", "pip", "install", "--quiet", wheel], out)
     output = run(
         [python, "-c", "import ebmpp; print(ebmpp.__version__); print(ebmpp.__file__)"],

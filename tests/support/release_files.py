@@ -54,7 +54,8 @@ def build(target: str, out: Path) -> Path:
 
 
 def sources() -> set[str]:
-    """Return the files of the package, as paths from the root: its modules, py.typed and a template."""
+    """Return the files of the package, as paths from the root: its modules, py.typed
+    and a template."""
     modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "ebmpp").rglob("*.py")}
     return modules | {"ebmpp/py.typed", "ebmpp/reporting/page.html"}
 
@@ -98,7 +99,8 @@ def _metadata_faults(metadata: Message) -> list[str]:
 
 
 def sdist_faults(sdist: Path) -> list[str]:
-    """Return the faults of an sdist, which must hold the package, its tests and all that these read."""
+    """Return the faults of an sdist, which must hold the package, its tests and all
+    that these read."""
     with tarfile.open(sdist) as archive:
         top = f"ebmpp-{VERSION}"
         paths = [
@@ -133,7 +135,8 @@ _FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOT
 
 
 def python_blocks(text: str) -> list[str]:
-    """Return the code of each Python block of a page, padded with newlines to keep its line numbers."""
+    """Return the code of each Python block of a page, padded with newlines to keep its
+    line numbers."""
     return [
         "\n" * text.count("\n", 0, m.start(1)) + m.group(1)
         for m in _FENCE.finditer(text)

@@ -15,7 +15,8 @@ from jax import Array
 
 
 def check(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply beartype to annotations of arrays only: the package reports other wrong arguments itself."""
+    """Apply beartype to annotations of arrays only: the package reports other wrong
+    arguments itself."""
     hints = {
         name: hint for name, hint in fn.__annotations__.items() if _has_shape(hint)
     }

@@ -33,7 +33,8 @@ ZEROS = {
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(Estimator):
-    """An estimator whose metrics are its inputs, and whose gradient is ``params - 1 + noise * walk``.
+    """An estimator whose metrics are its inputs, and whose gradient is ``params - 1 +
+    noise * walk``.
 
     Its state is a random walk, so the params show if any of it is lost. With
     ``noise=0`` and ``SGD`` the params go from 0 to ``1 - 0.5**t`` in t steps.

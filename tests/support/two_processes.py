@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""One of two processes that train together: `two_processes.py NUMBER PORT DIRECTORY PART...` prints JSON."""
+"""One of two processes that train together: `two_processes.py NUMBER PORT DIRECTORY
+PART...` prints JSON."""
 
 from collections.abc import Callable, Iterator, Sequence
 import functools

@@ -57,7 +57,8 @@ def problem(
 
 
 def two_modes(weight: float = 3.0, field: float = 0.3) -> dict[str, Any]:
-    """Return params of the zoo's rbm whose two modes have unequal weight: chains seldom leave one."""
+    """Return params of the zoo's rbm whose two modes have unequal weight: chains seldom
+    leave one."""
     full = lambda shape, value: jnp.asarray(np.full(shape, value, np.float32))
     fields = {"v": full(4, field - 1.5 * weight), "h": full(3, field - 2 * weight)}
     return fields | {"v:h": full((4, 3), weight)}
@@ -84,7 +85,8 @@ def log_likelihood(
     rows: Mapping[str, Array],
     known: Mapping[str, Array] | None = None,
 ) -> Array:
-    """Return log p of each row by enumeration in float64, or of its known entries where units are finite."""
+    """Return log p of each row by enumeration in float64, or of its known entries where
+    units are finite."""
     joint = Oracle(graph, params, {})
     size = len(next(iter(rows.values())))
     if known is None:
@@ -126,7 +128,8 @@ def grad_log_partition(graph: FactorGraph, params: Any) -> dict[str, Array]:
 
 
 def exact_means(graph: FactorGraph, params: Any) -> dict[str, Array]:
-    """Return the mean statistics of every block: the gradients by the biases, which every graph here has."""
+    """Return the mean statistics of every block: the gradients by the biases, which
+    every graph here has."""
     gradient = grad_log_partition(graph, params)
     return {block: gradient[block] for block in graph.families}
 

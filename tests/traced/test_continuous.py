@@ -300,7 +300,8 @@ def test_discrete_and_continuous_sites_have_their_posterior(tempering: Any) -> N
 @pytest.mark.nightly
 @pytest.mark.parametrize("tempering", [None, (0.5, 1.0)])
 def test_weights_drawn_along_have_their_posterior(tempering: Any) -> None:
-    """With the weights integrated out, P(z) is proportional to a Dirichlet-multinomial probability."""
+    """With the weights integrated out, P(z) is proportional to a Dirichlet-multinomial
+    probability."""
     y, prior, means = (
         np.float32([-1.8, 0.3, 2.5, 1.6]),
         np.array([0.5, 1.0, 2.0]),

@@ -61,7 +61,8 @@ def absorbing_block() -> Any:
 
 
 def two_chains(y: Any) -> None:
-    """Two separate chains in one site, of units that take 2 or 3 values, and a site that joins nothing."""
+    """Two separate chains in one site, of units that take 2 or 3 values, and a site
+    that joins nothing."""
     z = numpyro.sample(
         "z", dist.Binomial(jnp.array([2, 1, 2, 1, 1, 2]), 0.4).to_event(1)
     )
@@ -103,7 +104,8 @@ MODELS: dict[str, tuple] = {
 
 
 def values_of(block: Any, site: str) -> list[np.ndarray]:
-    """Values of the units of a site and a mask of the values that a unit can take, ``(K, units)``."""
+    """Values of the units of a site and a mask of the values that a unit can take,
+    ``(K, units)``."""
     shape = block.posterior.shapes[site]
     return [
         np.broadcast_to(a, (len(a), *shape)).reshape(len(a), -1)

@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of models with infinite numbers in branches that are not taken, and degenerate conditionals."""
+"""Blocks of models with infinite numbers in branches that are not taken, and degenerate
+conditionals."""
 
 from typing import Any
 
@@ -27,7 +28,8 @@ def latent(y: Any) -> None:
 
 
 def branches(y: Any) -> None:
-    """Not taken: infinite multiples, logarithms of 0, a matrix with infinite columns, quotients by 0."""
+    """Not taken: infinite multiples, logarithms of 0, a matrix with infinite columns,
+    quotients by 0."""
     s = numpyro.sample("s", dist.Normal(0, 1))
     r = jnp.array([0.0, -1.0, 2.0, 0.5, 0.0])
     z = numpyro.sample(

@@ -24,7 +24,8 @@ nan = np.nan
 
 
 def hill(params: Any) -> Any:
-    """Rise to its maximum at 0.8 and fall again while the params go from 0 to 1, half of the way per step."""
+    """Rise to its maximum at 0.8 and fall again while the params go from 0 to 1, half
+    of the way per step."""
     return -((params["v"][0] - 0.8) ** 2)
 
 

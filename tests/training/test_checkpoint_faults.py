@@ -1,6 +1,7 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint directories that are shared, foreign or damaged, disks that fail, and killed processes.
+"""Checkpoint directories that are shared, foreign or damaged, disks that fail, and
+killed processes.
 
 Tests core/archive.py, core/checkpoints.py, training/observers/checkpoints.py.
 """

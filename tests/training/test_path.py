@@ -27,7 +27,8 @@ ROWS = (np.arange(10)[:, None] // [1, 2, 3, 4] % 2).astype(np.float32)
 
 
 def train(data: Any = ROWS, **options: Any) -> ebmpp.Fit:
-    """Train with three checkpoints after 5 or 11 steps: the number of checkpoints is a shape to compile."""
+    """Train with three checkpoints after 5 or 11 steps: the number of checkpoints is a
+    shape to compile."""
     return train_on(data, graph="rbm", **{"keep_path": 3, **options})
 
 

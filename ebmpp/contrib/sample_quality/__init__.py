@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Scores that compare samples with data rows: Frechet distance, kernel density, nearest neighbours."""
+"""Scores of samples beside data rows: Frechet distance, kernel density, nearest neighbours."""
 
 from ebmpp.contrib.sample_quality.features import ClassifierFeatures, ImageFeatures
 from ebmpp.contrib.sample_quality.frechet import (

@@ -150,7 +150,8 @@ def frechet_distance(
     >>> import numpy as np
     >>> draw = np.random.default_rng(0).normal
     >>> frechet_distance(draw(size=(2000, 5)), draw(size=(2000, 5)) + 1.0, extrapolate=True)
-    FrechetDistance(4.978, extrapolated 4.967 +- 0.13; 5 features of 2000 samples and 2000 reference rows)
+    FrechetDistance(4.978, extrapolated 4.967 +- 0.13; 5 features of 2000 samples and
+    2000 reference rows)
     """
     as_rows(samples=samples, reference=reference)
     seed = checks.count("frechet_distance: seed", seed, least=0)

@@ -24,7 +24,8 @@ class AdversarialAccuracy:
     synthetic: float
     """Share of synthetic rows that are nearer to another synthetic row than to a real one."""
     standard_error: float
-    """Standard error for independent rows. Rows share neighbours: over repeated draws the value's standard
+    """Standard error for independent rows. Rows share neighbours: over repeated draws
+    the value's standard
     deviation is a quarter larger for real-valued rows, and half larger for binary rows
     with many ties."""
     tied: float
@@ -40,7 +41,7 @@ class AdversarialAccuracy:
 def adversarial_accuracy(
     real: Any, synthetic: Any, *, chunk: int = 1024
 ) -> AdversarialAccuracy:
-    """Return the leave-one-out accuracy of the nearest neighbour in separating real and synthetic rows.
+    """Return the leave-one-out accuracy of nearest neighbours on real and synthetic rows.
 
     A value of 1/2 means indistinguishable. A larger value means that the synthetic rows
     lie elsewhere or miss some of the real ones. A smaller value means that they are
@@ -93,7 +94,7 @@ def _own_set(
     other: Float[np.ndarray, "rows units"],
     chunk: int,
 ) -> tuple[Float[np.ndarray, "rows"], Bool[np.ndarray, "rows"]]:
-    """Return 1 for each row whose nearest neighbour is in its own set (1/2 if tied), and which are tied."""
+    """Return 1 per row whose nearest neighbour is in its own set (1/2 if tied), and ties."""
     inside = _nearest(rows, rows, chunk, True)
     across = _nearest(rows, other, chunk, False)
     tied = inside == across

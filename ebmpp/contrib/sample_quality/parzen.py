@@ -34,7 +34,7 @@ class SampleLikelihood:
     standard_error: Float[np.ndarray, "counts"]
     """Standard error of that mean over rows for fixed samples, **not** over runs of the sampler."""
     bandwidth: Float[np.ndarray, "counts"]
-    """Bandwidth that was best on the validation rows, ``(counts,)``: beta, or the standard deviation."""
+    """Best bandwidth on the validation rows, ``(counts,)``: beta, or standard deviation."""
     at_edge: Bool[np.ndarray, "counts"]
     """True where it is the first or last candidate, so that a wider range may do better."""
     log_density: Float[np.ndarray, "counts rows"] = dataclasses.field(repr=False)
@@ -56,7 +56,7 @@ def indirect_likelihood(
     bandwidth: float | Sequence[float] | None = None,
     chunk: int = 256,
 ) -> SampleLikelihood:
-    r"""Return the mean log-density of held-out rows under a mixture of kernels, one kernel per sample.
+    r"""Return the mean log-density of held-out rows under kernels at the samples.
 
     With the kernel "bernoulli" each unit equals the sample's with probability beta,
 
@@ -96,7 +96,8 @@ def indirect_likelihood(
     **Example**
 
     >>> import numpy as np
-    >>> coins = np.random.default_rng(0).integers(0, 2, (4000, 9))  # the best possible is -9 log 2 = -6.24
+    >>> # the best possible is -9 log 2 = -6.24
+    >>> coins = np.random.default_rng(0).integers(0, 2, (4000, 9))
     >>> indirect_likelihood(coins[:3000], coins[3000:3500], validation=coins[3500:])
     SampleLikelihood(-6.252 +- 0.0057 from 3000 samples, bernoulli kernel)
     """

@@ -47,7 +47,7 @@ def square_distances(
     others: Shaped[np.ndarray, "others units"],
     chunk: int,
 ) -> Iterator[Float32[np.ndarray, "chunk others"]]:
-    """Yield squared distances of ``chunk`` rows at a time from all others; exact for small integers."""
+    """Yield squared distances of ``chunk`` rows from all others; exact for small integers."""
     from sklearn.metrics.pairwise import euclidean_distances  # half a second to import
 
     others = others.astype(float)  # in float32 the subtraction of squares loses digits

@@ -54,7 +54,8 @@ class PairMarginals(NamedTuple):
     ) -> "MarginalsByPair":
         """Split pairwise marginals by blocks.
 
-        :param units: numbers of each block's units, in order, and how many values they have.
+        :param units: numbers of each block's units, in order, and how many values they
+            have.
         """
         names = list(units)
         numbers = np.concatenate([u for u, _ in units.values()])

@@ -32,8 +32,8 @@ ChainInputs = tuple[SiteValues, SlotValues]
 #: Values of a layer's units, by number, and a mask of those to take.
 Choice = tuple[Array, Numbers]
 #: From a layer's number, its units, each chain's log weights and a carry to each
-#: chain's choice, and the carry. Log weights are ``(units, values)``, or the tables of a
-#: forest.
+#: chain's choice, and the carry. Log weights are ``(units, values)``, or the tables of
+#: a forest.
 Visit = Callable[
     [ArrayLike, Numbers, Sequence[Any], Array], tuple[Sequence[Choice], Array]
 ]
