@@ -240,7 +240,8 @@ def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
         mcmc, dims=naming.plate_dims(trace), log_likelihood=has_likelihood
     )
     if "log_likelihood" in tree.children and factors:
-        tree["log_likelihood"] = tree["log_likelihood"].drop_vars(factors)
+        likelihood = tree["log_likelihood"].to_dataset().drop_vars(factors)
+        tree["log_likelihood"] = xr.DataTree(likelihood)
     return tree
 
 

@@ -230,9 +230,11 @@ def test_expand_mask_vmap_and_pickle() -> None:
 
 @pytest.mark.nightly
 def test_plates_and_predictive() -> None:
+    params = stacked()  # outside of the trace of the model
+
     def model(x: Any = None) -> None:
         with numpyro.plate("sets", 2):
-            numpyro.sample("x", law(stacked()), obs=x)
+            numpyro.sample("x", law(params), obs=x)
 
     rows = ROWS[[3, 9]]
     assert Predictive(model, num_samples=4)(zoo.KEY)["x"].shape == (4, 2, 4)

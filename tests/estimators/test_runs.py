@@ -32,6 +32,7 @@ from ebmpp import (
 from ebmpp.contrib import FPCD, SDCP, Herding, LocalModeUCD
 from ebmpp.errors import DataError, DivergenceError
 from ebmpp.estimators import Batch, Centered
+from ebmpp.estimators.pairs import AdaptiveLength
 from helpers import assert_rows_law
 
 pytestmark = pytest.mark.nightly
@@ -141,7 +142,7 @@ def test_fully_known_rows_have_a_positive_phase_without_noise() -> None:
     batch = Batch.uniform(
         {"v": jnp.asarray(zoo.rows("rbm", 4)["v"])}, {"v": jnp.ones((4, 4), bool)}
     )
-    past = (jnp.ones(()), jnp.ones((), jnp.int32))
+    past = AdaptiveLength(jnp.ones(()), jnp.ones((), jnp.int32))
     phase = jax.jit(UCD(k=1, lag=1, num_slots=4).posterior_phase, static_argnums=0)
     gradients = [
         phase(graph, params, past, batch, jnp.array([0, s], jnp.uint32)).gradient

@@ -79,7 +79,9 @@ def test_the_gradient_at_equilibrium_chains_is_the_models() -> None:
     rows = np.repeat(
         HIDDEN, np.round(hidden_distribution(params) * 10_000).astype(int), 0
     )
-    gradient = trajectory._gradient(path, params, {"h": jnp.asarray(rows, jnp.float32)})
+    gradient = trajectory._mean_gradient(
+        path, params, {"h": jnp.asarray(rows, jnp.float32)}
+    )
     model = np.linalg.matrix_power(visible_transition(params), 10_000)[0]
     for name, exact in phase(params, STATES, model).items():
         np.testing.assert_allclose(-np.asarray(gradient[name]), exact, atol=2e-3)
