@@ -145,6 +145,7 @@ def toy(spread: float) -> particle_pairs.Propose:
     return propose
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("k", "m"), [nightly(0, 0), nightly(0, 1), (1, 3), nightly(2, 6)]
 )

@@ -91,6 +91,7 @@ def test_starts_are_used_and_checked() -> None:
 NAMES = ("k", "init")
 
 
+@pytest.mark.nightly
 def test_clamped_blocks_give_posterior_expectations() -> None:
     graph = FactorGraph(
         {"k": Bernoulli(2), "init": Bernoulli(2)},

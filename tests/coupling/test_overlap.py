@@ -170,6 +170,7 @@ def test_blocks_without_a_start_are_drawn_given_the_others() -> None:
     assert (run(0).meeting_time != run(1).meeting_time).any()
 
 
+@pytest.mark.nightly
 def test_deep_starts_follow_the_given_block() -> None:
     deep = layered(v=Spin(2), h1=Spin(2), h2=Spin(2), h3=Spin(2))
     params = jax.tree.map(jnp.zeros_like, deep.init(zoo.KEY))

@@ -283,6 +283,7 @@ def test_single_units_numbered_from_0_are_enumerated(
     )
 
 
+@pytest.mark.nightly
 def test_gradients_in_params_need_the_log_partition() -> None:
     graph, params = zoo.graph("gaussian"), zoo.params("gaussian")
     x = np.float32([0.3, -1.0, 0.5])
@@ -321,6 +322,7 @@ def test_nuts_without_log_partition_is_refused() -> None:
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", often(FINITE, "categorical"))
 def test_moments_and_entropy_match_enumeration(name: str) -> None:
     graph = pair(FAMILIES[name], Bernoulli(2))

@@ -60,6 +60,7 @@ def table_of(block: str, x: Any) -> np.ndarray:
     return statistics_of(deep()[0].families[block], np.asarray(x))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("row", range(len(TABLE)))
 def test_means_draws_and_modes_match_the_posterior(row: int) -> None:
     result, (states, weights), known = (

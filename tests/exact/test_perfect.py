@@ -160,6 +160,7 @@ def test_draws_depend_on_their_number_alone_and_work_under_jit_and_vmap() -> Non
             np.testing.assert_array_equal(first[b], v[:2])
 
 
+@pytest.mark.nightly
 def test_failures_are_nan_under_jit_and_errors_outside() -> None:
     graph, rng_key = GRAPHS["spins"](), jax.random.key(0)
     draw = jax.jit(

@@ -100,6 +100,7 @@ def inverse_and_mean(family: Family, mean: np.ndarray) -> tuple[np.ndarray, np.n
     return jax.device_get(derive(mean))
 
 
+@pytest.mark.nightly
 def test_inverse_of_means_at_the_boundary_and_beyond() -> None:
     mean = np.float32([0, 1e-6, 1e-3, 1, 2 - 1e-3, 2, 2.1, -0.1, np.nan])
     family = Ternary(9)
@@ -110,6 +111,7 @@ def test_inverse_of_means_at_the_boundary_and_beyond() -> None:
     np.testing.assert_allclose(inverse[[1, 3]], [np.log(1e-6), 0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_inverse_of_means_of_several_statistics() -> None:
     # x is 1; E[x**2] < E[x]**2; not below 4; inside
     mean = np.float32([[1, 1], [2, 3], [4, 16], [1.5, 3.5]])

@@ -222,6 +222,7 @@ def test_precision_is_checked_at_states_only() -> None:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("reach", "message"), [(0.95, None), (1.05, r"-0.05 at a state of blocks \['h'\]")]
 )
@@ -238,6 +239,7 @@ def test_worst_of_many_states_is_searched(reach: float, message: str | None) -> 
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("weight", "message"), [(-0.2, None), (0.2, "at most 0, and 1 are not")]
 )

@@ -108,6 +108,7 @@ def nested_energy(params: Any, v: jax.Array, h: jax.Array) -> jax.Array:
     return -(v @ weight.astype(float) @ h) * scale - shift.sum() * v[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float64", "int64"])
 def test_params_keep_their_bits(path: Path, dtype: str) -> None:
     weight = np.array([[1.1, -0.0, 3.0], [5e-3, 2, -7]]).astype(jnp.dtype(dtype))

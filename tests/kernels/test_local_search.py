@@ -60,6 +60,7 @@ def test_no_layer_can_raise_the_density_of_a_result():
     assert values.max() == pytest.approx(model().target.max(), rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_observed_units_stay_and_the_others_are_optimal():
     known = np.random.default_rng(1).random((25, 3)) < 0.4
     observed = ebmpp.Observed(np.where(known, [0.0, 1.0, 0.0], np.nan), known)

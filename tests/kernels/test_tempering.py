@@ -120,6 +120,7 @@ def test_temperatures_adapt_at_the_end_of_rounds_that_double():
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("summed", often([("v", "h2"), ()], ("v", "h2")))
 def test_swap_ratios_along_a_path_match_enumeration(summed):
     graph, params = zoo.graph("deep"), strong_params("deep")

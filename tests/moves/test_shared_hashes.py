@@ -61,6 +61,7 @@ def test_only_small_values_of_one_word_share_hashes() -> None:
     assert gibbs.fits_bytes(Binomial(3, 5)) == (Binomial.num_words == 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "side"),
     [

@@ -382,11 +382,11 @@ def start(p: Problem, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {b: np.asarray(v) for b, v in p.target.with_observed(rows).items()}
 
 
-# expensive to compile, and covered by single chains and by other coupled forests and
-# lattices
-@pytest.mark.parametrize(
-    "name", often(ALL_CASES, *(CASES.keys() - {"metropolized", "tree of blocks"}))
-)
+# the others are expensive to compile, and covered by single chains
+COUPLED = ("maximal", "three layers", "observed", "mixture", "lattice", "spin clusters")
+
+
+@pytest.mark.parametrize("name", often(ALL_CASES, *COUPLED))
 def test_coupled_chains_keep_their_distribution_and_stay_together(name: str) -> None:
     """From independent exact draws: both chains stay exact at every sweep, and meetings last."""
     p = problem(name)

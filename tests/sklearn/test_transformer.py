@@ -149,6 +149,7 @@ def test_a_gibbs_step_has_the_exact_distribution() -> None:
     assert (first != second).any()  # random words advance
 
 
+@pytest.mark.nightly
 def test_samples_have_the_distribution_of_the_model() -> None:
     samples = fitted().sample(20_000, n_sweeps=50)
     assert_rows_law(samples, exact.moments(fitted().graph_, fitted().params_)["v"])

@@ -204,6 +204,7 @@ def test_coupled_sequential_sweep_preserves_the_posterior_and_equality() -> None
     assert met(*pair) > met(first, second)
 
 
+@pytest.mark.nightly
 def test_verify_refuses_another_model() -> None:
     block = conditionals("mixture").block
     block.verify(mixture, Y5)

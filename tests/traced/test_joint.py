@@ -255,6 +255,7 @@ def test_chain_in_a_python_loop_is_one_forest() -> None:
     np.testing.assert_allclose(block.log_marginal({}), full, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_pairs_of_a_forest_meet_in_one_step() -> None:
     block, call = absorbing_block(), Call({}, (Y20,), {})
     chains = [({"z": jnp.full(20, number)}, call) for number in (0, 2)]

@@ -306,6 +306,7 @@ def test_scaled_prior_is_refused() -> None:
         GibbsBlock.from_model(model, ["z"], Y)
 
 
+@pytest.mark.nightly
 def test_verify_refuses_another_prior() -> None:
     def model(y: Any) -> None:
         precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0))

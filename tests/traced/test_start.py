@@ -201,6 +201,7 @@ def test_impossible_data_are_named(name: str) -> None:
         gibbs_fn(block)
 
 
+@pytest.mark.nightly
 def test_impossible_data_of_a_later_call_are_named() -> None:
     block = GibbsBlock.from_model(observing(dist.Exponential), ["z"], jnp.float32(1))
     assert block.init(KEYS[0], 0, None, (jnp.float32(2),), None).i == 0

@@ -231,6 +231,7 @@ def test_any_exception_of_a_stream_ends_the_run(
     assert not fails_at or 0 < error.step == error.history.sizes["step"] <= 3
 
 
+@pytest.mark.nightly
 def test_the_reading_thread_uses_the_precision_of_the_caller() -> None:
     with jax.enable_x64(True):
         fit = train((batch.astype(float) for batch in BATCHES), num_steps=2)

@@ -42,6 +42,7 @@ def copy(original: Any, tmp_path: Path) -> tuple[Path, Any]:
     return Path(shutil.copytree(original[0], tmp_path / "copy")), original[1]
 
 
+@pytest.mark.nightly
 def test_a_directory_in_use_is_refused_and_released_at_the_end(tmp_path: Path) -> None:
     def run_again(progress: Any) -> None:
         with pytest.raises(CheckpointError, match=f"in use .*process {os.getpid()}"):

@@ -38,6 +38,7 @@ def train_gaussian(optimizer: Any, num_steps: int) -> ebmpp.Fit:
     return ebmpp.fit(graph, rows, optimizer=optimizer, num_steps=num_steps, **options)
 
 
+@pytest.mark.nightly
 def test_leaving_the_domain_is_an_error_with_params_inside_it() -> None:
     with pytest.raises(
         NormalizationError, match="eigenvalue .*optimizers.projected"

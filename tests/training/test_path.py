@@ -94,6 +94,7 @@ def test_the_run_is_the_same_with_a_path() -> None:
     assert stopped.history.sizes["step"] == 5 and stopped.path.ends_at(stopped.params)
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_has_the_same_path(tmp_path: Any) -> None:
     options = {"monitors": {"sum": lambda p: p["v"].sum()}, "keep_best": "sum"}
     train(checkpoint_dir=tmp_path, **options)
