@@ -156,7 +156,7 @@ class Target:
         context: PartContext,
         part: Array | int,
     ) -> Natural:
-        """Return :func:`ebmpp.graph.energy.natural_part` of the rows."""
+        """Return the natural parameters of a part of a block, for each row."""
         eta = energy.natural_part(
             self.graph, self.params, x, units, block, context, part
         )
