@@ -153,11 +153,11 @@ def permute(v: Shaped[Array, "rows replicas ..."], order: Order) -> Array:
 def new_order(accept: Bool[Array, "rows pairs"], parity: Array | int) -> Order:
     """Return the order in which accepted neighbours of this parity have swapped."""
     num_pairs = accept.shape[1]
-    has_parity = jnp.arange(num_pairs) % 2 == parity
+    has_parity = jnp.arange(num_pairs)[None] % 2 == parity
     swaps = (accept & has_parity).astype(jnp.int32)
     goes_up = jnp.pad(swaps, ((0, 0), (0, 1)))
     goes_down = jnp.pad(swaps, ((0, 0), (1, 0)))
-    return jnp.arange(num_pairs + 1, dtype=jnp.int32) + goes_up - goes_down
+    return jnp.arange(num_pairs + 1, dtype=jnp.int32)[None] + goes_up - goes_down
 
 
 def log_ratio(
@@ -179,7 +179,7 @@ def log_ratio(
             return at.model - at.reference
 
         gap = ensemble.map(log_density_above_reference, rest)
-        return -jnp.diff(ensemble.betas) * jnp.diff(gap, axis=1)
+        return -jnp.diff(ensemble.betas)[None] * jnp.diff(gap, axis=1)
     num_pairs = len(ensemble.betas) - 1
     partner = new_order(jnp.ones((num_rows(x), num_pairs), bool), parity)
     swapped = {b: permute(v, partner) for b, v in rest.items()}
@@ -197,7 +197,7 @@ def log_ratio(
         return add_normalizers(gain, target.graph, reference, summed, low, high)
 
     gains = ensemble.map(log_density_gain, rest, swapped)
-    has_parity = jnp.arange(num_pairs) % 2 == parity
+    has_parity = jnp.arange(num_pairs)[None] % 2 == parity
     return jnp.where(has_parity, gains[:, :-1] + gains[:, 1:], 0)
 
 
