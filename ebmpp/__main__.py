@@ -36,14 +36,12 @@ from ebmpp.estimators import Estimator
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MAX_LATENT = (
-    20  # an exact likelihood sums 2**20 states in 0.3 s; each further unit doubles that
-)
+# an exact likelihood sums 2**20 states in 0.3 s; each further unit doubles that
+_MAX_LATENT = 20
 _MIN_STEPS = 100  # with fewer the model stays close to independent pixels
 _NUM_HELD_OUT = 300  # of 1797 images
-_NUM_CHAINS = (
-    100  # of PCD; UCD has half as many pairs, so that both move as many chains
-)
+# of PCD; UCD has half as many pairs, so that both move as many chains
+_NUM_CHAINS = 100
 _TEMPERATURES = 1000  # of annealing, in each direction
 _NUM_PAIRS = 100  # from noise: one compiled loop; with more there are two
 _LOOKS = ("o-", "#1a202c"), ("s--", "#cc79a7")  # of the two estimators

@@ -56,9 +56,8 @@ class RowKernel(MCMCKernel, Generic[S]):
         ``init``.
     """
 
-    caveat = (
-        ""  #: a warning for readers of the draws: that they are not of the model, say
-    )
+    #: a warning for readers of the draws: that they are not of the model, say
+    caveat = ""
     model = None  #: read by ``arviz_base.from_numpyro``
     sample_field = "z"
     #: True if ``_sample_one`` takes chains of one row each as the rows of one chain

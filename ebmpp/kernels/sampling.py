@@ -52,7 +52,7 @@ def sample(
         are the leading axes of clamped blocks.
     :warns UserWarning: if the mean log-density still changes between the middle and the
         end of the chains, by five standard errors. Chains that stay in different modes
-        are not recognised by this.
+        are not recognised by this, and a single draw is not tested.
     :raises ArgumentError: for numbers out of range, or moves that do not fit.
     :raises ParameterError: for params that do not fit the graph.
     :raises StateError: for values that do not fit the graph, or if no block is free.
