@@ -77,7 +77,7 @@ def base_rates(
     families = graph.families
     eta = {b: f.default_eta() for b, f in families.items()}
     for b, mean in tables.mean_statistics(graph, data, weights).items():
-        eta[b] = initialization.base_rate(families[b], *mean, eta[b])
+        eta[b] = initialization.base_rate(families[b], mean, eta[b])
     return eta
 
 

@@ -18,7 +18,7 @@ from ebmpp.core.backend import full_precision
 from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
 from ebmpp.estimators.base import Batch, Choice, Columns, Estimate, Estimator, Repeats
 from ebmpp.estimators.phases import carried_chains
-from ebmpp.graph import Bias, FactorGraph, energy
+from ebmpp.graph import Bias, Factor, FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 
 
@@ -49,14 +49,14 @@ class Centered(Estimator):
 
     For units that are mostly off or mostly on, and for deep machines.
 
-    In the centered parametrisation every factor of two blocks sees statistics minus
-    offsets, so a change of weights does not move the means. The model stays as
-    declared: with S the map from centered params to the graph's and J its derivative,
-    the gradient g becomes the direction :math:`J J^T g`, the step along the centered
-    gradient :math:`J^T g` in the graph's params. S follows from the energy: a block's
-    bias is its centered bias minus the natural parameter that the factors of two blocks
-    contribute at the offsets. For a Boltzmann machine with offsets
-    :math:`\mu, \lambda`:
+    In the centered parametrisation every factor of two blocks, and every
+    :class:`~ebmpp.Pairwise` of one, sees statistics minus offsets, so a change of
+    weights does not move the means. The model stays as declared: with S the map from
+    centered params to the graph's and J its derivative, the gradient g becomes the
+    direction :math:`J J^T g`, the step along the centered gradient :math:`J^T g` in the
+    graph's params. S follows from the energy: a block's bias is its centered bias minus
+    the natural parameter that these factors contribute at the offsets. For a Boltzmann
+    machine with offsets :math:`\mu, \lambda`:
 
     .. math::
 
@@ -150,14 +150,13 @@ class Centered(Estimator):
     def _check_factors(self, graph: FactorGraph) -> None:
         """Raise DeclarationError if offsets would lead out of the declared model."""
         names = _bias_names(graph)
-        for factor in graph.factors:
-            if len(factor.blocks) == 1:
-                continue
+        for factor in _interacting(graph):
             lacking = [b for b in factor.blocks if b not in names]
-            if len(factor.blocks) > 2 or lacking:
+            joins_blocks = len(factor.blocks) == 2 and not factor.lateral
+            if lacking or not (joins_blocks or factor.is_pairwise):
                 raise checks.declaration_error(
                     "Centered: factors",
-                    "over one block, or two with a Bias each",
+                    "over one block, or two with a Bias each, or a Pairwise with one",
                     factor,
                     hint=f"Blocks without one: {lacking}.",
                 )
@@ -260,8 +259,8 @@ def centered_direction(
         return natural_params(graph, centered, offsets)
 
     _, transposed = jax.vjp(natural, params)
-    # J depends on the factors of two blocks alone, which S does not change: params
-    # serve for both.
+    # J depends on the interacting factors alone, which S does not change: params serve
+    # for both.
     (centered,) = transposed(gradient)
     for name, rate in rates.items():
         centered[name] = jax.tree.map(partial(jnp.multiply, rate), centered[name])
@@ -274,7 +273,7 @@ def natural_params(graph: FactorGraph, centered: Params, offsets: Statistics) ->
 
     The energies are equal up to a constant.
     """
-    pairs = [f for f in graph.factors if len(f.blocks) == 2]
+    pairs = _interacting(graph)
     if not pairs:
         return centered
     # A factor's contribution at zero is there with and without offsets: only the
@@ -315,6 +314,10 @@ def _data_means(
 def nonzero(total: Scalar) -> Scalar:
     """Replace 0 by 1, as a divisor."""
     return jnp.where(total == 0, 1.0, total)
+
+
+def _interacting(graph: FactorGraph) -> list[Factor]:
+    return [f for f in graph.factors if f.interacts]
 
 
 def _bias_names(graph: FactorGraph) -> dict[str, str]:

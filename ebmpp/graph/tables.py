@@ -26,12 +26,9 @@ from ebmpp.families.values import is_concrete
 from ebmpp.graph import initialization, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bilinear
-from ebmpp.graph.initialization import Mean
+from ebmpp.graph.initialization import Mean, Moments
 
 _CHUNK = 4096  # rows in double precision at once
-# standard deviations between the data and the row that stands for the default
-# distribution
-_NEAR = 3.0
 _DOUBT = 5.0  # standard errors of a variance
 
 
@@ -119,23 +116,22 @@ def check_rows(
 
 def mean_statistics(
     graph: Declaration, data: PyTree, weights: PyTree, warns: bool = False
-) -> dict[str, Mean]:
+) -> dict[str, Mean | Moments]:
     """Return the mean statistics of known entries, and the number of rows, by block."""
     rows, known, batch = as_data(graph, data, missing=None)
     if 0 in batch:
         raise checks.state_error("data", "at least one row", batch)
     if weights is not None and is_concrete(weights):
         check_weights(weights, math.prod(batch))
-    means = {}
+    means: dict[str, Mean | Moments] = {}
     for b, v in rows.items():
         family = graph.families[b]
         inputs = (v, known.get(b), weights)
         if isinstance(family, Gaussian) and is_concrete(inputs):
-            mean, variance, count = _moments(*inputs)
+            means[b] = moments = _moments(*inputs)
             if warns:
                 interacts = any(f.interacts for f in graph.factors if b in f.blocks)
-                _warn_of_scales(b, family, interacts, variance, count)
-            means[b] = _with_default_row(family, mean, variance, count), None
+                _warn_of_scales(b, family, interacts, moments.variance, moments.rows)
         else:
             means[b] = initialization.mean_statistics(family, *inputs)
     return means
@@ -159,10 +155,8 @@ def check_weights(weights: PyTree, size: int) -> np.ndarray:
     return (array / array.mean()).astype(np.dtype(jnp.result_type(float)))
 
 
-def _moments(
-    x: PyTree, known: PyTree, weights: PyTree
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean, variance and number of known rows of each unit; squares are of centred rows."""
+def _moments(x: PyTree, known: PyTree, weights: PyTree) -> Moments:
+    """Return moments of the known rows of each unit; squares are of centred rows."""
     x = np.asarray(x)
     weight = np.ones(len(x)) if weights is None else np.asarray(weights, float)
     weight = expand(weight, target=x)
@@ -180,22 +174,7 @@ def _moments(
         return total / np.where(size > 0, size, 1)
 
     mean = averages(lambda rows: rows)
-    return mean, averages(lambda rows: (rows - mean) ** 2), known.sum(0)
-
-
-def _with_default_row(
-    family: Gaussian, mean: np.ndarray, variance: np.ndarray, count: np.ndarray
-) -> np.ndarray:
-    """Return mean statistics of the rows and one more, of variance 1 and near 0.
-
-    A row at 0 would widen columns of mean 10,000 and standard deviation 3 to 224.
-    """
-    reach = _NEAR * np.sqrt(variance if family.learned else 1.0)
-    near = np.where(count > 0, np.clip(0.0, mean - reach, mean + reach), 0.0)
-    moved = (mean - near) / (count + 1)
-    centre = mean - moved
-    spread = (count * (variance + moved**2) + 1 + (near - centre) ** 2) / (count + 1)
-    return np.stack([centre, spread + centre**2], -1) if family.learned else centre
+    return Moments(mean, averages(lambda rows: (rows - mean) ** 2), known.sum(0))
 
 
 def _warn_of_scales(

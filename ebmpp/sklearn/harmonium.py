@@ -94,11 +94,10 @@ def init_params(
     graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None
 ) -> Params:
     """Return initial params; in base rates a row of weight 2 counts as two rows."""
-    mean, count = initialization.mean_statistics(
-        graph.families["v"], rows, None, weights
-    )
-    means = {"v": (mean, count if weights is None else weights.sum())}
-    return initialization.init_params(graph, rng_key, "gaussian", means)
+    mean = initialization.mean_statistics(graph.families["v"], rows, None, weights)
+    if weights is not None:
+        mean = mean._replace(rows=weights.sum())
+    return initialization.init_params(graph, rng_key, "gaussian", {"v": mean})
 
 
 class Epoch:

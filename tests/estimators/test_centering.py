@@ -27,14 +27,27 @@ import jax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp import CD, UCD, Bernoulli, Bias, Bilinear, Factor, FactorGraph, Poisson, Spin
+from ebmpp import (
+    CD,
+    UCD,
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    Factor,
+    FactorGraph,
+    Gaussian,
+    Pairwise,
+    Poisson,
+    Spin,
+)
 from ebmpp.contrib import CSDCP
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.estimators import Centered
 from ebmpp.estimators.base import Batch, Estimate, Estimator
 from ebmpp.estimators.centering import CenteredState, centered_direction, natural_params
 from ebmpp.graph import energy
-from helpers import gated, often, random_params
+from helpers import assert_law, gated, often, random_params
 
 ROWS = {"v": np.float32([[1, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1, 0], [1, 1, 1, 1]])}
 direction = jax.jit(centered_direction, static_argnums=0)
@@ -80,10 +93,18 @@ def graph_of(name: str) -> FactorGraph:
             {"c": Poisson(2)},
             [*map(Bias, "abc"), *edges],
         )
+    if name == "lateral":  # of categories, of both blocks, and with one weight for all
+        ring = [[0, 1], [1, 2], [2, 3], [0, 3]]
+        units = [Pairwise("a", ring), Pairwise("b", [[0, 1]], shared=True)]
+        return FactorGraph(
+            {"a": Categorical(4, 3)},
+            {"b": Gaussian(2, "learned")},
+            [*map(Bias, "ab"), Bilinear("a", "b"), *units],
+        )
     return zoo.graph(name)
 
 
-NAMES = ("deep", "curved", "mixed", "learned", "triangle")
+NAMES = ("deep", "curved", "mixed", "learned", "triangle", "lattice", "lateral")
 
 
 @pytest.mark.nightly
@@ -114,7 +135,7 @@ def test_direction_is_the_jacobian_times_its_transpose(name: str) -> None:
     assert min(np.abs(plain - scaled).max(), np.abs(plain - flat(g)).max()) > 0.1
 
 
-@pytest.mark.parametrize("name", often(NAMES, "curved", "triangle"))
+@pytest.mark.parametrize("name", often(NAMES, "curved", "triangle", "lateral"))
 def test_own_params_have_the_centered_energy_up_to_a_constant(name: str) -> None:
     graph, generator = graph_of(name), np.random.default_rng(0)
     draw = lambda *rows: {
@@ -129,6 +150,41 @@ def test_own_params_have_the_centered_energy_up_to_a_constant(name: str) -> None
         return energy.energy(graph, natural, t) - energy.energy(graph, centered, moved)
 
     assert np.ptp(jax.jit(jax.vmap(gap))(points)) < 2e-4
+
+
+@pytest.mark.nightly
+def test_direction_of_a_visible_lattice_is_unbiased() -> None:
+    """The formula for a Boltzmann machine, at the exact gradient."""
+    graph, params, rows = (f("lattice") for f in (zoo.graph, zoo.params, zoo.rows))
+    rows = {"x": np.where(rows["x"][:, :1] > 0, 1.0, rows["x"])}  # mostly up
+    estimator = Centered(UCD(num_pairs=200))
+    state = estimator.init_state(graph, params, rows, zoo.BATCH, key(0))
+    estimates = [
+        estimate(estimator, graph, params, state, rows, key(seed)) for seed in range(20)
+    ]
+    (bias,) = (f.name for f in graph.factors if isinstance(f, Bias))
+    (pair,) = (f for f in graph.factors if isinstance(f, Pairwise))
+    i, j = pair.edges(graph.families)["x"].T
+    oracle = zoo.oracle("lattice")
+    share = np.exp(oracle.log_weights - oracle.log_z)
+    model, data = (np.reshape(x, (len(x), -1)) for x in (oracle.x["x"], rows["x"]))
+    b = share @ model - data.mean(0)
+    g = share @ (model[:, i] * model[:, j]) - (data[:, i] * data[:, j]).mean(0)
+    # the first step moves the offsets
+    mu = np.asarray(estimates[0].state.offsets["x"], float).ravel()
+    w = g - mu[i] * b[j] - mu[j] * b[i]
+    drift = np.zeros(mu.size)
+    np.add.at(drift, i, w * mu[j])
+    np.add.at(drift, j, w * mu[i])
+    exact = flat({bias: b - drift, pair.name: w})
+    draws = np.array(
+        [
+            flat({name: e.gradient[name] for name in (bias, pair.name)})
+            for e in estimates
+        ]
+    )
+    assert_law(draws.mean(0), exact, draws.std(0, ddof=1) / np.sqrt(20))
+    assert np.abs(exact - flat({bias: b, pair.name: g})).max() > 0.1
 
 
 @pytest.mark.nightly
@@ -252,13 +308,26 @@ def test_graphs_without_a_centered_form_are_refused() -> None:
     lacking = FactorGraph(
         {"a": Bernoulli(2)}, {"b": Bernoulli(2)}, [Bias("a"), Bilinear("a", "b")]
     )
+    cube = Factor(
+        "a",
+        energy=lambda _, a: -a.prod(),
+        lateral={"a": [[0, 1], [1, 2], [0, 2]]},
+        name="cube",
+    )
+    cubic = FactorGraph({"a": Bernoulli(3)}, factors=[Bias("a"), cube])
+    common = FactorGraph(
+        {"a": Spin(2)}, factors=[Bias("a", shared=(0,)), Pairwise("a", [[0, 1]])]
+    )
     for graph, message in (
         (gated(), "over one block, or two .* got Factor"),
         (lacking, r"without one: \['b'\]"),
+        (cubic, "over one block, or two .* got Factor"),
+        (common, r"got Pairwise.*without one: \['a'\]"),
     ):
         with pytest.raises(DeclarationError, match=message):
+            rows = {"a": np.zeros((1, graph.families["a"].size))}
             Centered(Constant()).init_state(
-                graph, random_params(graph), {"a": np.zeros((1, 2))}, 1, key(0)
+                graph, random_params(graph), rows, 1, key(0)
             )
 
 

@@ -5,6 +5,8 @@
 Tests graph/initialization.py.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import zoo
@@ -65,6 +67,38 @@ def test_biases_from_base_rates(name: str) -> None:
     total = family.statistics(data).sum(0) + family.mean(family.default_eta())
     np.testing.assert_allclose(family.mean(bias), total / 10, rtol=1e-4, atol=1e-5)
     graph.check({"a": bias})
+
+
+@pytest.mark.parametrize("has_missing", [nightly(False), True])
+@pytest.mark.parametrize("name", often(FAMILIES, "bernoulli", "gaussian_learned"))
+def test_few_rows_of_units_that_share_a_bias(name: str, has_missing: bool) -> None:
+    """Each value counts as much as the default distribution, whose weight is one value."""
+    family = dataclasses.replace(FAMILIES[name], shape=(2, 30))
+    graph = FactorGraph({"a": family}, factors=[Bias("a", shared=(1,))])
+    data = random_state(family, seed=2, rows=(2,))
+    known = np.random.default_rng(1).random((2, 2, 30)) < (0.7 if has_missing else 1.1)
+    table = {"a": ebmpp.Observed(data, known) if has_missing else data}
+    bias = graph.init(zoo.KEY, data=table)["a"]
+    assert bias.shape[:2] == (2, 1)
+    statistics = np.asarray(family.statistics(data), float)
+    weight = known.reshape(known.shape + (1,) * (statistics.ndim - 3))
+    count = weight.sum((0, 2))
+    sums = (weight * statistics).sum((0, 2))
+    default = np.asarray(family.mean(family.default_eta()), float)[:, 0]
+    mean = np.asarray(family.mean(bias), float)[:, 0]
+    if name == "gaussian_learned":  # the row is within the data, not at 0
+        mean = mean[:, 0]
+        sums = sums[:, 0]
+        default = default[:, 0]
+        count = count[:, 0]
+    np.testing.assert_allclose(mean, (sums + default) / (count + 1), atol=1e-4)
+
+
+def test_one_network_starts_at_its_density() -> None:
+    dyads = FactorGraph({"x": Bernoulli(120)}, factors=[Bias("x", shared=(0,))])
+    rows = (np.arange(120) < 20).astype(float)[None]
+    density = 1 / (1 + np.exp(-dyads.init(zoo.KEY, data=rows)["x"]))
+    np.testing.assert_allclose(density, 20.5 / 121, rtol=1e-5)
 
 
 def test_init_of_custom_factors() -> None:
