@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a long computation: written atomically, and validated when they are read."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 import contextlib
 import fcntl
+import hashlib
+from importlib import metadata
 import json
 import os
 from pathlib import Path
@@ -13,13 +15,15 @@ import socket
 from typing import Any, ClassVar, NamedTuple
 import warnings
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
 import jax.numpy as jnp
+from jax.stages import Lowered
 from jax.typing import ArrayLike
 
-from ebmpp.core import archive, checks
+from ebmpp.core import VERSION, archive, checks
 from ebmpp.core.types import Numbers
 from ebmpp.errors import CheckpointError
 
@@ -50,7 +54,8 @@ class Checkpoints:
     byte is validated before it is used.
 
     A subclass names the function that writes the files, its argument for the directory,
-    and the one for the number of steps.
+    the one for the number of steps, and entries of the identity that depend on
+    :func:`versions`.
 
     :param run: identity of the run, JSON values by name; checkpoints of another run are
         refused.
@@ -63,6 +68,7 @@ class Checkpoints:
     function: ClassVar[str]
     argument: ClassVar[str]
     total: ClassVar[str]
+    compiled: ClassVar[tuple[str, ...]]
 
     def __init__(
         self, directory: str | os.PathLike[str], run: Identity, resume: bool
@@ -96,8 +102,15 @@ class Checkpoints:
             raise
 
     def differences(self, saved: Identity) -> list[str]:
-        """Return the differences of a saved run's identity and this one's."""
-        return differences(saved, self.run)
+        """Return the differences to a saved run; code of other versions is not compared."""
+        ignored = {"versions"}
+        if saved.get("versions") != self.run["versions"]:
+            ignored.update(self.compiled)
+
+        def rest(run):
+            return {name: value for name, value in run.items() if name not in ignored}
+
+        return differences(rest(saved), rest(self.run))
 
     @classmethod
     def check_length(
@@ -252,6 +265,27 @@ def differences(saved: Identity, run: Identity) -> list[str]:
     changed = [name for name in {**saved, **run} if saved.get(name) != run.get(name)]
     changed.sort(key=lambda name: bool(is_digest(run.get(name))))
     return list(map(difference, changed))
+
+
+def versions() -> list[str]:
+    """Return the versions and the platform on which the code of a program depends."""
+    platform = jax.default_backend()
+    return [jax.__version__, metadata.version("numpyro"), VERSION, platform]
+
+
+def computation(fn: Callable, *args: PyTree) -> str:
+    """Return a digest of a function's code for such arguments, and of arrays that it holds."""
+    return text_digest(code(jax.jit(fn).lower(*args)))
+
+
+def text_digest(text: str) -> str:
+    """Return a digest of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def code(lowered: Lowered) -> str:
+    """Return lowered code without its header, which names function and number of devices."""
+    return lowered.as_text().partition("\n")[2]
 
 
 def _is_key(leaf: ArrayLike) -> bool:

@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 import math
 import os
 from pathlib import Path
@@ -77,10 +76,11 @@ class LongDraws:
 class _Record(checkpoints.Checkpoints):
     """Checkpoints of a long run."""
 
-    kind = archive.Kind("ebmpp long run", 4, "LongRun")
+    kind = archive.Kind("ebmpp long run", 5, "LongRun")
     function = "LongRun"
     argument = "directory"
     total = "MCMC's num_samples"
+    compiled = ("code of one step and of fn",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,8 @@ class LongRun:
     With a ``directory`` a run that was stopped or killed continues at its last
     checkpoint, with bitwise the moments and draws of an uninterrupted run (on the same
     machine, with the same versions). It may be called again with a larger
-    ``num_samples``. The code of ``fn`` is not compared.
+    ``num_samples``. Another model, kernel or ``fn`` is refused: the compiled code of
+    one step, its constants and the arguments are compared.
 
     :param mcmc: kernel, numbers, chain method, ``postprocess_fn`` and progress bar of
         the run.
@@ -203,8 +204,7 @@ class LongRun:
         )
         names = dict.fromkeys((*kernel.default_fields, *extra_fields))
         fields = tuple(name for name in names if name != kernel.sample_field)
-        begin = functools.partial(
-            Chunks,
+        chunks = Chunks(
             mcmc,
             self.fn or identity,
             fields,
@@ -215,18 +215,16 @@ class LongRun:
             init_params,
         )
         if self.directory is None:
-            return self._run(begin, fields, None)
+            return self._run(chunks, None)
         inputs = rng_key, args, kwargs, init_params, mcmc.post_warmup_state
-        record = _Record(self.directory, self._identity(fields, inputs), self.resume)
+        record = _Record(self.directory, self._identity(chunks, inputs), self.resume)
         try:
             with record.disk_errors("cannot be written"):
-                return self._run(begin, fields, record)
+                return self._run(chunks, record)
         finally:
             record.close()
 
-    def _run(
-        self, begin: Callable[..., Chunks], fields: tuple, record: _Record | None
-    ) -> LongDraws:
+    def _run(self, chunks: Chunks, record: _Record | None) -> LongDraws:
         mcmc = self.mcmc
         total = mcmc.num_samples
         thinning = mcmc.thinning if self.keep else 1
@@ -240,7 +238,7 @@ class LongRun:
                 from ebmpp.kernels.draw_file import DrawFile
 
                 file = DrawFile(record.directory, total // thinning, done // thinning)
-        chunks = begin(saved=None if saved is None else saved.arrays[3:])
+        chunks.begin(None if saved is None else saved.arrays[3:])
         if saved is None:
             length = self.batch_length or -(-math.isqrt(total) // thinning) * thinning
             totals = Totals.empty(length, *chunks.moments().mean.shape)
@@ -271,23 +269,25 @@ class LongRun:
         num_kept = total // thinning if self.keep else 0
         by_field = {
             name: moments.map(lambda tree, name=name: tree["fields"][name])
-            for name in fields
+            for name in chunks.fields
         }
         return LongDraws(
             mcmc, of_fn, by_field, total, num_kept, self.directory, chunks.state
         )
 
-    def _identity(self, fields: tuple[str, ...], inputs: PyTree) -> dict[str, object]:
+    def _identity(self, chunks: Chunks, inputs: PyTree) -> dict[str, object]:
         """Return what all calls of one run have in common."""
         mcmc = self.mcmc
         fn = self.fn or identity
         kernel = mcmc.sampler
         method = mcmc.chain_method
         is_ours = isinstance(kernel, RowKernel)
+        name = repr(kernel) if is_ours else type(kernel).__name__
         return {
-            "kernel": repr(kernel) if is_ours else type(kernel).__name__,
+            "versions": checkpoints.versions(),
+            "kernel": checkpoints.without_addresses(name),
             "fn": getattr(fn, "__qualname__", type(fn).__name__),
-            "fields": list(fields),
+            "fields": list(chunks.fields),
             "keep": self.keep,
             "batch_length": self.batch_length,
             "chain_method": method if isinstance(method, str) else "callable",
@@ -295,17 +295,19 @@ class LongRun:
             "num_chains": mcmc.num_chains,
             "thinning": mcmc.thinning,
             "rng_key and arguments": _digest(inputs),
+            "code of one step and of fn": chunks.code(),
         }
 
 
 def _digest(tree: PyTree) -> str:
-    """Hash the arrays of a tree, with their paths; anything else counts by its type."""
-    types = {}
-    numbers = {}
+    """Hash arrays and strings of a tree, with their paths; others count by their types."""
+    values = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path)
-        if isinstance(leaf, Array | np.ndarray | np.generic | int | float):
-            numbers[name] = checkpoints.as_numbers(leaf)
-        else:
-            types[name] = type(leaf).__name__
-    return archive.digest(types | numbers)
+        value = checkpoints.as_numbers(leaf) if isinstance(leaf, Array) else leaf
+        is_plain = isinstance(
+            value, Array | np.ndarray | np.generic | int | float | str
+        )
+        if not is_plain or np.asarray(value).dtype == object:
+            value = type(leaf).__name__
+        values[jax.tree_util.keystr(path)] = value
+    return archive.digest(values)

@@ -54,7 +54,6 @@ class Chunks:
     :param fn: from one chain's draw to a pytree of numbers.
     :param fields: names of state fields whose moments are accumulated as well.
     :param keep: sites to store: True for all, or their names.
-    :param saved: :meth:`arrays` of a run that is continued, without a warm-up.
     """
 
     mcmc: MCMC
@@ -65,14 +64,8 @@ class Chunks:
     kwargs: Mapping[str, Any]
     rng_key: dataclasses.InitVar[Array]
     init_params: dataclasses.InitVar[InitParams]
-    saved: dataclasses.InitVar[Sequence[np.ndarray] | None]
 
-    def __post_init__(
-        self,
-        rng_key: Array,
-        init_params: InitParams,
-        saved: Sequence[np.ndarray] | None,
-    ) -> None:
+    def __post_init__(self, rng_key: Array, init_params: InitParams) -> None:
         mcmc = self.mcmc
         self._kernel = _uninitialised(mcmc.sampler)
         self._vectorized = mcmc.chain_method == "vectorized" and mcmc.num_chains > 1
@@ -90,6 +83,20 @@ class Chunks:
             keys = jax.random.split(rng_key, mcmc.num_chains)
         self._start = keys, init_params
         self.state, self.running = self._map(self._init)(self._start)
+
+    def code(self) -> str:
+        """Return a digest of the program of one step, whatever the chain method."""
+        inputs = self._start, (self.state, self.running)
+        if self.mcmc.num_chains > 1 and not self._vectorized:
+            inputs = jax.tree.map(itemgetter(0), inputs)
+        return checkpoints.computation(
+            lambda *args: self._advance(*args, 1, 1), *inputs
+        )
+
+    def begin(self, saved: Sequence[np.ndarray] | None) -> None:
+        """Warm the chains up, or continue from :meth:`arrays` of an earlier call."""
+        mcmc = self.mcmc
+        keys, _ = self._start
         if saved is not None:
             self.state, self.running = _restore((self.state, self.running), saved)
         elif mcmc.post_warmup_state is not None:

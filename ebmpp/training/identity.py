@@ -13,7 +13,6 @@ from ebmpp.training.history import Monitor, MonitorFn
 from ebmpp.training.loop import Loop
 from ebmpp.training.observers.monitoring import BestParams
 from ebmpp.training.observers.path import PathRecorder
-from ebmpp.training.optimizers import computation
 from ebmpp.training.settings import Settings
 from ebmpp.training.steps import TrainState
 
@@ -42,7 +41,7 @@ def run_identity(
         estimation = {"estimator": estimators[0]}
     start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
     return {
-        "jax": jax.__version__,
+        "versions": checkpoints.versions(),
         "graph": repr(graph),
         "energies": saving.energies(graph),
         "layers": saving.layers(graph),
@@ -74,7 +73,7 @@ def monitor_identity(fn: MonitorFn, state: TrainState) -> str:
     if monitor.compiled:
         inputs = monitor.inputs(state.params, state.estimator)
         try:
-            code = computation(monitor.fn, *inputs)
+            code = checkpoints.computation(monitor.fn, *inputs)
         # the first evaluation raises it again, with the monitor's name
         except Exception:
             code = ""

@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import hashlib
 import math
 from typing import NamedTuple
 
@@ -13,11 +12,10 @@ from jaxtyping import PyTree
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.stages import Lowered
 from jax.typing import ArrayLike
 import optax
 
-from ebmpp.core import Params, checks
+from ebmpp.core import Params, checkpoints, checks
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators.base import shapes
 
@@ -75,9 +73,9 @@ class Comparable:
                 outputs,
             )
         # the structure has the state's classes, which the code has not
-        text = f"{_code(lowered)} {jax.tree.structure(state)}"
+        text = f"{checkpoints.code(lowered)} {jax.tree.structure(state)}"
         host = id(optimizer) if "callback" in text else None
-        return cls(optimizer, _digest(text), host)
+        return cls(optimizer, checkpoints.text_digest(text), host)
 
 
 def _outline(tree: PyTree) -> tuple[list[str], object]:
@@ -100,20 +98,6 @@ def carried(before: PyTree, fresh: PyTree) -> PyTree:
     if type(before) is type(fresh) is tuple and len(before) == len(fresh):
         return tuple(map(carried, before, fresh))
     return before if shapes(before) == shapes(fresh) else fresh
-
-
-def computation(fn: Callable, *args: PyTree) -> str:
-    """Return a digest of a function's code for such arguments, and of arrays that it holds."""
-    return _digest(_code(jax.jit(fn).lower(*args)))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _code(lowered: Lowered) -> str:
-    """Return lowered code without its header, which names function and number of devices."""
-    return lowered.as_text().partition("\n")[2]
 
 
 def projected(

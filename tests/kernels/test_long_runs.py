@@ -5,6 +5,7 @@
 Tests kernels/draw_file.py, kernels/long_run.py, kernels/streaming.py.
 """
 
+from functools import partial
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from long_run_tools import (
     start_killed_run,
 )
 from mcmc_tools import samples, strong_params
+import networkx as nx
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -31,7 +33,16 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import BlockedGibbs, GibbsBlock, MaximalCoupling, ParallelTempering
+from ebmpp import (
+    Bernoulli,
+    BlockedGibbs,
+    Factor,
+    FactorGraph,
+    GibbsBlock,
+    MaximalCoupling,
+    ParallelTempering,
+    Spin,
+)
 from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.kernels import LongRun
 from helpers import assert_law, nightly
@@ -229,6 +240,83 @@ def test_a_run_can_be_extended_but_not_shortened(complete, tmp_path):
     (tmp_path / "draws.nc").unlink()
     with pytest.raises(CheckpointError, match=r"draws.nc.* 20 draws"):
         run(tmp_path, resume=True)
+
+
+def lattice(edges):
+    edges = nx.Graph(edges)
+    return BlockedGibbs(FactorGraph.from_networkx(edges, Spin, bias=False))
+
+
+def factor(scale):
+    energy = lambda p, x: scale * (x @ p)
+    declared = Factor("x", energy=energy, init=jnp.ones(3))
+    return BlockedGibbs(FactorGraph(visible={"x": Bernoulli(3)}, factors=[declared]))
+
+
+def normal(mean=0.0, scale="narrow"):
+    wide = 2.0 if scale == "wide" else 1.0
+    numpyro.sample("x", dist.Normal(mean, wide))
+
+
+def composite(y):
+    block = GibbsBlock.from_model(mixture, ["z"], y)
+    return Gibbs([(block, ["z"]), (NUTS(mixture), None)])
+
+
+CHAIN, COUPLINGS = lattice([(0, 1), (1, 2), (2, 3)]), {"x:x": np.ones(3, np.float32)}
+Y = np.array([-2.1, 1.9, -1.0, 2.5, 0.1], np.float32)
+shifted = lambda shift: lambda z: z["x"] + shift
+
+
+def scaled(scale, z):
+    return scale * z["x"]
+
+
+#: kernel, arguments and function of a run, and of another that it is not
+TWO_RUNS = {
+    "edges": (
+        (CHAIN, COUPLINGS),
+        (lattice([(0, 1), (0, 2), (2, 3)]), COUPLINGS),
+    ),
+    "closure": (
+        (CHAIN, COUPLINGS, shifted(np.arange(4.0))),
+        (CHAIN, COUPLINGS, shifted(np.arange(4.0) + 1)),
+    ),
+    "partial": (
+        (CHAIN, COUPLINGS, partial(scaled, 2)),
+        (CHAIN, COUPLINGS, partial(scaled, 3)),
+    ),
+    "energy": ((factor(1.0), {"x": np.ones(3)}), (factor(2.0), {"x": np.ones(3)})),
+    "model": ((NUTS(normal),), (NUTS(partial(normal, 50.0)),)),
+    "acceptance": ((NUTS(normal),), (NUTS(normal, target_accept_prob=0.9),)),
+    "string": ((NUTS(normal), 0.0, "narrow"), (NUTS(normal), 0.0, "wide")),
+    "data": ((composite(Y), Y), (composite(Y + 1), Y + 1)),
+}
+
+
+def short_run(directory, kernel, *args, resume=False):
+    fn = args[-1] if args and callable(args[-1]) else None
+    args = args[:-1] if fn else args
+    method = jax.vmap if isinstance(kernel, Gibbs) else "vectorized"
+    mcmc = chains(kernel, draws=3, count=2, chain_method=method, num_warmup=0)
+    long = LongRun(mcmc, fn, directory=directory, keep=True, resume=resume)
+    return long.run(zoo.KEY, *args)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["edges", "closure", *map(nightly, ("partial", "energy", "model"))]
+    + [*map(nightly, ("acceptance", "string", "data"))],
+)
+def test_another_model_or_function_is_refused(name, tmp_path):
+    run_of_one, run_of_another = TWO_RUNS[name]
+    first = short_run(tmp_path, *run_of_one)
+    with pytest.raises(CheckpointError, match="another run: .*code of one step"):
+        short_run(tmp_path, *run_of_another, resume=True)
+    resumed = short_run(tmp_path, *run_of_one, resume=True)
+    jax.tree.map(
+        np.testing.assert_array_equal, first.moments.mean, resumed.moments.mean
+    )
 
 
 def test_a_directory_in_use_is_refused(folder, tmp_path):

@@ -34,21 +34,11 @@ class Recorder(Protocol):
 class FitCheckpoints(checkpoints.Checkpoints):
     """Checkpoints of one call of ``fit``."""
 
-    kind = archive.Kind("ebmpp checkpoint", 3, "ebmpp.fit")
+    kind = archive.Kind("ebmpp checkpoint", 4, "ebmpp.fit")
     function = "fit"
     argument = "checkpoint_dir"
     total = "num_steps"
-
-    def differences(self, saved: Mapping[str, object]) -> list[str]:
-        """Return the differences; the code of another version of jax is not compared."""
-        ignored = {"jax"}
-        if saved.get("jax") != self.run["jax"]:
-            ignored |= {"optimizer", "monitors"}
-
-        def rest(run):
-            return {name: value for name, value in run.items() if name not in ignored}
-
-        return checkpoints.differences(rest(saved), rest(self.run))
+    compiled = ("optimizer", "monitors")
 
 
 @dataclasses.dataclass
