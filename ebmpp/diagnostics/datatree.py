@@ -3,15 +3,13 @@
 """ArviZ DataTrees of draws and histories, and a summary that marks frozen chains."""
 
 from collections.abc import Mapping
-import copy
 import dataclasses
 import importlib
-from types import SimpleNamespace
 from typing import Any, cast
 import warnings
 
 import numpy as np
-from numpyro.infer import MCMC, Gibbs
+from numpyro.infer import MCMC, Gibbs, log_likelihood
 from numpyro.infer.gibbs import prototype_trace
 import pandas as pd
 import xarray as xr
@@ -19,13 +17,18 @@ import xarray as xr
 import jax
 
 from ebmpp.core import checks
+from ebmpp.core.rows import num_rows
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.diagnostics import naming
 from ebmpp.diagnostics.meeting import meeting_data
-from ebmpp.diagnostics.naming import Coords, Dims
+from ebmpp.diagnostics.naming import Coords, DimNames, Dims, Samples
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
 from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
-from ebmpp.kernels.streaming import leaves_by_name
+from ebmpp.kernels.streaming import (
+    leaves_by_name,
+    variable_name,
+    variable_names,
+)
 from ebmpp.ppl import CoupledComposite, Exchange, ModelBlock
 from ebmpp.ppl.gibbs_block import GraphBlock
 
@@ -35,7 +38,7 @@ _NOT_STATISTICS = ("z", *_PAIR_FIELDS)
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 # options of ArviZ's summary that select values
 _SELECTIONS = ("var_names", "filter_vars", "group", "sample_dims")
-_NO_TREE = xr.DataTree()  # takes 50 us to make
+_MOST_LIKELIHOODS = 2**28  # of draws and observed values, 1 GB
 #: The statistics of a value of a long run; ``chain_means`` has one axis more.
 _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]
 
@@ -50,12 +53,16 @@ def to_datatree(
     ``sample_stats`` if extra fields were collected; and for coupled kernels ``meeting``
     with ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs' distances
     and energies (except for composites). A run of ``numpyro.infer.Gibbs``, or of a
-    block from :meth:`~ebmpp.GibbsBlock.from_model` alone, has the groups of
-    ``arviz_base.from_numpyro``, with plates and ``observed_data``. An estimate has the
+    block from :meth:`~ebmpp.GibbsBlock.from_model` alone, has the names of plates and
+    the groups ``observed_data`` and ``log_likelihood``, the latter for up to 2**28
+    values. An estimate has the
     group ``meeting`` without paths (one ``chain`` per pair), a fit the group
     ``history``. A long run (:class:`ebmpp.kernels.LongRun`) has ``moments`` over
     ``statistic``, and, if draws were kept, ``posterior`` and ``sample_stats``, which
     are read from their file on demand.
+
+    A variable has its site's name, with dots for slashes: ``left.z`` for ``left/z``. One
+    that a dimension has, such as ``chain``, ends with an underscore.
 
     Sample statistics have ArviZ's names: ``acceptance_rate`` (of ``accept_prob``, or of
     the running mean ``acceptance``), ``n_steps``, ``step_size``, ``lp``. Others keep
@@ -167,26 +174,28 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
     has_graph = isinstance(kernel, RowKernel | Exchange | GraphBlock)
     graph = kernel.graph if has_graph else None
-    arviz_tree = _arviz_tree(mcmc)
+    model_groups, plates = _model_groups(mcmc)
     attrs = naming.attributes(graph, kernel)
-    names = naming.dims_of(kernel, samples, dims, arviz_tree)
+    names = naming.dims_of(kernel, samples, dims, plates)
     coords = naming.coords_of(kernel, samples, names, coords)
-    groups = {"posterior": samples}
     extra = mcmc.get_extra_fields(group_by_chain=True)
     fields = {
         name: np.asarray(v)
         for name, v in extra.items()
         if name not in _NOT_STATISTICS and hasattr(v, "dtype")
     }
+    variables = variable_names(samples)
+    groups = {"posterior": {variables[name]: x for name, x in samples.items()}}
     if fields:
         groups["sample_stats"] = naming.statistics(fields)
+    for group, values in model_groups.items():
+        groups[group] = {variable_name(name): x for name, x in values.items()}
+    names = {variable_name(name): v for name, v in plates.items()} | {
+        variables[name]: v for name, v in names.items()
+    }
     tree = arviz_base.from_dict(
         groups, dims=names, coords=coords, attrs=dict.fromkeys(["/", *groups], attrs)
     )
-    for name in arviz_tree.children:
-        if name not in groups:
-            data = arviz_tree[name].to_dataset()
-            tree[name] = xr.DataTree(_with_coords(data, coords))
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_run_meetings(mcmc, attrs))
     warn_still(_still_blocks(mcmc, samples), "free blocks", stacklevel=3)
@@ -215,34 +224,32 @@ def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, st
     return kinds
 
 
-def _arviz_tree(mcmc: MCMC) -> xr.DataTree:
-    """Return ArviZ's tree of a model's run, with plates and data; empty for other kernels."""
-    import arviz_base  # imports matplotlib, if installed
-
+def _model_groups(mcmc: MCMC) -> tuple[dict[str, Samples], DimNames]:
+    """Return a model's data and their log likelihood, and names of its plates' axes by site."""
     kernel = mcmc.sampler
     if not isinstance(kernel, Gibbs | ModelBlock):
-        return _NO_TREE
+        return {}, {}
     model = kernel.info.model if isinstance(kernel, ModelBlock) else kernel.model
     trace = prototype_trace(model, jax.random.key(0), mcmc._args, mcmc._kwargs)
-    if not isinstance(kernel, ModelBlock):
-        return arviz_base.from_numpyro(mcmc, dims=naming.plate_dims(trace))
-    mcmc = copy.copy(mcmc)
-    # its attribute `model` must stay unset for NumPyro's Gibbs
-    mcmc.sampler = SimpleNamespace(model=model)
-    observed = [
-        name
+    plates = naming.plate_dims(trace)
+    observed = {
+        name: np.asarray(site["value"])
         for name, site in trace.items()
-        if site["type"] == "sample" and site["is_observed"]
-    ]
-    factors = [name for name in observed if not np.size(trace[name]["value"])]
-    has_likelihood = len(observed) > len(factors)
-    tree = arviz_base.from_numpyro(
-        mcmc, dims=naming.plate_dims(trace), log_likelihood=has_likelihood
-    )
-    if "log_likelihood" in tree.children and factors:
-        likelihood = tree["log_likelihood"].to_dataset().drop_vars(factors)
-        tree["log_likelihood"] = xr.DataTree(likelihood)
-    return tree
+        if site["type"] == "sample" and site["is_observed"] and np.size(site["value"])
+    }
+    if not observed:
+        return {}, plates
+    groups = {"observed_data": observed}
+    samples = mcmc.get_samples()
+    count = num_rows(samples) * sum(x.size for x in observed.values())
+    if count < _MOST_LIKELIHOODS:
+        by_draw = log_likelihood(model, samples, *mcmc._args, **mcmc._kwargs)
+        groups["log_likelihood"] = {
+            name: np.reshape(x, (mcmc.num_chains, -1, *x.shape[1:]))
+            for name, x in jax.device_get(by_draw).items()
+            if name in observed
+        }
+    return groups, plates
 
 
 def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
@@ -362,10 +369,15 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     shapes = {
         name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()
     }
-    names = naming.dims_of(kernel, shapes, dims, _NO_TREE)
+    names = naming.dims_of(kernel, shapes, dims, {})
     labels = naming.coords_of(kernel, shapes, names, coords)
-    variables = {name: (["statistic", *names[name]], x) for name, x in values.items()}
-    moments = xr.Dataset(variables, {"statistic": _STATISTICS})
+    variables = variable_names(shapes)
+    names = {variables[name]: v for name, v in names.items()}
+    data = {
+        variables[name]: (["statistic", *names[variables[name]]], x)
+        for name, x in values.items()
+    }
+    moments = xr.Dataset(data, {"statistic": _STATISTICS})
     groups = {"/": xr.Dataset(), "moments": moments}
     draws = result.draws().children if result.num_kept else {}
     for group, data in draws.items():

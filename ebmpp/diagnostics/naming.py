@@ -11,6 +11,7 @@ import xarray as xr
 
 from ebmpp.core import VERSION, checks
 from ebmpp.kernels import RowKernel
+from ebmpp.kernels.streaming import variable_name, variable_names
 from ebmpp.ppl import CoupledComposite
 from ebmpp.ppl.gibbs_block import GraphBlock
 from ebmpp.traced.block import SiteKernel
@@ -67,14 +68,15 @@ def statistics(fields: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
 
 
 def dims_of(
-    kernel: Kernel | None, samples: Samples, dims: Dims, arviz_tree: xr.DataTree
+    kernel: Kernel | None, samples: Samples, dims: Dims, plates: DimNames
 ) -> DimNames:
     """Return names of the dimensions after chain and draw: axes of rows, then of the block.
 
     :param dims: the user's names, by block, of its own axes or of all of them.
-    :param arviz_tree: ArviZ's tree of a model's run, which has the names of plates.
+    :param plates: names of the first axes of a model's sites.
     """
     checks.names("name in dims", dims, samples)
+    variables = variable_names(samples)
     blocks: Mapping[str, Any] = {}
     if isinstance(kernel, RowKernel):
         blocks = kernel.graph.families
@@ -96,11 +98,15 @@ def dims_of(
                 if rows:
                     expected += f" after {rows}"
                 raise checks.error(f"dims of {name!r}", expected, list(dims[name]))
-        elif arviz_tree.children:
-            names = arviz_tree["posterior"].to_dataset()[name].dims
-            result[name] = list(map(str, names[len(_SAMPLE_DIMS) :]))
         else:
-            result[name] = rows + [f"{name}_dim_{i}" for i in range(block_axes)]
+            axes = plates.get(name, [])[:block_axes]
+            others = range(block_axes - len(axes))
+            axes += [f"{variables[name]}_dim_{i}" for i in others]
+            result[name] = rows + axes
+    used = {dim for names in result.values() for dim in names}
+    if same := used.intersection(variables.values()):
+        hint = "Give other dims, or rename the site."
+        raise checks.error("dims", "names that no site has", sorted(same), hint=hint)
     return result
 
 
@@ -118,7 +124,8 @@ def plate_dims(trace: Trace) -> DimNames:
             events = list(site.get("infer", {}).get("event_dims", []))
             times = [f"{name}_dim_0"] if site.get("_control_flow_done") else []
             if plates or events:
-                result[name] = times + plates + events
+                dims = times + plates + events
+                result[name] = list(map(variable_name, dims))
     return result
 
 

@@ -22,6 +22,7 @@ import jax
 from ebmpp.core import VERSION
 from ebmpp.core.rows import num_rows
 from ebmpp.errors import CheckpointError
+from ebmpp.kernels.streaming import variable_names
 
 #: By group ("posterior", "sample_stats") and name, arrays ``(chains, draws, ...)``.
 Groups = Mapping[str, Mapping[str, Any]]
@@ -69,11 +70,7 @@ class DrawFile:
 
     def write(self, start: int, groups: Groups) -> None:
         """Write successive draws, the first of which is number ``start``."""
-        groups = {
-            name: jax.tree.map(np.asarray, arrays)
-            for name, arrays in groups.items()
-            if arrays
-        }
+        groups = {name: _variables(arrays) for name, arrays in groups.items() if arrays}
         if start == 0 and not self._partial.exists():
             self._create(self._partial, groups)
         with h5py.File(self._partial, "r+") as file:
@@ -137,6 +134,11 @@ class DrawFile:
                     if is_bool:
                         stored.attrs["dtype"] = "bool"  # as xarray stores it
         _reserve(path, path.stat().st_size)
+
+
+def _variables(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    names = variable_names(arrays)
+    return {names[name]: np.asarray(x) for name, x in arrays.items()}
 
 
 def _reserve(path: Path, size: int) -> None:

@@ -281,6 +281,38 @@ def leaves_by_name(tree: PyTree, default: str) -> dict[str, PyTree]:
     }
 
 
+def variable_name(name: str) -> str:
+    """Return a name without slashes, which separate groups.
+
+    >>> variable_name("left/z")
+    'left.z'
+    """
+    return name.replace("/", ".")
+
+
+def variable_names(draws: Mapping[str, Any]) -> dict[str, str]:
+    """Return a variable's name for each site; one that names a dimension gets an underscore.
+
+    :param draws: by site, ``(chains, draws, ...)``.
+
+    >>> import numpy as np
+    >>> x = np.zeros((2, 10, 3))
+    >>> variable_names({"x": x, "x_dim_0": x, "chain": x, "a/b": x, "a.b": x})
+    {'x': 'x', 'x_dim_0': 'x_dim_0_', 'chain': 'chain_', 'a.b': 'a.b', 'a/b': 'a.b_'}
+    """
+    reserved = {"chain", "draw", "statistic"}
+    for name, x in draws.items():
+        reserved.update(f"{variable_name(name)}_dim_{i}" for i in range(x.ndim - 2))
+    result = {}
+    for name in sorted(draws, key=lambda name: "/" in name):
+        variable = variable_name(name)
+        while variable in reserved:
+            variable += "_"
+        reserved.add(variable)
+        result[name] = variable
+    return result
+
+
 def _uninitialised(kernel: MCMCKernel) -> MCMCKernel:
     """Return a copy of a kernel without what an earlier ``init`` left on it."""
     try:

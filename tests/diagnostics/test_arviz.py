@@ -13,6 +13,7 @@ from mcmc_tools import TWO_MODES, make_mcmc, run_mcmc, samples, strong_params
 import networkx as nx
 import numpy as np
 import numpyro
+from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.infer import NUTS, Gibbs
 import pytest
@@ -126,7 +127,14 @@ def test_a_composite(composite):
     assert list(tree.posterior["x"].coords["x_dim_0"].values) == ["a", "b", "c"]
     for site, drawn in samples(composite).items():
         np.testing.assert_array_equal(tree.posterior[site], drawn)
-    np.testing.assert_array_equal(tree["observed_data"]["y"], np.stack([FIELD, -FIELD]))
+    rows = np.stack([FIELD, -FIELD])
+    np.testing.assert_array_equal(tree["observed_data"]["y"], rows)
+    noise = dist.Normal(
+        tree.posterior["x"].values, tree.posterior["scale"].values[..., None, None]
+    )
+    np.testing.assert_allclose(
+        tree["log_likelihood"]["y"], noise.log_prob(rows).sum(-1), rtol=1e-5
+    )
     assert set(tree.sample_stats.data_vars) == {"accepted", "acceptance_rate", "lp"}
     potential = composite.get_extra_fields(group_by_chain=True)[
         "block_states.1.potential_energy"
@@ -160,6 +168,40 @@ def test_a_block_of_a_model_has_the_names_of_its_model(tmp_path):
     assert set(tree.sample_stats.data_vars) == {"degenerate"}
     assert tree.attrs["inference_kernel"] == "ModelBlock"
     tree.to_netcdf(tmp_path / "block.nc", engine="h5netcdf")
+
+
+# of few draws of one binary unit
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter:UserWarning")
+@pytest.mark.parametrize("with_nuts", [False, True])
+def test_scoped_sites_are_variables_with_dots(with_nuts):
+    """A slash in a name stands for a group of a tree."""
+
+    def part(y):
+        z = numpyro.sample("z", dist.Bernoulli(0.4))
+        numpyro.sample("y", dist.Normal(z, 9.0), obs=y)
+        numpyro.deterministic("odd", 2 * z + 1)
+
+    def model(y):
+        numpyro.sample("chain", dist.Normal(0.0, 1.0))
+        with numpyro.plate("points", len(y)):
+            handlers.scope(part, "left", hide_types=["plate"])(y)
+
+    sites = ["left/z"] if with_nuts else ["left/z", "chain"]
+    kernel = GibbsBlock.from_model(model, sites, FIELD)
+    if with_nuts:
+        kernel = Gibbs([(kernel, sites), (NUTS(model), None)])
+    mcmc = run_mcmc(kernel, FIELD, num_samples=20)
+    tree = to_datatree(mcmc, dims={"left/z": ["place"]})
+    expected = {"left.z": "left/z", "left.odd": "left/odd", "chain_": "chain"}
+    assert set(tree.posterior.data_vars) == set(expected)
+    for variable, site in expected.items():
+        np.testing.assert_array_equal(tree.posterior[variable], samples(mcmc)[site])
+    assert tree.posterior["left.z"].dims == ("chain", "draw", "place")
+    assert tree["log_likelihood"]["left.y"].dims == ("chain", "draw", "points")
+    np.testing.assert_array_equal(tree["observed_data"]["left.y"], FIELD)
+    assert az.loo(to_arviz(mcmc)) is not None
+    with pytest.raises(ArgumentError, match="names that no site has.*left.odd"):
+        to_datatree(mcmc, dims={"left/z": ["left.odd"]})
 
 
 def test_a_block_of_a_graph_has_the_names_of_its_graph(ising):

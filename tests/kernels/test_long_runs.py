@@ -45,6 +45,8 @@ from ebmpp import (
 )
 from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.kernels import LongRun
+from ebmpp.kernels.draw_file import DrawFile
+from ebmpp.kernels.streaming import variable_names
 from helpers import assert_law, nightly
 
 
@@ -371,3 +373,16 @@ def test_only_the_same_run_resumes(change, message, folder, complete):
     with pytest.raises(CheckpointError, match=message):
         resumed.run(*args, **call)
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_file_takes_sites_of_any_name(tmp_path):
+    """Also where one names a group or a dimension of another, which netCDF does not allow."""
+    names = ("a", "a/b", "x", "x_dim_0", "chain")
+    sites = {name: np.full((2, 3, 4), i) for i, name in enumerate(names)}
+    file = DrawFile(tmp_path, 3, 0)
+    file.write(0, {"posterior": sites})
+    file.finish()
+    variables = variable_names(sites)
+    with xr.open_datatree(file.path, engine="h5netcdf") as tree:
+        for name, x in sites.items():
+            np.testing.assert_array_equal(tree.posterior[variables[name]], x)
