@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Label switching: one order of a mixture's components in all draws of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from ebmpp.core import checks
 
 _MOST_ROUNDS = 100
+_TOLERANCE = 0.02  # of sums of probabilities, which may have 16 bits
 
 
 def relabel(
@@ -41,8 +42,9 @@ def relabel(
         ``{"means": 0, "rows": (0, 1)}`` with transition probabilities.
     :return: all samples as numpy arrays, the components of ``sites`` and the values of
         the discrete sites permuted.
-    :raises ArgumentError: for a site that is not among the samples, an axis or
-        probabilities of another length, and values that are no labels.
+    :raises ArgumentError: for a site that is not among the samples or holds labels, an
+        axis named twice, an axis or probabilities of another length, probabilities that
+        are not finite, and values that are no labels.
 
     **References**
 
@@ -60,17 +62,17 @@ def relabel(
     >>> relabelled["means"].tolist(), relabelled["z"].tolist()
     ([[-2.0, 2.0], [-1.9, 2.1]], [[0, 1, 1], [0, 1, 1]])
     """
+    by_site = "a dict of arrays by site"
+    checks.instance("relabel: samples", samples, Mapping, by_site)
+    checks.instance("relabel: log_conditionals", log_conditionals, Mapping, by_site)
+    checks.instance("relabel: sites", sites, Iterable, "names, or a dict of axes")
     axes = dict(sites) if isinstance(sites, Mapping) else dict.fromkeys(sites, 0)
-    if not log_conditionals:
-        raise checks.error(
-            "relabel: log_conditionals", "of one site or more", log_conditionals
-        )
+    # a site of labels has no axis of components
     checks.names("site of samples", [*axes, *log_conditionals], samples)
     result = {name: np.asarray(a) for name, a in samples.items()}
     permutations = _permutations(_probabilities(log_conditionals, result))
-    for name, places in axes.items():
-        for axis in np.atleast_1d(places):
-            result[name] = _permuted(name, result[name], permutations, int(axis))
+    for name, axis_numbers in axes.items():
+        result[name] = _permuted(name, result[name], permutations, axis_numbers)
     labels = np.argsort(permutations, 1)
     for name in log_conditionals:
         z = result[name]
@@ -83,27 +85,24 @@ def _probabilities(
     log_conditionals: Mapping[str, ArrayLike], samples: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """Return the probabilities of all units' components, ``(draws, units, K)``."""
-    sizes = {np.shape(a)[-1] for a in log_conditionals.values()}
-    size = min(sizes)
     parts = []
-    if len(sizes) > 1:
-        raise checks.error(
-            "relabel: log_conditionals", f"of {size} components each", log_conditionals
-        )
     for name, values in log_conditionals.items():
-        z = samples[name]
-        probs = np.exp(np.asarray(values))
-        if probs.size != z.size * size:
-            raise checks.error(
-                f"relabel: log_conditionals[{name!r}]",
-                f"one for each of {size} components of the {z.size} values of site {name!r}",
-                values,
+        argument = f"relabel: log_conditionals[{name!r}]"
+        probs = np.exp(np.asarray(checks.numbers(argument, values)))
+        z = np.atleast_1d(samples[name])
+        size = probs.shape[-1] if probs.ndim else 0
+        are_labels = np.isin(z, range(size)).all() and probs.size == z.size * size
+        if not are_labels or not np.allclose(probs.sum(-1), 1, atol=_TOLERANCE):
+            expected = (
+                "log probabilities of the labels 0, ..., K - 1 for each of the "
+                f"{z.size} labels of site {name!r}"
             )
-        if not ((z >= 0) & (z < size)).all():
-            raise checks.error(
-                f"relabel: samples[{name!r}]", f"labels from 0 to {size - 1}", z
-            )
+            raise checks.error(argument, expected, values)
         parts.append(probs.reshape(len(z), -1, size))
+    shapes = {part.shape[::2] for part in parts}
+    if len(shapes) != 1 or 0 in parts[0].shape:
+        expected = "arrays of equally many draws and labels, one or more"
+        raise checks.error("relabel: log_conditionals", expected, log_conditionals)
     return np.concatenate(parts, 1)
 
 
@@ -124,17 +123,25 @@ def _permutations(probs: np.ndarray) -> np.ndarray:
 
 
 def _permuted(
-    name: str, values: np.ndarray, permutations: np.ndarray, axis: int
+    name: str,
+    values: np.ndarray,
+    permutations: np.ndarray,
+    axis_numbers: int | Sequence[int],
 ) -> np.ndarray:
-    """Return the samples of a site with the components on one of its axes permuted."""
+    """Return the samples of a site with the components on some of its axes permuted."""
     draws, size = permutations.shape
-    places = range(1, values.ndim)
-    is_axis = -len(places) <= axis < len(places) and values.shape[places[axis]] == size
-    if not is_axis or len(values) != draws:
-        raise checks.error(
-            f"relabel: samples[{name!r}]",
-            f"{draws} draws with {size} components on axis {axis}",
-            values,
+    shape = values.shape[1:]
+    places = np.arange(len(shape))
+    axes = np.ravel(axis_numbers)
+    is_axis = np.isin(axes, [*places, *~places]) & (axes.dtype.kind in "iu")
+    numbers = {axis % len(shape) for axis in axes.tolist() if is_axis.all()}
+    is_used = {shape[axis] for axis in numbers} == {size} and len(values) == draws
+    if not is_used or len(numbers) < len(axes):
+        expected = (
+            f"different axes of {size} components in the shape {shape} of {draws} draws"
         )
-    shape = [size if place == places[axis] else 1 for place in places]
-    return np.take_along_axis(values, permutations.reshape(draws, *shape), places[axis])
+        raise checks.error(f"relabel: sites[{name!r}]", expected, axis_numbers)
+    for axis in numbers:
+        order = permutations.reshape(draws, *np.where(places == axis, size, 1))
+        values = np.take_along_axis(values, order, 1 + axis)
+    return values

@@ -59,16 +59,37 @@ def test_switched_components_are_put_in_one_order() -> None:
     assert all(np.array_equal(mixed[name], a) for name, a in before.items())
 
 
+@pytest.mark.parametrize("axes", [(0, -1), [1, -2], np.array([0, 1]), (-1, 0)])
+def test_axes_are_counted_from_either_end(axes: Any) -> None:
+    mixed = switched(draws())
+    logs = {"z": log_probs(mixed["means"])}
+    expected = relabel(mixed, logs, {"means": 0, "rows": (0, 1)})
+    result = relabel(mixed, logs, {"means": -1, "rows": axes})
+    assert all(np.array_equal(result[name], expected[name]) for name in mixed)
+
+
 @pytest.mark.parametrize(
     ("sites", "changed"),
     [
         (["mean"], {}),
+        (3, {}),
         ({"means": 1}, {}),
+        ({"means": -2}, {}),
+        ({"means": (0, -1)}, {}),
+        ({"means": 0.5}, {}),
+        ({"means": False}, {}),
+        ({"means": ()}, {}),
+        ({"rows": (0, 0)}, {}),
         ({"rows": (0, 2)}, {}),
         (["scale"], {}),
+        (["z"], {"z": np.zeros((DRAWS, 3), int)}),
         (["means"], {"z": np.full((DRAWS, len(Y)), 3)}),
+        (["means"], {"z": np.full((DRAWS, len(Y)), 0.5)}),
+        (["means"], {"z": np.full((DRAWS, len(Y)), np.nan)}),
         (["means"], {"z": np.zeros((DRAWS, 2), int)}),
+        (["means"], {"z": 0}),
         (["means"], {"means": np.zeros((4, 3))}),
+        (["means"], {"means": 0.0}),
     ],
 )
 def test_wrong_arguments_are_refused(sites: Any, changed: dict) -> None:
@@ -78,3 +99,12 @@ def test_wrong_arguments_are_refused(sites: Any, changed: dict) -> None:
         relabel(samples | changed, logs, sites)
     with pytest.raises(ArgumentError):
         relabel(samples, {}, ["means"])
+
+
+@pytest.mark.parametrize(
+    "logs", [np.nan, -np.inf, 0.0, "a", None, np.zeros((DRAWS, len(Y), 0))]
+)
+def test_probabilities_must_sum_to_1(logs: Any) -> None:
+    logs = np.full((DRAWS, len(Y), 3), logs) if isinstance(logs, float) else logs
+    with pytest.raises(ArgumentError, match="log_conditionals"):
+        relabel(draws(), {"z": logs}, ["means"])
