@@ -5,6 +5,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 from functools import partial
+import math
 from typing import TYPE_CHECKING, Any
 import warnings
 
@@ -30,6 +31,7 @@ _KINDS = {
     "integer": "numbers",
     "floating": "numbers",
     "mixed-integer-float": "numbers",
+    "empty": "numbers",  # no known cell
 }
 _EXPECTED = "of numbers, booleans, strings or categories"
 
@@ -65,7 +67,7 @@ class Column:
         """
         name = f"column {self.name!r} of df"
         if self.levels is None:
-            return (_numbers(name, cells) - self.mean) / self.scale
+            return _numbers(name, cells, self.mean, self.scale)
         known = cells.notna().to_numpy()
         x = self.levels.categories.get_indexer(cells.astype(object))
         wrong = list(cells[known & (x < 0)])
@@ -87,7 +89,8 @@ class Column:
             x = self.mean + self.scale * x.astype(float)
             if pd.api.types.is_integer_dtype(self.dtype):
                 limits = np.iinfo(getattr(self.dtype, "numpy_dtype", self.dtype))
-                x = np.clip(np.rint(x), limits.min, limits.max)
+                # the largest 64-bit integers round up to floats out of range
+                x = np.rint(np.clip(x, limits.min, np.nextafter(limits.max, 0)))
             cells = pd.Series(x)
         return cells.astype(self.dtype)
 
@@ -112,6 +115,7 @@ class TableModel:
 
         :raises StateError: for a missing column, or cells of another kind.
         """
+        _check_frame("df", df)
         absent = [column.name for column in self.columns if column.name not in df]
         if absent:
             expected = f"a frame with the columns {absent}"
@@ -167,6 +171,8 @@ class TableModel:
             ``num_warmup``, ``num_samples``.
         :raises StateError: as :meth:`encode` does.
         """
+        import pandas as pd
+
         rows = self.encode(df)
         result = df.copy()
         holes = {column: df[column.name].isna().to_numpy() for column in self.columns}
@@ -184,9 +190,11 @@ class TableModel:
             x = values[hole[index], column.index]
             if not draw and x.ndim == 2:  # mean statistics
                 x = x[:, 0] if column.levels is None else x.argmax(1)
-            cells = result[column.name].copy()
-            cells[hole] = column.decode(x).array
-            result[column.name] = cells
+            filled = column.decode(x).set_axis(np.flatnonzero(hole))
+            known = result[column.name].reset_index(drop=True)[~hole]
+            # the dtype of cells that are all missing says nothing
+            parts = [known, filled] if len(known) else [filled]
+            result[column.name] = pd.concat(parts).sort_index().array
         return result
 
 
@@ -206,8 +214,8 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Families) -> TableModel:
     :return: a :class:`TableModel`: ``graph`` and ``rows`` for :func:`ebmpp.fit`,
         ``to_dataframe`` and ``fill_missing`` for its results.
     :raises StateError: for an empty frame, or a column of another dtype, without a
-        known cell, with infinite numbers, or with only one value; the message names the
-        column.
+        known cell, with only one value, or with numbers that are infinite or spread
+        beyond 1e-150 to 1e150; the message names the column.
     :raises ArgumentError: for another ``latent``, or a ``df`` that is no frame.
 
     **Example**
@@ -222,15 +230,10 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Families) -> TableModel:
     >>> table.to_dataframe({"numbers": [[0.0]], "categories_2": [[1]]})["colour"].tolist()
     ['red']
     """
-    expected = "a pandas frame with rows and columns"
-    if not hasattr(df, "columns") or not hasattr(df, "iloc"):
-        raise checks.error("from_dataframe: df", expected, df)
+    _check_frame("from_dataframe: df", df)
     if not df.size:
+        expected = "a frame with rows and columns"
         raise checks.state_error("from_dataframe: df", expected, df.shape)
-    repeated = list(df.columns[df.columns.duplicated()])
-    if repeated:
-        expected = "a frame of unique columns"
-        raise checks.state_error("from_dataframe: df", expected, repeated)
     columns, families = _columns(df)
     if not isinstance(latent, Mapping):
         latent = {"latent": Bernoulli(checks.count("from_dataframe: latent", latent))}
@@ -247,10 +250,22 @@ def from_dataframe(df: "pd.DataFrame", latent: int | Families) -> TableModel:
     return dataclasses.replace(table, rows=table.encode(df))
 
 
-def _numbers(name: str, cells: "pd.Series") -> np.ndarray:
+def _check_frame(name: str, df: "pd.DataFrame") -> None:
+    import pandas as pd
+
+    checks.instance(name, df, pd.DataFrame, "a pandas frame")
+    repeated = list(df.columns[df.columns.duplicated()])
+    if repeated:
+        raise checks.state_error(name, "a frame of unique columns", repeated)
+
+
+def _numbers(
+    name: str, cells: "pd.Series", mean: float = 0.0, scale: float = 1.0
+) -> np.ndarray:
     if _kind(name, cells) == "categories":
         raise checks.state_error(name, "numbers or booleans", cells.dtype)
-    x = cells.to_numpy(float, na_value=np.nan)
+    with np.errstate(over="ignore"):
+        x = (cells.to_numpy(float, na_value=np.nan) - mean) / scale
     if np.isinf(x).any():
         raise checks.state_error(name, "finite", np.inf)
     return x
@@ -298,8 +313,12 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
             makers[block] = partial(Categorical, num_categories=len(levels.categories))
         elif block == "numbers":
             x = _numbers(name, known)
-            mean = float(x.mean())
-            scale = float(x.std())
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean = float(x.mean())
+                scale = float(x.std())
+            if not 0 < scale < math.inf:
+                expected = "a column that spreads by 1e-150 to 1e150"
+                raise checks.state_error(name, expected, scale, hint="Rescale it.")
             if len(values) <= _FEW and pd.api.types.is_integer_dtype(cells.dtype):
                 codes.append(label)
         index = sizes.get(block, 0)

@@ -105,6 +105,56 @@ def test_samples_have_any_batch_and_become_rows_of_the_columns_dtypes() -> None:
         table.to_dataframe({"numbers": np.zeros((1, 3))})
 
 
+@pytest.mark.parametrize("missing", [None, np.nan])
+def test_a_row_alone_may_lack_any_cells(missing: Any) -> None:
+    table = declare(FRAME)
+    params = table.graph.init(zoo.KEY)
+    row = FRAME.iloc[[0]].assign(is_new=missing, length=missing, shape=missing)
+    options = {"num_chains": 2, "num_warmup": 2, "num_samples": 2, "rng_key": zoo.KEY}
+    filled = table.fill_missing(row, params, **options)
+    names = ["length", "is_new", "shape"]
+    assert filled[names].dtypes.equals(FRAME[names].dtypes)
+    assert not filled.isna().any(axis=None) and filled.index.tolist() == ["w"]
+    others = FRAME.columns.drop(names)
+    pd.testing.assert_frame_equal(filled[others], row[others])
+
+
+def test_filled_numbers_keep_their_digits_beside_other_dtypes() -> None:
+    table = declare(pd.DataFrame({"x": [1.0, 2.5, 4.0], "b": [True, False, True]}))
+    params = table.graph.init(zoo.KEY)
+    df = pd.DataFrame({"x": pd.array([1, None], "Int64"), "b": [1.0, np.nan]})
+    options = {"num_chains": 2, "num_warmup": 2, "num_samples": 2, "rng_key": zoo.KEY}
+    filled = table.fill_missing(df, params, **options)
+    assert filled["x"].dtype == "Float64" and filled["x"][1] % 1 > 0
+    assert filled["b"].isin([0, 1]).all()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int32", "int64", "uint64", "Int64", "UInt64"]
+)
+def test_integers_out_of_range_are_clipped(dtype: str) -> None:
+    limits = np.iinfo(dtype.lower())
+    cells = pd.Series([limits.min, limits.max, 5], dtype=dtype)
+    table = declare(pd.DataFrame({"n": cells}))
+    low, high = table.to_dataframe({"numbers": [[-9.0], [9.0]]})["n"]
+    assert low == limits.min
+    # floats below 2^63 and 2^64 are 2^10 and 2^11 apart
+    assert limits.max - 2048 <= high <= limits.max
+    back = table.to_dataframe(table.rows)["n"].astype(float)
+    np.testing.assert_allclose(back, cells.astype(float), rtol=1e-15, atol=1024)
+
+
+@pytest.mark.parametrize(
+    "cells", [[1e155, 2e155], [1e308, -1e308], [1e308, 1.5e308], [1e-200, 2e-200]]
+)
+def test_numbers_whose_spread_is_not_a_float_are_refused(cells: list[float]) -> None:
+    with pytest.raises(StateError, match="'x'.*1e-150 to 1e150.*Rescale"):
+        declare(pd.DataFrame({"x": cells}))
+    table = declare(pd.DataFrame({"x": [0.0, 1e-10, 3e-10]}))
+    with pytest.raises(StateError, match="'x'.*finite"):
+        table.encode(pd.DataFrame({"x": [None, 1e308]}))
+
+
 def dependent(num_rows: int, seed: int) -> pd.DataFrame:
     """Columns that nearly determine each other, of which the mode of each is right in
     about half the rows."""
