@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--seed must be from 0 to {2**32 - 1}, got {args.seed}")
     try:  # before time is spent
         args.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.out).close()
     except OSError as error:
         parser.error(f"--out {args.out} cannot be a folder: {error.strerror}")
     return args

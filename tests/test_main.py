@@ -27,6 +27,7 @@ from ebmpp import __main__ as program
         (["--latent", "21"], "--latent must be from 1 to 20, got 21"),
         (["--seed=-1"], "--seed must be from 0 to 4294967295, got -1"),
         (["--out", __file__], "cannot be a folder: File exists"),
+        (["--out", "/proc"], "--out /proc cannot be a folder"),
     ],
 )
 def test_options_are_checked(

@@ -6,7 +6,7 @@ The member ``header`` holds the JSON values as bytes. Nothing is pickled, and no
 executed on reading.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 import contextlib
 import hashlib
 import io
@@ -14,7 +14,7 @@ import json
 import os
 from pathlib import Path
 import secrets
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from jaxtyping import PyTree
 import numpy as np
@@ -47,32 +47,43 @@ def digest(arrays: Mapping[str, PyTree]) -> str:
     return sha.hexdigest()
 
 
-def write(
-    path: Path, kind: Kind, body: Mapping[str, object], arrays: Sequence[np.ndarray]
-) -> None:
-    """Write an archive atomically: to a temporary file, synchronised to disk, then renamed.
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[BinaryIO]:
+    """Yield a file that becomes ``path`` when it is complete and synchronised to disk.
 
     A process killed on the way leaves ``.<name>.<letters>.tmp`` and nothing else. An
-    OSError leaves an existing file unchanged.
+    OSError leaves an existing file unchanged, whose permissions stay.
     """
-    header = {"format": kind.format, "version": kind.version, "body": body}
-    # numpy's format loses the dtypes of ml_dtypes
-    header["dtypes"] = [str(a.dtype) for a in arrays]
-    members: dict[str, Any] = {f"array_{i}": a for i, a in enumerate(arrays)}
-    encoded = np.frombuffer(json.dumps(header).encode(), np.uint8)
     path = path.resolve()  # a symbolic link stays, and its target is replaced
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        if path.exists() and not path.is_file():
+            raise FileExistsError(f"{path} is a directory or a device")
         with open(partial, "xb") as file:
-            np.savez(file, header=encoded, **members)
+            yield file
             file.flush()
             os.fsync(file.fileno())
+        with contextlib.suppress(OSError):  # a new file, or a disk without permissions
+            partial.chmod(path.stat().st_mode)
         os.replace(partial, path)
     except BaseException:
         # a failing disk must not hide the first error
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def write(
+    path: Path, kind: Kind, body: Mapping[str, object], arrays: Sequence[np.ndarray]
+) -> None:
+    """Write an archive atomically, by :func:`replacing`."""
+    header = {"format": kind.format, "version": kind.version, "body": body}
+    # numpy's format loses the dtypes of ml_dtypes
+    header["dtypes"] = [str(a.dtype) for a in arrays]
+    members: dict[str, Any] = {f"array_{i}": a for i, a in enumerate(arrays)}
+    encoded = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    with replacing(path) as file:
+        np.savez(file, header=encoded, **members)
 
 
 def read(data: bytes, kind: Kind, name: str) -> tuple[dict[str, Any], list[np.ndarray]]:

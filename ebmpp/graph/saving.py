@@ -54,6 +54,7 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     :param params: only their names and shapes are checked.
     :raises ParameterError: for params with wrong names or shapes.
     :raises SavedFileError: for params, labels or fields that the format cannot hold.
+    :raises OSError: if the disk fails; an existing file is then unchanged.
 
     **Example**
 

@@ -15,7 +15,7 @@ import xarray as xr
 
 from jax import Array
 
-from ebmpp.core import Params, checks
+from ebmpp.core import Params, archive, checks
 from ebmpp.core.rows import num_rows
 from ebmpp.core.types import StateLike
 from ebmpp.diagnostics.plots import panels
@@ -45,7 +45,8 @@ class Report:
     :param html: the page.
     :param figures: PNG files by name.
     :param tables: tables of the page by name.
-    :param missing: errors of the sections that failed, one line per section.
+    :param missing: errors of the sections that failed, one line per section, and of the
+        file.
     """
 
     file: pathlib.Path | None
@@ -91,7 +92,8 @@ def report(
     :param data: training rows.
     :param rng_key: a jax key, which determines all numbers except times.
     :param held_out: rows that were not used for training.
-    :param file: file to write; None for none.
+    :param file: file to write, atomically; None for none. If the disk fails, a warning
+        says so and the result has the page.
     :param budget: "quick" (about a minute for 784x500 units on two cores), "thorough",
         or a :class:`ebmpp.reporting.Budget`.
     :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by
@@ -171,7 +173,17 @@ def report(
     ]
     html = render(title, f"Computed from {' and '.join(counts)}.", sections)
     if file is not None:
-        file.write_text(html, encoding="utf-8")
+        try:
+            with archive.replacing(file) as stream:
+                stream.write(html.encode(errors="replace"))
+        except OSError as error:
+            missing.append(f"The file: {error}")
+            warnings.warn(
+                f"report: {file} cannot be written: {error}. The page is the attribute "
+                "html of the result; free disk space or fix the permissions.",
+                stacklevel=2,
+            )
+            file = None
     figures: dict[str, bytes] = {}
     frames: dict[str, pd.DataFrame] = {}
     for section in sections:
@@ -188,8 +200,9 @@ def _check_file(
         return None
     try:
         page = pathlib.Path(file)
-        place = page if page.exists() else page.parent
-        is_writable = not page.is_dir() and os.access(place, os.W_OK)
+        places = [page.parent, page] if page.exists() else [page.parent]
+        is_writable = all(os.access(place, os.W_OK) for place in places)
+        is_writable &= page.is_file() or not page.exists()
     except (TypeError, ValueError):
         is_writable = False
     if not is_writable:

@@ -319,4 +319,24 @@ def test_files_follow_the_umask_and_symbolic_links(tmp_path: Path) -> None:
         finally:
             os.umask(before)
         assert link.is_symlink() and target.stat().st_mode & 0o777 == 0o666 & ~umask
-    assert ebmpp.load(link)[0] == graph and len(list(tmp_path.iterdir())) == 2
+        target.unlink()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o600])
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
+    graph, params = zoo.graph("rbm"), zoo.params("rbm")
+    path = tmp_path / "rbm.ebmpp"
+    path.touch()
+    path.chmod(mode)
+    ebmpp.save(path, graph, params)
+    assert path.stat().st_mode & 0o777 == mode
+    assert ebmpp.load(path)[0] == graph
+
+
+def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match="directory or a device"):
+            ebmpp.save(path, zoo.graph("rbm"), zoo.params("rbm"))
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

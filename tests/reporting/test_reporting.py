@@ -6,7 +6,9 @@ Tests reporting/assemble.py, reporting/likelihood.py, reporting/mixing.py,
 reporting/model.py, reporting/page.py, reporting/samples.py, reporting/subject.py.
 """
 
+import errno
 import io
+import os
 import re
 from types import SimpleNamespace
 
@@ -21,8 +23,9 @@ import jax
 
 import ebmpp
 from ebmpp import Bernoulli, Categorical, FactorGraph, Gaussian, Spin, exact, layered
+from ebmpp.core import archive
 from ebmpp.errors import ParameterError, StateError
-from ebmpp.reporting import Budget, mixing
+from ebmpp.reporting import Budget, assemble, mixing, model
 from ebmpp.reporting.page import Section
 from helpers import random_params
 
@@ -142,6 +145,26 @@ def test_a_report_is_complete_and_reproducible(name, tmp_path):
     )
     for table in set(first.tables) - {"seconds"}:
         pd.testing.assert_frame_equal(first.tables[table], second.tables[table])
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_loses_no_results(call, tmp_path, monkeypatch):
+    file = tmp_path / "report.html"
+    file.write_text("the page before")
+    monkeypatch.setattr(assemble, "_SECTIONS", {"The model": model.declaration})
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(archive.os, call, fail)
+    with pytest.warns(UserWarning, match=r"report\.html cannot be written.*No space"):
+        result = report(file=file, title="\udcff and \N{GREEK SMALL LETTER THETA}")
+    monkeypatch.undo()
+    assert file.read_text() == "the page before" and len([*tmp_path.iterdir()]) == 1
+    assert result.file is None and "No space left" in result.missing[-1]
+    assert result.figures and "<title>" in result.html
+    assert report(file=file, title="\udcff").file == file
+    assert file.read_bytes().count(b"<title>") == 1
 
 
 def test_pairs_that_do_not_meet_are_reported():
