@@ -172,8 +172,7 @@ def metropolized_sweep(
     if blocks is None:
         proposing = tuple(b for b in graph.visible if _is_finite(graph.families[b]))
     else:
-        proposing = (blocks,) if isinstance(blocks, str) else tuple(blocks)
-        checks.names("block", proposing, graph.families)
+        proposing = checks.names("block", blocks, graph.families)
 
     moves: list[Move] = []
     for layer in schedule(graph, clamped):

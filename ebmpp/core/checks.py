@@ -232,21 +232,27 @@ def block_name(value: Any) -> str:
 
 def names(
     what: str,
-    values: Iterable[object],
+    values: Iterable[str] | str,
     known: Iterable[str],
     kind: Error = ArgumentError,
-) -> None:
-    """Raise an error for the first value that is not a known name.
+) -> tuple[str, ...]:
+    """Return one name or several; raise an error for unknown ones, and one given twice.
 
     :param what: the kind of name, such as "block".
     """
     known = tuple(known)
-    for name in values:
+    if not isinstance(values, Iterable):
+        raise error(f"each {what}", f"one of {known}", values, kind)
+    result = (values,) if isinstance(values, str) else tuple(values)
+    for i, name in enumerate(result):
         if name not in known:
             listed = ", ".join(map(repr, known)) or "none"
             raise kind(
                 f"unknown {what} {name!r}; there is {listed}.{_closest(name, known)}"
             )
+        if name in result[:i]:
+            raise kind(f"{what} {name!r} must be named once, got {list(result)}.")
+    return result
 
 
 def numbers(

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Params with leading axes: a batch of distributions."""
 
+from collections.abc import Mapping
 import math
 
 import numpy as np
@@ -18,9 +19,11 @@ from ebmpp.graph import FactorGraph, states
 def leading_axes(graph: FactorGraph, params: Params) -> BatchShape:
     """Return the broadcast leading axes of params; () where factors are missing.
 
-    Missing factors are refused later.
+    These, and params that are no dict, are refused later.
     """
     axes: dict[str, BatchShape] = {}
+    if not isinstance(params, Mapping):
+        return ()
     for name, tree in graph.param_shapes.items():
         leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
         if structure != jax.tree.structure(params.get(name)):
@@ -30,10 +33,10 @@ def leading_axes(graph: FactorGraph, params: Params) -> BatchShape:
         ):
             shape = jnp.shape(leaf)
             batch = shape[: max(0, len(shape) - expected.ndim)]
-            if batch + expected.shape != shape:
+            if batch + expected.shape != shape or 0 in batch:
                 raise checks.parameter_error(
                     f"factor {name!r}: params",
-                    f"of shape (..., *{expected.shape})",
+                    f"of shape (..., *{expected.shape}), without empty axes",
                     shape,
                 )
             axes[name + jax.tree_util.keystr(path)] = batch

@@ -339,7 +339,8 @@ class EnergyDistribution(dist.Distribution):
         """
         key = checks.key("EnergyDistribution: key", key)
         batch = self.batch_shape
-        shape = tuple(sample_shape) + batch
+        name = "EnergyDistribution: sample_shape"
+        shape = (*(checks.count(name, n, least=0) for n in sample_shape), *batch)
         numbers = jnp.arange(math.prod(shape), dtype=jnp.uint32)
         keys = random.fold_in(random.key_pair(key), numbers)
 
@@ -351,6 +352,15 @@ class EnergyDistribution(dist.Distribution):
         keys = keys.reshape(-1, math.prod(batch), keys.shape[-1])
         drawn = self._map_sets(draw, batch, keys)
         return drawn.reshape(shape + self.layout.shape)
+
+    def rsample(
+        self, key: Array | None, sample_shape: tuple[int, ...] = ()
+    ) -> NoReturn:
+        """Raise NotImplementedError, as draws are not differentiable in the params."""
+        raise NotImplementedError(
+            "EnergyDistribution: draws are not differentiable in the params. Use sample, "
+            "and the score function for gradients."
+        )
 
     @property
     def has_enumerate_support(self) -> bool:
@@ -434,14 +444,13 @@ def _check_layout(
 ) -> Layout:
     """Raise a StateError for an unknown block, or a layout of other blocks."""
     if blocks is None:
-        names = tuple(graph.visible) if layout is None else layout.names
+        blocks = getattr(layout, "names", graph.visible)
     elif blocks == "all" and "all" not in graph.families:
-        names = tuple(graph.families)
-    else:
-        names = (blocks,) if isinstance(blocks, str) else tuple(blocks)
+        blocks = graph.families
+    names = states.check_names(blocks, graph.families)
     if layout is None:
         return Layout.flat(graph, names)
-    states.check_names(names, graph.families)
+    checks.instance("EnergyDistribution: layout", layout, Layout, "a Layout")
     blocks = dict(layout.blocks)
     expected = {b: graph.families[b].shape for b in names}
     if blocks != expected:

@@ -49,6 +49,12 @@ class Layout:
     places: tuple[int, ...]
     """Positions of the blocks' units in the flattened array, one block after the other."""
 
+    def __post_init__(self) -> None:
+        if sorted(self.places) != list(range(math.prod(self.shape))):
+            raise checks.state_error(
+                "Layout: places", "each index of the array once", self.places
+            )
+
     @classmethod
     def flat(cls, graph: FactorGraph, blocks: Iterable[str]) -> "Layout":
         """Return the layout of one block with its shape, or of several, concatenated.
@@ -57,8 +63,7 @@ class Layout:
 
         :raises StateError: for an unknown block, or none.
         """
-        blocks = tuple(blocks)
-        states.check_names(blocks, graph.families)
+        blocks = states.check_names(blocks, graph.families)
         if not blocks:
             raise checks.state_error(
                 "Layout.flat: blocks", "at least one block", blocks
@@ -86,19 +91,15 @@ class Layout:
         states.check_names(places, graph.families)
         indices: list[int] = []
         for b, place in places.items():
-            array = np.asarray(place)
+            name = f"Layout.at: places of block {b!r}"
+            array = np.asarray(checks.numbers(name, place, StateError))
             index = np.flatnonzero(array) if array.dtype == bool else array.ravel()
-            if len(index) != graph.families[b].size:
-                raise checks.state_error(
-                    f"Layout.at: number of places of block {b!r}",
-                    f"its number of units, {graph.families[b].size}",
-                    len(index),
-                )
-            indices.extend(map(int, index))
-        if sorted(indices) != list(range(math.prod(shape))):
-            raise checks.state_error(
-                "Layout.at: places", "each index of the array once", indices
-            )
+            index = index[index % 1 == 0].astype(int).tolist()
+            size = graph.families[b].size
+            if len(index) != size:
+                expected = f"{size} whole numbers, one per unit, or a mask of {size}"
+                raise checks.state_error(name, expected, place)
+            indices += index
         blocks = tuple((b, graph.families[b].shape) for b in places)
         return cls(tuple(shape), blocks, tuple(indices))
 
@@ -117,7 +118,7 @@ class Layout:
         for b, shape in self.blocks:
             value = jnp.asarray(x[b])
             batch = value.shape[: value.ndim - len(shape)]
-            parts.append(value.reshape(*batch, -1))
+            parts.append(value.reshape(*batch, math.prod(shape)))
         flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
         if not self._in_order:
             flat = flat[..., np.argsort(np.asarray(self.places))]
@@ -134,7 +135,7 @@ class Layout:
             raise StateError(
                 f"blocks {self.names} got shape {value.shape}, expected (..., *{self.shape})"
             )
-        flat = value.reshape(*batch, -1)
+        flat = value.reshape(*batch, len(self.places))
         if not self._in_order:
             flat = flat[..., np.asarray(self.places)]
         ends = np.cumsum([math.prod(shape) for _, shape in self.blocks])[:-1]

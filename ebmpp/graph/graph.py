@@ -359,8 +359,7 @@ class FactorGraph(Declaration, Shown):
             observed block.
         :raises IntractableError: if two of ``blocks``, or units of one, interact.
         """
-        blocks = (blocks,) if isinstance(blocks, str) else tuple(blocks)
-        states.check_names(blocks, self.families)
+        blocks = states.check_names(blocks, self.families)
         states.check_params(self.param_shapes, params)
         rest = {b: v for b, v in self._as_state(x).items() if b not in blocks}
         states.check_summable(self, blocks)

@@ -28,10 +28,10 @@ ValuesByBlock = Mapping[str, PyTree]
 
 
 def check_names(
-    names: Iterable[str], known: Iterable[str], what: str = "block"
-) -> None:
-    """Check that names are known."""
-    checks.names(what, names, known, StateError)
+    names: Iterable[str] | str, known: Iterable[str], what: str = "block"
+) -> tuple[str, ...]:
+    """Return one name or several, all of them known and different."""
+    return checks.names(what, names, known, StateError)
 
 
 def as_visible(graph: Declaration, data: StateLike) -> dict[str, PyTree]:

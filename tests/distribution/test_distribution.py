@@ -32,7 +32,7 @@ from ebmpp import (
     Spin,
     exact,
 )
-from ebmpp.errors import IntractableError, ParameterError
+from ebmpp.errors import ArgumentError, IntractableError, ParameterError
 from ebmpp.ppl import Layout
 from helpers import (
     FAMILIES,
@@ -198,8 +198,18 @@ def test_draws_depend_on_their_key_and_place() -> None:
     draws = law().sample(zoo.KEY, (3, 4))
     np.testing.assert_array_equal(law().sample(zoo.KEY, (5,)), draws.reshape(12, 4)[:5])
     np.testing.assert_array_equal(law().sample(jax.random.PRNGKey(0), (3, 4)), draws)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="not differentiable in the params"):
         law().rsample(zoo.KEY)
+
+
+def test_no_draws_and_no_rows_have_shapes() -> None:
+    distribution = law(validate_args=False)
+    assert distribution.sample(zoo.KEY, (0,)).shape == (0, 4)
+    assert distribution.sample(zoo.KEY, (2, 0)).shape == (2, 0, 4)
+    assert distribution.log_prob(np.zeros((0, 4))).shape == (0,)
+    for shape in ((-1,), (1.5,), "a"):
+        with pytest.raises(ArgumentError, match="sample_shape"):
+            distribution.sample(zoo.KEY, shape)
 
 
 def test_expand_mask_vmap_and_pickle() -> None:

@@ -95,8 +95,7 @@ def marginalize(
     >>> ebmpp.marginalize(clique, "h").factors
     (Factor('a', 'b', name='h'),)
     """
-    names = (blocks,) if isinstance(blocks, str) else tuple(blocks)
-    states.check_names(names, graph.families)
+    names = states.check_names(blocks, graph.families)
     if set(names) == set(graph.families) or name is not None and len(names) != 1:
         raise checks.declaration_error(
             "marginalize: blocks",
