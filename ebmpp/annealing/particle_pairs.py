@@ -354,9 +354,12 @@ def _estimate(
         )
     totals = jax.tree.map(lambda h: h[met].astype(float), outcome.total)
     value = jax.tree.map(lambda h: h.mean(0), totals)
-    error = jax.tree.map(
-        lambda h: statistics.standard_error(np.moveaxis(h, 0, -1)), totals
-    )
+
+    def error_of(h):
+        error = statistics.standard_error(np.moveaxis(h, 0, -1))
+        return np.where(np.ptp(h, axis=0) == 0, np.nan, error)
+
+    error = jax.tree.map(error_of, totals)
     return UnbiasedEstimate(
         value=value,
         standard_error=error,

@@ -90,9 +90,8 @@ class UnbiasedEstimate(Shown):
     value: Any
     """Mean over the pairs, a pytree like the value of the function."""
     standard_error: Any
-    """Standard error of ``value`` over independent pairs; nan if only one pair met. It
-    is 0 where all pairs agree: exact for values that clamped or observed units
-    determine, otherwise not known, and printed so."""
+    """Standard error of ``value`` over independent pairs; nan, and printed as not known,
+    where all pairs agree or only one pair met."""
     meeting_time: Float[np.ndarray, "pairs"]
     """First t at which X at t equals Y at t - lag; inf if unmet."""
     met: Bool[np.ndarray, "pairs"]
@@ -110,9 +109,9 @@ class UnbiasedEstimate(Shown):
     chains after the longest meeting time; nan without Metropolis moves."""
     overlap: float = math.nan
     """z-score of the resemblance of starts and ends of chains: above 5 the pairs met
-    without mixing. It is nan where it was not tested: with independent starts, unmet
-    pairs, fewer than 7 pairs, pairs with clamped values of their own, equal starts, or
-    a few pairs that are very late."""
+    without mixing; inf if a block is where it started in all chains. It is nan where it
+    was not tested: with independent starts, unmet pairs, fewer than 7 pairs, pairs with
+    clamped values of their own, equal starts, or a few pairs that are very late."""
 
     @property
     def late(self) -> float:
@@ -212,7 +211,8 @@ def unbiased_expectation(
     :param num_pairs: number of independent pairs, at least 1.
     :param k: first sweep of the average, at least 0. If k, m and lag are all None, a
         pilot of as many other pairs chooses k = lag = the 0.95 quantile of its meeting
-        times and m = 2 lag. Otherwise None is 1.
+        times and m = 2 lag; a warning names a window that ``max_sweeps`` cut. Otherwise
+        None is 1.
     :param m: last sweep of the average, at least k (the default).
     :param lag: sweeps that the leading chain is ahead, at least 1 (the default).
     :param coupling: "maximal" (the default), "maximal_independent", "common",
@@ -232,7 +232,8 @@ def unbiased_expectation(
         ``(num_pairs, *shape)``; a function of a jax key that returns the dict for one
         pair; "local_mode" for one Gibbs sweep from a local mode; or None for uniform
         draws. Blocks without a value are drawn given those with one.
-    :param independent_starts: draw the start of the following chain independently.
+    :param independent_starts: draw the start of the following chain independently,
+        unless ``init`` holds values of all blocks.
         Otherwise a pair may meet in a mode that it does not leave: up to 200 chains are
         then run for twice the longest meeting time, and a warning is given if they
         resemble their starts (``overlap`` above 5). Independent starts show such modes
@@ -300,6 +301,8 @@ def unbiased_expectation(
         check_function("unbiased_expectation: fn", fn, sums.blocks)
         sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
 
+        is_given = isinstance(init, Mapping) and {*init} >= {*target.free}
+
         def starts(run: int) -> Fresh:
             pair_key = random.fold_in(key, 0, run)
             init_key = rng_key if run == 1 else jax.random.fold_in(rng_key, run)
@@ -307,23 +310,36 @@ def unbiased_expectation(
 
         def pairs(run: int) -> PairRun:
             x = starts(run)
-            y = starts(run + 1) if independent_starts else None
+            y = starts(run + 1) if independent_starts and not is_given else None
             run_key = random.fold_in(key, 1, run)
             return PairRun(target, moves, sums, num_slots, x, y, run_key)
 
+        quantile = 0
         if k is None and m is None and lag is None:
             # the pilot has the estimate's shapes, and so its program
             pilot = pairs(3).outcome(window._replace(k=_NEVER))
-            window = window.after(np.asarray(pilot.meeting_time))
+            window, quantile = window.after(np.asarray(pilot.meeting_time))
         estimate = estimate_pairs(pairs(1), window, unmet)
-    for message in _diagnose(estimate, has_pool=target.pool is not None):
+    for message in _diagnose(estimate, quantile, has_pool=target.pool is not None):
         warnings.warn(message, stacklevel=2)
     return estimate
 
 
-def _diagnose(estimate: UnbiasedEstimate, has_pool: bool) -> Iterator[str]:
-    """Yield warnings of pairs that met without mixing, or hardly by the pool."""
+def _diagnose(
+    estimate: UnbiasedEstimate, quantile: int, has_pool: bool
+) -> Iterator[str]:
+    """Yield warnings of pairs that met without mixing, or hardly by the pool.
+
+    :param quantile: lag that a pilot asked for.
+    """
     who = "unbiased_expectation"
+    if quantile > estimate.lag:
+        yield (
+            f"{who}: max_sweeps={estimate.max_sweeps} cut the window to "
+            f"k={estimate.k}, m={estimate.m}, lag={estimate.lag}, where the pilot's "
+            f"meeting times ask for lag={quantile}, so the standard error is larger. "
+            "Increase max_sweeps."
+        )
     acceptance = estimate.acceptance
     if has_pool and acceptance < MIN_ACCEPTANCE:
         yield low_acceptance(who, acceptance)
@@ -479,7 +495,7 @@ def _average(total: PyTree, pairs: np.ndarray, width: int) -> tuple[PyTree, PyTr
         mean = h.sum(0) / count
         is_constant = np.ptp(h / size, axis=0) == 0
         variance = ((h - size * mean) ** 2).sum(0) / count / freedom
-        error = np.where(is_constant, 0.0, np.sqrt(variance))
+        error = np.where(is_constant, math.nan, np.sqrt(variance))
         return mean.astype(leaf.dtype), error.astype(leaf.dtype)
 
     leaves, structure = jax.tree.flatten(sharding.to_host(total))

@@ -32,6 +32,9 @@ THRESHOLD = 5.0
 # n chains have a z-score of at most n - 1
 _MAX_CHAINS = 200
 _LEAST_CHAINS = 7
+# Units of all chains from which on it is no chance that all of them are where they
+# started: as many fair coins are with probability 1e-6.
+_LEAST_UNITS = 20
 _LEAST_SWEEPS = 20  # of which half measure the acceptance
 
 
@@ -44,10 +47,16 @@ def overlap(first: Mapping[str, np.ndarray], last: Mapping[str, np.ndarray]) -> 
     the sum of a doubly centred matrix along a random permutation, whose mean and
     variance are known (Hoeffding 1951).
 
-    :return: near a standard normal if ends do not depend on starts; nan if all starts
-        or all ends are equal.
+    :return: near a standard normal if ends do not depend on starts; inf if a block of
+        20 or more units in all chains did not change; nan if all starts or all ends are
+        equal, or for fewer than 7 chains.
     """
     chains = num_rows(first)
+    for b, start in first.items():
+        if start.size >= _LEAST_UNITS and np.array_equal(start, last[b]):
+            return math.inf
+    if chains < _LEAST_CHAINS:
+        return math.nan
     counts = [b for b, v in first.items() if not np.issubdtype(v.dtype, np.floating)]
     real = [b for b in first if b not in counts]
     x = _standardized([first[b] for b in real], chains)
@@ -91,6 +100,14 @@ def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def warning_of(who: str, z: float) -> str:
     """Return the warning for an overlap above :data:`THRESHOLD`."""
+    if math.isinf(z):
+        return (
+            f"{who}: a block is where it started in all chains after twice the longest "
+            "meeting time (overlap z = inf). Unless its units are nearly certain, no "
+            "move changes them, and means are those of the start. Start from several "
+            "states, with a sampler that leaves them: coupling=ebmpp.moves.tempered(...) "
+            'or "mixture", or a joint move.'
+        )
     return (
         f"{who}: chains still resemble their starts after twice the longest meeting "
         "time (overlap z = "
@@ -133,11 +150,7 @@ def run_leading_chains(
     limit = int(10 * total_sweeps / chains)
     num_sweeps = 2 * longest
     reads = {b for move in moves for b in move.reads(target.graph)}
-    compare &= (
-        chains >= _LEAST_CHAINS
-        and target.num_rows == 1
-        and not reads.isdisjoint(changed)
-    )
+    compare &= target.num_rows == 1 and not reads.isdisjoint(changed)
     compare &= num_sweeps <= limit
     if proposals:
         num_sweeps = max(_LEAST_SWEEPS, min(num_sweeps, limit))

@@ -56,20 +56,22 @@ class Window(NamedTuple):
     A draw may take at most :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at
     most 1024 times this limit."""
 
-    def after(self, tau: Integer[np.ndarray, "pairs"]) -> "Window":
+    def after(self, tau: Integer[np.ndarray, "pairs"]) -> tuple["Window", int]:
         """Return the window of k = lag and m = 2 lag, by the meeting times of a pilot.
 
-        The lag is their 0.95 quantile, and leaves the longest of them until
-        ``max_sweeps``.
+        The lag is their 0.95 quantile, which is returned too, but leaves the longest of
+        them until ``max_sweeps``, or half of these sweeps if a pair is unmet.
 
         :param tau: meeting times; -1 if unmet.
         """
         times = np.where(tau < 0, self.max_sweeps or tau.max(), tau) - self.lag
-        lag = int(np.quantile(times, _MEETING_QUANTILE, method="inverted_cdf"))
+        quantile = int(np.quantile(times, _MEETING_QUANTILE, method="inverted_cdf"))
+        lag = quantile
         if self.max_sweeps:
-            lag = min(lag, self.max_sweeps - int(times.max()) - 1)
+            longest = int(times.max()) + 1 if tau.min() >= 0 else self.max_sweeps / 2
+            lag = min(lag, int(self.max_sweeps - longest))
         lag = max(1, lag)
-        return self._replace(k=lag, m=2 * lag, lag=lag)
+        return self._replace(k=lag, m=2 * lag, lag=lag), quantile
 
     def inside(self, t: Array) -> Array:
         """Return the weight of f(X_t) in the ergodic average."""
@@ -137,9 +139,7 @@ class Fresh:
         """Draw the states."""
 
         def draw(target: Target, keys: Keys) -> Blocks:
-            return search.initial_states(
-                target, keys, self.init, self.kind, conditional=True
-            )
+            return search.initial_states(target, keys, self.init, self.kind)
 
         return target.starts(draw, self.keys)
 

@@ -187,7 +187,7 @@ class CoupledPairs(Estimator):
             draws = jax.vmap(self.init)(random.as_key(keys))
             values, _ = as_rows(target.graph.families, draws)
         kind = "local_mode" if self.init == "local_mode" else "uniform"
-        return search.initial_states(target, keys, values, kind, conditional=True)
+        return search.initial_states(target, keys, values, kind)
 
     def run_phase(
         self,

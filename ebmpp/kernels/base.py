@@ -195,7 +195,7 @@ class RowKernel(MCMCKernel, Generic[S]):
             rung = target.tempering
             plain = Target(target.graph, target.params, target.fixed, tempering=rung)
             return search.compiled_initial_states(
-                plain, keys, init, kind=self.start, blocks=target.free, conditional=True
+                plain, keys, init, kind=self.start, blocks=target.free
             )
 
         return target.starts(draw, target.keys(rng_key, 0))

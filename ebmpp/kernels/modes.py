@@ -45,7 +45,7 @@ def local_search(
     :param rng_key: a jax key, for the first layer and for blocks that are not in
         ``init``.
     :param init: values of some or all free blocks, with leading axes; other blocks are
-        drawn uniformly.
+        drawn given these.
     :param num_rows: number of searches, where neither ``init`` nor a clamped block has
         leading axes.
     :param clamped: clamped blocks, with or without leading axes; an

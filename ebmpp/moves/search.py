@@ -122,16 +122,15 @@ def initial_states(
     init: State | None = None,
     kind: str = "uniform",
     blocks: Iterable[str] = (),
-    conditional: bool = False,
 ) -> Blocks:
     """Return initial draws, overridden by ``init`` and by clamped values.
+
+    Blocks that a nonempty ``init`` lacks are drawn from their conditionals: a sweep
+    that begins with the blocks of ``init`` would forget them beside uniform draws.
 
     :param init: values of some blocks, as rows or one row for all.
     :param kind: "uniform", or "local_mode" to continue with :func:`near_modes`.
     :param blocks: blocks for which words are drawn; default: all.
-    :param conditional: draw blocks that a nonempty ``init`` lacks from their
-        conditionals. Otherwise a sweep that begins with the blocks of ``init`` forgets
-        them at once.
     """
     families = target.graph.families
     x = initial_rows(target.graph, tuple(blocks) or tuple(families), keys)
@@ -139,28 +138,21 @@ def initial_states(
         rows = jnp.broadcast_to(v, (len(keys), *v.shape[1:]))
         x[b] = rows.astype(families[b].dtype)
     x = target.with_observed(x)
-    if init and conditional:
-        x = _draw_rest(target, x, init, random.fold_in(keys, 3))
+    if init:
+        x = draw_rest(target, x, random.fold_in(keys, 3), init)
     return near_modes(target, x, keys) if kind == "local_mode" else x
 
 
 #: :func:`initial_states` compiled, for the host: it has some seventy operations, each
 #: of which would be compiled.
-compiled_initial_states = jax.jit(
-    initial_states, static_argnames=("kind", "blocks", "conditional")
-)
+compiled_initial_states = jax.jit(initial_states, static_argnames=("kind", "blocks"))
 
 
-def _draw_rest(
-    target: Target,
-    x: Rows,
-    init: State,
-    keys: Keys,
-) -> Blocks:
-    """Draw each block that ``init`` lacks once, neighbours of known blocks first."""
+def draw_rest(target: Target, x: Rows, keys: Keys, known: Iterable[str]) -> Blocks:
+    """Draw each free block that is not known once, neighbours of known blocks first."""
     graph = target.graph
     x = dict(x)
-    known = {*init, *target.clamped}
+    known = {*known, *target.clamped}
     while rest := [b for layer in schedule(graph, known) for b in layer]:
         near = [b for b in rest if not known.isdisjoint(graph.neighbours([b]))] or rest
         layers = [[b for b in layer if b in near] for layer in graph.block_layers]

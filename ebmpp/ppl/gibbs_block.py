@@ -295,7 +295,10 @@ class GraphBlock(GibbsBlock):
         target = self.binding.bind(values, call, check=True)
         sweeps.check_params(target, self.moves or ())
         keys = target.keys(keys, 0)
-        x = search.initial_states(target, keys, self.binding.to_rows(values, target))
+        sites = self.binding.to_rows(values, target)
+        x = gibbs.initial_rows(self.graph, self.graph.families, keys) | sites
+        rest = partial(search.draw_rest, known=tuple(sites))
+        x = target.map(rest, target.with_observed(x), random.fold_in(keys, 3))
         if self.start == "local_mode":
             x = target.map(search.near_modes, x, keys)
         none = jnp.zeros(len(keys), jnp.int32)

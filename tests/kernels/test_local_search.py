@@ -7,7 +7,7 @@ Tests kernels/modes.py, moves/search.py.
 
 from functools import cache
 
-from mcmc_tools import strong_params
+from mcmc_tools import TWO_MODES, strong_params
 from metropolis_tools import Law
 import numpy as np
 import pytest
@@ -58,6 +58,14 @@ def test_no_layer_can_raise_the_density_of_a_result():
     assert (mode.steps >= 0).all() and len(np.unique(mode.steps)) > 1
     # one of 200 is the global mode
     assert values.max() == pytest.approx(model().target.max(), rel=1e-4)
+
+
+def test_blocks_without_a_start_follow_those_with_one():
+    params = {name: 9 * value for name, value in TWO_MODES.items()}
+    v = np.tile(np.arange(200)[:, None] % 2, 4)
+    state = search(zoo.graph("rbm"), params, init={"v": v}).state
+    np.testing.assert_array_equal(state["v"], v)
+    np.testing.assert_array_equal(state["h"], v[:, :3])
 
 
 @pytest.mark.nightly

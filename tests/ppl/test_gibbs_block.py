@@ -301,6 +301,19 @@ def test_latent_blocks_are_sampled_along(init: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_latent_blocks_start_given_the_sites(value: float) -> None:
+    graph = layered(x=Bernoulli(3), h=Bernoulli(2))
+    params = {"x": np.zeros(3), "h": np.full(2, -90.0), "x:h": np.full((3, 2), 60.0)}
+    for h in (params["h"], lambda sites: jnp.full(2, -90.0) * sites["scale"]):
+        block = GibbsBlock(graph, ["x"], params | {"h": h})
+        kwargs = {"_gibbs_sites": {"scale": np.float32(1.0)}}
+        x = {"x": np.full(3, value)}
+        state = block.init(jax.random.key(0), 0, x, (), kwargs)
+        assert (state.latents["h"] == value).all()
+
+
+@pytest.mark.nightly
 def test_copy_resumes_exactly_and_takes_legacy_keys() -> None:
     kernel = pickle.loads(pickle.dumps(composite()))
     options = {"chains": 1, "key": jax.random.key(4), "chain_method": "sequential"}
