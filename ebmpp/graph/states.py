@@ -354,5 +354,6 @@ def check_finite(params: Params) -> None:
                     f"factor {name!r}: params",
                     "finite",
                     leaf,
-                    hint=f"{wrong} entries are not finite.",
+                    hint=f"{wrong} entries are not finite: in place of -inf, clamp the "
+                    "block, or give a number such as -30, whose factor is 1e-13.",
                 )

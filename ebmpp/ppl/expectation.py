@@ -27,6 +27,7 @@ from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.move import Drawn, Move, one_chain, rows_equal, stack_chains
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
+from ebmpp.traced import contents
 from ebmpp.traced.block import Call
 
 #: Pairs that run at once on a CPU. With more, the last of them run in a loop of their
@@ -57,8 +58,8 @@ def composite_expectation(
     :param kernel: the composite; its lag is the estimate's.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of
         numbers.
-    :param model_args: of the model. All but arrays are static, such as lengths and
-        strings.
+    :param model_args: of the model. All but arrays are static, such as lengths,
+        strings and data frames.
     :param rng_key: a jax key. A pair's draws depend on it and on the pair's number
         alone.
     :param max_sweeps: stop unmet pairs when their leading chain has made so many
@@ -69,8 +70,7 @@ def composite_expectation(
     :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`; ``acceptance`` is
         nan.
     :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
-    :raises ArgumentError: for numbers out of range, an argument of the model without a
-        hash; in ``jit``.
+    :raises ArgumentError: for numbers out of range; in ``jit``.
     :raises StateError: for ``init_params`` that do not fit, or if no possible start was
         found.
 
@@ -123,26 +123,20 @@ def composite_expectation(
     return estimate
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["kind", "value"]
-)
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """An argument of a model that is no array; with its type, as 1 == True == 1.0."""
+    """An argument of a model that is no array; programs are compiled for its content."""
 
-    kind: type
-    value: Hashable
+    value: object = dataclasses.field(compare=False)
+    content: Hashable
 
 
 def _with_static(leaf: object) -> Array | np.ndarray | np.generic | _Static:
-    """Return an argument of a model as a pytree; raise an ArgumentError if it has no hash."""
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic):
+    """Return an argument of a model as a pytree."""
+    if contents.is_array(leaf) or isinstance(leaf, np.number):
         return leaf
-    if not isinstance(leaf, Hashable):
-        raise checks.error(
-            "composite_expectation: model_args", "arrays and hashable values", leaf
-        )
-    return _Static(type(leaf), leaf)
+    return _Static(leaf, contents.content(leaf))
 
 
 def _call(params: PyTree) -> Call:

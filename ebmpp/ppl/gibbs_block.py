@@ -149,10 +149,13 @@ class GibbsBlock(block.Block):
         are a mixture's weights, transition probabilities, and rates that
         ``jnp.where(t < tau, a, b)`` selects. Other sites are refused.
 
-        :param sites: names of the model's latent sites that the block draws.
+        :param sites: names of the model's latent sites that the block draws, all of
+            those marked ``infer={"enumerate": "parallel"}`` among them, which a block
+            alone accepts.
         :param model_args: the model's arguments. When the block runs, arrays may have
             other values, but not other shapes, nor other values of index arrays that
-            decide which units interact.
+            decide which units interact. Numbers, strings, data frames and other objects
+            are compared by content, and may not change.
         :param num_sweeps: sweeps per step.
         :param sequential: True if units may be drawn one at a time where (nearly) all
             of them interact, at K evaluations of the whole model per unit.
@@ -168,7 +171,7 @@ class GibbsBlock(block.Block):
         :raises ArgumentError: for an option out of range, and "forest" without discrete
             sites.
         :raises StateError: for sites that the model does not have, subsampled plates,
-            and enumerated sites.
+            and enumerated sites outside of the block.
         :raises IntractableError: for sites that cannot be drawn; where hardly two units
             can be drawn at once, unless ``sequential``; for sites that the params of an
             energy without log Z depend on, whose posterior is doubly intractable; and

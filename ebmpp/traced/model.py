@@ -3,8 +3,9 @@
 """A NumPyro model as a block reads it, and the calls of the block that follow."""
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 import itertools
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 import warnings
 
 from jaxtyping import PyTree
@@ -22,7 +23,7 @@ from jax import Array, core
 import jax.numpy as jnp
 
 from ebmpp.core import Numbers, checks
-from ebmpp.dependence.program import Program
+from ebmpp.dependence.program import Program, SlotValues
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import (
     base_of,
@@ -31,6 +32,7 @@ from ebmpp.distribution.tractability import (
     unnormalized,
 )
 from ebmpp.errors import StateError
+from ebmpp.traced import contents
 from ebmpp.traced.block import Call, SiteValues, select
 from ebmpp.traced.data import (
     ArrayData,
@@ -91,8 +93,8 @@ class ModelInfo:
         self.distributions = {name: base_of(trace[name]["fn"]) for name in names}
         self.scales = {name: trace[name]["scale"] for name in names}
         self.arguments = Arguments(call)
-        self._impossible = impossible_sites(trace)
         self.samples = _names_of("sample", trace)
+        self._impossible = impossible_sites(trace)
         self.deterministic = _names_of("deterministic", trace)
         #: numbers of arguments whose values decide which units interact
         self.relied: set[int] = set()
@@ -103,6 +105,10 @@ class ModelInfo:
     def support(self, name: str) -> Any:
         """Return the constraint on one unit of a site."""
         return element_of(self.distributions[name].support)
+
+    def has_varying_support(self, name: str) -> bool:
+        """Return True if the support of a site depends on parameters."""
+        return constraints.is_dependent(type(self.distributions[name]).support)
 
     @property
     def continuous(self) -> tuple[str, ...]:
@@ -156,12 +162,26 @@ class ModelInfo:
 
     def _is_certain(self, name: str) -> bool:
         """Return True if the support of an observed site depends on no latent site."""
+        return self.counts.is_known(self._slot(name))
+
+    @functools.cached_property
+    def counts(self) -> Program:
+        """The numbers of rows of all sites that are outside of their support."""
 
         def count(trace):
-            return count_impossible(trace[name])
+            return [count_impossible(trace[name]) for name in self.samples]
 
-        program = self.program_of_trace(count, self.sites)
-        return program.is_known(program.output)
+        return self.program_of_trace(count, self.sites)
+
+    def _slot(self, name: str) -> int:
+        return self.counts.outputs[self.samples.index(name)]
+
+    def is_inside(self, name: str, inputs: SlotValues) -> bool:
+        """Return True if a site is in its support, or that depends on the block's own sites."""
+        slot = self._slot(name)
+        if name not in self.sites and self.counts.depends(slot):
+            return True
+        return self.counts.run(inputs, [slot])[slot] == 0
 
     def program_of_trace(
         self, fn: Callable[[Trace], PyTree], sites: Sequence[str]
@@ -219,8 +239,9 @@ class ModelInfo:
                 f"values for {name}",
                 f"of shapes {expected}",
                 {site: shapes.get(site) for site in expected},
-                hint="Run it in numpyro.infer.Gibbs with blocks for all sites. Make it "
-                "again for other shapes.",
+                hint="Run it in numpyro.infer.Gibbs with blocks for all sites, where "
+                "init_params of NUTS are unconstrained: a simplex has one number fewer. "
+                "Make it again for other shapes.",
             )
         siblings = select(call.siblings, [s for s in self.latent if s not in values])
         return Context(siblings, self.arguments.take(call, self.relied))
@@ -230,17 +251,18 @@ class Arguments:
     """A model's arguments: arrays, whose values may change unless ``fixed``, and others."""
 
     def __init__(self, call: Call, fixed: bool = False) -> None:
-        leaves, self._structure = jax.tree.flatten_with_path(call.inputs)
-
-        def name(path):
-            return ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
-
-        self._names = [name(path) for path, _ in leaves]
+        self._names, leaves, self._structure = _flattened(call)
         # copies, as numpy arrays may change in place
         self._leaves = [
-            leaf.copy() if isinstance(leaf, np.ndarray) else leaf for _, leaf in leaves
+            leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves
         ]
-        places = [i for i, leaf in enumerate(self._leaves) if _is_array(leaf)]
+        places = [i for i, leaf in enumerate(leaves) if contents.is_array(leaf)]
+        #: other arguments may change in place too
+        self._contents = {
+            i: contents.content(leaf)
+            for i, leaf in enumerate(leaves)
+            if i not in places
+        }
         self._places = [] if fixed else places
         self.arrays = [self._leaves[i] for i in self._places]
 
@@ -256,27 +278,31 @@ class Arguments:
 
         :param relied: numbers of the arrays whose values must be the same.
         """
-        leaves, structure = jax.tree.flatten(call.inputs)
         name = "arguments of the model"
+        names, leaves, structure = _flattened(call)
         if structure != self._structure:
+            is_renamed = names != self._names
             raise checks.state_error(
-                name, f"of the structure {self._structure}", structure
+                name,
+                f"{self._names if is_renamed else self._structure}, as in from_model",
+                names if is_renamed else structure,
             )
-        free = {i for n, i in enumerate(self._places) if n not in relied}
-        for i, argument in enumerate(self._names):
-            change = self._change(i, leaves[i], fixed=i not in free)
+        fixed = {self._places[n] for n in relied}
+        for i, argument in enumerate(names):
+            change = self._change(i, leaves[i], is_relied=i in fixed)
             if change:
                 raise StateError(
-                    f"{name}: {argument} {change}. Make the block again for others"
+                    f"{name}: {argument} {change}. Make the block again for others, "
+                    "and of arrays in place of numbers that change"
                 )
         return [leaves[i] for i in self._places]
 
     def equal(self, call: Call) -> bool:
         """Return True for a call of the same values, or a structure that :meth:`take` refuses."""
-        leaves, structure = jax.tree.flatten(call.inputs)
+        _, leaves, structure = _flattened(call)
         if structure != self._structure:
             return True
-        return all(map(_are_equal, leaves, self._leaves))
+        return all(itertools.starmap(self._is_same, enumerate(leaves)))
 
     def with_nan(self, call: Call) -> list[str]:
         """Return the names of a call's arguments that hold nan."""
@@ -284,17 +310,24 @@ class Arguments:
         return [
             name
             for name, leaf in zip(self._names, leaves, strict=True)
-            if _is_array(leaf) and _is_float(leaf) and np.isnan(leaf).any()
+            if contents.is_array(leaf) and _is_float(leaf) and np.isnan(leaf).any()
         ]
 
-    def _change(self, place: int, leaf: Any, fixed: bool) -> str | None:
+    def _is_same(self, place: int, leaf: Any) -> bool:
+        """Return True for the argument that was traced; nan equals nan."""
+        if place in self._contents:
+            return contents.content(leaf) == self._contents[place]
+        before = self._leaves[place]
+        return leaf is before or np.array_equal(leaf, before, equal_nan=True)
+
+    def _change(self, place: int, leaf: Any, is_relied: bool) -> str | None:
         """Return how an argument differs from the one that was traced, where it may not."""
         before = self._leaves[place]
         if is_cut_off(leaf):
             return f"of dtype {leaf.dtype} has values of more than 32 bits, which jax would cut off"
-        if leaf is before:
-            return None
         if place in self._places:
+            if not contents.is_array(leaf) and not jnp.isscalar(leaf):
+                return f"is a {type(leaf).__name__}, which was an array"
             new = jnp.result_type(leaf)
             old = jnp.result_type(before)
             # and not a key
@@ -302,16 +335,30 @@ class Arguments:
             are_floats = _is_float(leaf) and _is_float(before)
             if is_number and not are_floats and jnp.promote_types(new, old) != old:
                 return f"is of dtype {new}, which was {old} and would be cut off"
-        if not fixed:
             shape = jnp.shape(leaf)
             expected = jnp.shape(before)
-            same = shape == expected
-            return None if same else f"has shape {shape}, which was {expected}"
+            if shape != expected:
+                return f"has shape {shape}, which was {expected}"
+            if not is_relied:
+                return None
+        reason = "is fixed, as only arrays that no Python code reads may change"
+        if is_relied:
+            reason = "decides which units interact"
         if isinstance(leaf, core.Tracer):
-            return "decides which units interact, and is traced. Run MCMC without jit_model_args"
-        if not _are_equal(leaf, before):
-            return "has another value, which decides which units interact"
-        return None
+            return f"{reason}, and is traced. Run MCMC without jit_model_args"
+        return (
+            None if self._is_same(place, leaf) else f"has another value, and {reason}"
+        )
+
+
+def _flattened(call: Call) -> tuple[list[str], list[Any], Any]:
+    """Return names and values of the arguments in a call, and their structure."""
+    leaves, structure = jax.tree.flatten_with_path(call.inputs)
+
+    def name(path):
+        return ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+
+    return [name(path) for path, _ in leaves], [leaf for _, leaf in leaves], structure
 
 
 def _names_of(kind: str, trace: Trace) -> list[str]:
@@ -322,22 +369,10 @@ def _tracers(tree: PyTree) -> list[core.Tracer]:
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, core.Tracer)]
 
 
-def _is_array(leaf: object) -> TypeGuard[Numbers]:
-    return isinstance(leaf, jax.Array | np.ndarray)
-
-
 def _is_float(leaf: object) -> bool:
-    if _is_array(leaf):
+    if contents.is_array(leaf):
         return jnp.issubdtype(leaf.dtype, np.floating)
     return isinstance(leaf, float)
-
-
-def _are_equal(leaf: Any, other: Any) -> bool:
-    """Return True for equal arguments; nan equals nan."""
-    are_floats = _is_float(leaf) and _is_float(other)
-    if are_floats or _is_array(leaf) or _is_array(other):
-        return leaf is other or np.array_equal(leaf, other, equal_nan=are_floats)
-    return bool(leaf == other)
 
 
 def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> None:
@@ -352,10 +387,9 @@ def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> N
         raise checks.state_error(
             "from_model: plates", "whole, without a subsample_size", subsamples
         )
-    marked = [
-        name for name in latent if trace[name]["infer"].get("enumerate") == "parallel"
-    ]
-    if marked:
+    summed = [name for name in latent if trace[name]["infer"].get("enumerate")]
+    others = [name for name in summed if name not in sites]
+    if others:
         raise checks.state_error(
-            "from_model: latent sites", "without the mark enumerate", marked
+            "from_model: latent sites marked enumerate", "among the block's", others
         )

@@ -248,7 +248,8 @@ class ModelKernel(block.Block):
         :param model_args: the model's arguments; the block's by default.
         :param model_kwargs: the model's keyword arguments.
         :return: ``(*shape, K)`` for each site, for its K values in rising order.
-        :raises StateError: for missing sites, or shapes that are not the model's.
+        :raises StateError: for missing and unknown sites, shapes that are not the
+            model's, and values and data outside of their support.
         """
         inputs = self._split(values, model_args, model_kwargs)
         conditionals = self.sweep.collapsed
@@ -264,8 +265,7 @@ class ModelKernel(block.Block):
 
         :return: a Normal, Gamma, InverseGamma, Beta or Dirichlet of the site's shape;
             for units that interact a MultivariateNormal of the flattened site.
-        :raises StateError: for another site, missing sites, or shapes that are not the
-            model's.
+        :raises StateError: for another site, and as in :meth:`log_conditionals`.
         """
         named = {c.name: c for c in self.sweep.continuous}
         checks.names("continuous site", [site], named, StateError)
@@ -275,11 +275,15 @@ class ModelKernel(block.Block):
     def _split(
         self, values: SiteValues, args: tuple, kwargs: Mapping[str, object]
     ) -> Inputs:
-        """Return the block's sites among all of a model's, and their context."""
+        """Return the block's sites among all of a model's, and their context, checked."""
+        checks.names("site", values, self.info.latent, StateError)
         arrays = {site: jnp.asarray(v) for site, v in values.items()}
         sites = {site: arrays[site] for site in self.sites if site in arrays}
         call = Call({}, args, kwargs) if args or kwargs else self.call
-        return sites, self.info.context(sites, call._replace(siblings=arrays))
+        self.info.check_data(call)
+        context = self.info.context(sites, call._replace(siblings=arrays))
+        self.start.check_values(arrays, context)
+        return sites, context
 
     # -- sums over discrete sites -----------------------------------------------------
 
@@ -292,7 +296,8 @@ class ModelKernel(block.Block):
         :param model_args: the model's arguments; the block's by default.
         :param model_kwargs: the model's keyword arguments.
         :return: a scalar; -inf where no values of the discrete sites are possible.
-        :raises StateError: for missing sites, or shapes that are not the model's.
+        :raises StateError: for missing and unknown sites, shapes that are not the
+            model's, and values and data outside of their support.
         :raises IntractableError: where the discrete units do not form a forest.
         """
         return self._summed("log_sum", values, model_args, model_kwargs)

@@ -18,11 +18,13 @@ import jax
 from jax import Array, lax
 from jax.core import Tracer
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from ebmpp.core import Numbers, checks, random
+from ebmpp.core import checks, random
 from ebmpp.core.types import SiteArrays
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
+from ebmpp.families.values import is_concrete
 from ebmpp.traced.block import Call, SiteValues, select
 from ebmpp.traced.model import Context, Inputs, ModelInfo
 from ebmpp.traced.rows import all_in_row, checked, is_staged, on_rows
@@ -139,6 +141,17 @@ class BlockStart:
             result[site] = all_in_row(inside, num_axes) & is_finite
         return result
 
+    def check_values(self, values: SiteValues, context: Context) -> None:
+        """Raise a StateError for known values of any site outside of their support."""
+        if not is_concrete((values, context)):
+            return
+        with jax.ensure_compile_time_eval():
+            are_inside = all(self._inside(values).values())
+        if not are_inside or any(map(self.info.has_varying_support, values)):
+            inputs = self.info.counts.inputs(values, context.arguments)
+            inside = {site: self.info.is_inside(site, inputs) for site in values}
+            self._refuse_outside(inside, values)
+
     def is_possible(self, inputs: Inputs) -> Array:
         """Return True for values in their supports, of a finite log density."""
         inside = self._inside(inputs[0]).values()
@@ -199,14 +212,15 @@ class BlockStart:
         return split(x)[0], possible
 
     def _refuse_outside(
-        self, inside: Mapping[str, Numbers], values: SiteValues
+        self, inside: Mapping[str, ArrayLike], values: SiteValues
     ) -> None:
         for site, is_inside in inside.items():
             if not np.all(is_inside):
+                support: Any = self.info.distributions[site].support
+                if self.info.has_varying_support(site):
+                    support = "its support given the other sites"
                 raise checks.state_error(
-                    f"site {site!r}",
-                    f"in {self.info.distributions[site].support}",
-                    np.asarray(values[site]).tolist(),
+                    f"site {site!r}", f"in {support}", np.asarray(values[site]).tolist()
                 )
 
     def _refuse_invalid(self, site: str, mask: np.ndarray) -> None:

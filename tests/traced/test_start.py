@@ -199,6 +199,54 @@ def test_impossible_data_are_named(name: str) -> None:
             init(KEYS if init != block.init else KEYS[0], 0, None, (y,), None)
     with pytest.raises(StateError, match="observed site 'y'"):
         gibbs_fn(block)
+    sums = (
+        block.log_marginal,
+        block.marginals,
+        block.pair_marginals,
+        block.most_probable,
+    )
+    for ask in (*sums, lambda _: block.log_conditionals({"z": 0})):
+        with pytest.raises(StateError, match="observed site 'y'"):
+            ask({})
+
+
+def test_values_outside_of_their_support_are_refused_in_sums() -> None:
+    def model() -> None:
+        p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        numpyro.sample("u", dist.Uniform(0.0, 1 + p))
+        z = numpyro.sample("z", dist.Bernoulli(p))
+        numpyro.sample("x", dist.Uniform(0.0, 1.0 + z))
+
+    block = GibbsBlock.from_model(model, ["z"])
+    # u is possible though not at the prototype's p, and p(z = 0) is 0.9 / 1.1
+    values = {"p": 0.9, "u": 1.89, "x": 0.5}
+    exact = np.array([0.1, 0.9 / 2]) / 0.55
+    np.testing.assert_allclose(block.marginals(values)["z"], exact, rtol=1e-5)
+    np.testing.assert_allclose(block.marginals({**values, "x": 1.5})["z"], [0, 1])
+    np.testing.assert_allclose(
+        block.marginals({**values, "p": 1.0})["z"], [0, 1], atol=1e-6
+    )
+    for site, value in (("p", 1.7), ("p", np.nan), ("u", 1.91), ("u", -0.1)):
+        with pytest.raises(StateError, match=f"site '{site}' must be in"):
+            block.marginals({**values, site: value})
+    with pytest.raises(StateError, match="unknown site 'q'"):
+        block.marginals({**values, "q": 1.0})
+    ask = jax.jit(lambda p: block.marginals({**values, "p": p})["z"])
+    np.testing.assert_allclose(ask(0.9), exact, rtol=1e-5)
+
+
+@pytest.mark.nightly
+def test_enumerated_sites_are_drawn() -> None:
+    def model(y: Any) -> None:
+        infer = {"enumerate": "parallel"}
+        z = numpyro.sample("z", dist.Bernoulli(0.3), infer=infer)
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    block = GibbsBlock.from_model(model, ["z"], 0.5)
+    np.testing.assert_allclose(
+        jnp.exp(block.log_conditionals({"z": 0})["z"]), [0.7, 0.3]
+    )
+    assert run(block, 0.5).get_samples()["z"].shape == (4,)
 
 
 @pytest.mark.nightly

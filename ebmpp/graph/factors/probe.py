@@ -164,11 +164,14 @@ class _Probe:
             raise
         except Exception as error:
             blocks = zip(self.factor.blocks, move.here)
-            raise DeclarationError(
+            reads_values = isinstance(error, jax.errors.JAXTypeError | IndexError)
+            is_look_up = reads_values or "ndic" in str(error) or "Indexer" in str(error)
+            kind = NotMultiAffineError if is_look_up else DeclarationError
+            raise kind(
                 f"{self.factor!r}: energy failed for params of shape "
                 f"{jax.tree.map(np.shape, params)} and statistics of shape "
-                f"{ {b: t.shape for b, t in blocks} }: "
-                f"{error} (jax compiles it: write it in jax.numpy)"
+                f"{ {b: t.shape for b, t in blocks} }: {error} (jax compiles it: write "
+                "it in jax.numpy, and a table look-up or a branch as a sum of products)"
             ) from error
 
     @full_precision
@@ -211,7 +214,9 @@ class _Probe:
                 "lateral=... or Pairwise, or split the block. Otherwise write "
                 "comparisons, jnp.where and activations as products: x**2 of 0 and "
                 "1 is x, a == b is a*b + (1-a)*(1-b); x**2 of reals is a statistic "
-                "of Gaussian(..., variance='learned')."
+                "of Gaussian(..., variance='learned'). Units of finitely many values "
+                "under any other energy, such as a network, are sampled by "
+                "GibbsBlock.from_model."
             )
 
 
