@@ -125,8 +125,8 @@ def _checked(graph: FactorGraph, values: Mapping[str, Array]) -> Eta:
     result = {}
     for b, value in values.items():
         family = graph.families[b]
-        eta = jnp.asarray(value, float)
         name = f"reference: block {b!r} ({family!r})"
+        eta = jnp.asarray(checks.numbers(name, value, ParameterError), float)
         if eta.shape != family.statistic_shape:
             raise checks.parameter_error(
                 name, f"of shape {family.statistic_shape}", eta.shape

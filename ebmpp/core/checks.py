@@ -258,7 +258,8 @@ def names(
 def numbers(
     name: str, value: object, kind: Error = ArgumentError
 ) -> np.ndarray | Array:
-    """Return an array of real numbers; raise an error for other and for ragged values."""
+    """Return an array of real numbers; raise an error for others, ragged and masked values."""
+    refuse_mask(name, value, kind)
     cause = ""
     try:
         array = value if isinstance(value, Array) else np.asarray(value)
@@ -277,6 +278,15 @@ def numbers(
         )
     placeable(name, array, kind)
     return array
+
+
+def refuse_mask(name: str, value: object, kind: Error = ArgumentError) -> None:
+    """Raise an error for a masked array of numpy, whose mask a conversion would ignore."""
+    leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
+    masked = next((v for v in leaves if isinstance(v, np.ma.MaskedArray)), None)
+    if masked is not None:
+        hint = "Fill its entries in, as ebmpp.complete does for data, or drop them."
+        raise error(name, "numbers without a mask", masked, kind, hint)
 
 
 def placeable(name: str, value: object, kind: Error = ArgumentError) -> None:

@@ -129,10 +129,11 @@ def fold_in(
 ) -> KeyPair:
     """Return new key pairs for the counter ``(first, second)``, row by row.
 
-    Few keys with known values are hashed on the host.
-
-    Keys in a numpy array give a numpy array.
+    Few keys with known values are hashed on the host. Keys in a numpy array give a
+    numpy array, and typed jax keys those of :func:`key_pair`.
     """
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = key_pair(jnp.asarray(key))
     if all(map(_is_small, (key, first, second))):
         return _folded_on_host(key, first, second)
     return _folded(key, jnp.asarray(first, jnp.uint32), jnp.asarray(second, jnp.uint32))

@@ -33,10 +33,7 @@ def as_array(name: str, value: Any) -> Numbers:
     numpy. Values with a mask are refused.
     """
     where = f"block {name!r}"
-    leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
-    # numpy would ignore the masks
-    is_masked = any(isinstance(v, np.ma.MaskedArray) for v in leaves)
-    if is_masked or (isinstance(value, tuple) and _is_pair_with_mask(value)):
+    if isinstance(value, tuple) and _is_pair_with_mask(value):
         hint = (
             "Pass ebmpp.Observed(values, known) where missing units are accepted, or "
             "use ebmpp.complete."
@@ -46,7 +43,7 @@ def as_array(name: str, value: Any) -> Numbers:
         )
     if hasattr(value, "iloc") and hasattr(value, "columns"):
         return _from_frame(where, value)
-    if isinstance(value, list | tuple) and not is_concrete(leaves):
+    if isinstance(value, list | tuple) and not is_concrete(value):
         return jnp.asarray(value)
     return checks.numbers(where, value, StateError)
 

@@ -155,7 +155,8 @@ def check_summable(
 class Observed(NamedTuple):
     """Values of a partly observed block, accepted where a clamped block is.
 
-    Unknown units are free: half an image is completed, or missing entries of a table.
+    Unknown units are free: half an image is completed, or missing entries of a table. A
+    ``numpy.ma.MaskedArray`` stands for one, whose masked entries are unknown.
 
     :param values: shape ``(*batch, *shape)``; entries at unknown units are ignored and
         may be nan.
@@ -256,10 +257,12 @@ def as_clamped(
 def as_arrays(
     families: Families, blocks: ValuesByBlock
 ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
-    """Return arrays of values, and masks of the :class:`Observed` blocks."""
+    """Return arrays of values, and masks of :class:`Observed` and of masked blocks."""
     values = {}
     known = {}
     for b, v in blocks.items():
+        if isinstance(v, np.ma.MaskedArray):
+            v = Observed(v.data, ~np.ma.getmaskarray(v))
         if isinstance(v, Observed):
             values[b], known[b] = as_observed(b, families[b], v)
         else:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from ebmpp.core import Params, checks
 from ebmpp.core.rows import expand
 from ebmpp.core.types import Blocks
+from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
 from ebmpp.families.values import is_concrete
 from ebmpp.graph import initialization, states
@@ -139,10 +140,10 @@ def mean_statistics(
 
 def check_weights(weights: PyTree, size: int) -> np.ndarray:
     """Return weights of the rows, scaled to mean 1."""
-    array = np.asarray(weights)
-    is_numeric = array.shape == (size,) and array.dtype.kind in "fiub"
-    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0))) if is_numeric else ()
-    if not is_numeric or len(wrong) or not array.any():
+    array = np.asarray(checks.numbers("weights", weights, StateError))
+    has_shape = array.shape == (size,)
+    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0))) if has_shape else ()
+    if not has_shape or len(wrong) or not array.any():
         raise checks.state_error(
             "weights",
             f"{size} finite numbers >= 0, one per row and not all zero",

@@ -83,12 +83,6 @@ def harmonium(visible: Family, latent: Family) -> FactorGraph:
     return layered(v=visible, h=latent)
 
 
-@lru_cache(maxsize=32)  # optax makes new functions, which would be compiled again
-def make_optimizer(make: Callable[[float], Optimizer], rate: float) -> Optimizer:
-    """Return the optimiser of a rate, one object for each pair."""
-    return make(rate)
-
-
 @partial(jax.jit, static_argnums=0)  # one program instead of about eighty
 def init_params(
     graph: FactorGraph, rng_key: Array, rows: Array, weights: Array | None = None

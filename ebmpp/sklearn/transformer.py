@@ -236,14 +236,14 @@ class HarmoniumTransformer(
             rows, weights, int(self.batch_size), seed, self.n_steps_ // per_batch
         )
         end = self.n_steps_ + source.num_batches * per_batch
-        optimizer = optax.sgd if self.optimizer is None else self.optimizer
+        optimizer: Any = optax.sgd if self.optimizer is None else self.optimizer
         if callable(optimizer):
             families = self.graph_.families.values()
             is_bounded = all(np.isfinite(family.bounds).all() for family in families)
             rate = 0.1 if is_bounded else 0.01
             if self.learning_rate != "auto":
                 rate = float(self.learning_rate)
-            optimizer = harmonium.make_optimizer(optimizer, rate)
+            optimizer = optimizer(rate)
         stages = Stages(
             [Stage(num_steps=end, estimator=estimator, optimizer=optimizer)]
         )
@@ -416,6 +416,7 @@ class HarmoniumTransformer(
 
     def _values(self, X: Matrix, reset: bool = False) -> np.ndarray:
         """Return a dense array of floats in the right shape."""
+        checks.refuse_mask(f"{type(self).__name__}: X", X)
         X = validate_data(
             self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=reset
         )

@@ -296,6 +296,7 @@ def _value(
             "numpy. Give Monitor(fn, compiled=False), which is called as it is. "
             f"({error})"
         ) from error
+    checks.on_host("fit", value)
     if not isinstance(value, int | float) and getattr(value, "shape", None) != ():
         raise checks.error(f"fit: value of monitor {name!r}", "a scalar", value)
     return value

@@ -72,6 +72,7 @@ class Loop:
         key = random.fold_in(self.key, number + self.before, 1)
         estimator = self._init(stage.estimator, params, key)
         optimizer = stage.optimizer.init(params)
+        checks.on_host("fit", optimizer)
         return TrainState(params, optimizer, estimator, jnp.array(True))
 
     def _init(self, estimator: Estimator, params: Params, key: Key) -> PyTree:
@@ -197,10 +198,12 @@ class Loop:
         """Run the steps of the batches, or fewer; return the state, and the next step."""
         size = chunk_size(batches[0])
         offsets = None if size == 1 else np.arange(size, dtype=np.uint32)
+        optimizer = self.optimizers[number]
         state, metrics, done = run_chunk(
-            StepProgram(self.graph, self._choice.estimator, self.optimizers[number]),
+            StepProgram(self.graph, self._choice.estimator, optimizer),
             self.key,
             state,
+            optimizer.numbers,
             np.uint32(step + self.before),
             np.int32(len(batches)),
             *stacked(batches, size),

@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optax transformations for stochastic approximation: projections and averages of the params."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
+import numpy as np
 
 import jax
 from jax import Array
+from jax.extend import core
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
@@ -23,24 +25,37 @@ from ebmpp.estimators.base import shapes
 Limit = float | Mapping[str, ArrayLike]
 WithArgs = optax.GradientTransformationExtraArgs
 
+#: Operations that XLA does not join with a factor beside them, unless of constants.
+_PLAIN = frozenset("add sub mul div sqrt rsqrt integer_pow select_n".split())
 _PASSED = "passed, as optimizer.update(gradient, state, params)"
+
+
+def as_transformation(name: str, optimizer: object) -> optax.GradientTransformation:
+    """Return an optax transformation; raise ArgumentError for other values."""
+    if isinstance(optimizer, optax.MultiSteps):
+        return optimizer.gradient_transformation()
+    expected = "an optax transformation such as optax.sgd(0.1)"
+    return checks.instance(name, optimizer, optax.GradientTransformation, expected)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparable:
-    """Optimiser that equals every other one with the same computation.
+    """Optimiser that equals every other one with the same computation, but for its numbers.
 
     Two ``optax.adam(0.01)`` are unequal, as their functions are.
 
-    :param optimizer: an optax transformation.
-    :param digest: digest of the update's code.
-    :param host: identity of an optimiser that calls functions on the host, whose code
-        is unknown.
+    :param update: ``update(numbers, gradient, state, params)``.
+    :param numbers: rates and other factors, which are arguments of a program.
+    :param digest: digest of the update's code and of the numbers.
+    :param code: digest of the code alone.
+    :param host: an optimiser that calls functions on the host, whose code is unknown.
     """
 
-    optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
-    digest: str
-    host: int | None = None
+    update: Callable[..., Any] = dataclasses.field(compare=False)
+    numbers: list[np.ndarray] = dataclasses.field(compare=False)
+    digest: str = dataclasses.field(compare=False)
+    code: str
+    host: optax.GradientTransformation | None = None
 
     @classmethod
     def for_params(
@@ -49,14 +64,15 @@ class Comparable:
         """Lower the update for params of these shapes.
 
         :raises ArgumentError: for an optimiser that needs more (the loss, say), or
-            changes shapes or dtypes.
+            changes shapes or dtypes, or was made in a caller's transformation.
         """
         params = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params
         )
         try:
             state = jax.eval_shape(optimizer.init, params)
-            lowered = jax.jit(optimizer.update).lower(params, state, params)
+            trace = jax.make_jaxpr(optimizer.update, return_shape=True)
+            closed, shapes = trace(params, state, params)
         except Exception as error:
             raise ArgumentError(
                 "fit: optimizer must work as optimizer.update(gradient, state, "
@@ -64,7 +80,8 @@ class Comparable:
                 "reduce_on_plateau need the value of a loss."
             ) from error
 
-        outputs = _outline(lowered.out_info)
+        checks.on_host("fit", closed.consts)
+        outputs = _outline(shapes)
         expected = _outline((params, state))
         if outputs != expected:
             raise checks.error(
@@ -72,10 +89,62 @@ class Comparable:
                 f"of the shapes and dtypes that it was passed, {expected}",
                 outputs,
             )
+        jaxpr, numbers = _without_factors(closed)
+
+        def update(numbers: Sequence[Array], *inputs: PyTree) -> PyTree:
+            program = core.ClosedJaxpr(jaxpr, [*closed.consts, *numbers])
+            leaves = core.jaxpr_as_fun(program)(*jax.tree.leaves(inputs))
+            return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+        lowered = jax.jit(update).lower(numbers, params, state, params)
         # the structure has the state's classes, which the code has not
         text = f"{checkpoints.code(lowered)} {jax.tree.structure(state)}"
-        host = id(optimizer) if "callback" in text else None
-        return cls(optimizer, checkpoints.text_digest(text), host)
+        host = optimizer if "callback" in text else None
+        complete, code = map(checkpoints.text_digest, (f"{text} {numbers}", text))
+        return cls(update, numbers, complete, code, host)
+
+
+def _without_factors(closed: core.ClosedJaxpr) -> tuple[core.Jaxpr, list[np.ndarray]]:
+    """Turn constant factors of a program into further constants of it; return their values.
+
+    XLA joins a factor with constants beside it, and the sum of two products depends on
+    the signs of constants. Such factors stay, so results are bitwise the same.
+    """
+    jaxpr = closed.jaxpr
+    constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    products = {v for v, eqn in makers.items() if eqn.primitive.name == "mul"}
+    factors: dict[core.Var, np.ndarray] = {}
+
+    def value_of(v: Any) -> Any:
+        return v.val if isinstance(v, core.Literal) else constants.get(v)
+
+    def inputs(eqn: core.JaxprEqn) -> set[Any]:
+        return {v for v in eqn.invars if value_of(v) is None}
+
+    def is_plain(eqn: core.JaxprEqn) -> bool:
+        return eqn.primitive.name in _PLAIN and len(inputs(eqn)) == len(eqn.invars)
+
+    def lift(v: Any) -> Any:
+        value = value_of(v)
+        if value is None or np.ndim(value) or abs(value) == 1:
+            return v
+        variable = core.Var(v.aval)
+        factors[variable] = np.asarray(value)
+        return variable
+
+    equations = []
+    for eqn in jaxpr.eqns:
+        (result, *_) = eqn.outvars
+        after = [e for e in jaxpr.eqns if result in inputs(e)]
+        beside = set().union(*map(inputs, after)) - {result}
+        near = [makers[v] for v in inputs(eqn) & makers.keys()] + after
+        can_move = result in products and products.isdisjoint(beside)
+        if can_move and all(map(is_plain, near)):
+            eqn = eqn.replace(invars=list(map(lift, eqn.invars)))
+        equations.append(eqn)
+    constvars = [*jaxpr.constvars, *factors]
+    return jaxpr.replace(constvars=constvars, eqns=equations), list(factors.values())
 
 
 def _outline(tree: PyTree) -> tuple[list[str], object]:
@@ -124,7 +193,9 @@ def projected(
     >>> print(f"{abs(fit.params['v:h']).max():.4f}")
     0.0100
     """
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = optax.with_extra_args_support(
+        as_transformation("projected: optimizer", optimizer)
+    )
 
     def update(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree
@@ -210,7 +281,9 @@ def averaged(optimizer: optax.GradientTransformation, from_step: int = 0) -> Wit
     (9, 4)
     """
     from_step = checks.count("averaged: from_step", from_step, least=0)
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = optax.with_extra_args_support(
+        as_transformation("averaged: optimizer", optimizer)
+    )
 
     def init(params: PyTree) -> AveragedState:
         return AveragedState(optimizer.init(params), jnp.zeros((), jnp.int32), params)

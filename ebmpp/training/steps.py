@@ -3,8 +3,9 @@
 """Stages of a training run, and their compiled steps."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 from jaxtyping import PyTree
@@ -22,7 +23,7 @@ from ebmpp.estimators import UCD, Batch, Estimator, base
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import BatchSource, Selection
 from ebmpp.training.history import Metrics
-from ebmpp.training.optimizers import Comparable
+from ebmpp.training.optimizers import Comparable, as_transformation
 
 # A chunk ends when its sweeps have cost so many multiplications, about a second on two
 # cores. It would else ignore Ctrl-C for minutes where chains meet late. This is a
@@ -81,10 +82,8 @@ class Stage:
             Estimator,
             "one such as UCD() or CD(k=1)",
         )
-        what = "an optax transformation such as optax.sgd(0.1)"
-        checks.instance(
-            "Stage: optimizer", self.optimizer, optax.GradientTransformation, what
-        )
+        optimizer = as_transformation("Stage: optimizer", self.optimizer)
+        object.__setattr__(self, "optimizer", optimizer)
 
 
 class Stages:
@@ -193,6 +192,7 @@ def run_chunk(
     program: StepProgram,
     key: Key,
     state: TrainState,
+    numbers: Sequence[Array],
     first: Array,
     count: Array,
     shared: Selection,
@@ -204,6 +204,7 @@ def run_chunk(
     A step depends on its number and on the state alone, so results do not depend on how
     steps are chunked.
 
+    :param numbers: those of the optimiser.
     :param first: number of the first step.
     :param shared: from :func:`stacked`, as ``parts``.
     :param offsets: 0, 1, 2, ... for each step of the chunk; None for a single step,
@@ -213,15 +214,16 @@ def run_chunk(
     """
     if offsets is None:
         batch = _merged(shared, parts)
-        state, metrics, _ = _step(program, key, state, first, batch)
+        state, metrics, _ = _step(program, key, state, numbers, first, batch)
         table = jax.tree.map(lambda row: row[None], metrics)
         return state, table, jnp.ones((), jnp.int32)
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
     def step_at(i: Array, state: TrainState) -> tuple[TrainState, Metrics, Array]:
-        batch = _merged(shared, jax.tree.map(lambda a: a[i], parts))
-        return _step(program, key, state, first + offsets[i], batch)
+        batch = _merged(shared, jax.tree.map(lambda a: jnp.asarray(a)[i], parts))
+        step = first + jnp.asarray(offsets)[i]
+        return _step(program, key, state, numbers, step, batch)
 
     def cond(carry: _Carry) -> Array:
         return (carry.done < count) & (carry.work < budget)
@@ -253,6 +255,7 @@ def _step(
     program: StepProgram,
     key: Key,
     state: TrainState,
+    numbers: Sequence[Array],
     step: ArrayLike,
     selection: Selection,
 ) -> tuple[TrainState, Metrics, Array]:
@@ -272,7 +275,7 @@ def _step(
             f"of the params' shapes {expected}",
             shapes,
         )
-    update = _update(optimizer, estimate.gradient, state)
+    update = _update(partial(optimizer.update, numbers), estimate.gradient, state)
     metrics = {"gradient_norm": update.norm, "ok": update.ok, **estimate.metrics}
     num_params = sum(np.size(a) for a in jax.tree.leaves(state.params))
     per_row = num_params + _DRAW_COST * graph.num_units
@@ -306,11 +309,11 @@ class _Update(NamedTuple):
     norm: Array
 
 
-def _update(optimizer: Comparable, gradient: Params, state: TrainState) -> _Update:
+def _update(
+    optimizer: Callable[..., PyTree], gradient: Params, state: TrainState
+) -> _Update:
     def apply(gradient: Params) -> _Update:
-        updates, moved = optimizer.optimizer.update(
-            gradient, state.optimizer, state.params
-        )
+        updates, moved = optimizer(gradient, state.optimizer, state.params)
         proposed = optax.apply_updates(state.params, updates)
         # Zero times what is not finite is nan: a sum takes one pass, a test of each
         # number several.

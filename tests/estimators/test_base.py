@@ -3,13 +3,16 @@
 """Metrics of estimators: typed, columns by name, pytrees, and readable categories."""
 
 import numpy as np
+import zoo
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp import PCD
+from ebmpp.core import random
 from ebmpp.estimators import HasChains, StepMetrics
-from ebmpp.estimators.base import METHODS, column_of, decode, total_unmet
+from ebmpp.estimators.base import METHODS, Batch, column_of, decode, total_unmet
 
 
 class Inner(StepMetrics):
@@ -39,6 +42,18 @@ def test_columns_have_labels_and_categories_names() -> None:
     names = decode("method", np.array([np.nan, 2.0, 0.0]))
     assert names.tolist() == ["", METHODS[2], METHODS[0]]
     assert decode("lag", np.ones(2)).tolist() == [1, 1]
+
+
+def test_keys_of_an_estimator_may_be_typed() -> None:
+    graph, params, rows = (f("rbm") for f in (zoo.graph, zoo.params, zoo.rows))
+
+    def step(key: Array) -> Array:
+        state = PCD(num_chains=4).init_state(graph, params, rows, zoo.BATCH, key)
+        batch = Batch.uniform(rows)
+        return PCD().estimate(graph, params, state, batch, key).gradient["v"]
+
+    results = jax.jit(step)(zoo.KEY), jax.jit(step)(random.key_pair(zoo.KEY))
+    np.testing.assert_array_equal(*results)
 
 
 def test_states_tell_if_they_have_chains() -> None:

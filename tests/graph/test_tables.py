@@ -33,7 +33,7 @@ from ebmpp import (
 from ebmpp.errors import IntractableError, ParameterError, StateError
 from ebmpp.graph.factors import Bias, Bilinear
 from ebmpp.training import batches, monitors
-from helpers import Tensor, alone, often, pair, random_params
+from helpers import Tensor, alone, nightly, often, pair, random_params
 
 V = np.array([[1, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]])
 declared = cache(pair)
@@ -113,6 +113,7 @@ TYPES = {
         {"x": V[:, 0], "y": V[:, 1] > 0, "z": V[:, 2] / 1.0, "w": V[:, 3]}
     ),
     "observed": Observed(V, np.ones(4, bool)),
+    "masked": np.ma.array(V),
 }
 
 
@@ -126,7 +127,7 @@ def test_array_types_give_equal_results(function: str, tmp_path: Path) -> None:
         "file": in_file(tmp_path / "v", V),
     }
     for name, data in types.items():
-        if name == "observed" and function == "conditional":
+        if name in ("observed", "masked") and function == "conditional":
             continue  # a state, of which every unit is needed
         for a, b in zip(
             jax.tree.leaves(call(rbm, params, data)), expected, strict=True
@@ -140,7 +141,7 @@ WRONG = {
     "objects": (V.astype(object), "dtype object"),
     "ragged": ([[1, 0, 0, 1], [1, 0]], "inhomogeneous"),
     "complex": (V + 0j, "complex"),
-    "masked": (np.ma.masked_array(V, V == 0), "mask"),
+    "masked rows": ([np.ma.masked_array(row, row == 0) for row in V], "mask"),
     "tuple": ((V, V > 0), "mask"),
     "text frame": (
         pd.DataFrame({"a": [1], "b": ["x"], "c": [2], "d": [0]}),
@@ -278,17 +279,47 @@ def test_rows_of_observed_blocks() -> None:
 
 def test_partly_observed_rows_are_refused_where_all_units_are_needed() -> None:
     rbm, params, observed = zoo.graph("rbm"), zoo.params("rbm"), Observed(V, V > 0)
-    for name in ("pseudo", "bound", "activity", "monitor"):
+    for data in (observed, np.ma.array(V, mask=V == 0)):
+        for name in ("pseudo", "bound", "activity", "monitor"):
+            with pytest.raises(StateError, match="block 'v'"):
+                FUNCTIONS[name](rbm, params, data)
         with pytest.raises(StateError, match="block 'v'"):
-            FUNCTIONS[name](rbm, params, observed)
-    with pytest.raises(StateError, match="block 'v'"):
-        rbm.conditional(params, observed, "h")
+            rbm.conditional(params, data, "h")
     with pytest.raises(StateError, match="known"):
         rbm.init(zoo.KEY, Observed(V, V))
     with pytest.raises(StateError, match=r"known.*\(2,\)"):
         exact.log_likelihood(rbm, params, Observed(V, np.ones(2, bool)))
     with pytest.raises(StateError, match="mask"):
         BlockedGibbs(rbm).init(zoo.KEY, 0, None, (params,), {"v": (V[0], V[0] > 0)})
+
+
+@pytest.mark.parametrize("function", ["init", nightly("log_likelihood")])
+def test_masked_entries_are_missing(function: str) -> None:
+    call, masked = FUNCTIONS[function], np.ma.array(V, mask=V == 0)
+    rbm, params = zoo.graph("rbm"), zoo.params("rbm")
+    results = (call(rbm, params, data) for data in (masked, Observed(V, V > 0)))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    sources = (
+        batches.as_source(rbm, data, None, 4, zoo.KEY)
+        for data in (masked, {"v": masked}, iter([masked]))
+    )
+    for source in sources:
+        np.testing.assert_array_equal(source.batch(0).known["v"], V > 0)
+
+
+def test_masks_where_nothing_may_be_missing_are_refused() -> None:
+    """Weights, params, initial values and pairs, which numpy would convert without the mask."""
+    rbm, masked = zoo.graph("rbm"), np.ma.array(np.ones(4), mask=[1, 0, 0, 0])
+    calls = (
+        lambda: rbm.init(zoo.KEY, V, weights=masked),
+        lambda: batches.as_source(rbm, V, masked, 4, zoo.KEY),
+        lambda: rbm.check(zoo.params("rbm") | {"v": masked}),
+        lambda: Bias("v", init=masked),
+        lambda: ebmpp.Pairwise("v", np.ma.array([[0, 1]], mask=True)),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="without a mask"):
+            call()
 
 
 def test_free_energy_sums_out_unknown_units() -> None:

@@ -292,6 +292,8 @@ def test_units_of_several_statistics_have_a_column_per_statistic() -> None:
         ({"weights": np.ones(5)}, X, r"\(5,\)"),
         ({"weights": WEIGHTS - 1}, X, "weights .*-1"),
         ({}, 2 * X, r"2 at row 0, column 0 \(11 such values\)"),
+        ({"weights": np.ma.array(WEIGHTS, mask=WEIGHTS > 1)}, X, "weights .*mask"),
+        ({}, np.ma.array(X, mask=X > 0), "X .*mask"),
         ({"visible": "poisson"}, X / 2, "0.5 at row 0"),
         ({"visible": "bernouli"}, X, "'bernouli'"),
         ({"visible": Poisson(4)}, X, r"Poisson\(4\)"),

@@ -226,15 +226,24 @@ def test_a_second_run_of_other_length_traces_nothing() -> None:
     train(estimator=Counted(), num_steps=3)
     count = len(Counted.traced)
     other = jax.tree.map(lambda a: a + 1, ZEROS)
-    for steps in (3, 20, 60):
+    for steps, rate in ((3, 0.5), (20, 0.1), (60, 0.7)):
         train(
             ROWS[::-1].copy(),
             Counted(),
             num_steps=steps,
             rng_key=jax.random.key(3),
             params=other,
+            optimizer=optax.sgd(rate),
         )
     assert len(Counted.traced) == count
+
+
+@pytest.mark.nightly
+def test_a_run_without_compilation_is_the_same() -> None:
+    compiled = train(num_steps=3)
+    with jax.disable_jit():
+        eager = train(num_steps=3)
+    np.testing.assert_allclose(leaves(eager.params), leaves(compiled.params), rtol=1e-6)
 
 
 def test_the_bar_shows_compilation_and_each_stage(

@@ -80,6 +80,18 @@ def test_the_average_is_of_the_params_from_its_start(start: int) -> None:
     )
 
 
+def test_steps_that_are_accumulated() -> None:
+    """As an object of optax, or converted by its own method."""
+    pairs = optax.MultiSteps(optax.sgd(0.5), 2)
+    first, second = (
+        train(optimizer=optimizer)
+        for optimizer in (pairs, pairs.gradient_transformation())
+    )
+    np.testing.assert_array_equal(leaves(first.params), leaves(second.params))
+    inside = train(optimizer=averaged(projected(pairs, box(-9, 9))))
+    np.testing.assert_allclose(leaves(inside.params), leaves(first.params), rtol=1e-6)
+
+
 def test_the_average_is_found_in_the_state_of_a_fit() -> None:
     optimizer = optax.chain(
         optax.clip(1.0),
@@ -103,6 +115,8 @@ def test_the_average_is_found_in_the_state_of_a_fit() -> None:
     [
         (lambda: box(1, -1), "box: low .* got 1"),
         (lambda: box({"u": 1})(PARAMS), "'u'"),
+        (lambda: projected("sgd", box()), "optimizer .*'sgd'"),
+        (lambda: averaged(optax.sgd), "optimizer .*optax.sgd"),
         (lambda: averaged(optax.sgd(0.1), -1), "from_step .*got -1"),
         (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "averaged"),
         (

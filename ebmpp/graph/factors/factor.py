@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import checks
 from ebmpp.core.types import HashableArray
+from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.lateral import Local, Pairs, Split
 
@@ -35,6 +36,7 @@ class _Frozen:
     def copy(cls, tree: FactorParams) -> "_Frozen":
         """Copy the arrays of a tree."""
         leaves, structure = jax.tree.flatten(tree)
+        checks.refuse_mask("init", leaves, DeclarationError)
         return cls(structure, tuple(map(HashableArray.copy, leaves)))
 
     def unflatten(self) -> FactorParams:

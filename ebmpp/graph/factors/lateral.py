@@ -25,6 +25,7 @@ from ebmpp.core.backend import barrier_pays
 from ebmpp.core.groups import UNROLLED, Edges, positions_by_group, ranks_in_groups
 from ebmpp.core.rows import expand
 from ebmpp.core.types import HashableArray
+from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 
 #: Statistics of units of the block by their numbers: ``(*numbers, rows, *stat_shape)``.
@@ -52,9 +53,11 @@ class Pairs(HashableArray):
         """Convert an array, a list or a networkx graph over the units."""
         if isinstance(pairs, Pairs):
             return pairs
+        name = f"lateral pairs of block {block!r}"
         if isinstance(pairs, nx.Graph):
-            check_network(f"lateral pairs of block {block!r}", pairs)
+            check_network(name, pairs)
             pairs = list(pairs.edges())
+        checks.refuse_mask(name, pairs, DeclarationError)
         try:
             array = np.asarray(pairs)
         except ValueError:  # ragged
@@ -67,7 +70,7 @@ class Pairs(HashableArray):
             or array.dtype.kind not in "iu"
         ):
             raise checks.declaration_error(
-                f"lateral pairs of block {block!r}",
+                name,
                 "pairs of unit numbers, pairs of indices of units, or a networkx graph over these",
                 pairs,
             )
