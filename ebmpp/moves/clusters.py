@@ -24,7 +24,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, random, sharding
 from ebmpp.core.groups import Edges
 from ebmpp.core.types import Chains, Keys, Params, Rows
 from ebmpp.errors import IntractableError
@@ -109,7 +109,8 @@ class Clusters(Move["_Fields"]):
         if not graph.families[self.block].is_one_hot:
             return
         for factor in self._factors(graph):
-            least = float(jnp.min(params[factor.name]))
+            with sharding.eager():  # a kernel's init may be traced
+                least = float(jnp.min(params[factor.name]))
             if not least >= 0:
                 raise checks.parameter_error(
                     f"factor {factor.name!r}: weights",

@@ -36,12 +36,14 @@ import jax.numpy as jnp
 from ebmpp import (
     Bernoulli,
     BlockedGibbs,
+    Categorical,
     Factor,
     FactorGraph,
     GibbsBlock,
     MaximalCoupling,
     ParallelTempering,
     Spin,
+    SwendsenWang,
 )
 from ebmpp.errors import ArgumentError, CheckpointError
 from ebmpp.kernels import LongRun
@@ -195,19 +197,29 @@ def mixture(y):
         numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
 
 
+POTTS = FactorGraph.from_networkx(
+    nx.path_graph(4), lambda size: Categorical(size, 3), shared=True
+)
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["composite", MaximalCoupling, ParallelTempering])
+@pytest.mark.parametrize(
+    "kind", ["composite", "clusters", MaximalCoupling, ParallelTempering]
+)
 def test_other_kernels_have_the_same_draws_and_resume(kind, tmp_path):
     if kind == "composite":
         y, method = np.array([-2.1, 1.9, -1.0, 2.5, 0.1], np.float32), jax.vmap
         make = lambda: Gibbs(
             [(GibbsBlock.from_model(mixture, ["z"], y), ["z"]), (NUTS(mixture), None)]
         )
+    elif kind == "clusters":
+        make, method = lambda: SwendsenWang(POTTS), "vectorized"
     else:
         make, method = lambda: kind(zoo.graph("rbm")), "vectorized"
     options = {"draws": 12, "count": 2, "chain_method": method, "num_warmup": 4}
     long = {"directory": tmp_path, "keep": True, "checkpoint_every": 6}
     kernel, arg = make(), y if kind == "composite" else strong_params()
+    arg = {"x": np.zeros((4, 3)), "x:x": 0.4} if kind == "clusters" else arg
     first = LongRun(chains(kernel, **options), **long).run(zoo.KEY, arg)
     with first.draws() as tree:  # HDF5 does not write to a file that is open
         posterior = tree.posterior.load()
