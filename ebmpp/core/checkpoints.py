@@ -204,7 +204,7 @@ class Checkpoints:
     def _locked(self) -> int:
         """Return the open file of the lock; raise CheckpointError if another run holds it."""
         handle = os.open(
-            self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
         )
         try:
             try:

@@ -211,16 +211,14 @@ def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, st
     """Return the kind of stillness of each free block; chains that moved and agree are sound."""
     state: Any = mcmc.last_state
     free = getattr(state, mcmc.sampler.sample_field)
-    start = getattr(state, "start", None)
+    still = getattr(state, "still", {})
     kinds = {}
     for name, x in samples.items():
         if name not in free or x.shape[1] < FEWEST:
             continue
         kinds[name] = stillness(x.reshape(*x.shape[:2], -1)).kind
-        if kinds[name] == "agree":
-            last = x[:, -1].ravel()
-            if start is None or not np.array_equal(last, np.ravel(start[name])):
-                kinds[name] = ""
+        if kinds[name] == "agree" and not np.all(still.get(name, False)):
+            kinds[name] = ""
     return kinds
 
 

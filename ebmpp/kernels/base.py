@@ -201,14 +201,25 @@ class RowKernel(MCMCKernel, Generic[S]):
         return target.starts(draw, target.keys(rng_key, 0))
 
 
-def describe_start(state: PyTree) -> str:
-    """Name the blocks of more than eight units that are where they started, in all chains."""
-    names = [
-        b
-        for b, v in state.z.items()
-        if np.size(v) > 8 and np.array_equal(v, state.start[b])
-    ]
-    return f", {names} NOT MOVED since the start" if names and np.max(state.i) else ""
+def all_still(z: Blocks, batch: tuple[int, ...] = ()) -> Blocks:
+    """Return flags of blocks that have not moved yet, one for each row of ``batch``."""
+    return {b: jnp.ones(batch, bool) for b in z}
+
+
+def still_after(state: PyTree, z: Blocks) -> Blocks:
+    """Return the flags of the blocks that have not moved after a step to ``z`` either."""
+    flags = {}
+    for b, flag in state.still.items():
+        is_equal = (z[b] == state.z[b]).reshape(*flag.shape, -1)
+        flags[b] = flag & is_equal.all(-1)
+    return flags
+
+
+def describe_still(state: PyTree, steps: Array) -> str:
+    """Name the blocks that have not moved in any chain, from 20 draws of their units on."""
+    draws = {b: np.size(v) * np.max(steps) for b, v in state.z.items()}
+    names = [b for b, flag in state.still.items() if np.all(flag) and draws[b] >= 20]
+    return f", {names} NOT MOVED since the start" if names else ""
 
 
 def is_batched(rng_key: Array) -> bool:

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 from ebmpp.core import Blocks, checks
 from ebmpp.coupling.expectation import Coupling
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.kernels.base import InitParams, Kwargs, RowKernel, is_batched
+from ebmpp.kernels.base import (
+    InitParams,
+    Kwargs,
+    RowKernel,
+    all_still,
+    describe_still,
+    is_batched,
+    still_after,
+)
 from ebmpp.moves import Pool, Target, couplings, sweeps
 from ebmpp.moves.move import (
     Move,
@@ -54,8 +62,7 @@ class CouplingState(NamedTuple):
       ``(*batch, num, *shape)``.
     - **followers** - of the following chain.
 
-    - **start** - the state before the first sweep, by which blocks that never moved are
-      recognised.
+    - **still** - by block, True where no sweep has changed ``z`` yet, ``(*batch,)``.
     """
 
     z: Blocks
@@ -69,7 +76,7 @@ class CouplingState(NamedTuple):
     accepted: Array
     replicas: Blocks | None = None
     followers: Blocks | None = None
-    start: Blocks | None = None
+    still: Blocks | None = None
 
 
 class MaximalCoupling(RowKernel[CouplingState]):
@@ -166,7 +173,8 @@ class MaximalCoupling(RowKernel[CouplingState]):
         met = rows_agree(block_flags(target, z), target.free, target.num_rows)
         time = jnp.full_like(zero, self.lag)
         state = _state(target, z, t, rng_key, met, time, accepted)
-        return state._replace(start=state.y)
+        state = state._replace(still=all_still(state.z, target.batch))
+        return state._replace(still=still_after(state, state.y))
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         moves = self._moves(target)
@@ -187,10 +195,11 @@ class MaximalCoupling(RowKernel[CouplingState]):
         time = jnp.where(have_met, state.meeting_time.reshape(-1), t)
         accepted += state.accepted.reshape(-1)
         new = _state(target, z, t, state.rng_key, met, time, accepted)
-        return new._replace(start=state.start)
+        return new._replace(still=still_after(state, new.z))
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
-        return describe_meetings(state.met, state.meeting_time)
+        meetings = describe_meetings(state.met, state.meeting_time)
+        return meetings + describe_still(state, state.t)
 
 
 def describe_meetings(met: Array, meeting_time: Array) -> str:

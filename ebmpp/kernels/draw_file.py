@@ -11,6 +11,7 @@ complete, and ``draws.nc`` then.
 from collections.abc import Mapping
 import os
 from pathlib import Path
+import shutil
 from typing import Any
 
 import h5netcdf
@@ -98,6 +99,7 @@ class DrawFile:
         with h5py.File(larger, "r+") as target:
             for start in range(0, done, _COPIED):
                 _write(target, start, draws(start, min(done, start + _COPIED)))
+        shutil.copymode(file.filename, larger)
         os.replace(larger, self._partial)
 
     def _create(self, path: Path, groups: Groups) -> None:

@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from ebmpp.core.types import Blocks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.kernels.base import InitParams, RowKernel, describe_start
+from ebmpp.kernels.base import (
+    InitParams,
+    RowKernel,
+    all_still,
+    describe_still,
+    still_after,
+)
 from ebmpp.moves import Move, Target, cluster_sweep, sweeps
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.sweeps import MovesLike
@@ -27,14 +33,14 @@ class GibbsState(NamedTuple):
       first; None where no move makes proposals.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does
       not change.
-    - **start** - the initial ``z``, by which blocks that never moved are recognised.
+    - **still** - by block, True where no sweep has changed ``z`` yet, ``(*batch,)``.
     """
 
     z: Blocks
     i: Array
     acceptance: Array | None
     rng_key: Array
-    start: Blocks
+    still: Blocks
 
 
 class BlockedGibbs(RowKernel[GibbsState]):
@@ -100,7 +106,8 @@ class BlockedGibbs(RowKernel[GibbsState]):
         z = target.from_rows(self._start(target, rng_key, init_params))
         proposes = any(move.proposes for move in self._moves(target))
         acceptance = jnp.ones(target.batch) if proposes else None
-        return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, z)
+        still = all_still(z, target.batch)
+        return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, still)
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
         moves = self._moves(target)
@@ -115,7 +122,9 @@ class BlockedGibbs(RowKernel[GibbsState]):
             if proposals:
                 share = accepted.reshape(target.batch) / proposals
             mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
-        return state._replace(z=target.from_rows(x), i=i, acceptance=mean)
+        z = target.from_rows(x)
+        still = still_after(state, z)
+        return state._replace(z=z, i=i, acceptance=mean, still=still)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """Return numbers of sweeps, layers and units, acceptance, and unmoved blocks."""
@@ -125,7 +134,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
         text = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
         if state.acceptance is not None:
             text += f", acceptance {np.mean(state.acceptance):.2g}"
-        return text + describe_start(state)
+        return text + describe_still(state, state.i)
 
 
 class SwendsenWang(BlockedGibbs):

@@ -17,7 +17,14 @@ from ebmpp.core import Blocks, Eta, Params, checks
 from ebmpp.core.types import Counts
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
-from ebmpp.kernels.base import InitParams, Kwargs, RowKernel, describe_start
+from ebmpp.kernels.base import (
+    InitParams,
+    Kwargs,
+    RowKernel,
+    all_still,
+    describe_still,
+    still_after,
+)
 from ebmpp.moves import Move, Target, tempering
 from ebmpp.moves.ensemble import Ensemble, Order, equalize, permute
 
@@ -63,7 +70,7 @@ class TemperingState(NamedTuple):
     - **num_warmup** - sweeps after which the betas are fixed.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does
       not change.
-    - **start** - the initial ``z``, by which blocks that never moved are recognised.
+    - **still** - by block, True where no sweep has changed ``z`` yet, ``(*batch,)``.
     - **knots** - with a path its knots before the model, shared by all chains; else
       None.
     """
@@ -79,7 +86,7 @@ class TemperingState(NamedTuple):
     i: Array
     num_warmup: Array
     rng_key: Array
-    start: Blocks
+    still: Blocks
     knots: Knots | None = None
 
 
@@ -239,7 +246,7 @@ class ParallelTempering(RowKernel[TemperingState]):
             i=zero,
             num_warmup=zero,
             rng_key=rng_key,
-            start=z,
+            still=all_still(z, target.batch),
         )
 
     def _sample_one(self, state: TemperingState, target: Target) -> TemperingState:
@@ -267,7 +274,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         return (
             f"{int(np.max(state.i))} sweeps of {accepted.shape[-1] + 1} {kind}, swaps accepted "
             f"{accepted.min():.2f} to {accepted.max():.2f}, barrier {barrier:.2f}, "
-            f"{int(np.sum(state.round_trips))} round trips{describe_start(state)}"
+            f"{int(np.sum(state.round_trips))} round trips{describe_still(state, state.i)}"
         )
 
 
@@ -329,8 +336,9 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     low = jnp.arange(len(ensemble.betas) - 1)
     count = state.count + 1
     change = rejected[low % 2, low] - state.rejection
+    z = ensemble.model.from_rows(ensemble.coldest(end.x))
     return state._replace(
-        z=ensemble.model.from_rows(ensemble.coldest(end.x)),
+        z=z,
         replicas=ensemble.from_rows(end.x),
         rejection=state.rejection + change / count.astype(change.dtype),
         count=count,
@@ -338,4 +346,5 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
         label=end.label.reshape(state.label.shape),
         round_trips=end.round_trips.reshape(state.round_trips.shape),
         i=state.i + 1,
+        still=still_after(state, z),
     )

@@ -17,7 +17,14 @@ import jax.numpy as jnp
 from ebmpp.core import Rows, checks, random
 from ebmpp.core.types import SiteArrays
 from ebmpp.errors import StateError
-from ebmpp.kernels.base import InitParams, Kwargs, over_chains
+from ebmpp.kernels.base import (
+    InitParams,
+    Kwargs,
+    all_still,
+    describe_still,
+    over_chains,
+    still_after,
+)
 from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.ppl.gibbs_block import GibbsBlock, GraphBlock, ModelBlock
@@ -106,8 +113,7 @@ class CompositeState(NamedTuple):
     - **rng_key** - the run's key. Sweep ``t`` draws from the key and ``t``, so the key
       does not change.
     - **broken** - True if a conditional was degenerate; the pair then never meets.
-    - **start** - the ``z`` of the initial state, by which sites that never moved are
-      recognised.
+    - **still** - by site, True while no sweep has changed ``z``.
     """
 
     z: SiteArrays
@@ -117,7 +123,7 @@ class CompositeState(NamedTuple):
     meeting_time: Array
     rng_key: Array
     broken: Array
-    start: SiteArrays
+    still: SiteArrays
 
 
 class CoupledComposite(MCMCKernel):
@@ -315,7 +321,8 @@ class CoupledComposite(MCMCKernel):
 
             z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), advance, start)
             t = jnp.full((), self.lag, jnp.int32)
-            return CompositeState(z, start, t, _equal(z, start), t, key, broken, z)
+            met = _equal(z, start)
+            return CompositeState(z, start, t, met, t, key, broken, all_still(z))
 
         return over_chains(init_one, rng_key)(rng_key, init)
 
@@ -336,12 +343,14 @@ class CoupledComposite(MCMCKernel):
                 met=(state.met | _equal(z, y)) & ~broken,
                 meeting_time=jnp.where(state.met, state.meeting_time, t),
                 broken=broken,
+                still=still_after(state, z),
             )
 
         return over_chains(sample_one, state.rng_key)(state)
 
     def get_diagnostics_str(self, state: CompositeState) -> str:
-        return describe_meetings(state.met, state.meeting_time)
+        meetings = describe_meetings(state.met, state.meeting_time)
+        return meetings + describe_still(state, state.t)
 
 
 class _Trials(NamedTuple):

@@ -39,7 +39,13 @@ from jax.typing import ArrayLike
 from ebmpp.core import checks, random
 from ebmpp.core.types import SiteArrays
 from ebmpp.errors import StateError
-from ebmpp.kernels.base import Kwargs, describe_start, is_batched
+from ebmpp.kernels.base import (
+    Kwargs,
+    all_still,
+    describe_still,
+    is_batched,
+    still_after,
+)
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
 from ebmpp.traced.data import values_in
@@ -97,7 +103,7 @@ class BlockState(NamedTuple):
       ``tempering``.
     - **rng_key** - the block's key. Step ``i`` draws from the key and ``i``, so the key
       does not change.
-    - **start** - the initial ``z``, by which sites that never moved are recognised.
+    - **still** - by site, True while no step has changed it.
     """
 
     z: SiteArrays
@@ -107,7 +113,7 @@ class BlockState(NamedTuple):
     degenerate: Array
     transitions: Array
     rng_key: Array
-    start: SiteArrays
+    still: SiteArrays
 
 
 class Advanced(NamedTuple):
@@ -259,20 +265,23 @@ class Block(SiteKernel):
         call = Call.split(model_args, model_kwargs)
         values = state.z | state.latents
         new = self.advance(values, call, state.rng_key, i.astype(jnp.uint32))
+        z = select(new.z, self.sites)
         return state._replace(
-            z=select(new.z, self.sites),
+            z=z,
             latents=select(new.z, self.latents),
             i=i,
             accepted=state.accepted + new.accepted,
             degenerate=state.degenerate + new.degenerate,
             transitions=state.transitions + new.transitions,
+            still=still_after(state, z),
         )
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
         z = select(new.z, self.sites)
         counts = map(jnp.asarray, new[1:])
         latents = select(new.z, self.latents)
-        return BlockState(z, latents, jnp.zeros((), jnp.int32), *counts, rng_key, z)
+        i = jnp.zeros((), jnp.int32)
+        return BlockState(z, latents, i, *counts, rng_key, all_still(z))
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Return the numbers of steps and degenerate draws, acceptance, and unmoved sites."""
@@ -284,7 +293,7 @@ class Block(SiteKernel):
             text += f", tempered transitions accepted {share:.2g}"
         if degenerate:
             text += f", {degenerate} draws kept a value with a degenerate conditional"
-        return text + describe_start(state)
+        return text + describe_still(state, state.i)
 
 
 def select(values: SiteValues, names: Iterable[str]) -> SiteArrays:

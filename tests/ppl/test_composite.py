@@ -157,7 +157,7 @@ def test_starts_are_possible() -> None:
     assert (state.y["x"].sum(1) == 3).all() and len(
         np.unique(state.y["x"], axis=0)
     ) > 15
-    assert (state.start["x"] == state.z["x"]).all() and not state.broken.any()
+    assert state.still["x"].all() and not state.broken.any()
     with pytest.raises(StateError, match="'x'"):
         kernel.init(keys, 0, {"x": jnp.ones((200, 6), int)}, (FIELDS, 6, "hard"), {})
 
