@@ -15,6 +15,7 @@ from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer.util import log_density
 import pytest
+from scipy import stats
 from scipy.special import gammaln
 
 import jax
@@ -234,6 +235,156 @@ def test_draws_do_not_depend_on_the_default_generator(name: str) -> None:
     assert not np.array_equal(expected, value)
     with jax.default_prng_impl("rbg"):
         np.testing.assert_array_equal(draw(), expected)
+
+
+#: present values, far from all conditionals
+EXTREMES = np.float32([1e-38, 1e-30, 1e-20, 1e-12, 1e-6, 1, 1e6, 1e12, 1e20, 1e30])
+
+
+def vague(y: Any) -> None:
+    """Sites of all families, of which one has no data."""
+    mean = numpyro.sample("mean", dist.Normal(0, 10))
+    precision = numpyro.sample("precision", dist.Gamma(0.01, 0.01))
+    variance = numpyro.sample("variance", dist.InverseGamma(0.01, 0.01))
+    numpyro.sample("spare", dist.Gamma(0.01, 2.0))
+    hits = numpyro.sample("hits", dist.Beta(0.01, 0.01))
+    numpyro.sample("seen", dist.Binomial(9, hits), obs=3)
+    numpyro.sample("y", dist.Normal(mean, precision**-0.5).expand([3]), obs=y)
+    numpyro.sample("w", dist.Normal(mean, jnp.sqrt(variance)).expand([3]), obs=y)
+    scan(lambda x, _: (numpyro.sample("x", dist.Normal(x, 1.0)),) * 2, mean, None, 2)
+
+
+def params_of(conditional: Any) -> list:
+    """Return two parameters of a conditional."""
+    names = {
+        dist.Normal: ("loc", "scale"),
+        dist.Beta: ("concentration1", "concentration0"),
+        dist.MultivariateNormal: ("loc", "precision_matrix"),
+    }
+    pair = names.get(type(conditional), ("concentration", "rate"))
+    return [getattr(conditional, name) for name in pair]
+
+
+def test_conditionals_do_not_depend_on_the_present_value() -> None:
+    """Each is compared with its closed form, given the others at 0.5."""
+    y = np.float32([0.1, -0.7, 1.5])
+    sites = ["mean", "precision", "variance", "spare", "hits", "x"]
+    block = GibbsBlock.from_model(vague, sites, y)
+    half = {name: jnp.full(2 if name == "x" else (), 0.5) for name in sites}
+
+    def params(value: Any) -> dict:
+        at = {name: jnp.full_like(half[name], value) for name in sites}
+        at["hits"] = jnp.minimum(value, 1 - 1e-7)
+        return {
+            name: params_of(block.conditional(name, half | {name: at[name]}))
+            for name in sites
+        }
+
+    result = jax.jit(jax.vmap(params))(EXTREMES)
+    squares = 0.5 * ((y - 0.5) ** 2).sum()
+    tau = 0.01 + 3 * 0.5 + 3 / 0.5 + 1
+    exact = {
+        "mean": (((0.5 + 2) * y.sum() + 0.5) / tau, tau**-0.5),
+        "precision": (1.51, 0.01 + squares),
+        "variance": (1.51, 0.01 + squares),
+        "spare": (0.01, 2.0),
+        "hits": (3.01, 6.01),
+        "x": ([0.5, 0.5], [[2, -1], [-1, 1]]),
+    }
+    for name, pair in exact.items():
+        for values, expected in zip(result[name], pair, strict=True):
+            expected = np.broadcast_to(expected, values.shape)
+            np.testing.assert_allclose(values, expected, 1e-4, err_msg=name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("unit", [1e-9, 1e-4, 1e5, 1e9])
+def test_precision_and_variance_are_right_in_any_unit(unit: float) -> None:
+    """Data and priors in other units, far from 1."""
+
+    def model(y: Any) -> None:
+        precision = numpyro.sample("precision", dist.Gamma(2.0, unit**2))
+        variance = numpyro.sample("variance", dist.InverseGamma(2.0, unit**2))
+        numpyro.sample("y", dist.Normal(0, precision**-0.5).expand([3]), obs=y)
+        numpyro.sample("w", dist.Normal(0, jnp.sqrt(variance)).expand([3]), obs=y)
+
+    y = np.float32([0.1, -0.7, 1.5])
+    sites = {"precision": np.float32(1), "variance": np.float32(1)}
+    block = GibbsBlock.from_model(model, [*sites], np.float32(unit) * y)
+    for name in sites:
+        count, rate = params_of(block.conditional(name, sites))
+        np.testing.assert_allclose(count, 3.5, rtol=2e-4)
+        np.testing.assert_allclose(
+            rate / unit**2, 1 + 0.5 * (y.astype(float) ** 2).sum(), rtol=2e-4
+        )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", [0.01, 0.1, 0.5, 3.0])
+def test_draws_without_data_follow_vague_priors(shape: float) -> None:
+    """Whatever the start; draws below the least float are raised to it."""
+
+    def model() -> None:
+        numpyro.sample("x", dist.Gamma(shape, shape).expand([4000]).to_event(1))
+        numpyro.sample("v", dist.InverseGamma(shape, 2.0).expand([4000]).to_event(1))
+
+    block = GibbsBlock.from_model(model, ["x", "v"])
+    start = jnp.asarray(np.resize(EXTREMES, 4000))
+    result = jax.jit(
+        lambda: block.advance(
+            {"x": start, "v": start}, Call({}, (), {}), jnp.array([1, 2], jnp.uint32)
+        )
+    )()
+    assert int(result.degenerate) == 0
+    for name, prior in {
+        "x": stats.gamma(shape, scale=1 / shape),
+        "v": stats.invgamma(shape, scale=2.0),
+    }.items():
+        at = np.array([1e-37, 1e-30, 1e-20, 1e-10, 1e-3, 0.1, 1, 10, 1e5, 1e20, 1e38])
+        below = np.asarray(result.z[name])[:, None] < at
+        exact = prior.cdf(at)
+        is_common = (exact > 0.01) & (exact < 0.99)
+        assert_rows_law(below[:, is_common], exact[is_common], comparisons=80)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", [0.1, 0.01, 0.001])
+def test_chains_leave_every_start_from_vague_priors(shape: float) -> None:
+    """After three sweeps, chains from draws of the prior have the posterior."""
+    y = np.random.default_rng(1).normal(3.0, 2.0, 20).astype(np.float32)
+
+    def model(y: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        precision = numpyro.sample("precision", dist.Gamma(shape, shape))
+        with numpyro.plate("points", 20):
+            numpyro.sample("y", dist.Normal(mean, precision**-0.5), obs=y)
+
+    block = GibbsBlock.from_model(model, ["mean", "precision"], y)
+    rng = np.random.default_rng(2)
+    starts = {
+        "mean": jnp.asarray(rng.normal(0, 10, 2000), jnp.float32),
+        "precision": jnp.clip(
+            jnp.asarray(rng.gamma(shape, 1 / shape, 2000), jnp.float32), 1.2e-38
+        ),
+    }
+
+    def chain(start: dict, key: Any) -> Any:
+        for step in range(5):
+            words = jax.random.bits(jax.random.fold_in(key, step), (2,))
+            start = block.advance(start, Call({}, (y,), {}), words).z
+        return start
+
+    keys = jax.random.split(jax.random.key(0), 2000)
+    result = jax.jit(jax.vmap(chain))(starts, keys)
+    grid = np.exp(np.linspace(-6, 3, 20001))  # of precisions
+    total = 20 * grid + 0.01
+    log = (shape + 10) * np.log(grid) - shape * grid - 0.5 * np.log(total)
+    log -= 0.5 * (grid * (y.astype(float) ** 2).sum() - (grid * y.sum()) ** 2 / total)
+    weight = np.exp(log - log.max())
+    weight /= weight.sum()
+    exact = [weight @ grid, weight @ (grid * y.sum() / total)]
+    drawn = np.stack([result["precision"], result["mean"]], 1)
+    assert_rows_law(drawn, np.array(exact), comparisons=6)
 
 
 def enumerated(y: np.ndarray) -> tuple[np.ndarray, float]:

@@ -21,7 +21,12 @@ from ebmpp.traced.block import Coupled
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
-from ebmpp.traced.sweep.continuous import ContinuousSite, Probabilities
+from ebmpp.traced.sweep.continuous import (
+    ContinuousSite,
+    GammaSite,
+    GaussianSite,
+    Probabilities,
+)
 from ebmpp.traced.sweep.forests import ForestLayers
 from ebmpp.traced.sweep.layers import UnitLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
@@ -160,8 +165,10 @@ class BlockSweep:
 
 
 def _continuous_site(info: ModelInfo, name: str) -> ContinuousSite:
-    if info.kind(name) in ("real", "positive"):
-        return ContinuousSite(info, name)
+    if info.kind(name) == "real":
+        return GaussianSite(info, name)
+    if info.kind(name) == "positive":
+        return GammaSite(info, name)
     # values are inside of their supports, for which masks would stand
     with validation_enabled(False):
         return Probabilities(info, name)
