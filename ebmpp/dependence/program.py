@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jax
-from jax import Array
+from jax import Array, lax
 from jax.extend import core
 import jax.numpy as jnp
 
@@ -255,8 +255,8 @@ def _evaluate_above(eqn: Equation, operands: Values) -> list[Any]:
     def without_infinity(a):
         if not jnp.issubdtype(a.dtype, np.floating):
             return a
-        lowest = jnp.finfo(a.dtype).min / _MOST_IMPOSSIBLE
-        return jnp.where(jnp.isneginf(a), lowest, a)
+        # one operation, as there are many equations
+        return lax.max(a, jnp.finfo(a.dtype).min / _MOST_IMPOSSIBLE)
 
     return list(map(without_infinity, evaluate_equation(eqn, operands)))
 

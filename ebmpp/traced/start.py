@@ -8,15 +8,20 @@ log density, in which fewer impossible elements are more probable, and starts ag
 draws of the prior.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+import contextlib
 import functools
+import logging
+import threading
 from typing import Any
 
 import numpy as np
+from numpyro.distributions import biject_to
 
 import jax
 from jax import Array, lax
 from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -108,7 +113,9 @@ class BlockStart:
                     hint="Leave missing data out, or exclude them by numpyro.handlers.mask.",
                 )
         if origin != "given" and is_lost.any():
-            values, is_possible = self._find(values, mapped, keys, fixed)
+            with _reported(f"searching for a possible start of {list(values)}"):
+                found = self._find(values, mapped, keys, fixed)
+                values, is_possible = jax.block_until_ready(found)
         for site, mask in invalid.items():
             self._refuse_invalid(site, np.asarray(mask)[~is_lost])
         if not is_possible.all():
@@ -179,6 +186,28 @@ class BlockStart:
             drawn[site] = jnp.take_along_axis(table, picked[None], 0)[0]
         return drawn
 
+    def draw_spread(self, keys: Array) -> SiteArrays:
+        """Draw continuous sites as NUTS starts them, uniformly over (-2, 2) unconstrained.
+
+        Draws of a vague prior underflow, or are far from the data. Samplers of gamma
+        distributions also take seconds to compile.
+        """
+        transforms: dict[str, Any] = {
+            site: biject_to(prior.support)
+            for site, prior in self.info.distributions.items()
+            if self.info.kind(site)
+        }
+        shapes = {
+            site: transform.inverse_shape(self.info.latent[site].shape)
+            for site, transform in transforms.items()
+        }
+        zeros, unravel = ravel_pytree(
+            {s: jnp.zeros(shape) for s, shape in shapes.items()}
+        )
+        key = random.as_key(keys)
+        drawn = unravel(jax.random.uniform(key, zeros.shape, minval=-2, maxval=2))
+        return {site: transforms[site](v) for site, v in drawn.items()}
+
     def _search(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
         """Return values by search, and whether they are possible.
 
@@ -192,9 +221,9 @@ class BlockStart:
             return select(x, values), context._replace(siblings=siblings)
 
         def draw(x, keys, is_late):
-            energies = self.draw_energies(keys)
+            fixed = {**self.draw_energies(keys), **self.draw_spread(keys)}
             key = random.as_key(keys)
-            trace = self.info.trace(energies, context.arguments, key)
+            trace = self.info.trace(fixed, context.arguments, key)
             result = {}
             for site, v in x.items():
                 drawn = jnp.asarray(trace[site]["value"], v.dtype)
@@ -272,33 +301,46 @@ def search(
         second half.
     :param sweep: ``(state, keys)`` to a less impossible state.
     """
+    period = _MOST_SWEEPS + 1
 
     def is_lost(carry):
-        return ~is_possible(carry[1])
+        number, _, possible = carry
+        return ~possible & (number < _MOST_DRAWS * period)
 
-    def sweep_once(carry):
-        number, x = carry
-        return number + 1, sweep(x, random.fold_in(keys, number, _SEARCH))
+    def step(carry):
+        # one program of each part: they are as large as the model
+        number, x, _ = carry
+        first = number // period * _MOST_SWEEPS
+        place = number % period
+        is_late = first >= _MOST_DRAWS // 2 * _MOST_SWEEPS
+        drawn = draw(x, random.fold_in(keys, first, _SEARCH + 1), is_late)
+        swept = sweep(x, random.fold_in(keys, first + place - 1, _SEARCH))
+        x = {
+            site: jnp.where(
+                place > 0, swept[site], jnp.where(first > 0, drawn[site], v)
+            )
+            for site, v in x.items()
+        }
+        return number + 1, x, is_possible(x)
 
-    def draw_again(carry):
-        number, x = carry
-        is_late = number >= _MOST_DRAWS // 2 * _MOST_SWEEPS
-        end = number + _MOST_SWEEPS
-        drawn = draw(x, random.fold_in(keys, number, _SEARCH + 1), is_late)
-        is_first = number == 0
-        x = {site: jnp.where(is_first, v, drawn[site]) for site, v in x.items()}
+    # all mapped by vmap from the start, which then maps the loop once, not three times
+    no = keys[0] < 0
+    arrays = {site: jnp.where(no, v, v) for site, v in x.items()}
+    start = no.astype(jnp.uint32), arrays, no
+    _, x, possible = lax.while_loop(is_lost, step, start)
+    return x, possible
 
-        def more_sweeps(carry):
-            return (carry[0] < end) & is_lost(carry)
 
-        return end, lax.while_loop(more_sweeps, sweep_once, (number, x))[1]
-
-    def more_draws(carry):
-        return (carry[0] < _MOST_DRAWS * _MOST_SWEEPS) & is_lost(carry)
-
-    arrays = {site: jnp.asarray(v) for site, v in x.items()}
-    end = lax.while_loop(more_draws, draw_again, (jnp.uint32(0), arrays))
-    return end[1], ~is_lost(end)
+@contextlib.contextmanager
+def _reported(text: str) -> Generator[None]:
+    """Log a text if what runs inside takes more than a second, at that time."""
+    hint = f"ebmpp: {text}, which init_params would save"
+    timer = threading.Timer(1.0, logging.getLogger("ebmpp").warning, [hint])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _over_rows(fn: Callable) -> Callable:

@@ -6,6 +6,7 @@ Tests traced/start.py.
 """
 
 from collections.abc import Callable
+import time
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,43 @@ def test_starts_out_of_the_support_are_refused(method: str) -> None:
     start = {"x": np.array([[0, 1], [2, 0]])}
     with pytest.raises(error, match="'x'"):
         run(block, {"x": np.zeros(2)}, method=METHODS[method], init_params=start)
+
+
+def vague(y: Any) -> None:
+    tau = numpyro.sample("tau", dist.Gamma(1e-4, 1e-4))
+    mu = numpyro.sample("mu", dist.Normal(0, 1000.0))
+    numpyro.sample("y", dist.Normal(mu, tau**-0.5).expand([20]).to_event(1), obs=y)
+
+
+def test_vague_priors_start_at_every_key() -> None:
+    """Most draws of this precision underflow to 0, where no state is possible."""
+    y = np.random.default_rng(0).normal(5, 2, 20).astype(np.float32)
+    block = GibbsBlock.from_model(vague, ["tau", "mu"], y)
+    mcmc = MCMC(
+        block,
+        num_warmup=20,
+        num_samples=100,
+        num_chains=16,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), y)
+    draws = mcmc.get_samples(group_by_chain=True)
+    # of the improper prior 1/tau, but for 1e-4
+    exact = {"mu": y.mean(), "tau": 1 / y.var(ddof=1)}
+    for site, mean in exact.items():
+        chains = np.asarray(draws[site]).mean(1)
+        assert abs(chains.mean() - mean) < 5 * chains.std(ddof=1) / 4 + 0.01, site
+
+
+@pytest.mark.nightly
+def test_long_search_is_reported(caplog: Any, monkeypatch: Any) -> None:
+    block = GibbsBlock.from_model(conserved, ["z"], sequential=True)
+    find = block.start._find
+    slow = lambda *args: (time.sleep(1.5), find(*args))[1]
+    monkeypatch.setattr(block.start, "_find", slow)
+    block.init(KEYS[0], 0, {"z": jnp.ones(6, int)}, (), {"_gibbs_sites": {}})
+    assert "possible start of ['z']" in caplog.text
 
 
 def test_init_params_are_completed_and_named() -> None:
