@@ -131,7 +131,7 @@ def find_ladder(
     num: int,
     cess_threshold: Array | float,
     capacity: int,
-    sweeps: int = 1,
+    sweeps: Array | int = 1,
     measure: bool = False,
 ) -> Ladder:
     """Find places by a pilot system of ``num`` particles, whose draws are used for nothing else.
@@ -217,7 +217,7 @@ def _correlation(a: Array, b: Array) -> Array:
 
 
 #: The cache is bounded by graphs.
-_find = compiled(find_ladder, statics=(2, 4, 5, 6), key=lambda path, *_: path.graph)
+_find = compiled(find_ladder, statics=(2, 4, 6), key=lambda path, *_: path.graph)
 
 
 def adaptive_ladder(

@@ -194,14 +194,14 @@ def _select(condition: Array, new: _Tree, old: _Tree) -> _Tree:
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
-@compiled(statics=4, key=lambda *args: args[4].graph, unbounded=True)
+@compiled(statics=3, key=lambda *args: args[3].graph, unbounded=True)
 def _run_pairs(
     fn: Callable[[Blocks], PyTree],
     num: int,
     window: tuple[int, int, int | None],
-    sweeps: int,
     path: Path,
     ladder: Ladder,
+    sweeps: Array,
     keys: Keys,
 ) -> PairOutcome:
     """Run one pair per key, sharded over the devices of a mesh; leading axis: pairs.
@@ -216,7 +216,7 @@ def _run_pairs(
     shapes = jax.tree.map(as_float, shapes_of(fn, blocks_of(path.graph)))
 
     def run(keys, shared, *_):
-        path, ladder = shared
+        path, ladder, sweeps = shared
 
         def propose(keys):
             system = systems.draw_initial(path, keys, num)
@@ -229,7 +229,7 @@ def _run_pairs(
 
         return lax.map(lambda key: run_pair(propose, shapes, key, *window), keys), ()
 
-    outcome, _ = sharding.shard_jobs(run, keys, (path, ladder), len(keys))
+    outcome, _ = sharding.shard_jobs(run, keys, (path, ladder, sweeps), len(keys))
     return sharding.replicate(outcome)
 
 
@@ -315,13 +315,14 @@ def particle_expectation(
         params = sharding.place(params)
         run = prepare(name, graph, params, rng_key, num, options, shifted=False)
         check_function(f"{name}: fn", fn, blocks_of(graph))
-        statics = (fn, num, (k, m, max_systems), run.num_sweeps)
+        statics = fn, num, (k, m, max_systems)
+        shared = run.path, run.ladder, np.int32(run.num_sweeps)
         keys = run_keys(run.key, pairs)
         hidden = not (progress_bar and sharding.is_first())
         shards = sharding.num_shards()
         with tqdm(total=pairs, disable=hidden, desc="pairs", unit="pair") as bar:
             for batch in np.split(keys, range(shards, pairs, shards)):
-                outcome = _run_pairs(*statics, run.path, run.ladder, batch)
+                outcome = _run_pairs(*statics, *shared, batch)
                 outcomes.append(jax.device_get(outcome))
                 bar.update(len(batch))
     outcome = jax.tree.map(lambda *values: np.concatenate(values), *outcomes)

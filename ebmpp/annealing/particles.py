@@ -168,12 +168,17 @@ def _draw_initial(num: int, path: Path, keys: Array) -> Systems:
     return systems.merge_islands(system)
 
 
-@compiled(statics=1, key=lambda sweeps, path, *_: path.graph, unbounded=True)
+@compiled(key=lambda path, *_: path.graph, unbounded=True)
 def _run_rungs(
-    sweeps: int, path: Path, ladder: Ladder, first: Array, system: Systems, keys: Array
+    path: Path,
+    ladder: Ladder,
+    sweeps: Array,
+    first: Array,
+    system: Systems,
+    keys: Array,
 ) -> Systems:
     def run(jobs, shared, *_):
-        path, ladder, first = shared
+        path, ladder, sweeps, first = shared
         last = jnp.minimum(first + _RUNGS, ladder.count)
         system, keys = jobs
         system = systems.merge_islands(system)
@@ -183,7 +188,8 @@ def _run_rungs(
         return systems.split_islands(system), ()
 
     jobs = systems.split_islands(system), keys
-    system, _ = sharding.shard_jobs(run, jobs, (path, ladder, first), len(keys))
+    shared = path, ladder, sweeps, first
+    system, _ = sharding.shard_jobs(run, jobs, shared, len(keys))
     return systems.merge_islands(system)
 
 
@@ -214,7 +220,8 @@ def _run(
     hidden = not (progress_bar and sharding.is_first())
     with tqdm(total=count - 1, disable=hidden, desc="particles", unit="rung") as bar:
         for first in range(1, count, _RUNGS):
-            system = _run_rungs(sweeps, path, ladder, np.int32(first), system, keys)
+            numbers = np.int32(sweeps), np.int32(first)
+            system = _run_rungs(path, ladder, *numbers, system, keys)
             bar.update(min(_RUNGS, count - first))
     return system
 

@@ -228,12 +228,12 @@ def move(
     evaluation: Evaluation,
     system: Systems,
     keys: IslandKeys,
-    sweeps: int,
+    sweeps: Array | int,
 ) -> Systems:
     """Move systems by Gibbs sweeps of a rung; arguments are as for :func:`reweight`."""
     row_keys = particle_keys(keys, system.log_weights.shape[1])
     x = path.sweep(rung, system.x, evaluation.eta, row_keys)
-    if sweeps > 1:
+    if not isinstance(sweeps, int) or sweeps > 1:
 
         def sweep_again(i, x):
             return path.sweep(rung, x, None, random.fold_in(row_keys, i, 1))
@@ -249,12 +249,12 @@ def run_rungs(
     last: Array | int,
     system: Systems,
     keys: IslandKeys,
-    sweeps: int = 1,
+    sweeps: Array | int = 1,
 ) -> Systems:
     """Carry systems to the rungs ``first`` to ``last - 1``, which may be traced.
 
     :param places: of the rungs on the path; rung 0 is the reference.
-    :param sweeps: Gibbs sweeps per rung.
+    :param sweeps: Gibbs sweeps per rung; may be traced.
     """
 
     def body(index: Array, system: Systems) -> Systems:
