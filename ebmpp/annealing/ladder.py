@@ -105,9 +105,11 @@ class Ladder(NamedTuple):
     """Number of places that are used, including the reference."""
     correlation: Scalar
     """Largest correlation of the pilot's log-densities before and after the sweeps of a
-    rung, smoothed over rungs; 0 where it is not measured."""
+    rung, smoothed over rungs; nan where it is not measured."""
     relative_ancestry: Scalar
-    """Of the pilot at the end; 1 where it is not measured."""
+    """Of the pilot at the end; nan where it is not measured."""
+    system: Systems | None = None
+    """The pilot at the end, where it is measured."""
 
     def is_complete(self) -> Bool[Array, ""]:
         """Return True if there was room for all places; otherwise the last step is a long one."""
@@ -204,8 +206,10 @@ def find_ladder(
         largest=zero,
     )
     pilot = lax.while_loop(is_open, body, pilot)
-    ancestry = systems.relative_ancestry(pilot.system)[0] if measure else jnp.ones(())
-    return Ladder(pilot.places, pilot.count, pilot.largest, ancestry)
+    if not measure:
+        return Ladder(pilot.places, pilot.count, zero + jnp.nan, zero + jnp.nan)
+    ancestry = systems.relative_ancestry(pilot.system)[0]
+    return Ladder(pilot.places, pilot.count, pilot.largest, ancestry, pilot.system)
 
 
 def _correlation(a: Array, b: Array) -> Array:

@@ -191,14 +191,23 @@ class ParticleSystem(LogPartition):
     """``distinct_ancestors`` over the share that the resamplings would leave of
     particles that forget their ancestors in between; below 1 where a few lineages found
     a mode and grew."""
+    log_missed: float = math.nan
+    """Increase of log Z by modes that pilots from other starts found and these particles
+    hardly have; nan where it is not measured."""
 
     @property
     def doubt(self) -> str | None:
-        reason = super().doubt
-        is_correlated = self.correlation > MAX_CORRELATION
-        is_late = is_correlated or self.relative_ancestry < MIN_ANCESTRY
-        if reason is not None or not is_late:
+        if (reason := super().doubt) is not None:
             return reason
+        low, high = self.interval()
+        if self.log_missed > (high - low) / 2:
+            return (
+                f"systems that start from another mode find {self.log_missed:.2g} more "
+                "of log Z, beyond its stated error: the particles miss a mode."
+            )
+        is_correlated = self.correlation > MAX_CORRELATION
+        if not is_correlated and not self.relative_ancestry < MIN_ANCESTRY:
+            return None
         return (
             f"{self.num_sweeps} sweeps per rung leave log-densities correlated by "
             f"{self.correlation:.2f} (doubtful above {MAX_CORRELATION}), and "

@@ -3,6 +3,8 @@
 """Sequential Monte Carlo: log Z by independent particle systems, and weighted draws."""
 
 from collections.abc import Sequence
+import dataclasses
+from functools import partial
 import math
 from typing import NamedTuple
 
@@ -14,11 +16,17 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ebmpp.annealing import ladder as ladders, log_partition as estimates, systems
+from ebmpp.annealing import ladder as ladders, log_partition as estimates, modes, systems
 from ebmpp.annealing.ladder import Ladder, adaptive_ladder, find_ladder
 from ebmpp.annealing.log_partition import ParticleSystem, summarize, warn
 from ebmpp.annealing.path import Path, check_models
-from ebmpp.annealing.reference import check_model, log_partition, reference
+from ebmpp.annealing.reference import (
+    Pilot,
+    check_model,
+    log_partition,
+    reference,
+    run_pilot,
+)
 from ebmpp.annealing.systems import Systems
 from ebmpp.core import Blocks, Eta, Params, checks, random, sharding
 from ebmpp.core.compile import compiled
@@ -62,6 +70,8 @@ class Run(NamedTuple):
     """log Z of the reference."""
     num_sweeps: int
     model: Shifted
+    chains: Pilot
+    """Short chains of the model."""
 
     @property
     def places(self) -> np.ndarray:
@@ -92,13 +102,16 @@ def prepare(
     model = Shifted(params, {})
     if shifted and path in (None, "line"):
         model = shift_origin(graph, params)
-    eta0 = path.eta0 if isinstance(path, Path) else reference(graph, model, key, data)
+    chains = run_pilot(graph, model, key)
+    start = partial(reference, graph, model, key, data, pilot=chains)
+    eta0 = path.eta0 if isinstance(path, Path) else start()
     path = _as_path(name, graph, eta0, model.params, path)
     if not isinstance(ladder, str):
         places = ladders.given_places(f"{name}: ladder", ladder, int(path.num) - 1)
         count = jnp.full((), len(places), jnp.int32)
-        result = Ladder(jnp.asarray(places), count, jnp.zeros(()), jnp.ones(()))
-        return Run(key, path, result, log_partition(graph, eta0), sweeps, model)
+        unknown = jnp.full((), jnp.nan)
+        result = Ladder(jnp.asarray(places), count, unknown, unknown)
+        return Run(key, path, result, log_partition(graph, eta0), sweeps, model, chains)
     others = "places from 0 to the path's end"
     checks.choice(f"{name}: ladder", ladder, ("adaptive",), others)
     pilot_key = random.fold_in(key, 1, 1)
@@ -111,7 +124,7 @@ def prepare(
 
     result = pilot(path, sweeps)
     if is_trained:
-        line = Path.line(graph, reference(graph, model, key, data), params)
+        line = Path.line(graph, start(), params)
         straight = pilot(line, sweeps)
         if _noise(straight) < _noise(result):
             path = line
@@ -123,11 +136,12 @@ def prepare(
         result = pilot(path, sweeps)
         if float(result.correlation) > estimates.MAX_CORRELATION:
             sweeps = _MOST_SWEEPS
-    return Run(key, path, result, log_partition(graph, path.eta0), sweeps, model)
+    log_z0 = log_partition(graph, path.eta0)
+    return Run(key, path, result, log_z0, sweeps, model, chains)
 
 
 def _correlation(ladder: Ladder) -> float:
-    return min(float(ladder.correlation), 0.999)
+    return min(np.nan_to_num(float(ladder.correlation)), 0.999)
 
 
 def _noise(ladder: Ladder) -> float:
@@ -340,6 +354,8 @@ def smc(
         keys = run_keys(run.key, islands)
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
         result = _as_result(run, params, system, keys)
+        if num >= _MIN_MEASURED:
+            result = _with_missed(result, run, num, cess_threshold)
     warn(_ADVICE, result.doubt)
     return result
 
@@ -371,3 +387,26 @@ def _as_result(
         correlation=float(run.ladder.correlation),
         relative_ancestry=float(final.relative_ancestry.mean()),
     )
+
+
+def _with_missed(
+    result: ParticleSystem, run: Run, num: int, cess_threshold: float
+) -> ParticleSystem:
+    """Return the result with the size of the modes that its particles miss."""
+
+    def pilot(path: Path) -> Ladder:
+        key = random.fold_in(run.key, 6, 1)
+        sweeps = run.num_sweeps
+        return adaptive_ladder(
+            path, key, num, cess_threshold, sweeps, _MOST_PLACES, measure=True
+        )
+
+    missed = modes.log_missed(
+        run.path,
+        run.chains,
+        pilot,
+        run.model.shift(result.particles),
+        result.weights,
+        result.log_partition - run.model.log_factor,
+    )
+    return dataclasses.replace(result, log_missed=missed)

@@ -7,6 +7,8 @@ reference; they vary less from one that is near.
 """
 
 from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Eta, Params, State, checks, random
 from ebmpp.core.rows import expand
-from ebmpp.core.types import Numbers, StateLike
+from ebmpp.core.types import Numbers, RowMask, StateLike
 from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.shifted import Shifted
 from ebmpp.families import Family
@@ -45,6 +47,7 @@ def reference(
     key: Array,
     data: StateLike | None = None,
     fixed: State | None = None,
+    pilot: "Pilot | None" = None,
 ) -> Eta:
     """Return natural parameters of independent blocks; values of ``fixed`` take precedence.
 
@@ -56,14 +59,14 @@ def reference(
     :param data: rows of the visible blocks, whose means replace the pilot's; latents
         then have the family's default distribution. These and ``fixed`` are not
         shifted; the result is.
+    :param pilot: of :func:`run_pilot`; None to run it where it is needed.
     """
     eta = model.natural(graph, _checked(graph, {} if fixed is None else fixed))
     if data is not None:
         return model.natural(graph, base_rates(graph, data)) | eta
     if eta.keys() == graph.families.keys():
         return eta
-    keys = random.fold_in(random.fold_in(key, 4, 1), np.arange(_PILOT_CHAINS))
-    return _pilot(Target(graph, model.params), keys) | eta
+    return center(graph, pilot or run_pilot(graph, model, key)) | eta
 
 
 def base_rates(
@@ -87,14 +90,42 @@ def log_partition(graph: FactorGraph, eta: Eta) -> float:
     return float(sum(np.asarray(term, float).sum() for term in terms))
 
 
+class Pilot(NamedTuple):
+    """Last states of short chains from initial draws, and natural parameters given these."""
+
+    x: Blocks
+    eta: Blocks
+
+
+def run_pilot(graph: FactorGraph, model: Shifted, key: Array) -> Pilot:
+    """Run the chains in whose midst a reference is."""
+    keys = random.fold_in(random.fold_in(key, 4, 1), np.arange(_PILOT_CHAINS))
+    return _run_pilot(Target(graph, model.params), keys)
+
+
 @jax.jit
-def _pilot(target: Target, keys: Array) -> Blocks:
-    """Return natural parameters with the means of short chains from initial draws."""
+def _run_pilot(target: Target, keys: Array) -> Pilot:
+    graph = target.graph
     x = draw_chains(target, keys, _PILOT_SWEEPS)
+
+    def natural(b):
+        return energy.natural_rows(graph, target.params, x, [b])[b]
+
+    return Pilot(x, {b: natural(b) for b in graph.families})
+
+
+@partial(jax.jit, static_argnums=0)
+def center(graph: FactorGraph, pilot: Pilot, where: RowMask | None = None) -> Eta:
+    """Return natural parameters with the means of a pilot's chains, or of some of them."""
+
+    def average(values):
+        mask = None if where is None else expand(where, values)
+        return values.mean(0, where=mask)
+
     result = {}
-    for b, family in target.graph.families.items():
-        eta = energy.natural_rows(target.graph, target.params, x, [b])[b]
-        result[b] = _from_mean(family, family.mean(eta).mean(0), eta.mean(0))
+    for b, family in graph.families.items():
+        eta = pilot.eta[b]
+        result[b] = _from_mean(family, average(family.mean(eta)), average(eta))
     return result
 
 
