@@ -56,8 +56,8 @@ def log_missed(
     graph = path.graph
     columns = _columns(graph, {b: chains.x[b] for b in path.sampled})
     direction, offset = _plane(columns)
-    above = columns @ direction > offset
-    if not above.any():
+    heights = columns @ direction - offset
+    if not heights.any():
         return 0.0
     missed = 0.0
     for is_above in (False, True):
@@ -66,7 +66,8 @@ def log_missed(
             is_in = (_columns(graph, x) @ direction > offset) == is_above
             return float(is_in @ weights.ravel())
 
-        eta = center(graph, chains, above == is_above)
+        outer = (heights if is_above else -heights) > heights.max() / 2
+        eta = center(graph, chains, outer)
         system = pilot(Path.line(graph, eta, path.params)).system
         gap = log_partition(graph, eta) + float(total_log_z(system)[0]) - log_z
         found = math.exp(min(gap, 700.0)) * share(system.x, np.asarray(system.weights))
