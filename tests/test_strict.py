@@ -135,7 +135,7 @@ def test_paths(name: str) -> None:
     other = jax.tree.map(lambda a: 2 * a, params)
     assert_finite(draws(ebmpp.ParallelTempering(graph, path=path), other))
     assert_finite(
-        ebmpp.smc(graph, other, rng_key=KEY, num_particles=20, path=path).log_partition
+        ebmpp.smc(graph, other, rng_key=KEY, num_particles=200, path=path).log_partition
     )
     if name == "rbm":
         fit = ebmpp.fit(
@@ -152,6 +152,6 @@ def test_paths(name: str) -> None:
 
 def test_annealing() -> None:
     result = ebmpp.ais(
-        RBM, params_of(RBM), rng_key=KEY, num_particles=20, num_temperatures=50
+        RBM, params_of(RBM), rng_key=KEY, num_particles=30, num_temperatures=50
     )
     assert_finite((result.log_partition, result.standard_error))

@@ -34,6 +34,7 @@ from ebmpp.core.compile import compiled
 from ebmpp.core.types import StateLike
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import enumeration, perfect_sample, shifted
+from ebmpp.exact.perfect import MAX_SWEEPS
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
 
@@ -49,6 +50,9 @@ _DRAWS = (
     "as far as they are distributed as the model."
 )
 _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as well
+#: Sweeps into the past after which bracket makes approximate draws: with all shorter
+#: runs, of two chains per draw, as much work as annealing over 8,000 temperatures.
+_MOST_SWEEPS = 2**11
 #: Sweeps of the model after which annealed draws start the reverse direction.
 _SETTLING = 100
 
@@ -104,7 +108,11 @@ class _Annealing:
         else:
             try:
                 x = perfect_sample(
-                    self.graph, self.model.params, self.num_particles, rng_key=rng_key
+                    self.graph,
+                    self.model.params,
+                    self.num_particles,
+                    rng_key=rng_key,
+                    max_sweeps=_MOST_SWEEPS if approximate else MAX_SWEEPS,
                 )
             except (IntractableError, UnmetError) as error:
                 if not approximate:
@@ -219,8 +227,8 @@ def ais(
         1, or under ``jit``.
     :raises ParameterError: params or a reference that do not fit, or do not normalise.
     :raises StateError: data of a wrong name, shape or value.
-    :warns UserWarning: where less than a quarter of the particles is effective, or the
-        standard error exceeds 0.3.
+    :warns UserWarning: where less than a quarter of the particles is effective, the
+        standard error exceeds 0.3, or there are fewer than 30 particles.
 
     **References**
 
@@ -341,11 +349,12 @@ def bracket(
     """Estimate log Z from below and above by bidirectional Monte Carlo.
 
     Where states can be summed, the exact value is reported too. Without ``samples`` the
-    reverse direction starts from perfect draws where those can be had. Otherwise a
-    separate run is annealed to the model and moved by 100 of its sweeps. Its weights
-    multiply the weights of the reverse direction, so that the stated error of the upper
-    side includes that of the draws. They may miss a mode, so that side is then marked
-    as not guaranteed (``result.guaranteed``, ``result.upper.unbiased``).
+    reverse direction starts from perfect draws where those can be had, if chains are
+    coupled from the past within 2,048 sweeps. Otherwise a separate run is annealed to
+    the model and moved by 100 of its sweeps. Its weights multiply the weights of the
+    reverse direction, so that the stated error of the upper side includes that of the
+    draws. They may miss a mode, so that side is then marked as not guaranteed
+    (``result.guaranteed``, ``result.upper.unbiased``).
 
     Arguments are as for :func:`ebmpp.annealing.reverse_ais`. Both runs share one
     reference; an "adaptive" ladder is found for each.

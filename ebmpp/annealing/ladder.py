@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ladders: the places of a path at which particles stop, fixed or found by a pilot run."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Float32
 import numpy as np
@@ -108,8 +108,9 @@ class Ladder(NamedTuple):
     rung, smoothed over rungs; nan where it is not measured."""
     relative_ancestry: Scalar
     """Of the pilot at the end; nan where it is not measured."""
-    system: Systems | None = None
-    """The pilot at the end, where it is measured."""
+    system: Any = None
+    """The pilot's :class:`~ebmpp.annealing.systems.Systems` at the end; None where it is
+    not measured."""
 
     def is_complete(self) -> Bool[Array, ""]:
         """Return True if there was room for all places; otherwise the last step is a long one."""

@@ -21,7 +21,7 @@ particles miss.
 from collections.abc import Callable, Mapping
 import math
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 import numpy as np
 
 from jax import Array

@@ -16,7 +16,12 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ebmpp.annealing import ladder as ladders, log_partition as estimates, modes, systems
+from ebmpp.annealing import (
+    ladder as ladders,
+    log_partition as estimates,
+    modes,
+    systems,
+)
 from ebmpp.annealing.ladder import Ladder, adaptive_ladder, find_ladder
 from ebmpp.annealing.log_partition import ParticleSystem, summarize, warn
 from ebmpp.annealing.path import Path, check_models
@@ -43,8 +48,6 @@ _START_CESS = 0.9
 _MOST_PLACES = 1024
 #: Correlation of the pilot's log-densities above which a rung takes more sweeps.
 _CORRELATED = 0.3
-#: Particles of a pilot from which a correlation is measured.
-_MIN_MEASURED = 20
 _MOST_SWEEPS = 20  # per rung, of a number that is not given
 _RUNGS = 25  # per call of the device, after which a progress bar is updated
 _ADVICE = "Raise num_particles, num_sweeps or cess_threshold, or give another path."
@@ -115,7 +118,7 @@ def prepare(
     others = "places from 0 to the path's end"
     checks.choice(f"{name}: ladder", ladder, ("adaptive",), others)
     pilot_key = random.fold_in(key, 1, 1)
-    measure = num >= _MIN_MEASURED
+    measure = num >= estimates.MIN_PER_ISLAND
 
     def pilot(path: Path, sweeps: int) -> Ladder:
         return adaptive_ladder(
@@ -286,7 +289,10 @@ def smc(
     and are resampled at rungs where fewer than half of an island's particles are
     effective. Each island's estimate of Z is **unbiased** for any path and rungs, and
     so is their mean; its log is too small on average. The standard error is that of
-    independent islands. No forward estimate shows a mode that no particle has found.
+    independent islands. No forward estimate shows a mode that no particle has found:
+    with an adaptive ladder two more pilots start from modes in which short chains of
+    the model end, and what they find and the particles miss is reported
+    (``log_missed``).
 
     :param rng_key: a jax key; a particle's draws depend on it and on the particle's
         number.
@@ -318,8 +324,10 @@ def smc(
     :raises StateError: data of a wrong name, shape or value.
     :raises DomainError: where a model on the path does not normalise.
     :warns UserWarning: where less than a quarter of the particles is effective, the
-        standard error exceeds 0.3, sweeps leave the pilot's log-densities correlated by
-        more than 0.5, or the particles' ``relative_ancestry`` is below 0.9.
+        standard error exceeds 0.3, islands have fewer than 20 particles, the particles
+        miss a mode that would raise log Z by more than its standard error, sweeps leave
+        the pilot's log-densities correlated by more than 0.5, or ``relative_ancestry``
+        is below 0.9.
 
     **References**
 
@@ -354,7 +362,7 @@ def smc(
         keys = run_keys(run.key, islands)
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
         result = _as_result(run, params, system, keys)
-        if num >= _MIN_MEASURED:
+        if run.ladder.system is not None and sharding.processes() == 1:
             result = _with_missed(result, run, num, cess_threshold)
     warn(_ADVICE, result.doubt)
     return result
@@ -368,6 +376,9 @@ def _as_result(
     log_weights = np.asarray(final.log_weights, float) + log_z[:, None]
     log_weights += run.log_z0 + run.model.log_factor
     summary = summarize("smc", log_weights)
+    ancestry = float(final.relative_ancestry.mean())
+    if log_weights.shape[1] < estimates.MIN_PER_ISLAND:
+        ancestry = math.nan
     return ParticleSystem(
         log_partition=summary.log_mean,
         standard_error=summary.standard_error,
@@ -385,7 +396,7 @@ def _as_result(
         distinct_ancestors=float(final.distinct_ancestors.mean()),
         num_sweeps=run.num_sweeps,
         correlation=float(run.ladder.correlation),
-        relative_ancestry=float(final.relative_ancestry.mean()),
+        relative_ancestry=ancestry,
     )
 
 

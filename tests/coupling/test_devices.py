@@ -120,13 +120,13 @@ def run(name: str, *arguments: Any, **options: Any) -> list[Any]:
 
 @pytest.mark.nightly
 def test_particles_and_their_pairs_are_those_of_one_device() -> None:
-    single, sharded = run("smc", num_particles=60)
+    single, sharded = run("smc", num_particles=200)
     np.testing.assert_allclose(sharded.log_z, single.log_z, rtol=1e-5)
     np.testing.assert_array_equal(sharded.particles["v"], single.particles["v"])
     assert sharded.num_rungs == single.num_rungs
     for ladder in ("linear", "adaptive"):
         single, sharded = run(
-            "ais", num_particles=20, num_temperatures=150, ladder=ladder
+            "ais", num_particles=30, num_temperatures=150, ladder=ladder
         )
         np.testing.assert_allclose(sharded.log_weights, single.log_weights, rtol=1e-4)
     options = {"num_particles": 2, "num_pairs": 9, "ladder": [0, 1]}

@@ -65,7 +65,7 @@ def read(graph: FactorGraph, data: Any) -> dict[str, np.ndarray]:
 
 
 def anneal(graph: FactorGraph, params: dict, data: Any) -> Any:
-    options = {"num_particles": 4, "num_temperatures": 3, "progress_bar": False}
+    options = {"num_particles": 30, "num_temperatures": 3, "progress_bar": False}
     return ebmpp.ais(graph, params, rng_key=zoo.KEY, data=data, **options).log_partition
 
 
