@@ -70,10 +70,12 @@ def log_missed(
         eta = center(graph, chains, outer)
         system = pilot(Path.line(graph, eta, path.params)).system
         gap = log_partition(graph, eta) + float(total_log_z(system)[0]) - log_z
-        found = math.exp(min(gap, 700.0)) * share(system.x, np.asarray(system.weights))
-        known = share({b: x[b] for b in path.sampled}, weights)
-        if found > _RATIO * known:
-            missed += found - known
+        pilot_part = math.exp(min(gap, 700.0)) * share(
+            system.x, np.asarray(system.weights)
+        )
+        part = share({b: x[b] for b in path.sampled}, weights)
+        if pilot_part > _RATIO * part:
+            missed += pilot_part - part
     return math.log1p(missed)
 
 

@@ -134,9 +134,9 @@ def test_the_missed_part_is_that_of_the_half_without_particles() -> None:
 def test_few_particles_are_a_doubt_and_leave_measures_undefined() -> None:
     graph, params = zoo.graph("rbm"), zoo.params("rbm")
     with pytest.warns(UserWarning, match="fewer than 30 particles, or 20 per island"):
-        few = ebmpp.smc(graph, params, rng_key=zoo.KEY, num_particles=20)
+        result = ebmpp.smc(graph, params, rng_key=zoo.KEY, num_particles=20)
     for name in ("correlation", "relative_ancestry", "log_missed"):
-        assert math.isnan(getattr(few, name))
+        assert math.isnan(getattr(result, name))
     with pytest.warns(UserWarning, match="fewer than 30"):
         ebmpp.ais(graph, params, rng_key=zoo.KEY, num_particles=20, num_temperatures=10)
 
