@@ -203,6 +203,7 @@ class HarmoniumTransformer(
             harmonium.init_params(self.graph_, key, rows, weights)
         )
         self._state = None
+        self._past = {}
         self.history_ = xr.Dataset(coords={"step": np.arange(0)})
         self.n_iter_ = self.n_steps_ = 0
         return rows, weights
@@ -235,7 +236,7 @@ class HarmoniumTransformer(
         source = harmonium.Epoch(
             rows, weights, int(self.batch_size), seed, self.n_steps_ // per_batch
         )
-        end = self.n_steps_ + source.num_batches * per_batch
+        count = source.num_batches * per_batch
         optimizer: Any = optax.sgd if self.optimizer is None else self.optimizer
         if callable(optimizer):
             families = self.graph_.families.values()
@@ -244,22 +245,29 @@ class HarmoniumTransformer(
             if self.learning_rate != "auto":
                 rate = float(self.learning_rate)
             optimizer = optimizer(rate)
-        stages = Stages(
-            [Stage(num_steps=end, estimator=estimator, optimizer=optimizer)]
-        )
+        stage = Stage(num_steps=count, estimator=estimator, optimizer=optimizer)
+        stages = Stages([stage], steps_before=self.n_steps_)
         key = jnp.asarray(self._words)
-        loop = Loop(self.graph_, stages, source, key, self.params_)
+        loop = Loop(
+            self.graph_,
+            stages,
+            source,
+            key,
+            self.params_,
+            before=self.n_steps_,
+            past=self._past,
+        )
         observers = [
-            PairWatch(loop.log, stages, self.graph_.num_units, self.n_steps_),
+            PairWatch(loop.log, stages, self.graph_.num_units, start=0),
             loop.guard,
             EstimatorDiagnosis(self.graph_, stages, source, key, loop.log),
         ]
-        bar = ProgressBar(loop.log, end, self.n_steps_, is_hidden=True)
+        bar = ProgressBar(loop.log, count, 0, is_hidden=True)
         if self._state is None:
             self._state = loop.begin(0, self.params_)
         try:
             state = self._state._replace(params=self.params_)
-            state = loop.run(self.n_steps_, state, observers, bar)
+            state = loop.run(0, state, observers, bar)
         except DivergenceError as error:
             error.add_note(
                 f"{type(self).__name__}: this was epoch {self.n_iter_ + 1}. Lower "
@@ -267,7 +275,9 @@ class HarmoniumTransformer(
                 "epoch."
             )
             raise
+        end = self.n_steps_ + count
         metrics = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
+        self._past = loop.columns(0, count)
         if self.n_steps_:
             metrics_before = self.history_
             self.history_ = xr.concat([metrics_before, metrics], "step")

@@ -34,7 +34,7 @@ from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
 from ebmpp.training.observers.monitoring import BestParams, Monitoring
 from ebmpp.training.observers.path import PathRecorder
 from ebmpp.training.observers.progress import Deadline, ProgressBar
-from ebmpp.training.result import Fit
+from ebmpp.training.result import Fit, Past
 from ebmpp.training.settings import Settings
 from ebmpp.training.steps import Stage, Stages, TrainState
 
@@ -106,7 +106,8 @@ def fit(
     :param start: a :class:`Fit` of the same graph and kind of estimator, whose params,
         chains, weights, lag and optimiser state continue. With the same key, data and
         settings the run equals the rest of one longer run. ``num_steps``, ``history``
-        and ``path`` count from this call; ``estimator`` and ``optimizer`` default to
+        and ``path`` count from this call, and callbacks and ``keep_best`` see its steps
+        alone; ``estimator`` and ``optimizer`` default to
         the ones of ``start``. Another optimiser continues the parts of the state that
         have its structure, such as moments. A stream begins at its first batch.
     :param init_scheme: "gaussian", "orthogonal", or a dict of both parts: see
@@ -215,6 +216,7 @@ def fit(
             params,
             monitors=settings.monitors,
             before=settings.steps_before,
+            past={} if start is None else start.past.columns,
         )
         first = 0
         state = loop.begin(0, params)
@@ -296,6 +298,8 @@ def _result(
     history = loop.log.dataset(stop).copy(deep=True)  # writable
     steps = history.sizes["step"]
     last = max(steps, 1) - 1
+    number = loop.stages.at(last)
+    stage = loop.stages[number]
     return Fit(
         graph=loop.graph,
         params=state.params,
@@ -305,8 +309,9 @@ def _result(
         best_params=best_params,
         best_step=best_step,
         estimator=loop.choose(last).estimator,
-        optimizer=loop.stages[loop.stages.at(last)].optimizer,
+        optimizer=stage.optimizer,
         num_steps=loop.before + steps,
+        past=Past(stage.estimator, loop.columns(number, steps)),
     )
 
 

@@ -5,7 +5,6 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxtyping import PyTree
@@ -33,7 +32,6 @@ _MAX_PENDING = 4096  # entries on the device
 
 #: A function of the params to a scalar.
 MonitorFn = Callable[..., Array | float]
-_EMPTY: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 # compared by identity: arrays have no hash
@@ -133,8 +131,8 @@ class _Pending(NamedTuple):
 class MetricTable:
     """Columns of scalars, on the device until they are read; nan where a row lacks one."""
 
-    def __init__(self, columns: Mapping[str, np.ndarray] = _EMPTY) -> None:
-        self._parts = [dict(columns)] if columns else []
+    def __init__(self, *parts: Mapping[str, np.ndarray]) -> None:
+        self._parts = [dict(part) for part in parts if part]
         self._pending: list[_Pending] = []
 
     @property

@@ -56,7 +56,7 @@ def run_identity(
             [list(jnp.shape(a)), str(jnp.result_type(a))]
             for a in jax.tree.leaves(state)
         ],
-        "start": archive.digest({"params": start}),
+        "start": archive.digest({"params": start, **loop.past}),
         **loop.source.identity(),
         "rng_key": np.asarray(random.key_pair(settings.rng_key)).tolist(),
         "monitor_every": settings.monitor_every,

@@ -15,11 +15,13 @@ import jax.numpy as jnp
 
 from ebmpp import errors
 from ebmpp.core import Key, Params, backend, checks, random, sharding
+from ebmpp.core.rows import num_rows
 from ebmpp.estimators import Choice, Estimator, base
+from ebmpp.estimators.base import Columns
 from ebmpp.graph import FactorGraph
 from ebmpp.training import optimizers
 from ebmpp.training.batches import BatchSource, Prefetch, Selection, chunk_size
-from ebmpp.training.history import Log, MonitorFn
+from ebmpp.training.history import Log, MetricTable, MonitorFn
 from ebmpp.training.observers.base import Observer
 from ebmpp.training.observers.checkpoints import CheckpointWriter
 from ebmpp.training.observers.guard import Guard
@@ -33,6 +35,7 @@ class Loop:
     :param key: the run's key; a step's draws depend on it and on the step's number.
     :param params: params before the first step.
     :param before: number of steps done before this run, which the draws continue.
+    :param past: metrics of those that are of the first stage.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class Loop:
         *,
         monitors: Mapping[str, MonitorFn] = MappingProxyType({}),
         before: int = 0,
+        past: Columns = MappingProxyType({}),
     ) -> None:
         self.graph = graph
         self.stages = stages
         self.source = source
         self.key = key
         self.before = before
+        self.past = past
         self.log = Log(monitors)
         self.guard = Guard(graph, stages, self.log, params)
         self.optimizers = []
@@ -62,16 +67,15 @@ class Loop:
         self._batches = Prefetch(source, stages.batch(stages.num_steps - 1))
         # numbers of the next steps, and their batches
         self._selected: deque[tuple[int, Selection]] = deque()
-        self._choice = Choice(stages[0].estimator)  # of the current steps
+        self._choice = self.choose(-1)  # of the current steps
         # number of steps done, and their state
         self._recent: deque[tuple[int, TrainState]] = deque(maxlen=2)
 
     def begin(self, number: int, params: Params) -> TrainState:
         """Return the first state of a stage."""
-        stage = self.stages[number]
         key = random.fold_in(self.key, number + self.before, 1)
-        estimator = self._init(stage.estimator, params, key)
-        optimizer = stage.optimizer.init(params)
+        estimator = self._init(self._choice.estimator, params, key)
+        optimizer = self.stages[number].optimizer.init(params)
         checks.on_host("fit", optimizer)
         return TrainState(params, optimizer, estimator, jnp.array(True))
 
@@ -85,8 +89,9 @@ class Loop:
 
     def _enter(self, number: int, state: TrainState) -> TrainState:
         """Return the first state of a stage from the last one of the stage before."""
-        fresh = self.begin(number, state.params)
         estimator = self.stages[number].estimator
+        self._choice = Choice(estimator)
+        fresh = self.begin(number, state.params)
         adopted = estimator.adopt(state.estimator, fresh.estimator)
         expected = jax.tree.structure(fresh.estimator)
         structure = jax.tree.structure(adopted)
@@ -121,20 +126,32 @@ class Loop:
 
     def choose(self, step: int) -> Choice:
         """Return the estimator of a step, and the step of the next choice, by past steps alone."""
-        number = self.stages.at(step)
+        number = self.stages.at(max(step, 0))
+        columns = self.columns(number, step)
+        choice = self.stages[number].estimator.choose(self.graph, columns)
+        first = self.stages.first[number] - self._num_past(number)
+        return choice._replace(until=min(first + choice.until, checks.LARGEST))
+
+    def _num_past(self, number: int) -> int:
+        return 0 if number or not self.past else num_rows(self.past)
+
+    def columns(self, number: int, step: int) -> Columns:
+        """Return metrics of a stage's steps before ``step``, those of past runs included."""
         first = self.stages.first[number]
         columns = {}
         if step > first:
             columns = {n: v[first:] for n, v in self.log.steps.columns(step).items()}
-        choice = self.stages[number].estimator.choose(self.graph, columns)
-        return choice._replace(until=min(first + choice.until, checks.LARGEST))
+        count = self._num_past(number)
+        if not count:
+            return columns
+        return MetricTable(self.past, columns).columns(count + step)
 
     def _switch(self, step: int, state: TrainState) -> TrainState:
         """Choose the estimator of the next steps, which adopts the state of the one before."""
         before = self._choice.estimator
         self._choice = self.choose(step)
         estimator = self._choice.estimator
-        if step in self.stages.first or estimator == before:
+        if estimator == before:
             return state
         key = random.fold_in(self.key, step + self.before, 4)
         fresh = self._init(estimator, state.params, key)

@@ -3,7 +3,7 @@
 """Result of a training run."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxtyping import PyTree
 import numpy as np
@@ -15,10 +15,18 @@ from ebmpp.annealing.path import Path
 from ebmpp.core import Params
 from ebmpp.core.display import Card, Grid, Measured, Shown
 from ebmpp.estimators import Estimator
+from ebmpp.estimators.base import Columns
 from ebmpp.graph import FactorGraph, display
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+class Past(NamedTuple):
+    """Estimator of a run's last stage, and metrics of its steps, past runs included."""
+
+    estimator: Estimator | None = None
+    columns: Columns = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Fit(Shown):
     :param optimizer: its optimiser; None in a copy by pickle, which optax does not
         support.
     :param num_steps: gradient steps in all, including the steps of ``start``.
+    :param past: steps by which a run that continues this one chooses its estimator.
     """
 
     graph: FactorGraph
@@ -59,6 +68,7 @@ class Fit(Shown):
     estimator: Estimator | None = None
     optimizer: optax.GradientTransformation | None = None
     num_steps: int = 0
+    past: Past = Past()
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"optimizer": None}

@@ -85,7 +85,8 @@ class Settings:
         """Return the stage of the arguments, which ``start`` completes."""
         options = self._stage_options()
         if self.start is not None:
-            options.setdefault("estimator", self.start.estimator)
+            before = self.start.past.estimator or self.start.estimator
+            options.setdefault("estimator", before)
             if options.setdefault("optimizer", self.start.optimizer) is None:
                 raise checks.error(
                     "fit: optimizer", "given, since start was copied without it", None

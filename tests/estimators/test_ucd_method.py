@@ -188,6 +188,23 @@ def test_fixed_methods_and_couplings_are_not_compared() -> None:
     assert ucd._possible_methods(gated(), True) == ("gibbs", "particles")
 
 
+@pytest.mark.nightly
+def test_a_continued_run_chooses_by_the_steps_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cut before, in and after a comparison."""
+    force(monkeypatch, ("gibbs", "particles"))
+    complete = run()
+    assert len(set(complete.history["method"].values)) > 1
+    part = run(8)
+    for steps in (8, 20, STEPS - 36):
+        part = run(steps, start=part, params=None)
+    assert part.estimator == complete.estimator
+    for name in ("optimizer_state", "estimator_state"):
+        pair = (getattr(part, name), getattr(complete, name))
+        jax.tree.map(np.testing.assert_array_equal, *pair)
+
+
 def test_a_method_is_one_of_these_estimators() -> None:
     assert UCD(method="mixture").current == ChainUCD(coupling="mixture")
     particles = UCD(num_pairs=80, method="particles").current

@@ -25,6 +25,7 @@ import optax
 
 from ebmpp import (
     PCD,
+    UCD,
     Bernoulli,
     Bias,
     Binomial,
@@ -36,6 +37,7 @@ from ebmpp import (
     layered,
 )
 from ebmpp.errors import ArgumentError, DivergenceError, IntractableError
+from ebmpp.estimators import ucd
 from ebmpp.estimators.base import Estimate, Estimator
 from ebmpp.sklearn import HarmoniumTransformer, from_bernoulli_rbm, to_bernoulli_rbm
 from helpers import assert_rows_law, nightly
@@ -171,6 +173,17 @@ def test_partial_fit_continues_where_fit_stopped(optimizer: Any) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.nightly
+def test_epochs_choose_the_method_by_those_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ucd, "_WORK", 0.0)
+    monkeypatch.setattr(ucd, "_LONG", -np.inf)
+    rows = np.tile(X, (4, 1))
+    model = small(estimator=UCD(num_pairs=8), n_iter=6).fit(rows)
+    assert {"mixture", "particles"} < set(model.history_["method"].values[11:])
+
+
 def test_training_raises_the_likelihood() -> None:
     rows = np.repeat([[1, 1, 1], [0, 0, 0]], 4, axis=0)
     options = {"estimator": PCD(num_chains=50), "learning_rate": 0.2}
