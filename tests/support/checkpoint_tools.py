@@ -18,7 +18,7 @@ def run(directory: Any = None, num_steps: int = 12, **options: Any) -> Fit:
     """Train with Adam and an estimator whose state is a random walk."""
     options = {
         "monitors": {"sum": _sum},
-        "keep_best": ("sum", "min"),
+        "keep_best": ("sum", "max"),
         "monitor_every": 3,
     } | options
     options = {

@@ -111,7 +111,8 @@ def test_the_best_params_are_those_of_the_best_monitor_value() -> None:
     fit = train_halving(monitors={"hill": hill} | SUM, keep_best="hill")
     assert fit.best_step == 2 == fit.history["hill"].values.argmax()
     np.testing.assert_allclose(fit.best_params["v"], 0.75)
-    fit = train_halving(monitors={"hill": hill} | SUM, keep_best=("sum", "min"))
+    with pytest.warns(UserWarning, match="'sum' was best before the first step, 0,"):
+        fit = train_halving(monitors={"hill": hill} | SUM, keep_best=("sum", "min"))
     assert fit.best_step == 0 and (leaves(fit.best_params) == 0).all()
     fit = train_halving(monitors=SUM, keep_best="sum", num_steps=5, monitor_every=2)
     assert fit.best_step == 5  # the params after the last step count
@@ -119,6 +120,16 @@ def test_the_best_params_are_those_of_the_best_monitor_value() -> None:
         monitors={"none": lambda p: p["v"].sum() * nan}, keep_best="none"
     )
     assert fit.best_params is None and fit.best_step is None
+
+
+def test_a_run_that_stops_without_a_gain_warns_once() -> None:
+    options = {"callbacks": [EarlyStop("sum", patience=2, mode="min")]}
+    with pytest.warns(UserWarning, match="rate") as caught:
+        fit = train_halving(monitors=SUM, keep_best=("sum", "min"), **options)
+    assert len(caught) == 1 and fit.best_step == 0
+    assert fit.history.sizes["step"] == 2
+    with pytest.warns(UserWarning, match="'sum' was best before the first step"):
+        train_halving(monitors=SUM, **options)
 
 
 def test_a_callback_cannot_change_the_run() -> None:

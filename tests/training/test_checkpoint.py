@@ -97,7 +97,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": ADAM},
     "weights": {"weights": np.arange(10)},
     "rows kept": {"estimator": Recorder(0.1, steps_per_batch=4)},
-    "best": {"keep_best": ("sum", "min")},
+    "best": {"keep_best": ("sum", "max")},
     "mean": {
         "optimizer": averaged(projected(optax.adam(0.1), box(-1, 1)), from_step=3)
     },
