@@ -270,7 +270,7 @@ class ModelKernel(block.Block):
         named = {c.name: c for c in self.sweep.continuous}
         checks.names("continuous site", [site], named, StateError)
         inputs = self._split(values, model_args, model_kwargs)
-        return named[site].distribution(named[site].derivatives(inputs))
+        return named[site].distribution(jax.jit(named[site].derivatives)(inputs))
 
     def _split(
         self, values: SiteValues, args: tuple, kwargs: Mapping[str, object]

@@ -217,24 +217,33 @@ def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) ->
         assert_rows_law(pair.prod(1, keepdims=True), np.array([exact]), comparisons=20)
 
 
-@pytest.mark.parametrize("name", ["precision", "variance", "occupied", "share"])
-def test_draws_do_not_depend_on_the_default_generator(name: str) -> None:
+def every_sampler() -> None:
     """A Gamma, an InverseGamma, a Beta and a Dirichlet site, drawn by jax's samplers."""
-    model, args, site, *_ = CASES[name]
-    values = {name: jnp.asarray(v) for name, v in latents(model, args, 1).items()}
-    value = values.pop(site)
+    precision = numpyro.sample("precision", dist.Gamma(2.0, 1.0))
+    variance = numpyro.sample("variance", dist.InverseGamma(3.0, 1.0))
+    chance = numpyro.sample("chance", dist.Beta(2.0, 3.0))
+    share = numpyro.sample("share", dist.Dirichlet(np.ones(3, np.float32)))
+    numpyro.sample("x", dist.Normal(0.0, precision**-0.5), obs=0.7)
+    numpyro.sample("y", dist.Normal(0.0, variance**0.5), obs=1.2)
+    numpyro.sample("hits", dist.Binomial(5, chance), obs=2)
+    numpyro.sample("label", dist.Categorical(share), obs=1)
+
+
+def test_draws_do_not_depend_on_the_default_generator() -> None:
+    start = {"precision": 1.0, "variance": 1.0, "chance": 0.5, "share": np.ones(3) / 3}
+    values = {name: np.asarray(v, np.float32) for name, v in start.items()}
     keys = np.array([1, 2], np.uint32)
 
-    def draw() -> np.ndarray:
-        block = GibbsBlock.from_model(model, [site], *args)
-        return np.asarray(
-            block.advance({site: value}, Call(values, args, {}), keys).z[site]
-        )
+    def draw() -> dict[str, jax.Array]:
+        block = GibbsBlock.from_model(every_sampler, list(values))
+        return jax.jit(lambda x: block.advance(x, Call({}, (), {}), keys).z)(values)
 
     expected = draw()
-    assert not np.array_equal(expected, value)
     with jax.default_prng_impl("rbg"):
-        np.testing.assert_array_equal(draw(), expected)
+        drawn = draw()
+    for name, value in values.items():
+        assert not np.array_equal(expected[name], value)
+        np.testing.assert_array_equal(drawn[name], expected[name])
 
 
 #: present values, far from all conditionals
