@@ -251,7 +251,11 @@ SLOW_CASES = {
     "tempered lattice": Case("lattice", tempered, is_tempered=True),
 }
 ALL_CASES = CASES | SLOW_CASES
-every_case = pytest.mark.parametrize("name", often(ALL_CASES, *CASES))
+# forests also draw the hidden chain, and other sweeps observed units and lattices
+EXPENSIVE = {"tree of blocks", "observed forests", "observed lattice"}
+every_case = pytest.mark.parametrize(
+    "name", often(ALL_CASES, *(set(CASES) - EXPENSIVE))
+)
 
 
 class Problem:
@@ -383,7 +387,7 @@ def start(p: Problem, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 # the others are expensive to compile, and covered by single chains
-COUPLED = ("maximal", "three layers", "observed", "mixture", "lattice", "spin clusters")
+COUPLED = ("maximal", "mixture", "lattice", "spin clusters")
 
 
 @pytest.mark.parametrize("name", often(ALL_CASES, *COUPLED))

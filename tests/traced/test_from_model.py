@@ -34,10 +34,8 @@ from ebmpp.traced.block import BlockState
 from helpers import assert_law, assert_rows_law, often
 
 FAST = (
-    "mixture",
     "scanned_chain",
     "lattice",
-    "nested_plates",
     "masked_and_scaled",
     "counts",
 )
