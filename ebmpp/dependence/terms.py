@@ -25,6 +25,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
+from ebmpp.core.groups import sum_by_halves
 from ebmpp.dependence.flow import Flow
 from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.propagation import propagate
@@ -234,6 +235,11 @@ class SumOfTerms:
         bind_tail = guard(program, is_moving)
 
         def bind_in_floats(eqn, operands):
+            if guarded and eqn.name == "reduce_sum":
+                axes = eqn.params["axes"]
+                summed = jnp.moveaxis(operands[0], axes, range(len(axes)))
+                flat = summed.reshape(-1, *summed.shape[len(axes) :])
+                return [sum_by_halves(flat.astype(jnp.result_type(float)))]
             return in_floats(eqn, operands, bind_tail)
 
         def total(terms):

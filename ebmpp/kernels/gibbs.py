@@ -130,8 +130,10 @@ class BlockedGibbs(RowKernel[GibbsState]):
         """Return numbers of sweeps, layers and units, acceptance, and unmoved blocks."""
         units = sum(self.graph.families[b].size for b in state.z)
         clamped = [b for b in self.graph.families if b not in state.z]
-        layers = len(schedule(self.graph, clamped))
-        text = f"{int(np.max(state.i))} sweeps, {layers} layers, {units} free units"
+        layers = schedule(self.graph, clamped)
+        parts = sum(self.graph.num_parts(layer[0]) for layer in layers)
+        name = "layer" if parts == 1 else "layers"
+        text = f"{int(np.max(state.i))} sweeps, {parts} {name}, {units} free units"
         if state.acceptance is not None:
             text += f", acceptance {np.mean(state.acceptance):.2g}"
         return text + describe_still(state, state.i)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from ebmpp.moves import forests
 from ebmpp.moves.forests import Forest
-from helpers import assert_law
+from helpers import assert_law, nightly
 
 STATES = 3
 # one program for each forest; outside of a program each operation is one
@@ -247,3 +247,20 @@ def test_forests_compare_by_value_and_order_edges_in_few_steps() -> None:
         assert above in forest.roots or done[unit] < done[above]
     chain = Forest(1001, np.stack([np.arange(1000), np.arange(1, 1001)], 1))
     assert chain.steps.shape == (3, 500, 2)
+
+
+@pytest.mark.parametrize("kind", ["path", nightly("tree")])
+def test_rounding_of_long_sums_does_not_add_up(kind: str) -> None:
+    """All shifts are equal, so successive sums would round in one direction."""
+    count = 20_000
+    above = np.arange(count - 1) if kind == "path" else np.arange(count - 1) // 2
+    forest = forests.Forest(count, np.stack([above, np.arange(1, count)], 1))
+    table = np.log(np.array([[0.9, 0.1], [0.1, 0.9]], np.float32))
+    constant = np.float32(-0.9189385)
+    log_sum = forests.log_sum(
+        forest,
+        np.full((count, 2), constant),
+        np.broadcast_to(table, (count - 1, 2, 2)),
+    )
+    exact = count * float(constant) + np.log(2)
+    assert abs(float(log_sum) - exact) <= np.spacing(np.float32(-exact))

@@ -86,9 +86,9 @@ def families(how: str, data: Any) -> None:
             f"z_{name}", dist.Bernoulli(0.4).expand([POINTS]).to_event(1)
         )
         observed = None if data is None else data[f"y_{name}"]
-        given = likelihood(select(how, z, pair))
-        given = given.to_event(len(given.batch_shape))
-        numpyro.sample(f"y_{name}", given, obs=observed)
+        conditional = likelihood(select(how, z, pair))
+        num_axes = len(conditional.batch_shape)
+        numpyro.sample(f"y_{name}", conditional.to_event(num_axes), obs=observed)
 
 
 def kalman(how: str, data: Any) -> None:

@@ -14,10 +14,12 @@ from typing import Any
 from model_cases import CASES, Y5, Call, advance, latents, run_alone
 import numpy as np
 import numpyro
+from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 from numpyro.infer.util import log_density, potential_energy
 import pytest
 from scipy.special import expit, softmax
+from scipy.stats import norm
 
 import jax
 import jax.numpy as jnp
@@ -401,3 +403,28 @@ def test_options_are_checked_and_pickled() -> None:
     assert (pickle.loads(pickle.dumps(block)).layers["z"] == block.layers["z"]).all()
     with pytest.raises(StateError, match="rows"):
         block.log_marginal({})
+
+
+@pytest.mark.nightly
+def test_log_marginal_of_a_long_chain_is_right_to_the_last_digit() -> None:
+    """Of 20,000 steps, the rounding of constants of their densities does not add up."""
+    rows = np.array([[0.9, 0.1], [0.2, 0.8]])
+
+    def model(y: Any) -> None:
+        def step(z: Any, y: Any) -> tuple:
+            z = numpyro.sample("z", dist.Categorical(jnp.asarray(rows)[z]))
+            numpyro.sample("y", dist.Normal(2.0 * z, 1.0), obs=y)
+            return z, None
+
+        scan(step, 0, y)
+
+    y = np.random.default_rng(0).normal(1, 1.3, 20_000).astype(np.float32)
+    weights = np.array([1.0, 0.0])
+    exact = 0.0
+    for value in y.astype(float):
+        weights = weights @ rows * norm.pdf(value, [0, 2])
+        exact += np.log(weights.sum())
+        weights /= weights.sum()
+    block = GibbsBlock.from_model(model, ["z"], y)
+    error = abs(float(block.log_marginal({})) - exact)
+    assert error <= np.spacing(np.float32(-exact))

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core.groups import sum_by_halves
 from ebmpp.moves.forests.logs import Pick, Reduce, Sums, at_states, finite_max
 from ebmpp.moves.forests.structure import Arms, Forest
 
@@ -57,7 +58,8 @@ def up(
     message, (beliefs, tops) = lax.scan(step, start, (logs, pairs))
     message = message.swapaxes(1, 2) if is_narrow else message.swapaxes(0, 1)
     centres = unary[forest.roots].at[roots].add(message)
-    total = reduce(centres, 1).sum(0) + jnp.squeeze(tops, axis + 1).sum((0, 1))
+    shifts = sum_by_halves(tops.reshape(-1, unary.shape[2]))
+    total = reduce(centres, 1).sum(0) + shifts
     return Sums(beliefs, pairs, centres, axis), total
 
 

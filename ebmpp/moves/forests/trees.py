@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
+from ebmpp.core.groups import sum_by_halves
 from ebmpp.moves.forests.logs import Pick, Reduce, Sums, at_states, finite_max
 from ebmpp.moves.forests.structure import Forest
 
@@ -47,9 +48,9 @@ def up(
     steps = (jnp.asarray(child), jnp.asarray(parent), pairs)
     beliefs, tops = lax.scan(step, unary, steps)
     is_edge = (child < forest.num_units)[..., None]
-    shifts = jnp.where(is_edge, tops, 0.0).sum(1)
+    shifts = jnp.where(is_edge, tops, 0.0).reshape(-1, unary.shape[2])
     centres = beliefs[forest.roots]
-    total = reduce(centres, 1).sum(0) + shifts.sum(0)
+    total = reduce(centres, 1).sum(0) + sum_by_halves(shifts)
     return Sums(beliefs, pairs, centres), total
 
 
