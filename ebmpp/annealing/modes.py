@@ -55,6 +55,8 @@ def log_missed(
     """
     graph = path.graph
     columns = _columns(graph, {b: chains.x[b] for b in path.sampled})
+    if not np.isfinite(columns).all():
+        return math.nan
     direction, offset = _plane(columns)
     heights = columns @ direction - offset
     if not heights.any():
