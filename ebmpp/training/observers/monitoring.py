@@ -166,8 +166,9 @@ def diagnose_fall(
     """Return a warning if a log-likelihood is far below its best value.
 
     At the end the median of the last third is compared with earlier ones too, since
-    single values of a run that declines may be noisy. The noise of a value is estimated by second differences, in which a trend cancels,
-    and their median, to which single steps do not count.
+    single values of a run that declines may be noisy. The noise of a value is estimated
+    by second differences, in which a trend cancels, and their median, to which single
+    steps do not count.
 
     :param tail: number of last values that must all be so low; more than 1 while a run
         may recover.
