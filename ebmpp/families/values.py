@@ -138,7 +138,8 @@ def _refuse(
     raise StateError(
         f"block {name!r} ({family!r}) must have {expected}, got "
         f"{values[index]!s} at index {index} and {int(wrong.sum())} such "
-        "values. ebmpp.Observed.where_finite(values) marks nan as missing."
+        "values. ebmpp.Observed.where_finite(values) marks nan in data as missing; "
+        "draws of a custom family must be in its support."
     )
 
 

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from ebmpp.core import Blocks, Numbers, State, checks, sharding
 from ebmpp.errors import ParameterError
+from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
 
@@ -105,7 +106,8 @@ class RowKernel(MCMCKernel, Generic[S]):
         :raises ParameterError: for missing params, or a wrong name, shape or value.
         :raises DomainError: for params under which the model does not normalise.
         :raises StateError: for a wrong name, shape or value of clamped blocks or
-            ``init_params``, or if no block is free.
+            ``init_params``, for draws of a custom family outside of its support, or if
+            no block is free.
         """
         target = self.target(model_args, model_kwargs, check=True)
         return self._init_all(rng_key, target, init_params)
@@ -118,7 +120,10 @@ class RowKernel(MCMCKernel, Generic[S]):
         def init(key, values):
             return self._init_one(key, target, values)
 
-        return over_chains(init, rng_key)(rng_key, init_params)
+        state = over_chains(init, rng_key)(rng_key, init_params)
+        for b, v in state.z.items():
+            check_values(b, self.graph.families[b], v)
+        return state
 
     def sample(self, state: S, model_args: tuple, model_kwargs: Kwargs) -> S:
         """Return the state after one step of every chain.
@@ -216,10 +221,15 @@ def still_after(state: PyTree, z: Blocks) -> Blocks:
 
 
 def describe_still(state: PyTree, steps: Array) -> str:
-    """Name the blocks that have not moved in any chain, from 20 draws of their units on."""
+    """Name the blocks that have not moved in any chain, from 20 draws of their units on.
+
+    Also name blocks that are not finite, as a custom family may draw.
+    """
     draws = {b: np.size(v) * np.max(steps) for b, v in state.z.items()}
     names = [b for b, flag in state.still.items() if np.all(flag) and draws[b] >= 20]
-    return f", {names} NOT MOVED since the start" if names else ""
+    text = f", {names} NOT MOVED since the start" if names else ""
+    wrong = [b for b, v in state.z.items() if not np.isfinite(v).all()]
+    return f"{text}, {wrong} NOT FINITE" if wrong else text
 
 
 def is_batched(rng_key: Array) -> bool:

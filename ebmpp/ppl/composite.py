@@ -242,7 +242,8 @@ class CoupledComposite(MCMCKernel):
         for index, step in enumerate(self.steps):
             if isinstance(step, GraphBlock):
                 z |= step.begin(*_split(step, z, call), random.fold_in(keys, index)).z
-        return z, possible
+        finite = [jnp.isfinite(v).all() for v in z.values()]
+        return z, possible & jnp.stack(finite).all()
 
     def check_data(self, call: Call) -> None:
         """Raise a StateError for data of a model that are impossible whatever its sites are."""
@@ -256,11 +257,11 @@ class CoupledComposite(MCMCKernel):
 
     def check_started(self, possible: Array) -> None:
         """Raise a StateError if chains start at impossible values."""
-        sites = [site for block in self.blocks for site in block.sites]
+        sites = [site for step in self.steps for site in step.sites]
         if not possible.all():
             raise checks.state_error(
                 "CoupledComposite: starts",
-                f"possible values of sites {sites} in all chains",
+                f"possible and finite values of sites {sites} in all chains",
                 f"impossible ones in {int((~possible).sum())} of {possible.size}",
                 hint="Give init_params that are possible together, or look for a factor "
                 "that is -inf everywhere.",

@@ -415,10 +415,13 @@ class GraphBlock(GibbsBlock):
         self.binding.batch_of(values)
         values = checked(self._check_values, values)
         call = Call.split(model_args, model_kwargs)
-        return self._first(self.begin(values, call, rng_key), rng_key)
+        new = self.begin(values, call, rng_key)
+        new = new._replace(z=checked(self._check_values, new.z))
+        return self._first(new, rng_key)
 
     def _check_values(self, values: Rows) -> None:
-        for b, v in self.binding.split(values).items():
+        latents = {b: values[b] for b in self.latents if b in values}
+        for b, v in (self.binding.split(values) | latents).items():
             check_values(b, self.graph.families[b], v)
 
     def get_diagnostics_str(self, state: BlockState) -> str:

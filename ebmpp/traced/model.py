@@ -310,7 +310,9 @@ class Arguments:
         return [
             name
             for name, leaf in zip(self._names, leaves, strict=True)
-            if contents.is_array(leaf) and _is_float(leaf) and np.isnan(leaf).any()
+            if contents.is_array(leaf)
+            and jnp.issubdtype(leaf.dtype, np.floating)
+            and np.isnan(leaf).any()
         ]
 
     def _is_same(self, place: int, leaf: Any) -> bool:
@@ -332,8 +334,7 @@ class Arguments:
             old = jnp.result_type(before)
             # and not a key
             is_number = jnp.issubdtype(new, np.number) or new == np.bool_
-            are_floats = _is_float(leaf) and _is_float(before)
-            if is_number and not are_floats and jnp.promote_types(new, old) != old:
+            if is_number and jnp.promote_types(new, old) != old:
                 return f"is of dtype {new}, which was {old} and would be cut off"
             shape = jnp.shape(leaf)
             expected = jnp.shape(before)
@@ -367,12 +368,6 @@ def _names_of(kind: str, trace: Trace) -> list[str]:
 
 def _tracers(tree: PyTree) -> list[core.Tracer]:
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, core.Tracer)]
-
-
-def _is_float(leaf: object) -> bool:
-    if contents.is_array(leaf):
-        return jnp.issubdtype(leaf.dtype, np.floating)
-    return isinstance(leaf, float)
 
 
 def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> None:

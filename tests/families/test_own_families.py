@@ -5,9 +5,11 @@
 Tests families/finite.py.
 """
 
+import dataclasses
 import functools
 
 import numpy as np
+import numpyro.distributions as dist
 from own_families import Geometric, Ordinal, Ternary
 import pytest
 import zoo
@@ -15,12 +17,78 @@ import zoo
 import jax
 import jax.numpy as jnp
 
-from ebmpp import Bernoulli, Categorical, Family, fit, layered, local_search
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    BlockedGibbs,
+    Categorical,
+    FactorGraph,
+    Family,
+    GibbsBlock,
+    fit,
+    layered,
+    local_search,
+)
 from ebmpp.core import random
+from ebmpp.errors import StateError
 from ebmpp.estimators import PCD
+from ebmpp.ppl import Conjugate, CoupledComposite
 from helpers import FAMILIES, assert_rows_law, often
 
 ROWS = 20_000
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Broken(Ternary):
+    """Draws of a value that is no state, outside of jit as well or inside alone."""
+
+    value: float = np.nan
+    is_first: bool = False
+    is_staged: bool = False
+
+    def _broken(self, words: jax.Array) -> jax.Array:
+        is_sound = self.is_staged and not isinstance(words, jax.core.Tracer)
+        return jnp.full(words.shape[:-1], 1.0 if is_sound else self.value)
+
+    def initial(self, words: jax.Array) -> jax.Array:
+        return self._broken(words)
+
+    def sample(self, words: jax.Array, eta: jax.Array) -> jax.Array:
+        return super().sample(words, eta) if self.is_first else self._broken(words)
+
+
+BROKEN = {
+    "nan": Broken(3),
+    "nan in jit": Broken(3, is_staged=True),
+    "first": Broken(3, 7.0, is_first=True),
+}
+
+
+@pytest.mark.parametrize("name", often(BROKEN, "nan in jit", "first"))
+def test_start_outside_of_the_support_is_refused(name: str) -> None:
+    graph = FactorGraph({"x": BROKEN[name]}, factors=[Bias("x")])
+    params = graph.init(zoo.KEY)
+    for keys in (zoo.KEY, jax.random.split(zoo.KEY, 2)):
+        with pytest.raises(StateError, match=r"'x' .* must have values in \{0, 1, 2\}"):
+            BlockedGibbs(graph).init(keys, 0, None, (params,), {})
+    start = {"x": np.ones(3)}
+    kernel = BlockedGibbs(graph)
+    state = kernel.init(zoo.KEY, 0, start, (params,), {})
+    state = jax.jit(lambda s: kernel.sample(s, (params,), {}))(state)
+    is_told = "['x'] NOT FINITE" in kernel.get_diagnostics_str(state)
+    assert is_told == (name != "first")
+
+
+@pytest.mark.nightly
+def test_latents_and_composites_outside_of_the_support_are_refused() -> None:
+    graph = layered(x=Bernoulli(2), h=Broken(3))
+    block = GibbsBlock(graph, ["x"], graph.init(zoo.KEY))
+    with pytest.raises(StateError, match="'h' .* got nan"):
+        block.init(zoo.KEY, 0, {"x": np.zeros(2)}, (), {})
+    nowhere = dist.Normal(np.nan, 1.0, validate_args=False)
+    step = Conjugate("m", lambda sites: dist.Normal(0, 1), nowhere)
+    with pytest.raises(StateError, match=r"finite values of sites \['m'\]"):
+        CoupledComposite([step]).init(zoo.KEY, 0, None, (), {})
 
 
 def test_custom_family_in_a_graph() -> None:

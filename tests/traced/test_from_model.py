@@ -276,6 +276,16 @@ def test_arguments_of_a_wider_dtype_are_refused() -> None:
         GibbsBlock.from_model(model, ["z"], np.ones(5, np.int8)).log_conditionals(
             values, new
         )
+    # half precision is widened exactly, and never narrowed
+    half = np.array([0.1, -2.0, 1 / 3, 4.0, 0.0], np.float16)
+    for dtype in (np.float16, jnp.bfloat16):
+        block = GibbsBlock.from_model(model, ["z"], np.ones(5, np.float32))
+        logits = block.log_conditionals(values, half.astype(dtype))["z"]
+        exact = np.log(0.4 / 0.6) + half.astype(dtype).astype(float)
+        np.testing.assert_allclose(np.diff(logits)[:, 0], exact, rtol=1e-5, atol=1e-6)
+        block = GibbsBlock.from_model(model, ["z"], half.astype(dtype))
+        with pytest.raises(StateError, match=r"args\[0\] .* of dtype float32"):
+            block.log_conditionals(values, half.astype(np.float32))
 
 
 @pytest.mark.nightly
