@@ -136,6 +136,10 @@ class RowKernel(MCMCKernel, Generic[S]):
 
     def _sample_all(self, state: S, target: Target) -> S:
         """Return the state after one step of all chains."""
+        return track(self._step_all(state, target), state)
+
+    def _step_all(self, state: S, target: Target) -> S:
+        """Return the state after one step of all chains, with the flags of before."""
         batched = is_batched(state.rng_key)
         expected = {
             b: target.batch + target.graph.families[b].shape for b in target.free
@@ -206,18 +210,20 @@ class RowKernel(MCMCKernel, Generic[S]):
         return target.starts(draw, target.keys(rng_key, 0))
 
 
-def all_still(z: Blocks, batch: tuple[int, ...] = ()) -> Blocks:
-    """Return flags of blocks that have not moved yet, one for each row of ``batch``."""
-    return {b: jnp.ones(batch, bool) for b in z}
+def all_still(z: Blocks) -> Blocks:
+    """Return flags of the blocks of one chain, none of which has moved yet."""
+    return {b: jnp.array(True) for b in z}
 
 
-def still_after(state: PyTree, z: Blocks) -> Blocks:
-    """Return the flags of the blocks that have not moved after a step to ``z`` either."""
-    flags = {}
-    for b, flag in state.still.items():
-        is_equal = (z[b] == state.z[b]).reshape(*flag.shape, -1)
-        flags[b] = flag & is_equal.all(-1)
-    return flags
+def track(new: S, old: S) -> S:
+    """Return a state with its flags of blocks that have not moved, if it has any."""
+    if not hasattr(new, "still"):
+        return new
+    still = {}
+    for b, flag in old.still.items():
+        is_equal = (new.z[b] == old.z[b]).reshape(*flag.shape, -1)
+        still[b] = flag & is_equal.all(-1)
+    return new._replace(still=still)
 
 
 def describe_still(state: PyTree, steps: Array) -> str:

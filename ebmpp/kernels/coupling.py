@@ -5,6 +5,7 @@
 from functools import partial
 from typing import NamedTuple
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
@@ -21,7 +22,6 @@ from ebmpp.kernels.base import (
     all_still,
     describe_still,
     is_batched,
-    still_after,
 )
 from ebmpp.moves import Pool, Target, couplings, sweeps
 from ebmpp.moves.move import (
@@ -62,7 +62,7 @@ class CouplingState(NamedTuple):
       ``(*batch, num, *shape)``.
     - **followers** - of the following chain.
 
-    - **still** - by block, True where no sweep has changed ``z`` yet, ``(*batch,)``.
+    - **still** - by block, True while no sweep has changed ``z``.
     """
 
     z: Blocks
@@ -172,9 +172,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         t = jnp.full((), self.lag, jnp.int32)
         met = rows_agree(block_flags(target, z), target.free, target.num_rows)
         time = jnp.full_like(zero, self.lag)
-        state = _state(target, z, t, rng_key, met, time, accepted)
-        state = state._replace(still=all_still(state.z, target.batch))
-        return state._replace(still=still_after(state, state.y))
+        return _state(target, z, t, rng_key, met, time, accepted)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         moves = self._moves(target)
@@ -194,20 +192,19 @@ class MaximalCoupling(RowKernel[CouplingState]):
         met = have_met | (together & ~broken)
         time = jnp.where(have_met, state.meeting_time.reshape(-1), t)
         accepted += state.accepted.reshape(-1)
-        new = _state(target, z, t, state.rng_key, met, time, accepted)
-        return new._replace(still=still_after(state, new.z))
+        return _state(target, z, t, state.rng_key, met, time, accepted)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
-        meetings = describe_meetings(state.met, state.meeting_time)
-        return meetings + describe_still(state, state.t)
+        return describe_meetings(state)
 
 
-def describe_meetings(met: Array, meeting_time: Array) -> str:
-    """Return the number of pairs that have met, and their mean meeting time."""
-    have_met = np.asarray(met)
-    times = np.asarray(meeting_time)
+def describe_meetings(state: PyTree) -> str:
+    """Return the number of pairs that have met, their mean meeting time, and unmoved blocks."""
+    have_met = np.asarray(state.met)
+    times = np.asarray(state.meeting_time)
     mean = f", mean meeting time {times[have_met].mean():.3g}" if have_met.any() else ""
-    return f"{int(have_met.sum())} of {have_met.size} pairs met{mean}"
+    still = describe_still(state, state.t)
+    return f"{int(have_met.sum())} of {have_met.size} pairs met{mean}{still}"
 
 
 def _state(
@@ -235,9 +232,8 @@ def _state(
     values = met, time, accepted, _distance(model, z)
     met, time, accepted, distance = (a.reshape(target.batch) for a in values)
     x, y = (model.from_rows(x) for x in chains)
-    return CouplingState(
-        x, y, t, met, time, rng_key, distance, energies, accepted, *replicas
-    )
+    values = met, time, rng_key, distance, energies, accepted
+    return CouplingState(x, y, t, *values, *replicas, all_still(x))
 
 
 def _distance(target: Target, z: Blocks) -> Array:

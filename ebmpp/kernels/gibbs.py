@@ -17,7 +17,6 @@ from ebmpp.kernels.base import (
     RowKernel,
     all_still,
     describe_still,
-    still_after,
 )
 from ebmpp.moves import Move, Target, cluster_sweep, sweeps
 from ebmpp.moves.move import draw_sweep
@@ -33,7 +32,7 @@ class GibbsState(NamedTuple):
       first; None where no move makes proposals.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does
       not change.
-    - **still** - by block, True where no sweep has changed ``z`` yet, ``(*batch,)``.
+    - **still** - by block, True while no sweep has changed ``z``.
     """
 
     z: Blocks
@@ -106,8 +105,8 @@ class BlockedGibbs(RowKernel[GibbsState]):
         z = target.from_rows(self._start(target, rng_key, init_params))
         proposes = any(move.proposes for move in self._moves(target))
         acceptance = jnp.ones(target.batch) if proposes else None
-        still = all_still(z, target.batch)
-        return GibbsState(z, jnp.zeros((), jnp.int32), acceptance, rng_key, still)
+        i = jnp.zeros((), jnp.int32)
+        return GibbsState(z, i, acceptance, rng_key, all_still(z))
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
         moves = self._moves(target)
@@ -122,9 +121,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
             if proposals:
                 share = accepted.reshape(target.batch) / proposals
             mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
-        z = target.from_rows(x)
-        still = still_after(state, z)
-        return state._replace(z=z, i=i, acceptance=mean, still=still)
+        return state._replace(z=target.from_rows(x), i=i, acceptance=mean)
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """Return numbers of sweeps, layers and units, acceptance, and unmoved blocks."""

@@ -19,7 +19,7 @@ import jax
 from jax import Array
 
 from ebmpp.core import archive, checkpoints, checks
-from ebmpp.kernels.base import InitParams, RowKernel
+from ebmpp.kernels.base import InitParams
 from ebmpp.kernels.streaming import Chunks, Moments, Totals
 
 if TYPE_CHECKING:
@@ -278,15 +278,10 @@ class LongRun:
     def _identity(self, chunks: Chunks, inputs: PyTree) -> dict[str, object]:
         """Return what all calls of one run have in common."""
         mcmc = self.mcmc
-        fn = self.fn or identity
-        kernel = mcmc.sampler
         method = mcmc.chain_method
-        is_ours = isinstance(kernel, RowKernel)
-        name = repr(kernel) if is_ours else type(kernel).__name__
         return {
             "versions": checkpoints.versions(),
-            "kernel": checkpoints.without_addresses(name),
-            "fn": getattr(fn, "__qualname__", type(fn).__name__),
+            "kernel": type(mcmc.sampler).__name__,
             "fields": list(chunks.fields),
             "keep": self.keep,
             "batch_length": self.batch_length,

@@ -23,7 +23,6 @@ from ebmpp.kernels.base import (
     RowKernel,
     all_still,
     describe_still,
-    still_after,
 )
 from ebmpp.moves import Move, Target, tempering
 from ebmpp.moves.ensemble import Ensemble, Order, equalize, permute
@@ -70,7 +69,7 @@ class TemperingState(NamedTuple):
     - **num_warmup** - sweeps after which the betas are fixed.
     - **rng_key** - the run's key; sweep ``i`` draws from the key and ``i``, so it does
       not change.
-    - **still** - by block, True where no sweep has changed ``z`` yet, ``(*batch,)``.
+    - **still** - by block, True while no sweep has changed ``z``.
     - **knots** - with a path its knots before the model, shared by all chains; else
       None.
     """
@@ -246,7 +245,7 @@ class ParallelTempering(RowKernel[TemperingState]):
             i=zero,
             num_warmup=zero,
             rng_key=rng_key,
-            still=all_still(z, target.batch),
+            still=all_still(z),
         )
 
     def _sample_one(self, state: TemperingState, target: Target) -> TemperingState:
@@ -336,9 +335,8 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     low = jnp.arange(len(ensemble.betas) - 1)
     count = state.count + 1
     change = rejected[low % 2, low] - state.rejection
-    z = ensemble.model.from_rows(ensemble.coldest(end.x))
     return state._replace(
-        z=z,
+        z=ensemble.model.from_rows(ensemble.coldest(end.x)),
         replicas=ensemble.from_rows(end.x),
         rejection=state.rejection + change / count.astype(change.dtype),
         count=count,
@@ -346,5 +344,4 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
         label=end.label.reshape(state.label.shape),
         round_trips=end.round_trips.reshape(state.round_trips.shape),
         i=state.i + 1,
-        still=still_after(state, z),
     )

@@ -21,9 +21,8 @@ from ebmpp.kernels.base import (
     InitParams,
     Kwargs,
     all_still,
-    describe_still,
     over_chains,
-    still_after,
+    track,
 )
 from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.moves.couplings import MOST_TRIALS
@@ -337,21 +336,20 @@ class CoupledComposite(MCMCKernel):
             keys = random.fold_in(random.key_pair(state.rng_key), t)
             z, y, wrong = self.pair(state.z, state.y, keys, call)
             broken = state.broken | wrong
-            return state._replace(
+            after = state._replace(
                 z=z,
                 y=y,
                 t=t,
                 met=(state.met | _equal(z, y)) & ~broken,
                 meeting_time=jnp.where(state.met, state.meeting_time, t),
                 broken=broken,
-                still=still_after(state, z),
             )
+            return track(after, state)
 
         return over_chains(sample_one, state.rng_key)(state)
 
     def get_diagnostics_str(self, state: CompositeState) -> str:
-        meetings = describe_meetings(state.met, state.meeting_time)
-        return meetings + describe_still(state, state.t)
+        return describe_meetings(state)
 
 
 class _Trials(NamedTuple):

@@ -44,7 +44,7 @@ from ebmpp.kernels.base import (
     all_still,
     describe_still,
     is_batched,
-    still_after,
+    track,
 )
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
@@ -265,16 +265,15 @@ class Block(SiteKernel):
         call = Call.split(model_args, model_kwargs)
         values = state.z | state.latents
         new = self.advance(values, call, state.rng_key, i.astype(jnp.uint32))
-        z = select(new.z, self.sites)
-        return state._replace(
-            z=z,
+        after = state._replace(
+            z=select(new.z, self.sites),
             latents=select(new.z, self.latents),
             i=i,
             accepted=state.accepted + new.accepted,
             degenerate=state.degenerate + new.degenerate,
             transitions=state.transitions + new.transitions,
-            still=still_after(state, z),
         )
+        return track(after, state)
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
         z = select(new.z, self.sites)
