@@ -353,6 +353,7 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     graph = kernel.graph if isinstance(kernel, RowKernel) else None
     is_known = isinstance(kernel, naming.Kernel)
     attrs = naming.attributes(graph, kernel if is_known else None)
+    still = getattr(result.last_state, "still", {})
     columns = {}
     for statistic in _STATISTICS:
         leaves = getattr(result.moments, statistic)
@@ -362,6 +363,8 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     for name, r_hat in columns["r_hat"].items():
         values[name] = np.stack([column[name] for column in columns.values()])
         kinds[name] = "apart" if np.isinf(r_hat).any() else ""
+        if np.all(still.get(name, False)):
+            kinds[name] = kinds[name] or "agree"
     warn_still(kinds, "values", 3)
     # as draws
     shapes = {

@@ -330,7 +330,8 @@ class Moments:
     error is about ``1 / sqrt(2 C - 2)``, and it is nan for one chain. **By batches**:
     from the spread of the means of batches of successive draws around the overall mean.
     It holds where batches are much longer than the autocorrelation time, and is nan for
-    fewer than two batches per chain. Neither detects modes that no chain has visited.
+    fewer than two batches per chain. Both are nan where all draws are equal. Neither
+    detects modes that no chain has visited.
 
     :param mean: over all draws of all chains.
     :param variance: over all draws of all chains, unbiased for independent draws.
@@ -423,6 +424,8 @@ class Totals(NamedTuple):
         errors = of_chains / chains, length * of_batches / (draws * chains)
         with np.errstate(all="ignore"):
             ess = [variance / error for error in errors]
+            # equal draws have no known error
+            errors = [np.where(variance > 0, error, np.nan) for error in errors]
             r_hat = np.sqrt(((draws - 1) / draws * inner + of_chains) / inner)
             return Moments(grand, variance, *map(np.sqrt, errors), *ess, r_hat, mean)
 
