@@ -371,7 +371,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    # jax 0.10.1 logs two errors for each program that it reads, about hints that no
-    # processor has
-    jax.config.update("jax_logging_level", "CRITICAL")
     main()

@@ -276,7 +276,8 @@ def enable_compilation_cache(
     stay in memory and are not stored, so call it first.
 
     JAX runs what it finds in the directory: do not share one with users whom you do not
-    trust.
+    trust. Unless a logging level is set, errors that XLA logs about each program that
+    it reads are silenced.
 
     :param directory: a local directory, created if it does not exist. None: the
         directory that JAX is configured with (the environment variable
@@ -296,11 +297,13 @@ def enable_compilation_cache(
         configured = getattr(jax.config, "jax_compilation_cache_dir", None)
         directory = configured or pathlib.Path(base, "ebmpp", "jax")
     try:
+        if not os.fspath(directory):
+            raise OSError("an empty path is the current directory")
         path = pathlib.Path(directory).expanduser().absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except (OSError, TypeError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise ArgumentError(
             "enable_compilation_cache: directory must be a writable path, got "
             f"{directory!r} ({error}). Give another one, or set "
@@ -313,4 +316,9 @@ def enable_compilation_cache(
     # JAX opens its cache at the first program that it compiles, and would ignore a
     # later directory.
     compilation_cache.reset_cache()
+    # jax 0.10.1 logs two errors for each program that it reads, about hints that no
+    # processor has. The second update is of Python's loggers alone.
+    if getattr(jax.config, "jax_logging_level", None) == "NOTSET":
+        jax.config.update("jax_logging_level", "CRITICAL")
+        jax.config.update("jax_logging_level", "NOTSET")
     return path

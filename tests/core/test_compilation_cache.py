@@ -4,7 +4,10 @@
 errors name the cause."""
 
 from collections.abc import Callable, Iterator
+import os
 from pathlib import Path
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -93,6 +96,39 @@ def test_a_directory_that_cannot_be_written_changes_nothing(tmp_path: Path) -> N
     assert jax.config.jax_compilation_cache_dir == before
 
 
-def test_a_directory_must_be_a_path() -> None:
-    with pytest.raises(ArgumentError, match="directory.*3"):
-        ebmpp.enable_compilation_cache(3)  # type: ignore[arg-type]
+@pytest.mark.parametrize("directory", [3, "", b"", "a\0b"])
+def test_a_directory_must_be_a_path(
+    directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match="directory must be a writable path"):
+        ebmpp.enable_compilation_cache(directory)
+    compile_again(2.5)
+    assert not list(tmp_path.iterdir())
+
+
+PROGRAM = """
+import logging, sys, jax, ebmpp
+ebmpp.enable_compilation_cache(sys.argv[1])
+assert logging.getLogger("jax").level == logging.NOTSET
+print(jax.jit(lambda x: x @ x.T)(jax.numpy.ones((3, 3))).sum())
+"""
+
+
+@pytest.mark.nightly
+def test_programs_that_are_found_again_log_no_errors(tmp_path: Path) -> None:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("TF_CPP_MIN_LOG_LEVEL", "JAX_LOGGING_LEVEL")
+    }
+    for _ in range(2):
+        result = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert result.stdout == "27.0\n" and not result.stderr
