@@ -82,7 +82,11 @@ class FactorGraph(Declaration, Shown):
     ) -> "FactorGraph":
         """Declare one visible block with a unit per node, whose units interact along the edges.
 
-        The nodes become the units' ``labels``.
+        The nodes become the units' ``labels``. Params follow the order of
+        ``graph.nodes`` and ``graph.edges``, which need **not** be that of the lists
+        that the graph was made of. To give couplings by edge, call
+        ``nx.set_edge_attributes(graph, {(a, b): 0.5, ...}, "weight")`` before: ``init``
+        returns them, and ``to_networkx(params)`` shows them.
 
         :param graph: undirected. Edge attributes ``weight`` and node attributes
             ``bias`` give initial params; the weights of parallel edges add up.

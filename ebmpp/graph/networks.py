@@ -184,7 +184,7 @@ def of_networkx(
     weights = edge_weights("from_networkx", graph, shared)
     biases = attribute(
         "from_networkx: bias",
-        [value for _, value in graph.nodes(data="bias")],
+        graph.nodes(data="bias"),
         units.stat_shape,
     )
     factors: list[Factor] = []
@@ -249,7 +249,7 @@ def of_qubo(cls: type[D], q: Mapping | ArrayLike, block: str) -> D:
             raise checks.error("from_qubo: q", _QUBO, q)
         is_term = (matrix != 0) | np.eye(len(matrix), dtype=bool)
         q = {(i, j): matrix[i, j] for i, j in np.argwhere(is_term).tolist()}
-    if not q or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in q):
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in q):
         raise checks.error("from_qubo: q", _QUBO, q)
     values = {
         pair: checks.number(f"from_qubo: q[{pair}]", value) for pair, value in q.items()
@@ -266,6 +266,9 @@ def _of_terms(
 ) -> D:
     """Declare the energy ``sum_a linear[a] x_a + sum_ab quadratic[a, b] x_a x_b``."""
     variables = list(dict.fromkeys([*linear, *itertools.chain(*quadratic)]))
+    if not variables:
+        hint = "The one sample of an empty model is empty."
+        raise checks.error("the model", "of one variable or more", quadratic, hint=hint)
     number = {v: i for i, v in enumerate(variables)}
     biases = -np.array([linear.get(v, 0.0) for v in variables], float)
     weights: dict[tuple[int, int], float] = defaultdict(float)

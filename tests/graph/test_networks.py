@@ -270,6 +270,30 @@ def test_parallel_edges_add_their_weights() -> None:
         np.testing.assert_allclose(natural, 1.2, 1e-6)
 
 
+def test_couplings_are_given_by_edge_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    listed = [("d", "a"), ("c", "b"), ("a", "c"), ("b", "d"), ("a", "b")]
+    couplings = dict(zip(listed, rng.normal(size=5), strict=True))
+    network = nx.Graph()
+    network.add_nodes_from("abcd")
+    network.add_edges_from(listed)
+    assert list(network.edges) != listed  # so an array in this order is another glass
+    nx.set_edge_attributes(network, couplings, "weight")
+    glass = FactorGraph.from_networkx(network, Spin, bias=False)
+    x = np.array(list(np.ndindex(2, 2, 2, 2))) * 2 - 1.0
+    spins = dict(zip("abcd", x.T, strict=True))
+    expected = -sum(w * spins[a] * spins[b] for (a, b), w in couplings.items())
+    params = glass.init(zoo.KEY)
+    np.testing.assert_allclose(glass.energy(params, {"x": x}), expected, atol=1e-5)
+    in_order = [
+        couplings.get(edge, couplings.get(edge[::-1])) for edge in network.edges
+    ]
+    np.testing.assert_allclose(params["x:x"], in_order)
+    shown = glass.to_networkx(params)
+    for edge, weight in couplings.items():
+        assert shown.edges[edge]["weight"] == pytest.approx(weight)
+
+
 def test_networks_of_thousands_of_units_take_no_second_derivatives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -41,7 +41,8 @@ def check_network(name: str, graph: nx.Graph) -> None:
             name,
             "undirected",
             graph,
-            hint="Convert it by graph.to_undirected().",
+            hint="Add up the weights of both directions in an nx.Graph; "
+            "graph.to_undirected() keeps one of them.",
         )
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The factor that joins units of one block: lattices, lateral weights, spin glasses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -40,8 +40,9 @@ class Pairwise(Factor):
     :param block: name of the block.
     :param edges: pairs of units by number in the flattened block or by index, or an
         undirected networkx graph over the units, whose edge attribute ``weight`` gives
-        the initial weights. The weights of parallel edges add up: a torus of side 2 has
-        two bonds between its neighbours.
+        the initial weights. Params follow the order of the pairs, or of ``graph.edges``
+        (**not** of the list that the graph was made of). The weights of parallel edges
+        add up: a torus of side 2 has two bonds between its neighbours.
     :param shared: use one weight for all pairs, a scalar; repeated pairs count.
     :param init: initial weights, an array or a function of a jax key; by default from
         the scheme of :meth:`ebmpp.FactorGraph.init`.
@@ -111,7 +112,8 @@ class Pairwise(Factor):
 
 def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
     """Return the weights of a graph's edges, None if no edge has one."""
-    weights = attribute(f"{name}: weight", [w for *_, w in graph.edges(data="weight")])
+    items = [(edge, weight) for *edge, weight in graph.edges(data="weight")]
+    weights = attribute(f"{name}: weight", items)
     if weights is not None and shared:
         raise checks.declaration_error(
             f"{name}: shared", "False where edges have weights", shared
@@ -120,21 +122,22 @@ def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
 
 
 def attribute(
-    name: str, values: list[Any], shape: BatchShape = ()
+    name: str, items: Iterable[tuple[Any, Any]], shape: BatchShape = ()
 ) -> Float[np.ndarray, "items ..."] | None:
-    """Stack an attribute of nodes or edges, None if no item has it."""
-    if all(value is None for value in values):
+    """Stack an attribute, given by node or edge, None if no item has it."""
+    items = list(items)
+    if all(value is None for _, value in items):
         return None
     rows = []
-    for value in values:
+    for item, value in items:
         try:
             row = np.asarray(value, float).reshape(shape)
         except (TypeError, ValueError):
             row = None
         if value is None or row is None:
             raise checks.declaration_error(
-                name,
-                f"numbers of shape {shape} at all nodes or edges, or at none",
+                f"{name} of {item!r}",
+                f"a number, or numbers of shape {shape}, where others have one",
                 value,
             )
         rows.append(row)
