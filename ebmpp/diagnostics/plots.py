@@ -120,11 +120,7 @@ def plot_history(
     >>> [ax.get_ylabel() for ax in plot_history(norm)]
     ['gradient norm']
     """
-    dataset = getattr(history, "history", history)
-    if not isinstance(dataset, xr.Dataset) or not (variables := panels(dataset)):
-        raise checks.error(
-            "history", "a fit or its history, with variables over steps", type(dataset)
-        )
+    dataset, variables = panels("history", history)
     count = len(variables)
     if axes is None:
         axes = grid(count, (3.6, 2.6), ncols=2 if count == 4 else 3, pyplot=True)[1]
@@ -136,12 +132,15 @@ def plot_history(
     return axes[:count]
 
 
-def panels(history: xr.Dataset) -> dict[str, list[str]]:
-    """Return the variables in each panel of :func:`plot_history`, by the panel's label.
+def panels(argument: str, fit: object) -> tuple[xr.Dataset, dict[str, list[str]]]:
+    """Return a history, and the variables in each panel of :func:`plot_history` by label.
 
     Monitors come first, then the gradient norm and other metrics, then meeting times.
     Costs and settings of an estimator are left out.
     """
+    history: Any = getattr(fit, "history", fit)
+    expected = "a fit or its history, with variables over steps"
+    checks.instance(argument, history, xr.Dataset, expected)
     numeric = []
     for name, values in history.data_vars.items():
         over_time = values.ndim == 1 and str(values.dims[0]).endswith("step")
@@ -158,7 +157,9 @@ def panels(history: xr.Dataset) -> dict[str, list[str]]:
     meeting = [n for n in COLUMNS if n in metrics and COLUMNS[n].panel == "meeting"]
     if meeting:
         result["meeting time (sweeps)"] = meeting
-    return result
+    if not result:
+        raise checks.error(argument, expected, type(history))
+    return history, result
 
 
 def _plot_curves(ax: "Axes", history: xr.Dataset, label: str, names: list[str]) -> None:

@@ -11,7 +11,6 @@ import time
 import warnings
 
 import pandas as pd
-import xarray as xr
 
 from jax import Array
 
@@ -133,14 +132,7 @@ def report(
         budget = BUDGETS[checks.choice("report: budget", budget, BUDGETS, also=other)]
     file = _check_file(file)
     checks.instance("report: title", title, str, "a string")
-    history = getattr(history, "history", history)
-    is_history = isinstance(history, xr.Dataset) and panels(history)
-    if history is not None and not is_history:
-        raise checks.error(
-            "report: history",
-            "a fit or its history, with variables over steps",
-            history,
-        )
+    dataset = None if history is None else panels("report: history", history)[0]
     shapes = samples.image_shapes(graph, image_shape)
     sets = {"train": data}
     if held_out is not None:
@@ -151,7 +143,7 @@ def report(
         inputs[name] = tables.as_table(graph, values, "the report")
         rows[name] = check_rows(graph, inputs[name], budget.rows, seed)
     subject = Subject(
-        graph, params, rows, budget, rng_key, shapes, inputs["train"].batch[0], history
+        graph, params, rows, budget, rng_key, shapes, inputs["train"].batch[0], dataset
     )
     sections = []
     missing = []

@@ -97,6 +97,7 @@ def training(section: Section, subject: Subject) -> None:
     if subject.history is None:
         section.missing("the course of training", "No history was given (history=fit).")
         return
-    figure, axes = grid(max(1, len(panels(subject.history))), (3.6, 2.6), ncols=3)
+    _, variables = panels("history", subject.history)
+    figure, axes = grid(len(variables), (3.6, 2.6), ncols=3)
     plot_history(subject.history, axes=axes)
     section.figure("training", figure)
