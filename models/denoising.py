@@ -193,10 +193,10 @@ def report(tree: xr.DataTree) -> str:
     def wrong(guess):
         return f"{100 * np.mean((guess > 0.5) != truth):.1f} %"
 
-    table = ebmpp.diagnostics.summary(tree, var_names=["scale"]).to_string()
+    table = ebmpp.diagnostics.summary(tree, var_names=["scale"], round_to=2)
     return (
         f"pixels wrong: {wrong(y)} noisy, {wrong(mean)} by the posterior; true "
-        f"scale {_NOISE}\n{table}"
+        f"scale {_NOISE}\n{table.to_string()}"
     )
 
 

@@ -291,7 +291,8 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
     - All are constant at one value: the unit is nearly certain, or all chains are stuck
       at one place, which the draws cannot distinguish. R-hat is nan.
 
-    A warning names the values of each case.
+    A warning names the values of each case. Values are not rounded, unless
+    ``round_to=2`` or the like is given.
 
     :param tree: result of :func:`to_datatree`, or any tree or dataset with ``chain``
         and ``draw``.
@@ -319,7 +320,8 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
         # estimators divide by the variance within chains, which is zero for constant
         # values
         warnings.simplefilter("ignore", RuntimeWarning)
-        table = arviz_stats.summary(tree, fmt="wide", **kwargs)
+        options = {"round_to": "none", **kwargs}
+        table = arviz_stats.summary(tree, fmt="wide", **options)
     selection = {name: kwargs[name] for name in _SELECTIONS if name in kwargs}
     extracted = arviz_base.extract(tree, combined=False, keep_dataset=True, **selection)
     draws = cast(xr.Dataset, extracted)

@@ -209,7 +209,7 @@ def chains(section: Section, subject: Subject) -> None:
 def _table(chains: SamplerRun, values: dict[str, np.ndarray]) -> pd.DataFrame:
     import arviz_base  # imports matplotlib, if installed
 
-    table = summary(arviz_base.from_dict({"posterior": values}), round_to="none")
+    table = summary(arviz_base.from_dict({"posterior": values}))
     draws = next(iter(values.values())).size
     table = table[["mean", "sd", "ess_bulk", "ess_tail", "r_hat", "frozen"]].copy()
     per_pass = 1000 * table["ess_bulk"] / (draws * chains.passes)

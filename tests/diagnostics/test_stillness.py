@@ -60,7 +60,7 @@ KIND = {
 
 
 def table_of(**draws):
-    return summary(arviz_base.from_dict({"posterior": draws}), round_to="none")
+    return summary(arviz_base.from_dict({"posterior": draws}))
 
 
 @pytest.mark.parametrize("name", CASES)
