@@ -40,6 +40,9 @@ _ALPHABETS = 50
 _CLASSES = 101
 # bytes of a line or a word; memory stays bounded where the content is something else
 _LONGEST = 1 << 14
+_DIGITS = 18  # of a number in a header
+_MOST_WORDS = 1 << 24
+_LARGEST_COUNT = (1 << 24) - 1  # larger ones may be no float32
 
 # -- MATLAB files ---------------------------------------------------------------------
 
@@ -124,6 +127,10 @@ def caltech101_silhouettes(
     data, target = (f"{_CALTECH[split]}_{kind}" for kind in ("data", "labels"))
     variables = _variables(path, [data, target] if labels else [data])
     pixels = _upright(path, data, variables[data])
+    if not ((pixels == 0) | (pixels == 1)).all():
+        raise ArgumentError(
+            f"{path}: {data} must hold silhouettes of zeros and ones, got grey pixels"
+        )
     if not labels:
         return pixels
     classes = variables[target].reshape(-1)
@@ -144,7 +151,8 @@ def _variables(path: Path, names: list[str]) -> dict[str, np.ndarray]:
 
     try:
         sizes = [math.prod(shape) for name, shape, _ in whosmat(path) if name in names]
-        is_small = max(sizes, default=0) <= _MOST_ENTRIES
+        most = min(_MOST_ENTRIES, files.most_unpacked(path) // 8)
+        is_small = sum(sizes) <= most
         variables = loadmat(path, variable_names=names) if is_small else {}
     except Exception as error:  # scipy reports damage in a dozen ways
         raise ArgumentError(
@@ -152,7 +160,7 @@ def _variables(path: Path, names: list[str]) -> dict[str, np.ndarray]:
         ) from error
     if not is_small:
         raise ArgumentError(
-            f"{path}: {names} must have at most {_MOST_ENTRIES} entries, got {max(sizes)}"
+            f"{path}: {names} must have at most {most} entries, got {sum(sizes)}"
         )
     for name in names:
         value = variables.get(name)
@@ -380,24 +388,30 @@ def bag_of_words(
 def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], np.ndarray]:
     """Return the numbers of documents and words, and rows of a document, a word and a count."""
     header = [line.strip() for line in itertools.islice(_lines(file), 3)]
-    if len(header) < 3 or not all(line.isdigit() for line in header):
+    is_number = [line.isdigit() and len(line) <= _DIGITS for line in header]
+    if len(header) < 3 or not all(is_number):
         raise ArgumentError(
             f"{path}: must start with three lines, the numbers of documents, words and "
             f"counts, got {[line[:20] for line in header]}"
         )
     documents, size, total = map(int, header)
+    if size > _MOST_WORDS:
+        raise ArgumentError(
+            f"{path}: must have at most {_MOST_WORDS} words, got {size}"
+        )
+    # one more than there should be shows that there are too many
+    lines = itertools.islice(_lines(file), total + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of an empty file
         try:
-            entries = np.loadtxt(
-                _lines(file), np.int64, comments=None, ndmin=2
-            ).reshape(-1, 3)
+            entries = np.loadtxt(lines, np.int64, comments=None, ndmin=2)
+            entries = entries.reshape(-1, 3)
         except ValueError as error:
             raise ArgumentError(
                 f"{path}: lines must hold a document, a word and a count ({error})"
             ) from error
-    outside = (
-        (entries < 1).any(1) | (entries[:, 0] > documents) | (entries[:, 1] > size)
+    outside = (entries < 1).any(1) | (entries > [documents, size, _LARGEST_COUNT]).any(
+        1
     )
     if len(entries) != total or outside.any():
         first = (
@@ -406,8 +420,10 @@ def _word_counts(path: Path, file: BinaryIO) -> tuple[tuple[int, int], np.ndarra
             else ""
         )
         raise ArgumentError(
-            f"{path}: must hold {total} counts of documents 1 to {documents} and words "
-            f"1 to {size}, got {len(entries)} counts{first}"
+            f"{path}: must hold {total} counts up to {_LARGEST_COUNT} of documents 1 to "
+            f"{documents} and words 1 to {size}, got "
+            f"{f'more than {total}' if len(entries) > total else len(entries)} "
+            f"counts{first}"
         )
     return (documents, size), entries
 
@@ -430,4 +446,9 @@ def _table(
         (entries[is_selected, 0] - 1, column[is_selected]),
         entries[is_selected, 2],
     )
+    if counts.max(initial=0) > _LARGEST_COUNT:
+        raise ArgumentError(
+            f"{path}: counts of one word must sum to at most {_LARGEST_COUNT} in a "
+            f"document, got {counts.max():.0f}"
+        )
     return counts

@@ -94,13 +94,18 @@ def unpacked(path: Path) -> Generator[BinaryIO]:
             ) from error
 
 
+def most_unpacked(path: Path) -> int:
+    """Return the number of bytes that a packed file of this size may plausibly hold."""
+    return max(_ALWAYS_ALLOWED, _MAX_RATIO * path.stat().st_size)
+
+
 class _Limited(io.RawIOBase):
-    """Unpacked bytes, as many as a packed file of this size may plausibly hold."""
+    """Unpacked bytes, at most :func:`most_unpacked`."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file = file
         self.path = path
-        self.most = max(_ALWAYS_ALLOWED, _MAX_RATIO * path.stat().st_size)
+        self.most = most_unpacked(path)
 
     def readable(self) -> bool:
         return True
