@@ -155,3 +155,5 @@ def test_annealing() -> None:
         RBM, params_of(RBM), rng_key=KEY, num_particles=30, num_temperatures=50
     )
     assert_finite((result.log_partition, result.standard_error))
+    perfect = ebmpp.perfect_sample(RBM, params_of(RBM), 3, rng_key=KEY)
+    assert_finite(perfect)

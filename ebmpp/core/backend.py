@@ -105,7 +105,7 @@ def asynchronous(fn: Callable[..., _Tree]) -> Callable[..., _Tree]:
     def call(*args, **kwargs):
         leaves, structure = jax.tree.flatten(fn(*args, **kwargs))
         last = leaves[-1]
-        bit = (last.ravel()[0] > 0).astype(jnp.int32)
+        bit = last.ravel()[0].astype(bool).astype(jnp.int32)
         # not negative, which XLA does not know
         total = (jnp.arange(4096, dtype=jnp.int32) & bit).sum()
         leaves[-1] = jnp.where(total < 0, jnp.zeros_like(last), last)

@@ -96,7 +96,7 @@ def test_a_directory_that_cannot_be_written_changes_nothing(tmp_path: Path) -> N
     assert jax.config.jax_compilation_cache_dir == before
 
 
-@pytest.mark.parametrize("directory", [3, "", b"", "a\0b"])
+@pytest.mark.parametrize("directory", [3, "", b"", "a\0b", "~nobody_at_all/cache"])
 def test_a_directory_must_be_a_path(
     directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
