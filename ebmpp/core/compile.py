@@ -44,10 +44,8 @@ _WIDE = ("xla_cpu_prefer_vector_width", "512")
 # not vectorise a kernel that writes where it reads. The XLA of jax 0.12 does not know
 # the option.
 _FAST = ("xla_cpu_use_fusion_emitters", False)
-# Other programs compile in 0.85 to 0.9 of the time at LLVM's first level, and run as
-# fast: PCD, smc and ais at 64x16 and 200x100. Those of the older emitters ran 1.1 to
-# 1.3 times as long at the first two levels.
-_FIRST_LEVEL = ("xla_backend_optimization_level", 1)
+# LLVM's level stays XLA's own: the first compiled in 0.9 of the time, but aborted the
+# process on chains of two or three replicas ("Cannot select ... SUBV_BROADCAST_LOAD").
 _fast: ContextVar[bool] = ContextVar("fast", default=False)
 
 
@@ -199,7 +197,7 @@ def _options(is_fast: bool) -> _Options:
     if backend.accelerated():
         return ()
     flags = os.environ.get("XLA_FLAGS", "")
-    requested = (_WIDE, _FAST if is_fast else _FIRST_LEVEL)
+    requested = (_WIDE, _FAST) if is_fast else (_WIDE,)
     return tuple(o for o in requested if o[0] not in flags and _is_known(*o))
 
 
@@ -303,7 +301,8 @@ def enable_compilation_cache(
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except (OSError, TypeError, ValueError) as error:
+    # RuntimeError: a user without a home directory
+    except (OSError, TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
             "enable_compilation_cache: directory must be a writable path, got "
             f"{directory!r} ({error}). Give another one, or set "

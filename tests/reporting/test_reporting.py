@@ -10,6 +10,8 @@ import errno
 import io
 import os
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 from matplotlib import image
@@ -145,6 +147,31 @@ def test_a_report_is_complete_and_reproducible(name, tmp_path):
     )
     for table in set(first.tables) - {"seconds"}:
         pd.testing.assert_frame_equal(first.tables[table], second.tables[table])
+
+
+PROGRAM = """
+import sys, jax, numpy as np, ebmpp
+from ebmpp.reporting import Budget, assemble, mixing
+assemble._SECTIONS.clear()
+assemble._SECTIONS["chains"] = mixing.chains
+graph = ebmpp.layered(v=ebmpp.Bernoulli(6), h=ebmpp.Bernoulli(3))
+key = jax.random.key(0)
+for chains in (2, 3, 4):
+    budget = Budget(10, particles=5, temperatures=10, chains=chains, sweeps=20,
+                    replicas=2, pairs=4, max_sweeps=30)
+    ebmpp.report(graph, graph.init(key), np.zeros((20, 6)), rng_key=key, file=None, budget=budget)
+"""
+
+
+def test_few_replicas_do_not_abort_the_compiler():
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-500:]
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
