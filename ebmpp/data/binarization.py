@@ -75,7 +75,7 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> np.ndarr
     levels = np.rint(x * (2**num_bits - 1)).astype(np.int64)
     places = np.arange(num_bits)[::-1]
     digits = (levels[..., None] >> places) & 1
-    if spin:
+    if checks.flag("encode_bits: spin", spin):
         digits = 2 * digits - 1
     return digits.astype(np.float32)
 
@@ -96,7 +96,7 @@ def decode_bits(bits: ArrayLike, spin: bool = False) -> np.ndarray:
     """
     bits = np.atleast_1d(np.asarray(checks.numbers("decode_bits: bits", bits), float))
     checks.count("decode_bits: last axis of bits", bits.shape[-1], most=_MAX_BITS)
-    low = -1 if spin else 0
+    low = -1 if checks.flag("decode_bits: spin", spin) else 0
     is_valid = (bits >= low) & (bits <= 1)
     _check_all("decode_bits: bits", bits, is_valid, f"in [{low}, 1] with spin={spin}")
     digits = (bits - low) / (1 - low)

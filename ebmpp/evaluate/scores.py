@@ -74,8 +74,10 @@ def pseudo_log_likelihood(
     >>> print(f"{pseudo_log_likelihood(rbm, fair, rows).mean():.4f}")  # -9 log 2
     -6.2383
     """
+    name = "pseudo_log_likelihood"
+    checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
     states.check_params(graph.param_shapes, params)
-    rows, _, batch = tables.as_data(graph, rows, "pseudo_log_likelihood")
+    rows, _, batch = tables.as_data(graph, rows, name)
     keys = check_units(graph, num_units, rng_key, rows)
     return pseudo_rows(graph, num_units, params, rows, keys).reshape(batch)
 
@@ -210,6 +212,7 @@ def mean_field_bound(
     >>> bool((abs(gap) < 1e-5).all())
     True
     """
+    checks.instance("mean_field_bound: graph", graph, FactorGraph, "a FactorGraph")
     passes = checks.count("mean_field_bound: passes", passes)
     states.check_params(graph.param_shapes, params)
     rows, _, batch = tables.as_data(graph, rows, "mean_field_bound")

@@ -142,6 +142,7 @@ class TableModel:
         """
         import pandas as pd
 
+        checks.instance("samples", samples, Mapping, "a dict of the visible blocks")
         states.check_present(samples, self.graph.visible)
         units = {}
         for b, family in self.graph.visible.items():
@@ -173,6 +174,7 @@ class TableModel:
         """
         import pandas as pd
 
+        checks.flag("fill_missing: draw", draw)
         rows = self.encode(df)
         result = df.copy()
         holes = {column: df[column.name].isna().to_numpy() for column in self.columns}

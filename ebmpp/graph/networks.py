@@ -229,7 +229,7 @@ def of_bqm(cls: type[D], bqm: PyTree, block: str) -> D:
         and all(isinstance(part, Mapping) for part in bqm)
     )
     if is_ising:
-        return _of_terms(cls, block, "SPIN", *bqm)
+        return _of_terms(cls, block, "from_bqm: bqm", "SPIN", *bqm)
     vartype = getattr(getattr(bqm, "vartype", None), "name", "")
     if vartype not in _VARTYPES:
         raise checks.error(
@@ -238,7 +238,7 @@ def of_bqm(cls: type[D], bqm: PyTree, block: str) -> D:
             "dicts (h, J) of spins",
             bqm,
         )
-    return _of_terms(cls, block, vartype, bqm.linear, bqm.quadratic)
+    return _of_terms(cls, block, "from_bqm: bqm", vartype, bqm.linear, bqm.quadratic)
 
 
 def of_qubo(cls: type[D], q: Mapping | ArrayLike, block: str) -> D:
@@ -248,37 +248,39 @@ def of_qubo(cls: type[D], q: Mapping | ArrayLike, block: str) -> D:
         if matrix.ndim != 2 or len(matrix) != matrix.shape[1]:
             raise checks.error("from_qubo: q", _QUBO, q)
         is_term = (matrix != 0) | np.eye(len(matrix), dtype=bool)
-        q = {(i, j): matrix[i, j] for i, j in np.argwhere(is_term).tolist()}
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in q):
-        raise checks.error("from_qubo: q", _QUBO, q)
-    values = {
-        pair: checks.number(f"from_qubo: q[{pair}]", value) for pair, value in q.items()
-    }
-    return _of_terms(cls, block, "BINARY", {}, values)
+        pairs = map(tuple, np.argwhere(is_term).tolist())
+        q = {pair: matrix[pair] for pair in pairs}
+    return _of_terms(cls, block, "from_qubo: q", "BINARY", {}, q)
 
 
 def _of_terms(
     cls: type[D],
     block: str,
+    name: str,
     vartype: str,
     linear: Mapping[Hashable, float],
     quadratic: Mapping[tuple[Hashable, Hashable], float],
 ) -> D:
     """Declare the energy ``sum_a linear[a] x_a + sum_ab quadratic[a, b] x_a x_b``."""
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in quadratic):
+        raise checks.error(name, "a dict by pairs of variables", quadratic)
     variables = list(dict.fromkeys([*linear, *itertools.chain(*quadratic)]))
     if not variables:
         hint = "The one sample of an empty model is empty."
-        raise checks.error("the model", "of one variable or more", quadratic, hint=hint)
+        raise checks.error(name, "of one variable or more", quadratic, hint=hint)
     number = {v: i for i, v in enumerate(variables)}
-    biases = -np.array([linear.get(v, 0.0) for v in variables], float)
+    biases = np.zeros(len(variables))
+    for v, value in linear.items():
+        biases[number[v]] -= checks.number(f"{name}[{v!r}]", value)
     weights: dict[tuple[int, int], float] = defaultdict(float)
-    for (a, b), value in quadratic.items():
-        i, j = sorted((number[a], number[b]))
+    for pair, value in quadratic.items():
+        i, j = sorted(number[v] for v in pair)
+        value = checks.number(f"{name}[{pair}]", value)
         if i != j:  # (a, b) and (b, a) add up
-            weights[i, j] -= float(value)
+            weights[i, j] -= value
         elif vartype == "BINARY":
             # the square of a bit is the bit; that of a spin is constant
-            biases[i] -= float(value)
+            biases[i] -= value
     family = _VARTYPES[vartype](len(variables))
     factors: list[Factor] = [Bias(block, init=biases)]
     if weights:

@@ -17,7 +17,7 @@ import optax
 
 import ebmpp
 from ebmpp import CD, Bernoulli, Categorical, Gaussian, Observed
-from ebmpp.errors import StateError
+from ebmpp.errors import ArgumentError, StateError
 
 SIZES = pd.CategoricalDtype(["small", "medium", "large", "huge"], ordered=True)
 FRAME = pd.DataFrame(
@@ -219,6 +219,21 @@ def test_other_frames_must_have_the_same_columns(change: dict, word: str) -> Non
         table.encode(FRAME.assign(**change))
     with pytest.raises(StateError, match=word):
         table.encode(FRAME.drop(columns=[word]))
+
+
+def test_arguments_of_a_table_are_named() -> None:
+    table = declare(FRAME)
+    for samples in (3, None, np.zeros((2, 3)), [1.0]):
+        with pytest.raises(ArgumentError, match="samples must be a dict"):
+            table.to_dataframe(samples)  # type: ignore[arg-type]
+    for df in (3, {"length": [1.0]}):
+        with pytest.raises(ArgumentError, match="df must be a pandas frame"):
+            table.encode(df)  # type: ignore[arg-type]
+    twice = pd.concat([FRAME, FRAME[["city"]]], axis=1)
+    with pytest.raises(StateError, match="unique columns.*city"):
+        table.encode(twice)
+    with pytest.raises(ArgumentError, match="draw must be True or False, got 'no'"):
+        table.fill_missing(FRAME, {}, rng_key=zoo.KEY, draw="no")  # type: ignore[arg-type]
 
 
 def test_integers_with_few_values_are_numbers_with_a_warning() -> None:
