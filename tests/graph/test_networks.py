@@ -289,9 +289,9 @@ def test_couplings_are_given_by_edge_in_any_order() -> None:
         couplings.get(edge, couplings.get(edge[::-1])) for edge in network.edges
     ]
     np.testing.assert_allclose(params["x:x"], in_order)
-    shown = glass.to_networkx(params)
+    network_of_params = glass.to_networkx(params)
     for edge, weight in couplings.items():
-        assert shown.edges[edge]["weight"] == pytest.approx(weight)
+        assert network_of_params.edges[edge]["weight"] == pytest.approx(weight)
 
 
 def test_networks_of_thousands_of_units_take_no_second_derivatives(
