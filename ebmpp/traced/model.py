@@ -32,6 +32,7 @@ from ebmpp.distribution.tractability import (
     unnormalized,
 )
 from ebmpp.errors import StateError
+from ebmpp.families.values import is_concrete
 from ebmpp.traced import contents
 from ebmpp.traced.block import Call, SiteValues, select
 from ebmpp.traced.data import (
@@ -76,12 +77,11 @@ class ModelInfo:
         self.model = model
         self.sites = tuple(checks.sequence("from_model: sites", sites, "names"))
         self.call = call
-        traced = _tracers(call)
-        if traced:
+        if not is_concrete(call):
             raise checks.state_error(
                 "from_model: arguments of the model",
                 "known, as their values may decide which units interact",
-                traced,
+                "traced ones",
                 hint="Make the block outside of jax.jit and jax.vmap, and use it inside.",
             )
         with unnormalized() as used:
@@ -142,7 +142,7 @@ class ModelInfo:
 
     def check_data(self, call: Call) -> None:
         """Raise a StateError for impossible data, which most log densities would ignore."""
-        if _tracers(call.inputs):
+        if not is_concrete(call.inputs):
             return
         problems = self._impossible
         if not self.arguments.equal(call):
@@ -281,11 +281,10 @@ class Arguments:
         name = "arguments of the model"
         names, leaves, structure = _flattened(call)
         if structure != self._structure:
-            is_renamed = names != self._names
             raise checks.state_error(
                 name,
-                f"{self._names if is_renamed else self._structure}, as in from_model",
-                names if is_renamed else structure,
+                f"{self._names} as in from_model, in the same containers",
+                names,
             )
         fixed = {self._places[n] for n in relied}
         for i, argument in enumerate(names):
@@ -364,10 +363,6 @@ def _flattened(call: Call) -> tuple[list[str], list[Any], Any]:
 
 def _names_of(kind: str, trace: Trace) -> list[str]:
     return [name for name, site in trace.items() if site["type"] == kind]
-
-
-def _tracers(tree: PyTree) -> list[core.Tracer]:
-    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, core.Tracer)]
 
 
 def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> None:

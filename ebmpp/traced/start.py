@@ -5,11 +5,10 @@
 A Gibbs sampler does not leave a state of probability 0 if all values of each unit are
 impossible given the others. The search draws units from the conditionals of a relaxed
 log density, in which fewer impossible elements are more probable, and starts again from
-draws of the prior.
+draws of the prior, given continuous sites that are uniform over (-2, 2) unconstrained.
 """
 
-from collections.abc import Callable, Generator, Mapping
-import contextlib
+from collections.abc import Callable, Mapping
 import functools
 import logging
 import threading
@@ -113,9 +112,14 @@ class BlockStart:
                     hint="Leave missing data out, or exclude them by numpyro.handlers.mask.",
                 )
         if origin != "given" and is_lost.any():
-            with _reported(f"searching for a possible start of {list(values)}"):
-                found = self._find(values, mapped, keys, fixed)
-                values, is_possible = jax.block_until_ready(found)
+            text = (
+                f"searching for a possible start of {list(values)}; init_params save it"
+            )
+            timer = threading.Timer(1.0, logging.getLogger("ebmpp").warning, [text])
+            timer.start()
+            found = self._find(values, mapped, keys, fixed)
+            values, is_possible = jax.block_until_ready(found)
+            timer.cancel()
         for site, mask in invalid.items():
             self._refuse_invalid(site, np.asarray(mask)[~is_lost])
         if not is_possible.all():
@@ -329,18 +333,6 @@ def search(
     start = no.astype(jnp.uint32), arrays, no
     _, x, possible = lax.while_loop(is_lost, step, start)
     return x, possible
-
-
-@contextlib.contextmanager
-def _reported(text: str) -> Generator[None]:
-    """Log a text if what runs inside takes more than a second, at that time."""
-    hint = f"ebmpp: {text}, which init_params would save"
-    timer = threading.Timer(1.0, logging.getLogger("ebmpp").warning, [hint])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _over_rows(fn: Callable) -> Callable:
