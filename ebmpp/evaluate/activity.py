@@ -44,7 +44,7 @@ def unit_activity(
     A unit is **off** or **on** if its mean over the rows is within ``edge`` of the
     lower or upper end of its statistic's range, **constant** if its posterior means
     differ between rows by less than a thousandth of its variance, and otherwise
-    **active**. A unit with several statistics (the categories of a
+    **active**; **unknown** with a single row, where ``varies`` is nan. A unit with several statistics (the categories of a
     :class:`~ebmpp.Categorical`, x and x^2 of a Gaussian) has one row per statistic.
 
     The means are exact if the latents given the visibles form one layer. Otherwise they
@@ -184,6 +184,9 @@ def _columns(family: Family, moments: Moments, edge: float) -> dict[str, np.ndar
     average = mean.mean(0)
     varies = np.minimum(1.0, explained / np.maximum(variance, 1e-30))
     status = np.where(varies < _MIN_EXPLAINED, "constant", "active").astype(object)
+    if len(mean) == 1:  # nothing can vary
+        varies[:] = math.nan
+        status[:] = "unknown"
     with np.errstate(invalid="ignore"):  # of an unbounded range
         reach = np.where(np.isfinite(high - low), high - low, math.nan)
         status[(average - low) / reach < edge] = "off"

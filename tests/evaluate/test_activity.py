@@ -47,6 +47,13 @@ def test_status_of_units() -> None:
 
 
 @pytest.mark.nightly
+def test_a_single_row_shows_no_variation() -> None:
+    graph, params = machine(Bernoulli(2), np.array([-8.0, 0.0]), np.ones((4, 2)))
+    table = unit_activity(graph, params, V[:1], rng_key=zoo.KEY)
+    assert table["varies"].isna().all() and set(table["status"]) <= {"off", "unknown"}
+
+
+@pytest.mark.nightly
 def test_status_of_categories_counts_and_reals() -> None:
     weight = np.zeros((4, 1, 3))
     weight[0, 0, 1] = 4.0
