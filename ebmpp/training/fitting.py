@@ -88,7 +88,8 @@ def fit(
     :param rng_key: a jax key: the same key gives the same run.
     :param estimator: :class:`UCD` (default), :class:`CD`, :class:`PCD`, or a custom
         one.
-    :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
+    :param optimizer: any optax transformation; default ``optax.sgd(0.1)``. Runs that
+        differ in its constant rate alone share a compiled program.
     :param num_steps: gradient steps; default 1000, or no limit with ``max_seconds``.
     :param epochs: passes over the data in place of ``num_steps``. For a stream with a
         length, a list of batches say, at most 1.
@@ -139,8 +140,8 @@ def fit(
         own part** of the rows (of one size; ``batch_size`` is the total), the same
         params, and callbacks that decide alike.
     :warns UserWarning: if an estimator diagnoses a problem, a path cannot be thinned, a
-        monitor with ``log_likelihood=True`` falls, or coupled pairs will take too many
-        sweeps.
+        monitor with ``log_likelihood=True`` falls, no step improves the monitor of
+        ``keep_best`` or :class:`EarlyStop`, or coupled pairs will take too many sweeps.
     :raises StateError: for invalid data or weights, NaN included.
     :raises ParameterError: for params that do not fit, or under which the model does
         not normalise.
