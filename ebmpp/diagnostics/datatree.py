@@ -185,14 +185,12 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
         if name not in _NOT_STATISTICS and hasattr(v, "dtype")
     }
     variables = variable_names(samples)
-    groups = {"posterior": {variables[name]: x for name, x in samples.items()}}
+    groups: dict[str, Mapping[str, Any]] = {}
+    groups["posterior"] = {variables[name]: x for name, x in samples.items()}
     if fields:
         groups["sample_stats"] = naming.statistics(fields)
-    for group, values in model_groups.items():
-        groups[group] = {variable_name(name): x for name, x in values.items()}
-    names = {variable_name(name): v for name, v in plates.items()} | {
-        variables[name]: v for name, v in names.items()
-    }
+    groups |= model_groups
+    names = plates | {variables[name]: v for name, v in names.items()}
     tree = arviz_base.from_dict(
         groups, dims=names, coords=coords, attrs=dict.fromkeys(["/", *groups], attrs)
     )
@@ -223,7 +221,7 @@ def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, st
 
 
 def _model_groups(mcmc: MCMC) -> tuple[dict[str, Samples], DimNames]:
-    """Return a model's data and their log likelihood, and names of its plates' axes by site."""
+    """Return a model's data and their log likelihood, and names of plates' axes, by variable."""
     kernel = mcmc.sampler
     if not isinstance(kernel, Gibbs | ModelBlock):
         return {}, {}
@@ -231,7 +229,7 @@ def _model_groups(mcmc: MCMC) -> tuple[dict[str, Samples], DimNames]:
     trace = prototype_trace(model, jax.random.key(0), mcmc._args, mcmc._kwargs)
     plates = naming.plate_dims(trace)
     observed = {
-        name: np.asarray(site["value"])
+        variable_name(name): np.asarray(site["value"])
         for name, site in trace.items()
         if site["type"] == "sample" and site["is_observed"] and np.size(site["value"])
     }
@@ -242,10 +240,10 @@ def _model_groups(mcmc: MCMC) -> tuple[dict[str, Samples], DimNames]:
     count = num_rows(samples) * sum(x.size for x in observed.values())
     if count < _MOST_LIKELIHOODS:
         by_draw = log_likelihood(model, samples, *mcmc._args, **mcmc._kwargs)
+        rows = {variable_name(name): x for name, x in jax.device_get(by_draw).items()}
         groups["log_likelihood"] = {
-            name: np.reshape(x, (mcmc.num_chains, -1, *x.shape[1:]))
-            for name, x in jax.device_get(by_draw).items()
-            if name in observed
+            name: rows[name].reshape(mcmc.num_chains, -1, *rows[name].shape[1:])
+            for name in observed
         }
     return groups, plates
 

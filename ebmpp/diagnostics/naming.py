@@ -73,7 +73,7 @@ def dims_of(
     """Return names of the dimensions after chain and draw: axes of rows, then of the block.
 
     :param dims: the user's names, by block, of its own axes or of all of them.
-    :param plates: names of the first axes of a model's sites.
+    :param plates: names of the first axes, by variable.
     """
     checks.names("name in dims", dims, samples)
     variables = variable_names(samples)
@@ -99,19 +99,18 @@ def dims_of(
                     expected += f" after {rows}"
                 raise checks.error(f"dims of {name!r}", expected, list(dims[name]))
         else:
-            axes = plates.get(name, [])[:block_axes]
+            axes = plates.get(variables[name], [])[:block_axes]
             others = range(block_axes - len(axes))
             axes += [f"{variables[name]}_dim_{i}" for i in others]
             result[name] = rows + axes
     used = {dim for names in result.values() for dim in names}
     if same := used.intersection(variables.values()):
-        hint = "Give other dims, or rename the site."
-        raise checks.error("dims", "names that no site has", sorted(same), hint=hint)
+        raise checks.error("dims", "names that no site has", sorted(same))
     return result
 
 
 def plate_dims(trace: Trace) -> DimNames:
-    """Return names of the plates' axes in a model's trace, by site, after the time axis of a scan.
+    """Return names of the plates' axes, by variable, after the time axis of a scan.
 
     ArviZ takes a site's first axes for its plates, also where the first one is the
     time.
@@ -119,13 +118,13 @@ def plate_dims(trace: Trace) -> DimNames:
     result = {}
     for name, site in trace.items():
         if site["type"] in ("sample", "deterministic"):
+            variable = variable_name(name)
             frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
-            plates = [frame.name for frame in frames]
-            events = list(site.get("infer", {}).get("event_dims", []))
-            times = [f"{name}_dim_0"] if site.get("_control_flow_done") else []
-            if plates or events:
-                dims = times + plates + events
-                result[name] = list(map(variable_name, dims))
+            dims = [frame.name for frame in frames]
+            dims += site.get("infer", {}).get("event_dims", [])
+            times = [f"{variable}_dim_0"] if site.get("_control_flow_done") else []
+            if dims:
+                result[variable] = times + list(map(variable_name, dims))
     return result
 
 

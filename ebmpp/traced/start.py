@@ -161,7 +161,8 @@ class BlockStart:
         if not are_inside or any(map(self.info.has_varying_support, values)):
             inputs = self.info.counts.inputs(values, context.arguments)
             inside = {site: self.info.is_inside(site, inputs) for site in values}
-            self._refuse_outside(inside, values)
+            if is_concrete(inside):  # not of a scan within jax.jit
+                self._refuse_outside(inside, values)
 
     def is_possible(self, inputs: Inputs) -> Array:
         """Return True for values in their supports, of a finite log density."""
