@@ -407,7 +407,7 @@ def test_options_are_checked_and_pickled() -> None:
 
 @pytest.mark.nightly
 def test_log_marginal_of_a_long_chain_is_right_to_the_last_digit() -> None:
-    """Of 20,000 steps, the rounding of constants of their densities does not add up."""
+    """Rounding of the constants of 20,000 densities does not add up."""
     rows = np.array([[0.9, 0.1], [0.2, 0.8]])
 
     def model(y: Any) -> None:
