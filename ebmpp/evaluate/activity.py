@@ -44,8 +44,9 @@ def unit_activity(
     A unit is **off** or **on** if its mean over the rows is within ``edge`` of the
     lower or upper end of its statistic's range, **constant** if its posterior means
     differ between rows by less than a thousandth of its variance, and otherwise
-    **active**; **unknown** with a single row, where ``varies`` is nan. A unit with several statistics (the categories of a
-    :class:`~ebmpp.Categorical`, x and x^2 of a Gaussian) has one row per statistic.
+    **active**. It is **unknown** with a single row, where ``varies`` is nan. A unit
+    with several statistics (the categories of a :class:`~ebmpp.Categorical`, x and x^2
+    of a Gaussian) has one row per statistic.
 
     The means are exact if the latents given the visibles form one layer. Otherwise they
     are averages of Gibbs chains (:func:`ebmpp.complete`), whose noise is subtracted
