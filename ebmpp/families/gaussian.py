@@ -116,10 +116,8 @@ class Gaussian(Family):
         return is_finite.all(-1) & (eta[..., 1] < 0)
 
     def default_eta(self) -> Natural:
-        zero = jnp.zeros(self.shape)
-        if not self.learned:
-            return zero
-        return jnp.stack([zero, zero - 0.5], axis=-1)
+        zero = super().default_eta()
+        return zero.at[..., 1].set(-0.5) if self.learned else zero
 
     def unit_distribution(self, eta: Natural) -> dist.Distribution:
         return dist.Normal(*self.moments(eta))

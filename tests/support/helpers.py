@@ -156,7 +156,7 @@ def random_params(
     )
     # on the host, where nothing is compiled
     return jax.tree.map(
-        lambda a: jnp.asarray((np.asarray(a) + noise(a)).astype(np.float32)), started
+        lambda a: jax.device_put((np.asarray(a) + noise(a)).astype(np.float32)), started
     )
 
 
