@@ -88,7 +88,7 @@ def pytest_collection_finish() -> None:
 
 # Memory and memory mappings above which a worker drops its programs between files, which
 # takes a second. A program takes about 18 mappings, and a Linux process has 65,530.
-_MAX_BYTES, _MAX_MAPPINGS = 1_500 * 2**20, 20_000
+_MAX_BYTES, _MAX_MAPPINGS = 2**31, 20_000
 
 
 def _is_full() -> bool:

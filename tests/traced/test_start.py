@@ -23,7 +23,7 @@ import ebmpp
 from ebmpp import GibbsBlock
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.ppl import gibbs_fn
-from helpers import nightly
+from helpers import nightly, often
 
 FIELDS = jnp.array([-1, -0.5, 0, 0.5, 1, 1.5])
 KEYS = jax.random.split(jax.random.key(0), 16)
@@ -319,7 +319,7 @@ POSSIBLE = {
 }
 
 
-@pytest.mark.parametrize("name", POSSIBLE)
+@pytest.mark.parametrize("name", often(POSSIBLE, "bound by a site", "masked"))
 def test_possible_data_are_accepted(name: str) -> None:
     likelihood, y = POSSIBLE[name]
     block = GibbsBlock.from_model(observing(likelihood), ["z"], y)
