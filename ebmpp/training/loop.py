@@ -35,7 +35,7 @@ class Loop:
     :param key: the run's key; a step's draws depend on it and on the step's number.
     :param params: params before the first step.
     :param before: number of steps done before this run, which the draws continue.
-    :param past: metrics of those that are of the first stage.
+    :param past: metrics of the steps before that belong to the first stage.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Loop:
         return 0 if number or not self.past else num_rows(self.past)
 
     def columns(self, number: int, step: int) -> Columns:
-        """Return metrics of a stage's steps before ``step``, those of past runs included."""
+        """Return metrics of a stage's steps before ``step``, including steps of past runs."""
         first = self.stages.first[number]
         columns = {}
         if step > first:
