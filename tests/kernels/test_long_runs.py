@@ -279,7 +279,7 @@ def composite(y):
     return Gibbs([(block, ["z"]), (NUTS(mixture), None)])
 
 
-CHAIN, COUPLINGS = lattice([(0, 1), (1, 2), (2, 3)]), {"x:x": np.ones(3, np.float32)}
+COUPLINGS = {"x:x": np.ones(3, np.float32)}
 Y = np.array([-2.1, 1.9, -1.0, 2.5, 0.1], np.float32)
 shifted = lambda shift: lambda z: z["x"] + shift
 
@@ -288,25 +288,32 @@ def scaled(scale, z):
     return scale * z["x"]
 
 
+def chain(*options):
+    return lattice([(0, 1), (1, 2), (2, 3)]), COUPLINGS, *options
+
+
 #: kernel, arguments and function of a run, and of another that it is not
 TWO_RUNS = {
-    "edges": (
-        (CHAIN, COUPLINGS),
+    "edges": lambda: (
+        chain(),
         (lattice([(0, 1), (0, 2), (2, 3)]), COUPLINGS),
     ),
-    "closure": (
-        (CHAIN, COUPLINGS, shifted(np.arange(4.0))),
-        (CHAIN, COUPLINGS, shifted(np.arange(4.0) + 1)),
+    "closure": lambda: (
+        chain(shifted(np.arange(4.0))),
+        chain(shifted(np.arange(4.0) + 1)),
     ),
-    "partial": (
-        (CHAIN, COUPLINGS, partial(scaled, 2)),
-        (CHAIN, COUPLINGS, partial(scaled, 3)),
+    "partial": lambda: (chain(partial(scaled, 2)), chain(partial(scaled, 3))),
+    "energy": lambda: (
+        (factor(1.0), {"x": np.ones(3)}),
+        (factor(2.0), {"x": np.ones(3)}),
     ),
-    "energy": ((factor(1.0), {"x": np.ones(3)}), (factor(2.0), {"x": np.ones(3)})),
-    "model": ((NUTS(normal),), (NUTS(partial(normal, 50.0)),)),
-    "acceptance": ((NUTS(normal),), (NUTS(normal, target_accept_prob=0.9),)),
-    "string": ((NUTS(normal), 0.0, "narrow"), (NUTS(normal), 0.0, "wide")),
-    "data": ((composite(Y), Y), (composite(Y + 1), Y + 1)),
+    "model": lambda: ((NUTS(normal),), (NUTS(partial(normal, 50.0)),)),
+    "acceptance": lambda: (
+        (NUTS(normal),),
+        (NUTS(normal, target_accept_prob=0.9),),
+    ),
+    "string": lambda: ((NUTS(normal), 0.0, "narrow"), (NUTS(normal), 0.0, "wide")),
+    "data": lambda: ((composite(Y), Y), (composite(Y + 1), Y + 1)),
 }
 
 
@@ -325,7 +332,7 @@ def short_run(directory, kernel, *args, resume=False):
     + [*map(nightly, ("acceptance", "string", "data"))],
 )
 def test_another_model_or_function_is_refused(name, tmp_path):
-    run_of_one, run_of_another = TWO_RUNS[name]
+    run_of_one, run_of_another = TWO_RUNS[name]()
     first = short_run(tmp_path, *run_of_one)
     with pytest.raises(CheckpointError, match="another run: .*code of one step"):
         short_run(tmp_path, *run_of_another, resume=True)
