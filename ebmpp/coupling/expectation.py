@@ -46,7 +46,7 @@ Coupling = (
 )
 
 _MAX_SHOWN = 10  # values that are printed; of more values the range
-_NEVER = 2**30  # first sweep that counts in a pilot, which sums nothing
+NEVER = 2**30  # first sweep that counts in a pilot, which sums nothing
 
 
 def _describe(value: PyTree, error: PyTree) -> str:
@@ -317,22 +317,23 @@ def unbiased_expectation(
         quantile = 0
         if k is None and m is None and lag is None:
             # the pilot has the estimate's shapes, and so its program
-            pilot = pairs(3).outcome(window._replace(k=_NEVER))
+            pilot = pairs(3).outcome(window._replace(k=NEVER))
             window, quantile = window.after(np.asarray(pilot.meeting_time))
         estimate = estimate_pairs(pairs(1), window, unmet)
-    for message in _diagnose(estimate, quantile, has_pool=target.pool is not None):
+    who = "unbiased_expectation"
+    has_pool = target.pool is not None
+    for message in diagnose(who, estimate, quantile, has_pool):
         warnings.warn(message, stacklevel=2)
     return estimate
 
 
-def _diagnose(
-    estimate: UnbiasedEstimate, quantile: int, has_pool: bool
+def diagnose(
+    who: str, estimate: UnbiasedEstimate, quantile: int, has_pool: bool
 ) -> Iterator[str]:
     """Yield warnings of pairs that met without mixing, or hardly by the pool.
 
     :param quantile: lag that a pilot asked for.
     """
-    who = "unbiased_expectation"
     if quantile > estimate.lag:
         yield (
             f"{who}: max_sweeps={estimate.max_sweeps} cut the window to "
@@ -429,13 +430,25 @@ class PairRun(NamedTuple):
         return run_pairs(*self, window)
 
 
-def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate:
-    """Run pairs, and return the mean over met pairs with what leading chains show."""
+def estimate_pairs(
+    run: PairRun,
+    window: Window,
+    unmet: str,
+    explain: Callable[[np.ndarray], str] | None = None,
+) -> UnbiasedEstimate:
+    """Run pairs, and return the mean over met pairs with what leading chains show.
+
+    :param explain: from a mask of the pairs that have met, if not all have, to a
+        sentence about the others.
+    """
     outcome = run.outcome(window)
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0
     remedy = "Increase max_sweeps (None is no limit) or lag, use another coupling"
-    num_unmet = check_unmet(met, _cause(int(outcome.broken)), remedy, unmet)
+    cause = _cause(int(outcome.broken))
+    if explain is not None and not met.all():
+        cause += explain(met)
+    num_unmet = check_unmet(met, cause, remedy, unmet)
     value, spread = _average(
         outcome.total, run.sums.pairs(met), width=window.m - window.k + 1
     )

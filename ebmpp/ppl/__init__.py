@@ -3,10 +3,12 @@
 """Graphs in NumPyro models: blocks of a Gibbs sampler, composites, the exchange algorithm."""
 
 from ebmpp.distribution import EnergyDistribution, Layout, check_tractable
-from ebmpp.ppl.composite import CompositeState, Conjugate, CoupledComposite
+from ebmpp.ppl.composite import CompositeState, CoupledComposite
+from ebmpp.ppl.conjugate import Conjugate
 from ebmpp.ppl.exchange import Exchange, ExchangeState
 from ebmpp.ppl.expectation import composite_expectation
 from ebmpp.ppl.gibbs_block import GibbsBlock, ModelBlock, gibbs_fn
+from ebmpp.ppl.hamiltonian import CoupledHMC
 from ebmpp.traced import BlockState
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "CompositeState",
     "Conjugate",
     "CoupledComposite",
+    "CoupledHMC",
     "EnergyDistribution",
     "Exchange",
     "ExchangeState",

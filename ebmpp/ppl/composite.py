@@ -3,12 +3,11 @@
 """Pairs of chains of a whole composite: blocks, and sites with a conjugate conditional."""
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import identity
 
 import jax
 from jax import Array, lax
@@ -25,79 +24,22 @@ from ebmpp.kernels.base import (
     track,
 )
 from ebmpp.kernels.coupling import describe_meetings
-from ebmpp.moves.couplings import MOST_TRIALS
+from ebmpp.ppl.conjugate import Conjugate
 from ebmpp.ppl.gibbs_block import GibbsBlock, GraphBlock, ModelBlock
-from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled
+from ebmpp.ppl.hamiltonian import CoupledHMC
+from ebmpp.ppl.pilot import Starts, run_pilot
+from ebmpp.traced.block import BlockChain, Call, Coupled
+from ebmpp.traced.data import with_deterministic
 from ebmpp.traced.rows import checked
 from ebmpp.traced.start import search
+from ebmpp.traced.sweep.kinds import KINDS, kinds_of_sites
 
-
-@dataclasses.dataclass(frozen=True)
-class Conjugate:
-    """A site that is drawn from its conditional, a NumPyro distribution in closed form.
-
-    :param site: its name.
-    :param conditional: ``fn(sites, *model_args, **model_kwargs)`` of the values of all
-        other sites to the distribution of this one given everything else.
-    :param initial: the distribution of starting values, of the same shape.
-
-    The two chains of a pair are coupled maximally, for any distribution that has a
-    density.
-
-    **References**
-
-    1. Thorisson (2000), *Coupling, stationarity, and regeneration*, chapter 1, section
-       4.4.
-    """
-
-    site: str
-    conditional: Callable[..., dist.Distribution]
-    initial: dist.Distribution
-    latents: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        checks.instance("Conjugate: site", self.site, str, "the name of a site")
-        checks.function("Conjugate: conditional", self.conditional, "the other sites")
-        checks.instance(
-            "Conjugate: initial",
-            self.initial,
-            dist.Distribution,
-            "a NumPyro distribution",
-        )
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        return (self.site,)
-
-    def draw_initial(self, keys: Array) -> SiteArrays:
-        """Draw a starting value."""
-        return {self.site: jnp.asarray(self.initial.sample(random.as_key(keys)))}
-
-    def advance(self, values: Rows, call: Call, keys: Array) -> Advanced:
-        """Draw the site from its conditional."""
-        drawn = self._given(call).sample(random.as_key(keys))
-        return Advanced({self.site: jnp.asarray(drawn, values[self.site].dtype)})
-
-    def couple(
-        self,
-        first: BlockChain,
-        second: BlockChain,
-        keys: Array,
-        coupling: str | None = None,
-    ) -> Coupled:
-        """Draw the sites of two chains, coupled maximally."""
-        values, call = first
-        x, y, is_valid = maximal(keys, self._given(call), self._given(second[1]))
-        dtype = values[self.site].dtype
-        return {self.site: x.astype(dtype)}, {self.site: y.astype(dtype)}, ~is_valid
-
-    def _given(self, call: Call) -> dist.Distribution:
-        return self.conditional(call.siblings, *call.args, **call.kwargs)
+_FOLLOWER = 1  # folded into the key of the following chain's start
 
 
 #: One update of a sweep; a composite uses its ``advance`` and ``couple``, and draws its
 #: start.
-Step = GibbsBlock | Conjugate
+Step = GibbsBlock | Conjugate | CoupledHMC
 
 
 class CompositeState(NamedTuple):
@@ -172,23 +114,33 @@ class CoupledComposite(MCMCKernel):
     model = None  #: as in :class:`~ebmpp.kernels.RowKernel`
 
     def __init__(
-        self, steps: Sequence[Step], lag: int = 1, coupling: str | None = None
+        self,
+        steps: Sequence[Step],
+        lag: int = 1,
+        coupling: str | None = None,
+        *,
+        starts: Starts | None = None,
+        independent_starts: bool = False,
+        call: Call | None = None,
     ) -> None:
         self.lag = checks.count("CoupledComposite: lag", lag)
         self.coupling = coupling
-        self.steps = tuple(
-            checks.sequence(
-                "CoupledComposite: steps", steps, "GibbsBlocks and Conjugates"
-            )
-        )
+        self.starts = starts
+        self.independent_starts = independent_starts
+        self.call = call
+        self.steps = tuple(checks.sequence("CoupledComposite: steps", steps, "steps"))
         for step in self.steps:
-            kinds = GibbsBlock, Conjugate
             checks.instance(
-                "CoupledComposite: a step", step, kinds, "a GibbsBlock or a Conjugate"
+                "CoupledComposite: a step",
+                step,
+                (GibbsBlock, Conjugate, CoupledHMC),
+                "a GibbsBlock, a Conjugate or a CoupledHMC",
             )
-            if not isinstance(step, Conjugate):
+            if isinstance(step, GibbsBlock):
                 step.check_coupled(coupling)
         self.blocks = [step for step in self.steps if isinstance(step, ModelBlock)]
+        #: the steps that read a model, and so know what is possible
+        self.models = [s for s in self.steps if isinstance(s, ModelBlock | CoupledHMC)]
         names = [name for step in self.steps for name in (*step.sites, *step.latents)]
         if not names or len(set(names)) != len(names):
             raise checks.error(
@@ -196,6 +148,106 @@ class CoupledComposite(MCMCKernel):
                 "of one site or more, each in one step",
                 names,
             )
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Callable[..., object],
+        *model_args: object,
+        kinds: Mapping[str, str] | None = None,
+        lag: int = 1,
+        hmc: Mapping[str, object] | None = None,
+        dense_mass: bool = False,
+        num_warmup: int = 500,
+        num_samples: int = 500,
+        rng_key: Array | None = None,
+        progress_bar: bool = False,
+        **model_kwargs: object,
+    ) -> "CoupledComposite":
+        """Return pairs of chains of a NumPyro model's posterior.
+
+        Sites with finitely many values, and continuous ones whose conditional is of a
+        known family, are steps of one
+        :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>`. All others are one
+        :class:`CoupledHMC`. Printing the composite shows what it does with each site.
+
+        A pilot of four NumPyro chains tunes step size and mass, and finds where the
+        posterior is. Pairs then start independently, twice as widely spread as the
+        pilot's chains, around one of them at random. Their estimates are unbiased,
+        whatever the pilot found.
+
+        :param model_args: the model's arguments, those of later calls by default.
+        :param kinds: "gibbs" or "hmc" for sites that shall not be moved in the default
+            way.
+        :param lag: sweeps that the leading chain is ahead in :class:`numpyro.infer.MCMC`.
+        :param hmc: arguments of :class:`CoupledHMC` that replace the pilot's, such as
+            ``{"step_size": 0.1}``.
+        :param dense_mass: estimate a full covariance of the sites of :class:`CoupledHMC`.
+        :param num_warmup: warm-up steps of the pilot's chains.
+        :param num_samples: further steps of the pilot's chains.
+        :param rng_key: of the pilot; a fixed key by default.
+        :param model_kwargs: the model's keyword arguments; none may be named like one
+            of the options.
+        :raises ArgumentError: for an option out of range.
+        :raises StateError: for a model without latent sites, an unknown site in
+            ``kinds``, and subsampled plates.
+        :raises IntractableError: for a site that cannot be drawn, such as an unbounded
+            count: sum it out, or use a bounded distribution.
+
+        **Example**
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
+        >>> def model(y):
+        ...     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+        ...     mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+        ...     numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+        >>> y = jnp.array([1.2, 0.3, 2.1, 0.9])
+        >>> kernel = ebmpp.ppl.CoupledComposite.from_model(model, y, num_warmup=200)
+        >>> [type(step).__name__ for step in kernel.steps]
+        ['ModelBlock', 'CoupledHMC']
+        >>> estimate = ebmpp.ppl.composite_expectation(kernel, lambda sites: sites["mean"],
+        ...                                            rng_key=jax.random.key(1), num_pairs=50)
+        >>> estimate.num_unmet
+        0
+        """
+        who = "CoupledComposite.from_model"
+        call = Call({}, model_args, model_kwargs)
+        fixed = dict(kinds or {})
+        for site, kind in fixed.items():
+            checks.choice(f"{who}: kinds[{site!r}]", kind, KINDS)
+        by_site = kinds_of_sites(model, call, fixed)
+        checks.names(f"{who}: site of kinds", fixed, by_site, StateError)
+        drawn = [site for site, kind in by_site.items() if kind == "gibbs"]
+        moved = [site for site, kind in by_site.items() if kind == "hmc"]
+        block = None
+        if drawn:
+            block = ModelBlock(model, drawn, *call.inputs, sequential=True)
+        starts, tuning = run_pilot(
+            model,
+            call,
+            block,
+            moved,
+            rng_key=jax.random.key(0) if rng_key is None else rng_key,
+            num_warmup=checks.count(f"{who}: num_warmup", num_warmup),
+            num_samples=checks.count(f"{who}: num_samples", num_samples, 2),
+            dense_mass=checks.flag(f"{who}: dense_mass", dense_mass),
+            progress_bar=checks.flag(f"{who}: progress_bar", progress_bar),
+        )
+        steps: list[Step] = [] if block is None else [block]
+        if tuning is not None:
+            options: dict[str, Any] = {**tuning._asdict(), **(hmc or {})}
+            steps.append(CoupledHMC(model, moved, **options))
+        return cls(steps, lag, starts=starts, call=call, independent_starts=True)
+
+    def __repr__(self) -> str:
+        lines = [f"  {step!r}" for step in self.steps]
+        return "\n".join(["CoupledComposite:", *lines])
+
+    def call_of(self, args: tuple, kwargs: Kwargs) -> Call:
+        """Return a call of the model, by default with the arguments of :meth:`from_model`."""
+        call = Call.split(args, kwargs)
+        has_arguments = call.args or call.kwargs
+        return call if has_arguments or self.call is None else self.call
 
     def start(self, keys: Array, call: Call, init: Rows) -> tuple[SiteArrays, Array]:
         """Draw starting values of the sites not in ``init``, then of the blocks' latents.
@@ -213,30 +265,32 @@ class CoupledComposite(MCMCKernel):
             for index, step in enumerate(self.steps):
                 z |= step.draw_initial(random.fold_in(keys, index))
             z |= {site: jnp.asarray(v) for site, v in init.items()}
-            for block in blocks:
-                z |= block.draw_prior(z, call, random.as_key(keys))
+            if self.starts is not None:
+                z = self.starts.draw(z, call, random.as_key(keys)) | z
+            for step in reversed(self.models):
+                z |= step.draw_prior(z, call, random.as_key(keys))
             return z
-
-        def split(block, z):
-            values, inputs = _split(block, z, call)
-            return values, block.info.context(values, inputs)
 
         def sweep(z, keys):
             for index, block in enumerate(blocks):
-                block_keys = random.fold_in(keys, index)
-                moved = block.start.relaxed(split(block, z), block_keys)
+                values, inputs = _split(block, z, call)
+                inputs = values, block.info.context(values, inputs)
+                moved = block.start.relaxed(inputs, random.fold_in(keys, index))
                 z = z | {site: v for site, v in moved.items() if site not in init}
             return z
 
         def is_possible(z):
-            return jnp.stack([b.start.is_possible(split(b, z)) for b in blocks]).all()
+            possible = [
+                step.is_possible(*_split(step, z, call)) for step in self.models
+            ]
+            return jnp.stack(possible).all()
 
         def redraw(z, keys, number):
             return draw(keys)
 
         z = draw(keys)
         possible = jnp.ones((), bool)
-        if blocks:
+        if self.models:
             z, possible = search(z, keys, redraw, sweep, is_possible)
         for index, step in enumerate(self.steps):
             if isinstance(step, GraphBlock):
@@ -307,13 +361,18 @@ class CoupledComposite(MCMCKernel):
             impossible.
         """
         init = dict(init_params or {})
-        call = Call.split(model_args, model_kwargs)
+        call = self.call_of(model_args, model_kwargs)
         self.check_sites(init)
         self.check_data(call)
 
         def init_one(key, init):
             words = random.key_pair(key)
             start, possible = self.start(random.fold_in(words, 0), call, init)
+            follower = start
+            if self.independent_starts:
+                follower_words = random.fold_in(words, 0, _FOLLOWER)
+                follower, is_also_possible = self.start(follower_words, call, init)
+                possible &= is_also_possible
             broken = ~checked(self.check_started, possible)
 
             def advance(t, z):
@@ -321,15 +380,15 @@ class CoupledComposite(MCMCKernel):
 
             z = lax.fori_loop(jnp.uint32(0), jnp.uint32(self.lag), advance, start)
             t = jnp.full((), self.lag, jnp.int32)
-            met = _equal(z, start)
-            return CompositeState(z, start, t, met, t, key, broken, all_still(z))
+            met = _equal(z, follower)
+            return CompositeState(z, follower, t, met, t, key, broken, all_still(z))
 
         return over_chains(init_one, rng_key)(rng_key, init)
 
     def sample(
         self, state: CompositeState, model_args: tuple, model_kwargs: Kwargs
     ) -> CompositeState:
-        call = Call.split(model_args, model_kwargs)
+        call = self.call_of(model_args, model_kwargs)
 
         def sample_one(state):
             t = state.t + 1
@@ -348,72 +407,15 @@ class CoupledComposite(MCMCKernel):
 
         return over_chains(sample_one, state.rng_key)(state)
 
+    def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
+        """Return a function that adds the deterministic sites of :meth:`from_model`."""
+        if self.starts is None:
+            return identity
+        call = self.call_of(model_args, model_kwargs)
+        return partial(with_deterministic, self.starts.model, call)
+
     def get_diagnostics_str(self, state: CompositeState) -> str:
         return describe_meetings(state)
-
-
-class _Trials(NamedTuple):
-    """State of the loop of :func:`maximal`: the last trial's draw is ``y``."""
-
-    number: Array
-    x: Array
-    y: Array
-    accepted: Array
-    is_valid: Array
-
-
-def maximal(
-    key: Array, p: dist.Distribution, q: dist.Distribution
-) -> tuple[Array, Array, Array]:
-    """Return a draw of ``p`` and one of ``q``, equal with the largest probability possible.
-
-    :param key: a jax key, or a key pair ``(2,)``. Trial i draws from the words folded
-        with i: a key that ``jax.random`` derives compiles eight kernels, this one.
-    :return: the two draws, and False after a log density that is nan, or
-        :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials.
-    """
-    words = random.key_pair(key)
-
-    def density(distribution, x):
-        return jnp.sum(distribution.log_prob(x))
-
-    def trial(state: _Trials) -> _Trials:
-        # trial 0 draws from p, the others from q: one loop, because a sampler such as
-        # gamma's takes the better part of a second to compile
-        number = state.number
-        leads = number == 0
-        y = _draw(leads, p, q, random.as_key(random.fold_in(words, number)))
-        gap = density(q, y) - density(p, y)
-        level_words = random.words(random.fold_in(words, number, 1), 1)
-        level = jnp.log(random.uniform(level_words)[0])
-        accepted = jnp.where(leads, level <= gap, level > -gap)
-        x = jnp.where(leads, y, state.x)
-        return _Trials(number + 1, x, y, accepted, ~jnp.isnan(gap))
-
-    def is_pending(state):
-        return ~state.accepted & state.is_valid & (state.number <= MOST_TRIALS)
-
-    shape = jax.eval_shape(p.sample, random.as_key(words))
-    none = jnp.zeros(shape.shape, shape.dtype)
-    start = _Trials(jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool))
-    last = lax.while_loop(is_pending, trial, start)
-    return last.x, last.y, last.accepted & last.is_valid
-
-
-def _draw(
-    leads: Array, p: dist.Distribution, q: dist.Distribution, key: Array
-) -> Array:
-    """Return a draw of ``p`` where ``leads``, else of ``q``; by one sampler where possible.
-
-    Their trees must agree, and hold all attributes. A custom distribution that names no
-    arrays in ``pytree_data_fields`` takes two samplers.
-    """
-    if jax.tree.structure(p) == jax.tree.structure(q):
-        selected = jax.tree.map(partial(jnp.where, leads), p, q)
-        is_complete = vars(selected).keys() >= vars(p).keys() | vars(q).keys()
-        if is_complete:
-            return jnp.asarray(selected.sample(key))
-    return jnp.where(leads, p.sample(key), q.sample(key))
 
 
 def _split(step: Step, z: Rows, call: Call) -> BlockChain:

@@ -11,14 +11,20 @@ from jaxtyping import PyTree
 import numpy as np
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import backend, checks, random
 from ebmpp.core.types import Blocks, Chains, Keys, Rows, SiteArrays
 from ebmpp.coupling.accumulators import Function, check_function
-from ebmpp.coupling.expectation import PairRun, UnbiasedEstimate, estimate_pairs
-from ebmpp.coupling.overlap import THRESHOLD, warning_of
+from ebmpp.coupling.expectation import (
+    NEVER,
+    PairRun,
+    UnbiasedEstimate,
+    check_unmet,
+    diagnose,
+    estimate_pairs,
+)
 from ebmpp.coupling.slots import check_window
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph
@@ -34,6 +40,13 @@ from ebmpp.traced.block import Call
 #: own, for which the sweep compiles again: a first call of three units and two
 #: conjugate sites takes 20.5 in place of 13.3 s.
 _SLOTS = 8
+_PILOT = 3  # folded into its keys
+_MOST_PILOT_SWEEPS = 10_000
+_MOST_RERUN = 8  # pairs
+_PILOT_REMEDY = (
+    "Chains may be in different modes: compare chains of NumPyro, or give k, m, lag and "
+    "max_sweeps to wait longer"
+)
 
 
 def composite_expectation(
@@ -42,28 +55,35 @@ def composite_expectation(
     *model_args: object,
     rng_key: Array,
     num_pairs: int = 1000,
-    k: int = 1,
+    k: int | None = None,
     m: int | None = None,
+    lag: int | None = None,
     max_sweeps: int | None = None,
     unmet: str = "raise",
-    independent_starts: bool = False,
+    independent_starts: bool | None = None,
     init_params: InitParams = None,
     **model_kwargs: object,
 ) -> UnbiasedEstimate:
     """Estimate E[fn(sites)] under the posterior, without bias, from coupled pairs of chains.
 
-    ``num_pairs``, ``k``, ``m`` (by default k), ``unmet`` and ``independent_starts`` are
-    documented in :func:`~ebmpp.unbiased_expectation`.
+    ``num_pairs``, ``k``, ``m`` and ``unmet`` are documented in
+    :func:`~ebmpp.unbiased_expectation`: without k, m and lag, a pilot of other pairs
+    chooses all three.
 
-    :param kernel: the composite; its lag is the estimate's.
+    :param kernel: the composite.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of
         numbers.
-    :param model_args: of the model. All but arrays are static, such as lengths,
+    :param model_args: of the model; by default those of
+        :meth:`CoupledComposite.from_model`. All but arrays are static, such as lengths,
         strings and data frames.
     :param rng_key: a jax key. A pair's draws depend on it and on the pair's number
         alone.
+    :param lag: sweeps that the leading chain is ahead; the kernel's where k or m is
+        given.
     :param max_sweeps: stop unmet pairs when their leading chain has made so many
-        sweeps, more than the kernel's lag; None: no limit.
+        sweeps, more than the lag; None: no limit.
+    :param independent_starts: see :func:`~ebmpp.unbiased_expectation`; the kernel's by
+        default.
     :param init_params: starting values of some or all sites, ``(*shape,)`` or
         ``(num_pairs, *shape)``. Other sites of a model's block start at draws of its
         prior that are possible.
@@ -91,36 +111,90 @@ def composite_expectation(
     >>> estimate.value.shape, estimate.num_unmet
     ((), 0)
     """
-    checks.instance(
-        "composite_expectation: kernel", kernel, CoupledComposite, "a CoupledComposite"
-    )
-    rng_key = checks.key("composite_expectation: rng_key", rng_key)
-    checks.on_host("composite_expectation", rng_key, model_args, model_kwargs)
-    window = check_window("composite_expectation", k, m, kernel.lag, max_sweeps)
-    checks.choice("composite_expectation: unmet", unmet, ("raise", "drop"))
-    num_pairs = checks.count("composite_expectation: num_pairs", num_pairs)
-    checks.flag("composite_expectation: independent_starts", independent_starts)
-    call = jax.tree.map(_with_static, (model_args, model_kwargs))
+    who = "composite_expectation"
+    checks.instance(f"{who}: kernel", kernel, CoupledComposite, "a CoupledComposite")
+    rng_key = checks.key(f"{who}: rng_key", rng_key)
+    checks.on_host(who, rng_key, model_args, model_kwargs)
+    has_window = not (k is None and m is None and lag is None)
+    window = check_window(who, k, m, lag or kernel.lag, max_sweeps)
+    checks.choice(f"{who}: unmet", unmet, ("raise", "drop"))
+    num_pairs = checks.count(f"{who}: num_pairs", num_pairs)
+    if independent_starts is None:
+        independent_starts = kernel.independent_starts
+    checks.flag(f"{who}: independent_starts", independent_starts)
+    call = kernel.call_of(model_args, model_kwargs)
+    call = jax.tree.map(_with_static, call.inputs)
 
-    def starts(key):
-        return _starts(kernel, key, num_pairs, call, init_params)
-
-    x = starts(rng_key)
-    y = starts(jax.random.fold_in(rng_key, 2)) if independent_starts else None
+    x = _starts(kernel, rng_key, num_pairs, call, init_params)
     sums = Function(fn, tuple((b, v.shape[1:], str(v.dtype)) for b, v in x.items()))
-    check_function("composite_expectation: fn", fn, sums.blocks)
+    check_function(f"{who}: fn", fn, sums.blocks)
     sums = sums.in_blocks(num_pairs) if unmet == "raise" else sums
     target = _Posterior(None, call)
     moves = (_Sweep(kernel, tuple(x)),)
-    key = random.fold_in(random.key_pair(rng_key), 1)
     slots = None if backend.accelerated() else _SLOTS
-    pairs = PairRun(target, moves, sums, slots, x, y, key)
-    estimate = estimate_pairs(pairs, window, unmet)
-    if estimate.overlap > THRESHOLD:
-        warnings.warn(
-            warning_of("composite_expectation", estimate.overlap), stacklevel=2
-        )
+
+    def pairs(run: int, x: Blocks) -> PairRun:
+        y = None
+        if independent_starts:
+            y_key = jax.random.fold_in(rng_key, run + 1)
+            y = _starts(kernel, y_key, num_pairs, call, init_params)
+        key = random.fold_in(random.key_pair(rng_key), run)
+        return PairRun(target, moves, sums, slots, x, y, key)
+
+    quantile = 0
+    if not has_window:
+        # the pilot has the estimate's shapes, and so its program
+        pilot_key = jax.random.fold_in(rng_key, _PILOT)
+        pilot = pairs(_PILOT, _starts(kernel, pilot_key, num_pairs, call, init_params))
+        limit = max_sweeps or _MOST_PILOT_SWEEPS
+        outcome = pilot.outcome(window._replace(k=NEVER, max_sweeps=limit))
+        times = np.asarray(outcome.meeting_time)
+        if max_sweeps is None:
+            cause = f"of a pilot did not meet in {limit} sweeps"
+            cause += _unmet_sites(kernel, pilot, limit, times >= 0)
+            check_unmet(times >= 0, cause, _PILOT_REMEDY, "raise")
+        window, quantile = window.after(times)
+    run = pairs(1, x)
+    explain = partial(_unmet_sites, kernel, run, window.max_sweeps)
+    estimate = estimate_pairs(run, window, unmet, explain)
+    for message in diagnose(who, estimate, quantile, has_pool=False):
+        warnings.warn(message, stacklevel=2)
     return estimate
+
+
+def _unmet_sites(
+    kernel: CoupledComposite, run: PairRun, num_sweeps: int, met: np.ndarray
+) -> str:
+    """Name the sites in which pairs that did not meet differ, by running them again."""
+    rows = np.flatnonzero(~met)[:_MOST_RERUN]
+    if not len(rows):
+        return ""
+    starts = run.x, run.x if run.y is None else run.y
+    x, y = jax.tree.map(lambda v: v[rows], starts)
+    keys = random.fold_in(run.key, rows)
+    z, y = _rerun(kernel, x, y, keys, run.target.params, num_sweeps)
+    sites = [site for site in z if (np.asarray(z[site]) != y[site]).any()]
+    return f"; run again, {len(rows)} of these end with other values of {sites}"
+
+
+@partial(jax.jit, static_argnums=0)
+def _rerun(
+    kernel: CoupledComposite,
+    x: Rows,
+    y: Rows,
+    keys: Keys,
+    call: PyTree,
+    num_sweeps: int,
+) -> tuple[Rows, Rows]:
+    """Return pairs after a number of coupled sweeps."""
+
+    def of_pair(x, y, key):
+        def sweep(t, chains):
+            return kernel.pair(*chains, random.fold_in(key, t), _call(call))[:2]
+
+        return lax.fori_loop(0, num_sweeps, sweep, (x, y))
+
+    return jax.vmap(of_pair)(x, y, keys)
 
 
 @jax.tree_util.register_static

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import numpy as np
+from numpyro import handlers
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import Unit
 from numpyro.primitives import Messenger
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import Numbers
+from ebmpp.core.types import SiteArrays
 from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.traced.rows import all_in_row, is_staged
 
@@ -58,6 +60,15 @@ class ArrayData(Messenger):
 def values_in(trace: Trace, names: Iterable[str]) -> dict[str, Array]:
     """Return the values of sites in a trace."""
     return {name: jnp.asarray(trace[name]["value"]) for name in names}
+
+
+def with_deterministic(model: Callable, call: Any, values: SiteArrays) -> SiteArrays:
+    """Return the values of all latent sites, and of the deterministic ones that follow."""
+    args, kwargs = call.inputs
+    model = handlers.substitute(handlers.seed(model, 0), data=values)
+    trace = handlers.trace(model).get_trace(*args, **kwargs)
+    names = [name for name, site in trace.items() if site["type"] == "deterministic"]
+    return values | values_in(trace, names)
 
 
 def element_of(support: Any) -> Any:

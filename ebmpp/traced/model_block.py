@@ -10,7 +10,6 @@ from typing import Any
 
 from jaxtyping import PyTree
 import numpy as np
-from numpyro import handlers
 from numpyro.distributions import Distribution
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.util import identity
@@ -35,7 +34,7 @@ from ebmpp.traced.block import (
     SiteValues,
     select,
 )
-from ebmpp.traced.data import values_in
+from ebmpp.traced.data import values_in, with_deterministic
 from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.start import BlockStart
 from ebmpp.traced.sweep import BlockSweep, ForestLayers
@@ -217,18 +216,19 @@ class ModelKernel(block.Block):
         return lax.fori_loop(jnp.uint32(0), count, sweep_once, carry)
 
     def check_coupled(self, coupling: str | None) -> None:
-        problems = ["tempering"] if self.tempering else []
-        problems += [f"continuous site {site.name!r}" for site in self.sweep.continuous]
-        if problems:
+        if self.tempering:
             raise checks.error(
                 f"CoupledComposite: {self!r}",
-                "without tempering and continuous sites, in which chains are not coupled",
-                problems,
-                hint="Leave that away, or give a Conjugate for the site.",
+                "without tempering, in which chains are not coupled",
+                self.tempering,
             )
 
     def draw_initial(self, keys: Array) -> SiteArrays:
         return self.start.draw_energies(keys)
+
+    def is_possible(self, values: SiteValues, call: Call) -> Array:
+        """Return True for values in their supports, of a finite log density."""
+        return self.start.is_possible((values, self.info.context(values, call)))
 
     def draw_prior(self, values: SiteValues, call: Call, key: Array) -> SiteArrays:
         """Draw the sites that are not among the values from the model's prior, given the values."""
@@ -441,14 +441,8 @@ class ModelKernel(block.Block):
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:
         """Return a function that adds deterministic sites to the values of all latent sites."""
-        kwargs = Call.split(model_args, model_kwargs).kwargs
         names = self.info.deterministic
         if not names or set(self.sites) != set(self.posterior.shapes):
             return identity
-
-        def with_deterministic(z):
-            model = handlers.substitute(handlers.seed(self.info.model, 0), data=z)
-            trace = handlers.trace(model).get_trace(*model_args, **kwargs)
-            return z | values_in(trace, names)
-
-        return with_deterministic
+        call = Call.split(model_args, model_kwargs)
+        return functools.partial(with_deterministic, self.info.model, call)

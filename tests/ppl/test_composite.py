@@ -1,9 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Coupled composites: unbiased estimates, maximal couplings of continuous sites,
-kernels, and refusals.
+"""Coupled composites: unbiased estimates, kernels, and refusals.
 
-Tests ppl/composite.py, ppl/expectation.py.
+Tests ppl/composite.py, ppl/conjugate.py, ppl/expectation.py.
 """
 
 from functools import partial
@@ -32,7 +31,6 @@ from ebmpp import Bernoulli, Bias, FactorGraph, GibbsBlock, Pairwise, Spin, laye
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.moves import forest_sweep
 from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
-from ebmpp.ppl.composite import maximal
 from helpers import assert_law, assert_rows_law, nightly
 
 
@@ -57,52 +55,6 @@ def test_estimates_of_the_posterior_are_unbiased(declare: Any) -> None:
             result.value[name], exact, result.standard_error[name], comparisons=7
         )
     assert result.num_unmet == 0 and (result.meeting_time > 2).any()
-
-
-@pytest.mark.parametrize(
-    ("p", "q"),
-    [
-        (dist.Normal(0.0, 1.0), dist.Normal(1.0, 2.0)),
-        nightly(dist.Gamma(2.0, 1.0), dist.Gamma(3.0, 2.0)),
-        nightly(
-            dist.Normal(np.zeros(2), 1.0).to_event(1),
-            dist.Normal(np.ones(2), 1.0).to_event(1),
-        ),
-    ],
-)
-def test_maximal_coupling_has_its_marginals_and_overlap(
-    p: dist.Distribution, q: dist.Distribution
-) -> None:
-    def draw(key: jax.Array) -> tuple:
-        x, y, is_finite = maximal(key, p, q)
-        other = p.sample(jax.random.fold_in(key, 1))
-        return x, y, is_finite, q.log_prob(other) - p.log_prob(other)
-
-    x, y, is_finite, log_ratio = map(
-        np.asarray, jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(9), 20_000))
-    )
-    assert is_finite.all()
-    for draws, expected in ((x, p), (y, q)):
-        assert_rows_law(draws, expected.mean, comparisons=8)
-        assert_rows_law(
-            (draws - np.asarray(expected.mean)) ** 2, expected.variance, comparisons=8
-        )
-    overlap, equal = (
-        np.minimum(1.0, np.exp(log_ratio)),
-        (x == y).reshape(len(x), -1).all(-1).astype(float),
-    )
-    error = np.hypot(equal.std(), overlap.std()) / len(x) ** 0.5
-    assert_law(equal.mean(), overlap.mean(), error, comparisons=8)
-
-
-def test_coupling_of_a_density_that_is_nan_is_flagged() -> None:
-    @jax.jit
-    def is_finite(mean: jax.Array) -> jax.Array:
-        return maximal(
-            jax.random.key(0), dist.Normal(0.0, 1.0), dist.Normal(mean, 1.0)
-        )[2]
-
-    assert is_finite(0.5) and not is_finite(jnp.nan)
 
 
 def composite(lag: int = 1, **options: object) -> CoupledComposite:

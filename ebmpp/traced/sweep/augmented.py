@@ -31,7 +31,7 @@ from ebmpp.core.types import SiteArrays
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.families import Family
-from ebmpp.traced.block import SiteValues
+from ebmpp.traced.block import Coupled, SiteValues
 from ebmpp.traced.data import Message, Trace, sum_unmasked, with_log_density
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.posterior import ModelDensity
@@ -139,7 +139,7 @@ class Augmented(ModelDensity):
             latents[name] = family.sample(words, etas[name])
         return latents, jnp.zeros((), jnp.int32)
 
-    def couple(self, first: Inputs, second: Inputs, keys: Array) -> tuple[dict, dict]:
+    def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
         """Return coupled latents of two chains, equal where the chains are."""
         eta = self.etas(first)
         other = self.etas(second)
@@ -148,7 +148,8 @@ class Augmented(ModelDensity):
         for number, (name, family) in enumerate(self.families.items()):
             words = self._words(name, number, keys, family.num_couple_words)
             x[name], y[name] = family.couple(words, eta[name], other[name])
-        return x, y
+        # a degenerate conditional shows by its indicator, which is nan
+        return x, y, jnp.zeros((), bool)
 
     def _indicators(self, etas: SiteValues) -> SiteArrays:
         result = {name: jnp.ones(self.shapes[name]) for name in self.valid.values()}

@@ -14,7 +14,7 @@ are taken in the middle of the simplex, and at the two ends of the interval.
 No conditional depends on the present value of its site, near or far.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 import math
 from typing import Any, NamedTuple, NoReturn
 
@@ -33,13 +33,16 @@ from ebmpp.core.rows import expand
 from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
-from ebmpp.traced.block import SiteValues
+from ebmpp.traced.block import Coupled, SiteValues
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.rows import all_in_row
+from ebmpp.traced.sweep.maximal import coupled
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_JOINT = 1024  # units that are drawn jointly
-_CONTINUOUS = 1 << 16  # folded into keys beside a site's number
+# folded into keys beside a site's number
+_CONTINUOUS = 1 << 16
+_COUPLED = 1 << 17
 _MOST_COLUMNS = 64  # of second derivatives at once
 # of u, so that x^-2 does not overflow, and widths of the intervals around it
 _SCALES = (2.0**-50, 2.0**50)
@@ -133,6 +136,33 @@ class ContinuousSite:
         new = jnp.where(expand(valid, new), new, at.x)
         return new, (~valid).sum(dtype=jnp.int32)
 
+    def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
+        """Draw the site of two chains, each unit or group of units coupled."""
+        keys = random.fold_in(keys, self.number, _COUPLED)
+        p = self.unit_params(self.derivatives(first))
+        q = self.unit_params(self.derivatives(second))
+        unit_keys = random.fold_in(keys, jnp.arange(len(p[0])))
+
+        def couple_unit(key, p, q):
+            return coupled(key, self.unit(*p), self.unit(*q))
+
+        x, y, is_valid = jax.vmap(couple_unit)(unit_keys, p, q)
+        dtype = first[0][self.name].dtype
+        x, y = (self.from_units(v).astype(dtype) for v in (x, y))
+        return {self.name: x}, {self.name: y}, ~is_valid.all()
+
+    def unit_params(self, at: Any) -> Sequence[Array]:
+        """Return the parameters of :meth:`unit`, with a first axis of units or groups."""
+        raise NotImplementedError
+
+    def unit(self, *params: Array) -> dist.Distribution:
+        """Return the conditional of one unit, or of a group of units that interact."""
+        raise NotImplementedError
+
+    def from_units(self, values: Array) -> Array:
+        """Return values of all units or groups in the site's shape."""
+        return values.reshape(self.shape)
+
     def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteValues, Array]:
         """Draw the site, and return the change of the log density that its conditional implies."""
         at = self.derivatives(inputs)
@@ -218,6 +248,22 @@ class GaussianSite(ContinuousSite):
         new = self._by_unit(new).reshape(self.shape)
         return new, ~jnp.isnan(new)
 
+    def unit_params(self, at: Derivatives) -> Sequence[Array]:
+        mean = at.point + _solve(at.curvature, at.slope)
+        if self.most == 1:
+            return mean[:, 0], at.curvature[:, 0, 0] ** -0.5
+        return mean, at.curvature
+
+    def unit(self, *params: Array) -> dist.Distribution:
+        if self.most == 1:
+            return dist.Normal(*params)
+        mean, precision = params
+        return dist.MultivariateNormal(mean, precision_matrix=precision)
+
+    def from_units(self, values: Array) -> Array:
+        flat = values if self.most == 1 else self._by_unit(values)
+        return flat.reshape(self.shape)
+
     def distribution(self, at: Derivatives) -> dist.Distribution:
         mean = self._by_unit(at.point + _solve(at.curvature, at.slope))
         if self.most <= 1:
@@ -292,9 +338,14 @@ class GammaSite(ContinuousSite):
         valid = (concentration > 0) & (rate > 0) & jnp.isfinite(log)
         return _rounded(jnp.exp(self.sign * log)), valid
 
+    def unit_params(self, at: Coefficients) -> Sequence[Array]:
+        return [a.ravel() for a in self._params(at)]
+
+    def unit(self, *params: Array) -> dist.Distribution:
+        return (dist.Gamma if self.sign > 0 else dist.InverseGamma)(*params)
+
     def distribution(self, at: Coefficients) -> dist.Distribution:
-        kind = dist.Gamma if self.family == "Gamma" else dist.InverseGamma
-        return kind(*self._params(at))
+        return self.unit(*self._params(at))
 
 
 class Probabilities(ContinuousSite):
@@ -330,12 +381,18 @@ class Probabilities(ContinuousSite):
         valid = ((concentration > 0) & jnp.isfinite(drawn)).all(-1)
         return drawn[..., 0] if self.family == "Beta" else drawn, valid
 
-    def distribution(self, at: Coefficients) -> dist.Distribution:
-        concentration = at.counts + 1
+    def unit_params(self, at: Coefficients) -> Sequence[Array]:
+        return [(at.counts + 1).reshape(-1, at.counts.shape[-1])]
+
+    def unit(self, *params: Array) -> dist.Distribution:
+        (concentration,) = params
         if self.family == "Dirichlet":
             # rounding moves rows off the simplex
             return dist.Dirichlet(concentration, validate_args=False)
         return dist.Beta(concentration[..., 0], concentration[..., 1])
+
+    def distribution(self, at: Coefficients) -> dist.Distribution:
+        return self.unit(at.counts + 1)
 
 
 def _rounded(drawn: Array, most: Any = None) -> Array:

@@ -4,7 +4,7 @@
 
 import functools
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpyro.distributions.distribution import validation_enabled
@@ -17,7 +17,7 @@ from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.forests import forest_layers
-from ebmpp.traced.block import Coupled
+from ebmpp.traced.block import Coupled, select
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
@@ -60,7 +60,7 @@ class BlockSweep:
             self.conditionals = _conditionals(self.posterior, sequential, how)
             self.joint = self.conditionals.posterior
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
-        self.continuous = tuple(_continuous_site(info, s) for s in info.continuous)
+        self.continuous = tuple(continuous_site(info, s) for s in info.continuous)
         parts = self.augmented, self.conditionals, *self.continuous
         self.parts: list[Any] = [part for part in parts if part is not None]
 
@@ -152,19 +152,25 @@ class BlockSweep:
         return dict(values), change
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
-        """Draw the discrete sites of two chains; see :meth:`Conditionals.couple`.
+        """Draw the sites of two chains, unit by unit or group by group coupled maximally.
 
         Which units interact is the same in both chains, and so are their layers.
+
+        :return: the sites of both, and True if a conditional is degenerate.
         """
-        conditionals = cast(Conditionals, self.conditionals)
-        if self.augmented is not None:
-            latents = self.augmented.couple(first, second, keys)
-            first = {**first[0], **latents[0]}, first[1]
-            second = {**second[0], **latents[1]}, second[1]
-        return conditionals.couple(first, second, keys)
+        x, x_context = first
+        y, y_context = second
+        broken = jnp.zeros((), bool)
+        for part in self.parts:
+            new_x, new_y, more = part.couple((x, x_context), (y, y_context), keys)
+            x = {**x, **new_x}
+            y = {**y, **new_y}
+            broken |= more
+        return select(x, self.info.sites), select(y, self.info.sites), broken
 
 
-def _continuous_site(info: ModelInfo, name: str) -> ContinuousSite:
+def continuous_site(info: ModelInfo, name: str) -> ContinuousSite:
+    """Return the conditional of a continuous site; raise an IntractableError for others."""
     if info.kind(name) == "real":
         return GaussianSite(info, name)
     if info.kind(name) == "positive":
