@@ -56,22 +56,28 @@ class Window(NamedTuple):
     A draw may take at most :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at
     most 1024 times this limit."""
 
-    def after(self, tau: Integer[np.ndarray, "pairs"]) -> tuple["Window", int]:
-        """Return the window of k = lag and m = 2 lag, by the meeting times of a pilot.
+    def after(
+        self,
+        tau: Integer[np.ndarray, "pairs"],
+        level: float = _MEETING_QUANTILE,
+        length: int = 2,
+    ) -> tuple["Window", int]:
+        """Return the window of k = lag and m = length * lag, by the meeting times of a pilot.
 
-        The lag is their 0.95 quantile, which is returned too, but leaves the longest of
+        The lag is a quantile of them, which is returned too, but leaves the longest of
         them until ``max_sweeps``, or half of these sweeps if a pair is unmet.
 
         :param tau: meeting times; -1 if unmet.
+        :param level: probability of the quantile.
         """
         times = np.where(tau < 0, self.max_sweeps or tau.max(), tau) - self.lag
-        quantile = int(np.quantile(times, _MEETING_QUANTILE, method="inverted_cdf"))
+        quantile = int(np.quantile(times, level, method="inverted_cdf"))
         lag = quantile
         if self.max_sweeps:
             longest = int(times.max()) + 1 if tau.min() >= 0 else self.max_sweeps / 2
             lag = min(lag, int(self.max_sweeps - longest))
         lag = max(1, lag)
-        return self._replace(k=lag, m=2 * lag, lag=lag), quantile
+        return self._replace(k=lag, m=length * lag, lag=lag), quantile
 
     def inside(self, t: Array) -> Array:
         """Return the weight of f(X_t) in the ergodic average."""

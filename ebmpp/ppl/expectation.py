@@ -40,6 +40,12 @@ from ebmpp.traced.block import Call
 #: own, for which the sweep compiles again: a first call of three units and two
 #: conjugate sites takes 20.5 in place of 13.3 s.
 _SLOTS = 8
+#: Of windows: their lag is this quantile of a pilot's meeting times, and they last this
+#: many lags. Starts are so wide that the few pairs that meet later dominate the
+#: variance: eight schools, 500 pairs, standard errors of the scale 2.1 for the 0.95
+#: quantile and two lags, 0.039 for the largest time, and 0.019 with five lags.
+_LEVEL = 0.99
+_LENGTH = 5
 _PILOT = 3  # folded into its keys
 _MOST_PILOT_SWEEPS = 10_000
 _MOST_RERUN = 8  # pairs
@@ -67,8 +73,8 @@ def composite_expectation(
     """Estimate E[fn(sites)] under the posterior, without bias, from coupled pairs of chains.
 
     ``num_pairs``, ``k``, ``m`` and ``unmet`` are documented in
-    :func:`~ebmpp.unbiased_expectation`: without k, m and lag, a pilot of other pairs
-    chooses all three.
+    :func:`~ebmpp.unbiased_expectation`. Without k, m and lag, a pilot of as many other
+    pairs chooses k = lag = the 0.99 quantile of its meeting times and m = 5 lag.
 
     :param kernel: the composite.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of
@@ -153,7 +159,7 @@ def composite_expectation(
             cause = f"of a pilot did not meet in {limit} sweeps"
             cause += _unmet_sites(kernel, pilot, limit, times >= 0)
             check_unmet(times >= 0, cause, _PILOT_REMEDY, "raise")
-        window, quantile = window.after(times)
+        window, quantile = window.after(times, _LEVEL, _LENGTH)
     run = pairs(1, x)
     explain = partial(_unmet_sites, kernel, run, window.max_sweeps)
     estimate = estimate_pairs(run, window, unmet, explain)
