@@ -148,7 +148,7 @@ def gaussian(mean: jax.Array, covariance: jax.Array) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["gibbs", "hmc"])
-def test_moments_of_a_gaussian_and_independence_of_slots(kind: str) -> None:
+def test_moments_of_a_gaussian(kind: str) -> None:
     rng = np.random.default_rng(0)
     factor = rng.normal(size=(5, 5))
     covariance = factor @ factor.T + np.eye(5)
@@ -166,5 +166,15 @@ def test_moments_of_a_gaussian_and_independence_of_slots(kind: str) -> None:
     assert_law(
         result.value["covariance"], covariance, error["covariance"], comparisons=30
     )
-    few = composite_expectation(kernel, moments, num_pairs=10, **options)
-    assert (few.meeting_time == result.meeting_time[:10]).all()
+
+
+@pytest.mark.nightly
+def test_a_pair_depends_on_its_number_alone(kernel: CoupledComposite) -> None:
+    options = {"rng_key": jax.random.key(1), "k": 5, "m": 10, "lag": 5}
+    many = composite_expectation(kernel, scale, num_pairs=100, **options)
+    few = composite_expectation(kernel, scale, num_pairs=10, **options)
+    assert (few.meeting_time == many.meeting_time[:10]).all()
+
+
+def scale(sites: dict) -> jax.Array:
+    return sites["scale"]
