@@ -74,17 +74,22 @@ class CoupledComposite(MCMCKernel):
     chains would get the same values of the other sites. Here blocks of a graph are
     coupled maximally layer by layer, blocks of
     :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>` unit by unit, and other
-    sites by :class:`Conjugate`. Meeting times and unbiased estimates
+    sites by :class:`Conjugate` and :class:`CoupledHMC`. :meth:`from_model` chooses the
+    steps of a model. Meeting times and unbiased estimates
     (:func:`ebmpp.ppl.composite_expectation`) follow. A pair meets when all sites and
     latent blocks are equal, and stays together. Use ``num_warmup=0``.
 
-    :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``)
-        and :class:`Conjugate` objects, in the order of a sweep. They define the
-        posterior; no model is read.
+    :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``),
+        :class:`Conjugate` and :class:`CoupledHMC` objects, in the order of a sweep.
+        They define the posterior.
     :param lag: sweeps that the leading chain is ahead, at least 1.
     :param coupling: of the layers of graphs: "maximal" (the default),
         "maximal_independent", "common", "reflection" or "independent".
-    :raises ArgumentError: for a step that is neither, a lag below 1, an unknown
+    :param starts: a distribution of starts, as :meth:`from_model` sets it.
+    :param independent_starts: True to draw the start of the following chain
+        independently.
+    :param call: arguments of the model for calls without any.
+    :raises ArgumentError: for a step of another kind, a lag below 1, an unknown
         coupling, or a site in two steps.
 
     **References**
