@@ -102,10 +102,10 @@ def measure(
     leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(result.value)]
     errors = [np.ravel(leaf) for leaf in jax.tree.leaves(result.standard_error)]
     value = np.concatenate(leaves)
-    own = np.concatenate(errors)
-    z = np.abs(value - mean) / np.hypot(own, error)
+    error_of_pairs = np.concatenate(errors)
+    z = np.abs(value - mean) / np.hypot(error_of_pairs, error)
     tau = result.meeting_time[result.met] - result.lag
-    draws = (spread / own) ** 2
+    draws = (spread / error_of_pairs) ** 2
     return {
         "posterior": name,
         "steps": repr(kernel),

@@ -24,6 +24,7 @@ from ebmpp.coupling.accumulators import Function, blocks_of, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of
 from ebmpp.coupling.slots import Fresh, Outcome, Window, check_window
+from ebmpp.coupling.unmet import describe_unmet
 from ebmpp.errors import UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed
@@ -429,25 +430,19 @@ class PairRun(NamedTuple):
         """Run the pairs."""
         return run_pairs(*self, window)
 
+    def describe_unmet(self, window: Window, met: np.ndarray) -> str:
+        """Say how the chains of unmet pairs differ; see :func:`describe_unmet`."""
+        chains = self.x, self.y, self.key
+        return describe_unmet(self.target, self.moves, *chains, window, met)
 
-def estimate_pairs(
-    run: PairRun,
-    window: Window,
-    unmet: str,
-    explain: Callable[[np.ndarray], str] | None = None,
-) -> UnbiasedEstimate:
-    """Run pairs, and return the mean over met pairs with what leading chains show.
 
-    :param explain: from a mask of the pairs that have met, if not all have, to a
-        sentence about the others.
-    """
+def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate:
+    """Run pairs, and return the mean over met pairs with what leading chains show."""
     outcome = run.outcome(window)
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0
     remedy = "Increase max_sweeps (None is no limit) or lag, use another coupling"
-    cause = _cause(int(outcome.broken))
-    if explain is not None and not met.all():
-        cause += explain(met)
+    cause = _cause(int(outcome.broken)) + run.describe_unmet(window, met)
     num_unmet = check_unmet(met, cause, remedy, unmet)
     value, spread = _average(
         outcome.total, run.sums.pairs(met), width=window.m - window.k + 1

@@ -181,7 +181,7 @@ class CoupledComposite(MCMCKernel):
         pilot's chains, around one of them at random. Their estimates are unbiased,
         whatever the pilot found.
 
-        :param model_args: the model's arguments, those of later calls by default.
+        :param model_args: the model's arguments, also of later calls without any.
         :param kinds: "gibbs" or "hmc" for sites that shall not be moved in the default
             way.
         :param lag: sweeps that the leading chain is ahead in :class:`numpyro.infer.MCMC`.

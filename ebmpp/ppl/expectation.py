@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 import numpy as np
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import backend, checks, random
@@ -48,7 +48,6 @@ _LEVEL = 0.99
 _LENGTH = 5
 _PILOT = 3  # folded into its keys
 _MOST_PILOT_SWEEPS = 10_000
-_MOST_RERUN = 8  # pairs
 _PILOT_REMEDY = (
     "Chains may be in different modes: compare chains of NumPyro, or give k, m, lag and "
     "max_sweeps to wait longer"
@@ -79,7 +78,7 @@ def composite_expectation(
     :param kernel: the composite.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of
         numbers.
-    :param model_args: of the model; by default those of
+    :param model_args: of the model; by default the arguments of
         :meth:`CoupledComposite.from_model`. All but arrays are static, such as lengths,
         strings and data frames.
     :param rng_key: a jax key. A pair's draws depend on it and on the pair's number
@@ -153,54 +152,17 @@ def composite_expectation(
         pilot_key = jax.random.fold_in(rng_key, _PILOT)
         pilot = pairs(_PILOT, _starts(kernel, pilot_key, num_pairs, call, init_params))
         limit = max_sweeps or _MOST_PILOT_SWEEPS
-        outcome = pilot.outcome(window._replace(k=NEVER, max_sweeps=limit))
-        times = np.asarray(outcome.meeting_time)
+        limited = window._replace(k=NEVER, max_sweeps=limit)
+        times = np.asarray(pilot.outcome(limited).meeting_time)
         if max_sweeps is None:
             cause = f"of a pilot did not meet in {limit} sweeps"
-            cause += _unmet_sites(kernel, pilot, limit, times >= 0)
+            cause += pilot.describe_unmet(limited, times >= 0)
             check_unmet(times >= 0, cause, _PILOT_REMEDY, "raise")
         window, quantile = window.after(times, _LEVEL, _LENGTH)
-    run = pairs(1, x)
-    explain = partial(_unmet_sites, kernel, run, window.max_sweeps)
-    estimate = estimate_pairs(run, window, unmet, explain)
+    estimate = estimate_pairs(pairs(1, x), window, unmet)
     for message in diagnose(who, estimate, quantile, has_pool=False):
         warnings.warn(message, stacklevel=2)
     return estimate
-
-
-def _unmet_sites(
-    kernel: CoupledComposite, run: PairRun, num_sweeps: int, met: np.ndarray
-) -> str:
-    """Name the sites in which pairs that did not meet differ, by running them again."""
-    rows = np.flatnonzero(~met)[:_MOST_RERUN]
-    if not len(rows):
-        return ""
-    starts = run.x, run.x if run.y is None else run.y
-    x, y = jax.tree.map(lambda v: v[rows], starts)
-    keys = random.fold_in(run.key, rows)
-    z, y = _rerun(kernel, x, y, keys, run.target.params, num_sweeps)
-    sites = [site for site in z if (np.asarray(z[site]) != y[site]).any()]
-    return f"; run again, {len(rows)} of these end with other values of {sites}"
-
-
-@partial(jax.jit, static_argnums=0)
-def _rerun(
-    kernel: CoupledComposite,
-    x: Rows,
-    y: Rows,
-    keys: Keys,
-    call: PyTree,
-    num_sweeps: int,
-) -> tuple[Rows, Rows]:
-    """Return pairs after a number of coupled sweeps."""
-
-    def of_pair(x, y, key):
-        def sweep(t, chains):
-            return kernel.pair(*chains, random.fold_in(key, t), _call(call))[:2]
-
-        return lax.fori_loop(0, num_sweeps, sweep, (x, y))
-
-    return jax.vmap(of_pair)(x, y, keys)
 
 
 @jax.tree_util.register_static

@@ -40,7 +40,7 @@ _NUM_CHAINS = 4
 #: chain: with the step size of 0.8, pairs of eight schools take 133 sweeps to meet, and
 #: 17 with a third of it.
 _TARGET_ACCEPTANCE = 0.95
-#: Standard deviations of starts, in those of the pilot's chains.
+#: Standard deviation of starts, in standard deviations of the pilot's chains.
 _SPREAD = 2.0
 
 

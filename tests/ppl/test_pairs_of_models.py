@@ -171,9 +171,9 @@ def test_moments_of_a_gaussian(kind: str) -> None:
 @pytest.mark.nightly
 def test_a_pair_depends_on_its_number_alone(kernel: CoupledComposite) -> None:
     options = {"rng_key": jax.random.key(1), "k": 5, "m": 10, "lag": 5}
-    many = composite_expectation(kernel, scale, num_pairs=100, **options)
-    few = composite_expectation(kernel, scale, num_pairs=10, **options)
-    assert (few.meeting_time == many.meeting_time[:10]).all()
+    hundred = composite_expectation(kernel, scale, num_pairs=100, **options)
+    ten = composite_expectation(kernel, scale, num_pairs=10, **options)
+    assert (ten.meeting_time == hundred.meeting_time[:10]).all()
 
 
 def scale(sites: dict) -> jax.Array:

@@ -115,8 +115,8 @@ def coupled(
     """Return draws of two distributions that tend to become equal.
 
     Two Normal or MultivariateNormal distributions that hardly overlap have common
-    random numbers; others are coupled maximally. Arguments and results are those of
-    :func:`maximal`.
+    random numbers; others are coupled maximally. See :func:`maximal` for arguments and
+    results.
     """
     if isinstance(p, dist.Normal) and isinstance(q, dist.Normal):
         is_far = _log_overlap(p, q) < math.log(_MIN_OVERLAP)
