@@ -138,7 +138,10 @@ class ModelInfo:
             if isinstance(prior, ImproperUniform)
         }
         model = handlers.substitute(ArrayData(self.model), data={**improper, **values})
-        return handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+        model = handlers.seed(model, key)
+        # handlers around a call, such as NUTS's, must not see the sites of this trace
+        with handlers.block():
+            return handlers.trace(model).get_trace(*args, **kwargs)
 
     def check_data(self, call: Call) -> None:
         """Raise a StateError for impossible data, which most log densities would ignore."""

@@ -138,7 +138,8 @@ def test_shared_bias_starts_at_the_rate_over_positions() -> None:
         {"v": Bernoulli((2, 3, 4))}, factors=[Bias("v", shared=(-1, 1))]
     )
     rows = np.random.default_rng(0).integers(2, size=(50, 2, 3, 4)).astype(np.float32)
-    rate = (50 * rows.mean((0, 2, 3)) + 0.5) / 51
+    # each of the 12 positions of a row counts like a row
+    rate = (600 * rows.mean((0, 2, 3)) + 0.5) / 601
     bias = np.asarray(graph.init(zoo.KEY, rows)["v"])
     assert bias.shape == (2, 1, 1)
     np.testing.assert_allclose(bias.ravel(), np.log(rate / (1 - rate)), rtol=1e-4)
