@@ -199,12 +199,16 @@ class MaximalCoupling(RowKernel[CouplingState]):
 
 
 def describe_meetings(state: PyTree) -> str:
-    """Return the number of pairs that have met, their mean meeting time, and unmoved blocks."""
+    """Describe meeting times, blocks in which unmet pairs differ, and unmoved blocks."""
     have_met = np.asarray(state.met)
     times = np.asarray(state.meeting_time)
-    mean = f", mean meeting time {times[have_met].mean():.3g}" if have_met.any() else ""
-    still = describe_still(state, state.t)
-    return f"{int(have_met.sum())} of {have_met.size} pairs met{mean}{still}"
+    text = f"{int(have_met.sum())} of {have_met.size} pairs met"
+    if have_met.any():
+        text += f", mean meeting time {times[have_met].mean():.3g}"
+    differ = [b for b, v in state.z.items() if np.any(v != state.y[b])]
+    if differ:
+        text += f", others differ in {differ}"
+    return text + describe_still(state, state.t)
 
 
 def _state(
