@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ebmpp.core import backend, checks, sharding
 from ebmpp.core.backend import full_precision
 from ebmpp.core.rows import expand
-from ebmpp.core.types import Blocks, Counts, Params, PerRow, Rows, Scalar
+from ebmpp.core.types import Blocks, Counts, PerRow, Rows
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves import Target
@@ -76,7 +76,7 @@ class MarginalGradient(EnergyGradient):
     ) -> PyTree:
         """Add the gradient of the weighted sum of energies with each group summed out."""
 
-        def mean_energy(params: Params) -> Scalar:
+        def mean_energy(params):
             terms = [
                 energy.summed_out(target.graph, params, x, group)
                 for group in self.groups
@@ -136,10 +136,10 @@ class Function:
         size = self.size()
         rows = len(weights)
 
-        def put(total: Array, values: Array, weights: Array, at: Array) -> Array:
+        def put(total, values, weights, at):
             return total.at[at].add(_weighted(weights, values))
 
-        def add_rows(total: PyTree, x: Rows, weights: Array, at: Array) -> PyTree:
+        def add_rows(total, x, weights, at):
             values = jax.vmap(self.fn)(dict(x))
             return jax.tree.map(lambda t, v: put(t, v, weights, at), total, values)
 
@@ -149,7 +149,7 @@ class Function:
             # scattering them.
             order = jnp.argsort(weights == 0, stable=True)
 
-            def add_one(i: Array, total: PyTree) -> PyTree:
+            def add_one(i, total):
                 row = order[i]
                 value = self.fn({b: v[row] for b, v in x.items()})
                 return jax.tree.map(
@@ -161,7 +161,7 @@ class Function:
         if chunk == rows:
             return add_rows(total, x, weights, where)
 
-        def add_chunk(i: Array, total: PyTree) -> PyTree:
+        def add_chunk(i, total):
             row = i * chunk + jnp.arange(chunk)
             inside = jnp.where(row < rows, weights[row], 0.0)
             row = jnp.minimum(row, rows - 1)

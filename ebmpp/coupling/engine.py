@@ -157,9 +157,7 @@ def run_pairs(
     shared = target if per_job is None else dataclasses.replace(target, fixed=Clamped())
     size = slots_for(num_jobs) if num_slots is None else num_slots
 
-    def run_share(
-        jobs: Job, common: tuple, first: Array, valid: RowMask | None
-    ) -> tuple[Any, Any]:
+    def run_share(jobs, common, first, valid):
         target, key, window = common
         valid = jnp.ones(len(jobs.number), bool) if valid is None else valid
         run = _Engine(target, moves, accumulator, window, jobs, valid, key).run(size)
@@ -226,7 +224,7 @@ class _Engine:
             count=jnp.zeros(5),
         )
 
-        def run_part(number: Array | int, run: _Run) -> _Run:
+        def run_part(number, run):
             run, jobs = self._prepare(run, number, size)
             filled, started = run.slots.unpack().fill(jobs, zero, self.window.lag)
             run = run._replace(slots=filled.pack(), started=started)
@@ -346,18 +344,18 @@ class _Engine:
         :param is_last: False if more jobs follow, with which active slots may continue.
         """
 
-        def cond(run: _Run) -> Array:
+        def cond(run):
             is_busy = run.slots.live() > loop.until
             if jobs is None:
                 return is_busy
             return (run.started < jobs.waiting) | (is_last & is_busy)
 
-        def sweep_chunks(run: _Run) -> _Run:
+        def sweep_chunks(run):
             run = run._replace(slots=run.slots.compact(loop.size))
             count = (run.slots.live() + loop.chunk - 1) // loop.chunk
             return lax.fori_loop(0, count, sweep_chunk, run)
 
-        def sweep_chunk(number: Array, run: _Run) -> _Run:
+        def sweep_chunk(number, run):
             slots = run.slots
             start = number * loop.chunk
             part = self._block(run._replace(slots=slots.part(start, loop.chunk)), None)
@@ -435,7 +433,7 @@ class _Engine:
         slots = slots._replace(z=with_equal_copies(slots.z, slots.same))
         target = self.target.take(slots.job)
         tally = _Count(*(jnp.zeros_like(slots.job),) * 5)
-        for start, move in zip(self.offsets, self.moves, strict=False):
+        for start, move in zip(self.offsets, self.moves):
             prepared = move.prepare(target, slots.z)
             step = partial(
                 self._step,

@@ -62,7 +62,7 @@ def _describe(value: PyTree, error: PyTree) -> str:
     if sum(leaf.size for leaf in values.values()) > _MAX_SHOWN:
         return _describe_range([*values.values()], errors)
     parts = []
-    for (name, leaf), spread in zip(values.items(), errors, strict=True):
+    for (name, leaf), spread in zip(values.items(), errors):
         label = f"{name}: " if name else ""
         known = _format(spread, 2) if (spread > 0).any() else "not known"
         parts.append(f"{label}{_format(leaf, 4)} +- {known}")
@@ -130,49 +130,37 @@ class UnbiasedEstimate(Shown):
 
     def __repr__(self) -> str:
         mean = self.meeting_time[self.met].mean() if self.met.any() else np.inf
-        text = (
-            f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; "
-            f"{len(self.met)} pairs, "
-        )
-        text += f"{self.num_unmet} unmet, k={self.k}, m={self.m}, lag={self.lag}, "
         overlap = "" if np.isnan(self.overlap) else f", overlap z {self.overlap:.1f}"
-        return f"{text}mean meeting time {mean:.4g}{overlap})"
+        return (
+            f"UnbiasedEstimate({_describe(self.value, self.standard_error)}; "
+            f"{len(self.met)} pairs, {self.num_unmet} unmet, k={self.k}, m={self.m}, "
+            f"lag={self.lag}, mean meeting time {mean:.4g}{overlap})"
+        )
 
     def _card(self) -> Card:
         times = np.sort(self.meeting_time[self.met])
         pairs = len(self.met)
-        rows = [("value", _describe(self.value, self.standard_error)), ("pairs", pairs)]
-        rows += [
-            ("unmet", self.num_unmet),
-            ("k, m, lag", f"{self.k}, {self.m}, {self.lag}"),
-        ]
+        rows = {
+            "value": _describe(self.value, self.standard_error),
+            "pairs": pairs,
+            "unmet": self.num_unmet,
+            "k, m, lag": f"{self.k}, {self.m}, {self.lag}",
+        }
         if len(times):
             summary = f"{times.mean():.4g}, {np.median(times):.4g}, {times[-1]:.4g}"
-            rows += [("meeting time in sweeps: mean, median, longest", summary)]
-            rows += [
-                (
-                    "mean sweeps of both chains of a met pair",
-                    f"{self.cost[self.met].mean():.4g}",
-                )
-            ]
+            rows["meeting time in sweeps: mean, median, longest"] = summary
+            cost = f"{self.cost[self.met].mean():.4g}"
+            rows["mean sweeps of both chains of a met pair"] = cost
         if not np.isnan(self.overlap):
-            rows += [
-                (
-                    f"overlap of starts and ends (z, at most {THRESHOLD:g})",
-                    f"{self.overlap:.1f}",
-                )
-            ]
+            label = f"overlap of starts and ends (z, at most {THRESHOLD:g})"
+            rows[label] = f"{self.overlap:.1f}"
         if not np.isnan(self.acceptance):
-            rows += [("acceptance of Metropolis proposals", f"{self.acceptance:.3g}")]
-            rows += [
-                (
-                    f"P(tau > {self.lag})",
-                    f"{self.late:.3g} (at most {self.late_upper:.2g})",
-                )
-            ]
+            rows["acceptance of Metropolis proposals"] = f"{self.acceptance:.3g}"
+            late = f"{self.late:.3g} (at most {self.late_upper:.2g})"
+            rows[f"P(tau > {self.lag})"] = late
         title = f"Unbiased estimate from {pairs} coupled pairs of chains"
         title += f", {self.num_unmet} of them dropped: biased" if self.num_unmet else ""
-        return Card(title, [Grid(("", ""), rows)])
+        return Card(title, [Grid(("", ""), [*rows.items()])])
 
 
 def unbiased_expectation(
@@ -304,12 +292,12 @@ def unbiased_expectation(
 
         is_given = isinstance(init, Mapping) and {*init} >= {*target.free}
 
-        def starts(run: int) -> Fresh:
+        def starts(run):
             pair_key = random.fold_in(key, 0, run)
             init_key = rng_key if run == 1 else jax.random.fold_in(rng_key, run)
             return _starts(target, init, pair_key, num_pairs, init_key)
 
-        def pairs(run: int) -> PairRun:
+        def pairs(run):
             x = starts(run)
             y = starts(run + 1) if independent_starts and not is_given else None
             run_key = random.fold_in(key, 1, run)
@@ -321,9 +309,8 @@ def unbiased_expectation(
             pilot = pairs(3).outcome(window._replace(k=NEVER))
             window, quantile = window.after(np.asarray(pilot.meeting_time))
         estimate = estimate_pairs(pairs(1), window, unmet)
-    who = "unbiased_expectation"
     has_pool = target.pool is not None
-    for message in diagnose(who, estimate, quantile, has_pool):
+    for message in diagnose("unbiased_expectation", estimate, quantile, has_pool):
         warnings.warn(message, stacklevel=2)
     return estimate
 
@@ -497,7 +484,7 @@ def _average(total: PyTree, pairs: np.ndarray, width: int) -> tuple[PyTree, PyTr
     # one row has no spread
     freedom = count * (len(rows) - 1) / len(rows) if len(rows) > 1 else math.nan
 
-    def moments(leaf: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def moments(leaf):
         h = np.asarray(leaf, float)[rows] / width
         size = expand(sizes, h)
         mean = h.sum(0) / count
@@ -506,9 +493,7 @@ def _average(total: PyTree, pairs: np.ndarray, width: int) -> tuple[PyTree, PyTr
         error = np.where(is_constant, math.nan, np.sqrt(variance))
         return mean.astype(leaf.dtype), error.astype(leaf.dtype)
 
-    leaves, structure = jax.tree.flatten(sharding.to_host(total))
+    total = sharding.to_host(total)
     with np.errstate(all="ignore"):  # values may be infinite
-        results = jax.device_put([moments(leaf) for leaf in leaves])
-    means = jax.tree.unflatten(structure, [mean for mean, _ in results])
-    errors = jax.tree.unflatten(structure, [error for _, error in results])
-    return means, errors
+        results = jax.device_put(jax.tree.map(moments, total))
+    return jax.tree.transpose(jax.tree.structure(total), None, results)

@@ -186,12 +186,10 @@ def _run(
     start = x.rows(target) if isinstance(x, Fresh) else dict(x)
 
     def sweep(t, carry):
-        x, accepted = draw_sweep(target, carry[0], moves, random.fold_in(keys, t + 1))
-        is_late = t >= num_sweeps // 2
-        return x, carry[1] + jnp.where(is_late, accepted.sum(), 0).astype(
-            carry[1].dtype
-        )
+        x, total = carry
+        x, accepted = draw_sweep(target, x, moves, random.fold_in(keys, t + 1))
+        late = jnp.where(t >= num_sweeps // 2, accepted.sum(), 0)
+        return x, total + late.astype(total.dtype)
 
-    return start, *lax.fori_loop(
-        jnp.uint32(0), num_sweeps, sweep, (start, jnp.zeros((), jnp.float32))
-    )
+    zero = jnp.zeros((), jnp.float32)
+    return start, *lax.fori_loop(jnp.uint32(0), num_sweeps, sweep, (start, zero))

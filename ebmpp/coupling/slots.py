@@ -144,7 +144,7 @@ class Fresh:
     def rows(self, target: Target) -> Blocks:
         """Draw the states."""
 
-        def draw(target: Target, keys: Keys) -> Blocks:
+        def draw(target, keys):
             return search.initial_states(target, keys, self.init, self.kind)
 
         return target.starts(draw, self.keys)
@@ -209,7 +209,7 @@ class Slots(NamedTuple):
         take = idle & (position < jobs.waiting)
         begun = jnp.minimum(position[-1] + 1, jobs.waiting)
 
-        def load(slots: Slots) -> Slots:
+        def load(slots):
             place = jobs.queue[jnp.where(take, position, 0)]
             z = {}
             same = {}
@@ -282,7 +282,7 @@ class Packed(NamedTuple):
 
     def _map(self, change: Callable[..., Array], *others: "Packed") -> "Packed":
         """Return ``change(axis of the slots, array, ...)`` of all arrays."""
-        trees = zip(_SLOT_AXES, self, *others, strict=True)
+        trees = zip(_SLOT_AXES, self, *others)
         return Packed(
             *(jax.tree.map(partial(change, axis), *arrays) for axis, *arrays in trees)
         )
@@ -321,7 +321,7 @@ def slot_loops(size: int) -> list[SlotLoop]:
         while sizes[-1] >= 4 * _ACCELERATED_STOP:
             sizes.append(sizes[-1] // 4)
         ends = [*sizes[1:], 0]
-        return [SlotLoop(n, n, end) for n, end in zip(sizes, ends, strict=True)]
+        return [SlotLoop(n, n, end) for n, end in zip(sizes, ends)]
     if size <= _CHUNK:
         return [SlotLoop(size, size, 0)]
     half = -(-size // (2 * _CHUNK)) * _CHUNK

@@ -118,7 +118,7 @@ def _images(
     """Return images of 28x28 bytes as floats, and a label per image."""
     prefix = _PREFIX[checks.choice(f"{reader}: split", split, _PREFIX)]
 
-    def find(suffix: str) -> files.Path:
+    def find(suffix):
         name = f"{prefix}-{suffix}"
         return files.find(reader, directory, name, folders, source, ".gz")
 
@@ -138,7 +138,7 @@ def _bytes(path: files.Path, shape: tuple[int | None, ...]) -> np.ndarray:
     """Return an IDX array of bytes whose shape is known but for None."""
     array = idx(path)
     fits = array.ndim == len(shape) and all(
-        e in (None, n) for n, e in zip(array.shape, shape, strict=True)
+        e in (None, n) for n, e in zip(array.shape, shape)
     )
     expected = str(shape).replace("None", "N")
     if not fits or array.dtype != np.uint8:

@@ -140,8 +140,8 @@ class Program:
         inputs: Sequence[int],
     ) -> list[int]:
         """Append the equations of a jaxpr, and return the slots of its results."""
-        slots = dict(zip(jaxpr.invars, inputs, strict=True))
-        for var, const in zip(jaxpr.constvars, consts, strict=True):
+        slots = dict(zip(jaxpr.invars, inputs))
+        for var, const in zip(jaxpr.constvars, consts):
             slots[var] = self._constant(const, var.aval)
 
         def slot(v):
@@ -205,7 +205,7 @@ class Program:
         slots = {
             slot: values[name] for name, slot in (self.sites | self.siblings).items()
         }
-        slots |= zip(self.arguments, arguments, strict=True)
+        slots |= zip(self.arguments, arguments)
         return {
             s: v if self.is_key(s) else jnp.asarray(v, self.dtypes[s])
             for s, v in slots.items()

@@ -26,17 +26,7 @@ from ebmpp.dependence.program import (
 
 #: Primitives that multiply a cotangent by values that may be infinite: element by
 #: element, or in sums.
-_ELEMENTWISE = (
-    "abs",
-    "div",
-    "integer_pow",
-    "log",
-    "mul",
-    "pow",
-    "rsqrt",
-    "sqrt",
-    "square",
-)
+_ELEMENTWISE = "abs div integer_pow log mul pow rsqrt sqrt square".split()
 _CONTRACTIONS = ("dot_general", "conv_general_dilated")
 
 

@@ -13,14 +13,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import sharding
-from ebmpp.dependence.flow import (
-    Contraction,
-    Flow,
-    Gathered,
-    Joined,
-    Lookup,
-    Scattered,
-)
+from ebmpp.dependence.flow import Contraction, Flow, Gathered, Joined, Lookup, Scattered
 from ebmpp.dependence.program import (
     Bind,
     Equation,
@@ -157,7 +150,7 @@ class Known:
         self.program = program
         self.relied = set[int]()
         slots = {slot for eqn in program.equations for slot in self._requested(eqn)}
-        inputs = dict(zip(program.arguments, arguments, strict=True))
+        inputs = dict(zip(program.arguments, arguments))
         values = inputs | program.constants
         if rest := sorted(slots - set(values)):
             values |= jax.jit(lambda inputs: program.run(inputs, rest))(inputs)

@@ -24,11 +24,7 @@ from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.diagnostics.naming import Coords, DimNames, Dims, Samples
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
 from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
-from ebmpp.kernels.streaming import (
-    leaves_by_name,
-    variable_name,
-    variable_names,
-)
+from ebmpp.kernels.streaming import leaves_by_name, variable_name, variable_names
 from ebmpp.ppl import CoupledComposite, Exchange, ModelBlock
 from ebmpp.ppl.gibbs_block import GraphBlock
 
@@ -200,11 +196,6 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     return tree
 
 
-def _with_coords(data: xr.Dataset, coords: Coords) -> xr.Dataset:
-    """Return a dataset with the coordinates of its dimensions."""
-    return data.assign_coords({d: v for d, v in coords.items() if d in data.dims})
-
-
 def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Return the kind of stillness of each free block; chains that moved and agree are sound."""
     state: Any = mcmc.last_state
@@ -354,10 +345,10 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     is_known = isinstance(kernel, naming.Kernel)
     attrs = naming.attributes(graph, kernel if is_known else None)
     still = getattr(result.last_state, "still", {})
-    columns = {}
-    for statistic in _STATISTICS:
-        leaves = getattr(result.moments, statistic)
-        columns[statistic] = leaves_by_name(leaves, "value")
+    columns = {
+        statistic: leaves_by_name(getattr(result.moments, statistic), "value")
+        for statistic in _STATISTICS
+    }
     values = {}
     kinds = {}
     for name, r_hat in columns["r_hat"].items():
@@ -366,18 +357,15 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
         if np.all(still.get(name, False)):
             kinds[name] = kinds[name] or "agree"
     warn_still(kinds, "values", 3)
-    # as draws
-    shapes = {
-        name: np.broadcast_to(0.0, (1, 1, *x.shape[1:])) for name, x in values.items()
-    }
-    names = naming.dims_of(kernel, shapes, dims, {})
-    labels = naming.coords_of(kernel, shapes, names, coords)
-    variables = variable_names(shapes)
-    names = {variables[name]: v for name, v in names.items()}
+    # statistics in place of draws
+    draws_like = {name: x[None] for name, x in values.items()}
+    names = naming.dims_of(kernel, draws_like, dims, {})
+    labels = naming.coords_of(kernel, draws_like, names, coords)
+    variables = variable_names(draws_like)
     data = {
-        variables[name]: (["statistic", *names[variables[name]]], x)
-        for name, x in values.items()
+        variables[name]: (["statistic", *names[name]], x) for name, x in values.items()
     }
+    names = {variables[name]: v for name, v in names.items()}
     moments = xr.Dataset(data, {"statistic": _STATISTICS})
     groups = {"/": xr.Dataset(), "moments": moments}
     draws = result.draws().children if result.num_kept else {}
@@ -390,8 +378,9 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
         renamed = {}
         for name, x in dataset.data_vars.items():
             if len(names.get(str(name), ())) == x.ndim - 2:
-                renamed |= dict(zip(x.dims[2:], names[str(name)], strict=True))
+                renamed |= dict(zip(x.dims[2:], names[str(name)]))
         groups[group] = dataset.rename(renamed)
     for group, data in groups.items():
-        groups[group] = _with_coords(data, labels).assign_attrs(attrs)
+        coords = {dim: v for dim, v in labels.items() if dim in data.dims}
+        groups[group] = data.assign_coords(coords).assign_attrs(attrs)
     return xr.DataTree.from_dict(groups)

@@ -54,11 +54,10 @@ def meeting_data(source: MeetingSource) -> Meetings:
         group = source.children.get("meeting")
         text = f"a DataTree with {sorted(source.children)}"
     if group is None or not group["met"].size:
-        expected = (
-            "an estimate, or a DataTree of a coupled kernel's run with pairs in the "
-            "group 'meeting'"
+        raise ArgumentError(
+            "source must be an estimate, or a DataTree of a coupled kernel's run with "
+            f"pairs in the group 'meeting', got {text}."
         )
-        raise ArgumentError(f"source must be {expected}, got {text}.")
     return Meetings(
         np.asarray(group["meeting_time"], float).ravel(),
         np.asarray(group["met"], bool).ravel(),
@@ -162,17 +161,12 @@ def _with_band(
     ends = [tail, 1 - tail]
     lower, upper = np.quantile(np.array(samples), ends, axis=0, method="nearest")
     columns = {
-        "bound": bound(np.arange(pairs)),
-        "lower": lower,
-        "upper": upper,
+        "bound": ("t", bound(np.arange(pairs))),
+        "lower": ("t", lower),
+        "upper": ("t", upper),
     }
-    variables = {name: ("t", values) for name, values in columns.items()}
-    attrs = {
-        "lag": data.lag,
-        "pairs": pairs,
-        "unmet": int((~data.met).sum()),
-    }
-    return xr.Dataset(variables, {"t": t}, attrs)
+    attrs = {"lag": data.lag, "pairs": pairs, "unmet": int((~data.met).sum())}
+    return xr.Dataset(columns, {"t": t}, attrs)
 
 
 def _tv_bound(times: PairTimes, met: Met, lag: int, t: Sweeps) -> Curve:

@@ -127,7 +127,7 @@ def plot_history(
     axes = np.asarray(axes, dtype=object).ravel()
     if not len(axes) >= count:
         raise checks.error("number of axes", f"{count}, one per panel", len(axes))
-    for ax, (label, names) in zip(axes, variables.items(), strict=False):
+    for ax, (label, names) in zip(axes, variables.items()):
         _plot_curves(ax, dataset, label, names)
     return axes[:count]
 

@@ -28,9 +28,7 @@ def leading_axes(graph: FactorGraph, params: Params) -> BatchShape:
         leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
         if structure != jax.tree.structure(params.get(name)):
             return ()
-        for (path, expected), leaf in zip(
-            leaves, jax.tree.leaves(params[name]), strict=True
-        ):
+        for (path, expected), leaf in zip(leaves, jax.tree.leaves(params[name])):
             shape = jnp.shape(leaf)
             batch = shape[: max(0, len(shape) - expected.ndim)]
             if batch + expected.shape != shape or 0 in batch:

@@ -71,7 +71,7 @@ class Layout:
         shapes = [graph.families[b].shape for b in blocks]
         size = sum(map(math.prod, shapes))
         shape = shapes[0] if len(blocks) == 1 else (size,)
-        return cls(shape, tuple(zip(blocks, shapes, strict=True)), tuple(range(size)))
+        return cls(shape, tuple(zip(blocks, shapes)), tuple(range(size)))
 
     @classmethod
     def at(
@@ -139,7 +139,7 @@ class Layout:
         if not self._in_order:
             flat = flat[..., np.asarray(self.places)]
         ends = np.cumsum([math.prod(shape) for _, shape in self.blocks])[:-1]
-        parts = zip(self.blocks, jnp.split(flat, ends, axis=-1), strict=True)
+        parts = zip(self.blocks, jnp.split(flat, ends, axis=-1))
         return {b: part.reshape(*batch, *shape) for (b, shape), part in parts}
 
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A check for doubly intractable models, whose params of energies depend on latent sites."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 import contextlib
 import copy
-from typing import TypeVar
+from typing import Any
 
 from jaxtyping import PyTree
 import numpy as np
@@ -17,11 +17,10 @@ from numpyro.ops.provenance import eval_provenance
 import jax
 from jax import Array
 
-from ebmpp.core import Numbers, Params
+from ebmpp.core import Params
 from ebmpp.distribution.energy_distribution import ADVICE, HOOK, EnergyDistribution
 from ebmpp.errors import IntractableError
 
-T = TypeVar("T")
 _WRAPPERS = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
 
 
@@ -41,45 +40,30 @@ def with_base(fn: dist.Distribution, base: dist.Distribution) -> dist.Distributi
 
 def energies_of(trace: Mapping[str, PyTree]) -> dict[str, list[EnergyDistribution]]:
     """Return the energies in the distributions of a trace, by site, observed sites included."""
-    energies = _by_site(_energies_in, trace)
+    energies = _by_site(EnergyDistribution, trace)
     return {name: parts for name, parts in energies.items() if parts}
 
 
-def _by_site(
-    fn: Callable[[dist.Distribution], T], trace: Mapping[str, PyTree]
-) -> dict[str, T]:
-    """Apply a function to the distribution of each sample site."""
+def _by_site(kind: Any, trace: Mapping[str, PyTree]) -> dict[str, list]:
+    """Return, by sample site, the instances of a class in the distribution."""
     return {
-        name: fn(site["fn"]) for name, site in trace.items() if site["type"] == "sample"
+        name: [part for part in _parts(site["fn"]) if isinstance(part, kind)]
+        for name, site in trace.items()
+        if site["type"] == "sample"
     }
 
 
-def _energies_in(fn: dist.Distribution) -> list[EnergyDistribution]:
-    """Return the energies in a distribution and its parts, such as components of a mixture."""
-    if isinstance(fn, EnergyDistribution):
-        return [fn]
-    energies = []
-    for part in _parts(fn):
-        if isinstance(part, dist.Distribution):
-            energies += _energies_in(part)
-    return energies
+def _parts(fn: PyTree) -> Iterator[PyTree]:
+    """Yield a distribution, and what it holds, such as components of a mixture and arrays."""
+    yield fn
+    if isinstance(fn, dist.Distribution):
+        parts = dict(vars(fn))
+        for part in jax.tree.leaves(parts, is_leaf=_is_distribution):
+            yield from _parts(part)
 
 
-def _parts(fn: dist.Distribution) -> list[PyTree]:
-    return jax.tree.leaves(
-        dict(vars(fn)), is_leaf=lambda part: isinstance(part, dist.Distribution)
-    )
-
-
-def _arrays(fn: dist.Distribution) -> list[Numbers]:
-    """Return the arrays in a distribution and its parts."""
-    arrays: list[Numbers] = []
-    for part in _parts(fn):
-        if isinstance(part, dist.Distribution):
-            arrays += _arrays(part)
-        elif isinstance(part, Array | np.ndarray):
-            arrays.append(part)
-    return arrays
+def _is_distribution(part: PyTree) -> bool:
+    return isinstance(part, dist.Distribution)
 
 
 def _reweights(fn: dist.Distribution) -> bool:
@@ -189,7 +173,7 @@ def read_by_params(
                 params[name] = trees
         if known:
             return params, {}, used
-        arrays = _by_site(_arrays, trace)
+        arrays = _by_site(Array | np.ndarray, trace)
         for name, trees in params.items():
             if _reweights(trace[name]["fn"]):
                 reweighted.add(name)

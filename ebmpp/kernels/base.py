@@ -280,7 +280,7 @@ def sharded_chains(mesh: Mesh) -> Callable[[Run], Run]:
         devices = sharding.num_shards()
         axis = mesh.axis_names[0]
 
-    def method(fn: Run) -> Run:
+    def method(fn):
         def run(chains):
             count = len(jax.tree.leaves(chains)[0])
             if count % devices != 0:
@@ -318,7 +318,7 @@ def _check_initial_value(
 ) -> Array:
     family = target.graph.families[block]
     lead = value.shape[len(chains) : len(value.shape) - len(family.shape)]
-    pairs = zip(lead[::-1], target.batch[::-1], strict=False)
+    pairs = zip(lead[::-1], target.batch[::-1])
     broadcasts = len(lead) <= len(target.batch) and all(n in (1, m) for n, m in pairs)
     if value.shape != chains + lead + family.shape or not broadcasts:
         axes = "a single chain has no axis of chains"

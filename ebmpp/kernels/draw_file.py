@@ -126,7 +126,7 @@ class DrawFile:
                     group.create_variable(dim, (dim,), data=np.arange(size))
                 for variable, x in arrays.items():
                     dims = [f"{variable}_dim_{i}" for i in range(x.ndim - 2)]
-                    for dim, size in zip(dims, x.shape[2:], strict=True):
+                    for dim, size in zip(dims, x.shape[2:]):
                         group.dimensions[dim] = size
                     is_bool = x.dtype == bool
                     dtype = np.int8 if is_bool else x.dtype

@@ -12,12 +12,7 @@ import jax.numpy as jnp
 from ebmpp.core.types import Blocks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.kernels.base import (
-    InitParams,
-    RowKernel,
-    all_still,
-    describe_still,
-)
+from ebmpp.kernels.base import InitParams, RowKernel, all_still, describe_still
 from ebmpp.moves import Move, Target, cluster_sweep, sweeps
 from ebmpp.moves.move import draw_sweep
 from ebmpp.moves.sweeps import MovesLike
@@ -117,9 +112,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
         x, accepted = draw_sweep(target, target.to_rows(state.z), moves, keys)
         if mean is not None:
             proposals = sum(move.proposes for move in moves)
-            share = jnp.ones(target.batch)
-            if proposals:
-                share = accepted.reshape(target.batch) / proposals
+            share = accepted.reshape(target.batch) / proposals
             mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
         return state._replace(z=target.from_rows(x), i=i, acceptance=mean)
 

@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checkpoints, checks
+from ebmpp.core import checkpoints, checks
 from ebmpp.errors import CheckpointError
 from ebmpp.kernels.base import InitParams, Run, is_batched
 
@@ -239,7 +239,7 @@ class Chunks:
     def unravel(self, vector: np.ndarray) -> dict[str, PyTree]:
         """Return numbers, ``(..., numbers)``, as trees of ``fn`` and of ``fields``."""
         ends = np.cumsum([math.prod(shape) for shape in self._shapes])
-        parts = zip(np.split(vector, ends[:-1], axis=-1), self._shapes, strict=False)
+        parts = zip(np.split(vector, ends[:-1], axis=-1), self._shapes)
         leaves = [part.reshape(part.shape[:-1] + shape) for part, shape in parts]
         return jax.tree.unflatten(self._structure, leaves)
 
@@ -253,7 +253,7 @@ def _restore(tree: T, numbers: Sequence[np.ndarray]) -> T:
     """Return ``tree`` with the leaves that :meth:`Chunks.arrays` returned as ``numbers``."""
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
 
-    def restore(expected: Array, saved: Numbers) -> Array:
+    def restore(expected, saved):
         saved = checkpoints.from_numbers(saved, expected)
         if (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
             raise checks.error(

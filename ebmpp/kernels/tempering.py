@@ -17,13 +17,7 @@ from ebmpp.core import Blocks, Eta, Params, checks
 from ebmpp.core.types import Counts
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
-from ebmpp.kernels.base import (
-    InitParams,
-    Kwargs,
-    RowKernel,
-    all_still,
-    describe_still,
-)
+from ebmpp.kernels.base import InitParams, Kwargs, RowKernel, all_still, describe_still
 from ebmpp.moves import Move, Target, tempering
 from ebmpp.moves.ensemble import Ensemble, Order, equalize, permute
 
@@ -319,7 +313,7 @@ def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
     sweep = tempering.tempered_sweep(ensemble.graph, None, ensemble.clamped, summed)
     keys = ensemble.keys(state.rng_key, (state.i + 1).astype(jnp.uint32))
 
-    def half(travel: _Travel, parity: Array) -> tuple[_Travel, Array]:
+    def half(travel, parity):
         outcome = sweep.half(ensemble, travel.x, keys, parity)
         rejected = -jnp.expm1(jnp.minimum(outcome.log_ratio, 0)).mean(0)
         return travel.after(outcome), rejected

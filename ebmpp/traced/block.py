@@ -39,13 +39,7 @@ from jax.typing import ArrayLike
 from ebmpp.core import checks, random
 from ebmpp.core.types import SiteArrays
 from ebmpp.errors import StateError
-from ebmpp.kernels.base import (
-    Kwargs,
-    all_still,
-    describe_still,
-    is_batched,
-    track,
-)
+from ebmpp.kernels.base import Kwargs, all_still, describe_still, is_batched, track
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
 from ebmpp.traced.data import values_in

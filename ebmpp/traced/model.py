@@ -153,19 +153,15 @@ class ModelInfo:
                 key = jax.random.key(0)
                 trace = prototype_trace(self.model, key, *call.inputs)
                 problems = impossible_sites(trace)
-        for name in filter(self._is_certain, problems):
-            sources = self.arguments.with_nan(call) if "nan" in problems[name] else []
-            problem = problems[name]
-            if sources:
+        for name, problem in problems.items():
+            if not self.counts.is_known(self._slot(name)):
+                continue  # its support depends on latent sites
+            if "nan" in problem and (sources := self.arguments.with_nan(call)):
                 problem += f": argument {sources[0]} of the model holds nan"
             raise StateError(
                 f"the data of observed site {name!r} must be {problem}. Correct them, "
                 "or exclude them by numpyro.handlers.mask"
             )
-
-    def _is_certain(self, name: str) -> bool:
-        """Return True if the support of an observed site depends on no latent site."""
-        return self.counts.is_known(self._slot(name))
 
     @functools.cached_property
     def counts(self) -> Program:
@@ -272,7 +268,7 @@ class Arguments:
     def rebuild(self, arrays: Sequence[Numbers]) -> tuple[tuple, dict[str, object]]:
         """Return arguments and keyword arguments with these arrays."""
         leaves = list(self._leaves)
-        for i, array in zip(self._places, arrays, strict=True):
+        for i, array in zip(self._places, arrays):
             leaves[i] = array
         return jax.tree.unflatten(self._structure, leaves)
 
@@ -371,7 +367,7 @@ def _names_of(kind: str, trace: Trace) -> list[str]:
 def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> None:
     """Raise a StateError for unknown sites, and models that no block can be made of."""
     checks.names("latent site", sites, latent, StateError)
-    if not sites or len(set(sites)) != len(sites):
+    if not sites:
         raise checks.state_error(
             "from_model: sites", "names of latent sites, each once", list(sites)
         )

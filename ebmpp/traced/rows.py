@@ -79,7 +79,7 @@ def _call_batched(
     rows: Sequence[Array], axes: Sequence[int | None], *, fn: Callable
 ) -> tuple[list[Array], list[int]]:
     """Merge a mapped axis with that of the chains."""
-    pairs = list(zip(rows, axes, strict=True))
+    pairs = list(zip(rows, axes))
     size = next(a.shape[axis] for a, axis in pairs if axis is not None)
     mapped = [batching.bdim_at_front(a, axis, size) for a, axis in pairs]
     merged = [a.reshape(-1, *a.shape[2:]) for a in mapped]

@@ -202,13 +202,11 @@ class BlockStart:
             for site, prior in self.info.distributions.items()
             if self.info.kind(site)
         }
-        shapes = {
-            site: transform.inverse_shape(self.info.latent[site].shape)
+        start = {
+            site: jnp.zeros(transform.inverse_shape(self.info.latent[site].shape))
             for site, transform in transforms.items()
         }
-        zeros, unravel = ravel_pytree(
-            {s: jnp.zeros(shape) for s, shape in shapes.items()}
-        )
+        zeros, unravel = ravel_pytree(start)
         key = random.as_key(keys)
         drawn = unravel(jax.random.uniform(key, zeros.shape, minval=-2, maxval=2))
         return {site: transforms[site](v) for site, v in drawn.items()}
@@ -339,13 +337,10 @@ def search(
 def _over_rows(fn: Callable) -> Callable:
     """Return a compiled ``fn(inputs, keys)`` of all chains; see :meth:`BlockStart._check`."""
 
-    def over_rows(values, mapped, keys, fixed):
-        def in_row(values, mapped, keys):
-            return fn((values, _merged(mapped, fixed)), keys)
+    def in_row(values, mapped, keys, fixed):
+        return fn((values, _merged(mapped, fixed)), keys)
 
-        return jax.vmap(in_row)(values, mapped, keys)
-
-    return jax.jit(over_rows)
+    return jax.jit(jax.vmap(in_row, (0, 0, 0, None)))
 
 
 def _merged(mapped: Context, fixed: Context) -> Context:

@@ -124,7 +124,7 @@ class Augmented(ModelDensity):
         slots = self.natural.inputs(values, context.arguments)
         results = self.natural.run(slots, outputs)
         etas = [results[slot] for slot in outputs]
-        return dict(zip(self.blocks, etas, strict=True))
+        return dict(zip(self.blocks, etas))
 
     def move(
         self, inputs: Inputs, keys: Array, beta: Array | None = None, *_: object

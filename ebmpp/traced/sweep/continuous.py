@@ -113,7 +113,7 @@ class ContinuousSite:
 
     def distribution(self, at: Any) -> dist.Distribution:
         """Return the conditional; that of the flattened site if units interact."""
-        raise NotImplementedError
+        return self.unit(at.counts)
 
     def invalid(self, at: Any) -> Array:
         """Return a mask of the units whose conditional is nan."""
@@ -153,7 +153,7 @@ class ContinuousSite:
 
     def unit_params(self, at: Any) -> Sequence[Array]:
         """Return the parameters of :meth:`unit`, with a first axis of units or groups."""
-        raise NotImplementedError
+        return [at.counts.reshape(-1, at.counts.shape[-1])]
 
     def unit(self, *params: Array) -> dist.Distribution:
         """Return the conditional of one unit, or of a group of units that interact."""
@@ -325,27 +325,22 @@ class GammaSite(ContinuousSite):
         """The exponent of u."""
         return 1 if self.family == "Gamma" else -1
 
-    def _params(self, at: Coefficients, beta: Array | float = 1.0) -> list[Array]:
-        count, rate = jnp.moveaxis(at.counts, -1, 0)
-        return [beta * count + self.sign, beta * rate]
+    def _params(self, counts: Array) -> tuple[Array, Array]:
+        count, rate = jnp.moveaxis(counts, -1, 0)
+        return count + self.sign, rate
 
     def new_values(
         self, at: Coefficients, keys: Array, beta: Array | float
     ) -> tuple[Array, Array]:
-        concentration, rate = self._params(at, beta)
+        concentration, rate = self._params(beta * at.counts)
         # of small concentrations, which underflow
         log = jax.random.loggamma(random.as_key(keys), concentration) - jnp.log(rate)
         valid = (concentration > 0) & (rate > 0) & jnp.isfinite(log)
         return _rounded(jnp.exp(self.sign * log)), valid
 
-    def unit_params(self, at: Coefficients) -> Sequence[Array]:
-        return [a.ravel() for a in self._params(at)]
-
     def unit(self, *params: Array) -> dist.Distribution:
-        return (dist.Gamma if self.sign > 0 else dist.InverseGamma)(*params)
-
-    def distribution(self, at: Coefficients) -> dist.Distribution:
-        return self.unit(*self._params(at))
+        family = dist.Gamma if self.sign > 0 else dist.InverseGamma
+        return family(*self._params(*params))
 
 
 class Probabilities(ContinuousSite):
@@ -377,28 +372,23 @@ class Probabilities(ContinuousSite):
     ) -> tuple[Array, Array]:
         concentration = beta * at.counts + 1
         drawn = jax.random.dirichlet(random.as_key(keys), concentration)
-        drawn = _rounded(drawn, 1 - jnp.finfo(drawn.dtype).eps)
+        drawn = jnp.minimum(_rounded(drawn), 1 - jnp.finfo(drawn.dtype).eps)
         valid = ((concentration > 0) & jnp.isfinite(drawn)).all(-1)
         return drawn[..., 0] if self.family == "Beta" else drawn, valid
 
-    def unit_params(self, at: Coefficients) -> Sequence[Array]:
-        return [(at.counts + 1).reshape(-1, at.counts.shape[-1])]
-
     def unit(self, *params: Array) -> dist.Distribution:
-        (concentration,) = params
+        (counts,) = params
+        concentration = counts + 1
         if self.family == "Dirichlet":
             # rounding moves rows off the simplex
             return dist.Dirichlet(concentration, validate_args=False)
         return dist.Beta(concentration[..., 0], concentration[..., 1])
 
-    def distribution(self, at: Coefficients) -> dist.Distribution:
-        return self.unit(at.counts + 1)
 
-
-def _rounded(drawn: Array, most: Any = None) -> Array:
-    """Return draws with the nearest float inside of the support for 0 and ``most``, as NumPyro."""
+def _rounded(drawn: Array) -> Array:
+    """Return draws with the nearest positive float for 0 and infinity, as NumPyro."""
     limits = jnp.finfo(drawn.dtype)
-    return jnp.clip(drawn, limits.tiny, limits.max if most is None else most)
+    return jnp.clip(drawn, limits.tiny, limits.max)
 
 
 def _solve(curvature: Array, slope: Array) -> Array:

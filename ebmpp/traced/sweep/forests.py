@@ -101,11 +101,11 @@ class ForestLayers(Layered):
     ) -> list[Choice]:
         """Draw a layer of two chains, the conditionals of backward draws coupled maximally."""
         layer = self.layers[number]
-        both = map(jnp.stack, zip(p, q, strict=True))
+        both = map(jnp.stack, zip(p, q))
         drawn = forests.draw_pair(layer.forest, *both, random.uniform(words))
         return [
             (new, _is_possible(layer, tables, new))
-            for tables, new in zip((p, q), drawn, strict=True)
+            for tables, new in zip((p, q), drawn)
         ]
 
     def _single(
@@ -136,7 +136,7 @@ class ForestLayers(Layered):
     def check_tables(self, inputs: Inputs) -> None:
         """Raise a StateError if tables imply other conditionals than the ones of units."""
         numbers, conditionals, tables = self._compiled_tables(inputs)
-        for layer, (unary, pairwise) in zip(self.layers, tables, strict=True):
+        for layer, (unary, pairwise) in zip(self.layers, tables):
             a, b = layer.forest.edges.T
             present = numbers[layer.units]
             edge = np.arange(len(pairwise))

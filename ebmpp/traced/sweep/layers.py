@@ -85,9 +85,7 @@ def place(
     lengths = [len(elements) for elements, _ in pairs]
     padded = max(widths) * sum(sizes)
     is_ragged = padded > _MOST_PADDING * sum(lengths) + sum(sizes)
-    for layer, size, (elements, positions), width in zip(
-        reads, sizes, pairs, widths, strict=True
-    ):
+    for layer, size, (elements, positions), width in zip(reads, sizes, pairs, widths):
         if not stacked and not len(elements):
             continue
         if is_ragged:
@@ -167,14 +165,10 @@ class Layered(Conditionals):
 
         def at_layer(state, layer):
             sites, carry = state
-            weights = [
-                self.log_weights(layer, *chain)
-                for chain in zip(sites, inputs, strict=True)
-            ]
+            weights = [self.log_weights(layer, *chain) for chain in zip(sites, inputs)]
             choices, carry = fn(layer.number, layer.units, weights, carry)
             sites = [
-                self.put(x, layer.units, *choice)
-                for x, choice in zip(sites, choices, strict=True)
+                self.put(x, layer.units, *choice) for x, choice in zip(sites, choices)
             ]
             return (sites, carry), None
 

@@ -122,16 +122,13 @@ class ModelDensity:
 
         program = info.program_of_trace(deterministic, self.sites)
         hidden = set(info.samples).difference(latent)
-        for name, slot in zip(info.deterministic, program.outputs, strict=True):
+        for name, slot in zip(info.deterministic, program.outputs):
             if program.depends(slot):
                 hidden.add(name)
 
-        def is_hidden(msg):
-            return msg.get("name") in hidden
-
         def model(*args, **kwargs):
             inner = _Masked(handlers.substitute(info.model, data=fixed), info.samples)
-            visible = handlers.block(inner, hide_fn=is_hidden)
+            visible = handlers.block(inner, hide=[*hidden])
             trace = handlers.trace(visible).get_trace(*args, **kwargs)
             log_factor = log_marginal(values_in(trace, latent), *args, **kwargs)
             numpyro.factor("log_marginal", log_factor)

@@ -83,7 +83,7 @@ class Sequential(Conditionals):
         backward: bool = False,
     ) -> Visited:
         starts = [self._start(*chain) for chain in chains]
-        states, fixed = zip(*starts, strict=True)
+        states, fixed = zip(*starts)
         loop = states, carry
 
         def visit_unit(name, i, loop):
@@ -91,14 +91,11 @@ class Sequential(Conditionals):
             start, stop = self.spans[name]
             unit = stop - 1 - i if backward else start + i
             visits = [
-                self._visit_unit(*chain, name, unit)
-                for chain in zip(states, fixed, strict=True)
+                self._visit_unit(*chain, name, unit) for chain in zip(states, fixed)
             ]
-            logits, takes = zip(*visits, strict=True)
+            logits, takes = zip(*visits)
             choices, carry = fn(unit, unit[None], logits, carry)
-            states = [
-                take(*choice) for take, choice in zip(takes, choices, strict=True)
-            ]
+            states = [take(*choice) for take, choice in zip(takes, choices)]
             return tuple(states), carry
 
         for name in reversed(self.spans) if backward else self.spans:
@@ -121,7 +118,7 @@ class Sequential(Conditionals):
         for eqn in self.before:
             operands = [values[i] for i in eqn.inputs]
             shares.propagate(eqn, operands)
-            values |= zip(eqn.outputs, in_floats(eqn, operands), strict=True)
+            values |= zip(eqn.outputs, in_floats(eqn, operands))
         sums = {slot: values[slot] for slot in self.sums}
         density = self._density(fixed, sites, sums)
         state = _SequentialState(dict(sites), sums, density)
@@ -227,7 +224,7 @@ class _Shares:
             return _pushed(eqn, operands, moving, tangents)
 
         results = jax.vmap(push)(*map(self.dense, slots))
-        self._dense |= zip(eqn.outputs, results, strict=True)
+        self._dense |= zip(eqn.outputs, results)
 
     def _multiply(self, eqn: Equation, operands: list[Array], moving: int) -> bool:
         """Record a vector's product with a matrix, which has a row per unit, if it is one."""
@@ -246,15 +243,13 @@ class _Shares:
         self, eqn: Equation, operands: list[Array], moving: list[int]
     ) -> bool:
         """Record results with one element per unit, of the same units in order, if they are."""
-        starts, shares = zip(
-            *(self.ordered[eqn.inputs[i]] for i in moving), strict=True
-        )
+        starts, shares = zip(*(self.ordered[eqn.inputs[i]] for i in moving))
         if len(set(starts)) != 1:
             return False
         results = _pushed(eqn, operands, moving, shares)
         if {a.size for a in results} != {share.size for share in shares}:
             return False
-        for slot, share in zip(eqn.outputs, results, strict=True):
+        for slot, share in zip(eqn.outputs, results):
             self.ordered[slot] = (starts[0], share)
         return True
 
@@ -269,7 +264,7 @@ def _pushed(
 
     def results(*primals):
         values = list(operands)
-        for i, v in zip(moving, primals, strict=True):
+        for i, v in zip(moving, primals):
             values[i] = v
         return list(in_floats(eqn, values))
 
