@@ -12,7 +12,7 @@ from jaxtyping import Bool, Integer, PyTree
 import numpy as np
 
 import jax
-from jax import Array, lax
+from jax import lax
 import jax.numpy as jnp
 
 from ebmpp.core import backend, checks, sharding
@@ -137,7 +137,10 @@ class Function:
         rows = len(weights)
 
         def put(total, values, weights, at):
-            return total.at[at].add(_weighted(weights, values))
+            w = expand(weights, target=values)
+            # 0 times a value that is not finite, in a slot without a pair, is 0
+            weighted = jnp.where(w == 0, 0.0, w * values.astype(w.dtype))
+            return total.at[at].add(weighted)
 
         def add_rows(total, x, weights, at):
             values = jax.vmap(self.fn)(dict(x))
@@ -180,12 +183,6 @@ class Function:
         per_device = -(-len(met) // sharding.num_shards())
         row = np.arange(len(met)) % per_device % self.rows
         return np.bincount(row, minlength=self.rows)
-
-
-def _weighted(weights: Array, value: Array) -> Array:
-    w = expand(weights, target=value)
-    # 0 times a value that is not finite, in a slot without a pair, is 0
-    return jnp.where(w == 0, 0.0, w * value.astype(w.dtype))
 
 
 def blocks_of(graph: FactorGraph) -> tuple:

@@ -215,7 +215,7 @@ class _Engine:
         parts = -(-num_jobs // size)
         shapes = jax.eval_shape(lambda: self._starts(self.jobs.slice(0, size))[0])
         flags = {b: self.target.num_parts(b) for b in shapes}
-        zero = jnp.zeros((), jnp.int32)
+        zero = jnp.int32(0)
         run = _Run(
             slots=Packed.empty(shapes, flags, first.size),
             total=self.accumulator.init(self.target, num_jobs),
@@ -289,7 +289,7 @@ class _Engine:
             count = jnp.where(valid, count, 0).sum().astype(accepted.dtype)
             return x, total, accepted + count
 
-        zero = jnp.zeros((), jnp.float32)
+        zero = jnp.float32(0)
         x, total, accepted = lax.fori_loop(
             0, self.window.lag, sweep, (x, run.total, zero)
         )

@@ -70,12 +70,13 @@ def _describe(value: PyTree, error: PyTree) -> str:
 
 
 def _describe_range(values: list[np.ndarray], errors: list[np.ndarray]) -> str:
-    count = sum(leaf.size for leaf in values)
-    low = min(leaf.min() for leaf in values)
-    high = max(leaf.max() for leaf in values)
+    numbers = np.concatenate([leaf.ravel() for leaf in values])
     known = np.concatenate([leaf[leaf > 0] for leaf in errors])
     largest = f"at most {known.max():.2g}" if len(known) else "not known"
-    return f"{count} numbers from {low:.4g} to {high:.4g}, standard errors {largest}"
+    return (
+        f"{numbers.size} numbers from {numbers.min():.4g} to {numbers.max():.4g}, "
+        f"standard errors {largest}"
+    )
 
 
 def _format(array: np.ndarray, digits: int) -> str:

@@ -110,13 +110,11 @@ def warning_of(who: str, z: float) -> str:
         )
     return (
         f"{who}: chains still resemble their starts after twice the longest meeting "
-        "time (overlap z = "
-        f"{z:.1f}, limit {THRESHOLD:g}). Pairs that start together met in one of "
-        "several modes, so meeting "
-        "times are too short and means may be wrong. Pass independent_starts=True, "
-        "which shows such modes, "
-        "and a sampler that leaves them: coupling=ebmpp.moves.tempered(...) or "
-        '"mixture", or a joint move.'
+        f"time (overlap z = {z:.1f}, limit {THRESHOLD:g}). Pairs that start together "
+        "met in one of several modes, so meeting times are too short and means may be "
+        "wrong. Pass independent_starts=True, which shows such modes, and a sampler "
+        'that leaves them: coupling=ebmpp.moves.tempered(...) or "mixture", or a joint '
+        "move."
     )
 
 
@@ -191,5 +189,5 @@ def _run(
         late = jnp.where(t >= num_sweeps // 2, accepted.sum(), 0)
         return x, total + late.astype(total.dtype)
 
-    zero = jnp.zeros((), jnp.float32)
+    zero = jnp.float32(0)
     return start, *lax.fori_loop(jnp.uint32(0), num_sweeps, sweep, (start, zero))

@@ -279,12 +279,9 @@ def _constant_truths(
     num_sites = len(program.sites)
 
     def is_candidate(slot):
-        sources = program.sources[slot]
-        return (
-            program.dtypes[slot] == np.bool_
-            and len(sources) > 0
-            and max(sources) < num_sites
-        )
+        is_truth = program.dtypes[slot] == np.bool_
+        last = max(program.sources[slot], default=num_sites)
+        return is_truth and last < num_sites
 
     choosing = ("reduce_and", "reduce_or", "select_n")
     inputs = {eqn.inputs[0] for eqn in program.equations if eqn.name in choosing}

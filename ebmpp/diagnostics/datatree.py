@@ -23,10 +23,9 @@ from ebmpp.diagnostics import naming
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.diagnostics.naming import Coords, DimNames, Dims, Samples
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
-from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
+from ebmpp.kernels import LongDraws, MaximalCoupling, Moments
 from ebmpp.kernels.streaming import leaves_by_name, variable_name, variable_names
-from ebmpp.ppl import CoupledComposite, Exchange, ModelBlock
-from ebmpp.ppl.gibbs_block import GraphBlock
+from ebmpp.ppl import CoupledComposite, ModelBlock
 
 # fields of coupled kernels that the group "meeting" shows
 _PAIR_FIELDS = ("distance", "energies")
@@ -104,7 +103,6 @@ def to_datatree(
     if isinstance(result, LongDraws):
         return _from_long_run(result, dims or {}, coords or {})
     groups = {}
-    graph = None
     if isinstance(result, UnbiasedEstimate):
         times, met, lag = meeting_data(result)
         values = {
@@ -118,14 +116,13 @@ def to_datatree(
         groups["meeting"] = xr.Dataset(values, chains, naming.attributes(None))
     elif isinstance(history := getattr(result, "history", None), xr.Dataset):
         groups["history"] = history
-        graph = getattr(result, "graph", None)
     if not groups or dims or coords:
         raise checks.error(
             "result",
             "an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit",
             type(result),
         )
-    root = xr.Dataset(attrs=naming.attributes(graph))
+    root = xr.Dataset(attrs=naming.attributes(result))
     return xr.DataTree.from_dict({"/": root, **groups})
 
 
@@ -168,10 +165,8 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     import arviz_base  # imports matplotlib, if installed
 
     samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
-    has_graph = isinstance(kernel, RowKernel | Exchange | GraphBlock)
-    graph = kernel.graph if has_graph else None
     model_groups, plates = _model_groups(mcmc)
-    attrs = naming.attributes(graph, kernel)
+    attrs = naming.attributes(kernel)
     names = naming.dims_of(kernel, samples, dims, plates)
     coords = naming.coords_of(kernel, samples, names, coords)
     extra = mcmc.get_extra_fields(group_by_chain=True)
@@ -341,9 +336,7 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
 def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree:
     """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept."""
     kernel = result.mcmc.sampler
-    graph = kernel.graph if isinstance(kernel, RowKernel) else None
-    is_known = isinstance(kernel, naming.Kernel)
-    attrs = naming.attributes(graph, kernel if is_known else None)
+    attrs = naming.attributes(kernel)
     still = getattr(result.last_state, "still", {})
     columns = {
         statistic: leaves_by_name(getattr(result.moments, statistic), "value")
@@ -353,9 +346,9 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     kinds = {}
     for name, r_hat in columns["r_hat"].items():
         values[name] = np.stack([column[name] for column in columns.values()])
-        kinds[name] = "apart" if np.isinf(r_hat).any() else ""
-        if np.all(still.get(name, False)):
-            kinds[name] = kinds[name] or "agree"
+        kinds[name] = "agree" if np.all(still.get(name, False)) else ""
+        if np.isinf(r_hat).any():
+            kinds[name] = "apart"
     warn_still(kinds, "values", 3)
     # statistics in place of draws
     draws_like = {name: x[None] for name, x in values.items()}

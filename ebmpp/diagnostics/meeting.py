@@ -86,9 +86,7 @@ def _warn_of_overlap(who: str, source: MeetingSource, data: Meetings) -> None:
         draws = source["posterior"].to_dataset()
         is_long = draws.sizes["draw"] > 2 * data.times.max()
         if is_long and draws.sizes["chain"] == len(data.met):
-            first = _state_at(draws, 0)
-            last = _state_at(draws, -1)
-            score = overlap(first, last)
+            score = overlap(_state_at(draws, 0), _state_at(draws, -1))
     if score > THRESHOLD:
         warnings.warn(warning_of(who, score), stacklevel=3)
 

@@ -37,18 +37,19 @@ Samples = Mapping[str, np.ndarray]
 Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
 
-def attributes(graph: object, kernel: Kernel | None = None) -> dict[str, str]:
-    """Return a tree's attributes: library, version, graph and kernel."""
+def attributes(source: object) -> dict[str, str]:
+    """Return a tree's attributes: library, version, and graph of a kernel or fit."""
     attrs: dict[str, str] = {
         "inference_library": "ebmpp",
         "inference_library_version": VERSION,
     }
+    graph = getattr(source, "graph", None)
     if graph is not None:
         attrs["graph"] = repr(graph)
-    if kernel is not None:
-        attrs["inference_kernel"] = type(kernel).__name__
-        if isinstance(kernel, RowKernel) and kernel.caveat:
-            attrs["inference_caveat"] = kernel.caveat
+    if isinstance(source, Kernel):
+        attrs["inference_kernel"] = type(source).__name__
+        if isinstance(source, RowKernel) and source.caveat:
+            attrs["inference_caveat"] = source.caveat
     return attrs
 
 
@@ -89,20 +90,16 @@ def dims_of(
         is_block = len(shape) <= count and x.shape[x.ndim - len(shape) :] == shape
         block_axes = len(shape) if is_block else count  # after axes of rows
         rows = row_dims(count - block_axes)
-        if name in dims:
-            result[name] = list(dims[name])
-            if len(dims[name]) != count:
-                result[name] = [*rows, *dims[name]]
-            if len(result[name]) != count:
-                expected = f"names of its {block_axes} axes"
-                if rows:
-                    expected += f" after {rows}"
-                raise checks.error(f"dims of {name!r}", expected, list(dims[name]))
-        else:
-            axes = plates.get(variables[name], [])[:block_axes]
-            others = range(block_axes - len(axes))
-            axes += [f"{variables[name]}_dim_{i}" for i in others]
-            result[name] = rows + axes
+        axes = plates.get(variables[name], [])[:block_axes]
+        others = range(block_axes - len(axes))
+        axes += [f"{variables[name]}_dim_{i}" for i in others]
+        axes = list(dims.get(name, axes))
+        result[name] = axes if len(axes) == count else rows + axes
+        if len(result[name]) != count:
+            expected = f"names of its {block_axes} axes"
+            if rows:
+                expected += f" after {rows}"
+            raise checks.error(f"dims of {name!r}", expected, axes)
     used = {dim for names in result.values() for dim in names}
     if same := used.intersection(variables.values()):
         raise checks.error("dims", "names that no site has", sorted(same))

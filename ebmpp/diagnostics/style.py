@@ -19,16 +19,7 @@ LineStyle = dict[str, Any]
 Dashes = str | tuple[int, tuple[float, ...]]
 
 #: Blue, vermillion, green, black, purple, sky blue, orange and brown.
-COLORS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#1A202C",
-    "#CC79A7",
-    "#56B4E9",
-    "#E69F00",
-    "#6B4C1E",
-)
+COLORS = "#0072B2 #D55E00 #009E73 #1A202C #CC79A7 #56B4E9 #E69F00 #6B4C1E".split()
 #: Lengths of dashes and gaps in line widths; None is a solid line.
 DASHES = (
     None,
@@ -40,7 +31,7 @@ DASHES = (
     (3, 1, 1, 1, 1, 1),
     (2, 2.5),
 )
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = "os^DvPX*"
 #: Colours of reference lines.
 INK = "#1A202C"
 FAINT = "#9AA5B1"

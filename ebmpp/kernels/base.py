@@ -231,8 +231,11 @@ def describe_still(state: PyTree, steps: Array) -> str:
 
     Also name blocks that are not finite, as a custom family may draw.
     """
-    draws = {b: np.size(v) * np.max(steps) for b, v in state.z.items()}
-    names = [b for b, flag in state.still.items() if np.all(flag) and draws[b] >= 20]
+    names = [
+        b
+        for b, flag in state.still.items()
+        if np.all(flag) and np.size(state.z[b]) * np.max(steps) >= 20
+    ]
     text = f", {names} NOT MOVED since the start" if names else ""
     wrong = [b for b, v in state.z.items() if not np.isfinite(v).all()]
     return f"{text}, {wrong} NOT FINITE" if wrong else text

@@ -169,7 +169,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
         lag = jnp.uint32(self.lag)
         x, accepted = lax.fori_loop(jnp.uint32(0), lag, sweep, (start, zero))
         z = stack_chains(x, start)
-        t = jnp.full((), self.lag, jnp.int32)
+        t = jnp.int32(self.lag)
         met = rows_agree(block_flags(target, z), target.free, target.num_rows)
         time = jnp.full_like(zero, self.lag)
         return _state(target, z, t, rng_key, met, time, accepted)

@@ -60,9 +60,7 @@ class LongDraws:
             raise checks.error("LongRun: keep", "set for draws", False)
         import xarray  # takes more than a second, with pandas
 
-        return xarray.open_datatree(
-            Path(self.directory or "", "draws.nc"), engine="h5netcdf"
-        )
+        return xarray.open_datatree(Path(self.directory, "draws.nc"), engine="h5netcdf")
 
     def __repr__(self) -> str:
         kernel = type(self.mcmc.sampler).__name__
@@ -238,11 +236,12 @@ class LongRun:
                 from ebmpp.kernels.draw_file import DrawFile
 
                 file = DrawFile(record.directory, total // thinning, done // thinning)
-        chunks.begin(None if saved is None else saved.arrays[3:])
         if saved is None:
+            chunks.begin(None)
             length = self.batch_length or -(-math.isqrt(total) // thinning) * thinning
             totals = Totals.empty(length, *chunks.moments().mean.shape)
         else:
+            chunks.begin(saved.arrays[3:])
             totals = Totals(*saved.body["batches"], *saved.arrays[:3])
             length = totals.length
         is_hidden = not mcmc.progress_bar

@@ -179,10 +179,6 @@ class ParallelTempering(RowKernel[TemperingState]):
                 [path.params_at(i) for i in range(1, len(path))],
             )
 
-    @property
-    def _adapts(self) -> bool:
-        return self.path is None and self.betas == "auto"
-
     def _moves(self, target: Target) -> tuple[Move, ...]:
         if self.path is not None:
             return super()._moves(target)
@@ -226,7 +222,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         x = self._start(ensemble, rng_key, init_params)
         z = ensemble.model.from_rows(ensemble.coldest(x))
         shape = (*target.batch, num)
-        zero = jnp.zeros((), jnp.int32)
+        zero = jnp.int32(0)
         return TemperingState(
             z=z,
             replicas=ensemble.from_rows(x),
@@ -248,7 +244,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         # last round is half of the warm-up, the one before a quarter.
         is_over = (state.i == state.num_warmup >> jnp.arange(31)).any()
         betas = state.betas
-        if self._adapts:
+        if self.path is None and self.betas == "auto":
             adapted = equalize(betas, state.rejection)
             betas = jnp.where(is_over, adapted, betas)
         return state._replace(

@@ -273,7 +273,7 @@ class Block(SiteKernel):
         z = select(new.z, self.sites)
         counts = map(jnp.asarray, new[1:])
         latents = select(new.z, self.latents)
-        i = jnp.zeros((), jnp.int32)
+        i = jnp.int32(0)
         return BlockState(z, latents, i, *counts, rng_key, all_still(z))
 
     def get_diagnostics_str(self, state: BlockState) -> str:

@@ -173,7 +173,7 @@ class ModelKernel(block.Block):
             moved, more = self.sweep((sites, context), random.fold_in(keys, s))
             return select(moved, self.sites), degenerate + more
 
-        zero = jnp.zeros((), jnp.int32)
+        zero = jnp.int32(0)
         z, degenerate = block.repeat(self.num_sweeps, sweep_once, (dict(values), zero))
         if self.tempering is None:
             return Advanced(z, degenerate=degenerate)
@@ -211,7 +211,7 @@ class ModelKernel(block.Block):
             x, y, more = self.sweep.couple((x, x_context), (y, y_context), sweep_keys)
             return x, y, broken | more
 
-        carry = dict(first[0]), dict(second[0]), jnp.zeros((), bool)
+        carry = dict(first[0]), dict(second[0]), jnp.bool_(False)
         count = jnp.uint32(self.num_sweeps)
         return lax.fori_loop(jnp.uint32(0), count, sweep_once, carry)
 

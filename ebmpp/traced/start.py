@@ -102,15 +102,14 @@ class BlockStart:
         is_inside = np.all(list(inside.values()), 0)
         is_lost = np.isneginf(log_prob) | ~is_inside
         is_possible = np.isfinite(log_prob)
-        if not (is_possible | is_lost).all():
-            names = self.info.arguments.with_nan(call)
-            if names:
-                raise checks.state_error(
-                    "arguments of the model",
-                    "without nan where the log density reads it",
-                    names,
-                    hint="Leave missing data out, or exclude them by numpyro.handlers.mask.",
-                )
+        is_known = (is_possible | is_lost).all()
+        if not is_known and (names := self.info.arguments.with_nan(call)):
+            raise checks.state_error(
+                "arguments of the model",
+                "without nan where the log density reads it",
+                names,
+                hint="Leave missing data out, or exclude them by numpyro.handlers.mask.",
+            )
         if origin != "given" and is_lost.any():
             text = (
                 f"searching for a possible start of {list(values)}; init_params save it"

@@ -50,10 +50,8 @@ def priors_with_latents(
     for name in sites:
         prior = info.distributions[name]
         scale = info.scales[name]
-        is_scaled = scale is not None and not (
-            isinstance(scale, int | float) and scale == 1
-        )
-        if isinstance(prior, EnergyDistribution) and prior.summed and not is_scaled:
+        is_plain = scale is None or (isinstance(scale, int | float) and scale == 1)
+        if isinstance(prior, EnergyDistribution) and prior.summed and is_plain:
             result[name] = prior
     return result
 
@@ -123,8 +121,7 @@ class Augmented(ModelDensity):
         outputs = self.natural.outputs
         slots = self.natural.inputs(values, context.arguments)
         results = self.natural.run(slots, outputs)
-        etas = [results[slot] for slot in outputs]
-        return dict(zip(self.blocks, etas))
+        return {name: results[slot] for name, slot in zip(self.blocks, outputs)}
 
     def move(
         self, inputs: Inputs, keys: Array, beta: Array | None = None, *_: object
@@ -134,10 +131,10 @@ class Augmented(ModelDensity):
         if beta is not None:
             etas = {name: beta * eta for name, eta in etas.items()}
         latents = self._indicators(etas)
-        for number, (name, family) in enumerate(self.families.items()):
-            words = self._words(name, number, keys, family.num_words)
+        for name, family in self.families.items():
+            words = self._words(name, keys, family.num_words)
             latents[name] = family.sample(words, etas[name])
-        return latents, jnp.zeros((), jnp.int32)
+        return latents, jnp.int32(0)
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
         """Return coupled latents of two chains, equal where the chains are."""
@@ -145,11 +142,11 @@ class Augmented(ModelDensity):
         other = self.etas(second)
         x = self._indicators(eta)
         y = self._indicators(other)
-        for number, (name, family) in enumerate(self.families.items()):
-            words = self._words(name, number, keys, family.num_couple_words)
+        for name, family in self.families.items():
+            words = self._words(name, keys, family.num_couple_words)
             x[name], y[name] = family.couple(words, eta[name], other[name])
         # a degenerate conditional shows by its indicator, which is nan
-        return x, y, jnp.zeros((), bool)
+        return x, y, jnp.bool_(False)
 
     def _indicators(self, etas: SiteValues) -> SiteArrays:
         result = {name: jnp.ones(self.shapes[name]) for name in self.valid.values()}
@@ -161,15 +158,9 @@ class Augmented(ModelDensity):
             result[indicator] = jnp.where(row_inside, result[indicator], jnp.nan)
         return result
 
-    def _words(
-        self,
-        name: str,
-        number: int,
-        keys: Array,
-        per_unit: int,
-    ) -> Array:
+    def _words(self, name: str, keys: Array, per_unit: int) -> Array:
         shape = self.shapes[name]
-        keys = random.fold_in(keys, number, _LATENTS)
+        keys = random.fold_in(keys, list(self.families).index(name), _LATENTS)
         return random.words(keys, math.prod(shape) * per_unit).reshape(*shape, per_unit)
 
     def log_conditional(self, inputs: Inputs, latents: SiteValues) -> Array:

@@ -155,7 +155,7 @@ class Conditionals(ABC):
             rejected = rejected + is_rejected.sum(dtype=jnp.int32)
             return [(drawn, valid)], rejected
 
-        zero = jnp.zeros((), jnp.int32)
+        zero = jnp.int32(0)
         (sites,), rejected = self.visit(draw, [self._chain(inputs)], zero, backward)
         return sites, rejected
 
@@ -187,7 +187,7 @@ class Conditionals(ABC):
             return choices, broken | ~(valid_x & valid_y).all()
 
         chains = [self._chain(first), self._chain(second)]
-        (x, y), broken = self.visit(draw, chains, jnp.zeros((), bool))
+        (x, y), broken = self.visit(draw, chains, jnp.bool_(False))
         return x, y, broken
 
     def couple_layer(

@@ -88,11 +88,15 @@ class ContinuousSite:
         self.groups, self.places = self.index
         self.most = int(self.places.max(initial=-1)) + 1
         if self.most > 1 and self.family != "Gaussian":
-            problem = f"must not interact where their conditional is {self.family}"
-            _refuse(name, f"units {problem}")
+            _refuse(
+                name,
+                f"units must not interact where their conditional is {self.family}",
+            )
         if self.most > _MOST_JOINT:
-            problem = f"must be at most {_MOST_JOINT}, got {self.most}"
-            _refuse(name, f"units that interact {problem}")
+            _refuse(
+                name,
+                f"units that interact must be at most {_MOST_JOINT}, got {self.most}",
+            )
 
     def density(self, inputs: Inputs) -> Callable[[Array], Array]:
         """Return the log density as a function of the site."""
@@ -161,7 +165,8 @@ class ContinuousSite:
 
     def from_units(self, values: Array) -> Array:
         """Return values of all units or groups in the site's shape."""
-        return values.reshape(self.shape)
+        flat = values[self.index] if self.most > 1 else values
+        return flat.reshape(self.shape)
 
     def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteValues, Array]:
         """Draw the site, and return the change of the log density that its conditional implies."""
@@ -259,10 +264,6 @@ class GaussianSite(ContinuousSite):
             return dist.Normal(*params)
         mean, precision = params
         return dist.MultivariateNormal(mean, precision_matrix=precision)
-
-    def from_units(self, values: Array) -> Array:
-        flat = values if self.most == 1 else self._by_unit(values)
-        return flat.reshape(self.shape)
 
     def distribution(self, at: Derivatives) -> dist.Distribution:
         mean = self._by_unit(at.point + _solve(at.curvature, at.slope))
@@ -433,8 +434,10 @@ def _in_words(powers: Set) -> list[str]:
 
 def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Return each unit's group of units that interact, directly or not, and its place there."""
-    groups = np.zeros(size, int) if edges is None else np.arange(size)
-    if edges is not None and len(edges):
+    groups = np.arange(size)
+    if edges is None:
+        groups[:] = 0
+    elif len(edges):
         graph = nx.Graph(edges.tolist())
         graph.add_nodes_from(range(size))
         for number, members in enumerate(nx.connected_components(graph)):

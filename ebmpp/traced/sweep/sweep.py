@@ -113,7 +113,7 @@ class BlockSweep:
             because their conditional is degenerate.
         """
         values, context = inputs
-        degenerate = jnp.zeros((), jnp.int32)
+        degenerate = jnp.int32(0)
         for part in self.parts[::-1] if backward else self.parts:
             moved, more = part.move((values, context), keys, beta, backward)
             values = {**values, **moved}
@@ -160,7 +160,7 @@ class BlockSweep:
         """
         x, x_context = first
         y, y_context = second
-        broken = jnp.zeros((), bool)
+        broken = jnp.bool_(False)
         for part in self.parts:
             new_x, new_y, more = part.couple((x, x_context), (y, y_context), keys)
             x = {**x, **new_x}
@@ -222,18 +222,12 @@ def _by_units(posterior: ModelDensity, sequential: bool) -> Conditionals:
     if sequential:
         return Sequential(posterior)
     size = terms.sets.size
-    degree = size - 1
-    if terms.edges is not None:
-        degree = int(np.bincount(terms.edges.ravel(), minlength=1).max())
-    units = f"units with up to {degree} of {size - 1} others"
-    if degree == size - 1:
-        units = f"all {size} units"
     cost = size * posterior.num_values
     raise IntractableError(
-        f"from_model: {units} of sites {list(sites)} interact. Hardly two can be "
-        "drawn at once. Declare the graph by GibbsBlock(graph, sites, params), or draw "
-        f"one unit at a time with sequential=True, at {cost} evaluations of the model "
-        "per sweep"
+        f"from_model: most of the {size} units of sites {list(sites)} interact. Hardly "
+        "two can be drawn at once. Declare the graph by GibbsBlock(graph, sites, "
+        "params), or draw one unit at a time with sequential=True, at "
+        f"{cost} evaluations of the model per sweep"
     )
 
 
