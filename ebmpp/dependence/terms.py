@@ -117,7 +117,7 @@ class SumOfTerms:
         """Find the tail and the terms, with the elements that matter, from the end backward."""
         program = self.program
         reads = self._reads
-        live: dict[int, np.ndarray] = {program.output: np.ones((), bool)}
+        live = {program.output: np.ones((), bool)}
 
         def live_at(slot):
             return live.get(slot, np.zeros(program.shapes[slot], bool))

@@ -176,8 +176,8 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
         if name not in _NOT_STATISTICS and hasattr(v, "dtype")
     }
     variables = variable_names(samples)
-    groups: dict[str, Mapping[str, Any]] = {}
-    groups["posterior"] = {variables[name]: x for name, x in samples.items()}
+    posterior = {variables[name]: x for name, x in samples.items()}
+    groups: dict[str, Any] = {"posterior": posterior}
     if fields:
         groups["sample_stats"] = naming.statistics(fields)
     groups |= model_groups

@@ -39,7 +39,7 @@ Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
 def attributes(source: object) -> dict[str, str]:
     """Return a tree's attributes: library, version, and graph of a kernel or fit."""
-    attrs: dict[str, str] = {
+    attrs = {
         "inference_library": "ebmpp",
         "inference_library_version": VERSION,
     }
@@ -55,7 +55,7 @@ def attributes(source: object) -> dict[str, str]:
 
 def statistics(fields: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
     """Return fields under ArviZ's names, which end with the block where two blocks share one."""
-    result: dict[str, FieldValues] = {}
+    result = {}
     for field, value in fields.items():
         prefix, _, last = field.rpartition(".")
         name = _STATISTICS.get(last, last)
@@ -136,7 +136,7 @@ def coords_of(
     """Return the user's coordinates, and by default the names of units."""
     known = [dim for b in samples for dim in dims[b]]
     checks.names("dimension in coords", coords, known)
-    result: dict[str, Sequence[Any]] = {}
+    result = {}
     for b, names in _labels(kernel).items():
         if b in samples:
             # numbers or strings, which files and ArviZ accept

@@ -21,7 +21,7 @@ def leading_axes(graph: FactorGraph, params: Params) -> BatchShape:
 
     These, and params that are no dict, are refused later.
     """
-    axes: dict[str, BatchShape] = {}
+    axes = {}
     if not isinstance(params, Mapping):
         return ()
     for name, tree in graph.param_shapes.items():

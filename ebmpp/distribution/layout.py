@@ -89,7 +89,7 @@ class Layout:
             once.
         """
         states.check_names(places, graph.families)
-        indices: list[int] = []
+        indices = []
         for b, place in places.items():
             name = f"Layout.at: places of block {b!r}"
             array = np.asarray(checks.numbers(name, place, StateError))

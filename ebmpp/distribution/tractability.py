@@ -83,7 +83,7 @@ def unnormalized(
 
     :param hook: its result replaces that of ``log_prob``; see :data:`HOOK`.
     """
-    evaluated: list[Params] = []
+    evaluated = []
 
     def record(params, log_weight):
         evaluated.append(params)
@@ -159,7 +159,7 @@ def read_by_params(
     # the tracer takes values as keyword arguments, beside its own, and a site may have
     # any name
     alias = {f"site_{i}": name for i, name in enumerate(values)}
-    reweighted: set[str] = set()
+    reweighted = set()
 
     def read(mark, **inputs):
         data = {alias[key]: value for key, value in inputs.items()}

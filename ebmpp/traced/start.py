@@ -177,7 +177,7 @@ class BlockStart:
 
     def draw_energies(self, keys: Array) -> SiteArrays:
         """Draw the sites whose prior is an energy, uniformly from the values of each unit."""
-        drawn: SiteArrays = {}
+        drawn = {}
         for number, site in enumerate(self.info.sites):
             if not isinstance(self.info.distributions[site], EnergyDistribution):
                 continue

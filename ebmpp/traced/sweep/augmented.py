@@ -66,7 +66,7 @@ class Augmented(ModelDensity):
         #: by site, the name of an input per row that is 1, and nan where a latent's
         #: conditional is degenerate
         self.valid: dict[str, str] = {}
-        extra: SiteArrays = {}
+        extra = {}
 
         def fresh(name):
             return fresh(name + "'") if name in info.latent or name in extra else name

@@ -209,7 +209,7 @@ def _values_of_energy(
 ) -> ValueTable:
     """Raise an IntractableError for blocks of infinitely many values."""
     families = {b: prior.graph.families[b] for b in prior.layout.names}
-    states: dict[str, np.ndarray] = {}
+    states = {}
     for b, family in families.items():
         values = family.states()
         if values is None:

@@ -224,10 +224,10 @@ def _by_units(posterior: ModelDensity, sequential: bool) -> Conditionals:
     size = terms.sets.size
     cost = size * posterior.num_values
     raise IntractableError(
-        f"from_model: most of the {size} units of sites {list(sites)} interact. Hardly "
-        "two can be drawn at once. Declare the graph by GibbsBlock(graph, sites, "
-        "params), or draw one unit at a time with sequential=True, at "
-        f"{cost} evaluations of the model per sweep"
+        f"from_model: hardly two of all {size} units of sites {list(sites)} can be "
+        "drawn at once, as too many interact. Declare the graph by GibbsBlock(graph, "
+        f"sites, params), or draw one unit at a time with sequential=True, at {cost} "
+        "evaluations of the model per sweep"
     )
 
 
