@@ -15,13 +15,7 @@ from ebmpp.core.compile import compiled
 from ebmpp.core.types import Chains, Key, Keys, Rows
 from ebmpp.coupling.slots import Fresh, Window
 from ebmpp.graph import energy
-from ebmpp.moves.move import (
-    Move,
-    coupled_sweep,
-    draw_sweep,
-    one_chain,
-    stack_chains,
-)
+from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, one_chain, stack_chains
 from ebmpp.moves.target import Target
 
 _MOST_PAIRS = 8

@@ -5,6 +5,7 @@
 from collections.abc import Mapping
 import dataclasses
 import importlib
+import math
 from typing import Any, cast
 import warnings
 
@@ -17,7 +18,6 @@ import xarray as xr
 import jax
 
 from ebmpp.core import checks
-from ebmpp.core.rows import num_rows
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.diagnostics import naming
 from ebmpp.diagnostics.meeting import meeting_data
@@ -165,7 +165,7 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     import arviz_base  # imports matplotlib, if installed
 
     samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
-    model_groups, plates = _model_groups(mcmc)
+    model_groups, plates = _model_groups(mcmc, samples)
     attrs = naming.attributes(kernel)
     names = naming.dims_of(kernel, samples, dims, plates)
     coords = naming.coords_of(kernel, samples, names, coords)
@@ -206,7 +206,7 @@ def _still_blocks(mcmc: MCMC, samples: Mapping[str, np.ndarray]) -> dict[str, st
     return kinds
 
 
-def _model_groups(mcmc: MCMC) -> tuple[dict[str, Samples], DimNames]:
+def _model_groups(mcmc: MCMC, samples: Samples) -> tuple[dict[str, Samples], DimNames]:
     """Return a model's data and their log likelihood, and names of plates' axes, by variable."""
     kernel = mcmc.sampler
     if not isinstance(kernel, Gibbs | ModelBlock):
@@ -222,15 +222,13 @@ def _model_groups(mcmc: MCMC) -> tuple[dict[str, Samples], DimNames]:
     if not observed:
         return {}, plates
     groups = {"observed_data": observed}
-    samples = mcmc.get_samples()
-    count = num_rows(samples) * sum(x.size for x in observed.values())
-    if count < _MOST_LIKELIHOODS:
-        by_draw = log_likelihood(model, samples, *mcmc._args, **mcmc._kwargs)
-        rows = {variable_name(name): x for name, x in jax.device_get(by_draw).items()}
-        groups["log_likelihood"] = {
-            name: rows[name].reshape(mcmc.num_chains, -1, *rows[name].shape[1:])
-            for name in observed
-        }
+    num_draws = math.prod(next(iter(samples.values())).shape[:2])
+    if num_draws * sum(x.size for x in observed.values()) < _MOST_LIKELIHOODS:
+        by_draw = log_likelihood(
+            model, samples, *mcmc._args, batch_ndims=2, **mcmc._kwargs
+        )
+        values = {variable_name(name): x for name, x in jax.device_get(by_draw).items()}
+        groups["log_likelihood"] = {name: values[name] for name in observed}
     return groups, plates
 
 

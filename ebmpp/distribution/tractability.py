@@ -57,13 +57,10 @@ def _parts(fn: PyTree) -> Iterator[PyTree]:
     """Yield a distribution, and what it holds, such as components of a mixture and arrays."""
     yield fn
     if isinstance(fn, dist.Distribution):
-        parts = dict(vars(fn))
-        for part in jax.tree.leaves(parts, is_leaf=_is_distribution):
+        for part in jax.tree.leaves(
+            dict(vars(fn)), is_leaf=lambda part: isinstance(part, dist.Distribution)
+        ):
             yield from _parts(part)
-
-
-def _is_distribution(part: PyTree) -> bool:
-    return isinstance(part, dist.Distribution)
 
 
 def _reweights(fn: dist.Distribution) -> bool:
