@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ladders: the places of a path at which particles stop, fixed or found by a pilot run."""
 
+import math
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Float32
@@ -16,9 +17,8 @@ from ebmpp.annealing import systems
 from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.systems import Systems
-from ebmpp.core import Key, checks, random
+from ebmpp.core import Count, Key, Scalar, checks, random
 from ebmpp.core.compile import compiled
-from ebmpp.core.types import Count, Scalar
 
 _SIGMOID_SLOPE = 4.0
 _CAPACITY = 256  # initial room for the places of a pilot
@@ -103,10 +103,10 @@ class Ladder(NamedTuple):
     places: Float[Array, "places"]
     count: Count
     """Number of places that are used, including the reference."""
-    correlation: Scalar
+    correlation: Scalar | float = math.nan
     """Largest correlation of the pilot's log-densities before and after the sweeps of a
     rung, smoothed over rungs; nan where it is not measured."""
-    relative_ancestry: Scalar
+    relative_ancestry: Scalar | float = math.nan
     """Of the pilot at the end; nan where it is not measured."""
     system: Any = None
     """The pilot's :class:`~ebmpp.annealing.systems.Systems` at the end; None where it is
@@ -208,7 +208,7 @@ def find_ladder(
     )
     pilot = lax.while_loop(is_open, body, pilot)
     if not measure:
-        return Ladder(pilot.places, pilot.count, zero + jnp.nan, zero + jnp.nan)
+        return Ladder(pilot.places, pilot.count)
     ancestry = systems.relative_ancestry(pilot.system)[0]
     return Ladder(pilot.places, pilot.count, pilot.largest, ancestry, pilot.system)
 
@@ -231,7 +231,7 @@ def adaptive_ladder(
     num: int,
     cess_threshold: float,
     sweeps: int = 1,
-    most: int | None = None,
+    most: float = math.inf,
     measure: bool = False,
 ) -> Ladder:
     """Find a ladder with room for all places, or ``most``; see :func:`find_ladder`.
@@ -239,7 +239,7 @@ def adaptive_ladder(
     :raises DomainError: where no step meets the threshold, however short, unless
         ``most`` is given.
     """
-    capacity = _CAPACITY if most is None else min(most, _CAPACITY)
+    capacity = min(most, _CAPACITY)
     while True:
         ladder = _find(path, key, num, cess_threshold, capacity, sweeps, measure)
         if int(ladder.count) < capacity or capacity == most:
@@ -248,12 +248,10 @@ def adaptive_ladder(
         # is the shortest
         places = np.asarray(ladder.places)
         if places[-2] - places[-3] <= 2 * _SHORTEST_STEP:
-            if most is not None:
+            if most < math.inf:
                 return ladder
             raise not_finite(f"weights at place {places[-2]:g} are uneven, or")
-        capacity *= 2
-        if most is not None:
-            capacity = min(most, capacity)
+        capacity = min(most, 2 * capacity)
 
 
 def thinned(

@@ -17,10 +17,9 @@ from jaxtyping import Float
 import numpy as np
 from scipy.special import stdtrit
 
-from ebmpp.core import Blocks, Params, checks
+from ebmpp.core import Blocks, Params, PerState, StateLike, checks
 from ebmpp.core.display import Card, Cell, Grid, Measured, Shown
 from ebmpp.core.statistics import standard_error
-from ebmpp.core.types import PerState, StateLike
 from ebmpp.errors import DomainError
 from ebmpp.exact import shifted
 from ebmpp.graph import FactorGraph, tables

@@ -30,7 +30,6 @@ from ebmpp.annealing.ladder import Ladder
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import Pilot, center, log_partition
 from ebmpp.annealing.systems import total_log_z
-from ebmpp.graph import FactorGraph
 
 #: Ratio of a pilot's estimate of a half's Z to that of the particles above which they
 #: miss a part. On 11 models that they followed, Ising grids, spin glasses and 16x16
@@ -54,47 +53,41 @@ def log_missed(
     :param log_z: their estimate.
     """
     graph = path.graph
-    columns = _columns(graph, {b: chains.x[b] for b in path.sampled})
-    if not np.isfinite(columns).all():
+
+    def columns(x):
+        statistics = graph.statistics({b: x[b] for b in path.sampled}).values()
+        return np.hstack([np.asarray(t, float).reshape(len(t), -1) for t in statistics])
+
+    rows = columns(chains.x)
+    if not np.isfinite(rows).all():
         return math.nan
-    direction, offset = _plane(columns)
-    heights = columns @ direction - offset
-    if not heights.any():
+    direction = _principal_component(rows)
+    heights = rows @ direction
+    low, middle, high = np.linspace(heights.min(), heights.max(), 5)[1:4]
+    if low == high:
         return 0.0
+
+    def share(x, weights, is_above):
+        is_in = (columns(x) @ direction > middle) == is_above
+        return float(is_in @ np.ravel(weights))
+
     missed = 0.0
-    for is_above in (False, True):
-
-        def share(x, weights, is_above=is_above):
-            is_in = (_columns(graph, x) @ direction > offset) == is_above
-            return float(is_in @ weights.ravel())
-
-        outer = (heights if is_above else -heights) > heights.max() / 2
+    for is_above, outer in ((False, heights < low), (True, heights > high)):
         eta = center(graph, chains, outer)
         system = pilot(Path.line(graph, eta, path.params)).system
         gap = log_partition(graph, eta) + float(total_log_z(system)[0]) - log_z
-        pilot_part = math.exp(min(gap, 700.0)) * share(
-            system.x, np.asarray(system.weights)
-        )
-        part = share({b: x[b] for b in path.sampled}, weights)
+        factor = math.exp(min(gap, 700.0))
+        pilot_part = factor * share(system.x, system.weights, is_above)
+        part = share(x, weights, is_above)
         if pilot_part > _RATIO * part:
             missed += pilot_part - part
     return math.log1p(missed)
 
 
-def _columns(
-    graph: FactorGraph, x: Mapping[str, Array]
-) -> Float[np.ndarray, "rows statistics"]:
-    statistics = graph.statistics(x).values()
-    return np.hstack([np.asarray(t, float).reshape(len(t), -1) for t in statistics])
-
-
-def _plane(
+def _principal_component(
     columns: Float[np.ndarray, "rows statistics"],
-) -> tuple[Float[np.ndarray, "statistics"], float]:
-    """Return the first principal component, and the middle between the outermost rows."""
+) -> Float[np.ndarray, "statistics"]:
     scale = np.maximum(columns.std(0), 1e-6)
     scaled = (columns - columns.mean(0)) / scale
     _, vectors = np.linalg.eigh(scaled @ scaled.T)
-    direction = vectors[:, -1] @ scaled / scale
-    heights = columns @ direction
-    return direction, (heights.max() + heights.min()) / 2
+    return vectors[:, -1] @ scaled / scale

@@ -46,9 +46,20 @@ from ebmpp.annealing.ladder import Ladder
 from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.particles import Options, PathSpec, prepare, run_keys
 from ebmpp.annealing.path import Path
-from ebmpp.core import checks, random, sharding, statistics
+from ebmpp.core import (
+    Blocks,
+    Count,
+    Key,
+    Keys,
+    Params,
+    Scalar,
+    StateLike,
+    checks,
+    random,
+    sharding,
+    statistics,
+)
 from ebmpp.core.compile import compiled
-from ebmpp.core.types import Blocks, Count, Key, Keys, Params, Scalar, StateLike
 from ebmpp.coupling.accumulators import blocks_of, check_function, shapes_of
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph
@@ -301,20 +312,21 @@ def particle_expectation(
     >>> result.value.shape, bool(result.acceptance > 0.9)
     ((4,), True)
     """
-    name = "particle_expectation"
-    num = checks.count(f"{name}: num_particles", num_particles, 2)
-    pairs = checks.count(f"{name}: num_pairs", num_pairs)
-    k = checks.count(f"{name}: k", k, 0)
-    m = checks.count(f"{name}: m", m, k)
-    checks.optional_count(f"{name}: max_systems", max_systems, m + 2)
-    checks.choice(f"{name}: unmet", unmet, ("raise", "drop"))
-    checks.flag(f"{name}: progress_bar", progress_bar)
+    num = checks.count("particle_expectation: num_particles", num_particles, 2)
+    pairs = checks.count("particle_expectation: num_pairs", num_pairs)
+    k = checks.count("particle_expectation: k", k, 0)
+    m = checks.count("particle_expectation: m", m, k)
+    checks.optional_count("particle_expectation: max_systems", max_systems, m + 2)
+    checks.choice("particle_expectation: unmet", unmet, ("raise", "drop"))
+    checks.flag("particle_expectation: progress_bar", progress_bar)
     options = Options(path, data, ladder, cess_threshold, num_sweeps)
     outcomes = []
-    with sharding.use_mesh(f"{name}: mesh", mesh):
+    with sharding.use_mesh("particle_expectation: mesh", mesh):
         params = sharding.place(params)
-        run = prepare(name, graph, params, rng_key, num, options, shifted=False)
-        check_function(f"{name}: fn", fn, blocks_of(graph))
+        run = prepare(
+            "particle_expectation", graph, params, rng_key, num, options, shifted=False
+        )
+        check_function("particle_expectation: fn", fn, blocks_of(graph))
         statics = fn, num, (k, m, max_systems)
         shared = run.path, run.ladder, np.int32(run.num_sweeps)
         keys = run_keys(run.key, pairs)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequential Monte Carlo: log Z by independent particle systems, and weighted draws."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from functools import partial
 import math
@@ -33,9 +33,8 @@ from ebmpp.annealing.reference import (
     run_pilot,
 )
 from ebmpp.annealing.systems import Systems
-from ebmpp.core import Blocks, Eta, Params, checks, random, sharding
+from ebmpp.core import Blocks, Eta, Params, StateLike, checks, random, sharding
 from ebmpp.core.compile import compiled
-from ebmpp.core.types import StateLike
 from ebmpp.exact.shifted import Shifted, shift_origin
 from ebmpp.graph import FactorGraph
 
@@ -69,12 +68,12 @@ class Run(NamedTuple):
     key: Array
     path: Path
     ladder: Ladder
-    log_z0: float
-    """log Z of the reference."""
     num_sweeps: int
     model: Shifted
     chains: Pilot
     """Short chains of the model."""
+    pilot: Callable[..., Ladder]
+    """:func:`adaptive_ladder` with the run's options."""
 
     @property
     def places(self) -> np.ndarray:
@@ -105,6 +104,10 @@ def prepare(
     model = Shifted(params, {})
     if shifted and path in (None, "line"):
         model = shift_origin(graph, params)
+    measure = num >= estimates.MIN_PER_ISLAND
+    pilot = partial(
+        adaptive_ladder, num=num, cess_threshold=cess_threshold, measure=measure
+    )
     chains = run_pilot(graph, model, key)
     start = partial(reference, graph, model, key, data, pilot=chains)
     eta0 = path.eta0 if isinstance(path, Path) else start()
@@ -112,23 +115,15 @@ def prepare(
     if not isinstance(ladder, str):
         places = ladders.given_places(f"{name}: ladder", ladder, int(path.num) - 1)
         count = jnp.full((), len(places), jnp.int32)
-        unknown = jnp.full((), jnp.nan)
-        result = Ladder(jnp.asarray(places), count, unknown, unknown)
-        return Run(key, path, result, log_partition(graph, eta0), sweeps, model, chains)
+        result = Ladder(jnp.asarray(places), count)
+        return Run(key, path, result, sweeps, model, chains, pilot)
     others = "places from 0 to the path's end"
     checks.choice(f"{name}: ladder", ladder, ("adaptive",), others)
     pilot_key = random.fold_in(key, 1, 1)
-    measure = num >= estimates.MIN_PER_ISLAND
-
-    def pilot(path: Path, sweeps: int) -> Ladder:
-        return adaptive_ladder(
-            path, pilot_key, num, cess_threshold, sweeps, measure=measure
-        )
-
-    result = pilot(path, sweeps)
+    result = pilot(path, pilot_key, sweeps=sweeps)
     if is_trained:
         line = Path.line(graph, start(), params)
-        straight = pilot(line, sweeps)
+        straight = pilot(line, pilot_key, sweeps=sweeps)
         if _noise(straight) < _noise(result):
             path = line
             result = straight
@@ -136,11 +131,10 @@ def prepare(
     if num_sweeps is None and correlation > _CORRELATED:
         needed = math.ceil(math.log(_CORRELATED) / math.log(correlation))
         sweeps = min(needed, _MOST_SWEEPS)
-        result = pilot(path, sweeps)
+        result = pilot(path, pilot_key, sweeps=sweeps)
         if float(result.correlation) > estimates.MAX_CORRELATION:
             sweeps = _MOST_SWEEPS
-    log_z0 = log_partition(graph, path.eta0)
-    return Run(key, path, result, log_z0, sweeps, model, chains)
+    return Run(key, path, result, sweeps, model, chains, pilot)
 
 
 def _correlation(ladder: Ladder) -> float:
@@ -363,7 +357,7 @@ def smc(
         system = _run(run.path, run.ladder, run.num_sweeps, keys, num, progress_bar)
         result = _as_result(run, params, system, keys)
         if run.ladder.system is not None and sharding.processes() == 1:
-            result = _with_missed(result, run, num, cess_threshold)
+            result = _with_missed(result, run)
     warn(_ADVICE, result.doubt)
     return result
 
@@ -374,7 +368,8 @@ def _as_result(
     final = _finish(run.path, system, keys)
     log_z = np.asarray(final.log_z, float)
     log_weights = np.asarray(final.log_weights, float) + log_z[:, None]
-    log_weights += run.log_z0 + run.model.log_factor
+    log_z0 = log_partition(run.path.graph, run.path.eta0)
+    log_weights += log_z0 + run.model.log_factor
     summary = summarize("smc", log_weights)
     ancestry = float(final.relative_ancestry.mean())
     if log_weights.shape[1] < estimates.MIN_PER_ISLAND:
@@ -400,18 +395,10 @@ def _as_result(
     )
 
 
-def _with_missed(
-    result: ParticleSystem, run: Run, num: int, cess_threshold: float
-) -> ParticleSystem:
+def _with_missed(result: ParticleSystem, run: Run) -> ParticleSystem:
     """Return the result with the size of the modes that its particles miss."""
-
-    def pilot(path: Path) -> Ladder:
-        key = random.fold_in(run.key, 6, 1)
-        sweeps = run.num_sweeps
-        return adaptive_ladder(
-            path, key, num, cess_threshold, sweeps, _MOST_PLACES, measure=True
-        )
-
+    key = random.fold_in(run.key, 6, 1)
+    pilot = partial(run.pilot, key=key, sweeps=run.num_sweeps, most=_MOST_PLACES)
     missed = modes.log_missed(
         run.path,
         run.chains,

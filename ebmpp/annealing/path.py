@@ -32,8 +32,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random, sharding
-from ebmpp.core.types import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar
+from ebmpp.core import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar, random, sharding
 from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy

@@ -16,9 +16,18 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Eta, Params, State, checks, random
+from ebmpp.core import (
+    Blocks,
+    Eta,
+    Numbers,
+    Params,
+    RowMask,
+    State,
+    StateLike,
+    checks,
+    random,
+)
 from ebmpp.core.rows import expand
-from ebmpp.core.types import Numbers, RowMask, StateLike
 from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.shifted import Shifted
 from ebmpp.families import Family

@@ -27,9 +27,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, Rung, draw_reference
-from ebmpp.core import random
+from ebmpp.core import Blocks, Keys, Params, Scalar, random
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Blocks, Keys, Params, Scalar
 from ebmpp.graph import energy
 from ebmpp.moves.rungs import Evaluation
 

@@ -106,11 +106,7 @@ class Checkpoints:
         ignored = {"versions"}
         if saved.get("versions") != self.run["versions"]:
             ignored.update(self.compiled)
-
-        def rest(run):
-            return {name: value for name, value in run.items() if name not in ignored}
-
-        return differences(rest(saved), rest(self.run))
+        return _differences(saved, self.run, ignored)
 
     @classmethod
     def check_length(
@@ -243,11 +239,11 @@ class Checkpoints:
             ) from error
 
 
-def differences(saved: Identity, run: Identity) -> list[str]:
+def _differences(saved: Identity, run: Identity, ignored: set[str]) -> list[str]:
     """Return in words how two identities differ; digests last, shortened."""
 
     def is_digest(value):
-        return isinstance(value, str) and re.fullmatch("[0-9a-f]{64,}", value)
+        return bool(re.fullmatch("[0-9a-f]{64,}", str(value)))
 
     def short(value):
         text = f"{value[:8]}..." if is_digest(value) else repr(value)
@@ -262,15 +258,19 @@ def differences(saved: Identity, run: Identity) -> list[str]:
             return f"{name}: {key!r} differs"
         return f"{name}: {short(there)} there, {short(here)} here"
 
-    changed = [name for name in {**saved, **run} if saved.get(name) != run.get(name)]
-    changed.sort(key=lambda name: bool(is_digest(run.get(name))))
+    changed = [
+        name
+        for name in {**saved, **run}
+        if name not in ignored and saved.get(name) != run.get(name)
+    ]
+    changed.sort(key=lambda name: is_digest(run.get(name)))
     return list(map(difference, changed))
 
 
 def versions() -> list[str]:
     """Return the versions and the platform on which the code of a program depends."""
-    platform = jax.default_backend()
-    return [jax.__version__, metadata.version("numpyro"), VERSION, platform]
+    numpyro = metadata.version("numpyro")
+    return [jax.__version__, numpyro, VERSION, jax.default_backend()]
 
 
 def computation(fn: Callable, *args: PyTree) -> str:

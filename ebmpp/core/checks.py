@@ -71,11 +71,9 @@ def count(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
     raise error(name, f"an int {limits}", value, hint=hint)
 
 
-def optional_count(
-    name: str, value: object, least: int = 1, most: int = LARGEST
-) -> int | None:
+def optional_count(name: str, value: object, least: int = 1) -> int | None:
     """Return an integer as :func:`count` does, or None."""
-    return None if value is None else count(name, value, least, most)
+    return None if value is None else count(name, value, least)
 
 
 def set_counts(

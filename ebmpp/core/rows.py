@@ -3,22 +3,13 @@
 """Helpers for arrays whose leading axis counts rows."""
 
 from collections.abc import Mapping, Sized
-from typing import Any, Protocol, Self, TypeVar
+from typing import TypeVar, cast
 
+import numpy as np
 
-class _Shaped(Protocol):
-    """An array of NumPy or jax."""
+from jax import Array
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def ndim(self) -> int: ...
-
-    def reshape(self, shape: Any, /) -> Self: ...
-
-
-A = TypeVar("A", bound=_Shaped)
+A = TypeVar("A", np.ndarray, Array)
 
 
 def num_rows(x: Mapping[str, Sized]) -> int:
@@ -26,11 +17,11 @@ def num_rows(x: Mapping[str, Sized]) -> int:
     return len(next(iter(x.values())))
 
 
-def expand(x: A, target: _Shaped) -> A:
+def expand(x: A, target: np.ndarray | Array) -> A:
     """Append axes of length 1 to ``x`` until it has as many as ``target``.
 
     >>> import numpy as np
     >>> expand(np.ones(3), target=np.ones((3, 4, 2))).shape
     (3, 1, 1)
     """
-    return x.reshape(x.shape + (1,) * (target.ndim - x.ndim))
+    return cast(A, x.reshape(x.shape + (1,) * (target.ndim - x.ndim)))

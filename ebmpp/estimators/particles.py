@@ -259,12 +259,7 @@ class ParticleUCD(Estimator):
 
         # The first search is an iteration of the loop: outside it would compile the
         # system's code twice.
-        no_ladder = Ladder(
-            jnp.zeros(capacity),
-            jnp.full((), capacity, jnp.int32),
-            jnp.zeros(()),
-            jnp.ones(()),
-        )
+        no_ladder = Ladder(jnp.zeros(capacity), jnp.full((), capacity, jnp.int32))
         requested = jnp.asarray(self.cess_threshold, float)
         start = _Search(jnp.array(True), requested, no_ladder)
         _, requested, ladder = lax.while_loop(is_incomplete, search, start)

@@ -14,8 +14,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, Rows, checks, random
-from ebmpp.core.types import StateLike
+from ebmpp.core import Params, Rows, StateLike, checks, random
 from ebmpp.errors import StateError
 from ebmpp.evaluate.completion import Runs
 from ebmpp.families import Family

@@ -12,10 +12,23 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from ebmpp.core import Blocks, Eta, Key, Keys, Params, Rows, checks, random
+from ebmpp.core import (
+    Blocks,
+    Count,
+    Eta,
+    Key,
+    Keys,
+    Params,
+    PerRow,
+    PerState,
+    Rows,
+    Scalar,
+    StateLike,
+    checks,
+    random,
+)
 from ebmpp.core.backend import full_precision
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Count, PerRow, PerState, Scalar, StateLike
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
 from ebmpp.families.family import draw_rows, num_words

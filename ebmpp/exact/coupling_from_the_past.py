@@ -19,7 +19,7 @@ other, never do.
    statistical mechanics*, section 4.2.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -30,8 +30,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
-from ebmpp.core.types import Blocks, Keys, Params, RowMask, Scalar
+from ebmpp.core import Blocks, Keys, Params, RowMask, Scalar, random
 from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import pairwise
@@ -76,18 +75,18 @@ def couple_from_the_past(
 
 
 def check_graph(
-    graph: FactorGraph, method: str, expected: str, accepts: Callable[[str], bool]
+    graph: FactorGraph, method: str, expected: str, accepted: Collection[str]
 ) -> None:
     """Refuse other blocks, and factors of more than two blocks or units of a block.
 
-    :param accepts: True for a block that the method takes.
+    :param accepted: blocks that the method takes.
     """
     wide = [factor for factor in graph.factors if len(factor.blocks) > 2]
     for split in graph.splits.values():
         wide += [
             factor for factor in split.inner_factors if not factor.has_pair_weights
         ]
-    blocks = {b: family for b, family in graph.families.items() if not accepts(b)}
+    blocks = {b: family for b, family in graph.families.items() if b not in accepted}
     wrong = [f"block {b!r} ({family!r})" for b, family in blocks.items()]
     wrong += [f"factor {factor.name!r} ({factor!r})" for factor in wide]
     if wrong:
@@ -101,23 +100,17 @@ def slopes(
     graph: FactorGraph, params: Params, edges: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], Float[Array, "..."]]:
     """Return the derivative of natural parameters in another block's statistics, by edge."""
-    zero = energy.zero_statistics(graph, graph.families)
-
-    def natural(a, b, t):
-        return energy.natural(graph, params, zero | {b: t}, [a])[a]
-
     # constant in the state: the energy is affine in each unit and factors join two
     # blocks at most
-    return {(a, b): jax.jacobian(partial(natural, a, b))(zero[b]) for a, b in edges}
+    zero = energy.zero_statistics(graph, graph.families)
+    return {(a, b): energy.slope(graph, a, b, params, zero) for a, b in edges}
 
 
 def check_two_values(graph: FactorGraph) -> None:
     """Check that the units have two values and the factors join pairs."""
-
-    def accepts(b):
-        return graph.families[b].is_two_valued
-
-    check_graph(graph, "random-cluster sampling", "Bernoulli and Spin", accepts)
+    method = "random-cluster sampling"
+    accepted = {b for b, family in graph.families.items() if family.is_two_valued}
+    check_graph(graph, method, "Bernoulli and Spin", accepted)
 
 
 def check_ferromagnetic(graph: FactorGraph, params: Params) -> None:

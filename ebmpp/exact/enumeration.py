@@ -24,9 +24,8 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from ebmpp.core import Blocks, Params, State
+from ebmpp.core import Blocks, Count, Params, Scalar, State
 from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Count, Scalar
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy

@@ -21,8 +21,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import backend, checks, random, sharding
-from ebmpp.core.types import Blocks, Keys, Params, RowMask
+from ebmpp.core import Blocks, Keys, Params, RowMask, backend, checks, random, sharding
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import coupling_from_the_past as clusters, enumeration
 from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past, slopes
@@ -85,16 +84,15 @@ def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, RowMa
 
 def _check_ordered(graph: FactorGraph) -> None:
     """Check that blocks have a lowest and a highest state, and factors join pairs."""
-
-    def accepts(b):
-        family = graph.families[b]
-        is_small = b not in graph.splits or family.size <= _MOST_UNITS
-        return is_small and _is_ordered(family)
-
+    accepted = [
+        b
+        for b, family in graph.families.items()
+        if _is_ordered(family) and (b not in graph.splits or family.size <= _MOST_UNITS)
+    ]
     expected = (
         f"Bernoulli, Spin and Binomial (in a block at most {_MOST_UNITS} that interact)"
     )
-    check_graph(graph, "coupling from the past", expected, accepts)
+    check_graph(graph, "coupling from the past", expected, accepted)
 
 
 def _is_ordered(family: Family) -> bool:
@@ -191,15 +189,14 @@ def _coupled_rows(
     start = {}
     for b, family in graph.families.items():
         values = enumeration.unit_values(family).astype(family.dtype)
-        rising = values[jnp.array([0, -1])]
-        falling = values[jnp.array([-1, 0])]
-        ends = jnp.repeat(jnp.where(sign[b] > 0, rising, falling), rows)
+        extremes = values[jnp.array([0, -1])]
+        ends = jnp.repeat(jnp.where(sign[b] > 0, extremes, extremes[::-1]), rows)
         ends = ends.reshape(-1, *(1,) * len(family.shape))
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
 
     def met(x: Blocks) -> Array:
         equal = [(v[:rows] == v[rows:]).reshape(rows, -1) for v in x.values()]
-        return jnp.stack([units.all(-1) for units in equal]).all(0)
+        return jnp.concatenate(equal, 1).all(1)
 
     def sweep(time, x):
         return _both_sweep(target, x, random.fold_in(keys, time))

@@ -17,9 +17,18 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import Params, Rows, checks, sharding
+from ebmpp.core import (
+    Blocks,
+    Params,
+    PerRow,
+    PerState,
+    Rows,
+    Scalar,
+    StateLike,
+    checks,
+    sharding,
+)
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, PerRow, PerState, Scalar, StateLike
 from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration, shifted
 from ebmpp.exact.enumeration import Plan

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from ebmpp.core import checks
-from ebmpp.core.types import PerUnit, Values
+from ebmpp.core import PerUnit, Values, checks
 from ebmpp.families.bernoulli import softplus
 from ebmpp.families.family import Family, UnitValues, as_float
 

@@ -12,9 +12,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import PerUnit, Values, Words, checks
 from ebmpp.core.random import inverse_cdf, uniform
-from ebmpp.core.types import PerUnit, Values, Words
 from ebmpp.families.family import Family, UnitValues
 
 Categories = Int[Array, "*units"]

@@ -10,8 +10,8 @@ from numpyro.distributions import constraints
 
 import jax.numpy as jnp
 
+from ebmpp.core import PerUnit, UnitMask, Words
 from ebmpp.core.random import open_uniform
-from ebmpp.core.types import PerUnit, UnitMask, Words
 from ebmpp.families.family import Family
 
 

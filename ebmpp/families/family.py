@@ -28,9 +28,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks, random, sharding
-from ebmpp.core.rows import expand
-from ebmpp.core.types import (
+from ebmpp.core import (
     Blocks,
     Draws,
     Natural,
@@ -41,7 +39,11 @@ from ebmpp.core.types import (
     UnitMask,
     Values,
     Words,
+    checks,
+    random,
+    sharding,
 )
+from ebmpp.core.rows import expand
 from ebmpp.families import finite
 
 

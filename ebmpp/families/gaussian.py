@@ -14,9 +14,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
+from ebmpp.core import Natural, PerRow, PerUnit, UnitMask, Values, Words, checks
 from ebmpp.core.random import open_uniform
-from ebmpp.core.types import Natural, PerRow, PerUnit, UnitMask, Values, Words
 from ebmpp.families.family import Family, Reflection, as_float
 
 

@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from ebmpp.core.types import PerUnit, Values
+from ebmpp.core import PerUnit, Values
 from ebmpp.families.family import Family, as_float
 
 

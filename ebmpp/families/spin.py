@@ -14,7 +14,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core.types import PerUnit, Values, Words
+from ebmpp.core import PerUnit, Values, Words
 from ebmpp.families.bernoulli import is_one
 from ebmpp.families.family import Family, UnitValues
 

@@ -9,6 +9,8 @@ energy into one matrix product, as fast as a hand-written one.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+import math
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -77,6 +79,20 @@ def natural(
     independent = [b for b in blocks if b not in graph.splits or b not in statistics]
     start = {**statistics, **zero_statistics(graph, independent)}
     return contributed(graph, factors, params, start, blocks)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def slope(
+    graph: Declaration, a: str, b: str, params: Params, statistics: Statistics
+) -> Array:
+    """Return the derivative of the natural parameters of ``a`` in the statistics of ``b``."""
+    sizes = {c: math.prod(graph.families[c].statistic_shape) for c in (a, b)}
+
+    def eta(t):
+        return natural(graph, params, {**statistics, b: t}, [a])[a]
+
+    jacobian = jax.jacfwd if sizes[b] < sizes[a] else jax.jacrev
+    return jacobian(eta)(statistics[b])
 
 
 def contributed(

@@ -14,7 +14,6 @@ refute but not prove.
 from collections.abc import Callable, Iterator
 import dataclasses
 from functools import lru_cache, partial
-import math
 from typing import Any
 import warnings
 
@@ -135,25 +134,10 @@ def _reach(
     high = low = _eta(graph, params, block, zero)
     for b, neighbour in families.items():
         if not _is_unbounded(neighbour):
-            slope = _slope(graph, block, b, params, zero)
+            slope = energy.slope(graph, block, b, params, zero)
             high = high + _largest(slope, neighbour)
             low = low - _largest(-slope, neighbour)
     return high, low
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _slope(
-    graph: Declaration, a: str, b: str, params: Params, stats: Statistics
-) -> Array:
-    """Return the derivative of the natural parameters of ``a`` in the statistics of ``b``."""
-    narrow = math.prod(graph.families[b].statistic_shape) < math.prod(
-        graph.families[a].statistic_shape
-    )
-
-    def eta(t):
-        return _eta(graph, params, a, {**stats, b: t})
-
-    return (jax.jacfwd if narrow else jax.jacrev)(eta)(stats[b])
 
 
 @full_precision
@@ -201,7 +185,9 @@ def _points(graph: Declaration, a: str, b: str) -> Iterator[Statistics]:
 def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
     fa = graph.families[a]
     fb = graph.families[b]
-    slopes = [_slope(graph, a, b, params, stats) for stats in _points(graph, a, b)]
+    slopes = [
+        energy.slope(graph, a, b, params, stats) for stats in _points(graph, a, b)
+    ]
     low_a, high_a = np.isinf(np.reshape(fa.statistic_bounds, (2, -1)))
     low_b, high_b = np.isinf(np.reshape(fb.statistic_bounds, (2, -1)))
     # axes: points, units of a, their statistics, units of b, their statistics

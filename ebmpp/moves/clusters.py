@@ -24,9 +24,8 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import Chains, Keys, Params, Rows, checks, random, sharding
 from ebmpp.core.groups import Edges
-from ebmpp.core.types import Chains, Keys, Params, Rows
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, energy, states

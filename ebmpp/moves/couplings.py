@@ -36,9 +36,8 @@ from jaxtyping import Bool
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import Blocks, Counts, Keys, RowMask, Rows, checks, random
 from ebmpp.core.rows import expand
-from ebmpp.core.types import Blocks, Counts, Keys, RowMask, Rows
 from ebmpp.families.family import (
     Families,
     draw_rows,

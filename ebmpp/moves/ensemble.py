@@ -13,9 +13,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import Blocks, Eta, Keys, Params, Rows, State, random
 from ebmpp.core.rows import expand, num_rows
-from ebmpp.core.types import Blocks, Eta, Keys, Params, Rows, State
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.rungs import (
     Place,

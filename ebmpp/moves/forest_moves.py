@@ -10,9 +10,8 @@ from typing import cast
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import Blocks, Chains, HashableArray, Keys, Rows, checks, random
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, Chains, HashableArray, Keys, Rows
 from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule

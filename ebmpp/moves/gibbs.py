@@ -15,11 +15,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random, sharding
+from ebmpp.core import Blocks, Keys, Rows, UnitMasks, random, sharding
 from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
 from ebmpp.core.groups import fold_parts
-from ebmpp.core.types import Blocks, Keys, Rows, UnitMasks
 from ebmpp.families.family import (
     Families,
     Family,

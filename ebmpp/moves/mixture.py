@@ -20,10 +20,9 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import Blocks, Chains, Keys, PerRow, Rows, checks, random
 from ebmpp.core.backend import full_precision
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, Chains, Keys, PerRow, Rows
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.family import draw_rows, num_words
 from ebmpp.graph import FactorGraph, energy

@@ -21,9 +21,7 @@ from jaxtyping import Bool, PyTree, Shaped
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.groups import fold_parts
-from ebmpp.core.types import (
+from ebmpp.core import (
     Blocks,
     Chains,
     Counts,
@@ -33,7 +31,10 @@ from ebmpp.core.types import (
     RowMask,
     Rows,
     UnitMasks,
+    checks,
+    random,
 )
+from ebmpp.core.groups import fold_parts
 from ebmpp.errors import IntractableError, clash
 from ebmpp.families.family import Families
 from ebmpp.graph import FactorGraph, energy

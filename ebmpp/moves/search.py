@@ -17,9 +17,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
+from ebmpp.core import Blocks, Counts, Keys, PerRow, RowMask, Rows, State, random
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, Counts, Keys, PerRow, RowMask, Rows, State
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import Layer, Target

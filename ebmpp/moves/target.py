@@ -12,8 +12,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import (
+from ebmpp.core import (
     Blocks,
     Eta,
     Keys,
@@ -26,6 +25,8 @@ from ebmpp.core.types import (
     Schedule,
     State,
     UnitMasks,
+    checks,
+    random,
 )
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy

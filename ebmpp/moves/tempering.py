@@ -20,8 +20,17 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random, sharding
-from ebmpp.core.types import Blocks, Chains, Keys, Params, RowMask, Rows
+from ebmpp.core import (
+    Blocks,
+    Chains,
+    Keys,
+    Params,
+    RowMask,
+    Rows,
+    checks,
+    random,
+    sharding,
+)
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule

@@ -14,9 +14,8 @@ import pandas as pd
 
 from jax import Array
 
-from ebmpp.core import Params, archive, checks
+from ebmpp.core import Params, StateLike, archive, checks
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import StateLike
 from ebmpp.diagnostics.plots import panels
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.reporting import likelihood, mixing, model, samples

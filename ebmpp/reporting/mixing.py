@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-from ebmpp.core.types import Blocks
+from ebmpp.core import Blocks
 from ebmpp.coupling.expectation import UnbiasedEstimate, unbiased_expectation
 from ebmpp.diagnostics import plot_meeting_times, plot_tv_bound, summary, tv_upper_bound
 from ebmpp.diagnostics.meeting import meeting_data

@@ -16,10 +16,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks
+from ebmpp.core import Blocks, Params, State, checks
 from ebmpp.core.compile import compiled
 from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, State
 from ebmpp.evaluate import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels import BlockedGibbs, ParallelTempering

@@ -27,7 +27,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import BatchShape, PerState
+from ebmpp.core import BatchShape, PerState
 from ebmpp.moves.forests import logs, paths, trees
 from ebmpp.moves.forests.logs import Pick, Reduce
 from ebmpp.moves.forests.structure import Forest

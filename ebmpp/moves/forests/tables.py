@@ -19,11 +19,10 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import sharding
+from ebmpp.core import Blocks, Params, Rows, UnitMasks, sharding
 from ebmpp.core.backend import full_precision
 from ebmpp.core.groups import induced_edges
 from ebmpp.core.rows import expand
-from ebmpp.core.types import Blocks, Params, Rows, UnitMasks
 from ebmpp.errors import IntractableError
 from ebmpp.families.family import Families
 from ebmpp.graph import Factor, FactorGraph, energy
