@@ -29,8 +29,16 @@ from ebmpp.annealing.reference import (
     log_partition,
     reference as find_reference,
 )
-from ebmpp.core import Blocks, Keys, Params, StateLike, checks, random, sharding
-from ebmpp.core.compile import compiled
+from ebmpp.core import (
+    Blocks,
+    Keys,
+    Params,
+    StateLike,
+    checks,
+    compiled,
+    random,
+    sharding,
+)
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import enumeration, perfect_sample, shifted
 from ebmpp.exact.perfect import MAX_SWEEPS

@@ -17,8 +17,7 @@ from ebmpp.annealing import systems
 from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.systems import Systems
-from ebmpp.core import Count, Key, Scalar, checks, random
-from ebmpp.core.compile import compiled
+from ebmpp.core import Count, Key, Scalar, checks, compiled, random
 
 _SIGMOID_SLOPE = 4.0
 _CAPACITY = 256  # initial room for the places of a pilot

@@ -55,11 +55,11 @@ from ebmpp.core import (
     Scalar,
     StateLike,
     checks,
+    compiled,
     random,
     sharding,
     statistics,
 )
-from ebmpp.core.compile import compiled
 from ebmpp.coupling.accumulators import blocks_of, check_function, shapes_of
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph

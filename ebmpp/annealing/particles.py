@@ -33,8 +33,16 @@ from ebmpp.annealing.reference import (
     run_pilot,
 )
 from ebmpp.annealing.systems import Systems
-from ebmpp.core import Blocks, Eta, Params, StateLike, checks, random, sharding
-from ebmpp.core.compile import compiled
+from ebmpp.core import (
+    Blocks,
+    Eta,
+    Params,
+    StateLike,
+    checks,
+    compiled,
+    random,
+    sharding,
+)
 from ebmpp.exact.shifted import Shifted, shift_origin
 from ebmpp.graph import FactorGraph
 

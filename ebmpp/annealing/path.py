@@ -82,9 +82,7 @@ class Path:
     @staticmethod
     def through(graph: FactorGraph, eta0: Eta, models: Sequence[Params]) -> "Path":
         """Return the line to the first of these models, continued to the others in turn."""
-        knots = jax.tree.map(
-            lambda *a: jnp.stack([jnp.asarray(v) for v in a]), models[0], *models
-        )
+        knots = jax.tree.map(lambda *a: jnp.stack(a), models[0], *models)
         betas = jnp.ones(len(models) + 1).at[0].set(0.0)
         return Path(graph, eta0, betas, knots, jnp.full((), len(models) + 1, jnp.int32))
 
@@ -114,9 +112,7 @@ class Path:
     def ends_at(self, params: Params) -> bool:
         """Return True if these are the params of its model."""
         with sharding.eager():  # known arrays may be compared under a transformation
-            same = jax.tree.map(
-                lambda a, b: jnp.array_equal(a, jnp.asarray(b)), self.params, params
-            )
+            same = jax.tree.map(lambda a, b: jnp.array_equal(a, b), self.params, params)
             return all(map(bool, jax.tree.leaves(same)))
 
     def to(self, params: Params) -> "Path":

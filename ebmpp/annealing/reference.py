@@ -25,9 +25,9 @@ from ebmpp.core import (
     State,
     StateLike,
     checks,
+    expand,
     random,
 )
-from ebmpp.core.rows import expand
 from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.shifted import Shifted
 from ebmpp.families import Family

@@ -27,8 +27,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, Rung, draw_reference
-from ebmpp.core import Blocks, Keys, Params, Scalar, random
-from ebmpp.core.backend import full_precision
+from ebmpp.core import Blocks, Keys, Params, Scalar, full_precision, random
 from ebmpp.graph import energy
 from ebmpp.moves.rungs import Evaluation
 

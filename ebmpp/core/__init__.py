@@ -5,6 +5,9 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from ebmpp.core import random
+from ebmpp.core.backend import full_precision
+from ebmpp.core.compile import compiled
+from ebmpp.core.rows import expand, num_rows
 from ebmpp.core.types import (
     BatchShape,
     Blocks,
@@ -65,6 +68,10 @@ __all__ = [
     "UnitMasks",
     "Values",
     "Words",
+    "compiled",
+    "expand",
+    "full_precision",
+    "num_rows",
     "random",
 ]
 

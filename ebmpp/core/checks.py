@@ -183,10 +183,11 @@ def key(name: str, value: object) -> Array:
     if isinstance(value, Array | np.ndarray):
         is_typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         is_legacy = value.dtype == np.uint32 and value.shape[-1:] in ((2,), (4,))
+        is_key = is_typed or is_legacy
         axes = value.shape if is_typed else value.shape[:-1]
-        if (is_typed or is_legacy) and not axes:
-            return value if isinstance(value, Array) else jnp.asarray(value)
-        if (is_typed or is_legacy) and 0 not in axes:
+        if is_key and not axes:
+            return jnp.asarray(value)
+        if is_key and 0 not in axes:
             hint = f"Give {name.split()[-1]}[0]."
     elif isinstance(value, int | np.integer) and not isinstance(value, bool):
         hint = f"Give jax.random.key({value})."

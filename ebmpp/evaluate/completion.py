@@ -15,9 +15,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Numbers, Params, checks, random
-from ebmpp.core.compile import compiled
-from ebmpp.core.rows import expand
+from ebmpp.core import Blocks, Numbers, Params, checks, compiled, expand, random
 from ebmpp.core.statistics import standard_error
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs_sweep, search
@@ -214,16 +212,13 @@ class Runs:
         value = None
         r_hat = None
         if "trace" in joined:
-            error = {}
-            for b, v in joined["mean"].items():
-                error[b] = shaped(standard_error(np.moveaxis(v, 0, -1)))
+            by_unit = {b: np.moveaxis(v, 0, -1) for b, v in joined["mean"].items()}
+            error = {b: shaped(standard_error(v)) for b, v in by_unit.items()}
             r_hat = shaped(_r_hat(joined["trace"]))
         if "modes" in joined:
             mode, value = jax.tree.map(shaped, _best(joined))
         mean = {b: shaped(v.mean(0)) for b, v in joined["mean"].items()}
-        draws = {}
-        for b, v in joined["draws"].items():
-            draws[b] = np.stack([shaped(x) for x in v])
+        draws = {b: np.stack([*map(shaped, v)]) for b, v in joined["draws"].items()}
         self._insert_known(mean, error)
         return Completion(mean, error, mode, value, draws, r_hat, method)
 
@@ -283,7 +278,7 @@ def _sample(
     """
     moves = gibbs_sweep(target.graph, target.clamped)
 
-    def sweep(index: Array, x: Blocks) -> Blocks:
+    def sweep(index, x):
         return draw_sweep(target, x, moves, random.fold_in(keys, 1, index))[0]
 
     def step(carry, index):

@@ -25,10 +25,10 @@ from ebmpp.core import (
     Scalar,
     StateLike,
     checks,
+    full_precision,
+    num_rows,
     random,
 )
-from ebmpp.core.backend import full_precision
-from ebmpp.core.rows import num_rows
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
 from ebmpp.families.family import draw_rows, num_words

@@ -24,8 +24,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from ebmpp.core import Blocks, Count, Params, Scalar, State
-from ebmpp.core.backend import full_precision
+from ebmpp.core import Blocks, Count, Params, Scalar, State, full_precision
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
@@ -110,17 +109,15 @@ def make_plan(
             )
     lacking = tuple(lacking)
     excluded = infinite | set(graph.neighbours(infinite)) | set(graph.splits)
+
+    def ordered(blocks):
+        return tuple(b for b in free if b in blocks)
+
     plans = []
     for independent in _independent_sets(graph, set(free) - excluded):
         summed = (infinite - integrated).union(independent)
-        plans.append(
-            Plan(
-                enumerated=tuple(b for b in free if b not in summed | integrated),
-                summed=tuple(b for b in free if b in summed),
-                integrated=tuple(b for b in free if b in integrated),
-                lacking=lacking,
-            )
-        )
+        kinds = (set(free) - summed - integrated, summed, integrated)
+        plans.append(Plan(*map(ordered, kinds), lacking=lacking))
     place = {b: i for i, b in enumerate(free)}
 
     # the places break ties, so that the plan does not depend on the hashes of the names

@@ -26,9 +26,9 @@ from ebmpp.core import (
     Scalar,
     StateLike,
     checks,
+    num_rows,
     sharding,
 )
-from ebmpp.core.rows import num_rows
 from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration, shifted
 from ebmpp.exact.enumeration import Plan

@@ -40,10 +40,10 @@ from ebmpp.core import (
     Values,
     Words,
     checks,
+    expand,
     random,
     sharding,
 )
-from ebmpp.core.rows import expand
 from ebmpp.families import finite
 
 

@@ -9,8 +9,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Draws
-from ebmpp.core.backend import full_precision
+from ebmpp.core import Draws, full_precision
 
 _MAX_STEPS = 200  # means a millionth from an end take about 20
 _LENGTHS = 2.0 ** np.arange(3, -12, -1)  # of a step, tried beside the safe one

@@ -56,8 +56,7 @@ def _is_pair_with_mask(value: tuple) -> bool:
     if len(value) != 2 or not are_arrays:
         return False
     mask = value[1]
-    are_concrete = is_concrete(mask)
-    return are_concrete and np.asarray(mask).dtype == bool
+    return is_concrete(mask) and np.asarray(mask).dtype == bool
 
 
 def _from_frame(where: str, frame: Any) -> np.ndarray:

@@ -36,8 +36,7 @@ from jaxtyping import Bool
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Counts, Keys, RowMask, Rows, checks, random
-from ebmpp.core.rows import expand
+from ebmpp.core import Blocks, Counts, Keys, RowMask, Rows, checks, expand, random
 from ebmpp.families.family import (
     Families,
     draw_rows,

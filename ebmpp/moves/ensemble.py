@@ -13,8 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Eta, Keys, Params, Rows, State, random
-from ebmpp.core.rows import expand, num_rows
+from ebmpp.core import Blocks, Eta, Keys, Params, Rows, State, expand, num_rows, random
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.rungs import (
     Place,

@@ -10,8 +10,16 @@ from typing import cast
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Chains, HashableArray, Keys, Rows, checks, random
-from ebmpp.core.rows import num_rows
+from ebmpp.core import (
+    Blocks,
+    Chains,
+    HashableArray,
+    Keys,
+    Rows,
+    checks,
+    num_rows,
+    random,
+)
 from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
@@ -56,9 +64,12 @@ class Forests(Move[tuple[Array, Array]]):
         partial = [b for b in self.blocks if b not in complete]
         return (*graph.neighbours(self.blocks), *partial)
 
-    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
+    def _weighted(self, target: Target, x: Rows) -> tuple[ForestTables, Array, Array]:
         tables = _tables(target.graph, self.units)
-        unary, pairwise = tables.weights(target.params, x, target.keep)
+        return tables, *tables.weights(target.params, x, target.keep)
+
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
+        tables, unary, pairwise = self._weighted(target, x)
         u = random.uniform(random.words(keys, tables.forest.num_units))
         states = forests.draw(tables.forest, unary, pairwise, u)
         drawn = keep_observed(target.keep, x, tables.put(x, states))
@@ -77,8 +88,7 @@ class Forests(Move[tuple[Array, Array]]):
             two blocks the probabilities of neighbours,
             :class:`~ebmpp.moves.forests.PairMarginals`.
         """
-        tables = _tables(target.graph, self.units)
-        unary, pairwise = tables.weights(target.params, x, target.keep)
+        tables, unary, pairwise = self._weighted(target, x)
         single, pairs = forests.marginals(tables.forest, unary, pairwise)
         by_block = {}
         units = {}
@@ -91,9 +101,8 @@ class Forests(Move[tuple[Array, Array]]):
     def prepare(self, target: Target, z: Chains) -> tuple[Array, Array]:
         """Return tables ``(chains, rows, ...)``, with axes of 1 where they are equal."""
         chains = num_rows(z)
-        keep = target.twice().keep if chains == 2 else target.keep
-        tables = _tables(target.graph, self.units)
-        unary, pairwise = tables.weights(target.params, both_as_rows(z), keep)
+        target = target.twice() if chains == 2 else target
+        _, unary, pairwise = self._weighted(target, both_as_rows(z))
         unary = unary.reshape(chains, -1, *unary.shape[1:])
         if pairwise.ndim == 3:
             return unary, pairwise[None, None]

@@ -20,9 +20,17 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Chains, Keys, PerRow, Rows, checks, random
-from ebmpp.core.backend import full_precision
-from ebmpp.core.rows import num_rows
+from ebmpp.core import (
+    Blocks,
+    Chains,
+    Keys,
+    PerRow,
+    Rows,
+    checks,
+    full_precision,
+    num_rows,
+    random,
+)
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.family import draw_rows, num_words
 from ebmpp.graph import FactorGraph, energy

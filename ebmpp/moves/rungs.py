@@ -21,9 +21,16 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Eta, Natural, Params, PerRow, Rows, Scalar
-from ebmpp.core.backend import full_precision
-from ebmpp.core.rows import expand
+from ebmpp.core import (
+    Eta,
+    Natural,
+    Params,
+    PerRow,
+    Rows,
+    Scalar,
+    expand,
+    full_precision,
+)
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors.lateral import Split
 

@@ -17,8 +17,17 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Counts, Keys, PerRow, RowMask, Rows, State, random
-from ebmpp.core.rows import num_rows
+from ebmpp.core import (
+    Blocks,
+    Counts,
+    Keys,
+    PerRow,
+    RowMask,
+    Rows,
+    State,
+    num_rows,
+    random,
+)
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import Layer, Target
@@ -104,11 +113,8 @@ def _improve(target: Target, search: Search, moved: Rows) -> Search:
 
 def _rows_equal(x: Rows, y: Rows) -> RowMask:
     """Return True for the rows with equal states; nan equals nan, as it stays nan."""
-    equal = []
-    for b, v in y.items():
-        both_nan = (x[b] != x[b]) & (v != v)
-        equal.append(((x[b] == v) | both_nan).reshape(len(v), -1).all(-1))
-    return jnp.stack(equal).all(0)
+    equal = [jnp.isclose(x[b], v, 0, 0, equal_nan=True) for b, v in y.items()]
+    return jnp.stack([e.reshape(len(e), -1).all(-1) for e in equal]).all(0)
 
 
 #: Kinds of starts.

@@ -12,8 +12,17 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import BatchShape, Blocks, Key, Params, Rows, State, checks, random
-from ebmpp.core.rows import num_rows
+from ebmpp.core import (
+    BatchShape,
+    Blocks,
+    Key,
+    Params,
+    Rows,
+    State,
+    checks,
+    num_rows,
+    random,
+)
 from ebmpp.errors import ArgumentError, DeclarationError, StateError
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph

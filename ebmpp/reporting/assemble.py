@@ -14,8 +14,7 @@ import pandas as pd
 
 from jax import Array
 
-from ebmpp.core import Params, StateLike, archive, checks
-from ebmpp.core.rows import num_rows
+from ebmpp.core import Params, StateLike, archive, checks, num_rows
 from ebmpp.diagnostics.plots import panels
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.reporting import likelihood, mixing, model, samples
@@ -191,9 +190,9 @@ def _check_file(
         return None
     try:
         page = pathlib.Path(file)
-        places = [page.parent, page] if page.exists() else [page.parent]
-        is_writable = all(os.access(place, os.W_OK) for place in places)
-        is_writable &= page.is_file() or not page.exists()
+        is_writable = os.access(page.parent, os.W_OK)
+        if page.exists():
+            is_writable &= page.is_file() and os.access(page, os.W_OK)
     except (TypeError, ValueError):
         is_writable = False
     if not is_writable:

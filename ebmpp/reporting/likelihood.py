@@ -22,8 +22,7 @@ from ebmpp.annealing import (
     reference,
     smc,
 )
-from ebmpp.core import Rows, statistics
-from ebmpp.core.rows import num_rows
+from ebmpp.core import Rows, num_rows, statistics
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration

@@ -19,8 +19,7 @@ from ebmpp.core import Numbers, Params, checks, statistics
 from ebmpp.diagnostics.plots import plot_units
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.evaluate.activity import conditional_moments, exact_moments
-from ebmpp.families import Family
-from ebmpp.families.family import Families
+from ebmpp.families.family import Families, Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.reporting.page import Section
 from ebmpp.reporting.subject import SamplerRun, Subject, spread_draws

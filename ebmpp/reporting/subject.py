@@ -16,9 +16,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Params, State, checks
-from ebmpp.core.compile import compiled
-from ebmpp.core.rows import num_rows
+from ebmpp.core import Blocks, Params, State, checks, compiled, num_rows
 from ebmpp.evaluate import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels import BlockedGibbs, ParallelTempering

@@ -19,10 +19,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Params, Rows, UnitMasks, sharding
-from ebmpp.core.backend import full_precision
+from ebmpp.core import Blocks, Params, Rows, UnitMasks, expand, full_precision, sharding
 from ebmpp.core.groups import induced_edges
-from ebmpp.core.rows import expand
 from ebmpp.errors import IntractableError
 from ebmpp.families.family import Families
 from ebmpp.graph import Factor, FactorGraph, energy
