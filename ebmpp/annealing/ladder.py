@@ -157,7 +157,7 @@ def find_ladder(
         def rung_after(step):
             return path.at(jnp.minimum(place + step, path.end))
 
-        def is_too_long(step: Array) -> Array:
+        def is_too_long(step):
             high = rung_after(step)
             there = path.evaluate_at(high, here, system.x)
             gain = path.gain(low, high, here, there).reshape(system.log_weights.shape)

@@ -32,12 +32,22 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Eta, Keys, Params, PerRow, Rows, Scalar, random, sharding
+from ebmpp.core import (
+    Blocks,
+    Eta,
+    Keys,
+    Params,
+    PerRow,
+    Rows,
+    Scalar,
+    is_concrete,
+    random,
+    sharding,
+)
 from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.states import is_concrete
 from ebmpp.moves import Layer, Target, gibbs, rungs
 from ebmpp.moves.rungs import Evaluation, Place, Tempering, between
 

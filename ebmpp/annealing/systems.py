@@ -294,7 +294,7 @@ def weighted_mean(fn: Callable[[Blocks], PyTree], x: Blocks, system: Systems) ->
     weights = system.weights
     dot = jax.vmap(lambda weights, values: jnp.tensordot(weights, values, 1))
 
-    def mean(values: Array) -> Array:
+    def mean(values):
         values = values.reshape(*weights.shape, *values.shape[1:])
         return dot(weights, values.astype(weights.dtype))
 

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from ebmpp.core import random
 from ebmpp.core.backend import full_precision
-from ebmpp.core.compile import compiled
+from ebmpp.core.compile import compiled, is_concrete
 from ebmpp.core.rows import expand, num_rows
 from ebmpp.core.types import (
     BatchShape,
@@ -71,6 +71,7 @@ __all__ = [
     "compiled",
     "expand",
     "full_precision",
+    "is_concrete",
     "num_rows",
     "random",
 ]

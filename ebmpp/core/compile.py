@@ -62,6 +62,11 @@ def is_traced(inputs: PyTree) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
+def is_concrete(x: PyTree) -> bool:
+    """Return True unless a leaf of ``x`` is traced by jit, vmap or grad."""
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x))
+
+
 @dataclasses.dataclass
 class _Program:
     """A function jitted for one value of the static arguments."""

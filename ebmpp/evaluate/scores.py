@@ -281,7 +281,7 @@ def _weighted_bound(
     eta = {b: eta[b] for b in graph.latent if b not in summed}
     families = {b: graph.families[b] for b in eta}
 
-    def log_weight(index: Array) -> Scalar:
+    def log_weight(index):
         words = random.words(random.fold_in(key, index), num_words(families))
         rows = {b: e[None] for b, e in eta.items()}
         draws = draw_rows(families, rows, words[None])

@@ -139,15 +139,15 @@ def draw_by_bonds(
     joined = -jnp.expm1(-bonds.gains)
     separate = joined / (2 - joined)
 
-    def sweep(time: Array, opened: Array) -> Array:
+    def sweep(time, opened):
         """Redraw each bond given all others, in both chains by the same uniforms."""
         words = random.words(random.fold_in(keys, time), num_bonds)
         u = jnp.tile(random.uniform(words).T, 2)
 
-        def redraw(e: Array, opened: Array) -> Array:
+        def redraw(e, opened):
             without = opened.at[e].set(False)
 
-            def are_joined(without: Array) -> Array:
+            def are_joined(without):
                 label = components(neighbours, without)
                 return label[ends[e, 0]] == label[ends[e, 1]]
 

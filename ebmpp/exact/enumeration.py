@@ -290,7 +290,7 @@ def log_sum_states(
     term = partial(log_term, graph, params, x, plan, known=known)
 
     @jax.checkpoint  # reverse mode recomputes a chunk instead of storing all
-    def sum_chunk(start: Array) -> Array:
+    def sum_chunk(start):
         index = start + jnp.arange(chunk, dtype=jnp.int32)
         value = jax.vmap(term)(jnp.minimum(index, count - 1))
         return logsumexp(jnp.where(index < count, value, -jnp.inf))

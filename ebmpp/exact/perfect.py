@@ -194,7 +194,7 @@ def _coupled_rows(
         ends = ends.reshape(-1, *(1,) * len(family.shape))
         start[b] = jnp.broadcast_to(ends, (2 * rows, *family.shape))
 
-    def met(x: Blocks) -> Array:
+    def met(x):
         equal = [(v[:rows] == v[rows:]).reshape(rows, -1) for v in x.values()]
         return jnp.concatenate(equal, 1).all(1)
 

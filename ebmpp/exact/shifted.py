@@ -10,9 +10,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Natural, Numbers, Params, Rows
+from ebmpp.core import Blocks, Natural, Numbers, Params, Rows, is_concrete
 from ebmpp.families import Gaussian
-from ebmpp.families.values import is_concrete
 from ebmpp.graph import Bias, Bilinear, FactorGraph, energy
 
 _FAR = 100.0  # standard deviations

@@ -26,13 +26,13 @@ from ebmpp.core import (
     Scalar,
     StateLike,
     checks,
+    is_concrete,
     num_rows,
     sharding,
 )
 from ebmpp.errors import DomainError
 from ebmpp.exact import enumeration, shifted
 from ebmpp.exact.enumeration import Plan
-from ebmpp.families.values import is_concrete
 from ebmpp.graph import Bias, FactorGraph, energy, tables
 
 _log_partition = jax.jit(enumeration.log_sum_states, static_argnames=("graph", "plan"))

@@ -22,7 +22,6 @@ Unit = Float[Array, "statistics"]
 Statistics = Float[Array, "values statistics"]
 Numbers = Float[Array, "values"]
 #: Natural parameter, Newton step and number of steps.
-Carry = tuple[Unit, Unit, Array]
 
 
 @full_precision
@@ -67,7 +66,7 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
     def probs_at(eta):
         return jax.nn.softmax(around @ eta + log_base)
 
-    def newton(eta: Array) -> Array:
+    def newton(eta):
         probs = probs_at(eta)
         gradient = probs @ around
         centred = around - gradient[None]
@@ -80,7 +79,7 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
         inverse = jnp.linalg.pinv(correlations, hermitian=True)
         return -(inverse @ (gradient / scale)) / scale
 
-    def length(eta: Array, step: Array) -> Array:
+    def length(eta, step):
         extent = reach(step)
         safe = jnp.log1p(extent) / extent
         # a longer one may end where statistics are no longer separated
@@ -97,14 +96,14 @@ def _from_mean(mean: Unit, statistics: Statistics, log_base: Numbers) -> Unit:
         short = jax.vmap(slope_at)(lengths) <= -0.1 * slope_at(0.0)
         return jnp.maximum(safe, jnp.where(short, lengths, 0.0).max())
 
-    def body(carry: Carry) -> Carry:
+    def body(carry):
         eta, step, count = carry
         eta = eta + length(eta, step) * step
         return eta, newton(eta), count + 1
 
     epsilon = jnp.finfo(mean.dtype).eps
 
-    def cond(carry: Carry) -> Array:
+    def cond(carry):
         _, step, count = carry
         return (reach(step) > jnp.sqrt(epsilon)) & (count < _MAX_STEPS)
 

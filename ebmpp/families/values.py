@@ -8,22 +8,14 @@ narrowed first would silently wrap or round to other counts.
 
 from typing import Any
 
-from jaxtyping import PyTree
 import numpy as np
 
-import jax
 from jax import Array
-from jax.core import Tracer
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks, sharding
+from ebmpp.core import Numbers, checks, is_concrete, sharding
 from ebmpp.errors import StateError
 from ebmpp.families.family import Family
-
-
-def is_concrete(x: PyTree) -> bool:
-    """Return True unless a leaf of ``x`` is traced by jit, vmap or grad."""
-    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x))
 
 
 def as_array(name: str, value: Any) -> Numbers:

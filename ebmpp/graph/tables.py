@@ -18,12 +18,11 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks
+from ebmpp.core import Params, checks, is_concrete
 from ebmpp.core.rows import expand
 from ebmpp.core.types import Blocks
 from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
-from ebmpp.families.values import is_concrete
 from ebmpp.graph import initialization, states
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bilinear

@@ -20,6 +20,7 @@ from ebmpp.core import (
     Rows,
     State,
     checks,
+    is_concrete,
     num_rows,
     random,
 )
@@ -27,7 +28,7 @@ from ebmpp.errors import ArgumentError, DeclarationError, StateError
 from ebmpp.families.family import Family
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.states import Clamped, as_rows, is_concrete
+from ebmpp.graph.states import Clamped, as_rows
 from ebmpp.moves.couplings import resolve, stalls
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.mixture import Mixture, make_pool, mixture_sweep

@@ -28,13 +28,13 @@ from ebmpp.core import (
     RowMask,
     Rows,
     checks,
+    is_concrete,
     random,
     sharding,
 )
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.states import is_concrete
 from ebmpp.graph.transforms.rewire import rewire, unchanged
 from ebmpp.moves.couplings import KINDS, Attempt, Trial, resolve
 from ebmpp.moves.ensemble import (

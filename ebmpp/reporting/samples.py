@@ -323,7 +323,7 @@ def _weights(
     def natural(t):
         return energy.natural(graph, params, zero | {other: t}, [block])[block]
 
-    def row(i: Array) -> Array:
+    def row(i):
         direction = jnp.zeros(zero[other].size).at[i].set(1.0)
         tangent = direction.reshape(zero[other].shape)
         return jax.jvp(natural, (zero[other],), (tangent,))[1]

@@ -195,7 +195,7 @@ def _run_chains(
     state = kernel.init(keys, sweeps, None, (params,), {})
     draws = {b: jnp.zeros((sweeps, *v.shape), v.dtype) for b, v in state.z.items()}
 
-    def body(index: Array, carry: tuple) -> tuple:
+    def body(index, carry):
         state, draws = carry
         state = kernel.sample(state, (params,), {})
         slot = jnp.maximum(index - sweeps, 0)  # the first draw overwrites the warm-up
