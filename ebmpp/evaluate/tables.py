@@ -144,9 +144,10 @@ class TableModel:
 
         checks.instance("samples", samples, Mapping, "a dict of the visible blocks")
         states.check_present(samples, self.graph.visible)
-        units = {}
-        for b, family in self.graph.visible.items():
-            units[b] = np.asarray(samples[b]).reshape(-1, family.size).T
+        units = {
+            b: np.asarray(samples[b]).reshape(-1, family.size).T
+            for b, family in self.graph.visible.items()
+        }
         cells = [
             column.decode(units[column.block][column.index]) for column in self.columns
         ]

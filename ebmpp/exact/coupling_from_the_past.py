@@ -216,11 +216,8 @@ def _bonds(graph: FactorGraph, params: Params) -> _Bonds:
     is_alone = any(len(f.blocks) == 1 and not f.lateral for f in graph.factors)
     if is_alone or any(middle.values()):
         x = {b: jnp.full(family.shape, middle[b]) for b, family in families.items()}
-        fields = []
-        for b in families:
-            eta = energy.natural(graph, params, x, [b])[b].reshape(-1)
-            fields.append(half[b] * eta)
-        field = jnp.concatenate(fields)
+        etas = {b: energy.natural(graph, params, x, [b])[b] for b in families}
+        field = jnp.concatenate([half[b] * eta.ravel() for b, eta in etas.items()])
         up = jnp.where((field >= 0).all(), 1.0, -1.0)
         violation = (
             "the fields have both signs (those of units in {0, 1} are taken at 1/2)"

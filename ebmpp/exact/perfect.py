@@ -104,6 +104,7 @@ def _is_ordered(family: Family) -> bool:
     return bool((np.diff(statistics) > 0).all())
 
 
+@partial(jax.jit, static_argnames="graph")
 def _orientation(
     graph: FactorGraph, params: Params
 ) -> tuple[Blocks, dict[tuple, Array]]:
@@ -120,19 +121,16 @@ def _orientation(
             for block, other in nx.bfs_edges(graph.to_networkx(), root):
                 edge = (block, other) if (block, other) in rising else (other, block)
                 sign[other] = jnp.where(rising[edge], sign[block], -sign[block])
-    agrees = {}
-    for a, b in derivatives:
-        is_same = sign[a] == sign[b]
-        agrees[a, b] = jnp.where(is_same, rising[a, b], falling[a, b])
+    agrees = {
+        (a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b])
+        for a, b in derivatives
+    }
     return sign, agrees
-
-
-_orientation_jit = jax.jit(_orientation, static_argnames=("graph",))
 
 
 def _check_attractive(graph: FactorGraph, params: Params) -> None:
     """Check that interactions have one sign per pair of blocks."""
-    _, agrees = _orientation_jit(graph, params)
+    _, agrees = _orientation(graph, params)
     for (a, b), attractive in agrees.items():
         if not bool(attractive):
             raise IntractableError(

@@ -66,10 +66,8 @@ def shift_origin(graph: FactorGraph, params: Params) -> Shifted:
     factors are biases per unit and Bilinear factors to blocks that have such biases
     too.
     """
-    bias = {}
-    for f in graph.factors:
-        if isinstance(f, Bias) and not f.shared:
-            bias[f.blocks[0]] = f.name
+    biases = [f for f in graph.factors if isinstance(f, Bias) and not f.shared]
+    bias = {f.blocks[0]: f.name for f in biases}
     params = dict(params)
     origins = {}
     log_factor = 0.0

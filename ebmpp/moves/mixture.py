@@ -230,10 +230,8 @@ def make_pool(target: Target, move: Mixture, rows: Rows) -> Pool:
     count = num_rows(rows)
     around = {b: rows[b] for b in move.marginalize} | target.clamped_rows(count)
     eta = energy.natural_rows(graph, target.params, around, move.blocks)
-    log_normalizers = []
-    for b, e in eta.items():
-        per_unit = graph.families[b].log_normalizer(e)
-        log_normalizers.append(per_unit.reshape(count, -1).sum(-1))
+    per_unit = [graph.families[b].log_normalizer(e) for b, e in eta.items()]
+    log_normalizers = [units.reshape(count, -1).sum(-1) for units in per_unit]
     return Pool({b: eta[b] for b in move.blocks}, jnp.stack(log_normalizers).sum(0))
 
 
