@@ -7,6 +7,14 @@ from importlib.metadata import PackageNotFoundError, version
 from ebmpp.core import random
 from ebmpp.core.backend import full_precision
 from ebmpp.core.compile import compiled, is_concrete
+from ebmpp.core.groups import (
+    Edges,
+    fold_parts,
+    induced_edges,
+    positions_by_group,
+    ranks_in_groups,
+    sum_by_halves,
+)
 from ebmpp.core.rows import expand, num_rows
 from ebmpp.core.types import (
     BatchShape,
@@ -73,6 +81,12 @@ __all__ = [
     "full_precision",
     "is_concrete",
     "num_rows",
+    "Edges",
+    "fold_parts",
+    "induced_edges",
+    "positions_by_group",
+    "ranks_in_groups",
+    "sum_by_halves",
     "random",
 ]
 

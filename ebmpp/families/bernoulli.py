@@ -10,8 +10,7 @@ from numpyro.distributions import constraints
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import PerUnit, UnitMask, Words
-from ebmpp.core.random import uniform
+from ebmpp.core import PerUnit, UnitMask, Words, random
 from ebmpp.families.family import Family, UnitValues
 
 
@@ -80,4 +79,4 @@ def is_one(words: Words, eta: PerUnit) -> UnitMask:
     """Return u < sigmoid(eta) for the uniform u of each unit's first word."""
     # Without a division; exp(-|eta|) is shared with the coupling ratio.
     tail = jnp.exp(-jnp.abs(eta))
-    return uniform(words[..., 0]) * (1 + tail) < jnp.where(eta >= 0, 1.0, tail)
+    return random.uniform(words[..., 0]) * (1 + tail) < jnp.where(eta >= 0, 1.0, tail)

@@ -10,8 +10,7 @@ from numpyro.distributions import constraints
 
 import jax.numpy as jnp
 
-from ebmpp.core import PerUnit, UnitMask, Words
-from ebmpp.core.random import open_uniform
+from ebmpp.core import PerUnit, UnitMask, Words, random
 from ebmpp.families.family import Family
 
 
@@ -46,4 +45,4 @@ class Exponential(Family):
         return jnp.zeros_like(eta)
 
     def sample(self, words: Words, eta: PerUnit) -> PerUnit:
-        return jnp.log(open_uniform(words[..., 0])) / eta
+        return jnp.log(random.open_uniform(words[..., 0])) / eta

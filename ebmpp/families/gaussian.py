@@ -14,8 +14,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Natural, PerRow, PerUnit, UnitMask, Values, Words, checks
-from ebmpp.core.random import open_uniform
+from ebmpp.core import Natural, PerRow, PerUnit, UnitMask, Values, Words, checks, random
 from ebmpp.families.family import Family, Reflection, as_float
 
 
@@ -134,7 +133,9 @@ class Gaussian(Family):
 
     def sample(self, words: Words, eta: Natural) -> PerUnit:
         centre, scale = self.moments(eta)
-        return centre + scale * jax.scipy.special.ndtri(open_uniform(words[..., 0]))
+        return centre + scale * jax.scipy.special.ndtri(
+            random.open_uniform(words[..., 0])
+        )
 
     def reflect(
         self, words: Words, u: PerRow, eta: Natural, other: Natural
@@ -142,7 +143,7 @@ class Gaussian(Family):
         """Return a reflection-maximal pair of draws of the block; see :func:`reflected`."""
         centre, scale = self.moments(eta)
         to, to_scale = self.moments(other)
-        noise = jax.scipy.special.ndtri(open_uniform(words[..., 0]))
+        noise = jax.scipy.special.ndtri(random.open_uniform(words[..., 0]))
         return reflected(noise, u, centre, scale, to, to_scale)
 
 

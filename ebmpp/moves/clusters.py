@@ -24,8 +24,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Chains, Keys, Params, Rows, checks, random, sharding
-from ebmpp.core.groups import Edges
+from ebmpp.core import Chains, Edges, Keys, Params, Rows, checks, random, sharding
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, energy, states

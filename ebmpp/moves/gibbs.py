@@ -15,10 +15,9 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Keys, Rows, UnitMasks, random, sharding
+from ebmpp.core import Blocks, Keys, Rows, UnitMasks, fold_parts, random, sharding
 from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
-from ebmpp.core.groups import fold_parts
 from ebmpp.families.family import (
     Families,
     Family,

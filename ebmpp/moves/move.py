@@ -32,9 +32,9 @@ from ebmpp.core import (
     Rows,
     UnitMasks,
     checks,
+    fold_parts,
     random,
 )
-from ebmpp.core.groups import fold_parts
 from ebmpp.errors import IntractableError, clash
 from ebmpp.families.family import Families
 from ebmpp.graph import FactorGraph, energy

@@ -9,8 +9,7 @@ from jaxtyping import Integer
 import networkx as nx
 import numpy as np
 
-from ebmpp.core import sharding
-from ebmpp.core.groups import Edges
+from ebmpp.core import Edges, sharding
 from ebmpp.graph.declaration import Declaration
 
 #: Units of a block, by number in increasing order.

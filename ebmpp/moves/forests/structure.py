@@ -11,8 +11,7 @@ import numpy as np
 
 from jax.typing import ArrayLike
 
-from ebmpp.core import HashableArray
-from ebmpp.core.groups import ranks_in_groups
+from ebmpp.core import HashableArray, ranks_in_groups
 
 
 class Peeling(NamedTuple):

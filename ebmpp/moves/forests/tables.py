@@ -19,8 +19,16 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Params, Rows, UnitMasks, expand, full_precision, sharding
-from ebmpp.core.groups import induced_edges
+from ebmpp.core import (
+    Blocks,
+    Params,
+    Rows,
+    UnitMasks,
+    expand,
+    full_precision,
+    induced_edges,
+    sharding,
+)
 from ebmpp.errors import IntractableError
 from ebmpp.families.family import Families
 from ebmpp.graph import Factor, FactorGraph, energy

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core.groups import sum_by_halves
+from ebmpp.core import sum_by_halves
 from ebmpp.moves.forests.logs import Pick, Reduce, Sums, at_states, finite_max
 from ebmpp.moves.forests.structure import Forest
 
