@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optax transformations for stochastic approximation: projections and averages of the params."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from ebmpp.estimators.base import shapes
 Limit = float | Mapping[str, ArrayLike]
 WithArgs = optax.GradientTransformationExtraArgs
 
-#: Operations that XLA does not join with a factor beside them, unless of constants.
+#: Operations that XLA does not join with a factor after them, unless of constants.
 _PLAIN = frozenset("add sub mul div sqrt rsqrt integer_pow select_n".split())
 _PASSED = "passed, as optimizer.update(gradient, state, params)"
 
@@ -45,9 +45,9 @@ class Comparable:
     Two ``optax.adam(0.01)`` are unequal, as their functions are.
 
     :param update: ``update(numbers, gradient, state, params)``.
-    :param numbers: rates and other factors, which are arguments of a program.
+    :param numbers: rates, which are arguments of a program.
     :param digest: digest of the update's code and of the numbers.
-    :param code: digest of the code alone.
+    :param code: the code alone.
     :param host: an optimiser that calls functions on the host, whose code is unknown.
     """
 
@@ -89,10 +89,9 @@ class Comparable:
                 f"of the shapes and dtypes that it was passed, {expected}",
                 outputs,
             )
-        jaxpr, numbers = _without_factors(closed)
+        program, numbers = _with_rates(closed)
 
-        def update(numbers: Sequence[Array], *inputs: PyTree) -> PyTree:
-            program = core.ClosedJaxpr(jaxpr, [*closed.consts, *numbers])
+        def update(*inputs: PyTree) -> PyTree:
             leaves = core.jaxpr_as_fun(program)(*jax.tree.leaves(inputs))
             return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
@@ -100,51 +99,40 @@ class Comparable:
         # the structure has the state's classes, which the code has not
         text = f"{checkpoints.code(lowered)} {jax.tree.structure(state)}"
         host = optimizer if "callback" in text else None
-        complete, code = map(checkpoints.text_digest, (f"{text} {numbers}", text))
-        return cls(update, numbers, complete, code, host)
+        digest = checkpoints.text_digest(f"{text} {numbers}")
+        return cls(update, numbers, digest, text, host)
 
 
-def _without_factors(closed: core.ClosedJaxpr) -> tuple[core.Jaxpr, list[np.ndarray]]:
-    """Turn constant factors of a program into further constants of it; return their values.
+def _with_rates(closed: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[np.ndarray]]:
+    """Turn constant factors of a program's outputs into its first arguments.
 
-    XLA joins a factor with constants beside it, and the sum of two products depends on
-    the signs of constants. Such factors stay, so results are bitwise the same.
+    A factor after an operation with constants stays, since XLA may join these: results
+    are bitwise the same.
+
+    :return: the program, and the values of the arguments.
     """
     jaxpr = closed.jaxpr
-    constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    products = {v for v, eqn in makers.items() if eqn.primitive.name == "mul"}
-    factors: dict[core.Var, np.ndarray] = {}
-
-    def value_of(v: Any) -> Any:
-        return v.val if isinstance(v, core.Literal) else constants.get(v)
-
-    def inputs(eqn: core.JaxprEqn) -> set[Any]:
-        return {v for v in eqn.invars if value_of(v) is None}
-
-    def is_plain(eqn: core.JaxprEqn) -> bool:
-        return eqn.primitive.name in _PLAIN and len(inputs(eqn)) == len(eqn.invars)
-
-    def lift(v: Any) -> Any:
-        value = value_of(v)
-        if value is None or np.ndim(value) or abs(value) == 1:
-            return v
-        variable = core.Var(v.aval)
-        factors[variable] = np.asarray(value)
-        return variable
-
+    variables = [*jaxpr.invars, *makers]
+    used = [v for eqn in jaxpr.eqns for v in eqn.invars]
+    rates: dict[core.Var, np.ndarray] = {}
     equations = []
     for eqn in jaxpr.eqns:
-        (result, *_) = eqn.outvars
-        after = [e for e in jaxpr.eqns if result in inputs(e)]
-        beside = set().union(*map(inputs, after)) - {result}
-        near = [makers[v] for v in inputs(eqn) & makers.keys()] + after
-        can_move = result in products and products.isdisjoint(beside)
-        if can_move and all(map(is_plain, near)):
-            eqn = eqn.replace(invars=list(map(lift, eqn.invars)))
+        factor = eqn.invars[0]
+        if eqn.primitive.name == "mul" and isinstance(factor, core.Literal):
+            other = eqn.invars[1]
+            before = makers.get(other)
+            is_plain = before is None or (
+                before.primitive.name in _PLAIN
+                and all(v in variables for v in before.invars)
+            )
+            if is_plain and eqn.outvars[0] not in used:
+                rate = core.Var(factor.aval)
+                rates[rate] = np.asarray(factor.val)
+                eqn = eqn.replace(invars=[rate, other])
         equations.append(eqn)
-    constvars = [*jaxpr.constvars, *factors]
-    return jaxpr.replace(constvars=constvars, eqns=equations), list(factors.values())
+    jaxpr = jaxpr.replace(invars=[*rates, *jaxpr.invars], eqns=equations)
+    return closed.replace(jaxpr=jaxpr), list(rates.values())
 
 
 def _outline(tree: PyTree) -> tuple[list[str], object]:
