@@ -35,7 +35,7 @@ from ebmpp.training.observers.monitoring import BestParams, Monitoring
 from ebmpp.training.observers.path import PathRecorder
 from ebmpp.training.observers.progress import Deadline, ProgressBar
 from ebmpp.training.result import Fit, Past
-from ebmpp.training.settings import Settings
+from ebmpp.training.settings import check_functions, check_start, resolve_stages
 from ebmpp.training.steps import Stage, Stages, TrainState
 
 
@@ -167,32 +167,41 @@ def fit(
     """
     began = time.monotonic()
     checks.on_host("fit", rng_key, params, weights, data)
-    settings = Settings(
-        graph=graph,
-        rng_key=rng_key,
+    checks.instance("fit: graph", graph, FactorGraph, "a FactorGraph")
+    checks.flag("fit: progress_bar", progress_bar)
+    rng_key = checks.key("fit: rng_key", rng_key)
+    batch_size = checks.optional_count("fit: batch_size", batch_size)
+    monitor_every = checks.count("fit: monitor_every", monitor_every)
+    checkpoint_every = checks.count("fit: checkpoint_every", checkpoint_every)
+    if checks.flag("fit: resume", resume) and checkpoint_dir is None:
+        raise checks.error("fit: checkpoint_dir", "given with resume=True", None)
+    if start is not None:
+        checks.instance("fit: start", start, Fit, "a Fit to continue")
+        if params is not None:
+            raise checks.error(
+                "fit: params", "None with start, which has params", params
+            )
+        params = start.params
+    listed = resolve_stages(
+        schedule,
+        start,
+        max_seconds,
         estimator=estimator,
         optimizer=optimizer,
         num_steps=num_steps,
         epochs=epochs,
-        max_seconds=max_seconds,
-        schedule=schedule,
-        batch_size=batch_size,
-        params=params,
-        start=start,
-        monitors={} if monitors is None else monitors,
-        monitor_every=monitor_every,
-        callbacks=callbacks,
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-        progress_bar=progress_bar,
     )
+    steps_before = 0
+    if start is not None:
+        check_start(graph, start, listed[0])
+        steps_before = start.num_steps
+    monitors = {} if monitors is None else monitors
+    check_functions(monitors, callbacks)
     deadline = began + (math.inf if max_seconds is None else max_seconds)
     with sharding.use_mesh("fit: mesh", mesh):
-        init_key, base_key, order_key = jax.random.split(settings.rng_key, 3)
-        source = as_source(graph, data, weights, settings.batch_size, order_key)
+        init_key, base_key, order_key = jax.random.split(rng_key, 3)
+        source = as_source(graph, data, weights, batch_size, order_key)
         sample = source.sample()
-        params = settings.params
         if params is None:
             params = graph.init(
                 init_key, sample.observed(), init_scheme, sample.weights
@@ -200,23 +209,23 @@ def fit(
         params = _owned(graph, params)
         best = None
         if keep_best is not None:
-            best = BestParams(keep_best, settings.monitors, params)
+            best = BestParams(keep_best, monitors, params)
         path = None
         if keep_path is not False:
             path = PathRecorder(keep_path, params)
             eta0 = base_rates(graph, sample.observed(), sample.weights)
         key = random.key_pair(base_key)
         # a stream begins at its first batch
-        batches_after = 0 if is_stream(data) else settings.steps_before
-        stages = Stages(settings.stages, source, schedule is not None, batches_after)
+        batches_after = 0 if is_stream(data) else steps_before
+        stages = Stages(listed, source, schedule is not None, batches_after)
         loop = Loop(
             graph,
             stages,
             source,
             key,
             params,
-            monitors=settings.monitors,
-            before=settings.steps_before,
+            monitors=monitors,
+            before=steps_before,
             past={} if start is None else start.past.columns,
         )
         first = 0
@@ -228,27 +237,30 @@ def fit(
             if checkpoint_dir is not None:
                 checkpoints = CheckpointWriter(
                     checkpoint_dir,
-                    run_identity(settings, loop, state, best, path),
+                    run_identity(
+                        loop, state, best, path, rng_key, monitors, monitor_every
+                    ),
                     resume,
-                    total=loop.stages.num_steps,
+                    total=stages.num_steps,
                     log=loop.log,
                     guard=loop.guard,
                     recorders=[r for r in (best, path) if r is not None],
-                    period=settings.checkpoint_every,
+                    period=checkpoint_every,
                 )
                 stack.enter_context(contextlib.closing(checkpoints))
                 state = checkpoints.restore(state, loop.template_at)
                 first = checkpoints.step
-            total = loop.stages.num_steps
+            total = stages.num_steps
             bar = ProgressBar(
                 loop.log,
                 None if total == checks.LARGEST else total,
                 first,
                 is_hidden=not (progress_bar and sharding.is_first()),
             )
-            observers = _observers(
-                settings, loop, first, deadline, best, path, checkpoints
+            monitoring = Monitoring(
+                loop.log, loop.guard, tuple(callbacks), best, monitor_every
             )
+            observers = _observers(loop, first, deadline, monitoring, path, checkpoints)
             try:
                 state = loop.run(first, state, observers, bar, checkpoints)
             except BaseException as error:  # Ctrl-C too
@@ -262,11 +274,10 @@ def fit(
 
 
 def _observers(
-    settings: Settings,
     loop: Loop,
     start: int,
     deadline: float,
-    best: BestParams | None,
+    monitoring: Monitoring,
     path: PathRecorder | None,
     checkpoints: CheckpointWriter | None,
 ) -> list[Observer]:
@@ -282,9 +293,7 @@ def _observers(
         checkpoints,
         path,
         EstimatorDiagnosis(graph, stages, loop.source, loop.key, log),
-        Monitoring(
-            log, loop.guard, tuple(settings.callbacks), best, settings.monitor_every
-        ),
+        monitoring,
         # again, for a run that a callback ends
         checkpoints,
     ]

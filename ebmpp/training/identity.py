@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identity of a training run, which a resumed run must share."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 import jax
+from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import archive, checkpoints, random
@@ -13,22 +16,23 @@ from ebmpp.training.history import Monitor, MonitorFn
 from ebmpp.training.loop import Loop
 from ebmpp.training.observers.monitoring import BestParams
 from ebmpp.training.observers.path import PathRecorder
-from ebmpp.training.settings import Settings
 from ebmpp.training.steps import TrainState
 
 
 def run_identity(
-    settings: Settings,
     loop: Loop,
     state: TrainState,
     best: BestParams | None,
     path: PathRecorder | None,
+    rng_key: Array,
+    monitors: Mapping[str, MonitorFn],
+    monitor_every: int,
 ) -> dict[str, object]:
     """Return JSON values that a resumed run must share; its last stage may be longer.
 
     :param state: the state before the first step.
     """
-    graph = settings.graph
+    graph = loop.graph
     stages = loop.stages
     estimators = [
         checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages
@@ -49,8 +53,7 @@ def run_identity(
         "optimizer": [optimizer.digest for optimizer in loop.optimizers],
         "batch_size": loop.source.batch_size,
         "monitors": {
-            name: monitor_identity(fn, state)
-            for name, fn in sorted(settings.monitors.items())
+            name: monitor_identity(fn, state) for name, fn in sorted(monitors.items())
         },
         "state": [
             [list(jnp.shape(a)), str(jnp.result_type(a))]
@@ -58,11 +61,11 @@ def run_identity(
         ],
         "start": archive.digest({"params": start, **loop.past}),
         **loop.source.identity(),
-        "rng_key": np.asarray(random.key_pair(settings.rng_key)).tolist(),
-        "monitor_every": settings.monitor_every,
+        "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
+        "monitor_every": monitor_every,
         "keep_best": None if best is None else [best.name, best.mode],
         "keep_path": None if path is None else path.capacity,
-        "steps_before": settings.steps_before,
+        "steps_before": loop.before,
     }
 
 
