@@ -172,23 +172,12 @@ def gradient_bias(
     >>> sorted(result.factors), result.conditioning
     (['h', 'v', 'v:h'], '20 groups of 5 of its last chains')
     """
-    name = "gradient_bias"
-    key = check_model(name, graph, params, rng_key)
-    checks.instance(
-        f"{name}: estimator", estimator, Estimator, "an estimator such as CD(k=1)"
+    key = check_model("gradient_bias", graph, params, rng_key)
+    count, num_references = check_repeats(
+        estimator, num_repeats, reference, num_references
     )
-    checks.instance(
-        f"{name}: reference",
-        reference,
-        Estimator,
-        "an unbiased one such as ParticleUCD()",
-    )
-    count = checks.count(f"{name}: num_repeats", num_repeats, _MIN_REPEATS)
-    num_references = checks.count(
-        f"{name}: num_references", num_references, _MIN_REPEATS
-    )
-    checks.flag(f"{name}: progress_bar", progress_bar)
-    rows, _ = tables.check_rows(graph, data, name)
+    checks.flag("gradient_bias: progress_bar", progress_bar)
+    rows, _ = tables.check_rows(graph, data, "gradient_bias")
     batch = Batch.uniform(rows)
     plan = _plan(
         graph, params, rows, estimator, state, count, random.fold_in(key, 0, 0)
@@ -217,6 +206,20 @@ def gradient_bias(
     if message is not None:
         warnings.warn(f"gradient_bias: the reference: {message}", stacklevel=2)
     return _compare(graph, estimator, plan, gradients, unbiased)
+
+
+def check_repeats(
+    estimator: Estimator, num_repeats: int, reference: Estimator, num_references: int
+) -> tuple[int, int]:
+    """Return the numbers of repeats and references; raise ArgumentError for invalid arguments."""
+    expected = "an estimator such as CD(k=1)"
+    checks.instance("gradient_bias: estimator", estimator, Estimator, expected)
+    expected = "an unbiased estimator such as ParticleUCD()"
+    checks.instance("gradient_bias: reference", reference, Estimator, expected)
+    return (
+        checks.count("gradient_bias: num_repeats", num_repeats, _MIN_REPEATS),
+        checks.count("gradient_bias: num_references", num_references, _MIN_REPEATS),
+    )
 
 
 @compiled(

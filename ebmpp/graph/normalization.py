@@ -67,6 +67,12 @@ def check(graph: Declaration, params: Params) -> None:
         _check_precision(graph, params, tuple(quadratic))
 
 
+def is_bounded(graph: Declaration) -> bool:
+    """Return True if the model normalises under all params."""
+    families = graph.families.values()
+    return all(np.isfinite(family.bounds).all() for family in families)
+
+
 @lru_cache(maxsize=256)
 def _is_restricted(family: Family) -> bool:
     """Return True if some natural parameters are outside the domain."""

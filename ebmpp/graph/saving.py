@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Mapping
 import contextlib
 import dataclasses
 from functools import lru_cache
-import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,18 @@ import jax.numpy as jnp
 
 from ebmpp.core import Numbers, Params, archive, checks
 from ebmpp.errors import SavedFileError
-from ebmpp.families import Family
+from ebmpp.families import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Exponential,
+    Family,
+    Gaussian,
+    Poisson,
+    Spin,
+)
 from ebmpp.families.family import Families
-from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Pairwise
 from ebmpp.graph.factors.probe import generic_statistics, with_noise
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.states import ordered_params
@@ -38,6 +46,10 @@ from ebmpp.graph.states import ordered_params
 Description = Mapping[str, PyTree]
 
 _KIND = archive.Kind("ebmpp model", 1, "ebmpp.save")
+_FAMILIES = (Bernoulli, Binomial, Categorical, Exponential, Gaussian, Poisson, Spin)
+_FACTORS = (Bias, Bilinear, Convolution, Pairwise)
+#: Classes that a file describes completely, by name; Linear has a function.
+_CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FAMILIES + _FACTORS}
 _COMMON = {"blocks", "energy", "init", "name", "lateral"}  # fields of every factor
 # relative, of a custom energy at one state: params may have 16 bits, devices differ
 _TOLERANCE = 1e-2
@@ -71,8 +83,7 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     arrays: list[np.ndarray] = []
     body = {
         "blocks": {
-            b: {"fields": _fields(f), **_class_of(f, Family)}
-            for b, f in graph.families.items()
+            b: {"fields": _fields(f), **_class_of(f)} for b, f in graph.families.items()
         },
         "visible": list(graph.visible),
         "factors": [_describe_factor(graph, f, params, arrays) for f in graph.factors],
@@ -213,28 +224,9 @@ def _fields(value: Family | Factor, skipped: Collection[str] = ()) -> Descriptio
     }
 
 
-def _classes(base: type) -> dict[str, type]:
-    """Return the library's families or factors that a file describes whole, by name."""
-    classes: dict[str, type] = {}
-    for kind in base.__subclasses__():
-        if kind.__module__.split(".")[0] == "ebmpp" and not _takes_function(kind):
-            classes[kind.__name__] = kind
-        classes |= _classes(kind)
-    return classes
-
-
-def _takes_function(kind: Any) -> bool:
-    """Return True if the constructor needs what is no field, as Linear needs ``forward``."""
-    fields = {f.name for f in dataclasses.fields(kind)} - _COMMON
-    return any(
-        p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in fields
-        for p in inspect.signature(kind).parameters.values()
-    )
-
-
-def _class_of(value: object, base: type) -> Description:
+def _class_of(value: object) -> Description:
     name = type(value).__name__
-    return {"class": name, "custom": _classes(base).get(name) is not type(value)}
+    return {"class": name, "custom": _CLASSES.get(name) is not type(value)}
 
 
 def _describe_factor(
@@ -243,7 +235,7 @@ def _describe_factor(
     description = {
         "name": factor.name,
         "blocks": list(factor.blocks),
-        **_class_of(factor, Factor),
+        **_class_of(factor),
     }
     if description["custom"]:
         energy: object = factor.energy
@@ -281,7 +273,7 @@ def _value(factor: Factor, families: Families, params: PyTree) -> list[float | N
 def _build_family(
     block: str, description: Description, custom: Mapping[str, type[Family]]
 ) -> Family:
-    known = custom if description["custom"] else _classes(Family)
+    known = custom if description["custom"] else _CLASSES
     name = description["class"]
     if name not in known:
         raise checks.error(
@@ -319,7 +311,7 @@ def _build_factor(
     init = _unpack(description["init"], arrays)
     if init is not None:
         fields["init"] = init
-    return _classes(Factor)[kind](*blocks, *pairs, name=name, **fields)
+    return _CLASSES[kind](*blocks, *pairs, name=name, **fields)
 
 
 def _check_value(

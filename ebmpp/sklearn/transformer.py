@@ -32,6 +32,7 @@ from ebmpp import exact
 from ebmpp.core import Numbers, checks, random
 from ebmpp.errors import DivergenceError
 from ebmpp.estimators import PCD, Estimator
+from ebmpp.graph import normalization
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
 from ebmpp.training.loop import Loop
@@ -239,9 +240,7 @@ class HarmoniumTransformer(
         count = source.num_batches * per_batch
         optimizer: Any = optax.sgd if self.optimizer is None else self.optimizer
         if callable(optimizer):
-            families = self.graph_.families.values()
-            is_bounded = all(np.isfinite(family.bounds).all() for family in families)
-            rate = 0.1 if is_bounded else 0.01
+            rate = 0.1 if normalization.is_bounded(self.graph_) else 0.01
             if self.learning_rate != "auto":
                 rate = float(self.learning_rate)
             optimizer = optimizer(rate)
@@ -278,11 +277,8 @@ class HarmoniumTransformer(
         end = self.n_steps_ + count
         metrics = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
         self._past = loop.columns(0, count)
-        if self.n_steps_:
-            metrics_before = self.history_
-            self.history_ = xr.concat([metrics_before, metrics], "step")
-        else:
-            self.history_ = metrics
+        parts = [self.history_, metrics] if self.n_steps_ else [metrics]
+        self.history_ = xr.concat(parts, "step")
         self._state = jax.device_get(state)
         self.params_ = self._state.params
         self.n_steps_ = end

@@ -3,6 +3,7 @@
 """Identity of a training run, which a resumed run must share."""
 
 from collections.abc import Mapping
+import contextlib
 
 import numpy as np
 
@@ -72,15 +73,11 @@ def run_identity(
 def monitor_identity(fn: MonitorFn, state: TrainState) -> str:
     """Return a digest of a monitor's code and data, or its name if it is not compiled."""
     monitor = fn if isinstance(fn, Monitor) else Monitor(fn)
-    code = ""
-    if monitor.compiled:
-        inputs = monitor.inputs(state.params, state.estimator)
-        try:
+    # the first evaluation raises an error again, with the monitor's name
+    with contextlib.suppress(Exception):
+        if monitor.compiled:
+            inputs = monitor.inputs(state.params, state.estimator)
             code = checkpoints.computation(monitor.fn, *inputs)
-        # the first evaluation raises it again, with the monitor's name
-        except Exception:
-            code = ""
-    if not code:
-        return getattr(monitor.fn, "__qualname__", type(monitor.fn).__qualname__)
-    leaves = jax.tree.leaves(monitor.arguments)
-    return code + archive.digest({str(i): a for i, a in enumerate(leaves)})
+            leaves = jax.tree.leaves(monitor.arguments)
+            return code + archive.digest({str(i): a for i, a in enumerate(leaves)})
+    return getattr(monitor.fn, "__qualname__", type(monitor.fn).__qualname__)

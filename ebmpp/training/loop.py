@@ -195,7 +195,13 @@ class Loop:
                     self.guard.check(step, state)
                     if checkpoints is not None:
                         checkpoints.save(step, state)
-                    raise self._data_error(step, state, error) from error
+                    message = (
+                        f"training stopped at step {step}: {error} With "
+                        "checkpoint_dir it can be resumed."
+                    )
+                    raise self.log.failure(
+                        errors.DataError, message, state.params, step
+                    ) from error
                 state, step = self._run_chunk(step, number, state, batches)
                 self._recent.append((step, state))
                 # a step that never ends is the only one that runs
@@ -261,15 +267,6 @@ class Loop:
             return jax.tree.structure(batch) == structure
 
         return list(itertools.takewhile(is_like_first, batches))
-
-    def _data_error(
-        self, step: int, state: TrainState, error: errors.StateError
-    ) -> errors.TrainingError:
-        message = (
-            f"training stopped at step {step}: {error} With checkpoint_dir it "
-            "can be resumed."
-        )
-        return self.log.failure(errors.DataError, message, state.params, step)
 
 
 def _check_missing(estimator: Estimator, selection: Selection) -> None:

@@ -10,7 +10,6 @@ wrong name, shape or value.
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Any
 
 from jaxtyping import PyTree
 
@@ -308,24 +307,23 @@ def gradient_bias(
     True
     """
     rows = _rows(graph, data, "gradient_bias")
-    options: dict[str, Any] = {
-        "rng_key": checks.key("gradient_bias: rng_key", rng_key),
-        "num_repeats": checks.count("gradient_bias: num_repeats", num_repeats, least=3),
-        "num_references": checks.count(
-            "gradient_bias: num_references", num_references, least=3
-        ),
-        "reference": reference,
-    }
-    expected = "an estimator such as CD(k=1)"
-    for value in (estimator, reference):
-        checks.instance("gradient_bias: estimator", value, Estimator, expected)
+    rng_key = checks.key("gradient_bias: rng_key", rng_key)
+    certificate.check_repeats(estimator, num_repeats, reference, num_references)
 
     def measure(params: Params, state: PyTree) -> float:
         fresh = certificate.state_shapes(graph, params, rows, estimator)
         if state is not None and shapes(state) != shapes(fresh):
             return math.nan
         result = certificate.gradient_bias(
-            graph, params, rows, estimator, state, **options
+            graph,
+            params,
+            rows,
+            estimator,
+            state,
+            rng_key=rng_key,
+            num_repeats=num_repeats,
+            reference=reference,
+            num_references=num_references,
         )
         return result.total.squared_bias
 

@@ -111,12 +111,12 @@ class Stages:
         self.first: list[int] = []
         self.num_steps = 0
         self._first_batch: list[int] = []
-        steps_per_batch = []
-        for stage in self.stages:
+        batch = 0
+        for number, stage in enumerate(self.stages):
             name = f"{type(stage.estimator).__name__}: steps_per_batch"
-            steps_per_batch.append(checks.count(name, stage.estimator.steps_per_batch))
-        batch = -(-steps_before // steps_per_batch[0])
-        for stage, per_batch in zip(self.stages, steps_per_batch, strict=True):
+            per_batch = checks.count(name, stage.estimator.steps_per_batch)
+            if number == 0:
+                batch = -(-steps_before // per_batch)
             length = stage.num_steps or 0
             if stage.epochs is not None and source is not None:
                 length = source.batches_in(stage.epochs) * per_batch

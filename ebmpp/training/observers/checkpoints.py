@@ -5,7 +5,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import os
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -61,16 +61,10 @@ class CheckpointWriter(Observer):
     step: int = dataclasses.field(default=0, init=False)
 
     def __post_init__(self, run: Mapping[str, object], resume: bool) -> None:
-        self._files = sharding.run_on_first(
+        # None but in the first process
+        self._files: Any = sharding.run_on_first(
             lambda: FitCheckpoints(self.directory, run, resume)
         )
-
-    @property
-    def _first(self) -> FitCheckpoints:
-        """The files, in the first process."""
-        if self._files is None:
-            raise AssertionError("only the first process reads and writes files")
-        return self._files
 
     def close(self) -> None:
         """Release the directory."""
@@ -96,7 +90,7 @@ class CheckpointWriter(Observer):
         body = {"leaves": len(leaves), "history": list(history)}
         try:
             arrays = [*sharding.to_host(leaves), *history.values()]
-            sharding.run_on_first(lambda: self._first.write(step, body, arrays))
+            sharding.run_on_first(lambda: self._files.write(step, body, arrays))
         except OSError as error:
             message = (
                 f"checkpoint {step} cannot be written in {self.directory}: "
@@ -119,11 +113,11 @@ class CheckpointWriter(Observer):
         :param template_at: returns a state like the one after so many steps, from
             ``first``.
         """
-        checkpoint = sharding.run_on_first(lambda: self._first.read(depth=6))
+        checkpoint = sharding.run_on_first(lambda: self._files.read(depth=6))
         if sharding.processes() > 1:
             data = b""
             if checkpoint is not None:  # in the first process
-                data = self._first.bytes_of(checkpoint.step)
+                data = self._files.bytes_of(checkpoint.step)
             if data := sharding.broadcast_bytes(data):
                 body, arrays = archive.read(
                     data, FitCheckpoints.kind, "the first process's checkpoint"

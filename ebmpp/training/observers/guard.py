@@ -3,14 +3,13 @@
 """Checks that steps were finite, and that the model normalises."""
 
 import dataclasses
-from functools import cached_property
 
 import numpy as np
 
 from ebmpp import errors
 from ebmpp.core import Params, backend
 from ebmpp.estimators.base import UNMET
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, normalization
 from ebmpp.training.history import Log
 from ebmpp.training.observers.base import Observer
 from ebmpp.training.steps import Stages, TrainState
@@ -33,12 +32,6 @@ class Guard(Observer):
     valid_params: Params
     valid_step: int = 0
 
-    @cached_property
-    def is_bounded(self) -> bool:
-        """True if the model normalises under all params."""
-        families = self.graph.families.values()
-        return all(np.isfinite(family.bounds).all() for family in families)
-
     def next_stop(self, step: int) -> int:
         return step + 1 + -step % _CHECK_EVERY
 
@@ -57,7 +50,7 @@ class Guard(Observer):
             failed = int(np.flatnonzero(~self.log.steps.columns()["ok"])[0])
         step = done if failed is None else failed
         try:
-            if not self.is_bounded:
+            if not normalization.is_bounded(self.graph):
                 self.graph.check(state.params)
         except errors.DomainError as error:
             message = (

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import Params, backend, checks
+from ebmpp.graph import normalization
 from ebmpp.training.callbacks import SIGNS, Callback, EarlyStop, Progress
 from ebmpp.training.history import Log
 from ebmpp.training.observers.base import Observer
@@ -59,7 +60,7 @@ class Monitoring(Observer):
         if not self.is_due(step, is_last):
             return False
         # else the device need not be waited for
-        if self.callbacks or not self.guard.is_bounded:
+        if self.callbacks or not normalization.is_bounded(self.guard.graph):
             self.guard.check(step, state)
         self.log.monitor(step, state.params, state.estimator)
         if self.best is not None:
