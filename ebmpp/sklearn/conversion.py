@@ -72,8 +72,6 @@ def to_bernoulli_rbm(
     """
     checks.instance("to_bernoulli_rbm: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params)
-    visible = sum(f.size for f in graph.visible.values())
-    latent = sum(f.size for f in graph.latent.values())
     is_pair = len(graph.visible) == len(graph.latent) == 1 and not graph.splits
     if not is_pair or {type(f) for f in graph.families.values()} != {Bernoulli}:
         raise checks.error(
@@ -82,6 +80,7 @@ def to_bernoulli_rbm(
             "interactions within a block",
             graph,
         )
+    visible, latent = (f.size for f in graph.families.values())
     quadratic = terms(graph, params)
     weights = np.zeros((latent, visible))
     for (i, j), weight in quadratic.weights.items():

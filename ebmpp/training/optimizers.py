@@ -23,7 +23,6 @@ from ebmpp.estimators.base import shapes
 
 #: A bound of all params, or of some factors' params.
 Limit = float | Mapping[str, ArrayLike]
-WithArgs = optax.GradientTransformationExtraArgs
 
 #: Operations that XLA does not join with a factor after them, unless of constants.
 _PLAIN = frozenset("add sub mul div sqrt rsqrt integer_pow select_n".split())
@@ -159,7 +158,7 @@ def carried(before: PyTree, fresh: PyTree) -> PyTree:
 
 def projected(
     optimizer: optax.GradientTransformation, projection: Callable[[Params], Params]
-) -> WithArgs:
+) -> optax.GradientTransformation:
     """Return an optimiser that projects the params after each update, up to the rounding of a sum.
 
     :param optimizer: any optax transformation.
@@ -181,21 +180,15 @@ def projected(
     >>> print(f"{abs(fit.params['v:h']).max():.4f}")
     0.0100
     """
-    optimizer = optax.with_extra_args_support(
-        as_transformation("projected: optimizer", optimizer)
-    )
 
-    def update(
-        updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    def project(updates: PyTree, params: PyTree) -> PyTree:
         if params is None:
             raise checks.error("projected: params", _PASSED, None)
-        updates, state = optimizer.update(updates, state, params, **extra)
         free: PyTree = optax.apply_updates(params, updates)
-        moves = jax.tree.map(jnp.subtract, projection(free), params)
-        return moves, state
+        return jax.tree.map(jnp.subtract, projection(free), params)
 
-    return WithArgs(optimizer.init, update)
+    optimizer = as_transformation("projected: optimizer", optimizer)
+    return optax.chain(optimizer, optax.stateless(project))
 
 
 def box(
@@ -237,12 +230,13 @@ def _bound(bound: Limit | None, params: Params, default: float) -> Params:
 class AveragedState(NamedTuple):
     """State of :func:`averaged`, after ``count`` steps."""
 
-    inner: PyTree
     count: Array
     mean: Params
 
 
-def averaged(optimizer: optax.GradientTransformation, from_step: int = 0) -> WithArgs:
+def averaged(
+    optimizer: optax.GradientTransformation, from_step: int = 0
+) -> optax.GradientTransformation:
     """Return an optimiser that also keeps the mean of the params over its steps.
 
     :func:`averaged_params` returns the mean. Put it around :func:`projected`, so that
@@ -269,27 +263,24 @@ def averaged(optimizer: optax.GradientTransformation, from_step: int = 0) -> Wit
     (9, 4)
     """
     from_step = checks.count("averaged: from_step", from_step, least=0)
-    optimizer = optax.with_extra_args_support(
-        as_transformation("averaged: optimizer", optimizer)
-    )
+    optimizer = as_transformation("averaged: optimizer", optimizer)
 
     def init(params: PyTree) -> AveragedState:
-        return AveragedState(optimizer.init(params), jnp.zeros((), jnp.int32), params)
+        return AveragedState(jnp.zeros((), jnp.int32), params)
 
     def update(
-        updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree
-    ) -> tuple[PyTree, PyTree]:
+        updates: PyTree, state: PyTree, params: PyTree = None
+    ) -> tuple[PyTree, AveragedState]:
         if params is None:
             raise checks.error("averaged: params", _PASSED, None)
-        updates, inner = optimizer.update(updates, state.inner, params, **extra)
         count = state.count + 1
         new: PyTree = optax.apply_updates(params, updates)
         # before from_step the mean equals the params
         rate = 1 / jnp.maximum(1, count - from_step)
         mean: PyTree = optax.incremental_update(new, state.mean, rate)
-        return updates, AveragedState(inner, count, mean)
+        return updates, AveragedState(count, mean)
 
-    return WithArgs(init, update)
+    return optax.chain(optimizer, optax.GradientTransformation(init, update))
 
 
 def averaged_params(optimizer_state: PyTree) -> Params:

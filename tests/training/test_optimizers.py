@@ -121,7 +121,7 @@ def test_the_average_is_found_in_the_state_of_a_fit() -> None:
         (lambda: averaged_params(optax.adam(0.1).init(PARAMS)), "averaged"),
         (
             lambda: projected(optax.sgd(0.1), box()).update(
-                PARAMS, (optax.EmptyState(),) * 2
+                PARAMS, projected(optax.sgd(0.1), box()).init(PARAMS)
             ),
             "params",
         ),

@@ -80,14 +80,11 @@ def probe(
     generator = np.random.default_rng(0)
     random_move, *moves = _moves(factor, families, generator)
 
-    def noisy(a):
-        return (np.asarray(a) + generator.normal(size=np.shape(a))).astype(a.dtype)
-
     # One program, dropped on return: op by op, each width of a block would leave twenty
     # in jax's caches.
     measure = jax.jit(probed.measure)
     # an energy may restrict its params, as a logarithm
-    for values in (jax.tree.map(noisy, params), params):
+    for values in (with_noise(params, generator), params):
         measured = probed.run(measure, values, random_move)
         if np.isfinite(measured.value):
             break
@@ -307,11 +304,11 @@ def generic_statistics(families: Families, generator: np.random.Generator) -> Et
 def with_noise(
     params: PyTree, generator: np.random.Generator, scale: float = 1.0
 ) -> PyTree:
-    """Return params plus Gaussian noise."""
+    """Return params plus Gaussian noise, on the host."""
 
     def add_noise(leaf):
         noise = scale * generator.normal(size=leaf.shape)
-        return leaf + jnp.asarray(noise, leaf.dtype)
+        return (np.asarray(leaf) + noise).astype(leaf.dtype)
 
     return jax.tree.map(add_noise, params)
 
