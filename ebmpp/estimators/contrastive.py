@@ -15,7 +15,6 @@ from ebmpp.estimators import phases
 from ebmpp.estimators.base import (
     Batch,
     Estimate,
-    Estimator,
     Repeats,
     StepMetrics,
     split_chains,
@@ -28,7 +27,7 @@ from ebmpp.moves.tempering import tempered_sweep
 
 
 @dataclasses.dataclass(frozen=True)
-class CD(Estimator):
+class CD(phases.BiasedEstimator):
     """CD-k: chains of k sweeps from the data rows.
 
     For the cheapest step. It is biased, more so for chains that mix slowly, and follows
@@ -50,7 +49,6 @@ class CD(Estimator):
     k: int = 1
     posterior: phases.PosteriorApproximation | None = None
     moves: MovesLike = None
-    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k")
@@ -59,7 +57,7 @@ class CD(Estimator):
     def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> tuple:
-        phases.check_posterior(graph, "CD", self.posterior)
+        self.check(graph)
         resolve_moves(graph, self.moves, exact=False)
         return ()
 
@@ -67,9 +65,7 @@ class CD(Estimator):
         self, graph: FactorGraph, params: Params, state: tuple, batch: Batch, key: Key
     ) -> Estimate:
         """Subtract the gradient at reconstructions after k sweeps from the one at the data."""
-        batch = phases.complete_batch(
-            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
-        )
+        batch = self.complete(graph, params, batch, key)
         start = phases.sample_latents(graph, params, batch, random.fold_in(key, 0))
         target = Target(graph, params)
         model, metrics = phases.sweep_chains(
@@ -82,7 +78,7 @@ class CD(Estimator):
 
 
 @dataclasses.dataclass(frozen=True)
-class PCD(Estimator):
+class PCD(phases.BiasedEstimator):
     """Persistent CD: chains that continue from step to step while the params move.
 
     For large machines and long runs, at the cost of :class:`CD`; works best with a
@@ -105,7 +101,6 @@ class PCD(Estimator):
     num_chains: int = 1000
     posterior: phases.PosteriorApproximation | None = None
     moves: MovesLike = None
-    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
@@ -114,7 +109,7 @@ class PCD(Estimator):
     def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> State:
-        phases.check_posterior(graph, "PCD", self.posterior)
+        self.check(graph)
         resolve_moves(graph, self.moves, exact=False)
         return phases.fresh_chains(graph, self.num_chains, key)
 
@@ -126,9 +121,7 @@ class PCD(Estimator):
         self, graph: FactorGraph, params: Params, state: State, batch: Batch, key: Key
     ) -> Estimate:
         """Subtract the gradient at the chains, after k more sweeps, from the one at the data."""
-        batch = phases.complete_batch(
-            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
-        )
+        batch = self.complete(graph, params, batch, key)
         target = Target(graph, params)
         model, metrics = phases.sweep_chains(target, state, self.k, key, self.moves)
         gradient = phases.two_phases(target, batch, model, self.posterior)
@@ -164,7 +157,7 @@ class TemperedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TemperedPCD(Estimator):
+class TemperedPCD(phases.BiasedEstimator):
     """Persistent CD with parallel tempering: replicas from hot to cold swap states.
 
     For models whose modes plain persistent chains do not leave. The coldest replicas
@@ -202,7 +195,6 @@ class TemperedPCD(Estimator):
     num_chains: int = 100
     num_temperatures: int = 10
     posterior: phases.PosteriorApproximation | None = None
-    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "k", "num_chains")
@@ -212,7 +204,7 @@ class TemperedPCD(Estimator):
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> TemperedState:
         """Draw initial replicas of every block; the betas have equal steps."""
-        phases.check_posterior(graph, "TemperedPCD", self.posterior)
+        self.check(graph)
         num = self.num_temperatures
         chains = phases.fresh_chains(graph, self.num_chains * num, key)
         chains = {
@@ -229,9 +221,7 @@ class TemperedPCD(Estimator):
         key: Key,
     ) -> Estimate:
         """Subtract the gradient at the coldest replicas, after k sweeps, from the data's."""
-        batch = phases.complete_batch(
-            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
-        )
+        batch = self.complete(graph, params, batch, key)
         target = Target(graph, params)
         ensemble = Ensemble.at_betas(target, state.betas)
 

@@ -34,7 +34,13 @@ from ebmpp.core.types import (
 )
 from ebmpp.coupling.engine import Outcome, Window
 from ebmpp.errors import IntractableError, clash
-from ebmpp.estimators.base import Batch, ChainMetrics, HasChains, PairMetrics
+from ebmpp.estimators.base import (
+    Batch,
+    ChainMetrics,
+    Estimator,
+    HasChains,
+    PairMetrics,
+)
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep, mixture
@@ -117,6 +123,25 @@ def check_posterior(graph: FactorGraph, name: str, posterior: object) -> None:
             "visible ones. Use UCD(), which couples chains on the posterior, or a "
             f"variational one, {name}(posterior=MeanField())."
         )
+
+
+class BiasedEstimator(Estimator):
+    """Base class of estimators whose positive phase is exact, or by an approximation."""
+
+    k: int
+    posterior: PosteriorApproximation | None
+    takes_missing = True
+
+    def check(self, graph: FactorGraph) -> None:
+        """Raise IntractableError without a posterior where one is needed."""
+        check_posterior(graph, type(self).__name__, self.posterior)
+
+    def complete(
+        self, graph: FactorGraph, params: Params, batch: Batch, key: Key
+    ) -> Batch:
+        """Draw missing entries by k sweeps."""
+        key = random.fold_in(key, 9)
+        return complete_batch(graph, params, batch, self.k, key, self.posterior)
 
 
 def row_keys(key: Key, rows: int) -> Keys:

@@ -18,7 +18,7 @@ from ebmpp.core import Eta, Key, Keys, Params, Rows, checks, random, sharding
 from ebmpp.core.backend import full_precision
 from ebmpp.core.types import PerRow
 from ebmpp.estimators import phases
-from ebmpp.estimators.base import Batch, Estimate, Estimator, StepMetrics
+from ebmpp.estimators.base import Batch, Estimate, StepMetrics
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves import couplings
 
@@ -62,7 +62,7 @@ class PTTMetrics(StepMetrics):
 
 
 @dataclasses.dataclass(frozen=True)
-class PTT(Estimator):
+class PTT(phases.BiasedEstimator):
     """Parallel trajectory tempering: chains that swap states with models of earlier steps.
 
     For runs on which the chains of :class:`PCD` freeze, at a few times its cost. A
@@ -112,7 +112,6 @@ class PTT(Estimator):
     acceptance: float = 0.25
     reservoir: int = 10
     posterior: phases.PosteriorApproximation | None = None
-    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_chains", "k", "reservoir")
@@ -126,7 +125,7 @@ class PTT(Estimator):
 
         All models of the ladder are the first one.
         """
-        phases.check_posterior(graph, "PTT", self.posterior)
+        self.check(graph)
         eta0 = reference.base_rates(graph, data)
         size = self.num_models + self.reservoir
         path = Path.line(graph, eta0, params)
@@ -157,9 +156,7 @@ class PTT(Estimator):
         key: Key,
     ) -> Estimate:
         """Subtract the gradient at the current model's swapped chains from the data's."""
-        complete = phases.complete_batch(
-            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
-        )
+        complete = self.complete(graph, params, batch, key)
         knots = jax.tree.map(
             lambda a, b: jnp.concatenate([a[:1], a, b[None]]), state.models, params
         )

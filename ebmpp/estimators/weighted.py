@@ -21,7 +21,6 @@ from ebmpp.estimators.base import (
     Batch,
     Columns,
     Estimate,
-    Estimator,
     StepMetrics,
     shapes,
 )
@@ -73,7 +72,7 @@ class WeightedMetrics(StepMetrics):
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightedPCD(Estimator):
+class WeightedPCD(phases.BiasedEstimator):
     """Persistent CD with weights that correct for the movement of the params.
 
     For runs on which :class:`PCD` drifts away and unbiased steps are too expensive. It
@@ -123,7 +122,6 @@ class WeightedPCD(Estimator):
     k: int = 1
     num_watchers: int = 1000
     posterior: phases.PosteriorApproximation | None = None
-    takes_missing = True
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_chains", least=2)
@@ -140,7 +138,7 @@ class WeightedPCD(Estimator):
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
     ) -> WeightedState:
         """Run particle systems from the data's base rates to the first params."""
-        phases.check_posterior(graph, "WeightedPCD", self.posterior)
+        self.check(graph)
         eta0 = reference.base_rates(graph, data)
         start = partial(particles.start_systems, Path.line(graph, eta0, params))
         chains = _place(start(random.fold_in(key, 0), 1, self.num_chains))
@@ -168,9 +166,7 @@ class WeightedPCD(Estimator):
         key: Key,
     ) -> Estimate:
         """Subtract the gradient at the weighted chains from the data's."""
-        complete = phases.complete_batch(
-            graph, params, batch, self.k, random.fold_in(key, 9), self.posterior
-        )
+        complete = self.complete(graph, params, batch, key)
         path = Path.through(graph, state.eta0, [state.params, params])
         chains = self._follow(path, state.chains, random.fold_in(key, 0))
         weight = batch.weights.sum()

@@ -203,10 +203,8 @@ def _warn_of_scales(
             'left for these to explain. Take variance="learned", or data of a larger scale'
         )
     if wrong.any():
-        places = [
-            tuple(map(int, place)) if wrong.ndim > 1 else int(place[0])
-            for place in np.argwhere(wrong)
-        ]
+        where = np.argwhere(wrong) if wrong.ndim > 1 else np.flatnonzero(wrong)
+        places = where.tolist()
         listed = f"{places[:10]}{'...' if len(places) > 10 else ''}"
         warnings.warn(
             f"block {block!r}: columns {listed} {message}.", UserWarning, stacklevel=4

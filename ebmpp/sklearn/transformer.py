@@ -259,7 +259,7 @@ class HarmoniumTransformer(
         observers = [
             PairWatch(loop.log, stages, self.graph_.num_units, start=0),
             loop.guard,
-            EstimatorDiagnosis(self.graph_, stages, source, key, loop.log),
+            EstimatorDiagnosis(loop.guard, source, key),
         ]
         bar = ProgressBar(loop.log, count, 0, is_hidden=True)
         if self._state is None:

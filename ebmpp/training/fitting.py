@@ -282,17 +282,15 @@ def _observers(
     checkpoints: CheckpointWriter | None,
 ) -> list[Observer]:
     """Return the observers of a run in their order."""
-    graph = loop.graph
-    stages = loop.stages
-    log = loop.log
+    num_units = loop.graph.num_units
     observers = [
-        PairWatch(log, stages, graph.num_units, start, deadline),
-        Deadline(log, deadline, start) if deadline < math.inf else None,
+        PairWatch(loop.log, loop.stages, num_units, start, deadline),
+        Deadline(loop.log, deadline, start) if deadline < math.inf else None,
         loop.guard,
         # before the user's functions, which may fail
         checkpoints,
         path,
-        EstimatorDiagnosis(graph, stages, loop.source, loop.key, log),
+        EstimatorDiagnosis(loop.guard, loop.source, loop.key),
         monitoring,
         # again, for a run that a callback ends
         checkpoints,

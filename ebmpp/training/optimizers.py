@@ -65,9 +65,7 @@ class Comparable:
         :raises ArgumentError: for an optimiser that needs more (the loss, say), or
             changes shapes or dtypes, or was made in a caller's transformation.
         """
-        params = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), params
-        )
+        params = jax.eval_shape(lambda: params)
         try:
             state = jax.eval_shape(optimizer.init, params)
             trace = jax.make_jaxpr(optimizer.update, return_shape=True)

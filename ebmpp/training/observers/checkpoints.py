@@ -2,33 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a training run: its state and its history."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 import jax
-from jax.typing import ArrayLike
 
 from ebmpp import errors
 from ebmpp.core import archive, checkpoints, sharding
 from ebmpp.training.history import Log
 from ebmpp.training.observers.base import Observer
 from ebmpp.training.observers.guard import Guard
+from ebmpp.training.observers.monitoring import BestParams
+from ebmpp.training.observers.path import PathRecorder
 from ebmpp.training.steps import TrainState
-
-
-class Recorder(Protocol):
-    """Part of a run whose arrays are in its checkpoints."""
-
-    def leaves(self) -> list[ArrayLike]:
-        """Return arrays for a checkpoint."""
-        ...
-
-    def load(self, leaves: Iterator[np.ndarray]) -> None:
-        """Restore the arrays of :meth:`leaves`, the next ones of an iterator."""
 
 
 class FitCheckpoints(checkpoints.Checkpoints):
@@ -55,7 +43,7 @@ class CheckpointWriter(Observer):
     total: int
     log: Log
     guard: Guard
-    recorders: Sequence[Recorder]
+    recorders: Sequence[BestParams | PathRecorder]
     period: int
     #: Number of steps done at the newest checkpoint.
     step: int = dataclasses.field(default=0, init=False)
