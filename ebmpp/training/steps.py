@@ -204,7 +204,7 @@ def run_chunk(
     A step depends on its number and on the state alone, so results do not depend on how
     steps are chunked.
 
-    :param numbers: those of the optimiser.
+    :param numbers: rates of the optimiser.
     :param first: number of the first step.
     :param shared: from :func:`stacked`, as ``parts``.
     :param offsets: 0, 1, 2, ... for each step of the chunk; None for a single step,
