@@ -15,10 +15,17 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from ebmpp.core import backend, checks, sharding
-from ebmpp.core.backend import full_precision
-from ebmpp.core.rows import expand
-from ebmpp.core.types import Blocks, Counts, PerRow, Rows
+from ebmpp.core import (
+    Blocks,
+    Counts,
+    PerRow,
+    Rows,
+    backend,
+    checks,
+    expand,
+    full_precision,
+    sharding,
+)
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves import Target

@@ -23,11 +23,22 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import backend, random, sharding
-from ebmpp.core.compile import compiled
-from ebmpp.core.groups import fold_parts
-from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, Chains, Counts, Key, Keys, PerRow, RowMask, Rows
+from ebmpp.core import (
+    Blocks,
+    Chains,
+    Counts,
+    Key,
+    Keys,
+    PerRow,
+    RowMask,
+    Rows,
+    backend,
+    compiled,
+    fold_parts,
+    num_rows,
+    random,
+    sharding,
+)
 from ebmpp.coupling.accumulators import WIDE, Accumulator, EnergyGradient, Function
 from ebmpp.coupling.slots import (
     Fresh,

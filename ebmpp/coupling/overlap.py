@@ -19,9 +19,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Key, Keys, Rows, random, sharding
-from ebmpp.core.compile import compiled
-from ebmpp.core.rows import num_rows
+from ebmpp.core import Blocks, Key, Keys, Rows, compiled, num_rows, random, sharding
 from ebmpp.coupling.slots import Fresh
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.target import Target

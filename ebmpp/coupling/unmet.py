@@ -10,9 +10,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random, sharding
-from ebmpp.core.compile import compiled
-from ebmpp.core.types import Chains, Key, Keys, Rows
+from ebmpp.core import Chains, Key, Keys, Rows, compiled, random, sharding
 from ebmpp.coupling.slots import Fresh, Window
 from ebmpp.graph import energy
 from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, one_chain, stack_chains

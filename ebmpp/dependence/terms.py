@@ -25,7 +25,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.groups import sum_by_halves
+from ebmpp.core import sum_by_halves
 from ebmpp.dependence.flow import Flow
 from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.propagation import propagate

@@ -20,9 +20,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp import exact
-from ebmpp.core import Params, Rows, State, checks, random
-from ebmpp.core.rows import expand
-from ebmpp.core.types import BatchShape, PerState
+from ebmpp.core import BatchShape, Params, PerState, Rows, State, checks, expand, random
 from ebmpp.distribution import batches
 from ebmpp.distribution.layout import (
     Layout,

@@ -22,9 +22,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks
-from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Blocks, Key, Params, PerRow, Rows
+from ebmpp.core import Blocks, Key, Params, PerRow, Rows, checks, num_rows
 from ebmpp.graph import FactorGraph
 
 #: Metrics of steps by name, ``(steps,)`` each.

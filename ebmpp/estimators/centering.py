@@ -13,9 +13,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Key, Params, Rows, Scalar, Statistics
+from ebmpp.core import Key, Params, Rows, Scalar, Statistics, checks, full_precision
 from ebmpp.estimators.base import Batch, Choice, Columns, Estimate, Estimator, Repeats
 from ebmpp.estimators.phases import carried_chains
 from ebmpp.graph import Bias, Factor, FactorGraph, energy

@@ -11,9 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Key, Params, Rows, checks
-from ebmpp.core.backend import full_precision
-from ebmpp.core.types import PerRow
+from ebmpp.core import Key, Params, PerRow, Rows, checks, full_precision
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.estimators import centering, phases
 from ebmpp.estimators.base import (

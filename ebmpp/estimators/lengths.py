@@ -34,8 +34,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import Scalar
+from ebmpp.core import Scalar, checks
 
 #: Meeting times of a step's pairs, beyond the lag.
 MeetingTimes = Real[Array, "pairs"]

@@ -13,9 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.rows import num_rows
-from ebmpp.core.types import Key, Params, PerRow, Rows, Scalar
+from ebmpp.core import Key, Params, PerRow, Rows, Scalar, checks, num_rows, random
 from ebmpp.coupling import accumulators, engine, expectation, overlap, slots
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import (

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from ebmpp.annealing import Path, reference, systems
 from ebmpp.annealing.ladder import Ladder, find_ladder
 from ebmpp.annealing.particle_pairs import LONG_STAY, PairOutcome, run_pair
-from ebmpp.core import checks, random, sharding
-from ebmpp.core.types import Eta, Key, Params, Rows, Scalar
+from ebmpp.core import Eta, Key, Params, Rows, Scalar, checks, random, sharding
 from ebmpp.estimators.base import (
     Batch,
     Columns,

@@ -16,8 +16,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, sharding
-from ebmpp.core.types import Eta, Schedule, State
+from ebmpp.core import Eta, Schedule, State, checks, sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.families.family import Families

@@ -12,8 +12,8 @@ import numpy as np
 
 import jax
 
+from ebmpp.core import Params
 from ebmpp.core.display import Card, Grid
-from ebmpp.core.types import Params
 from ebmpp.graph.declaration import Declaration
 
 if TYPE_CHECKING:

@@ -20,10 +20,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core.backend import full_precision
-from ebmpp.core.groups import fold_parts
-from ebmpp.core.rows import expand, num_rows
-from ebmpp.core.types import (
+from ebmpp.core import (
     Blocks,
     Eta,
     Natural,
@@ -33,6 +30,10 @@ from ebmpp.core.types import (
     Scalar,
     State,
     Statistics,
+    expand,
+    fold_parts,
+    full_precision,
+    num_rows,
 )
 from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration

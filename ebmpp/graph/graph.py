@@ -16,10 +16,19 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks, sharding
-from ebmpp.core.compile import compiled
+from ebmpp.core import (
+    Draws,
+    Natural,
+    Params,
+    PerRow,
+    PerState,
+    Rows,
+    StateLike,
+    checks,
+    compiled,
+    sharding,
+)
 from ebmpp.core.display import Card, Shown
-from ebmpp.core.types import Draws, Natural, Params, PerRow, PerState, Rows, StateLike
 from ebmpp.errors import IntractableError, clash
 from ebmpp.families import Family
 from ebmpp.graph import (

@@ -13,9 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks
-from ebmpp.core.compile import compiled
-from ebmpp.core.rows import expand
+from ebmpp.core import Params, checks, compiled, expand
 from ebmpp.families import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Factor

@@ -20,8 +20,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Params, checks
-from ebmpp.core.types import Blocks
+from ebmpp.core import Blocks, Params, checks
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import energy

@@ -16,8 +16,16 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks, is_concrete, sharding
-from ebmpp.core.types import BatchShape, Blocks, Numbers, Params, StateLike
+from ebmpp.core import (
+    BatchShape,
+    Blocks,
+    Numbers,
+    Params,
+    StateLike,
+    checks,
+    is_concrete,
+    sharding,
+)
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
 from ebmpp.families.family import Families, Family
 from ebmpp.families.values import as_array, cast_values

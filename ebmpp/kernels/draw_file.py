@@ -20,8 +20,7 @@ import numpy as np
 
 import jax
 
-from ebmpp.core import VERSION
-from ebmpp.core.rows import num_rows
+from ebmpp.core import VERSION, num_rows
 from ebmpp.errors import CheckpointError
 from ebmpp.kernels.streaming import variable_names
 

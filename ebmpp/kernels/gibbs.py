@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import Blocks
+from ebmpp.core import Blocks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import InitParams, RowKernel, all_still, describe_still

@@ -10,9 +10,7 @@ import numpy as np
 
 from jax import Array
 
-from ebmpp.core import Params, checks
-from ebmpp.core.compile import compiled
-from ebmpp.core.types import Blocks, State
+from ebmpp.core import Blocks, Params, State, checks, compiled
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Target, search, sweeps

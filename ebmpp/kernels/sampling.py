@@ -9,8 +9,7 @@ from numpyro.infer import MCMC
 
 from jax import Array
 
-from ebmpp.core import Params, checks
-from ebmpp.core.types import Blocks, State, StateLike
+from ebmpp.core import Blocks, Params, State, StateLike, checks
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Observed
 from ebmpp.kernels.gibbs import BlockedGibbs

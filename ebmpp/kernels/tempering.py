@@ -13,8 +13,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, check_models, summed_blocks
-from ebmpp.core import Blocks, Eta, Params, checks
-from ebmpp.core.types import Counts
+from ebmpp.core import Blocks, Counts, Eta, Params, checks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
 from ebmpp.kernels.base import InitParams, Kwargs, RowKernel, all_still, describe_still

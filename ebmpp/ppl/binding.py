@@ -11,8 +11,7 @@ from jaxtyping import PyTree
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Rows, checks
-from ebmpp.core.types import Blocks, SiteArrays
+from ebmpp.core import Blocks, Rows, SiteArrays, checks
 from ebmpp.distribution import Layout
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.graph import FactorGraph, states

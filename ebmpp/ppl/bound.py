@@ -20,9 +20,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.groups import fold_parts
-from ebmpp.core.types import Blocks, Rows, Scalar, Schedule
+from ebmpp.core import Blocks, Rows, Scalar, Schedule, checks, fold_parts, random
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows

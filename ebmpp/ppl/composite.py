@@ -13,8 +13,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Rows, checks, random
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import Rows, SiteArrays, checks, random
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import (
     InitParams,

@@ -11,8 +11,7 @@ import numpyro.distributions as dist
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Rows, checks, random
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import Rows, SiteArrays, checks, random
 from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled
 from ebmpp.traced.sweep.maximal import maximal
 

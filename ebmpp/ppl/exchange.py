@@ -17,9 +17,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Blocks, Params, State, checks, random
-from ebmpp.core.rows import num_rows
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import Blocks, Params, SiteArrays, State, checks, num_rows, random
 from ebmpp.errors import ParameterError, UnmetError
 from ebmpp.exact import perfect
 from ebmpp.graph import FactorGraph, energy, states

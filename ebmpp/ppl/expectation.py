@@ -14,8 +14,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import backend, checks, random
-from ebmpp.core.types import Blocks, Chains, Keys, Rows, SiteArrays
+from ebmpp.core import Blocks, Chains, Keys, Rows, SiteArrays, backend, checks, random
 from ebmpp.coupling.accumulators import Function, check_function
 from ebmpp.coupling.expectation import (
     NEVER,

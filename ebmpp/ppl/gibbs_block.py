@@ -13,8 +13,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Rows, checks, random
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import Rows, SiteArrays, checks, random
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states

@@ -43,8 +43,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import SiteArrays, checks, random
 from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled, SiteValues
 from ebmpp.traced.data import values_in
 

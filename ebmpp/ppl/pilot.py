@@ -29,7 +29,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import SiteArrays
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.traced.block import Call, SiteValues, select

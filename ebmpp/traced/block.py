@@ -36,8 +36,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import SiteArrays, checks, random
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Kwargs, all_still, describe_still, is_batched, track
 from ebmpp.moves.couplings import where_rows

@@ -12,7 +12,7 @@ import numpy as np
 
 from jax import Array
 
-from ebmpp.core.types import Numbers
+from ebmpp.core import Numbers
 
 
 class _Pickler(pickle.Pickler):

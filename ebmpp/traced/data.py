@@ -17,8 +17,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Numbers
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import Numbers, SiteArrays
 from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.traced.rows import all_in_row, is_staged
 

@@ -18,8 +18,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import SiteArrays, checks, random
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.kernels.base import InitParams, Kwargs

@@ -24,8 +24,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import checks, random
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import SiteArrays, checks, random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
 from ebmpp.families.values import is_concrete

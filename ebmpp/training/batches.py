@@ -20,10 +20,17 @@ import jax
 from jax import Array
 from jax.typing import ArrayLike
 
-from ebmpp.core import Blocks, Key, Numbers, checks, random, sharding
+from ebmpp.core import (
+    Blocks,
+    Key,
+    Numbers,
+    StateLike,
+    checks,
+    num_rows,
+    random,
+    sharding,
+)
 from ebmpp.core.archive import digest
-from ebmpp.core.rows import num_rows
-from ebmpp.core.types import StateLike
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Observed, tables
 

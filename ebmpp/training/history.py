@@ -15,8 +15,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from ebmpp.core import Params, backend, checks
-from ebmpp.core.rows import num_rows
+from ebmpp.core import Params, backend, checks, num_rows
 from ebmpp.errors import ArgumentError, TrainingError
 from ebmpp.estimators.base import COLUMNS, decode
 

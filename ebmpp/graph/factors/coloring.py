@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 from scipy import sparse
 
-from ebmpp.core.groups import positions_by_group
+from ebmpp.core import positions_by_group
 from ebmpp.families.family import Families
 from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.lateral import Local, Split

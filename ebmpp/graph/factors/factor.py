@@ -13,8 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks
-from ebmpp.core.types import HashableArray
+from ebmpp.core import HashableArray, checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.lateral import Local, Pairs, Split

@@ -20,11 +20,9 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks
+from ebmpp.core import HashableArray, Numbers, checks, expand
 from ebmpp.core.backend import barrier_pays
 from ebmpp.core.groups import UNROLLED, Edges, positions_by_group, ranks_in_groups
-from ebmpp.core.rows import expand
-from ebmpp.core.types import HashableArray
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 

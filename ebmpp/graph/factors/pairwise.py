@@ -15,11 +15,15 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks
-from ebmpp.core.backend import full_precision
-from ebmpp.core.groups import Edges, ranks_in_groups
-from ebmpp.core.rows import expand
-from ebmpp.core.types import BatchShape
+from ebmpp.core import (
+    BatchShape,
+    Edges,
+    Numbers,
+    checks,
+    expand,
+    full_precision,
+    ranks_in_groups,
+)
 from ebmpp.families.family import Families
 from ebmpp.graph.factors.factor import Factor, Scope
 from ebmpp.graph.factors.lateral import Field, Split, StatisticsAt

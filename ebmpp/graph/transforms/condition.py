@@ -8,8 +8,7 @@ import numpy as np
 
 from jax import Array
 
-from ebmpp.core import checks, sharding
-from ebmpp.core.types import HashableArray
+from ebmpp.core import HashableArray, checks, sharding
 from ebmpp.families import Family
 from ebmpp.graph import states
 from ebmpp.graph.graph import FactorGraph

@@ -24,8 +24,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks, sharding
-from ebmpp.core.types import HashableArray
+from ebmpp.core import HashableArray, Params, checks, sharding
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import energy, states

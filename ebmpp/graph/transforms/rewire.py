@@ -11,8 +11,7 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.groups import induced_edges
-from ebmpp.core.types import HashableArray, Params
+from ebmpp.core import HashableArray, Params, induced_edges
 from ebmpp.families import Family
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor

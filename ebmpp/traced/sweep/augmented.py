@@ -25,9 +25,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import random
-from ebmpp.core.rows import expand
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import SiteArrays, expand, random
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.families import Family

@@ -16,8 +16,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Numbers, random
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import Numbers, SiteArrays, random
 from ebmpp.dependence.program import SlotValues
 from ebmpp.families import Categorical
 from ebmpp.traced.block import Coupled, SiteValues, select

@@ -27,9 +27,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
-from ebmpp.core.groups import ranks_in_groups
-from ebmpp.core.rows import expand
+from ebmpp.core import expand, random, ranks_in_groups
 from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError

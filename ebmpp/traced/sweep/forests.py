@@ -23,9 +23,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import random
-from ebmpp.core.groups import induced_edges, positions_by_group
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import SiteArrays, induced_edges, positions_by_group, random
 from ebmpp.dependence.program import SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import StateError

@@ -19,8 +19,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Numbers
-from ebmpp.core.groups import positions_by_group, ranks_in_groups
+from ebmpp.core import Numbers, positions_by_group, ranks_in_groups
 from ebmpp.dependence.program import SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.traced.block import SiteValues

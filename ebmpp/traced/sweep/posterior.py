@@ -15,7 +15,7 @@ from numpyro.infer.util import log_density
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.rows import expand
+from ebmpp.core import expand
 from ebmpp.dependence.program import SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.distribution import EnergyDistribution

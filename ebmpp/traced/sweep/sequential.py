@@ -19,9 +19,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers
-from ebmpp.core.rows import expand
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import Numbers, SiteArrays, expand
 from ebmpp.dependence.program import Equation, Program, SlotValues
 from ebmpp.dependence.rules import in_floats, is_affine
 from ebmpp.traced.block import SiteValues
