@@ -37,9 +37,6 @@ FamilyLike = Callable[[int], Family] | Family
 _VARTYPES: dict[str, type[Family]] = {"SPIN": Spin, "BINARY": Bernoulli}
 
 
-_QUBO = "a dict {(i, j): value} or a square matrix"
-
-
 D = TypeVar("D", bound=Declaration)
 
 
@@ -245,7 +242,8 @@ def of_qubo(cls: type[D], q: Mapping | ArrayLike, block: str) -> D:
     if not isinstance(q, Mapping):
         matrix = np.asarray(checks.numbers("from_qubo: q", q))
         if matrix.ndim != 2 or len(matrix) != matrix.shape[1]:
-            raise checks.error("from_qubo: q", _QUBO, q)
+            expected = "a dict {(i, j): value} or a square matrix"
+            raise checks.error("from_qubo: q", expected, q)
         is_term = (matrix != 0) | np.eye(len(matrix), dtype=bool)
         pairs = map(tuple, np.argwhere(is_term).tolist())
         q = {pair: matrix[pair] for pair in pairs}

@@ -28,7 +28,6 @@ from ebmpp.training.callbacks import Callback
 from ebmpp.training.history import MonitorFn
 from ebmpp.training.identity import run_identity
 from ebmpp.training.loop import Loop
-from ebmpp.training.observers.base import Observer
 from ebmpp.training.observers.checkpoints import CheckpointWriter
 from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
 from ebmpp.training.observers.monitoring import BestParams, Monitoring
@@ -257,12 +256,21 @@ def fit(
                 first,
                 is_hidden=not (progress_bar and sharding.is_first()),
             )
-            monitoring = Monitoring(
-                loop.log, loop.guard, tuple(callbacks), best, monitor_every
-            )
-            observers = _observers(loop, first, deadline, monitoring, path, checkpoints)
+            observers = [
+                PairWatch(loop.log, stages, graph.num_units, first, deadline),
+                Deadline(loop.log, deadline, first) if deadline < math.inf else None,
+                loop.guard,
+                # before the user's functions, which may fail
+                checkpoints,
+                path,
+                EstimatorDiagnosis(loop.guard, source, key),
+                Monitoring(loop.log, loop.guard, tuple(callbacks), best, monitor_every),
+                # again, for a run that a callback ends
+                checkpoints,
+            ]
+            present = [observer for observer in observers if observer is not None]
             try:
-                state = loop.run(first, state, observers, bar, checkpoints)
+                state = loop.run(first, state, present, bar, checkpoints)
             except BaseException as error:  # Ctrl-C too
                 _attach(error, loop, best, first)
                 raise
@@ -271,31 +279,6 @@ def fit(
             return fit
         key = random.fold_in(key, 0, 3)
         return dataclasses.replace(fit, path=path.path(graph, eta0, fit.params, key))
-
-
-def _observers(
-    loop: Loop,
-    start: int,
-    deadline: float,
-    monitoring: Monitoring,
-    path: PathRecorder | None,
-    checkpoints: CheckpointWriter | None,
-) -> list[Observer]:
-    """Return the observers of a run in their order."""
-    num_units = loop.graph.num_units
-    observers = [
-        PairWatch(loop.log, loop.stages, num_units, start, deadline),
-        Deadline(loop.log, deadline, start) if deadline < math.inf else None,
-        loop.guard,
-        # before the user's functions, which may fail
-        checkpoints,
-        path,
-        EstimatorDiagnosis(loop.guard, loop.source, loop.key),
-        monitoring,
-        # again, for a run that a callback ends
-        checkpoints,
-    ]
-    return [observer for observer in observers if observer is not None]
 
 
 def _result(

@@ -138,9 +138,8 @@ class MetricTable:
     def last(self) -> dict[str, float]:
         """The last row, from the device."""
         self._fetch()
-        if not self._parts:
-            return {}
-        return {name: v[-1] for name, v in self._parts[-1].items() if len(v)}
+        part = self._parts[-1] if self._parts else {}
+        return {name: v[-1] for name, v in part.items() if len(v)}
 
     def append(
         self, metrics: Metrics, count: int, scalars: Mapping[str, ArrayLike]

@@ -141,10 +141,9 @@ class Loop:
         columns = {}
         if step > first:
             columns = {n: v[first:] for n, v in self.log.steps.columns(step).items()}
-        count = self._num_past(number)
-        if not count:
-            return columns
-        return MetricTable(self.past, columns).columns(count + step)
+        if count := self._num_past(number):
+            return MetricTable(self.past, columns).columns(count + step)
+        return columns
 
     def _switch(self, step: int, state: TrainState) -> TrainState:
         """Choose the estimator of the next steps, which adopts the state of the one before."""
@@ -261,12 +260,8 @@ class Loop:
                 raise
         batches = [batch for at, batch in ready if at < stop]
         # rows of a stream may have missing entries in some batches
-        structure = jax.tree.structure(batches[0])
-
-        def is_like_first(batch):
-            return jax.tree.structure(batch) == structure
-
-        return list(itertools.takewhile(is_like_first, batches))
+        _, like_first = next(itertools.groupby(batches, jax.tree.structure))
+        return list(like_first)
 
 
 def _check_missing(estimator: Estimator, selection: Selection) -> None:

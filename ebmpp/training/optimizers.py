@@ -288,16 +288,11 @@ def averaged_params(optimizer_state: PyTree) -> Params:
         ``Fit.optimizer_state``.
     :raises ArgumentError: for none, or more than one.
     """
-
-    def is_average(s):
-        return isinstance(s, AveragedState)
-
-    leaves = jax.tree.leaves(optimizer_state, is_leaf=is_average)
-    states = list(filter(is_average, leaves))
+    states = optax.tree.get_all_with_path(optimizer_state, AveragedState.__name__)
     if len(states) != 1:
         raise checks.error(
             "averaged_params: optimizer_state",
             "the state of an optimiser with one averaged(...)",
-            states,
+            f"{len(states)} of them",
         )
-    return states[0].mean
+    return states[0][1].mean

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from typing import NamedTuple
 
 from jaxtyping import Float, Integer, PyTree, Real, UInt32
@@ -161,8 +162,7 @@ class _Probe:
             raise
         except Exception as error:
             blocks = zip(self.factor.blocks, move.here)
-            is_look_up = isinstance(error, IndexError) or "ndic" in str(error)
-            is_look_up |= "Indexer" in str(error)
+            is_look_up = re.search("IndexError|Indexer|ndic", repr(error))
             kind = NotMultiAffineError if is_look_up else DeclarationError
             raise kind(
                 f"{self.factor!r}: energy failed for params of shape "

@@ -68,8 +68,9 @@ class Monitoring(Observer):
             value = self.log.monitored.last[self.best.name]
             self.best.record(step, value, state.params)
         is_stopped = bool(self.callbacks) and self._call_back(step, state)
-        self._warn_of_fall(is_last or is_stopped)
-        if is_last or is_stopped:
+        ends = is_last or is_stopped
+        self._warn_of_fall(ends)
+        if ends:
             self._warn_of_no_gain()
         return is_stopped
 
