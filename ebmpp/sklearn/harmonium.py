@@ -21,7 +21,7 @@ from ebmpp.families import Bernoulli, Exponential, Family, Gaussian, Poisson, Sp
 from ebmpp.families.values import describe
 from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
 from ebmpp.moves import Layer, Target
-from ebmpp.training.batches import RowWeights, Selection
+from ebmpp.training.batches import BatchSource, RowWeights, Selection
 
 UnitsLike = str | Family | Callable[[int], Family]
 Optimizer = optax.GradientTransformation
@@ -94,7 +94,7 @@ def init_params(
     return initialization.init_params(graph, rng_key, "gaussian", {"v": mean})
 
 
-class Epoch:
+class Epoch(BatchSource):
     """Batches of one pass over the rows in a random order, for the training loop.
 
     All batches have the same size; rows that pad the last one have weight 0. ``first``
@@ -131,10 +131,6 @@ class Epoch:
 
     def batches_in(self, epochs: int) -> int:
         return epochs * self.num_batches
-
-    def identity(self) -> dict[str, str | None]:
-        """Return nothing, as there are no checkpoints."""
-        return {}
 
 
 @partial(jax.jit, static_argnums=0)

@@ -90,7 +90,8 @@ class BatchSource(Protocol):
         ...
 
     def identity(self) -> dict[str, str | None]:
-        """Return JSON values that identify the data."""
+        """Return JSON values that identify the data in checkpoints."""
+        return {}
 
 
 def chunk_size(batch: Selection) -> int:
