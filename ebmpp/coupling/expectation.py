@@ -57,8 +57,6 @@ def _describe(value: PyTree, error: PyTree) -> str:
         for path, leaf in jax.tree_util.tree_leaves_with_path(value)
     }
     errors = [np.asarray(leaf) for leaf in jax.tree.leaves(error)]
-    if not values:
-        return "no value"
     if sum(leaf.size for leaf in values.values()) > _MAX_SHOWN:
         return _describe_range([*values.values()], errors)
     parts = []

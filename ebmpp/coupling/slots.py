@@ -121,9 +121,7 @@ class Outcome(NamedTuple):
     """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.couplings.Attempt`."""
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["keys", "init"], meta_fields=["kind"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fresh:
     """Starting states that are drawn when needed, to save memory.
@@ -136,7 +134,7 @@ class Fresh:
 
     keys: Keys
     init: State
-    kind: str
+    kind: str = dataclasses.field(metadata={"static": True})
 
     def __len__(self) -> int:
         return len(self.keys)

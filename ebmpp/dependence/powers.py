@@ -37,9 +37,9 @@ _SIGN_KEEPING = frozenset(
 )
 _CONVERSIONS = ("convert_element_type", "copy", "copy_p")
 _EXPONENTS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
-_COMPARISONS = ("eq", "ne", "gt", "ge")
+_COMPARISONS = "eq ne gt ge".split()
 _CLIPS = ("max", "min")
-_TRUTH_KEEPING = ("reduce_and", "reduce_or", "convert_element_type", "copy")
+_TRUTH_KEEPING = "reduce_and reduce_or convert_element_type copy".split()
 _MOST_POWERS = 64
 _HIGHEST = 8
 _MOST_ROUNDS = 8  # of a loop

@@ -266,7 +266,7 @@ def _axes_along(eqn: Equation) -> list[tuple[int, ...]]:
 
 def _scatter_add(eqn: Equation) -> Callable[..., Array]:
     """Return a scatter-add for arrays of any dtype."""
-    names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    names = "dimension_numbers indices_are_sorted unique_indices mode".split()
     return partial(lax.scatter_add, **{name: eqn.params[name] for name in names})
 
 

@@ -32,7 +32,7 @@ _PAIR_FIELDS = ("distance", "energies")
 _NOT_STATISTICS = ("z", *_PAIR_FIELDS)
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 # options of ArviZ's summary that select values
-_SELECTIONS = ("var_names", "filter_vars", "group", "sample_dims")
+_SELECTIONS = "var_names filter_vars group sample_dims".split()
 _MOST_LIKELIHOODS = 2**28  # of draws and observed values, 1 GB
 #: The statistics of a value of a long run; ``chain_means`` has one axis more.
 _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]

@@ -157,7 +157,7 @@ def _labels(kernel: object) -> dict[str, tuple[Hashable, ...]]:
     if isinstance(kernel, CoupledComposite):
         steps = kernel.steps
     elif isinstance(kernel, Gibbs):
-        steps = tuple(block for block, _ in kernel.blocks)
+        steps = [block for block, _ in kernel.blocks]
     for step in steps:
         if not isinstance(step, GraphBlock):
             continue

@@ -100,8 +100,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
         z = target.from_rows(self._start(target, rng_key, init_params))
         proposes = any(move.proposes for move in self._moves(target))
         acceptance = jnp.ones(target.batch) if proposes else None
-        i = jnp.int32(0)
-        return GibbsState(z, i, acceptance, rng_key, all_still(z))
+        return GibbsState(z, jnp.int32(0), acceptance, rng_key, all_still(z))
 
     def _sample_one(self, state: GibbsState, target: Target) -> GibbsState:
         moves = self._moves(target)

@@ -23,7 +23,6 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import checkpoints, checks
-from ebmpp.errors import CheckpointError
 from ebmpp.kernels.base import InitParams, Run, is_batched
 
 T = TypeVar("T", bound=PyTree)
@@ -172,8 +171,8 @@ class Chunks:
         """Return what is kept of a draw, by group."""
         sites = leaves_by_name(draw, self._kernel.sample_field)
         if not isinstance(self.keep, bool):
-            checks.names("site", self.keep, sites)
-            sites = {name: sites[name] for name in self.keep}
+            names = checks.names("site", self.keep, sites)
+            sites = {name: sites[name] for name in names}
         return {"posterior": sites, "sample_stats": leaves_by_name(fields, "field")}
 
     def _field(self, state: PyTree, name: str) -> PyTree:
@@ -254,16 +253,7 @@ def _restore(tree: T, numbers: Sequence[np.ndarray]) -> T:
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
 
     def restore(expected, saved):
-        saved = checkpoints.from_numbers(saved, expected)
-        if (saved.shape, saved.dtype) != (expected.shape, expected.dtype):
-            raise checks.error(
-                "LongRun: state in the checkpoint",
-                checks.tell(expected),
-                saved,
-                CheckpointError,
-                "Continue with the versions that began the run.",
-            )
-        return jnp.asarray(saved)
+        return jnp.asarray(checkpoints.from_numbers(saved, expected))
 
     return jax.tree.unflatten(structure, map(restore, leaves, numbers))
 

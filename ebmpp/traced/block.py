@@ -272,8 +272,7 @@ class Block(SiteKernel):
         z = select(new.z, self.sites)
         counts = map(jnp.asarray, new[1:])
         latents = select(new.z, self.latents)
-        i = jnp.int32(0)
-        return BlockState(z, latents, i, *counts, rng_key, all_still(z))
+        return BlockState(z, latents, jnp.int32(0), *counts, rng_key, all_still(z))
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Return the numbers of steps and degenerate draws, acceptance, and unmoved sites."""

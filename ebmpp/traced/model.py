@@ -46,7 +46,7 @@ from ebmpp.traced.data import (
 )
 
 #: kinds of sites that may have a conditional of a known family
-_KINDS = ("real", "positive", "unit_interval", "simplex")
+_KINDS = "real positive unit_interval simplex".split()
 
 
 class Context(NamedTuple):

@@ -140,7 +140,7 @@ class ModelKernel(block.Block):
 
     def __reduce__(self) -> tuple:
         """Pickle the arguments."""
-        names = ("num_sweeps", "sequential", "tempering", "joint")
+        names = "num_sweeps sequential tempering joint".split()
         options = {name: getattr(self, name) for name in names}
         make = functools.partial(type(self), **options)
         return make, (self.info.model, self.sites, *self.call.inputs)

@@ -185,8 +185,7 @@ class BlockStart:
             logits = jnp.broadcast_to(jnp.where(valid, 0.0, -jnp.inf), shape)
             key = jax.random.fold_in(random.as_key(keys), number)
             picked = jax.random.categorical(key, jnp.moveaxis(logits, 0, -1))
-            table = jnp.asarray(table)
-            drawn[site] = jnp.take_along_axis(table, picked[None], 0)[0]
+            drawn[site] = jnp.take_along_axis(jnp.asarray(table), picked[None], 0)[0]
         return drawn
 
     def draw_spread(self, keys: Array) -> SiteArrays:

@@ -154,8 +154,8 @@ class Conditionals(ABC):
             rejected = rejected + is_rejected.sum(dtype=jnp.int32)
             return [(drawn, valid)], rejected
 
-        zero = jnp.int32(0)
-        (sites,), rejected = self.visit(draw, [self._chain(inputs)], zero, backward)
+        chains = [self._chain(inputs)]
+        (sites,), rejected = self.visit(draw, chains, jnp.int32(0), backward)
         return sites, rejected
 
     def draw_layer(self, number: Any, logits: Any, keys: Array) -> Choice:

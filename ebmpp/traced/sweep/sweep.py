@@ -118,7 +118,7 @@ class BlockSweep:
             moved, more = part.move((values, context), keys, beta, backward)
             values = {**values, **moved}
             degenerate = degenerate + more
-        return dict(values), degenerate
+        return values, degenerate
 
     def invalid(self, inputs: Inputs, keys: Array) -> SiteArrays:
         """Return a mask of the conditionals that are nan, ``(*shape, values)`` for each site."""
