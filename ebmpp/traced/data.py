@@ -56,6 +56,11 @@ class ArrayData(Messenger):
             msg["value"] = jnp.asarray(msg["value"])
 
 
+def names_of(kind: str, trace: Trace) -> list[str]:
+    """Return the names of the sites of a type."""
+    return [name for name, site in trace.items() if site["type"] == kind]
+
+
 def values_in(trace: Trace, names: Iterable[str]) -> dict[str, Array]:
     """Return the values of sites in a trace."""
     return {name: jnp.asarray(trace[name]["value"]) for name in names}
@@ -66,8 +71,7 @@ def with_deterministic(model: Callable, call: Any, values: SiteArrays) -> SiteAr
     args, kwargs = call.inputs
     model = handlers.substitute(handlers.seed(model, 0), data=values)
     trace = handlers.trace(model).get_trace(*args, **kwargs)
-    names = [name for name, site in trace.items() if site["type"] == "deterministic"]
-    return values | values_in(trace, names)
+    return values | values_in(trace, names_of("deterministic", trace))
 
 
 def element_of(support: Any) -> Any:

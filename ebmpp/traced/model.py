@@ -42,6 +42,7 @@ from ebmpp.traced.data import (
     element_of,
     impossible_sites,
     is_cut_off,
+    names_of,
     values_in,
 )
 
@@ -93,9 +94,9 @@ class ModelInfo:
         self.distributions = {name: base_of(trace[name]["fn"]) for name in names}
         self.scales = {name: trace[name]["scale"] for name in names}
         self.arguments = Arguments(call)
-        self.samples = _names_of("sample", trace)
+        self.samples = names_of("sample", trace)
         self._impossible = impossible_sites(trace)
-        self.deterministic = _names_of("deterministic", trace)
+        self.deterministic = names_of("deterministic", trace)
         #: numbers of arguments whose values decide which units interact
         self.relied: set[int] = set()
         energies = itertools.chain(*energies_of(trace).values())
@@ -360,10 +361,6 @@ def _flattened(call: Call) -> tuple[list[str], list[Any], Any]:
     return [name(path) for path, _ in leaves], [leaf for _, leaf in leaves], structure
 
 
-def _names_of(kind: str, trace: Trace) -> list[str]:
-    return [name for name, site in trace.items() if site["type"] == kind]
-
-
 def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> None:
     """Raise a StateError for unknown sites, and models that no block can be made of."""
     checks.names("latent site", sites, latent, StateError)
@@ -371,13 +368,15 @@ def _check_sites(trace: Trace, latent: Sequence[str], sites: Sequence[str]) -> N
         raise checks.state_error(
             "from_model: sites", "names of latent sites, each once", list(sites)
         )
-    subsamples = dict(subsample_plate_sizes(trace))
-    if subsamples:
+    if subsamples := dict(subsample_plate_sizes(trace)):
         raise checks.state_error(
             "from_model: plates", "whole, without a subsample_size", subsamples
         )
-    summed = [name for name in latent if trace[name]["infer"].get("enumerate")]
-    others = [name for name in summed if name not in sites]
+    others = [
+        name
+        for name in latent
+        if name not in sites and trace[name]["infer"].get("enumerate")
+    ]
     if others:
         raise checks.state_error(
             "from_model: latent sites marked enumerate", "among the block's", others
