@@ -131,7 +131,7 @@ def mean_statistics(
             means[b] = moments = _moments(*inputs)
             if warns:
                 interacts = any(f.interacts for f in graph.factors if b in f.blocks)
-                _warn_of_scales(b, family, interacts, moments.variance, moments.rows)
+                _warn_of_scales(b, family, interacts, moments)
         else:
             means[b] = initialization.mean_statistics(family, *inputs)
     return means
@@ -181,10 +181,10 @@ def _warn_of_scales(
     block: str,
     family: Gaussian,
     interacts: bool,
-    variance: np.ndarray,
-    count: np.ndarray,
+    moments: Moments,
 ) -> None:
     """Warn of constant columns, and of columns that a variance of 1 does not fit."""
+    _, variance, count = moments
     if family.learned:
         wrong = (variance == 0) & (count > 1)
         message = (

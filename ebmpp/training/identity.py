@@ -38,19 +38,14 @@ def run_identity(
     estimators = [
         checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages
     ]
-    if stages.is_scheduled:
-        lengths = [*stages.lengths[:-1], "the rest"]
-        schedule = [list(pair) for pair in zip(lengths, estimators, strict=True)]
-        estimation: dict[str, object] = {"schedule": schedule}
-    else:
-        estimation = {"estimator": estimators[0]}
     start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
     return {
         "versions": checkpoints.versions(),
         "graph": repr(graph),
         "energies": saving.energies(graph),
         "layers": saving.layers(graph),
-        **estimation,
+        "estimator": estimators,
+        "schedule": stages.lengths[:-1] if stages.is_scheduled else None,
         "optimizer": [optimizer.digest for optimizer in loop.optimizers],
         "batch_size": loop.source.batch_size,
         "monitors": {

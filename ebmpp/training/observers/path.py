@@ -52,8 +52,8 @@ class PathRecorder(Observer):
         """Record the params after ``step`` steps; a repeated step changes nothing."""
         if step % self.period or (self._steps and step <= self._steps[-1]):
             return
-        self._steps = [*self._steps, step]
-        self._params = [*self._params, params]
+        self._steps.append(step)
+        self._params.append(params)
         if len(self._steps) > self.capacity:
             self._steps = self._steps[::2]
             self._params = self._params[::2]
