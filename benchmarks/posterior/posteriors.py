@@ -171,7 +171,10 @@ def changepoint(steps: int = 60) -> Posterior:
         rate = jnp.exp(level + slope * jnp.sin(time / 6))
         numpyro.sample("y", dist.Poisson(rate).to_event(1), obs=y)
 
-    return Posterior(model, (jnp.asarray(y),), lambda sites: sites, ("change",))
+    def fn(sites):
+        return {name: sites[name] for name in ("levels", "slope")}
+
+    return Posterior(model, (jnp.asarray(y),), fn, ("change",))
 
 
 def stochastic_volatility(steps: int = 100) -> Posterior:

@@ -91,7 +91,7 @@ def measure(
             posterior.fn,
             rng_key=jax.random.key(seed),
             num_pairs=num_pairs,
-            max_sweeps=20_000,
+            max_sweeps=2000,
             unmet="drop",
         )
 

@@ -39,11 +39,10 @@ from ebmpp.traced.block import Call
 #: own, for which the sweep compiles again: a first call of three units and two
 #: conjugate sites takes 20.5 in place of 13.3 s.
 _SLOTS = 8
-#: Of windows: their lag is this quantile of a pilot's meeting times, and they last this
+#: Of windows: their lag is the largest of a pilot's meeting times, and they last this
 #: many lags. Starts are so wide that the few pairs that meet later dominate the
 #: variance: eight schools, 500 pairs, standard errors of the scale 2.1 for the 0.95
 #: quantile and two lags, 0.039 for the largest time, and 0.019 with five lags.
-_LEVEL = 0.99
 _LENGTH = 5
 _PILOT = 3  # folded into its keys
 _MOST_PILOT_SWEEPS = 10_000
@@ -72,7 +71,7 @@ def composite_expectation(
 
     ``num_pairs``, ``k``, ``m`` and ``unmet`` are documented in
     :func:`~ebmpp.unbiased_expectation`. Without k, m and lag, a pilot of as many other
-    pairs chooses k = lag = the 0.99 quantile of its meeting times and m = 5 lag.
+    pairs chooses k = lag = the largest of its meeting times and m = 5 lag.
 
     :param kernel: the composite.
     :param fn: from one state (a dict of sites and latent blocks) to a pytree of
@@ -157,7 +156,7 @@ def composite_expectation(
             cause = f"of a pilot did not meet in {limit} sweeps"
             cause += pilot.describe_unmet(limited, times >= 0)
             check_unmet(times >= 0, cause, _PILOT_REMEDY, "raise")
-        window, quantile = window.after(times, _LEVEL, _LENGTH)
+        window, quantile = window.after(times, level=1, length=_LENGTH)
     estimate = estimate_pairs(pairs(1, x), window, unmet)
     for message in diagnose(who, estimate, quantile, has_pool=False):
         warnings.warn(message, stacklevel=2)
