@@ -8,8 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks
-from ebmpp.core.types import BatchShape
+from ebmpp.core import BatchShape, Params, checks
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, normalization, states
 

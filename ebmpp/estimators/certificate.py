@@ -15,11 +15,18 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.annealing.reference import check_model
-from ebmpp.core import Key, Params, Rows, checks, random, statistics
-from ebmpp.core.compile import compiled
+from ebmpp.core import (
+    Key,
+    Params,
+    Rows,
+    StateLike,
+    checks,
+    compiled,
+    num_rows,
+    random,
+    statistics,
+)
 from ebmpp.core.display import Card, Grid, Measured, Shown
-from ebmpp.core.rows import num_rows
-from ebmpp.core.types import StateLike
 from ebmpp.errors import DomainError, UnmetError
 from ebmpp.estimators.base import (
     Batch,

@@ -18,10 +18,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random, sharding
-from ebmpp.core.backend import full_precision
-from ebmpp.core.rows import num_rows
-from ebmpp.core.types import (
+from ebmpp.core import (
     Blocks,
     Eta,
     Key,
@@ -31,6 +28,11 @@ from ebmpp.core.types import (
     Rows,
     Scalar,
     Statistics,
+    checks,
+    full_precision,
+    num_rows,
+    random,
+    sharding,
 )
 from ebmpp.coupling.engine import Outcome, Window
 from ebmpp.errors import IntractableError, clash

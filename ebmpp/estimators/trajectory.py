@@ -14,9 +14,18 @@ import jax.numpy as jnp
 
 from ebmpp.annealing import Path, particles, reference
 from ebmpp.annealing.path import Rung
-from ebmpp.core import Eta, Key, Keys, Params, Rows, checks, random, sharding
-from ebmpp.core.backend import full_precision
-from ebmpp.core.types import PerRow
+from ebmpp.core import (
+    Eta,
+    Key,
+    Keys,
+    Params,
+    PerRow,
+    Rows,
+    checks,
+    full_precision,
+    random,
+    sharding,
+)
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import Batch, Estimate, StepMetrics
 from ebmpp.graph import FactorGraph, energy

@@ -26,9 +26,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import sharding
-from ebmpp.core.backend import full_precision
-from ebmpp.core.types import Blocks, Natural, Params, Statistics
+from ebmpp.core import Blocks, Natural, Params, Statistics, full_precision, sharding
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
 from ebmpp.families.family import Families

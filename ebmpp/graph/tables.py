@@ -18,9 +18,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks, is_concrete
-from ebmpp.core.rows import expand
-from ebmpp.core.types import Blocks
+from ebmpp.core import Blocks, Params, checks, expand, is_concrete
 from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
 from ebmpp.graph import initialization, states

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 from ebmpp import exact
 from ebmpp.annealing import ais
-from ebmpp.core import checks, random
-from ebmpp.core.types import Key, Params, Rows, Scalar, State, StateLike
+from ebmpp.core import Key, Params, Rows, Scalar, State, StateLike, checks, random
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import ParticleUCD, certificate, phases
 from ebmpp.estimators.base import Batch, Estimator, shapes

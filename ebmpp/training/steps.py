@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
 
-from ebmpp.core import Key, Params, backend, checks, random, sharding
-from ebmpp.core.compile import compiled
+from ebmpp.core import Key, Params, backend, checks, compiled, random, sharding
 from ebmpp.estimators import UCD, Batch, Estimator, base
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import BatchSource, Selection

@@ -10,8 +10,7 @@ import warnings
 
 import numpy as np
 
-from ebmpp.core import Key, backend, random, sharding
-from ebmpp.core.rows import num_rows
+from ebmpp.core import Key, backend, num_rows, random, sharding
 from ebmpp.estimators.base import SWEEPS
 from ebmpp.training.batches import BatchSource
 from ebmpp.training.history import Log
