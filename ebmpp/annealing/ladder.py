@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from ebmpp.annealing import systems
 from ebmpp.annealing.log_partition import not_finite
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.systems import Systems
 from ebmpp.core import Count, Key, Scalar, checks, compiled, random
 
 _SIGMOID_SLOPE = 4.0
@@ -122,7 +121,7 @@ class _Pilot(NamedTuple):
     places: Float[Array, "places"]
     count: Count
     step: Scalar
-    system: Systems
+    system: systems.Systems
     smoothed: Scalar
     largest: Scalar
 

@@ -133,9 +133,7 @@ def run_pair(
         result = pair.result
         is_needed = (result.meeting_time < 0) | (result.num_systems <= m)
         is_open = is_needed & ~result.broken
-        if max_systems is None:
-            return is_open
-        return is_open & (result.num_systems < max_systems)
+        return is_open & (result.num_systems < (max_systems or checks.LARGEST))
 
     def transition(pair: _Pair, new: Chain, cess: Array) -> _Pair:
         result = pair.result

@@ -31,7 +31,6 @@ from ebmpp.core import (
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
-from ebmpp.graph.energy import PartContext
 from ebmpp.graph.states import Clamped, as_clamped
 from ebmpp.moves.rungs import Tempering
 
@@ -154,7 +153,7 @@ class Target:
         x: Rows,
         units: Array,
         block: str,
-        context: PartContext,
+        context: energy.PartContext,
         part: Array | int,
     ) -> Natural:
         """Return the natural parameters of a part of a block, for each row."""

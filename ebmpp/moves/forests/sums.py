@@ -29,7 +29,6 @@ import jax.numpy as jnp
 
 from ebmpp.core import BatchShape, PerState
 from ebmpp.moves.forests import logs, paths, trees
-from ebmpp.moves.forests.logs import Pick, Reduce
 from ebmpp.moves.forests.structure import Forest
 
 UnaryTable = Float[Array, "*#batch units states"]
@@ -151,9 +150,9 @@ class _Tables(NamedTuple):
 def _states(
     forest: Forest,
     tables: _Tables,
-    pick: Pick,
+    pick: logs.Pick,
     u: Array,
-    reduce: Reduce = logs.log_sum_exp,
+    reduce: logs.Reduce = logs.log_sum_exp,
 ) -> tuple[States, Array]:
     """Return states, and the log of the whole sum, ``(rows,)``."""
     passes = trees if forest.arms is None else paths
