@@ -16,10 +16,8 @@ import jax
 from jax import Array
 from jax.sharding import Mesh
 
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import BatchShape, Blocks, Key, Rows, checks, expand, random, sharding
 from ebmpp.core.display import Card, Grid, Shown
-from ebmpp.core.rows import expand
-from ebmpp.core.types import BatchShape, Blocks, Key, Rows
 from ebmpp.coupling.accumulators import Function, blocks_of, check_function
 from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.overlap import THRESHOLD, run_leading_chains, warning_of

@@ -14,8 +14,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import backend, checks
-from ebmpp.core.types import (
+from ebmpp.core import (
     Blocks,
     Chains,
     Counts,
@@ -25,6 +24,8 @@ from ebmpp.core.types import (
     Rows,
     Scalar,
     State,
+    backend,
+    checks,
 )
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Target, search

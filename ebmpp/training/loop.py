@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp import errors
-from ebmpp.core import Key, Params, backend, checks, random, sharding
-from ebmpp.core.rows import num_rows
+from ebmpp.core import Key, Params, backend, checks, num_rows, random, sharding
 from ebmpp.estimators import Choice, Estimator, base
 from ebmpp.estimators.base import Columns
 from ebmpp.graph import FactorGraph

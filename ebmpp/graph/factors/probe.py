@@ -17,10 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Eta, Numbers, checks
-from ebmpp.core.backend import full_precision
-from ebmpp.core.compile import compiled
-from ebmpp.core.rows import expand
+from ebmpp.core import Eta, Numbers, checks, compiled, expand, full_precision
 from ebmpp.dependence.program import Program
 from ebmpp.dependence.rules import is_polynomial
 from ebmpp.errors import DeclarationError, NotMultiAffineError

@@ -12,7 +12,7 @@ from numpyro.distributions.distribution import validation_enabled
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core.types import SiteArrays
+from ebmpp.core import SiteArrays
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
