@@ -263,7 +263,7 @@ def fit(
                 # before the user's functions, which may fail
                 checkpoints,
                 path,
-                EstimatorDiagnosis(loop.guard, source, key),
+                EstimatorDiagnosis(loop.guard, source, key, loop.before),
                 Monitoring(loop.log, loop.guard, tuple(callbacks), best, monitor_every),
                 # again, for a run that a callback ends
                 checkpoints,

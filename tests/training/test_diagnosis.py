@@ -1,11 +1,12 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings of a run: a likelihood that falls, and coupled pairs that meet too late.
+"""Warnings of a run: a falling likelihood, late pairs and growing gradients.
 
 Tests training/observers/diagnosis.py.
 """
 
 import dataclasses
+import itertools
 import os
 from typing import Any
 import warnings
@@ -20,10 +21,10 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import PCD, Bernoulli, monitors
+from ebmpp import PCD, UCD, Bernoulli, Factor, monitors
 from ebmpp.estimators.base import Estimate
 from ebmpp.training.monitors import Monitor
-from ebmpp.training.observers.diagnosis import diagnose_pairs
+from ebmpp.training.observers.diagnosis import diagnose_growth, diagnose_pairs
 from ebmpp.training.observers.monitoring import diagnose_fall
 
 #: exact values of PCD with 20 chains at rate 1, every 200 steps
@@ -181,3 +182,62 @@ def test_a_run_says_early_that_its_pairs_meet_too_late() -> None:
         assert seen[-1] <= 100
         train(estimator=Late(), num_steps=20)
         train(estimator=Late(slope=0.3), num_steps=300)
+
+
+#: gradient norms of edges and triangles of 12 nodes, of which 7 form a clique
+PHASES = np.array(
+    """
+    9.01 22 164 40.2 38.7 37.9 29.1 8.27 13.5 180 41.4 41 39.1 37.5 21.6 108 40.2 36.1
+    30.1 89.1 38 36.2 24.1 180 40.3 40.1 38.2 34.7 25.8 164 41.2
+    """.split(),
+    float,
+)
+
+
+@pytest.mark.parametrize(
+    ("norms", "grows"),
+    [
+        (PHASES, True),
+        (PHASES[:29], False),
+        (PHASES[::-1], False),
+        (25 * np.exp(-np.arange(31) / 4) + 1, False),
+        (np.random.default_rng(0).gamma(2.0, size=300), False),
+    ],
+)
+def test_gradients_grow_in_a_model_with_two_phases(norms: Any, grows: bool) -> None:
+    message = diagnose_growth(norms)
+    assert (message is not None) == grows
+    assert message is None or ("rate" in message and "two phases" in message)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_cliques", [2, 6])
+def test_a_random_graph_with_two_phases_warns(num_cliques: int) -> None:
+    edges = list(itertools.combinations(range(12), 2))
+    triples = np.array(
+        [
+            [edges.index(pair) for pair in itertools.combinations(triple, 2)]
+            for triple in itertools.combinations(range(12), 3)
+        ]
+    )
+    pairs = [pair for t in triples.tolist() for pair in itertools.combinations(t, 2)]
+
+    def energy(params: Any, x: Any) -> Any:
+        return -params[0] * x.sum() - params[1] * x[triples].prod(-1).sum()
+
+    factor = Factor("x", energy=energy, init=np.zeros(2), lateral={"x": pairs})
+    graph = ebmpp.FactorGraph({"x": Bernoulli(66)}, factors=[factor])
+    cliques = [[float(a % num_cliques == b % num_cliques) for a, b in edges]]
+    options: dict[str, Any] = {"estimator": UCD(), "optimizer": optax.sgd(0.02)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ebmpp.fit(
+            graph,
+            np.array(cliques),
+            rng_key=jax.random.key(1),
+            num_steps=31,
+            progress_bar=False,
+            **options,
+        )
+    messages = [str(w.message) for w in caught]
+    assert any("two phases" in message for message in messages) == (num_cliques == 2)
