@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping
 import contextlib
+from functools import partial
 
 import numpy as np
 
@@ -11,7 +12,8 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import archive, checkpoints, random
+from ebmpp.core import Params, archive, checkpoints, random
+from ebmpp.estimators.base import Batch, Estimator
 from ebmpp.graph import saving
 from ebmpp.training.history import Monitor, MonitorFn
 from ebmpp.training.loop import Loop
@@ -35,16 +37,15 @@ def run_identity(
     """
     graph = loop.graph
     stages = loop.stages
-    estimators = [
-        checkpoints.without_addresses(repr(stage.estimator)) for stage in stages.stages
-    ]
+    estimators = [stage.estimator for stage in stages.stages]
     start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
     return {
         "versions": checkpoints.versions(),
         "graph": repr(graph),
         "energies": saving.energies(graph),
         "layers": saving.layers(graph),
-        "estimator": estimators,
+        "estimator": [checkpoints.without_addresses(repr(e)) for e in estimators],
+        "estimator code": [estimator_code(e, loop, state.params) for e in estimators],
         "schedule": stages.lengths[:-1] if stages.is_scheduled else None,
         "optimizer": [optimizer.digest for optimizer in loop.optimizers],
         "batch_size": loop.source.batch_size,
@@ -76,3 +77,17 @@ def monitor_identity(fn: MonitorFn, state: TrainState) -> str:
             leaves = jax.tree.leaves(monitor.arguments)
             return code + archive.digest({str(i): a for i, a in enumerate(leaves)})
     return getattr(monitor.fn, "__qualname__", type(monitor.fn).__qualname__)
+
+
+def estimator_code(estimator: Estimator, loop: Loop, params: Params) -> str:
+    """Return a digest of an estimator's code, or nothing if its repr determines the code."""
+    is_custom = not type(estimator).__module__.startswith("ebmpp.")
+    if is_custom or " at 0x" in repr(estimator):
+        # the first step raises an error again
+        with contextlib.suppress(Exception):
+            sample = loop.source.sample()
+            batch = Batch.uniform(sample.rows, sample.known)
+            state = loop.init(estimator, params, loop.key)
+            estimate = partial(estimator.estimate, loop.graph)
+            return checkpoints.computation(estimate, params, state, batch, loop.key)
+    return ""

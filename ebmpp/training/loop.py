@@ -73,12 +73,12 @@ class Loop:
     def begin(self, number: int, params: Params) -> TrainState:
         """Return the first state of a stage."""
         key = random.fold_in(self.key, number + self.before, 1)
-        estimator = self._init(self._choice.estimator, params, key)
+        estimator = self.init(self._choice.estimator, params, key)
         optimizer = self.stages[number].optimizer.init(params)
         checks.on_host("fit", optimizer)
         return TrainState(params, optimizer, estimator, jnp.array(True))
 
-    def _init(self, estimator: Estimator, params: Params, key: Key) -> PyTree:
+    def init(self, estimator: Estimator, params: Params, key: Key) -> PyTree:
         """Return an estimator's state, placed as a step leaves it: else a step compiles twice."""
         rows = self.source.sample().rows
         state = estimator.init_state(
@@ -152,7 +152,7 @@ class Loop:
         if estimator == before:
             return state
         key = random.fold_in(self.key, step + self.before, 4)
-        fresh = self._init(estimator, state.params, key)
+        fresh = self.init(estimator, state.params, key)
         adopted = estimator.adopt(state.estimator, fresh)
         return state._replace(estimator=sharding.place(adopted))
 

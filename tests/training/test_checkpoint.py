@@ -27,6 +27,7 @@ from training_tools import (
 import zoo
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import ebmpp
@@ -233,6 +234,27 @@ def test_a_checkpoint_of_another_run_is_refused(
     directory = shutil.copytree(finished, tmp_path / "copy")
     with pytest.raises(CheckpointError, match=f"of another run.*{match}"):
         run(directory, resume=True, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Recorder):
+    """An estimator with a function as a field."""
+
+    fn: Any = jnp.sin
+
+    def estimate(self, *args: Any) -> Any:
+        result = super().estimate(*args)
+        return result._replace(gradient=jax.tree.map(self.fn, result.gradient))
+
+
+def test_a_function_of_an_estimator_is_compared_by_its_code(tmp_path: Any) -> None:
+    def scaled(factor: float) -> Any:
+        return Scaled(fn=lambda leaf: factor * leaf)
+
+    fit = run(tmp_path, estimator=scaled(0.5))
+    assert_same_run(run(tmp_path, resume=True, estimator=scaled(0.5)), fit)
+    with pytest.raises(CheckpointError, match="estimator code: "):
+        run(tmp_path, resume=True, estimator=scaled(0.7))
 
 
 @pytest.mark.nightly

@@ -26,7 +26,7 @@ class FitCheckpoints(checkpoints.Checkpoints):
     function = "fit"
     argument = "checkpoint_dir"
     total = "num_steps"
-    compiled = ("optimizer", "monitors")
+    compiled = ("optimizer", "monitors", "estimator code")
 
 
 @dataclasses.dataclass
