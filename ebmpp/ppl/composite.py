@@ -298,7 +298,9 @@ class CoupledComposite(MCMCKernel):
             z, possible = search(z, keys, redraw, sweep, is_possible)
         for index, step in enumerate(self.steps):
             if isinstance(step, GraphBlock):
-                z |= step.begin(*_split(step, z, call), random.fold_in(keys, index)).z
+                new = step.begin(*_split(step, z, call), random.fold_in(keys, index))
+                z |= new.z
+                possible &= step.is_in_support(new.z)
         finite = [jnp.isfinite(v).all() for v in z.values()]
         return z, possible & jnp.stack(finite).all()
 

@@ -32,7 +32,7 @@ from ebmpp import (
 from ebmpp.core import random
 from ebmpp.errors import StateError
 from ebmpp.estimators import PCD
-from ebmpp.ppl import Conjugate, CoupledComposite
+from ebmpp.ppl import Conjugate, CoupledComposite, composite_expectation
 from helpers import FAMILIES, assert_rows_law, often
 
 ROWS = 20_000
@@ -89,6 +89,14 @@ def test_latents_and_composites_outside_of_the_support_are_refused() -> None:
     step = Conjugate("m", lambda sites: dist.Normal(0, 1), nowhere)
     with pytest.raises(StateError, match=r"finite values of sites \['m'\]"):
         CoupledComposite([step]).init(zoo.KEY, 0, None, (), {})
+    for broken in (Broken(2, 7.0), Bernoulli(2)):  # finite values that are no states
+        graph = layered(x=broken, h=Broken(3, 7.0))
+        block = GibbsBlock(graph, ["x"], graph.init(zoo.KEY))
+        pairs = CoupledComposite([block])
+        with pytest.raises(StateError, match=r"possible .* sites \['x'\]"):
+            pairs.init(zoo.KEY, 0, None, (), {})
+        with pytest.raises(StateError, match="start"):
+            composite_expectation(pairs, lambda s: s["x"], rng_key=zoo.KEY, num_pairs=2)
 
 
 def test_custom_family_in_a_graph() -> None:
