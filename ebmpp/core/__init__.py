@@ -54,6 +54,7 @@ __all__ = [
     "Count",
     "Counts",
     "Draws",
+    "Edges",
     "Eta",
     "HashableArray",
     "Key",
@@ -78,16 +79,15 @@ __all__ = [
     "Words",
     "compiled",
     "expand",
+    "fold_parts",
     "full_precision",
+    "induced_edges",
     "is_concrete",
     "num_rows",
-    "Edges",
-    "fold_parts",
-    "induced_edges",
     "positions_by_group",
+    "random",
     "ranks_in_groups",
     "sum_by_halves",
-    "random",
 ]
 
 try:

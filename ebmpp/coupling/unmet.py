@@ -39,10 +39,10 @@ def describe_unmet(
     if not len(rows) or not window.max_sweeps:
         return ""
 
-    def chosen(a):
+    def of_rows(a):
         return a[rows] if len(a) == len(met) else a
 
-    x, y = jax.tree.map(chosen, (x, y))
+    x, y = jax.tree.map(of_rows, (x, y))
     target = target.take(rows) if target.num_rows > 1 else target
     keys = random.fold_in(key, rows)
     limits = np.array([window.lag, window.max_sweeps], np.uint32)
@@ -80,5 +80,5 @@ def _ends(
     def couple(t, z):
         return coupled_sweep(target, z, moves, random.fold_in(keys, t + 1))[0]
 
-    ahead = lax.fori_loop(jnp.uint32(0), lag, lead, start)
-    return lax.fori_loop(lag, most, couple, stack_chains(ahead, follower))
+    leader = lax.fori_loop(jnp.uint32(0), lag, lead, start)
+    return lax.fori_loop(lag, most, couple, stack_chains(leader, follower))

@@ -115,8 +115,8 @@ class BlockStart:
             )
             timer = threading.Timer(1.0, logging.getLogger("ebmpp").warning, [text])
             timer.start()
-            found = self._find(values, mapped, keys, fixed)
-            values, is_possible = jax.block_until_ready(found)
+            result = self._find(values, mapped, keys, fixed)
+            values, is_possible = jax.block_until_ready(result)
             timer.cancel()
         for site, mask in invalid.items():
             self._refuse_invalid(site, np.asarray(mask)[~is_lost])

@@ -350,7 +350,7 @@ def test_a_block_may_be_used_first_inside_a_model() -> None:
     at = {"rows": jnp.eye(3)}
     density, trace = log_density(block.marginal_model(), (Y5,), {}, at)
     np.testing.assert_allclose(density, block.log_marginal(at), 1e-5)
-    assert "z" not in trace  # its sites are not those of the outer trace
+    assert "z" not in trace  # the outer trace has its own sites
 
 
 @pytest.mark.nightly

@@ -102,6 +102,7 @@ def conjugate(y: jax.Array, kind: jax.Array) -> None:
     numpyro.sample("y", dist.Normal(means.sum() + z, scale), obs=y)
 
 
+@pytest.mark.nightly
 def test_conjugate_sites_of_pairs_have_their_conditionals_and_meet() -> None:
     call = Call({}, (jnp.float32(1.0), jnp.int32(2)), {})
     sites = ["z", "rate", "variance", "share", "weights", "means"]
