@@ -101,10 +101,10 @@ class Ladder(NamedTuple):
     places: Float[Array, "places"]
     count: Count
     """Number of places that are used, including the reference."""
-    correlation: Scalar | float = math.nan
+    correlation: Scalar | float = 0.0
     """Largest correlation of the pilot's log-densities before and after the sweeps of a
     rung, smoothed over rungs; nan where it is not measured."""
-    relative_ancestry: Scalar | float = math.nan
+    relative_ancestry: Scalar | float = 0.0
     """Of the pilot at the end; nan where it is not measured."""
     system: Any = None
     """The pilot's :class:`~ebmpp.annealing.systems.Systems` at the end; None where it is
@@ -240,6 +240,9 @@ def adaptive_ladder(
     capacity = min(most, _CAPACITY)
     while True:
         ladder = _find(path, key, num, cess_threshold, capacity, sweeps, measure)
+        if not measure:
+            # on the host: a program that returns nan fails under jax_debug_nans
+            ladder = ladder._replace(correlation=math.nan, relative_ancestry=math.nan)
         if int(ladder.count) < capacity or capacity == most:
             return ladder
         # the last step, to the end, is a long one; a pilot is stuck if the step before
