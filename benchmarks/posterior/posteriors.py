@@ -110,8 +110,10 @@ def hidden_markov(steps: int = 100) -> Posterior:
     def model(y):
         rows = jnp.array([[4.0, 1.0], [1.0, 4.0]])
         transitions = numpyro.sample("transitions", dist.Dirichlet(rows).to_event(1))
-        prior = dist.Normal(jnp.array([-1.0, 1.0]), 1.0).to_event(1)
+        # ordered, as the posterior has a mode for each labelling otherwise
+        prior = dist.ImproperUniform(constraints.ordered_vector, (), (2,))
         means = numpyro.sample("means", prior)
+        numpyro.factor("prior", dist.Normal(0.0, 2.0).log_prob(means).sum())
 
         def step(previous, y):
             z = numpyro.sample("z", dist.Categorical(transitions[previous]))

@@ -130,7 +130,7 @@ def fold_in(
     """Return new key pairs for the counter ``(first, second)``, row by row.
 
     Few keys with known values are hashed on the host. Keys in a numpy array give a
-    numpy array. Typed jax keys are converted by :func:`key_pair`.
+    numpy array. Typed jax keys are converted by ``key_pair``.
     """
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = key_pair(jnp.asarray(key))

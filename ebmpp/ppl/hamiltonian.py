@@ -74,8 +74,9 @@ class CoupledHMC:
     r"""Continuous sites that move by Hamiltonian Monte Carlo, a step of a composite.
 
     All distributions of NumPyro with a bijection to the real numbers are supported.
-    The two chains of a pair are coupled as described in
-    :mod:`ebmpp.ppl.hamiltonian`. The settings must not depend on the pairs, or their
+    The two chains of a pair share momentum and acceptance uniform, which brings them
+    closer. A random walk follows, whose proposals are coupled by reflection and
+    maximally, so that close chains become equal. The settings must not depend on the pairs, or their
     estimates were biased: they come from the user or, in
     :meth:`CoupledComposite.from_model`, from a pilot run.
 

@@ -57,11 +57,11 @@ class EarlyStop:
     >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(4))
     >>> data = ebmpp.data.bars_and_stripes(3)
     >>> monitors = {"loglik": ebmpp.monitors.log_likelihood(rbm, data)}
-    >>> fit = ebmpp.fit(rbm, data, rng_key=jax.random.key(0), estimator=ebmpp.CD(),
-    ...                 monitors=monitors, monitor_every=2, progress_bar=False,
+    >>> fit = ebmpp.fit(rbm, data, rng_key=jax.random.key(0), estimator=ebmpp.PCD(),
+    ...                 monitors=monitors, monitor_every=50, progress_bar=False,
     ...                 callbacks=[ebmpp.training.EarlyStop("loglik", patience=2, min_delta=10.0)])
     >>> fit.history.sizes["step"]
-    4
+    100
     """
 
     monitor: str
