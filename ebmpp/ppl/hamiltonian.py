@@ -76,8 +76,8 @@ class CoupledHMC:
     All distributions of NumPyro with a bijection to the real numbers are supported.
     The two chains of a pair share momentum and acceptance uniform, which brings them
     closer. A random walk follows, whose proposals are coupled by reflection and
-    maximally, so that close chains become equal. The settings must not depend on the pairs, or their
-    estimates were biased: they come from the user or, in
+    maximally, so that close chains become equal. The settings must not depend on the
+    pairs, or their estimates were biased. They come from the user or, in
     :meth:`CoupledComposite.from_model`, from a pilot run.
 
     :param model: a NumPyro model; the composite passes its arguments.

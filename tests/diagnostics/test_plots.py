@@ -124,7 +124,7 @@ def test_plot_history():
     )
     with pytest.raises(ValueError, match="axes .*3.*1"):
         plots.plot_history(history(), axes=axes[0])
-    with pytest.raises(TypeError, match="list"):
+    with pytest.raises(TypeError, match="history must be a fit"):
         plots.plot_history([])
 
 
