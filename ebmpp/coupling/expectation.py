@@ -426,7 +426,9 @@ def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0
     remedy = "Increase max_sweeps (None is no limit) or lag, use another coupling"
-    cause = _cause(int(outcome.broken)) + run.describe_unmet(window, met)
+    cause = cause_of(int(outcome.broken))
+    if not outcome.broken:
+        cause += run.describe_unmet(window, met)
     num_unmet = check_unmet(met, cause, remedy, unmet)
     value, spread = _average(
         outcome.total, run.sums.pairs(met), width=window.m - window.k + 1
@@ -459,7 +461,7 @@ def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate
     )
 
 
-def _cause(broken: int) -> str:
+def cause_of(broken: int) -> str:
     """Return what pairs did that are not met, ``broken`` of which by a failed draw."""
     if not broken:
         return "did not meet"

@@ -130,7 +130,9 @@ class CoupledComposite(MCMCKernel):
         self.lag = checks.count("CoupledComposite: lag", lag)
         self.coupling = coupling
         self.starts = starts
-        self.independent_starts = independent_starts
+        self.independent_starts = checks.flag(
+            "CoupledComposite: independent_starts", independent_starts
+        )
         self.call = call
         self.steps = tuple(checks.sequence("CoupledComposite: steps", steps, "steps"))
         for step in self.steps:
@@ -220,9 +222,12 @@ class CoupledComposite(MCMCKernel):
         for site, kind in fixed.items():
             checks.choice(f"{who}: kinds[{site!r}]", kind, KINDS)
         by_site = kinds_of_sites(model, call, fixed)
-        checks.names(f"{who}: site of kinds", fixed, by_site, StateError)
         drawn = [site for site, kind in by_site.items() if kind == "gibbs"]
         moved = [site for site, kind in by_site.items() if kind == "hmc"]
+        if hmc and not moved:
+            hint = "Leave it away, or give kinds."
+            expected = "None where no site moves by CoupledHMC"
+            raise checks.error(f"{who}: hmc", expected, dict(hmc), hint=hint)
         block = None
         if drawn:
             block = ModelBlock(model, drawn, *call.inputs, sequential=True)

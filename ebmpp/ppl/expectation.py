@@ -20,12 +20,12 @@ from ebmpp.coupling.expectation import (
     NEVER,
     PairRun,
     UnbiasedEstimate,
-    check_unmet,
+    cause_of,
     diagnose,
     estimate_pairs,
 )
 from ebmpp.coupling.slots import check_window
-from ebmpp.errors import StateError
+from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import InitParams
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
@@ -84,7 +84,7 @@ def composite_expectation(
     :param lag: sweeps that the leading chain is ahead; the kernel's where k or m is
         given.
     :param max_sweeps: stop unmet pairs when their leading chain has made so many
-        sweeps, more than the lag; None: no limit.
+        sweeps, more than the lag; None: no limit, but one of 10,000 for the pilot.
     :param independent_starts: see :func:`~ebmpp.unbiased_expectation`; the kernel's by
         default.
     :param init_params: starting values of some or all sites, ``(*shape,)`` or
@@ -92,7 +92,8 @@ def composite_expectation(
         prior that are possible.
     :return: an :class:`~ebmpp.coupling.expectation.UnbiasedEstimate`; ``acceptance`` is
         nan.
-    :raises UnmetError: when pairs are unmet and ``unmet`` is "raise".
+    :raises UnmetError: when pairs are unmet and ``unmet`` is "raise", or pairs of the
+        pilot without ``max_sweeps``.
     :raises ArgumentError: for numbers out of range; in ``jit``.
     :raises StateError: for ``init_params`` that do not fit, or if no possible start was
         found.
@@ -119,7 +120,8 @@ def composite_expectation(
     rng_key = checks.key(f"{who}: rng_key", rng_key)
     checks.on_host(who, rng_key, model_args, model_kwargs)
     has_window = not (k is None and m is None and lag is None)
-    window = check_window(who, k, m, lag or kernel.lag, max_sweeps)
+    lag = kernel.lag if lag is None else lag
+    window = check_window(who, k, m, lag, max_sweeps)
     checks.choice(f"{who}: unmet", unmet, ("raise", "drop"))
     num_pairs = checks.count(f"{who}: num_pairs", num_pairs)
     if independent_starts is None:
@@ -151,11 +153,15 @@ def composite_expectation(
         pilot = pairs(_PILOT, _starts(kernel, pilot_key, num_pairs, call, init_params))
         limit = max_sweeps or _MOST_PILOT_SWEEPS
         limited = window._replace(k=NEVER, max_sweeps=limit)
-        times = np.asarray(pilot.outcome(limited).meeting_time)
-        if max_sweeps is None:
-            cause = f"of a pilot did not meet in {limit} sweeps"
+        outcome = pilot.outcome(limited)
+        times = np.asarray(outcome.meeting_time)
+        if max_sweeps is None and (times < 0).any():
+            cause = cause_of(int(outcome.broken))
             cause += pilot.describe_unmet(limited, times >= 0)
-            check_unmet(times >= 0, cause, _PILOT_REMEDY, "raise")
+            raise UnmetError(
+                f"{(times < 0).sum()} of {num_pairs} pairs of a pilot {cause}, within "
+                f"{limit} sweeps. {_PILOT_REMEDY}."
+            )
         window, quantile = window.after(times, level=1, length=_LENGTH)
     estimate = estimate_pairs(pairs(1, x), window, unmet)
     for message in diagnose(who, estimate, quantile, has_pool=False):

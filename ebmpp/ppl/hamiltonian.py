@@ -44,6 +44,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import SiteArrays, checks, random
+from ebmpp.errors import StateError
 from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled, SiteValues
 from ebmpp.traced.data import values_in
 
@@ -175,6 +176,7 @@ class CoupledHMC:
         model = handlers.substitute(self.model, data=dict(values))
         model = handlers.substitute(handlers.seed(model, key), substitute_fn=uniform)
         trace = handlers.trace(model).get_trace(*call.args, **call.kwargs)
+        checks.names("site of CoupledHMC", missing, trace, StateError)
         return values_in(trace, missing)
 
     def advance(self, values: SiteValues, call: Call, keys: Array) -> Advanced:
@@ -361,8 +363,8 @@ def _draws(keys: Array, size: int) -> _Draws:
 def _metropolis(
     at: _Position, proposal: Array, energy: Array, level: Array
 ) -> _Position:
-    """Accept or reject a proposal; one whose energy is nan is rejected."""
-    is_accepted = level <= at.energy - energy
+    """Accept or reject a proposal; one whose energy is nan, or no other point, is rejected."""
+    is_accepted = (level <= at.energy - energy) & (proposal != at.z).any()
     return _Position(
         jnp.where(is_accepted, proposal, at.z),
         jnp.where(is_accepted, energy, at.energy),

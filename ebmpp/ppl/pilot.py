@@ -13,7 +13,7 @@ import warnings
 
 import numpy as np
 from numpyro import handlers
-from numpyro.distributions import Distribution, biject_to
+from numpyro.distributions import biject_to
 from numpyro.infer import MCMC, NUTS, Gibbs
 from numpyro.infer.gibbs import (
     conditioned,
@@ -30,10 +30,10 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import SiteArrays
-from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.traced.block import Call, SiteValues, select
 from ebmpp.traced.model_block import ModelKernel
+from ebmpp.traced.sweep.kinds import is_continuous
 
 _NUM_CHAINS = 4
 #: Acceptance that NumPyro's warm-up aims at. Coupled chains need shorter steps than one
@@ -147,7 +147,7 @@ def _starts(model: Callable, call: Call, draws: SiteArrays) -> Starts:
     """Return starts around the draws, ``(chains, draws, *shape)`` by site."""
     trace = prototype_trace(model, jax.random.key(0), *call.inputs)
     latent = latent_sample_sites(trace)
-    continuous = [name for name in latent if _is_continuous(trace[name]["fn"])]
+    continuous = [name for name in latent if is_continuous(base_of(trace[name]["fn"]))]
     others = [name for name in latent if name not in continuous]
     args, kwargs = call.inputs
 
@@ -169,10 +169,6 @@ def _starts(model: Callable, call: Call, draws: SiteArrays) -> Starts:
         means[name] = np.nan_to_num(np.nanmean(z, 1))
         scales[name] = np.nan_to_num(np.nanstd(z, 1).mean(0), nan=1)
     return Starts(model, means, scales)
-
-
-def _is_continuous(prior: Distribution) -> bool:
-    return not isinstance(base_of(prior), EnergyDistribution) and not prior.is_discrete
 
 
 def _tuning(adapted: HMCAdaptState) -> Tuning:

@@ -137,8 +137,13 @@ def _log_overlap(p: dist.Normal, q: dist.Normal) -> Array:
 
 
 def _log_joint_overlap(p: dist.MultivariateNormal, q: Any) -> Array:
-    factors = p.scale_tril, q.scale_tril
-    middle = jnp.linalg.cholesky(0.5 * sum(factor @ factor.T for factor in factors))
-    of_p, of_q, of_middle = (jnp.log(jnp.diag(a)).sum() for a in (*factors, middle))
+    covariance = 0.5 * (p.covariance_matrix + q.covariance_matrix)
+    middle = jnp.linalg.cholesky(covariance)
     gap = solve_triangular(middle, p.loc - q.loc, lower=True)
-    return 0.5 * (of_p + of_q) - of_middle - gap @ gap / 8
+    log_scale = 0.5 * (_log_det(p.scale_tril) + _log_det(q.scale_tril))
+    return log_scale - _log_det(middle) - gap @ gap / 8
+
+
+def _log_det(factor: Array) -> Array:
+    """Return the logarithm of a triangular matrix's determinant."""
+    return jnp.log(jnp.diag(factor)).sum()
