@@ -79,8 +79,8 @@ def composite_expectation(
     :param model_args: of the model; by default the arguments of
         :meth:`CoupledComposite.from_model`. All but arrays are static, such as lengths,
         strings and data frames.
-    :param rng_key: a jax key. A pair's draws depend on it and on the pair's number
-        alone.
+    :param rng_key: a jax key. A pair's random numbers depend on it and on the pair's
+        number alone; values may be rounded differently with another number of pairs.
     :param lag: sweeps that the leading chain is ahead; the kernel's where k or m is
         given.
     :param max_sweeps: stop unmet pairs when their leading chain has made so many
