@@ -32,6 +32,8 @@ _FAR = np.rint(np.geomspace(1, 1e5, 30))
 _ROUNDING = 128 * float(np.finfo(np.float32).eps)
 _STATE_TOLERANCE = 1e-3  # relative; some states are far from zero, and kinks are coarse
 _ONE_PART = np.zeros((), int)  # of a block whose units do not interact
+# in the first line of an error; the rest may quote the user's code
+_LOOK_UP = re.compile("(?i)(integer|boolean).*ind(ex|ic)|ind(ex|ic).*integer")
 
 
 class _Move(NamedTuple):
@@ -159,7 +161,8 @@ class _Probe:
             raise
         except Exception as error:
             blocks = zip(self.factor.blocks, move.here)
-            is_look_up = re.search("IndexError|Indexer|ndic", repr(error))
+            first_line = f"{type(error).__name__}: {error}".partition("\n")[0]
+            is_look_up = _LOOK_UP.search(first_line)
             kind = NotMultiAffineError if is_look_up else DeclarationError
             raise kind(
                 f"{self.factor!r}: energy failed for params of shape "
