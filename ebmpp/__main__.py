@@ -185,7 +185,7 @@ def learn(
 
 
 def ink(state: State) -> Array:
-    """Return the number of white pixels."""
+    """Return the number of black pixels."""
     return state["v"].sum()
 
 
@@ -303,7 +303,7 @@ def save(
 _NEXT = """
 Open {out}/samples.png and {out}/learning_curve.png first. Then, from Python:
   ArviZ (pip install arviz):
-    az.plot_trace(az.from_netcdf("{out}/draws.nc"), var_names=["h"], compact=True)
+    az.plot_trace(az.from_netcdf("{out}/draws.nc"), var_names=["h"])
     In a program of your own on Python 3.11 (arviz 0.23):
       az.plot_trace(ebmpp.diagnostics.to_arviz(mcmc))
   A report of the model, in a minute:
@@ -366,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     show("meeting time", f"{times}, {_NUM_PAIRS} pairs from noise")
     unbiased = f"{met.value:.2f} +- {met.standard_error:.2f} by an unbiased estimate"
-    show("white pixels per image", f"{unbiased}, {train.sum(1).mean():.2f} in the data")
+    show("black pixels per image", f"{unbiased}, {train.sum(1).mean():.2f} in the data")
     print(_NEXT.format(out=args.out))
 
 

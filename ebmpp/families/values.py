@@ -129,9 +129,19 @@ def _refuse(
     raise StateError(
         f"block {name!r} ({family!r}) must have {expected}, got "
         f"{values[index]!s} at index {index} and {int(wrong.sum())} such "
-        "values. ebmpp.Observed.where_finite(values) marks nan in data as missing; "
-        "draws of a custom family must be in its support."
+        f"values. {_remedy(family, values[wrong])}"
     )
+
+
+def _remedy(family: Family, wrong: np.ndarray) -> str:
+    """Return what a user can do about values outside the support."""
+    if np.isnan(wrong.astype(float)).any():
+        return "ebmpp.Observed.where_finite(values) marks nan as missing."
+    if family.states() is not None and len(family.states()) == 2:
+        return (
+            "ebmpp.data.binarize(values, threshold=...) turns grey levels into {0, 1}."
+        )
+    return "Draws of a custom family must be in its support."
 
 
 def describe(family: Family) -> str:

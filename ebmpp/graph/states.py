@@ -65,6 +65,7 @@ def batch_shape(families: Families, x: Mapping[str, Numbers]) -> BatchShape:
                 f"block {name!r}",
                 f"of shape ({', '.join(['...', *map(str, shape)])})",
                 value.shape,
+                hint="Reshape the values, or declare the block with their shape.",
             )
         leading[name] = value.shape[:split]
     try:

@@ -76,12 +76,12 @@ class Stage:
                 (self.num_steps, self.epochs),
             )
         checks.instance(
-            "Stage: estimator",
+            "estimator",
             self.estimator,
             Estimator,
             "one such as UCD() or CD(k=1)",
         )
-        optimizer = as_transformation("Stage: optimizer", self.optimizer)
+        optimizer = as_transformation("optimizer", self.optimizer)
         object.__setattr__(self, "optimizer", optimizer)
 
 
