@@ -41,6 +41,7 @@ include_patterns = [
     "benchmarks/README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
 ]
 exclude_patterns = [".*", "build", "dist", "ebmpp", "tests", "demo", "run", "runs", "**/.ipynb_checkpoints"]
 
@@ -65,7 +66,11 @@ toc_object_entries_show_parents = "hide"
 # -- appearance --------------------------------------------------------------------------------
 
 html_theme = "furo"
-html_title = "ebmpp"
+html_theme_options = {
+    "source_view_link": f"{_PROJECT['urls']['Source']}/blob/main/{{filename}}",
+    "source_edit_link": f"{_PROJECT['urls']['Source']}/edit/main/{{filename}}",
+}
+html_title = f"ebmpp {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_extra"]  # an index.html at the root that redirects to docs/index
