@@ -225,7 +225,7 @@ class CoupledComposite(MCMCKernel):
         drawn = [site for site, kind in by_site.items() if kind == "gibbs"]
         moved = [site for site, kind in by_site.items() if kind == "hmc"]
         if hmc and not moved:
-            hint = "Leave it away, or give kinds."
+            hint = "Omit it, or give kinds."
             expected = "None where no site moves by CoupledHMC"
             raise checks.error(f"{who}: hmc", expected, dict(hmc), hint=hint)
         block = None

@@ -111,7 +111,7 @@ class ModelKernel(block.Block):
                 raise IntractableError(
                     f"from_model: tempering heats the latents of site {prior!r}, but "
                     f"the conditional of site {name!r}, on which their params depend, "
-                    f"has them summed out. Leave tempering away, or {name!r} to "
+                    f"has them summed out. Omit tempering, or put {name!r} into "
                     "another block"
                 )
 

@@ -110,8 +110,8 @@ def test_the_page_is_one_file_with_a_verdict(result):
     assert "http" not in result.html
     assert (
         'class="verdict' in result.html
-        and "In order:" in result.html
-        or "To be doubted:" in result.html
+        and "Passed:" in result.html
+        or "Doubtful:" in result.html
     )
     assert (
         result._repr_html_().startswith("<iframe") and "srcdoc" in result._repr_html_()
@@ -200,7 +200,7 @@ def test_pairs_that_do_not_meet_are_reported():
         {"v:h": weight, "v": -0.5 * weight.sum(1), "h": -0.5 * weight.sum(0)}
     ).html
     assert re.search(r"[1-8] of 8 pairs had not met", html) is not None
-    assert "To be doubted:" in html
+    assert "Doubtful:" in html
     assert (
         "chains are stuck at different values" in html
         and "Gibbs chains from noise are stuck in" in html

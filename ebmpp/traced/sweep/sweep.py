@@ -198,7 +198,7 @@ def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Condit
         raise IntractableError(
             f"from_model: the discrete units of sites {list(posterior.sites)} must "
             f"split into at most {_FEW_LAYERS} forests, and too many of them interact. "
-            "Leave joint='forest' away"
+            "Omit joint='forest'"
         )
     return ForestLayers(units.posterior, terms, colors, units)
 
