@@ -87,6 +87,14 @@ class SumOfTerms:
         pairs.sort_indices()
         return np.stack(pairs.nonzero(), 1).astype(np.int64)
 
+    def reads_all(self, start: int, stop: int) -> bool:
+        """Return True if one element reads all units from ``start`` on and before ``stop``."""
+        for slot in self.live:
+            rows = self.sets.rows(np.unique(self._sets(slot)))
+            if (np.diff(rows[:, start:stop].indptr) == stop - start).any():
+                return True
+        return False
+
     @cached_property
     def is_forest(self) -> bool:
         """True if the units that interact form a forest."""

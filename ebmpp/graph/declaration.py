@@ -22,7 +22,7 @@ from ebmpp.families import Family
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor, lateral
 from ebmpp.graph.factors.coloring import SplitBlock, color, split_blocks
-from ebmpp.graph.factors.probe import probe
+from ebmpp.graph.factors.probe import check_values, probe
 
 
 class Declaration:
@@ -39,7 +39,11 @@ class Declaration:
     edges: frozenset[tuple[str, str]]
     """Pairs of blocks that share a factor."""
     splits: Mapping[str, SplitBlock]
-    """Blocks whose units interact, in parts of units that do not."""
+    """Blocks whose units interact, or are in a factor that is not affine, in parts of units
+    that do not interact."""
+    nonconjugate: frozenset[str]
+    """Real-valued blocks of factors that are not affine: they have no conditional in closed
+    form."""
     param_shapes: dict[str, Any]
     """A pytree of ``jax.ShapeDtypeStruct`` per factor."""
     labels: Mapping[str, tuple[Hashable, ...]]
@@ -85,6 +89,9 @@ class Declaration:
             edges.update(itertools.combinations(scope, 2))
         put("edges", frozenset(edges))
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
+        lax = {b for f in self.factors if not f.affine for b in f.blocks}
+        reals = (b for b in lax if not self.families[b].support.is_discrete)
+        put("nonconjugate", frozenset(reals))
         put("param_shapes", {f.name: _param_shapes(self, f) for f in self.factors})
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
@@ -278,6 +285,8 @@ def _probed(
         are_finite = all(
             np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params)
         )
-        if not (factor.is_affine and are_finite):
+        if not factor.affine:
+            check_values(factor, families, params)
+        elif not (factor.is_always_affine and are_finite):
             probe(factor, families, params, splits)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)

@@ -35,9 +35,11 @@ from ebmpp.core import (
     full_precision,
     num_rows,
 )
+from ebmpp.errors import IntractableError
 from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.factors import Factor
+from ebmpp.graph.factors import Factor, evaluation
+from ebmpp.graph.factors.lateral import Split
 
 #: Factors to which a sum is restricted; None for all.
 Factors = Iterable[Factor] | None
@@ -47,12 +49,19 @@ Factors = Iterable[Factor] | None
 def energy(
     graph: Declaration, params: Params, statistics: Statistics, factors: Factors = None
 ) -> Scalar:
-    """Return E(t), or the sum of some factors."""
+    """Return E(t), or the sum of some factors.
+
+    At states, it has the derivatives of its multi-affine extension.
+    """
     total = jnp.zeros(())
     for factor in graph.factors if factors is None else factors:
-        families = tuple(graph.families[b] for b in factor.blocks)
-        inputs = (statistics[b] for b in factor.blocks)
-        total = total + factor.evaluate(params[factor.name], *inputs, families=families)
+        inputs = [statistics[b] for b in factor.blocks]
+        scope = tuple(graph.families[b] for b in factor.blocks)
+        if factor.affine:
+            value = factor.evaluate(params[factor.name], *inputs, families=scope)
+        else:
+            value = evaluation.extended(factor, scope, params[factor.name], inputs)
+        total = total + value
     return total
 
 
@@ -74,12 +83,49 @@ def natural(
         whose units interact must be among them; each of its units then gets its natural
         parameter given all other units.
     :param factors: restrict the energy to these factors; all by default.
+    :raises IntractableError: for a real-valued block under an energy that is not
+        affine.
     """
     if factors is None:
         factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
+    refuse_nonconjugate(graph, blocks, factors)
     independent = [b for b in blocks if b not in graph.splits or b not in statistics]
     start = {**statistics, **zero_statistics(graph, independent)}
     return contributed(graph, factors, params, start, blocks)
+
+
+def refuse_nonconjugate(
+    graph: Declaration, blocks: Iterable[str], factors: Iterable[Factor]
+) -> None:
+    """Refuse blocks whose conditionals under some factors are not of their families."""
+    for b in graph.nonconjugate.intersection(blocks):
+        if any(b in f.blocks and not f.affine for f in factors):
+            raise IntractableError(
+                f"real-valued block {b!r} ({graph.families[b]!r}) is in a factor with "
+                "affine=False, so its conditional has no closed form. Move it by "
+                "ebmpp.moves.informed_sweep or a Hamiltonian move."
+            )
+
+
+def fields(graph: Declaration, params: Params, x: Rows) -> Eta:
+    """Return natural parameters to first order of every block, ``(rows, *shape, *stat_shape)``.
+
+    They are minus the gradient of the energy as it is written, at the statistics of the
+    current states: one gradient in place of an evaluation for each value of each unit.
+    Without factors that are not affine they are the conditionals' natural parameters.
+    """
+
+    @full_precision
+    def log_density_at(t):
+        total = jnp.zeros(())
+        for factor in graph.factors:
+            scope = tuple(graph.families[b] for b in factor.blocks)
+            inputs = (t[b] for b in factor.blocks)
+            total -= factor.evaluate(params[factor.name], *inputs, families=scope)
+        return total
+
+    eta = jax.vmap(jax.grad(log_density_at))(graph.statistics(x))
+    return {b: eta[b] for b in x}
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -322,6 +368,7 @@ def part_context(
 ) -> PartContext:
     """Compute the terms that stay fixed while the parts of ``block`` are visited."""
     split = graph.splits[block]
+    refuse_nonconjugate(graph, [block], split.inner_factors)
     scope = dict.fromkeys(
         b for f in split.outer_factors for b in f.blocks if b != block
     )
@@ -368,15 +415,42 @@ def natural_part(
             b: to_rows(units, split.family) if b == block else x[b]
             for b in factor.blocks
         }
+        t = graph.statistics(state)
+        if not factor.affine:
+            eta = eta + _evaluated(graph, params, t, factor, split, part)
+            continue
 
         def eta_at(t, factor=factor):
             return natural(graph, params, t, [block], [factor])[block]
 
-        all_units = to_units(jax.vmap(eta_at)(graph.statistics(state)), split.family)
+        all_units = to_units(jax.vmap(eta_at)(t), split.family)
         eta = eta + split.take(all_units, part)
     eta = jnp.broadcast_to(eta, (eta.shape[0], units.shape[1], *eta.shape[2:]))
     eta = jnp.moveaxis(eta, 0, 1)
     return mask_natural(split.part_family(part), split.mask(part), eta)
+
+
+def _evaluated(
+    graph: Declaration,
+    params: Params,
+    t: Rows,
+    factor: Factor,
+    split: Split,
+    part: Array | int,
+) -> Float[Array, "units rows ..."]:
+    """Return the terms of a factor that is not affine in the natural parameters of a part."""
+
+    def eta_at(row):
+        def energy_at(statistics):
+            return energy(graph, params, {**row, split.block: statistics}, [factor])
+
+        here = row[split.block]
+        rows = num_rows(t)
+        return evaluation.natural_of_units(
+            energy_at, split.family, here, split.at(part), rows
+        )
+
+    return jax.vmap(eta_at, out_axes=1)(t)
 
 
 def mask_natural(

@@ -50,7 +50,14 @@ _FAMILIES = (Bernoulli, Binomial, Categorical, Exponential, Gaussian, Poisson, S
 _FACTORS = (Bias, Bilinear, Convolution, Pairwise)
 #: Classes that a file describes completely, by name; Linear has a function.
 _CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FAMILIES + _FACTORS}
-_COMMON = {"blocks", "energy", "init", "name", "lateral"}  # fields of every factor
+_COMMON = {
+    "blocks",
+    "energy",
+    "init",
+    "name",
+    "lateral",
+    "affine",
+}  # fields of every factor
 # relative, of a custom energy at one state: params may have 16 bits, devices differ
 _TOLERANCE = 1e-2
 

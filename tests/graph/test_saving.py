@@ -163,7 +163,7 @@ def test_custom_factors_are_passed_to_load(path: Path) -> None:
 class Bond(ebmpp.Pairwise):
     """A subclass of a factor that has pairs of units in its declaration."""
 
-    affine = True
+    always_affine = True
 
 
 def test_subclasses_of_factors_are_loaded_as_what_they_are(path: Path) -> None:

@@ -97,7 +97,7 @@ class Ring(Factor):
 
     size: int
 
-    affine = True
+    always_affine = True
     is_pairwise = True
 
     def __init__(

@@ -14,6 +14,7 @@ from scipy import sparse
 from ebmpp.core import positions_by_group
 from ebmpp.families.family import Families
 from ebmpp.graph.factors.factor import Factor
+from ebmpp.graph.factors.interactions import interactions
 from ebmpp.graph.factors.lateral import Local, Split
 
 _STRATEGIES = ("DSATUR", "smallest_last", "largest_first")
@@ -78,22 +79,30 @@ def split_blocks(
     families: Families, factors: Sequence[Factor]
 ) -> dict[str, SplitBlock]:
     """Split every block whose units interact."""
-    pairs: dict[str, list[np.ndarray]] = {}
+    pairs: dict[str, list[np.ndarray | None]] = {}
     for factor in factors:
-        for block, edges in factor.edges(families).items():
-            if len(edges):
+        for block, edges in interactions(factor, families).items():
+            if edges is None or len(edges) or not factor.affine:
                 pairs.setdefault(block, []).append(edges)
     splits = {}
     for block, lists in pairs.items():
-        inside = tuple(f for f in factors if any(b == block for b, _ in f.lateral))
+        inside = tuple(f for f in factors if f.splits(block))
         others = tuple(f for f in factors if block in f.blocks and f not in inside)
-        edges = np.concatenate(lists)
-        if len(lists) > 1:  # several factors may repeat a pair
-            _, first = np.unique(np.sort(edges, axis=1), axis=0, return_index=True)
-            edges = edges[np.sort(first)]
-        colors = color_units(families[block].size, edges)
+        colors = _color_jointly(families[block].size, lists)
         splits[block] = SplitBlock(block, families[block], colors, inside, others)
     return splits
+
+
+def _color_jointly(size: int, lists: Sequence[np.ndarray | None]) -> np.ndarray:
+    """Return a colour per unit, given the pairs of several factors; None for all pairs."""
+    known = [edges for edges in lists if edges is not None]
+    if len(known) < len(lists):
+        return np.arange(size)
+    edges = np.concatenate(known)
+    if len(lists) > 1:  # several factors may repeat a pair
+        _, first = np.unique(np.sort(edges, axis=1), axis=0, return_index=True)
+        edges = edges[np.sort(first)]
+    return color_units(size, edges)
 
 
 def color_units(size: int, edges: np.ndarray) -> np.ndarray:

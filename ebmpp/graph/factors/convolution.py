@@ -79,7 +79,7 @@ class Convolution(Factor):
     padding: str | tuple[tuple[int, int], ...]
 
     role = "weight"
-    affine = True
+    always_affine = True
     is_pairwise = True
 
     def __init__(

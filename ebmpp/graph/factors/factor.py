@@ -51,14 +51,18 @@ class Factor:
     :param energy: function ``energy(params, *statistics)`` of one state that returns a
         scalar. Statistics come in the order of ``blocks``, with shapes
         ``shape + stat_shape``. It must be affine in the statistics of each unit while
-        all other units are held fixed; units of one block may interact only as
-        ``lateral`` declares.
+        all other units are held fixed, unless ``affine`` is False; units of one block
+        may interact only as ``lateral`` declares.
     :param init: initial params: a pytree of arrays, a function of a jax key that
         returns one, or None for a factor without params.
     :param name: key of its params; the blocks joined by ":" by default.
     :param lateral: pairs of interacting units by block, as an array or a networkx
         graph. A unit is its number in the flattened block, or its index in a block of
-        several axes.
+        several axes. If ``affine`` is False, by default the pairs are read from the
+        traced energy.
+    :param affine: False for any other energy, such as a network: conditionals of its
+        units are evaluated, not differentiated. Its blocks are Bernoulli, Spin or
+        Categorical, or real-valued; the latter have no conditional in closed form.
     :raises DeclarationError: for missing or repeated blocks, an energy that is not
         callable, or invalid pairs.
 
@@ -77,13 +81,14 @@ class Factor:
     init: Any
     name: str
     lateral: tuple[tuple[str, Pairs], ...] = ()
+    affine: bool = True
 
     #: which entry of an initialisation scheme fills the params: "weight", "bias",
     #: "lateral" or None.
     role: ClassVar[str | None] = None
     #: True if the energy of this very class is multi-affine; a subclass, which may
     #: change it, says so again.
-    affine: ClassVar[bool] = False
+    always_affine: ClassVar[bool] = False
     #: True if each term joins at most two units, so that second derivatives of the
     #: energy are constant.
     is_pairwise: ClassVar[bool] = False
@@ -95,6 +100,7 @@ class Factor:
         init: Any = None,
         name: str | None = None,
         lateral: Mapping[str, Any] | None = None,
+        affine: bool = True,
     ) -> None:
         lateral = lateral or {}
         are_names = bool(blocks) and all(isinstance(b, str) and b for b in blocks)
@@ -118,17 +124,23 @@ class Factor:
         put("init", init if callable(init) or init is None else _Frozen.copy(init))
         put("name", self.default_name(blocks) if name is None else name)
         put("lateral", tuple((b, Pairs.read(b, pairs)) for b, pairs in lateral.items()))
+        put("affine", checks.flag("affine", affine))
 
     @property
     def interacts(self) -> bool:
-        """True if units of different blocks or of one block interact in it."""
-        return len(self.blocks) > 1 or bool(self.lateral)
+        """True if units of different blocks or of one block may interact in it."""
+        return len(self.blocks) > 1 or bool(self.lateral) or not self.affine
+
+    def splits(self, block: str) -> bool:
+        """Return True if units of a block are drawn in parts because of this factor."""
+        is_lateral = any(name == block for name, _ in self.lateral)
+        return is_lateral or (not self.affine and block in self.blocks)
 
     @property
-    def is_affine(self) -> bool:
+    def is_always_affine(self) -> bool:
         """True if the energy is multi-affine by construction, so that it need not be probed."""
-        return vars(type(self)).get("affine", False) or bool(
-            getattr(self.energy, "is_affine", False)
+        return vars(type(self)).get("always_affine", False) or bool(
+            getattr(self.energy, "is_always_affine", False)
         )
 
     def edges(self, families: Families) -> dict[str, np.ndarray]:
@@ -170,7 +182,7 @@ class Factor:
 
     def _options(self) -> list[str]:
         """Return the arguments that are shown between the blocks and the name."""
-        return []
+        return [] if self.affine else ["affine=False"]
 
     def evaluate(
         self, params: FactorParams, *statistics: Array, families: Scope

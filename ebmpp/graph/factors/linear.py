@@ -42,7 +42,7 @@ class Bias(Factor):
     shared: tuple[int, ...]
 
     role = "bias"
-    affine = True
+    always_affine = True
     is_pairwise = True
 
     def __init__(
@@ -114,7 +114,7 @@ class Bilinear(_Product):
     """
 
     role = "weight"
-    affine = True
+    always_affine = True
 
     def __init__(self, first: str, second: str, *, name: str | None = None) -> None:
         super().__init__(first, second, energy=_bilinear_energy, name=name)

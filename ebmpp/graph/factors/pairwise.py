@@ -65,7 +65,7 @@ class Pairwise(Factor):
     """
 
     role = "lateral"
-    affine = True
+    always_affine = True
     is_pairwise = True
     shared: bool = False
 

@@ -23,6 +23,7 @@ from ebmpp.dependence.rules import is_polynomial
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.factor import Factor, FactorParams
+from ebmpp.graph.factors.interactions import as_scalar, energy_failed
 from ebmpp.graph.factors.lateral import Split
 
 _NUM_VALUES = 128  # that are tried of a family of many values
@@ -102,6 +103,22 @@ def probe(
         probed.check(probed.run(measure, values, move), move, tolerance)
 
 
+def check_values(factor: Factor, families: Families, params: FactorParams) -> None:
+    """Refuse an energy that need not be affine and is no scalar, or nan or -inf at a state."""
+    scope = tuple(families[b] for b in factor.blocks)
+    statistics = random_statistics(families, factor.blocks, _NUM_STATES)
+
+    def energy_at(t):
+        inputs = (t[b] for b in factor.blocks)
+        return factor.evaluate(params, *inputs, families=scope)
+
+    values = np.asarray(jax.jit(jax.vmap(energy_at))(statistics))
+    if not (values > -np.inf).all():
+        raise checks.declaration_error(
+            f"{factor!r}: energy", "a number or +inf at every state", values
+        )
+
+
 def _moves(
     factor: Factor, families: Families, generator: np.random.Generator
 ) -> list[_Move]:
@@ -160,15 +177,17 @@ class _Probe:
         except DeclarationError:
             raise
         except Exception as error:
-            blocks = zip(self.factor.blocks, move.here)
             first_line = f"{type(error).__name__}: {error}".partition("\n")[0]
             is_look_up = _LOOK_UP.search(first_line)
             kind = NotMultiAffineError if is_look_up else DeclarationError
-            raise kind(
-                f"{self.factor!r}: energy failed for params of shape "
-                f"{jax.tree.map(np.shape, params)} and statistics of shape "
-                f"{ {b: t.shape for b, t in blocks} }: {error} (jax compiles it: write "
-                "it in jax.numpy, and a table look-up or a branch as a sum of products)"
+            raise energy_failed(
+                self.factor,
+                self.scope,
+                params,
+                error,
+                " (jax compiles it: write it in jax.numpy, and a table look-up or a "
+                "branch as a sum of products, or declare affine=False)",
+                kind,
             ) from error
 
     @full_precision
@@ -177,12 +196,7 @@ class _Probe:
     ) -> _Measured:
         """Return energies and gradients at a point, and with each part of one block moved."""
         energy = functools.partial(self.factor.evaluate, params, families=self.scope)
-        value = energy(*here)
-        is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
-        if not is_number or jnp.shape(value) != ():
-            raise checks.declaration_error(
-                f"{self.factor!r}: value of energy", "a scalar", value
-            )
+        value = as_scalar(self.factor, energy(*here))
 
         def move_parts(i, parts):
             def move(part):
@@ -211,9 +225,8 @@ class _Probe:
                 "lateral=... or Pairwise, or split the block. Otherwise write "
                 "comparisons, jnp.where and activations as products: x**2 of 0 and "
                 "1 is x, a == b is a*b + (1-a)*(1-b); x**2 of reals is a statistic "
-                "of Gaussian(..., variance='learned'). Units of finitely many values "
-                "under any other energy, such as a network, are sampled by "
-                "GibbsBlock.from_model."
+                "of Gaussian(..., variance='learned'). Any other energy, such as a "
+                "network, is declared by Factor(..., affine=False)."
             )
 
 

@@ -70,9 +70,9 @@ class Rewired:
     scale: float = 1.0
 
     @property
-    def is_affine(self) -> bool:
+    def is_always_affine(self) -> bool:
         """True if the factor's energy is: statistics are assembled linearly."""
-        return self.factor.is_affine
+        return self.factor.is_always_affine
 
     def __call__(self, params: Any, *statistics: Array) -> Array:
         """Return the energy of one state."""

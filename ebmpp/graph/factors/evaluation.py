@@ -1,0 +1,170 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+r"""Natural parameters of units under any energy, by evaluation.
+
+The energy of a factor that is not affine has one multi-affine extension from the states
+of its finite units to all of their statistics. With :math:`t_k` the statistics of value
+k of a unit and :math:`E_k` the energy with the unit at that value, its natural
+parameter :math:`\eta` solves
+
+.. math:: -E_k = c + \langle \eta, t_k \rangle, \qquad k = 1, \dots, K.
+
+:func:`extended` is the energy with this derivative at states, also under autodiff of
+any order. Statistics that are no states, such as means, are no valid inputs.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+import jax
+from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+import jax.numpy as jnp
+
+from ebmpp.core import full_precision, sharding
+from ebmpp.errors import DeclarationError
+from ebmpp.families.family import Family
+from ebmpp.graph.factors.factor import Factor, FactorParams, Scope
+
+# floats of changed states that are evaluated at once
+_MOST_IN_FLIGHT = 2**24
+
+
+class Values(NamedTuple):
+    """All values of a unit."""
+
+    statistics: np.ndarray
+    """Their statistics, ``(values, statistics)``."""
+    solve: np.ndarray
+    """From log weights of the values to natural parameters, ``(statistics, values)``."""
+
+
+@lru_cache(maxsize=256)
+def values_of(family: Family) -> Values | None:
+    """Return the values of a unit whose distributions are all of its family, else None."""
+    with sharding.eager():  # concrete, also under a trace
+        states = family.states()
+        if states is None or len(states) > math.prod(family.stat_shape) + 1:
+            return None
+        statistics = np.asarray(family.statistics(states), float)
+    table = statistics.reshape(len(statistics), -1)
+    if np.linalg.matrix_rank(table) == len(table) == table.shape[1]:
+        return Values(table, np.linalg.inv(table))
+    centered = table - table.mean(0)
+    if np.linalg.matrix_rank(centered) < len(table) - 1:
+        return None
+    return Values(table, np.linalg.pinv(centered))
+
+
+def check_families(factor: Factor, scope: Scope) -> None:
+    """Refuse blocks whose units have no conditional under any energy."""
+    for block, family in zip(factor.blocks, scope, strict=True):
+        if family.support.is_discrete and values_of(family) is None:
+            raise DeclarationError(
+                f"{factor!r}: block {block!r} must be Bernoulli, Spin, Categorical or "
+                f"real-valued where affine=False, got {family!r}, whose conditional "
+                "under any energy is outside its family. Declare counts as "
+                "Categorical, or an energy that is affine in their statistics."
+            )
+
+
+def natural_of_units(
+    energy_at: Callable[[Array], Array],
+    family: Family,
+    statistics: Array,
+    units: Array | np.ndarray,
+    rows: int = 1,
+) -> Array:
+    """Return the natural parameters of some units of one block at one state.
+
+    :param energy_at: the energy as a function of the block's statistics.
+    :param units: numbers of units.
+    :param rows: how many states a caller maps over.
+    :return: ``(units, *stat_shape)``.
+    """
+    values = values_of(family)
+    assert values is not None
+    flat = statistics.reshape(family.size, -1)
+    table = jnp.asarray(values.statistics, flat.dtype)
+
+    def natural_at(unit):
+        def energy_of(value):
+            moved = flat.at[unit].set(value, mode="drop")
+            return energy_at(moved.reshape(statistics.shape))
+
+        energies = jax.vmap(energy_of)(table)
+        # impossible values have infinite energies
+        return jnp.asarray(values.solve, flat.dtype) @ (energies.min() - energies)
+
+    count = max(1, _MOST_IN_FLIGHT // (flat.size * len(table) * rows))
+    units = jnp.asarray(units)
+    if count >= len(units):
+        eta = jax.vmap(natural_at)(units)
+    else:
+        eta = lax.map(natural_at, units, batch_size=count)
+    return eta.reshape(-1, *family.stat_shape)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def extended(
+    factor: Factor, scope: Scope, params: FactorParams, statistics: Sequence[Array]
+) -> Array:
+    """Return the energy at one state, with the derivatives of its multi-affine extension."""
+    return factor.evaluate(params, *statistics, families=scope)
+
+
+@partial(extended.defjvp, symbolic_zeros=True)
+@full_precision
+def _extended_jvp(
+    factor: Factor, scope: Scope, primals: tuple, tangents: tuple
+) -> tuple[Array, Array]:
+    params, statistics = primals
+    change = _change_of_smooth(factor, scope, primals, tangents)
+    for i, direction in enumerate(tangents[1]):
+        if values_of(scope[i]) is None or _is_zero(direction):
+            continue
+
+        def energy_at(t, i=i):
+            moved = [*statistics[:i], t, *statistics[i + 1 :]]
+            return extended(factor, scope, params, moved)
+
+        units = np.arange(scope[i].size)
+        eta = natural_of_units(energy_at, scope[i], statistics[i], units)
+        change = change - jnp.vdot(eta.reshape(direction.shape), direction)
+    return extended(factor, scope, params, statistics), change
+
+
+def _change_of_smooth(
+    factor: Factor, scope: Scope, primals: tuple, tangents: tuple
+) -> Array:
+    """Return the change of the energy along the tangents of params and real-valued blocks."""
+    leaves, structure = jax.tree.flatten(primals)
+    is_finite = [values_of(family) is not None for family in scope]
+    num_params = len(leaves) - len(scope)
+    directions = jax.tree.leaves(tangents, is_leaf=_is_zero)
+    moving = [
+        i
+        for i, direction in enumerate(directions)
+        if not _is_zero(direction)
+        and not (i >= num_params and is_finite[i - num_params])
+    ]
+    if not moving:
+        return jnp.zeros(())
+
+    def value_at(*moved):
+        current = list(leaves)
+        for i, leaf in zip(moving, moved, strict=True):
+            current[i] = leaf
+        params, statistics = jax.tree.unflatten(structure, current)
+        return factor.evaluate(params, *statistics, families=scope)
+
+    starts = [leaves[i] for i in moving]
+    return jax.jvp(value_at, starts, [directions[i] for i in moving])[1]
+
+
+def _is_zero(direction: object) -> bool:
+    return isinstance(direction, SymbolicZero)

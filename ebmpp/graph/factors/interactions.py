@@ -1,0 +1,118 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Units that interact in a factor: declared pairs, or pairs that its traced energy shows."""
+
+from functools import lru_cache
+import math
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+
+from ebmpp.core import Edges, checks, sharding
+from ebmpp.dependence.program import Program
+from ebmpp.dependence.terms import SumOfTerms
+from ebmpp.errors import DeclarationError
+from ebmpp.families.family import Families
+from ebmpp.graph.factors import evaluation
+from ebmpp.graph.factors.factor import Factor, FactorParams, Scope
+
+#: Pairs of units that interact by block; None where each interacts with every other.
+Interactions = dict[str, Edges | None]
+
+
+def interactions(factor: Factor, families: Families) -> Interactions:
+    """Return the pairs of units of each block that interact.
+
+    :raises DeclarationError: for an energy that is not affine in a block of counts, or
+        that fails.
+    """
+    declared: Interactions = dict(factor.edges(families))
+    if factor.affine:
+        return declared
+    scope = tuple(families[b] for b in factor.blocks)
+    evaluation.check_families(factor, scope)
+    traced = terms_of(factor, scope, jnp.result_type(float))
+    for number, (block, family) in enumerate(zip(factor.blocks, scope)):
+        if block not in declared:
+            declared[block] = _pairs_of(traced, number, family.stat_shape)
+    return declared
+
+
+def terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:
+    """Return the energy as a sum of terms in the statistics, whatever the params."""
+    try:
+        hash((factor, scope))
+    except TypeError:  # a custom family or energy that holds a list
+        return _terms_of.__wrapped__(factor, scope, floats)
+    return _terms_of(factor, scope, floats)
+
+
+@lru_cache(maxsize=128)
+def _terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:
+    with sharding.eager():
+        families = dict(zip(factor.blocks, scope))
+        params = factor.init_params(jax.random.key(0), families)
+        leaves, structure = jax.tree.flatten(params)
+        sites = {
+            i: jax.ShapeDtypeStruct(f.statistic_shape, floats)
+            for i, f in enumerate(scope)
+        }
+
+        def energy(sites, siblings, _):
+            params = jax.tree.unflatten(structure, siblings.values())
+            value = factor.evaluate(params, *sites.values(), families=scope)
+            return as_scalar(factor, value)
+
+        try:
+            program = Program(energy, sites, dict(enumerate(leaves)), [])
+        except DeclarationError:
+            raise
+        except Exception as error:
+            raise energy_failed(factor, scope, params, error) from error
+        return SumOfTerms(program, [], {}, products=False)
+
+
+def _pairs_of(
+    traced: SumOfTerms, number: int, stat_shape: tuple[int, ...]
+) -> Edges | None:
+    """Return the pairs of units of one block that a term reads both of."""
+    sizes = [traced.program.size(slot) for slot in traced.program.sites.values()]
+    start = sum(sizes[:number])
+    stop = start + sizes[number]
+    width = math.prod(stat_shape)
+    if traced.reads_all(start, stop) or traced.edges is None:
+        return None
+    edges = traced.edges
+    inside = ((start <= edges) & (edges < stop)).all(1)
+    pairs = np.unique((edges[inside] - start) // width, axis=0)
+    return pairs[pairs[:, 0] != pairs[:, 1]]
+
+
+def as_scalar(factor: Factor, value: Any) -> Array:
+    """Return the value of an energy; refuse all but scalars."""
+    is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
+    if not is_number or jnp.shape(value) != ():
+        name = f"{factor!r}: value of energy"
+        raise checks.declaration_error(name, "a scalar", value)
+    return value
+
+
+def energy_failed(
+    factor: Factor,
+    scope: Scope,
+    params: FactorParams,
+    error: Exception,
+    hint: str = "",
+    kind: type[DeclarationError] = DeclarationError,
+) -> DeclarationError:
+    """Return the error for an energy that raises one."""
+    shapes = {b: f.statistic_shape for b, f in zip(factor.blocks, scope)}
+    return kind(
+        f"{factor!r}: energy failed for params of shape "
+        f"{jax.tree.map(np.shape, params)} and statistics of shape {shapes}: "
+        f"{error}{hint}"
+    )
