@@ -87,11 +87,19 @@ class SumOfTerms:
         pairs.sort_indices()
         return np.stack(pairs.nonzero(), 1).astype(np.int64)
 
-    def reads_all(self, start: int, stop: int) -> bool:
-        """Return True if one element reads all units from ``start`` on and before ``stop``."""
+    def numbers(self, site: str) -> range:
+        """Return the numbers of the units of a site."""
+        sizes = {name: self.program.size(s) for name, s in self.program.sites.items()}
+        names = list(sizes)
+        start = sum(sizes[name] for name in names[: names.index(site)])
+        return range(start, start + sizes[site])
+
+    def reads_all(self, units: range) -> bool:
+        """Return True if one element reads all of the ``units``."""
         for slot in self.live:
             rows = self.sets.rows(np.unique(self._sets(slot)))
-            if (np.diff(rows[:, start:stop].indptr) == stop - start).any():
+            columns = rows[:, units.start : units.stop]
+            if (np.diff(columns.indptr) == len(units)).any():
                 return True
         return False
 

@@ -40,6 +40,7 @@ from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor, evaluation
 from ebmpp.graph.factors.lateral import Split
+from ebmpp.graph.factors.terms import Terms
 
 #: Factors to which a sum is restricted; None for all.
 Factors = Iterable[Factor] | None
@@ -379,8 +380,8 @@ def part_context(
 
     eta = jax.vmap(eta_at)(t) if t else eta_at({})[None]
     prepared = tuple(
-        () if local is None else local.prepare(params[f.name])
-        for f, local in zip(split.inner_factors, split.locals, strict=True)
+        () if path is None else path.prepare(params[f.name])
+        for f, path in zip(split.inner_factors, split.fast_paths, strict=True)
     )
     return PartContext(to_units(eta, split.family), prepared)
 
@@ -405,11 +406,16 @@ def natural_part(
         return split.family.statistics(units[numbers])
 
     eta = split.take(context.eta, part)
-    for factor, local, prepared in zip(
-        split.inner_factors, split.locals, context.prepared, strict=True
+    for factor, path, prepared in zip(
+        split.inner_factors, split.fast_paths, context.prepared, strict=True
     ):
-        if local is not None:
-            eta = eta + local.field(prepared, statistics_at, part)
+        if isinstance(path, Terms):
+            others = {b: x[b] for b in factor.blocks if b != block}
+            t = {b: jnp.moveaxis(v, 0, -1) for b, v in graph.statistics(others).items()}
+            eta = eta + path.field(prepared, t, statistics_at, part)
+            continue
+        if path is not None:
+            eta = eta + path.field(prepared, statistics_at, part)
             continue
         state = {
             b: to_rows(units, split.family) if b == block else x[b]

@@ -72,6 +72,13 @@ def check_families(factor: Factor, scope: Scope) -> None:
             )
 
 
+def natural_of_energies(values: Values, energies: Array) -> Array:
+    """Return natural parameters, ``(statistics, ...)``, from energies ``(values, ...)``."""
+    # impossible values have infinite energies
+    drops = energies.min(0) - energies
+    return jnp.tensordot(jnp.asarray(values.solve, drops.dtype), drops, 1)
+
+
 def natural_of_units(
     energy_at: Callable[[Array], Array],
     family: Family,
@@ -96,9 +103,7 @@ def natural_of_units(
             moved = flat.at[unit].set(value, mode="drop")
             return energy_at(moved.reshape(statistics.shape))
 
-        energies = jax.vmap(energy_of)(table)
-        # impossible values have infinite energies
-        return jnp.asarray(values.solve, flat.dtype) @ (energies.min() - energies)
+        return natural_of_energies(values, jax.vmap(energy_of)(table))
 
     count = max(1, _MOST_IN_FLIGHT // (flat.size * len(table) * rows))
     units = jnp.asarray(units)

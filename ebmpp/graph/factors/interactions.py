@@ -16,7 +16,7 @@ from ebmpp.core import Edges, checks, sharding
 from ebmpp.dependence.program import Program
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import DeclarationError
-from ebmpp.families.family import Families
+from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors import evaluation
 from ebmpp.graph.factors.factor import Factor, FactorParams, Scope
 
@@ -36,9 +36,9 @@ def interactions(factor: Factor, families: Families) -> Interactions:
     scope = tuple(families[b] for b in factor.blocks)
     evaluation.check_families(factor, scope)
     traced = terms_of(factor, scope, jnp.result_type(float))
-    for number, (block, family) in enumerate(zip(factor.blocks, scope)):
+    for block, family in zip(factor.blocks, scope, strict=True):
         if block not in declared:
-            declared[block] = _pairs_of(traced, number, family.stat_shape)
+            declared[block] = _pairs_of(traced, block, family)
     return declared
 
 
@@ -58,14 +58,14 @@ def _terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:
         params = factor.init_params(jax.random.key(0), families)
         leaves, structure = jax.tree.flatten(params)
         sites = {
-            i: jax.ShapeDtypeStruct(f.statistic_shape, floats)
-            for i, f in enumerate(scope)
+            b: jax.ShapeDtypeStruct(f.statistic_shape, floats)
+            for b, f in families.items()
         }
 
         def energy(sites, siblings, _):
             params = jax.tree.unflatten(structure, siblings.values())
-            value = factor.evaluate(params, *sites.values(), families=scope)
-            return as_scalar(factor, value)
+            inputs = (sites[b] for b in factor.blocks)
+            return as_scalar(factor, factor.evaluate(params, *inputs, families=scope))
 
         try:
             program = Program(energy, sites, dict(enumerate(leaves)), [])
@@ -76,19 +76,15 @@ def _terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:
         return SumOfTerms(program, [], {}, products=False)
 
 
-def _pairs_of(
-    traced: SumOfTerms, number: int, stat_shape: tuple[int, ...]
-) -> Edges | None:
+def _pairs_of(traced: SumOfTerms, block: str, family: Family) -> Edges | None:
     """Return the pairs of units of one block that a term reads both of."""
-    sizes = [traced.program.size(slot) for slot in traced.program.sites.values()]
-    start = sum(sizes[:number])
-    stop = start + sizes[number]
-    width = math.prod(stat_shape)
-    if traced.reads_all(start, stop) or traced.edges is None:
+    inside = traced.numbers(block)
+    if traced.reads_all(inside) or traced.edges is None:
         return None
     edges = traced.edges
-    inside = ((start <= edges) & (edges < stop)).all(1)
-    pairs = np.unique((edges[inside] - start) // width, axis=0)
+    is_inside = ((inside.start <= edges) & (edges < inside.stop)).all(1)
+    units = (edges[is_inside] - inside.start) // math.prod(family.stat_shape)
+    pairs = np.unique(units, axis=0)
     return pairs[pairs[:, 0] != pairs[:, 1]]
 
 

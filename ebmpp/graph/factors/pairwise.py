@@ -209,7 +209,7 @@ class Neighbours:
     (100 chains).
     """
 
-    factor: Pairwise
+    factor: Factor
     split: Split
     edges: np.ndarray
 
@@ -219,8 +219,11 @@ class Neighbours:
         return _is_dense(self.split.family.size, self.edges)
 
     def prepare(self, params: Array) -> Array:
+        """Return the arranged weights of the pairs."""
+        return self.arrange(self.factor.pair_weights(params))
+
+    def arrange(self, weights: Array) -> Array:
         """Return a symmetric matrix of weights, or one weight per pair and a final 0."""
-        weights = self.factor.pair_weights(params)
         if self.dense:
             upper = _matrix(weights, self.edges, self.split.family.size)
             return upper + upper.T

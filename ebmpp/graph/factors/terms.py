@@ -1,0 +1,282 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Natural parameters of a part from the terms that the energy of a factor is a sum of.
+
+Units of a part share no term. Therefore one evaluation with all of them at one value
+shows the energy of each unit at that value: the sum of the terms that read it. Where no
+term reads more than two units, a few evaluations per visit of a block give a weight for
+each pair of units, as of a :class:`~ebmpp.Pairwise` factor.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core import expand, full_precision
+from ebmpp.core.groups import UNROLLED, positions_by_group
+from ebmpp.dependence.rules import is_polynomial
+from ebmpp.dependence.terms import SumOfTerms
+from ebmpp.families import Bernoulli
+from ebmpp.families.family import Families
+from ebmpp.graph.factors.evaluation import natural_of_energies, values_of
+from ebmpp.graph.factors.factor import Factor, FactorParams
+from ebmpp.graph.factors.interactions import terms_of
+from ebmpp.graph.factors.lateral import Field, Split, StatisticsAt
+from ebmpp.graph.factors.pairwise import Neighbours
+
+#: Params, and the coefficients of the terms at these.
+Prepared = tuple[FactorParams, Mapping[int, Array]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Terms:
+    """Terms of a factor, none of which reads two units of a part of a block."""
+
+    factor: Factor
+    split: Split
+    traced: SumOfTerms
+    reads: np.ndarray
+    """Elements of the terms and the units of the block that they read, as pairs sorted by both."""
+
+    @classmethod
+    def find(
+        cls, factor: Factor, families: Families, split: Split
+    ) -> "Terms | PairTerms | None":
+        """Return the terms of a factor; None where they do not help."""
+        if split.num_parts == 1 and not factor.affine and split.family.size == 1:
+            return None
+        scope = tuple(families[b] for b in factor.blocks)
+        traced = terms_of(factor, scope, jnp.result_type(float))
+        reads = _reads(traced, split)
+        parts = np.stack([reads[:, 0], split.colors[reads[:, 1]]], 1)
+        if len(np.unique(parts, axis=0)) < len(parts):
+            return None
+        terms = cls(factor, split, traced, reads)
+        num_read = np.bincount(reads[:, 0]).max(initial=0)
+        if len(factor.blocks) == 1 and num_read <= 2 and terms.is_finite:
+            return PairTerms(terms)
+        return None if factor.affine else terms
+
+    @property
+    def values(self) -> np.ndarray:
+        """Statistics at which units are evaluated: of all values, or 0 and the unit vectors."""
+        family = self.split.family
+        if not self.factor.affine:
+            values = values_of(family)
+            assert values is not None
+            return values.statistics
+        width = math.prod(family.stat_shape)
+        return np.eye(width + 1, width, -1)
+
+    @property
+    def is_finite(self) -> bool:
+        """True if no state has an infinite energy, by the primitives and constants."""
+        program = self.traced.program
+        constants = program.constants.values()
+        return is_polynomial(program) and all(np.isfinite(c).all() for c in constants)
+
+    def prepare(self, params: FactorParams) -> Prepared:
+        """Return the params and the coefficients of the terms."""
+        program = self.traced.program
+        zero = {name: jnp.zeros(program.shapes[s]) for name, s in program.sites.items()}
+        return params, self.traced.coefficients(self._inputs(params, zero))
+
+    @full_precision
+    def field(
+        self,
+        prepared: Prepared,
+        others: Mapping[str, Array],
+        statistics_at: StatisticsAt,
+        part: Any,
+    ) -> Field:
+        """Return natural parameters of the units of ``part``.
+
+        :param others: statistics of the other blocks, with the rows last.
+        """
+        family = self.split.family
+        here = jnp.moveaxis(statistics_at(np.arange(family.size)), 1, -1)
+        is_here = expand(self.split.colors == part, target=here)
+        values = values_of(family)
+        assert values is not None
+
+        def energies_of(value):
+            value = value.reshape(*family.stat_shape, 1).astype(here.dtype)
+            moved = jnp.where(is_here, value, here)
+            moved = moved.reshape(*family.statistic_shape, -1)
+            elements = self.elements(prepared, {**others, self.split.block: moved})
+            return self._sum_by_unit(elements, part)
+
+        table = jnp.asarray(values.statistics)
+        if len(table) <= UNROLLED:
+            energies = jnp.stack(list(map(energies_of, table)))
+        else:
+            energies = lax.map(energies_of, table)
+        eta = natural_of_energies(values, energies)
+        return jnp.moveaxis(eta, 0, -1).reshape(*eta.shape[1:], *family.stat_shape)
+
+    def _inputs(self, params: FactorParams, sites: Mapping[str, Array]) -> dict:
+        leaves = dict(enumerate(jax.tree.leaves(params)))
+        return self.traced.program.inputs({**sites, **leaves}, [])
+
+    def elements(self, prepared: Prepared, sites: Mapping[str, Array]) -> Array:
+        """Return all terms times their coefficients at rows, ``(elements, rows)``."""
+        params, coefficients = prepared
+
+        def at_row(sites):
+            values = self.traced.evaluate(self._inputs(params, sites), self.traced.live)
+            terms = self.traced.multiply(coefficients, values)
+            return jnp.concatenate([v.ravel() for v in terms.values()])
+
+        return jax.vmap(at_row, -1, -1)(sites)
+
+    def _sum_by_unit(self, elements: Array, part: Any) -> Array:
+        """Return the sum of the elements that read each unit of a part."""
+        element, place = self._lists
+        width = len(self.split.units[part]) if self.split.unrolled else self._width
+        if self.split.unrolled:
+            element, place = element[part], place[part]
+        else:
+            element = jnp.asarray(self.split.padded(element, 0))[part]
+            place = jnp.asarray(self.split.padded(place, width))[part]
+        # rows are contiguous, so this is faster than a gather of a table
+        return jax.ops.segment_sum(
+            elements[element], place, width, indices_are_sorted=True
+        )
+
+    @property
+    def _width(self) -> int:
+        return self.split.table.shape[1]
+
+    @functools.cached_property
+    def _lists(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Elements of each part, and the places of their units in it, in order."""
+        element, unit = self.reads[np.argsort(self.reads[:, 1], kind="stable")].T
+        groups = positions_by_group(self.split.colors[unit], self.split.num_parts)
+        place = self.split.place[unit]
+        return [element[g] for g in groups], [place[g] for g in groups]
+
+
+def _reads(traced: SumOfTerms, split: Split) -> np.ndarray:
+    """Return the pairs of an element of the concatenated terms and a unit that it reads."""
+    inside = traced.numbers(split.block)
+    width = math.prod(split.family.stat_shape)
+    lists = []
+    start = 0
+    for slot in traced.live:
+        element, number = traced.elements(slot)
+        is_inside = (inside.start <= number) & (number < inside.stop)
+        unit = (number[is_inside] - inside.start) // width
+        lists.append(np.stack([start + element[is_inside], unit], 1))
+        start += traced.program.size(slot)
+    return np.unique(np.concatenate(lists), axis=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairTerms:
+    r"""Terms of one block, each of one or two units, as weights of pairs of statistics.
+
+    With statistics t and t' of both units and :math:`t_0 = t'_0 = 1`, a term is
+    :math:`\sum_{pq} C_{pq} t_p t'_q`, and :math:`C = P F P^T` follows from its values F
+    at the pairs of values of both. For each binary digit of the numbers of the parts,
+    units take one value where it is 0 and another where it is 1.
+    """
+
+    terms: Terms
+
+    def prepare(self, params: FactorParams) -> tuple[Array, Any]:
+        """Return the constant part of the natural parameters and the weights of the pairs."""
+        size = self.terms.split.family.size
+        c = self.coefficients(params)
+        first, second = self._ends
+        constant = jax.ops.segment_sum(c[:, 1:, 0], first, size)
+        constant += jax.ops.segment_sum(c[:, 0, 1:], second, size)
+        pairs, number = self._pairs
+        # a term of one unit is in no pair, and is dropped
+        weights = jax.ops.segment_sum(c[:, 1:, 1:], number, len(pairs))
+        return -constant.ravel(), self._neighbours.arrange(-weights.ravel())
+
+    @full_precision
+    def coefficients(self, params: FactorParams) -> Array:
+        """Return C of each element that reads units."""
+        terms = self.terms
+        prepared = terms.prepare(params)
+        table = terms.values
+        count = len(table)
+        basis = np.linalg.pinv(np.c_[np.ones(count), table])
+        at = np.indices((count, count)).reshape(2, -1)
+        colors = terms.split.colors
+        first, second = (np.append(colors, 0)[ends] for ends in self._ends)
+        values: Any = 0.0
+        for digit in range(int(colors.max()).bit_length() or 1):
+            states = table[
+                at[colors >> digit & 1]
+            ]  # (size, pairs of values, statistics)
+            rows = np.moveaxis(states, 1, -1)
+            rows = rows.reshape(*terms.split.family.statistic_shape, -1)
+            elements = terms.elements(prepared, {terms.split.block: jnp.asarray(rows)})
+            elements = elements[self._elements].reshape(-1, count, count)
+            is_turned = (first >> digit & 1).astype(bool)[:, None, None]
+            turned = jnp.where(is_turned, elements.swapaxes(1, 2), elements)
+            differs = ((first ^ second) >> digit & 1).astype(bool) | (digit == 0)
+            values = jnp.where(differs[:, None, None], turned, values)
+        return jnp.einsum("pk,ekl,ql->epq", basis, values, basis)
+
+    @full_precision
+    def field(
+        self, prepared: tuple[Array, Any], statistics_at: StatisticsAt, part: Any
+    ) -> Field:
+        """Return natural parameters of the units of ``part``."""
+        constant, weights = prepared
+        family = self.terms.split.family
+        t = statistics_at(np.arange(family.size))
+        nodes = jnp.moveaxis(t, 1, -1).reshape(-1, t.shape[1])
+        split = self._neighbours.split
+        eta = split.take(constant, part)[:, None]
+        eta = eta + self._neighbours.field(weights, nodes.__getitem__, part)
+        units = eta.reshape(-1, *family.stat_shape, eta.shape[1])
+        return jnp.moveaxis(units, -1, 1)
+
+    @functools.cached_property
+    def _elements(self) -> np.ndarray:
+        return np.unique(self.terms.reads[:, 0])
+
+    @functools.cached_property
+    def _ends(self) -> np.ndarray:
+        """First and second unit of each element; the size of the block where there is none."""
+        element, unit = self.terms.reads.T
+        _, start, count = np.unique(element, return_index=True, return_counts=True)
+        second = np.append(unit, 0)[start + 1]
+        return np.stack([unit[start], np.where(count == 2, second, self._size)])
+
+    @property
+    def _size(self) -> int:
+        return self.terms.split.family.size
+
+    @functools.cached_property
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct pairs of units, and the number of the pair of each element."""
+        ends = self._ends.T
+        is_pair = ends[:, 1] < self._size
+        pairs, number = np.unique(ends[is_pair], axis=0, return_inverse=True)
+        numbers = np.full(len(ends), len(pairs))
+        numbers[is_pair] = number.ravel()
+        return pairs, numbers
+
+    @functools.cached_property
+    def _neighbours(self) -> Neighbours:
+        """Pairs of statistics as units with a scalar each."""
+        split = self.terms.split
+        width = math.prod(split.family.stat_shape)
+        colors = np.repeat(split.colors, width)
+        nodes = Split(split.block, Bernoulli(len(colors)), colors)
+        statistic = np.indices((width, width)).reshape(2, -1).T
+        edges = self._pairs[0][:, None] * width + statistic
+        return Neighbours(self.terms.factor, nodes, edges.reshape(-1, 2))
