@@ -315,7 +315,7 @@ def nonzero(total: Scalar) -> Scalar:
 
 
 def _interacting(graph: FactorGraph) -> list[Factor]:
-    return [f for f in graph.factors if f.interacts]
+    return [f for f in graph.factors if f.interacts and f.affine]
 
 
 def _bias_names(graph: FactorGraph) -> dict[str, str]:

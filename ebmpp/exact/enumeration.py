@@ -100,6 +100,11 @@ def make_plan(
     infinite = {b for b in free if graph.families[b].states() is None}
     gaussian = {b for b in infinite if graph.families[b].is_quadratic}
     integrated = {b for edge in graph.interacting(gaussian) for b in edge}
+    for b in graph.nonconjugate.intersection(free):
+        raise IntractableError(
+            f"real-valued block {b!r} is in a factor with affine=False, so it can be "
+            f"neither enumerated nor integrated in closed form. {_ESTIMATE}"
+        )
     for a, b in graph.interacting(infinite):
         if not {a, b} <= integrated:
             raise IntractableError(

@@ -41,6 +41,8 @@ class Declaration:
     splits: Mapping[str, SplitBlock]
     """Blocks whose units interact, or are in a factor that is not affine, in parts of units
     that do not interact."""
+    evaluated: frozenset[str]
+    """Blocks of factors that are not affine: they are neither summed out nor set to means."""
     nonconjugate: frozenset[str]
     """Real-valued blocks of factors that are not affine: they have no conditional in closed
     form."""
@@ -89,8 +91,9 @@ class Declaration:
             edges.update(itertools.combinations(scope, 2))
         put("edges", frozenset(edges))
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
-        lax = {b for f in self.factors if not f.affine for b in f.blocks}
-        reals = (b for b in lax if not self.families[b].support.is_discrete)
+        evaluated = (b for f in self.factors if not f.affine for b in f.blocks)
+        put("evaluated", frozenset(evaluated))
+        reals = (b for b in self.evaluated if self.families[b].states() is None)
         put("nonconjugate", frozenset(reals))
         put("param_shapes", {f.name: _param_shapes(self, f) for f in self.factors})
         put("block_layers", tuple(self._block_layers()))

@@ -15,6 +15,7 @@ import jax
 from ebmpp.core import Params
 from ebmpp.core.display import Card, Grid
 from ebmpp.graph.declaration import Declaration
+from ebmpp.graph.factors import Factor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +49,8 @@ def card(graph: Declaration) -> Card:
 def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
     """Return a table of factors and their params' shapes, and root mean squares of ``params``."""
     head = ["factor", "kind", "blocks", "shape", "params"]
+    if graph.evaluated:
+        head.append("evaluations per sweep")
     if params is not None:
         head.append("root mean square")
     rows = []
@@ -58,10 +61,19 @@ def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
         kind = type(factor).__name__
         row = [factor.name, kind, ", ".join(factor.blocks), ", ".join(shapes)]
         row.append(_size(tree))
+        if graph.evaluated:
+            row.append(_evaluations(graph, factor))
         if params is not None:
             row.append(_root_mean_square(params[factor.name]))
         rows.append(tuple(row))
     return Grid(tuple(head), rows)
+
+
+def _evaluations(graph: Declaration, factor: Factor) -> int:
+    """Return how often a sweep evaluates the energy of a factor; 0 where it is affine."""
+    if factor.affine:
+        return 0
+    return sum(graph.splits[b].evaluations(factor) for b in factor.blocks)
 
 
 def _root_mean_square(params: PyTree) -> float:

@@ -55,6 +55,11 @@ def terms(graph: Declaration, params: Params) -> Terms:
             raise checks.error(
                 f"block {b!r}", "of one statistic per unit, as Spin is", family
             )
+    if graph.evaluated:
+        raise IntractableError(
+            f"the energy of {graph!r} must be one of pairs of units, and has factors with "
+            "affine=False. Declare the pairs by Pairwise."
+        )
     zero = jnp.zeros(graph.num_units)
 
     def energy_at(flat):

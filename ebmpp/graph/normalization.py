@@ -52,10 +52,11 @@ _TimesAt = Callable[[Statistics, _Vectors], _Vectors]
 
 
 def check(graph: Declaration, params: Params) -> None:
-    """Check that the model normalises."""
-    quadratic = [b for b, f in graph.families.items() if f.is_quadratic]
-    unbounded = [b for b, f in graph.families.items() if _is_unbounded(f)]
-    for block, family in graph.families.items():
+    """Check that the model normalises, except for real-valued blocks under any energy."""
+    families = {b: f for b, f in graph.families.items() if b not in graph.nonconjugate}
+    quadratic = [b for b, f in families.items() if f.is_quadratic]
+    unbounded = [b for b, f in families.items() if _is_unbounded(f)]
+    for block, family in families.items():
         if _is_restricted(family):
             _check_reach(graph, params, block)
     for a, b in graph.interacting(unbounded):

@@ -38,7 +38,11 @@ from ebmpp.families import (
 )
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Pairwise
-from ebmpp.graph.factors.probe import generic_statistics, with_noise
+from ebmpp.graph.factors.probe import (
+    generic_statistics,
+    random_statistics,
+    with_noise,
+)
 from ebmpp.graph.graph import FactorGraph
 from ebmpp.graph.states import ordered_params
 
@@ -60,6 +64,7 @@ _COMMON = {
 }  # fields of every factor
 # relative, of a custom energy at one state: params may have 16 bits, devices differ
 _TOLERANCE = 1e-2
+_STATES = 16  # at which an energy that is not affine is compared
 
 
 def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> None:
@@ -261,9 +266,23 @@ def _describe_factor(
 
 
 def _value(factor: Factor, families: Families, params: PyTree) -> list[float | None]:
-    """Return the energy at one generic state, and the magnitude of the terms in its sum."""
+    """Return the energy at one generic state, and the magnitude of the terms in its sum.
+
+    An energy that is not affine is taken at states; the magnitude is then the largest.
+    """
     families = {b: families[b] for b in factor.blocks}
     scope = tuple(families.values())
+    if not factor.affine:
+        t = random_statistics(families, families, _STATES)
+
+        def value_at(row):
+            inputs = (row[b] for b in factor.blocks)
+            return factor.evaluate(params, *inputs, families=scope)
+
+        with jax.default_matmul_precision("highest"):
+            values = np.asarray(jax.jit(jax.vmap(value_at))(t), float)
+        size = np.abs(values, where=np.isfinite(values), out=np.zeros(_STATES)).max()
+        return [x if np.isfinite(x) else None for x in (float(values[0]), float(size))]
     stats = list(generic_statistics(families, np.random.default_rng(0)).values())
 
     def energy_at(statistics):

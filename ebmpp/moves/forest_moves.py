@@ -56,7 +56,12 @@ class Forests(Move[tuple[Array, Array]]):
         return tuple(b for b, _ in self.units)
 
     def check(self, graph: FactorGraph) -> None:
-        """Refuse units that make a cycle."""
+        """Refuse units that make a cycle, or of a factor that is not affine."""
+        for b in graph.evaluated.intersection(self.blocks):
+            raise IntractableError(
+                f"block {b!r} is in a factor with affine=False, so it has no tables of "
+                "pairs of units. Use Layer."
+            )
         _tables(graph, self.units)
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from scipy import sparse
 
 from ebmpp.core import positions_by_group
 from ebmpp.families.family import Families
+from ebmpp.graph.factors.evaluation import values_of
 from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.interactions import interactions
 from ebmpp.graph.factors.lateral import Local, Split
-from ebmpp.graph.factors.terms import Terms
+from ebmpp.graph.factors.terms import PairTerms, Terms
 
 _STRATEGIES = ("DSATUR", "smallest_last", "largest_first")
 # edges and nodes; DSATUR takes 9 s on a torus of 4096 nodes, 14 s on a clique of 784
@@ -70,12 +71,24 @@ class SplitBlock(Split):
     outer_factors: tuple[Factor, ...]
 
     @functools.cached_property
-    def fast_paths(self) -> tuple[Local | Terms | None, ...]:
+    def fast_paths(self) -> tuple[Local | Terms | PairTerms | None, ...]:
         """Fast path of each factor of :attr:`inner_factors`, else its terms, if it has them."""
         return tuple(
             Terms.find(f, self.families, self) if local is None else local
             for f, local in zip(self.inner_factors, self.locals, strict=True)
         )
+
+    def evaluations(self, factor: Factor) -> int:
+        """Return how often a visit of the block evaluates a factor that is not affine."""
+        path = self.fast_paths[self.inner_factors.index(factor)]
+        if isinstance(path, PairTerms):
+            return path.num_evaluations
+        values = values_of(self.family)
+        if values is None:
+            return 0
+        is_shared = isinstance(path, Terms)
+        changes = self.num_parts if is_shared else self.family.size
+        return changes * len(values.statistics)
 
     @property
     def locals(self) -> tuple[Local | None, ...]:

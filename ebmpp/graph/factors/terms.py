@@ -191,6 +191,15 @@ class PairTerms:
 
     terms: Terms
 
+    @property
+    def num_evaluations(self) -> int:
+        """Number of evaluations of the energy that :meth:`prepare` makes, for all rows at once."""
+        return self._num_digits * len(self.terms.values) ** 2
+
+    @property
+    def _num_digits(self) -> int:
+        return (self.terms.split.num_parts - 1).bit_length() or 1
+
     def prepare(self, params: FactorParams) -> tuple[Array, Any]:
         """Return the constant part of the natural parameters and the weights of the pairs."""
         size = self.terms.split.family.size
@@ -215,7 +224,7 @@ class PairTerms:
         colors = terms.split.colors
         first, second = (np.append(colors, 0)[ends] for ends in self._ends)
         values: Any = 0.0
-        for digit in range(int(colors.max()).bit_length() or 1):
+        for digit in range(self._num_digits):
             states = table[
                 at[colors >> digit & 1]
             ]  # (size, pairs of values, statistics)

@@ -107,7 +107,14 @@ def rewire(
     init = Initial(factor, tuple((b, parts[b].family) for b in factor.blocks))
     energy = Rewired(factor, assemblies, scope, offset, scale)
     lateral = _lateral(factor, parts)
-    return Factor(*scope, energy=energy, init=init, name=factor.name, lateral=lateral)
+    return Factor(
+        *scope,
+        energy=energy,
+        init=init,
+        name=factor.name,
+        lateral=lateral,
+        affine=factor.affine or not names,
+    )
 
 
 def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]:

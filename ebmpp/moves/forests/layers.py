@@ -24,7 +24,7 @@ def suits(graph: Declaration, block: str) -> bool:
     family = graph.families[block]
     with sharding.eager():
         states = family.states()
-    if states is None or len(states) > _MAX_STATES:
+    if states is None or len(states) > _MAX_STATES or block in graph.evaluated:
         return False
     return 2 * len(_lateral(graph, block)) < _MAX_DEGREE * family.size
 
@@ -116,5 +116,5 @@ def _lateral(graph: Declaration, block: str) -> Edges:
     edges = [np.empty((0, 2), np.int64)]
     if block in graph.splits:
         factors = graph.splits[block].inner_factors
-        edges += [f.edges(graph.families)[block] for f in factors]
+        edges += [f.edges(graph.families)[block] for f in factors if f.affine]
     return np.unique(np.sort(np.concatenate(edges), axis=1), axis=0)
