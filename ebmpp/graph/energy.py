@@ -89,7 +89,6 @@ def natural(
     """
     if factors is None:
         factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
-    refuse_nonconjugate(graph, blocks, factors)
     independent = [b for b in blocks if b not in graph.splits or b not in statistics]
     start = {**statistics, **zero_statistics(graph, independent)}
     return contributed(graph, factors, params, start, blocks)
@@ -104,7 +103,7 @@ def refuse_nonconjugate(
             raise IntractableError(
                 f"real-valued block {b!r} ({graph.families[b]!r}) is in a factor with "
                 "affine=False, so its conditional has no closed form. Move it by "
-                "ebmpp.moves.informed_sweep or a Hamiltonian move."
+                "ebmpp.moves.informed_sweep or ebmpp.moves.Hamiltonian."
             )
 
 
@@ -151,13 +150,13 @@ def contributed(
     blocks: Iterable[str] | None = None,
 ) -> Eta:
     """Return the terms of ``factors`` in the natural parameters of blocks, all by default."""
+    blocks = list(statistics if blocks is None else blocks)
+    refuse_nonconjugate(graph, blocks, graph.factors if factors is None else factors)
 
     def log_density_at(t):
         return -energy(graph, params, {**statistics, **t}, factors)
 
-    return jax.grad(log_density_at)(
-        {b: statistics[b] for b in (statistics if blocks is None else blocks)}
-    )
+    return jax.grad(log_density_at)({b: statistics[b] for b in blocks})
 
 
 def affine(

@@ -341,7 +341,7 @@ class FactorGraph(Declaration, Shown):
             units ``splits["x"].units[0]``.
         :raises IntractableError: for a block whose units interact.
         """
-        if block in self.splits:
+        if block in self.splits and block not in self.nonconjugate:
             raise IntractableError(
                 f"{clash(block, block)}, so they are not independent given the rest. "
                 f"Ask for a part such as {lateral.part_name(block, 0)!r}, or draw the "

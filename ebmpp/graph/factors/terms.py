@@ -51,7 +51,7 @@ class Terms:
         cls, factor: Factor, families: Families, split: Split
     ) -> "Terms | PairTerms | None":
         """Return the terms of a factor; None where they do not help."""
-        if split.num_parts == 1 and not factor.affine and split.family.size == 1:
+        if not factor.affine and values_of(split.family) is None:
             return None
         scope = tuple(families[b] for b in factor.blocks)
         traced = terms_of(factor, scope, jnp.result_type(float))
