@@ -40,6 +40,7 @@ from ebmpp.families import (
     Gaussian,
     Poisson,
     Spin,
+    VonMises,
 )
 from ebmpp.graph import (
     Bias,
@@ -104,6 +105,7 @@ __all__ = [
     "Stage",
     "SwendsenWang",
     "TemperedPCD",
+    "VonMises",
     "WeightedPCD",
     "ais",
     "bracket",

@@ -10,6 +10,7 @@ from ebmpp.families.family import Family
 from ebmpp.families.gaussian import Gaussian
 from ebmpp.families.poisson import Poisson
 from ebmpp.families.spin import Spin
+from ebmpp.families.von_mises import VonMises
 
 __all__ = [
     "Bernoulli",
@@ -20,4 +21,5 @@ __all__ = [
     "Gaussian",
     "Poisson",
     "Spin",
+    "VonMises",
 ]

@@ -35,6 +35,7 @@ from ebmpp.families import (
     Gaussian,
     Poisson,
     Spin,
+    VonMises,
 )
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Pairwise
@@ -50,7 +51,16 @@ from ebmpp.graph.states import ordered_params
 Description = Mapping[str, PyTree]
 
 _KIND = archive.Kind("ebmpp model", 1, "ebmpp.save")
-_FAMILIES = (Bernoulli, Binomial, Categorical, Exponential, Gaussian, Poisson, Spin)
+_FAMILIES = (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Exponential,
+    Gaussian,
+    Poisson,
+    Spin,
+    VonMises,
+)
 _FACTORS = (Bias, Bilinear, Convolution, Pairwise)
 #: Classes that a file describes completely, by name; Linear has a function.
 _CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FAMILIES + _FACTORS}

@@ -5,7 +5,7 @@ a unit's values.
 
 Tests families/bernoulli.py, families/binomial.py, families/categorical.py,
 families/exponential.py, families/family.py, families/gaussian.py, families/poisson.py,
-families/spin.py, families/values.py.
+families/spin.py, families/values.py, families/von_mises.py.
 """
 
 import functools
@@ -30,11 +30,14 @@ from ebmpp import (
     Gaussian,
     Poisson,
     Spin,
+    VonMises,
 )
 from ebmpp.core import random
 from ebmpp.families.family import log_ratio
-from helpers import FAMILIES, FINITE, assert_law, assert_rows_law, often
+import helpers
+from helpers import FINITE, assert_law, assert_rows_law, often
 
+FAMILIES = helpers.FAMILIES | {"von_mises": VonMises(2)}
 ROWS = 20_000
 
 
@@ -52,6 +55,8 @@ def grid(family: Family) -> tuple[np.ndarray, float]:
     """A unit's values and the width of a step: every count, or a fine mesh."""
     if isinstance(family, Gaussian):
         return np.linspace(-15, 15, 6001), 30 / 6000
+    if isinstance(family, VonMises):
+        return (np.arange(6000) / 3000 - 1) * np.pi, np.pi / 3000
     if isinstance(family, Exponential):
         return np.arange(0.0005, 60, 0.001), 0.001
     if isinstance(family, Poisson):
@@ -257,6 +262,7 @@ SUPPORTS = {
     "poisson": ([0, 5], [-1, 0.5, np.inf, np.nan]),
     "exponential": ([0, 0.3], [-0.1, np.inf, np.nan]),
     "gaussian": ([-3, 0.2], [np.inf, np.nan]),
+    "von_mises": ([-3, 3.1], [-3.2, 4, np.nan]),
 }
 
 
@@ -277,6 +283,13 @@ def test_draws_at_extreme_words_are_finite() -> None:
     for family, eta in ((Gaussian(1), 0.0), (Exponential(1), -1.0)):
         draws = jax.jit(family.sample)(words, np.full((2, 1), eta, np.float32))
         assert np.isfinite(draws).all()
+
+
+def test_initial_angles_are_in_the_support_under_jit() -> None:
+    words = np.arange(24, dtype=np.uint32).reshape(4, 3, 2)
+    angles = VonMises(3)
+    x = jax.jit(angles.initial)(words)
+    assert np.asarray(angles.in_support(x)).all() and np.std(x) > 0.5
 
 
 def test_draws_do_not_depend_on_the_default_generator() -> None:

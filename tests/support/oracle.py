@@ -28,6 +28,7 @@ from ebmpp import (
     Gaussian,
     Poisson,
     Spin,
+    VonMises,
 )
 from ebmpp.graph import Linear
 
@@ -61,6 +62,8 @@ def numpy_statistics(family: Family, x: np.ndarray) -> np.ndarray:
         return (x[..., None] == np.arange(family.num_categories)).astype(float)
     if isinstance(family, Ordinal) or (isinstance(family, Gaussian) and family.learned):
         return np.stack([x, x * x], -1)
+    if isinstance(family, VonMises):
+        return np.stack([np.cos(x), np.sin(x)], -1)
     return x
 
 
