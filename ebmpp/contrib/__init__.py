@@ -13,7 +13,11 @@ from ebmpp.contrib.gibbs_langevin import GibbsLangevin, langevin_sweep
 from ebmpp.contrib.langevin import Langevin
 from ebmpp.contrib.mean_statistics import data_statistics
 from ebmpp.contrib.metropolis import Metropolis, MetropolisCoupling, metropolis_sweep
-from ebmpp.contrib.metropolized import Metropolized, metropolized_sweep
+from ebmpp.contrib.metropolized import (
+    GibbsWithGradients,
+    Metropolized,
+    metropolized_sweep,
+)
 from ebmpp.contrib.pretraining import pretrain
 from ebmpp.contrib.rates import RatesFPCD, RatesHerding, RatesState, SamplePenalization
 from ebmpp.contrib.spectral import spectral_descent
@@ -24,6 +28,7 @@ __all__ = [
     "SDCP",
     "ClusterBlock",
     "GibbsLangevin",
+    "GibbsWithGradients",
     "Herding",
     "Langevin",
     "LocalModeUCD",

@@ -1,25 +1,28 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Metropolised Gibbs move: units change their values as often as their conditionals allow."""
+"""Metropolis moves of single units: Metropolised Gibbs, and Gibbs with gradients."""
 
 from collections.abc import Iterable, Sequence
 import dataclasses
 
 from jaxtyping import Float, Real
 
+import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import checks, random, sharding
 from ebmpp.core.backend import full_precision
+from ebmpp.core.rows import expand
 from ebmpp.core.types import Blocks, Chains, Draws, Eta, Keys, Natural, Rows, Words
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.families import Categorical
 from ebmpp.families.family import Families, Family, num_words, split_words
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
-from ebmpp.moves import gibbs
+from ebmpp.moves import Informed, gibbs
 from ebmpp.moves.couplings import Attempt, PartIndex, Trial, where_rows
+from ebmpp.moves.gradients.informed import States, values_of
 from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows
 from ebmpp.moves.target import Target
 
@@ -187,6 +190,59 @@ def metropolized_sweep(
     return tuple(moves)
 
 
+@dataclasses.dataclass(frozen=True)
+class GibbsWithGradients(Informed):
+    r"""Steps that set one unit to one value, in proportion to the root of its gain.
+
+    Unit i takes the value k with probability proportional to :math:`e^{a d_{ik}}`, where
+    :math:`d_{ik}` is the gain in log density to first order, and a = 1/2 unless
+    ``step_size`` says otherwise. Present values are among the choices, so the move is
+    lazy: chains that always flip one unit never meet from states an odd number of flips
+    apart. For comparison: pairs of :class:`ebmpp.moves.Informed` meet many times sooner.
+
+    **References**
+
+    1. Grathwohl, Swersky, Hashemi, Duvenaud, Maddison (2021), *Oops I took a gradient:
+       scalable sampling for discrete distributions*.
+
+    **Example**
+
+    >>> import networkx as nx, ebmpp
+    >>> from ebmpp.contrib import GibbsWithGradients
+    >>> lattice = ebmpp.FactorGraph.from_networkx(nx.path_graph(3), ebmpp.Spin)
+    >>> kernel = ebmpp.BlockedGibbs(lattice, moves=GibbsWithGradients(("x",), num_steps=3))
+    """
+
+    step_size: float | None = 0.5
+
+    def log_probs(self, gain: Array, here: Array) -> Array:
+        """Return unnormalised log-probabilities of setting a unit to each of its values."""
+        return jnp.asarray(self.step_size) * gain
+
+    def evaluate(self, target: Target, x: Rows, new: Rows) -> States:
+        """Return states whose score includes the normaliser of the choice."""
+        states = super().evaluate(target, x, new)
+        log_total = jax.nn.logsumexp(_joined(states.logits), -1)
+        return states._replace(score=states.score - log_total)
+
+    def proposals(self, graph: FactorGraph, states: States) -> tuple[Families, Blocks]:
+        """Return one distribution of all pairs of a unit and a value."""
+        eta = _joined(states.logits)[:, None]
+        return {"": Categorical(1, eta.shape[-1])}, {"": eta}
+
+    def values(self, graph: FactorGraph, x: Rows, drawn: Rows) -> Blocks:
+        """Return states with one unit set."""
+        result = {}
+        start = 0
+        for b, v in x.items():
+            values = values_of(graph.families[b]).astype(v.dtype)
+            unit, value = jnp.divmod(drawn[""] - start, len(values))
+            is_set = (jnp.arange(v[0].size) == unit).reshape(v.shape)
+            result[b] = jnp.where(is_set, expand(values[value][:, 0], v), v)
+            start += v[0].size * len(values)
+        return result
+
+
 def _is_finite(family: Family) -> bool:
     with sharding.eager():  # also called while a kernel is traced
         return family.states() is not None
@@ -252,3 +308,7 @@ def _states(family: Family) -> Draws:
 
 def _values(family: Family, index: Array) -> Draws:
     return _states(family)[index].astype(family.dtype)
+
+
+def _joined(logits: Rows) -> Array:
+    return jnp.concatenate([v.reshape(len(v), -1) for v in logits.values()], -1)

@@ -66,6 +66,22 @@ def energy(
     return total
 
 
+@full_precision
+def written(
+    graph: Declaration,
+    params: Params,
+    statistics: Statistics,
+    factors: Iterable[Factor],
+) -> Scalar:
+    """Return the sum of some factors, whose derivatives are those of the energy as written."""
+    total = jnp.zeros(())
+    for factor in factors:
+        scope = tuple(graph.families[b] for b in factor.blocks)
+        inputs = (statistics[b] for b in factor.blocks)
+        total += factor.evaluate(params[factor.name], *inputs, families=scope)
+    return total
+
+
 def zero_statistics(graph: Declaration, blocks: Iterable[str]) -> Eta:
     """Return statistics of some blocks that are all 0."""
     return {b: jnp.zeros(graph.families[b].statistic_shape) for b in blocks}
@@ -115,14 +131,8 @@ def fields(graph: Declaration, params: Params, x: Rows) -> Eta:
     Without factors that are not affine they are the conditionals' natural parameters.
     """
 
-    @full_precision
     def log_density_at(t):
-        total = jnp.zeros(())
-        for factor in graph.factors:
-            scope = tuple(graph.families[b] for b in factor.blocks)
-            inputs = (t[b] for b in factor.blocks)
-            total -= factor.evaluate(params[factor.name], *inputs, families=scope)
-        return total
+        return -written(graph, params, t, graph.factors)
 
     eta = jax.vmap(jax.grad(log_density_at))(graph.statistics(x))
     return {b: eta[b] for b in x}

@@ -5,6 +5,7 @@
 from ebmpp.moves.clusters import Clusters, cluster_sweep
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.forest_moves import Forests, forest_sweep
+from ebmpp.moves.gradients import Hamiltonian, Informed, informed_sweep
 from ebmpp.moves.mixture import Mixture, mixture_sweep
 from ebmpp.moves.move import Drawn, Layer, Move, gibbs_sweep, one_chain
 from ebmpp.moves.target import Pool, Target
@@ -15,6 +16,8 @@ __all__ = [
     "Clusters",
     "Drawn",
     "Forests",
+    "Hamiltonian",
+    "Informed",
     "Layer",
     "Mixture",
     "Move",
@@ -25,6 +28,7 @@ __all__ = [
     "cluster_sweep",
     "forest_sweep",
     "gibbs_sweep",
+    "informed_sweep",
     "mixture_sweep",
     "one_chain",
     "tempered",

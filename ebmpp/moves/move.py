@@ -181,6 +181,11 @@ def both_as_rows(z: Chains) -> Blocks:
     return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
 
 
+def as_chains(x: Rows) -> Blocks:
+    """Undo :func:`both_as_rows`."""
+    return {b: v.reshape(2, -1, *v.shape[1:]) for b, v in x.items()}
+
+
 def stack_chains(x: Rows, y: Rows) -> Blocks:
     """Return the leading chain ``x`` and the following one ``y``, stacked."""
     return {b: jnp.stack([x[b], y[b]]) for b in x}
@@ -189,6 +194,15 @@ def stack_chains(x: Rows, y: Rows) -> Blocks:
 def one_chain(z: Chains, index: int) -> Blocks:
     """Return the rows of the leading chain, 0, or of the following one, 1."""
     return {b: v[index] for b, v in z.items()}
+
+
+def with_invalid(broken: RowMask, x: Rows) -> Blocks:
+    """Return rows with values that no unit can have where they are broken."""
+    result = {}
+    for b, v in x.items():
+        invalid = jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
+        result[b] = where_rows(~broken, v, invalid)
+    return result
 
 
 def rows_equal(z: Shaped[Array, "2 rows ..."]) -> RowMask:

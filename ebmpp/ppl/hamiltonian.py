@@ -1,74 +1,33 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-r"""Pairs of Hamiltonian Monte Carlo chains of a NumPyro model's continuous sites.
+"""Pairs of Hamiltonian Monte Carlo chains of a NumPyro model's continuous sites.
 
-A step is a Hamiltonian transition, in which the two chains share momentum and
-acceptance uniform, and which brings them closer; then a step of a random walk, whose
-proposals are coupled by reflection and maximally, so that close chains become equal.
-With :math:`\Sigma = L L^\top` the inverse mass matrix, :math:`s` the scale of the walk,
-:math:`\delta = L^{-1}(x - y) / s` and :math:`\xi` standard normal, the chains propose
-:math:`x + s L \xi` and :math:`y + s L \eta`, where
-
-.. math::
-
-    \eta = \begin{cases}
-        \xi + \delta & \text{with probability } \min(1, \phi(\xi + \delta) / \phi(\xi)) \\
-        \xi - 2 (e^\top \xi)\, e, \quad e = \delta / |\delta| & \text{otherwise,}
-    \end{cases}
-
-so that both propose the same point as often as any coupling can.
-
-**References**
-
-1. Heng, Jacob (2019), *Unbiased Hamiltonian Monte Carlo with couplings*, section 3.
-2. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with couplings*,
-   section 4.1.
+The transition is that of :mod:`ebmpp.moves.gradients.hamiltonian`, in NumPyro's unconstrained
+space.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-import math
-from typing import NamedTuple
 
-from jaxtyping import PyTree
 import numpy as np
 from numpyro import handlers
 from numpyro.infer.gibbs import conditioned, with_conditioning
-from numpyro.infer.hmc_util import euclidean_kinetic_energy, velocity_verlet
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 
 import jax
-from jax import Array, lax
+from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays, checks, random
+from ebmpp.core import SiteArrays, checks
 from ebmpp.errors import StateError
+from ebmpp.moves.gradients.hamiltonian import Transition, draw_numbers
 from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled, SiteValues
 from ebmpp.traced.data import values_in
 
 #: Length of a trajectory, in units of the posterior's standard deviations.
 _LENGTH = 1.4
-
-
-class _Draws(NamedTuple):
-    """Random numbers of one step, the same for both chains."""
-
-    momentum: Array  # standard normal, `(d,)`
-    walk: Array  # standard normal, `(d,)`
-    level: Array  # logarithms of uniforms: of the trajectory's acceptance
-    walk_level: Array  # of the walk's acceptance
-    meeting_level: Array  # of the event that both chains propose the same point
-    walk_choice: Array  # of whether the walk makes a step
-
-
-class _Position(NamedTuple):
-    """A chain in NumPyro's unconstrained space."""
-
-    z: Array  # `(d,)`
-    energy: Array
-    has_moved: Array
 
 
 class CoupledHMC:
@@ -132,9 +91,8 @@ class CoupledHMC:
         self.model = conditioned(model)
         self.sites = tuple(checks.sequence("CoupledHMC: sites", sites, "names"))
         self.step_size = checks.number("CoupledHMC: step_size", step_size, above=0)
-        self.num_steps = checks.optional_count("CoupledHMC: num_steps", num_steps)
-        if self.num_steps is None:
-            self.num_steps = int(np.ceil(_LENGTH / self.step_size))
+        count = checks.optional_count("CoupledHMC: num_steps", num_steps)
+        self.num_steps = count or int(np.ceil(_LENGTH / self.step_size))
         self.walk_scale = walk_scale
         if walk_scale is not None:
             self.walk_scale = checks.number(
@@ -206,12 +164,17 @@ class CoupledHMC:
 
     def is_possible(self, values: SiteValues, call: Call) -> Array:
         """Return True where the log density and its gradient are finite."""
-        z = self._unconstrained(values, call.siblings, call)
-        potential = self._potential(values, call.siblings, call)
+        arguments = self._arguments(call.siblings, call)
+        z = unconstrain_fn(*arguments, values)
+        potential = partial(potential_energy, *arguments)
         energy, gradient = jax.value_and_grad(potential)(z)
-        return jnp.isfinite(energy) & jnp.isfinite(gradient).all()
+        return jnp.isfinite(energy) & jnp.isfinite(ravel_pytree(gradient)[0]).all()
 
     # -- the transition ---------------------------------------------------------------
+
+    def _arguments(self, siblings: SiteValues, call: Call) -> tuple:
+        kwargs = with_conditioning(dict(call.kwargs), dict(siblings))
+        return self.model, call.args, kwargs
 
     def _transition(
         self, values: SiteValues, siblings: SiteValues, call: Call, keys: Array
@@ -220,118 +183,33 @@ class CoupledHMC:
 
         :return: the sites, and True if two chains made a step to the same point.
         """
-        shapes = jax.eval_shape(self._unconstrained, *_first((values, siblings)), call)
-        draws = _draws(keys, shapes.size)
-        factor = self._factor(shapes.size)
 
-        def simulate(values, siblings):
-            z = self._unconstrained(values, siblings, call)
-            potential = self._potential(values, siblings, call)
-            return self._simulate(potential, z, factor, draws)
+        def unconstrained(values, siblings):
+            return unconstrain_fn(*self._arguments(siblings, call), values)
 
-        def walk(values, siblings, at, proposal):
-            potential = self._potential(values, siblings, call)
-            new = _metropolis(at, proposal, potential(proposal), draws.walk_level)
-            constrained = self._constrained(values, siblings, call, new.z)
+        def potential(siblings, z):
+            return potential_energy(*self._arguments(siblings, call), z)
+
+        def constrained(values, siblings, z, has_moved):
+            new = constrain_fn(*self._arguments(siblings, call), z)
             # a chain that stays keeps its values to the last bit
-            return new, {
-                site: jnp.where(new.has_moved, constrained[site].astype(v.dtype), v)
+            return {
+                site: jnp.where(has_moved, new[site].astype(v.dtype), v)
                 for site, v in values.items()
             }
 
-        at = jax.vmap(simulate)(values, siblings)
-        proposals = self._proposals(at.z, factor, draws)
-        at, values = jax.vmap(walk)(values, siblings, at, proposals)
+        z = jax.vmap(unconstrained)(values, siblings)
+        size = sum(v[0].size for v in z.values())
+        transition = Transition(
+            self.step_size,
+            self.num_steps,
+            self.walk_scale or size**-0.5,
+            self.walk_probability,
+            self._factor(size),
+        )
+        _, at, z = transition.run(potential, siblings, z, draw_numbers(keys, size))
+        values = jax.vmap(constrained)(values, siblings, z, at.has_moved)
         return values, (at.z[0] == at.z[-1]).all() & at.has_moved.all()
-
-    def _simulate(
-        self,
-        potential: Callable[[Array], Array],
-        z: Array,
-        factor: Array,
-        draws: _Draws,
-    ) -> _Position:
-        """Make a Hamiltonian transition."""
-        matrix = factor**2 if factor.ndim == 1 else factor @ factor.T
-        kinetic = partial(euclidean_kinetic_energy, matrix)
-        begin, leapfrog = velocity_verlet(potential, euclidean_kinetic_energy)
-
-        def step(_, state):
-            return leapfrog(self.step_size, matrix, state)
-
-        start = begin(z, _solve(factor, draws.momentum, transposed=True))
-        end = lax.fori_loop(0, self.num_steps, step, start)
-        energy = start.potential_energy + kinetic(start.r)
-        at = _Position(z, energy, jnp.zeros((), bool))
-        new_energy = end.potential_energy + kinetic(end.r)
-        at = _metropolis(at, end.z, new_energy, draws.level)
-        potential_energy = jnp.where(
-            at.has_moved, end.potential_energy, start.potential_energy
-        )
-        return at._replace(energy=potential_energy)
-
-    def _proposals(self, z: Array, factor: Array, draws: _Draws) -> Array:
-        """Return the points that the random walks of the chains propose, ``(chains, d)``."""
-        scale = self.walk_scale or z.shape[-1] ** -0.5
-        x = z[0]
-        proposal = x + scale * _multiply(factor, draws.walk)
-        if len(z) == 1:
-            proposals = proposal[None]
-        else:
-            y = z[1]
-            gap = _solve(factor, x - y) / scale
-            norm = jnp.linalg.norm(gap)
-            direction = gap / jnp.where(norm > 0, norm, 1)
-            log_ratio = -gap @ draws.walk - 0.5 * norm**2
-            mirrored = draws.walk - 2 * (direction @ draws.walk) * direction
-            other = y + scale * _multiply(factor, mirrored)
-            other = jnp.where(draws.meeting_level <= log_ratio, proposal, other)
-            proposals = jnp.stack([proposal, other])
-        if self.walk_probability == 1:
-            return proposals
-        is_made = draws.walk_choice < math.log(self.walk_probability)
-        return jnp.where(is_made, proposals, z)
-
-    # -- NumPyro's unconstrained space ------------------------------------------------
-
-    def _call(self, siblings: SiteValues, call: Call) -> tuple:
-        return (
-            self.model,
-            call.args,
-            with_conditioning(dict(call.kwargs), dict(siblings)),
-        )
-
-    def _unconstrained(
-        self, values: SiteValues, siblings: SiteValues, call: Call
-    ) -> Array:
-        free = unconstrain_fn(*self._call(siblings, call), values)
-        return ravel_pytree(free)[0]
-
-    def _constrained(
-        self, values: SiteValues, siblings: SiteValues, call: Call, z: Array
-    ) -> SiteArrays:
-        """Return the sites at a point of unconstrained space."""
-        unravel = self._unravel(values, siblings, call)
-        return constrain_fn(*self._call(siblings, call), unravel(z))
-
-    def _potential(
-        self, values: SiteValues, siblings: SiteValues, call: Call
-    ) -> Callable[[Array], Array]:
-        """Return minus the log density, as a function of the point."""
-        unravel = self._unravel(values, siblings, call)
-        arguments = self._call(siblings, call)
-        return lambda z: potential_energy(*arguments, unravel(z))
-
-    def _unravel(
-        self, values: SiteValues, siblings: SiteValues, call: Call
-    ) -> Callable[[Array], SiteArrays]:
-        """Return the map from a point to arrays by site; it depends on shapes alone."""
-        shapes = jax.eval_shape(
-            lambda v, s: unconstrain_fn(*self._call(s, call), v), values, siblings
-        )
-        return ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))[
-            1
-        ]
 
     def _factor(self, size: int) -> Array:
         """Return L, with ``L @ L.T`` the inverse mass matrix; its diagonal if that is all."""
@@ -347,41 +225,6 @@ class CoupledHMC:
         return jnp.asarray(
             np.sqrt(matrix) if matrix.ndim == 1 else np.linalg.cholesky(matrix)
         )
-
-
-def _first(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda a: a[0], tree)
-
-
-def _draws(keys: Array, size: int) -> _Draws:
-    uniforms = random.open_uniform(random.words(keys, 2 * size + 4))
-    normals = jax.scipy.special.ndtri(uniforms[: 2 * size])
-    levels = jnp.log(uniforms[2 * size :])
-    return _Draws(normals[:size], normals[size:], *levels)
-
-
-def _metropolis(
-    at: _Position, proposal: Array, energy: Array, level: Array
-) -> _Position:
-    """Accept or reject a proposal; one whose energy is nan, or no other point, is rejected."""
-    is_accepted = (level <= at.energy - energy) & (proposal != at.z).any()
-    return _Position(
-        jnp.where(is_accepted, proposal, at.z),
-        jnp.where(is_accepted, energy, at.energy),
-        at.has_moved | is_accepted,
-    )
-
-
-def _multiply(factor: Array, x: Array) -> Array:
-    return factor * x if factor.ndim == 1 else factor @ x
-
-
-def _solve(factor: Array, x: Array, transposed: bool = False) -> Array:
-    if factor.ndim == 1:
-        return x / factor
-    return jax.scipy.linalg.solve_triangular(
-        factor, x, trans=int(transposed), lower=True
-    )
 
 
 def _check_matrix(matrix: object) -> np.ndarray:

@@ -35,15 +35,17 @@ from ebmpp import (
     Pairwise,
     Spin,
 )
-from ebmpp.contrib import metropolis_sweep, metropolized_sweep
+from ebmpp.contrib import GibbsWithGradients, metropolis_sweep, metropolized_sweep
 from ebmpp.core import random
 from ebmpp.graph.states import as_clamped
 from ebmpp.moves import (
+    Hamiltonian,
     Layer,
     Mixture,
     cluster_sweep,
     forest_sweep,
     gibbs_sweep,
+    informed_sweep,
     mixture_sweep,
 )
 from ebmpp.moves.ensemble import Ensemble
@@ -181,6 +183,23 @@ def metropolized(graph: FactorGraph) -> Any:
     return *gibbs_sweep(graph), *metropolized_sweep(graph)
 
 
+def informed(rule: str, step_size: float | None = None) -> Callable[[Any], Any]:
+    return lambda graph: informed_sweep(graph, (), rule, step_size, 4)
+
+
+def with_gradients(graph: FactorGraph) -> Any:
+    return (GibbsWithGradients(("x",), num_steps=4),)
+
+
+def hamiltonian(graph: FactorGraph) -> Any:
+    """A trajectory and a walk of the real-valued block, and draws of the others."""
+    return Hamiltonian(("v",), 0.5, 3), *gibbs_sweep(graph, ["v"])
+
+
+def lattice_hamiltonian(graph: FactorGraph) -> Any:
+    return (Hamiltonian(("x",), 0.5, 3),)
+
+
 def gaussian_mixture(graph: FactorGraph) -> Any:
     return Mixture(("v",), ("h",), 3), Layer(("h",), "maximal")
 
@@ -215,6 +234,7 @@ CASES = {
     "tree of blocks": Case("tree of blocks", forest_sweep),
     "hidden chain": Case("hidden chain", forest_sweep),
     "tempered": Case("spin", tempered, is_tempered=True),
+    "informed": Case("lattice", informed("dmala"), {"x": CORNERS}, **PROPOSES),
 }
 SLOW_CASES = {
     "mixture of few": Case("categorical", few_components, pool_size=6, **PROPOSES),
@@ -248,6 +268,14 @@ SLOW_CASES = {
     "complete forests": Case("complete", forest_sweep),
     "forests of one block": Case("semi-restricted", forest_sweep),
     "metropolis": Case("spin", metropolis_sweep, **PROPOSES),
+    "informed potts": Case("potts", informed("dlmc"), **PROPOSES),
+    "hamiltonian": Case("learned", hamiltonian, **PROPOSES),
+    "informed one layer": Case("categorical", informed("dmala"), **PROPOSES),
+    "informed heat baths": Case(
+        "semi-restricted", informed("heat_bath", 0.6), **PROPOSES
+    ),
+    "gibbs with gradients": Case("potts", with_gradients, num_sweeps=80, **PROPOSES),
+    "hamiltonian lattice": Case("gaussian lattice", lattice_hamiltonian, **PROPOSES),
     "tempered lattice": Case("lattice", tempered, is_tempered=True),
 }
 ALL_CASES = CASES | SLOW_CASES

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp.errors import StateError
+from ebmpp.moves.gradients.hamiltonian import Transition, draw_numbers
 from ebmpp.ppl import CoupledHMC
 from ebmpp.traced.block import Call
 
@@ -97,14 +98,13 @@ def test_equal_chains_stay_equal(steps: tuple) -> None:
 
 
 def test_proposals_of_the_walk_are_equal_as_often_as_possible() -> None:
-    step = CoupledHMC(model, SITES, step_size=0.5, walk_scale=0.5)
-    from ebmpp.ppl.hamiltonian import _draws
+    transition = Transition(0.5, 3, 0.5, 1.0, jnp.ones(3))
 
     @jax.jit
     @jax.vmap
     def propose(key: jax.Array) -> jax.Array:
         z = jnp.array([[0.0, 0.0, 0.0], [0.3, 0.4, 0.0]])
-        return step._proposals(z, jnp.ones(3), _draws(key, 3))
+        return transition.proposals(z, draw_numbers(key, 3))
 
     x, y = np.moveaxis(np.asarray(propose(keys(6))), 1, 0)
     share = np.mean((x == y).all(1))

@@ -1,0 +1,377 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+r"""Local informed moves: units of any energy are proposed from one gradient of it.
+
+The gradient of the energy in the units' statistics gives the natural parameters
+:math:`\eta_i(x)` of every unit to first order, and with them a proposal
+:math:`q_i(x'_i \mid x)` of each unit. All units are proposed at once and accepted with
+the probability :math:`\min(1, \alpha)`,
+
+.. math::
+
+    \log \alpha = E(x) - E(x') + \sum_i \left[\log q_i(x_i \mid x')
+        - \log q_i(x'_i \mid x)\right].
+
+Base measures are part of E here. With heat baths of all units as proposals
+:math:`\log \alpha = 0` where the units do not interact: blocked Gibbs is the special
+case.
+"""
+
+from collections.abc import Callable, Iterable
+import dataclasses
+from functools import partial
+import math
+from typing import Any, NamedTuple
+
+from jaxtyping import Bool, Float
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core import (
+    Blocks,
+    Chains,
+    Counts,
+    Keys,
+    PerRow,
+    RowMask,
+    Rows,
+    checks,
+    full_precision,
+    random,
+    sharding,
+)
+from ebmpp.families import Bernoulli, Categorical, Family
+from ebmpp.families.family import Families
+from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph.declaration import schedule
+from ebmpp.moves import couplings, gibbs
+from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.gradients.density import check_blocks, local_density, surroundings
+from ebmpp.moves.gradients.hamiltonian import Hamiltonian
+from ebmpp.moves.move import (
+    Drawn,
+    Layer,
+    Move,
+    as_chains,
+    both_as_rows,
+    one_chain,
+    rows_agree,
+    rows_equal,
+    stack_chains,
+    with_invalid,
+)
+from ebmpp.moves.target import Target
+
+#: Numbers for each value of a unit.
+PerValue = Float[Array, "*units values"]
+#: True at the present value of each unit.
+Here = Bool[Array, "*units values"]
+#: From the first-order increase of the log density at each value, and the step size, to
+#: log-probabilities of a unit's next value.
+Rule = Callable[[PerValue, Here, Any], PerValue]
+
+#: Gain of the values that observed units do not take; their probability is exactly 0.
+_NEVER = -1e30
+
+
+def heat_bath(gain: PerValue, here: Here, share: Any) -> PerValue:
+    """Return log-probabilities of heat baths that are each made with probability ``share``."""
+    return _thinned(gain, here, jnp.log(share), jnp.log1p(-share))
+
+
+def dlmc(gain: PerValue, here: Here, time: Any) -> PerValue:
+    """Return log-probabilities of discrete Langevin dynamics after ``time``, interpolated."""
+    rate = time * jnp.exp(0.5 * gain - jax.nn.log_softmax(gain))
+    return _thinned(gain, here, jax.nn.log1mexp(rate), -rate)
+
+
+def dmala(gain: PerValue, here: Here, step_size: Any) -> PerValue:
+    """Return log-probabilities of a discrete Langevin proposal."""
+    penalty = jnp.where(here, 0.0, 0.5 / step_size)
+    return jax.nn.log_softmax(0.5 * gain - penalty)
+
+
+def _thinned(gain: PerValue, here: Here, log_made: Any, log_left: Any) -> PerValue:
+    """Return log-probabilities of heat baths whose changes are made or left."""
+    log_probs = jax.nn.log_softmax(gain)
+    stays = jnp.where(here, log_probs, log_probs + log_left)
+    stay = jax.nn.logsumexp(stays, -1, keepdims=True)
+    return jnp.where(here, stay, log_probs + log_made)
+
+
+#: Rules, their default step sizes and the largest ones. Figures are in
+#: benchmarks/speed/informed_moves.py.
+RULES: dict[str, tuple[Rule, float, float]] = {
+    "dmala": (dmala, 0.4, math.inf),
+    "dlmc": (dlmc, 0.3, math.inf),
+    "heat_bath": (heat_bath, 0.4, 1.0),
+}
+
+
+class States(NamedTuple):
+    """Rows of the moved blocks, evaluated."""
+
+    x: Blocks
+    here: Blocks
+    """True at the value of each unit, ``(rows, *shape, values)``."""
+    score: PerRow
+    """Unnormalised log density of the blocks given the others."""
+    logits: Blocks
+    """Log-probabilities of the values of each unit in the next proposal."""
+
+
+#: States after some steps, numbers of accepted proposals, and rows with a nan.
+_Walk = tuple[States, Counts, RowMask]
+
+
+@dataclasses.dataclass(frozen=True)
+class Informed(Move[None]):
+    r"""Steps that propose finite units of any energy from its gradient, and accept or reject.
+
+    One gradient of the energy gives the gain :math:`d_{ik}` in log density to first
+    order if unit i takes its value k. Rules, with the probability that a bit flips:
+
+    ============== ==================================================== ================
+    rule           probability                                          ``step_size``
+    ============== ==================================================== ================
+    ``dmala``      :math:`\sigma(d / 2 - 1 / (2 a))`                    a, above 0
+    ``dlmc``       :math:`\sigma(d) (1 - e^{-2 a \cosh(d / 2)})`         a, above 0
+    ``heat_bath``  :math:`a \sigma(d)`; a = 1 redraws every unit         a, at most 1
+    ============== ==================================================== ================
+
+    The two chains of a pair are coupled maximally unit by unit, and share the uniform
+    that accepts. A proposal of infinite energy is rejected. Where an energy is nan the
+    row gets values that no unit can have, and a pair is reported as broken.
+
+    :param blocks: blocks of finitely many values, moved given the others.
+    :param step_size: None for the rule's default. Pairs meet soonest where 0.5 to 0.8
+        of the proposals are accepted.
+    :param num_steps: steps of one move, with a gradient each.
+    :raises ArgumentError: for an unknown rule, or a number out of range.
+
+    **References**
+
+    1. Zhang, Liu, Liu (2022), *A Langevin-like sampler for discrete distributions*:
+       ``dmala``.
+    2. Sun, Dai, Dai, Zhou, Schuurmans (2023), *Discrete Langevin sampler via
+       Wasserstein gradient flow*: ``dlmc``, equation 19.
+    3. Zanella (2020), *Informed proposals for local MCMC in discrete spaces*.
+    """
+
+    blocks: tuple[str, ...]
+    rule: str = "dmala"
+    step_size: float | None = None
+    num_steps: int = 10
+
+    def __post_init__(self) -> None:
+        checks.choice("Informed: rule", self.rule, RULES)
+        checks.set_counts(self, "num_steps")
+        _, default, most = RULES[self.rule]
+        size = default if self.step_size is None else self.step_size
+        checks.number("Informed: step_size", size, above=0, most=most)
+        object.__setattr__(self, "step_size", size)
+
+    @property
+    def proposes(self) -> int:
+        return self.num_steps
+
+    def check(self, graph: FactorGraph) -> None:
+        """Refuse unknown blocks, and units of infinitely many values."""
+        hint = "Move it by Layer or, if real-valued, by Hamiltonian."
+        check_blocks(self, graph, is_finite, "of finitely many values", hint)
+
+    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
+        return *self.blocks, *graph.neighbours(self.blocks)
+
+    def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
+        states, count, broken = self._walk(target, x, keys)
+        return with_invalid(broken, states.x), count
+
+    def attempt(
+        self, target: Target, focused: None, z: Chains, trial: Trial
+    ) -> Attempt:
+        around = target.graph.neighbours(self.blocks)
+        # rows whose chains have one density
+        shared = trial.same | rows_agree(trial.flags, around, len(trial.keys))
+        states, *flat = self._walk(target.twice(), both_as_rows(z), trial.keys, shared)
+        new = as_chains(states.x)
+        count, broken = (a.reshape(2, -1) for a in flat)
+        together = dict.fromkeys(self.blocks, trial.same)
+        return Attempt.final(
+            one_chain(new, 0), one_chain(new, 1), broken.any(0), together, count.sum(0)
+        )
+
+    def _walk(
+        self, target: Target, x: Rows, keys: Keys, shared: RowMask | None = None
+    ) -> _Walk:
+        """Make all steps.
+
+        :param shared: rows whose two chains, stacked in ``x``, have one density; None
+            for single chains.
+        """
+        graph = target.graph
+
+        def step(i: Array, walk: _Walk) -> _Walk:
+            old, count, broken = walk
+            step_keys = random.fold_in(keys, i)
+            words = random.words(random.fold_in(step_keys, 0, 1), 1)
+            log_u = jnp.log(random.uniform(words[:, 0]))
+            families, eta = self.proposals(graph, old)
+            if shared is None:
+                drawn = gibbs.draw(families, eta, step_keys)
+            else:
+                equal = [rows_equal(v) for v in as_chains(old.x).values()]
+                same = shared & jnp.stack(equal).all(0)
+                etas = as_chains(eta)
+                pair = couplings.attempt(
+                    families,
+                    "common",
+                    (one_chain(etas, 0), one_chain(etas, 1)),
+                    Trial(step_keys, same, same),
+                )
+                drawn = both_as_rows(stack_chains(pair.x, pair.y))
+                log_u = jnp.tile(log_u, 2)
+            new = self.evaluate(target, x, self.values(graph, old.x, drawn))
+            ratio = log_ratio(old, new)
+            accept = log_u < ratio
+            if shared is not None:  # scores of equal states may differ in rounding
+                both = jnp.tile(accept[: len(keys)], 2)
+                accept = jnp.where(jnp.tile(same, 2), both, accept)
+            states = jax.tree.map(partial(where_rows, accept), new, old)
+            return states, count + accept, broken | jnp.isnan(ratio)
+
+        start = self.evaluate(target, x, x)
+        zero = jnp.zeros(len(start.score), jnp.int32)
+        steps = jnp.uint32(self.num_steps)
+        return lax.fori_loop(jnp.uint32(0), steps, step, (start, zero, zero > 0))
+
+    def evaluate(self, target: Target, x: Rows, new: Rows) -> States:
+        """Evaluate rows ``x`` with new values of the blocks."""
+        graph = target.graph
+        new = {b: new[b] for b in self.blocks}
+        fn = jax.vmap(jax.value_and_grad(local_density(target, self.blocks)))
+        around = surroundings(target, x, self.blocks)
+        score, fields = fn(graph.statistics(new), *around)
+        score += jax.vmap(partial(energy.log_base_measure, graph))(new)
+        here = {}
+        logits = {}
+        for b, v in new.items():
+            family = graph.families[b]
+            here[b] = v[..., None] == values_of(family)
+            weights = _log_weights(family, fields[b])
+            gain = weights - jnp.where(here[b], weights, 0).sum(-1, keepdims=True)
+            if b in target.keep:
+                is_kept = target.keep[b][..., None]
+                gain = jnp.where(is_kept & ~here[b], _NEVER, gain)
+            logits[b] = self.log_probs(gain, here[b])
+        return States(new, here, score, logits)
+
+    def log_probs(self, gain: PerValue, here: Here) -> PerValue:
+        """Return log-probabilities of the next values of units, given first-order gains."""
+        rule, *_ = RULES[self.rule]
+        return rule(gain, here, self.step_size)
+
+    def proposals(self, graph: FactorGraph, states: States) -> tuple[Families, Blocks]:
+        """Return families of numbers of values, and their natural parameters."""
+        families: dict[str, Family] = {}
+        eta = dict(states.logits)
+        for b, v in eta.items():
+            shape = graph.families[b].shape
+            families[b] = Categorical(shape, v.shape[-1])
+            if v.shape[-1] == 2:  # one word per unit in place of three
+                families[b] = Bernoulli(shape)
+                eta[b] = v[..., 1] - v[..., 0]
+        return families, eta
+
+    def values(self, graph: FactorGraph, x: Rows, drawn: Rows) -> Blocks:
+        """Return values of the blocks from numbers that are drawn at states ``x``."""
+        values = {b: values_of(graph.families[b]) for b in x}
+        return {
+            b: values[b][drawn[b].astype(jnp.int32)].astype(v.dtype)
+            for b, v in x.items()
+        }
+
+
+def log_ratio(old: States, new: States) -> PerRow:
+    """Return the log of the acceptance ratio."""
+
+    def log_proposal(states, other):
+        terms = [jnp.where(other.here[b], v, 0) for b, v in states.logits.items()]
+        return sum(term.reshape(len(term), -1).sum(-1) for term in terms)
+
+    ratio = new.score - old.score + log_proposal(new, old) - log_proposal(old, new)
+    # an impossible state has no fields
+    return jnp.where(new.score == -jnp.inf, -jnp.inf, ratio)
+
+
+@full_precision
+def _log_weights(family: Family, fields: Array) -> PerValue:
+    """Return log weights of the values of each unit at natural parameters."""
+    values = values_of(family)
+    statistics = family.statistics(values).reshape(len(values), -1)
+    units = fields.shape[: fields.ndim - len(family.stat_shape)]
+    products = fields.reshape(*units, -1) @ statistics.T
+    return products + family.log_base_measure(values)
+
+
+def is_finite(family: Family) -> bool:
+    """Return True if units have finitely many values."""
+    with sharding.eager():  # also called while a kernel is traced
+        return family.states() is not None
+
+
+def values_of(family: Family) -> Array:
+    """Return the values of a unit of finitely many."""
+    with sharding.eager():
+        return jnp.asarray(family.states())
+
+
+def informed_sweep(
+    graph: FactorGraph,
+    clamped: Iterable[str] = (),
+    rule: str = "dmala",
+    step_size: float | None = None,
+    num_steps: int = 10,
+) -> tuple[Move, ...]:
+    """Return gradient-based moves of some blocks, and draws of the other layers.
+
+    Blocks move whose units interact or are in a factor with ``affine=False``, or else
+    the visible ones: finite units by :class:`Informed`, real numbers or
+    angles by :class:`Hamiltonian` with its default settings. Latents that other
+    factors join to them are drawn exactly, given these.
+
+    :param graph: the declaration.
+    :param clamped: names of clamped blocks.
+    :param rule: "dmala", "dlmc" or "heat_bath"; see :class:`Informed`.
+    :param step_size: see :class:`Informed`.
+    :param num_steps: of an Informed move, with a gradient each.
+    :return: moves, for the arguments ``moves`` and ``coupling``; the latter also takes
+        the function itself.
+    :raises ArgumentError: for an unknown rule, or a number out of range.
+    :raises IntractableError: for counts without an upper bound and other families.
+
+    **Example**
+
+    >>> import jax, networkx as nx, ebmpp
+    >>> from ebmpp.moves import informed_sweep
+    >>> lattice = ebmpp.FactorGraph.from_networkx(nx.grid_2d_graph(4, 4), ebmpp.Spin, shared=True)
+    >>> params = {"x": jax.numpy.zeros(16), "x:x": jax.numpy.asarray(0.2)}
+    >>> est = ebmpp.unbiased_expectation(lattice, params, lambda x: x["x"].mean(),
+    ...                                  rng_key=jax.random.key(0), num_pairs=100,
+    ...                                  coupling=informed_sweep)
+    >>> est.met.all().item()
+    True
+    """
+    checks.instance("informed_sweep: graph", graph, FactorGraph, "a FactorGraph")
+    held = set(clamped)
+    moved = [b for b in graph.splits or graph.visible if b not in held]
+    finite = tuple(b for b in moved if is_finite(graph.families[b]))
+    real = tuple(b for b in moved if b not in finite)
+    moves: list[Move] = [Informed(finite, rule, step_size, num_steps)] if finite else []
+    moves += [Hamiltonian(real)] if real else []
+    for move in moves:
+        move.check(graph)
+    layers = schedule(graph, (*held, *moved))
+    return (*moves, *(Layer(layer, "maximal") for layer in layers))
