@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import contextlib
 import ctypes
 import doctest
+import functools
 import gc
 import importlib
 import inspect
@@ -61,6 +62,24 @@ if os.environ.get("EBMPP_CHECK_SHAPES"):
 # more.
 importlib.import_module("ebmpp.coupling.slots")._SLOTS = 8
 
+_LOWERING = importlib.import_module("jax._src.interpreters.mlir")
+_make_context = _LOWERING.make_ir_context
+_shared_context = functools.cache(_make_context)
+
+
+def _context() -> object:
+    """Return one MLIR context for all programs of this process.
+
+    JAX makes a context for each program, and loading the dialects takes a third of the time
+    of a small program that is cached. A program that is lowered while another one is (a
+    constant) needs its own.
+    """
+    is_nested = _LOWERING.ir.Context.current is not None
+    return _make_context() if is_nested else _shared_context()
+
+
+_LOWERING.make_ir_context = _context
+
 # ArviZ 0.23 announces ArviZ 1.0 once a day and records that in a file. Two workers that
 # do so at the same time fail, so the process that starts them imports it first.
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -108,6 +127,7 @@ def drop_programs() -> Iterator[None]:
     yield
     if _is_full():
         jax.clear_caches()
+        _shared_context.cache_clear()
         gc.collect()
         # return free memory to the system: glibc keeps 1.4 GB where 0.5 GB is in use
         with contextlib.suppress(OSError, AttributeError):  # another C library
