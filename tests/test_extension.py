@@ -102,6 +102,7 @@ def test_gibbs_samples_match_sums_over_the_spins() -> None:
         assert_law(means.mean(0), exact[block], error, comparisons=10)
 
 
+@pytest.mark.nightly
 def test_clusters_take_the_factor() -> None:
     ring = FactorGraph({"s": Bernoulli(4)}, factors=[Bias("s"), Ring("s", 4)])
     params = {"s": np.zeros(4, np.float32), "ring of s": np.float32(0.8)}
@@ -122,6 +123,7 @@ class Coin(Bernoulli):
     """A subclass of a family of the library."""
 
 
+@pytest.mark.nightly
 def test_random_clusters_take_a_subclass_of_a_family() -> None:
     ring = FactorGraph({"s": Coin(4)}, factors=[Bias("s"), Ring("s", 4)])
     params = {"s": np.full(4, -0.5, np.float32), "ring of s": np.float32(0.8)}

@@ -115,6 +115,7 @@ def test_brackets_have_honest_standard_errors() -> None:
     assert stats.chi2(20).ppf(1e-3) < np.square(z).sum() < stats.chi2(20).isf(1e-3)
 
 
+@pytest.mark.nightly
 def test_any_reference_gives_unbiased_weights() -> None:
     graph, params, log_z = model("rbm", 2)
     rows = np.float32([[1, 1, 1, 0], [1, 0, 1, 0]])
@@ -158,6 +159,7 @@ def test_as_many_units_as_possible_are_summed_out() -> None:
         assert summed_blocks(zoo.graph(name)) == blocks
 
 
+@pytest.mark.nightly
 def test_brackets_make_draws_where_no_exact_ones_can_be_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

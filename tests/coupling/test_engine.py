@@ -170,6 +170,7 @@ def test_sums_of_a_function_match_the_energy_gradient() -> None:
         )
 
 
+@pytest.mark.nightly
 def test_pairs_depend_on_their_number_alone_and_weights_scale_them() -> None:
     graph, jobs = graph_of("tiny"), 50
     state = tuple((b, f.shape, str(f.dtype)) for b, f in graph.families.items())

@@ -64,6 +64,7 @@ def test_estimates_are_unbiased(k: int, m: int, lag: int) -> None:
     ).all()
 
 
+@pytest.mark.nightly
 def test_standard_errors_match_the_spread_of_estimates() -> None:
     results = [estimate(seed, k=0, m=2) for seed in range(30)]
     spread = np.std([flat(r.value) for r in results], axis=0, ddof=1)

@@ -75,6 +75,7 @@ def test_chains_frozen_at_one_start_are_reported(options: dict[str, Any]) -> Non
         ebmpp.tv_upper_bound(result, num_bootstrap=5)
 
 
+@pytest.mark.nightly
 def test_a_window_that_was_cut_is_named() -> None:
     graph = FactorGraph.from_networkx(nx.grid_2d_graph(6, 6), Spin, shared=True)
     params = {"x": jnp.zeros(36), "x:x": jnp.float32(0.3)}

@@ -164,7 +164,7 @@ def test_bound_of_four_meeting_times():
         tv_upper_bound(xr.DataTree())
 
 
-def test_bounds_of_chains_that_keep_to_their_starts_are_reported(tree):
+def test_bounds_of_chains_that_keep_to_their_starts_are_reported():
     stuck = dataclasses.replace(estimate(), overlap=9.0)
     moves = np.random.default_rng(0).integers(0, 2, (50, 20, 6))
     frozen = np.broadcast_to(moves[:, :1], moves.shape)

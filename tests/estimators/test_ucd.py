@@ -128,6 +128,7 @@ def test_adaptive_window_depends_on_past_only() -> None:
     assert long["corrected"] == 0 and 60 < long["meeting_time_max"] < 120
 
 
+@pytest.mark.nightly
 def test_early_steps_have_equal_weight_in_the_adaptive_lag() -> None:
     past, lengths = initial(ADAPTIVE, "rbm")._replace(negative=jnp.float32(100.0)), {}
     for seen in (0, 1, 3, 9, 50):

@@ -87,6 +87,7 @@ def test_means_draws_and_modes_match_the_posterior(row: int) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_means_have_less_noise_than_draws() -> None:
     result, free = completed(), ~np.isfinite(TABLE)
     spread = (result.draws["v"][..., None] == np.arange(3)).std(0, ddof=1) / np.sqrt(

@@ -119,6 +119,7 @@ def test_a_row_alone_may_lack_any_cells(missing: Any) -> None:
     pd.testing.assert_frame_equal(filled[others], row[others])
 
 
+@pytest.mark.nightly
 def test_filled_numbers_keep_their_digits_beside_other_dtypes() -> None:
     table = declare(pd.DataFrame({"x": [1.0, 2.5, 4.0], "b": [True, False, True]}))
     params = table.graph.init(zoo.KEY)

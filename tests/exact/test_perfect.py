@@ -26,7 +26,7 @@ from ebmpp import (
     perfect_sample,
 )
 from ebmpp.errors import IntractableError, UnmetError
-from helpers import alone, assert_rows_law, often, pair, random_params
+from helpers import alone, assert_rows_law, nightly, often, pair, random_params
 
 NUM_SAMPLES = 4000
 PAST, BONDS = "coupling_from_the_past", "random_cluster"
@@ -66,7 +66,11 @@ def attractive(graph: FactorGraph, signs: dict[str, float]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "signs"),
-    [("chain", {}), ("chain", {"a:b": -1.0, "b:c": -1.0}), ("counts", {"a:b": -1.0})],
+    [
+        nightly("chain", {}),
+        ("chain", {"a:b": -1.0, "b:c": -1.0}),
+        nightly("counts", {"a:b": -1.0}),
+    ],
 )
 def test_coupling_from_the_past_matches_enumeration(
     name: str, signs: dict[str, float]
@@ -100,7 +104,9 @@ def test_unbounded_blocks_are_drawn_given_the_others() -> None:
         assert_rows_law(np.asarray(draws[b]), mean)
 
 
-@pytest.mark.parametrize(("up", "strength"), [(1.0, 1.5), (-1.0, 0.3), (-1.0, 1.5)])
+@pytest.mark.parametrize(
+    ("up", "strength"), [nightly(1.0, 1.5), nightly(-1.0, 0.3), (-1.0, 1.5)]
+)
 def test_random_clusters_match_enumeration(up: float, strength: float) -> None:
     """Fields of one sign: of spins at 0, of units in {0, 1} at 1/2."""
     graph, w = GRAPHS["mixed"](), strength * np.float32([[0.7, 0.3], [0.2, 0.9]])

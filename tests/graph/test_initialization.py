@@ -56,7 +56,7 @@ def test_logistic_biases_stay_in_the_domain() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    often(FAMILIES, "bernoulli", "spin", "categorical", "poisson", "gaussian_learned"),
+    often(FAMILIES, "bernoulli", "categorical", "poisson"),
 )
 def test_biases_from_base_rates(name: str) -> None:
     """The mean at the initial bias is that of the data and one row of the default distribution."""
@@ -70,7 +70,7 @@ def test_biases_from_base_rates(name: str) -> None:
 
 
 @pytest.mark.parametrize("has_missing", [nightly(False), True])
-@pytest.mark.parametrize("name", often(FAMILIES, "bernoulli", "gaussian_learned"))
+@pytest.mark.parametrize("name", often(FAMILIES, "bernoulli"))
 def test_few_rows_of_units_that_share_a_bias(name: str, has_missing: bool) -> None:
     """Each value counts as much as the default distribution, whose weight is one value."""
     family = dataclasses.replace(FAMILIES[name], shape=(2, 30))

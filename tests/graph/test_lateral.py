@@ -44,7 +44,7 @@ def features(graph: FactorGraph, x: dict[str, np.ndarray]) -> np.ndarray:
     return (t[:, :, None] * t[:, None, :])[:, *np.triu_indices(t.shape[1], 1)]
 
 
-@pytest.mark.parametrize("case", often(CASES, "many parts, maximal"))
+@pytest.mark.parametrize("case", often(CASES, "semi-restricted, maximal"))
 def test_sweeps_keep_the_distribution(case: str) -> None:
     """A sweep of exact draws, and a coupled sweep of exact pairs, of which the last
     quarter are equal."""

@@ -28,6 +28,7 @@ from ebmpp import (
 )
 from ebmpp.errors import NotMultiAffineError
 from ebmpp.graph.factors.probe import far_statistics
+from helpers import nightly
 
 
 def test_affine_energies_are_accepted() -> None:
@@ -92,7 +93,7 @@ class Proportion(Family):
         return (eta > -1).all(-1)
 
 
-@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("is_open", [nightly(False), True])
 def test_units_between_0_and_1_are_probed_inside_their_support(is_open: bool) -> None:
     """No integer is inside, and ten times a draw is outside."""
     blocks = {"x": Proportion(3, is_open), "h": Bernoulli(2)}

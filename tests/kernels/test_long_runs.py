@@ -328,7 +328,7 @@ def short_run(directory, kernel, *args, resume=False):
 
 @pytest.mark.parametrize(
     "name",
-    ["edges", "closure", *map(nightly, ("partial", "energy", "model"))]
+    ["edges", *map(nightly, ("closure", "partial", "energy", "model"))]
     + [*map(nightly, ("acceptance", "string", "data"))],
 )
 def test_another_model_or_function_is_refused(name, tmp_path):

@@ -213,6 +213,7 @@ def test_kernels_print_and_pickle():
         assert "betas=(0.0, 0.5, 1.0)" in repr(kernel)
 
 
+@pytest.mark.nightly
 def test_independent_units_are_drawn_from_their_distribution():
     graph = ebmpp.FactorGraph({"x": ebmpp.Bernoulli(1)}, factors=[ebmpp.Bias("x")])
     kernel, params = ParallelTempering(graph, BETAS), {"x": np.float32([0.7])}

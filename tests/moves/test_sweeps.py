@@ -279,8 +279,15 @@ SLOW_CASES = {
     "tempered lattice": Case("lattice", tempered, is_tempered=True),
 }
 ALL_CASES = CASES | SLOW_CASES
-# forests also draw the hidden chain, and other sweeps observed units and lattices
-EXPENSIVE = {"tree of blocks", "observed forests", "observed lattice"}
+# forests also draw the hidden chain, and other sweeps observed units and lattices; pairs
+# also propose from a mixture, and test_tempering.py tempers
+EXPENSIVE = {
+    "tree of blocks",
+    "observed forests",
+    "observed lattice",
+    "mixture",
+    "tempered",
+}
 every_case = pytest.mark.parametrize(
     "name", often(ALL_CASES, *(set(CASES) - EXPENSIVE))
 )

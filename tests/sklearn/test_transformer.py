@@ -184,6 +184,7 @@ def test_epochs_choose_the_method_by_those_before(
     assert {"mixture", "particles"} < set(model.history_["method"].values[11:])
 
 
+@pytest.mark.nightly
 def test_training_raises_the_likelihood() -> None:
     rows = np.repeat([[1, 1, 1], [0, 0, 0]], 4, axis=0)
     options = {"estimator": PCD(num_chains=50), "learning_rate": 0.2}

@@ -170,7 +170,7 @@ def elsewhere(value: Any, family: str) -> Any:
     return powers / powers.sum(-1, keepdims=True) if family == "Dirichlet" else powers
 
 
-@pytest.mark.parametrize("name", often(CASES, "walk", "gated rates"))
+@pytest.mark.parametrize("name", often(CASES, "gated rates"))
 def test_conditional_matches_the_joint_density_and_draws_follow_it(name: str) -> None:
     """log density - log conditional is one constant, wherever the site is."""
     model, args, site, family, size = CASES[name]
@@ -229,6 +229,7 @@ def every_sampler() -> None:
     numpyro.sample("label", dist.Categorical(share), obs=1)
 
 
+@pytest.mark.nightly
 def test_draws_do_not_depend_on_the_default_generator() -> None:
     start = {"precision": 1.0, "variance": 1.0, "chance": 0.5, "share": np.ones(3) / 3}
     values = {name: np.asarray(v, np.float32) for name, v in start.items()}
@@ -274,6 +275,7 @@ def params_of(conditional: Any) -> list:
     return [getattr(conditional, name) for name in pair]
 
 
+@pytest.mark.nightly
 def test_conditionals_do_not_depend_on_the_present_value() -> None:
     """Each is compared with its closed form, given the others at 0.5."""
     y = np.float32([0.1, -0.7, 1.5])

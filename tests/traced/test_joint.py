@@ -268,6 +268,7 @@ def test_pairs_of_a_forest_meet_in_one_step() -> None:
     assert_rows_law(np.asarray(y["z"])[:, 9:] == 2, 0.741467)
 
 
+@pytest.mark.nightly
 def test_coupled_forests_keep_their_distributions() -> None:
     case = exact("two chains")
     calls = [Call({"weight": jnp.float32(w)}, (Y5,), {}) for w in (0.5, 0.7)]
@@ -345,6 +346,7 @@ def test_marginal_model_has_the_other_sites() -> None:
     np.testing.assert_allclose(jacobian, -np.log(expit(1.5) * expit(-1.5)), rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_block_may_be_used_first_inside_a_model() -> None:
     block = GibbsBlock.from_model(CASES["scanned_chain"].model, ["z"], Y5)
     at = {"rows": jnp.eye(3)}

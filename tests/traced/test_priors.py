@@ -248,6 +248,7 @@ def test_step_preserves_the_posterior_with_latents_summed_out(name: str) -> None
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", often(["image", "smooth"], "image"))
 def test_coupled_step_preserves_both_marginals_and_equality(name: str) -> None:
     _, block, _ = block_of(name)

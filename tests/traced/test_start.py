@@ -125,6 +125,7 @@ def vague(y: Any) -> None:
     numpyro.sample("y", dist.Normal(mu, tau**-0.5).expand([20]).to_event(1), obs=y)
 
 
+@pytest.mark.nightly
 def test_vague_priors_start_at_every_key() -> None:
     """Most draws of this precision underflow to 0, where no state is possible."""
     y = np.random.default_rng(0).normal(5, 2, 20).astype(np.float32)

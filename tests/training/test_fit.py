@@ -98,6 +98,7 @@ def test_results_do_not_depend_on_how_often_the_run_is_monitored() -> None:
         assert steps.identical(plain.history)
 
 
+@pytest.mark.nightly
 def test_a_run_on_several_devices_is_that_of_one() -> None:
     mesh = jax.make_mesh((4,), ("rows",))
     single, sharded = (train_rbm(PCD(num_chains=8), mesh=m) for m in (None, mesh))

@@ -50,6 +50,7 @@ def test_leaving_the_domain_is_an_error_with_params_inside_it() -> None:
     assert error.history.sizes["step"] == error.step <= 6
 
 
+@pytest.mark.nightly
 def test_a_projection_keeps_the_params_inside_the_domain() -> None:
     fit = train_gaussian(projected(optax.sgd(0.5), BALL), 60)
     fit.graph.check(fit.params)

@@ -76,6 +76,7 @@ def test_a_path_leads_from_base_rates_to_the_model() -> None:
         path.params_at(len(path))
 
 
+@pytest.mark.nightly
 def test_base_rates_are_those_of_weighted_rows_and_of_the_first_batch() -> None:
     index = [0, 1, 4, 6, 8]
     subset = train(ROWS[index * 2], batch_size=10).path.eta0["v"]
