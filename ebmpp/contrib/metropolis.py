@@ -106,7 +106,9 @@ class Metropolis(Move[None]):
         both = keep_observed(target.keep, z, both)
         states = {b: jnp.concatenate([v, both.get(b, v)]) for b, v in z.items()}
         score = self._score(target, both_as_rows(states)).reshape(4, -1)
-        return accept_proposals(z, both, score[2:] - score[:2], log_u, trial)
+        ratio = score[2:] - score[:2]
+        choice = jnp.where(log_u[None] < ratio, 0, -1)
+        return accept_proposals(z, both, choice, jnp.isnan(ratio).any(0), trial)
 
     def _propose(self, target: Target, keys: Keys) -> tuple[Blocks, Array]:
         refuse_observed(self.marginalize, target.keep)

@@ -29,7 +29,13 @@ from ebmpp.graph.states import Observed
 from ebmpp.moves import Move, Pool, Target, Tempered
 from ebmpp.moves.couplings import MOST_TRIALS
 from ebmpp.moves.search import STARTS
-from ebmpp.moves.sweeps import check_params, free_rows, resolve_moves, with_pool
+from ebmpp.moves.sweeps import (
+    check_params,
+    free_rows,
+    mixture_of,
+    resolve_moves,
+    with_pool,
+)
 from ebmpp.moves.tempering import states_of
 
 Pooled = Pool | Mapping[str, Array] | None
@@ -110,6 +116,10 @@ class UnbiasedEstimate(Shown):
     without mixing; inf if a block is where it started in all chains. It is nan where it
     was not tested: with independent starts, unmet pairs, fewer than 7 pairs, pairs with
     clamped values of their own, equal starts, or a few pairs that are very late."""
+    largest_weight: float = math.nan
+    """Largest weight, target over proposal, of the states that single chains reached and
+    of proposals from a pool, over the mean of the proposals': about the number of
+    proposals that a chain in that state rejects. It is nan without a pool."""
 
     @property
     def late(self) -> float:
@@ -153,6 +163,8 @@ class UnbiasedEstimate(Shown):
             rows[label] = f"{self.overlap:.1f}"
         if not np.isnan(self.acceptance):
             rows["acceptance of Metropolis proposals"] = f"{self.acceptance:.3g}"
+            if not np.isnan(self.largest_weight):
+                rows["largest weight of a state"] = f"{self.largest_weight:.3g}"
             late = f"{self.late:.3g} (at most {self.late_upper:.2g})"
             rows[f"P(tau > {self.lag})"] = late
         title = f"Unbiased estimate from {pairs} coupled pairs of chains"
@@ -209,7 +221,8 @@ def unbiased_expectation(
         no correction was observed. "mixture" adds proposals from a ``pool``
         (:func:`ebmpp.moves.mixture_sweep`): pairs that accept them meet within a few
         sweeps, however slowly the layers mix. A warning reports an acceptance below
-        0.01.
+        0.01. Where proposed units interact, starts are independent, so that a mode that
+        the pool lacks shows in meeting times.
     :param pool: states from which "mixture" proposes, which should resemble draws of
         the model: rows of data, or of earlier chains, ``(rows, *shape)`` for each
         block. Other blocks are drawn given these, once. The estimate is unbiased for
@@ -243,8 +256,8 @@ def unbiased_expectation(
     :raises UnmetError: if pairs are unmet and ``unmet`` is "raise".
     :raises ArgumentError: for numbers out of range, a pool without a mixture move or
         the reverse; in ``jit``.
-    :raises IntractableError: for "mixture" and a graph whose free blocks are not two
-        layers.
+    :raises IntractableError: for "mixture" and a graph whose free units do not
+        interact.
     :raises StateError: for states, a pool or clamped values that do not fit the graph.
     :raises ParameterError: for params that do not fit the graph or a move.
 
@@ -279,6 +292,8 @@ def unbiased_expectation(
         key = np.asarray(random.key_pair(rng_key))
         moves = resolve_moves(target.graph, coupling, target.clamped)
         check_params(target, moves)
+        mixture = mixture_of(moves)
+        independent_starts |= mixture is not None and mixture.is_informed(graph)
         target = with_pool(
             "unbiased_expectation", target, moves, pool, random.fold_in(key, 2)
         )
@@ -435,7 +450,7 @@ def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate
     )
     time = np.where(met, tau, np.inf)
     cost = np.maximum(window.m, time) + time - window.lag
-    overlap, acceptance = run_leading_chains(
+    overlap, acceptance, weight = run_leading_chains(
         run.target,
         run.moves,
         run.x,
@@ -458,6 +473,7 @@ def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate
         trials=float(outcome.trials),
         acceptance=acceptance,
         overlap=overlap,
+        largest_weight=weight,
     )
 
 

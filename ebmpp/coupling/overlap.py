@@ -21,7 +21,9 @@ import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Key, Keys, Rows, compiled, num_rows, random, sharding
 from ebmpp.coupling.slots import Fresh
+from ebmpp.moves.mixture import largest_weight
 from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.sweeps import mixture_of
 from ebmpp.moves.target import Target
 
 #: z-score above which pairs are reported. Sound runs gave -1.7 to 3.4, frozen chains 16
@@ -124,7 +126,7 @@ def run_leading_chains(
     longest: int,
     total_sweeps: float,
     compare: bool = True,
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     """Run up to 200 leading chains, and compare their ends with ``x``.
 
     They run for twice the longest meeting time, but make at most ten times
@@ -136,8 +138,9 @@ def run_leading_chains(
     :param x: starts of the pairs.
     :param key: of the run of the pairs: chain j draws from ``fold_in(key, j)``.
     :param compare: False to measure the acceptance only.
-    :return: z-score of :func:`overlap`, and accepted proposals over all proposals of
-        the second half; nan where it was not measured.
+    :return: z-score of :func:`overlap`, accepted proposals over all proposals of the
+        second half, and the :func:`~ebmpp.moves.mixture.largest_weight` of the ends;
+        nan where it was not measured.
     """
     num_pairs = len(jax.tree.leaves(x)[0])
     changed = {b for move in moves for b in move.blocks}
@@ -151,18 +154,21 @@ def run_leading_chains(
     if proposals:
         num_sweeps = max(_LEAST_SWEEPS, min(num_sweeps, limit))
     elif not compare:
-        return math.nan, math.nan
+        return math.nan, math.nan, math.nan
     keys = random.fold_in(key, np.arange(chains))
     *states, accepted = sharding.to_host(
         _run(target, moves, x, keys, np.uint32(num_sweeps))
     )
+    weight = math.nan
+    if move := mixture_of(moves):
+        weight = float(largest_weight(target, move, states[1], keys))
     first, last = ({b: v for b, v in state.items() if b in changed} for state in states)
     share = (
         float(accepted) / (chains * (num_sweeps - num_sweeps // 2) * proposals)
         if proposals
         else math.nan
     )
-    return overlap(first, last) if compare else math.nan, share
+    return overlap(first, last) if compare else math.nan, share, weight
 
 
 @compiled(statics=(1,), key=lambda target, *_: target.graph, unbounded=True)

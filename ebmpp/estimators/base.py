@@ -110,6 +110,8 @@ class PairMetrics(StepMetrics):
     :param trials: mean number of coupled trials per draw.
     :param corrected: share of pairs that made a correction.
     :param acceptance: share of accepted proposals; None for moves without proposals.
+    :param largest_weight: of the leading chains' starts and of proposals from a pool,
+        over the mean of the proposals'; None without a pool.
     """
 
     meeting_time_mean: Array
@@ -122,6 +124,7 @@ class PairMetrics(StepMetrics):
     trials: Array
     corrected: Array
     acceptance: Array | None = None
+    largest_weight: Array | None = None
 
 
 class Column(NamedTuple):

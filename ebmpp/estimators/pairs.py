@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 from jaxtyping import PyTree
@@ -13,7 +14,17 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Key, Params, PerRow, Rows, Scalar, checks, num_rows, random
+from ebmpp.core import (
+    Key,
+    Keys,
+    Params,
+    PerRow,
+    Rows,
+    Scalar,
+    checks,
+    num_rows,
+    random,
+)
 from ebmpp.coupling import accumulators, engine, expectation, overlap, slots
 from ebmpp.estimators import phases
 from ebmpp.estimators.base import (
@@ -28,7 +39,8 @@ from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
 from ebmpp.estimators.phases import Phase
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
-from ebmpp.moves import Target, search
+from ebmpp.moves import Target, gibbs_sweep, mixture, search
+from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.move import Move, refuse_interacting
 from ebmpp.moves.sweeps import as_coupling, mixture_of, resolve_moves
 
@@ -195,8 +207,12 @@ class CoupledPairs(Estimator):
         weights: PerRow,
         past: AdaptiveLength,
         key: Key,
+        follower: Rows | None = None,
     ) -> Phase:
-        """Run pairs, and choose the next length; an unmet pair counts with its limit."""
+        """Run pairs, and choose the next length; an unmet pair counts with its limit.
+
+        :param follower: starts of the following chains; None for ``start``.
+        """
         window = self.window(past.length)
         free = {b for move in moves for b in move.blocks if b not in target.keep}
         accumulator = self.accumulator(target.graph, free, bool(target.keep))
@@ -206,7 +222,7 @@ class CoupledPairs(Estimator):
             accumulator,
             self.num_slots,
             start,
-            None,
+            follower,
             key,
             window,
             weights,
@@ -325,7 +341,7 @@ class ChainUCD(CoupledPairs):
         starts = slots.Fresh(random.fold_in(key, 0, np.arange(count)), init, kind)
         target = Target(graph, params)
         words = random.fold_in(key, 1)
-        z, _ = overlap.run_leading_chains(target, moves, starts, words, longest, total)
+        z, *_ = overlap.run_leading_chains(target, moves, starts, words, longest, total)
         return overlap.warning_of("UCD", z) if z > overlap.THRESHOLD else None
 
     def estimate(
@@ -338,14 +354,16 @@ class ChainUCD(CoupledPairs):
     ) -> Estimate:
         """Return the positive minus the negative phase, and the meeting times."""
         # the pool of this step does not depend on its pairs
-        pool = self._next_pool(graph, params, state.pool, batch, key)
-        state = state._replace(seen=state.seen + 1, pool=pool)
         moves = resolve_moves(graph, self.coupling)
+        pool = self._next_pool(graph, params, moves, state.pool, batch, key)
+        state = state._replace(seen=state.seen + 1, pool=pool)
         negative = self._negative_phase(graph, params, moves, state, batch, key)
         chains = state.chains
         if chains:
             chains_key = random.fold_in(key, 3)
-            chains = phases.sweep_pool(graph, params, chains, (), chains_key)
+            sweep = gibbs_sweep(graph)
+            target = Target(graph, params)
+            chains = phases.sweep_pool(target, chains, sweep, chains_key)
         past = AdaptiveLength(state.positive, state.seen)
         positive = self.posterior_phase(
             graph, params, past, batch, random.fold_in(key, 7)
@@ -371,7 +389,13 @@ class ChainUCD(CoupledPairs):
         return Estimate(gradient, state, metrics, sweeps * pairs / rows + per_row)
 
     def _next_pool(
-        self, graph: FactorGraph, params: Params, pool: Rows, batch: Batch, key: Key
+        self,
+        graph: FactorGraph,
+        params: Params,
+        moves: tuple[Move, ...],
+        pool: Rows,
+        batch: Batch,
+        key: Key,
     ) -> Rows:
         """Move the pool of mixture proposals by one sweep, if there is one."""
         if not pool:
@@ -384,7 +408,13 @@ class ChainUCD(CoupledPairs):
                 hint='Give pool="persistent".',
             )
         clamped = graph.visible if self.pool == "data" else ()
-        return phases.sweep_pool(graph, params, pool, clamped, random.fold_in(key, 5))
+        sweep = gibbs_sweep(graph, clamped)
+        proposal = mixture_of(moves)
+        assert proposal is not None  # there is a pool
+        if not clamped and proposal.is_informed(graph):
+            sweep = tuple(move for move in moves if move is not proposal)
+        key = random.fold_in(key, 5)
+        return phases.sweep_pool(Target(graph, params), pool, sweep, key)
 
     def _negative_phase(
         self,
@@ -416,12 +446,42 @@ class ChainUCD(CoupledPairs):
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
         past = AdaptiveLength(state.negative, state.seen)
         run_key = random.fold_in(key, 1)
-        return self.run_phase(target, start, moves, weights, past, run_key)
+        run = partial(
+            self.run_phase,
+            target,
+            moves=moves,
+            weights=weights,
+            past=past,
+            key=run_key,
+        )
+        if move is None:
+            return run(start)
+        start_keys = phases.row_keys(random.fold_in(key, 8), pairs)
+        largest = mixture.largest_weight(target, move, start, start_keys)
+        follower = None
+        if move.is_informed(graph):
+            start, follower = _opposite_starts(target, start, start_keys)
+        phase = run(start, follower=follower)
+        assert phase.metrics is not None  # pairs have run
+        metrics = dataclasses.replace(phase.metrics, largest_weight=largest)
+        return phase._replace(metrics=metrics)
 
     def fast_compile(self, graph: FactorGraph) -> bool:
         moves = resolve_moves(graph, self.coupling)
         accumulator = self.accumulator(graph, graph.families, False)
         return engine.uses_fast_compile(graph, moves, accumulator)
+
+
+def _opposite_starts(target: Target, start: Rows, keys: Keys) -> tuple[Rows, Rows]:
+    """Return starts of both chains: one of a pair is ``start``, the other has independent units.
+
+    Which one is random, so both have one distribution. A mode that is neither in the
+    pool nor in ``start`` then shows in meeting times.
+    """
+    fresh = search.initial_states(target, random.fold_in(keys, 1))
+    is_first = random.uniform(random.words(keys, 1)[:, 0]) < 0.5
+    swapped = {b: where_rows(is_first, v, fresh[b]) for b, v in start.items()}
+    return swapped, {b: where_rows(is_first, fresh[b], v) for b, v in start.items()}
 
 
 def _sweep_cost(graph: FactorGraph, moves: tuple[Move, ...]) -> float:

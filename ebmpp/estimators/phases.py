@@ -7,7 +7,7 @@ before its pairs begin, by keys of its own: the pairs' draws do not enter it, so
 the past the pairs are unbiased.
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 import dataclasses
 from functools import partial, reduce
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -46,7 +46,7 @@ from ebmpp.estimators.base import (
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep, mixture
-from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.sweeps import MovesLike, complete_rows, resolve_moves
 
 
@@ -412,18 +412,17 @@ def init_pool(
     return complete_rows(Target(graph, params), rows, random.fold_in(key, 4))
 
 
-def sweep_pool(
-    graph: FactorGraph, params: Params, pool: Rows, clamped: Collection[str], key: Key
-) -> Rows:
-    """Move a pool or persistent chains by one sweep of the blocks that are not clamped."""
-    keys = row_keys(key, num_rows(pool))
-    moves = gibbs_sweep(graph, clamped)
-    pool, _ = draw_sweep(Target(graph, params), pool, moves, keys)
+def sweep_pool(target: Target, pool: Rows, moves: Sequence[Move], key: Key) -> Rows:
+    """Move a pool or persistent chains by one sweep."""
+    pool, _ = draw_sweep(target, pool, moves, row_keys(key, num_rows(pool)))
     return pool
 
 
 def attach_pool(target: Target, move: mixture.Mixture, pool: Rows, key: Key) -> Target:
     """Return a target with the pool, its marginalised blocks redrawn given the others."""
-    keys = row_keys(key, num_rows(pool))
-    rows, _ = Layer(move.marginalize).draw(target, pool, keys)
+    rows = pool
+    if move.marginalize:
+        keys = row_keys(key, num_rows(pool))
+        drawn, _ = Layer(move.marginalize).draw(target, pool, keys)
+        rows = {**pool, **drawn}
     return dataclasses.replace(target, pool=mixture.make_pool(target, move, rows))

@@ -1,20 +1,27 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Metropolis proposals from a mixture of conditionals of the model.
+"""Independence proposals from a mixture of products of the units' families.
 
-Where the free blocks are two layers, each independent given the other, the conditional
-of one at any value of the other is a product of its units' families. A mixture of these
-conditionals, at a *pool* of values, can be drawn from and evaluated, and it resembles
-the model where the pool does. The pool is data, a field of the
+A component has natural parameters for every unit that is proposed, given a state of the
+model. Where these units do not interact given the other blocks, they are the
+conditional's; elsewhere they are minus the energy's derivative in the units'
+statistics, which is the conditional to first order (the *informed* mixture). A mixture
+of these, at a *pool* of states, can be drawn from and evaluated, and it resembles the
+model where the pool does. The pool is data, a field of the
 :class:`~ebmpp.moves.Target`, so another pool compiles nothing. Results are exact for
 any pool that is independent of the chains' own draws.
 
-The two chains of a pair get one proposal and one uniform, so they meet as soon as both
-accept.
+The two chains of a pair get one set of proposals and one choice between them, so they
+meet as soon as both accept the same one.
 """
 
 from collections.abc import Iterable
 import dataclasses
+from functools import partial
+import itertools
+from typing import NamedTuple
+
+from jaxtyping import Integer
 
 import jax
 from jax import Array
@@ -24,15 +31,19 @@ from ebmpp.core import (
     Blocks,
     Chains,
     Keys,
+    Natural,
     PerRow,
+    RowMask,
     Rows,
+    Scalar,
     checks,
+    expand,
     full_precision,
     num_rows,
     random,
 )
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.families.family import draw_rows, num_words
+from ebmpp.families.family import Family, draw_rows, num_words
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
@@ -53,6 +64,7 @@ from ebmpp.moves.target import Pool, Target
 # 42, 66, 166 and 103, and 972 without a pool. A pool of 30 lacks modes, and some pairs
 # took a thousand sweeps. Digits 64x16, pool of 100: 2.4; 20 against 37.
 _COMPONENTS = 300
+TRIES = 16  # proposals per move from first-order approximations
 
 
 def read_blocks(
@@ -66,83 +78,121 @@ def read_blocks(
 def accept_proposals(
     z: Chains,
     proposals: Blocks,
-    log_ratio: Array,
-    log_u: Array,
+    choice: Integer[Array, "2 rows"],
+    broken: RowMask,
     trial: Trial,
 ) -> Attempt:
-    """Accept or reject proposals in both chains, by one uniform and log-ratios ``(2, rows)``.
+    """Move both chains to the proposals of their choice.
 
-    :param proposals: ``(2, rows, *shape)`` or, where both chains have one proposal,
-        ``(rows, *shape)``.
+    :param proposals: ``(2, rows, *shape)`` each.
+    :param choice: number of the proposal that a chain accepts, -1 to stay. Both chains
+        have the same value if they accept one number.
     """
-    accept = log_u[None] < log_ratio
-    accept = accept.at[1].set(jnp.where(trial.same, accept[0], accept[1]))
-    new = {
-        b: where_rows(accept, jnp.broadcast_to(v, z[b].shape), z[b])
-        for b, v in proposals.items()
-    }
+    choice = choice.at[1].set(jnp.where(trial.same, choice[0], choice[1]))
+    accept = choice >= 0
+    new = {b: where_rows(accept, v, z[b]) for b, v in proposals.items()}
+    is_one = choice[0] == choice[1]
     together = {}
     for b in proposals:
-        # both accept the proposal, or both stay where they agreed
+        # both accept one proposal, or both stay where they agreed
         agree = rows_agree(trial.flags, (b,), len(trial.keys))
-        together[b] = accept.all(0) | (agree & ~accept.any(0)) | trial.same
-    broken = jnp.isnan(log_ratio).any(0)
+        together[b] = (is_one & (accept[0] | agree)) | trial.same
     num_accepted = accept.sum(0, dtype=jnp.int32)
     return Attempt.final(
         one_chain(new, 0), one_chain(new, 1), broken, together, num_accepted
     )
 
 
+class _Proposed(NamedTuple):
+    """Proposals of one move, and what decides between them.
+
+    :param values: ``(tries, rows, *shape)`` for each block.
+    :param part: the components that they were drawn from.
+    :param words: of the choice: one per row for one try, otherwise ``tries + 1``.
+    """
+
+    values: Blocks
+    part: Pool
+    words: Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Mixture(Move[None]):
-    """Proposal of ``blocks`` from the target's pool, accepted with ``marginalize`` summed out.
+    r"""Proposals of ``blocks`` from the target's pool, accepted with ``marginalize`` summed out.
 
     For models in which pairs of Gibbs chains stay in separate modes, and a single draw
-    can hit a mode.
+    can hit a mode. With C components of natural parameters
+    :math:`\eta^{(c)} = -\partial E / \partial t` at states of the pool, proposals come
+    from
 
-    Proposals are drawn from the conditionals ``p(blocks | marginalize = h_c)``, with
-    ``c`` uniform over the pool. Acceptance falls with the dimension, and with a pool
-    that lacks modes of the model.
+    .. math::
 
-    :param blocks: all free blocks but ``marginalize``, no two of which interact.
+        q(x) = \frac{1}{C} \sum_c \prod_i p(x_i; \eta_i^{(c)}).
+
+    One proposal is accepted or rejected (Metropolis and Hastings). Of several, K, one
+    replaces the state x, or none does, with probabilities in proportion to the weights
+    :math:`\pi / q` of the K proposals and of x (iterated sampling-importance
+    resampling).
+
+    Acceptance falls with the dimension, and with a pool that lacks modes of the model:
+    a chain in one of these stays there for about :math:`\pi(x) / (K q(x))` moves.
+
+    :param blocks: all free blocks but ``marginalize``. Where they interact, given
+        ``marginalize``, components are first-order approximations of conditionals.
     :param marginalize: the other free blocks, which are summed out; no two of them
-        interact either.
-    :param components: a proposal is drawn from this many components of the pool, spread
+        interact.
+    :param components: proposals are drawn from this many components of the pool, spread
         evenly over it from a random first one, or from all of a smaller pool. It is
         exact too, and faster, since all components are evaluated at each state.
+    :param tries: number of proposals per move, K, which are evaluated together.
 
     **References**
 
     1. Tierney (1994), *Markov chains for exploring posterior distributions*, for
        independence chains.
-    2. Wang, O'Leary, Jacob (2021), *Maximal couplings of the Metropolis-Hastings
+    2. Andrieu, Lee, Vihola (2018), *Uniform ergodicity of the iterated conditional SMC
+       and geometric ergodicity of particle Gibbs samplers*, section 3, for several
+       proposals.
+    3. Wang, O'Leary, Jacob (2021), *Maximal couplings of the Metropolis-Hastings
        algorithm*.
     """
 
     blocks: tuple[str, ...]
-    marginalize: tuple[str, ...]
+    marginalize: tuple[str, ...] = ()
     components: int = _COMPONENTS
+    tries: int = 1
     proposes = 1
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return read_blocks(graph, self.blocks, self.marginalize)
 
     def check(self, graph: FactorGraph) -> None:
-        """Refuse a mixture of no component, and blocks that interact."""
+        """Refuse a mixture of no component, and blocks that cannot be summed out."""
         checks.count("Mixture: components", self.components)
-        refuse_interacting(graph, self.blocks, "proposed from a mixture")
+        checks.count("Mixture: tries", self.tries)
         refuse_interacting(graph, self.marginalize, "summed out")
 
+    def is_informed(self, graph: FactorGraph) -> bool:
+        """Return True if the proposed units interact, so that components are not conditionals."""
+        return bool(graph.interacting(self.blocks))
+
+    def pool_blocks(self, graph: FactorGraph) -> tuple[str, ...]:
+        """Return the blocks whose values in a state of the pool make its component."""
+        proposed = self.blocks if self.is_informed(graph) else ()
+        return (*proposed, *self.marginalize)
+
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        part, proposal, log_u = self._propose(target, keys)
-
-        def score(x):
-            log_target = self._log_target(target, x)
-            return log_target - self._log_mixture(target, part, x)
-
-        accept = log_u < score({**x, **proposal}) - score(x)
-        drawn = {b: where_rows(accept, v, x[b]) for b, v in proposal.items()}
-        return drawn, accept.astype(jnp.int32)
+        proposed = self._propose(target, keys)
+        now = {b: v[None] for b, v in x.items()}
+        new = self._with_proposals(now, proposed)
+        choice = self._choose(
+            self._log_weights(target, proposed.part, now),
+            self._log_weights(target, proposed.part, new),
+            proposed.words,
+        )
+        values = one_chain(_chosen(proposed.values, choice), 0)
+        drawn = {b: where_rows(choice[0] >= 0, v, x[b]) for b, v in values.items()}
+        return drawn, (choice[0] >= 0).astype(jnp.int32)
 
     def attempt(
         self,
@@ -151,48 +201,92 @@ class Mixture(Move[None]):
         z: Chains,
         trial: Trial,
     ) -> Attempt:
-        rows = len(trial.keys)
-        part, proposal, log_u = self._propose(target, trial.keys)
-        # all blocks are proposed, summed out or clamped, so both chains have one score
+        proposed = self._propose(target, trial.keys)
+        # all blocks are proposed, summed out or clamped, so both chains have one weight
         # of a proposal
-        proposed = one_chain(z, 0) | proposal
-        states = {b: jnp.concatenate([v, proposed[b][None]]) for b, v in z.items()}
-        log_target = self._log_target(target, both_as_rows(states)).reshape(3, rows)
+        new = self._with_proposals(z, proposed)
+        states = {b: jnp.concatenate([v, new[b]]) for b, v in z.items()}
+        weights = self._log_weights(target, proposed.part, states)
+        choice = self._choose(weights[:2], weights[2:], proposed.words)
+        broken = jnp.isnan(weights).any(0)
+        return accept_proposals(
+            z, _chosen(proposed.values, choice), choice, broken, trial
+        )
 
-        def log_mixture(x):
-            return self._log_mixture(target, part, x)
-
-        score = log_target - jax.vmap(log_mixture)({b: states[b] for b in self.blocks})
-        return accept_proposals(z, proposal, score[2] - score[:2], log_u, trial)
-
-    def _propose(self, target: Target, keys: Keys) -> tuple[Pool, Blocks, Array]:
-        """Return the components of each row's proposal, the proposals, and log-uniforms."""
+    def _propose(self, target: Target, keys: Keys) -> _Proposed:
+        """Return each row's proposals."""
         refuse_observed((*self.blocks, *self.marginalize), target.keep)
         pool = target.pool
         if pool is None:
+            names = self.pool_blocks(target.graph)
             raise StateError(
-                f"pool must have values of {self.marginalize} for {self}, got None. Pass "
+                f"pool must have values of {names} for {self}, got None. Pass "
                 'them as in unbiased_expectation(..., coupling="mixture", pool={"v": rows}).'
             )
         families = {b: target.graph.families[b] for b in self.blocks}
+        tries = self.tries
         count = num_words(families)
-        words = random.words(keys, count + 3)
+        num_drawn = tries * count
+        num_choice = 1 if tries == 1 else tries + 1
+        words = random.words(keys, num_drawn + tries + num_choice + 1)
 
         def number(word, below):
             return (word % jnp.uint32(below)).astype(jnp.int32)
 
         size = len(pool.log_normalizer)
         used = min(self.components, size)
-        component = number(words[:, count], used)
+        component = number(words[:, num_drawn : num_drawn + tries], used)
         part = pool
         if used < size:
-            first = number(words[:, count + 2], size)
+            first = number(words[:, -1], size)
             at = (first[:, None] + jnp.arange(used) * (size // used)) % size
-            component = jnp.take_along_axis(at, component[:, None], axis=1)[:, 0]
+            component = jnp.take_along_axis(at, component, axis=1)
             part = jax.tree.map(lambda a: a[at], pool)
+        # tries first
+        component = component.T.ravel()
+        drawn = words[:, :num_drawn].reshape(len(keys), tries, count)
+        drawn = jnp.swapaxes(drawn, 0, 1).reshape(-1, count)
         eta = {b: pool.eta[b][component] for b in self.blocks}
-        proposal = draw_rows(families, eta, words[:, :count])
-        return part, proposal, jnp.log(random.uniform(words[:, count + 1]))
+        values = {
+            b: v.reshape(tries, len(keys), *v.shape[1:])
+            for b, v in draw_rows(families, eta, drawn).items()
+        }
+        return _Proposed(values, part, words[:, num_drawn + tries : -1])
+
+    def _with_proposals(self, z: Chains, proposed: _Proposed) -> Blocks:
+        """Return the proposals as states, ``(tries, rows, *shape)``, beside the first chain."""
+
+        def repeat(v):
+            return jnp.broadcast_to(v[:1], (self.tries, *v.shape[1:]))
+
+        return {b: repeat(v) for b, v in z.items()} | proposed.values
+
+    def _choose(
+        self, now: Array, new: Array, words: Array
+    ) -> Integer[Array, "chains rows"]:
+        """Return the number of the proposal that replaces each state, -1 to keep it.
+
+        :param now: log weights of the chains' states, ``(chains, rows)``.
+        :param new: log weights of the proposals, ``(tries, rows)``.
+        """
+        if self.tries == 1:
+            log_u = jnp.log(random.uniform(words[:, 0]))
+            return jnp.where(log_u[None] < new - now, 0, -1)
+        gumbels = -jnp.log(-jnp.log(random.open_uniform(words.T)))
+        best = (new + gumbels[1:]).argmax(0)
+        is_new = (new + gumbels[1:]).max(0)[None] > now + gumbels[:1]
+        return jnp.where(is_new, best, -1)
+
+    def _log_weights(self, target: Target, part: Pool, states: Rows) -> Array:
+        """Return the log of target over proposal of states ``(states, rows, *shape)``."""
+        num_states, rows = jax.tree.leaves(states)[0].shape[:2]
+        log_target = self._log_target(target, both_as_rows(states))
+        log_target = log_target.reshape(num_states, rows)
+
+        def log_mixture(x):
+            return self._log_mixture(target, part, x)
+
+        return log_target - jax.vmap(log_mixture)({b: states[b] for b in self.blocks})
 
     def _log_target(self, target: Target, x: Rows) -> PerRow:
         """Return the log density of each row, up to a constant and the base measures."""
@@ -220,42 +314,93 @@ class Mixture(Move[None]):
         return jax.nn.logsumexp(logs, axis=-1)
 
 
-def make_pool(target: Target, move: Mixture, rows: Rows) -> Pool:
-    """Return the conditionals from which a move proposes.
+@partial(jax.jit, static_argnames="move")
+def largest_weight(target: Target, move: Mixture, x: Rows, keys: Keys) -> Scalar:
+    r"""Return the largest weight :math:`\pi / q` of states and proposals, over the proposals' mean.
 
-    :param rows: values of the blocks that the move sums out, ``(components, *shape)``
+    A chain in a state of weight w that it lacks stays there for about w / tries moves.
+    """
+    proposed = move._propose(target, keys)
+    now = {b: v[None] for b, v in x.items()}
+    new = move._with_proposals(now, proposed)
+    weights = [
+        move._log_weights(target, proposed.part, states) for states in (now, new)
+    ]
+    count = weights[1].size
+    mean = jax.nn.logsumexp(weights[1]) - jnp.log(count)
+    return jnp.exp(jnp.concatenate(weights).max() - mean)
+
+
+def _chosen(values: Blocks, choice: Integer[Array, "chains rows"]) -> Blocks:
+    """Return the proposals of each chain's choice, and any one for -1."""
+    rows = jnp.arange(choice.shape[1])
+    return {b: v[jnp.maximum(choice, 0), rows] for b, v in values.items()}
+
+
+def make_pool(target: Target, move: Mixture, rows: Rows) -> Pool:
+    """Return the components that a move proposes from.
+
+    :param rows: values of the blocks of :meth:`Mixture.pool_blocks`, ``(components, *shape)``
         each.
     """
     graph = target.graph
     count = num_rows(rows)
-    around = {b: rows[b] for b in move.marginalize} | target.clamped_rows(count)
-    eta = energy.natural_rows(graph, target.params, around, move.blocks)
+    states = {b: rows[b] for b in move.pool_blocks(graph)} | target.clamped_rows(count)
+    if move.is_informed(graph):
+        first_order = energy.fields(graph, target.params, states)
+        eta = {b: _in_domain(graph.families[b], first_order[b]) for b in move.blocks}
+    else:
+        eta = energy.natural_rows(graph, target.params, states, move.blocks)
+        eta = {b: eta[b] for b in move.blocks}
     per_unit = [graph.families[b].log_normalizer(e) for b, e in eta.items()]
     log_normalizers = [units.reshape(count, -1).sum(-1) for units in per_unit]
-    return Pool({b: eta[b] for b in move.blocks}, jnp.stack(log_normalizers).sum(0))
+    return Pool(eta, jnp.stack(log_normalizers).sum(0))
+
+
+def _in_domain(family: Family, eta: Natural) -> Natural:
+    """Return natural parameters with the default of units that have no distribution at them.
+
+    Any distribution can be proposed from, and a derivative may be infinite or nan.
+    """
+    is_valid = family.in_domain(eta).reshape(len(eta), *family.shape, -1).all(-1)
+    return jnp.where(expand(is_valid, eta), eta, family.default_eta())
 
 
 def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move, ...]:
-    """Return a :class:`Mixture` move of the smaller layer, and draws of both layers.
+    """Return a :class:`Mixture` move of all layers but the largest, and draws of all layers.
+
+    The largest layer of units that do not interact is summed out. Where the others do
+    not interact either, as in an RBM, the move makes one proposal from conditionals.
+    Elsewhere local moves precede it, and it makes 16 proposals from first-order
+    approximations.
 
     :param clamped: names of clamped blocks.
-    :raises IntractableError: unless the free blocks are two layers, each independent
-        given the other.
+    :raises IntractableError: if no two of the free units interact, so that a sweep
+        draws them exactly.
     """
     layers = schedule(graph, clamped)
-    inside = [b for layer in layers for b in layer if b in graph.splits]
-    if inside or len(layers) != 2:
-        raise checks.error(
-            "mixture: free blocks",
-            "in two layers, each independent given the other",
-            f"units of block {inside[0]!r} that interact" if inside else layers,
-            IntractableError,
-            "Use coupling=None or a kind for every layer.",
-        )
 
     def num_units(layer):
-        return sum(graph.families[b].size for b in layer)
+        is_split = layer[0] in graph.splits
+        return 0 if is_split else sum(graph.families[b].size for b in layer)
 
-    small, large = sorted(layers, key=num_units)
-    draws = [Layer(blocks, "maximal") for blocks in (large, small, large)]
-    return Mixture(small, large), *draws
+    *others, summed = sorted(layers, key=num_units)
+    if not num_units(summed):
+        others.append(summed)
+        summed = ()
+    if not others:
+        raise checks.error(
+            "mixture: free blocks",
+            "several layers, or a block whose units interact",
+            layers,
+            IntractableError,
+            "Use coupling=None, which draws them exactly.",
+        )
+    move = Mixture(tuple(itertools.chain(*others)), summed)
+    drawn = [Layer(blocks, "maximal") for blocks in (summed, *others) if blocks]
+    if not move.is_informed(graph):
+        return move, *drawn, drawn[0]
+    last = drawn[:1] if summed else []
+    local = drawn[len(last) :]
+    # chains that start in a mode which the pool lacks reach it before they can jump
+    return *local, dataclasses.replace(move, tries=TRIES), *last

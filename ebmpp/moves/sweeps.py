@@ -256,8 +256,8 @@ def mixture_pool(
     :param coupling: "mixture", or the moves of a sweep.
     :param clamped: values of clamped blocks, without a batch axis.
     :raises ArgumentError: for a coupling that needs no pool.
-    :raises IntractableError: for "mixture" and a graph whose free blocks are not two
-        layers.
+    :raises IntractableError: for "mixture" and a graph whose free units do not
+        interact.
     :raises StateError: for rows that do not fit the graph.
 
     **Example**
@@ -285,7 +285,7 @@ def _make(
     rows: Rows,
     key: Key,
 ) -> Pool:
-    if not set(move.marginalize) <= set(rows):
+    if not set(move.pool_blocks(target.graph)) <= set(rows):
         rows = complete_rows(target, rows, key)
     return make_pool(target, move, rows)
 

@@ -185,7 +185,7 @@ def test_fixed_methods_and_couplings_are_not_compared() -> None:
     assert tried == Centered(UCD(method="mixture"))
     assert ucd._possible_methods(graph, True) == METHODS
     assert ucd._possible_methods(graph, False) == ("gibbs", "particles")
-    assert ucd._possible_methods(gated(), True) == ("gibbs", "particles")
+    assert ucd._possible_methods(gated(), True) == METHODS
 
 
 @pytest.mark.nightly

@@ -173,6 +173,13 @@ def mixture(graph: FactorGraph) -> Any:
     return mixture_sweep(graph)[:2]
 
 
+def field_mixture(graph: FactorGraph) -> Any:
+    """Two proposals from first-order fields, after which the blocks summed out are drawn."""
+    moves = mixture_sweep(graph)
+    index = next(i for i, move in enumerate(moves) if isinstance(move, Mixture))
+    return dataclasses.replace(moves[index], tries=2), *moves[index + 1 :]
+
+
 def few_components(graph: FactorGraph) -> Any:
     move, layer = mixture(graph)
     return dataclasses.replace(move, components=2), layer
@@ -259,6 +266,8 @@ SLOW_CASES = {
     ),
     "gaussian mixture": Case("gaussian", gaussian_mixture, pool_size=6, **PROPOSES),
     "deep mixture": Case("deep", mixture, pool_size=6, **PROPOSES),
+    "mixture of three layers": Case("gated", field_mixture, pool_size=6, **PROPOSES),
+    "mixture of a lattice": Case("lattice", field_mixture, pool_size=6, **PROPOSES),
     "metropolized counts": Case("binomial", metropolized),
     "observed metropolized lattice": Case("lattice", metropolized, {"x": CORNERS}),
     "bernoulli clusters": Case("complete", cluster_sweep),
@@ -325,7 +334,7 @@ class Problem:
                 self.moves[0],
                 random.fold_in(ROOT_KEY, 8, np.arange(self.case.pool_size)),
             )
-            pool_rows = initial_rows(graph, move.marginalize, keys)
+            pool_rows = initial_rows(graph, move.pool_blocks(graph), keys)
             pool = make_pool(self.target, move, pool_rows)
             self.target = dataclasses.replace(self.target, pool=pool)
         self.blocks = tuple(graph.families)
