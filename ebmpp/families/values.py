@@ -137,7 +137,8 @@ def _remedy(family: Family, wrong: np.ndarray) -> str:
     """Return what a user can do about values outside the support."""
     if np.isnan(wrong.astype(float)).any():
         return "ebmpp.Observed.where_finite(values) marks nan as missing."
-    if family.states() is not None and len(family.states()) == 2:
+    states = family.states()
+    if states is not None and len(states) == 2:
         return (
             "ebmpp.data.binarize(values, threshold=...) turns grey levels into {0, 1}."
         )

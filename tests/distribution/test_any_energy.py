@@ -93,7 +93,9 @@ def test_nuts_samples_the_weights() -> None:
     u = mcmc.get_samples(group_by_chain=True)["u"]
     score = jax.vmap(
         jax.vmap(
-            jax.grad(lambda u: log_density(weights_model, (rows, True), {}, {"u": u})[0])
+            jax.grad(
+                lambda u: log_density(weights_model, (rows, True), {}, {"u": u})[0]
+            )
         )
     )(u)
     assert_rows_law(score.mean(1), 0.0)

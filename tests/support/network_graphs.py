@@ -89,9 +89,7 @@ class Enumerated(NamedTuple):
     def shows(self, row: dict[str, Array]) -> Array:
         """Return True at the states whose visible blocks have these values."""
         size = len(self.probs)
-        agree = [
-            (self.states[b] == v).reshape(size, -1).all(1) for b, v in row.items()
-        ]
+        agree = [(self.states[b] == v).reshape(size, -1).all(1) for b, v in row.items()]
         return np.all(agree, 0)
 
     def log_likelihood(self, row: dict[str, Array]) -> float:
@@ -116,7 +114,11 @@ def enumerated(name: str, scale: float = 1.1) -> Enumerated:
         lambda a: jnp.asarray(scale * generator.normal(size=a.shape), jnp.float32),
         started,
     )
-    units = [np.arange(len(f.states())) for f in graph.families.values() for _ in range(f.size)]
+    units = [
+        np.arange(len(f.states()))
+        for f in graph.families.values()
+        for _ in range(f.size)
+    ]
     flat = np.stack([a.ravel() for a in np.meshgrid(*units, indexing="ij")], -1)
     states = {}
     start = 0
