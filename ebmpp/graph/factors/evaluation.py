@@ -72,8 +72,10 @@ def check_families(factor: Factor, scope: Scope) -> None:
             )
 
 
-def natural_of_energies(values: Values, energies: Array) -> Array:
+def natural_of_energies(family: Family, energies: Array) -> Array:
     """Return natural parameters, ``(statistics, ...)``, from energies ``(values, ...)``."""
+    values = values_of(family)
+    assert values is not None
     # impossible values have infinite energies
     drops = energies.min(0) - energies
     return jnp.tensordot(jnp.asarray(values.solve, drops.dtype), drops, 1)
@@ -103,7 +105,7 @@ def natural_of_units(
             moved = flat.at[unit].set(value, mode="drop")
             return energy_at(moved.reshape(statistics.shape))
 
-        return natural_of_energies(values, jax.vmap(energy_of)(table))
+        return natural_of_energies(family, jax.vmap(energy_of)(table))
 
     count = max(1, _MOST_IN_FLIGHT // (flat.size * len(table) * rows))
     units = jnp.asarray(units)

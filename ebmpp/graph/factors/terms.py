@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Terms:
     split: Split
     traced: SumOfTerms
     reads: np.ndarray
-    """Elements of the terms and the units of the block that they read, as pairs sorted by both."""
+    """Units of the block, and elements of the terms that read them, as sorted pairs."""
 
     @classmethod
     def find(
@@ -55,12 +55,12 @@ class Terms:
             return None
         scope = tuple(families[b] for b in factor.blocks)
         traced = terms_of(factor, scope, jnp.result_type(float))
-        reads = _reads(traced, split)
-        parts = np.stack([reads[:, 0], split.colors[reads[:, 1]]], 1)
+        terms = cls(factor, split, traced, _reads(traced, split))
+        unit, element = terms.reads.T
+        parts = np.stack([split.colors[unit], element], 1)
         if len(np.unique(parts, axis=0)) < len(parts):
             return None
-        terms = cls(factor, split, traced, reads)
-        num_read = np.bincount(reads[:, 0]).max(initial=0)
+        num_read = np.bincount(element).max(initial=0)
         if len(factor.blocks) == 1 and num_read <= 2 and terms.is_finite:
             return PairTerms(terms)
         return None if factor.affine else terms
@@ -68,12 +68,10 @@ class Terms:
     @property
     def values(self) -> np.ndarray:
         """Statistics at which units are evaluated: of all values, or 0 and the unit vectors."""
-        family = self.split.family
-        if not self.factor.affine:
-            values = values_of(family)
-            assert values is not None
+        values = None if self.factor.affine else values_of(self.split.family)
+        if values is not None:
             return values.statistics
-        width = math.prod(family.stat_shape)
+        width = math.prod(self.split.family.stat_shape)
         return np.eye(width + 1, width, -1)
 
     @property
@@ -101,25 +99,29 @@ class Terms:
 
         :param others: statistics of the other blocks, with the rows last.
         """
-        family = self.split.family
+        split = self.split
+        family = split.family
         here = jnp.moveaxis(statistics_at(np.arange(family.size)), 1, -1)
-        is_here = expand(self.split.colors == part, target=here)
-        values = values_of(family)
-        assert values is not None
+        is_here = expand(split.colors == part, target=here)
+        element, place = (jnp.asarray(table)[part] for table in self._tables)
+        width = split.part_family(part).size
 
         def energies_of(value):
             value = value.reshape(*family.stat_shape, 1).astype(here.dtype)
             moved = jnp.where(is_here, value, here)
             moved = moved.reshape(*family.statistic_shape, -1)
-            elements = self.elements(prepared, {**others, self.split.block: moved})
-            return self._sum_by_unit(elements, part)
+            elements = self.elements(prepared, {**others, split.block: moved})
+            # rows are contiguous, so this is faster than a gather of a table
+            return jax.ops.segment_sum(
+                elements[element], place, width, indices_are_sorted=True
+            )
 
-        table = jnp.asarray(values.statistics)
+        table = jnp.asarray(self.values)
         if len(table) <= UNROLLED:
             energies = jnp.stack(list(map(energies_of, table)))
         else:
             energies = lax.map(energies_of, table)
-        eta = natural_of_energies(values, energies)
+        eta = natural_of_energies(family, energies)
         return jnp.moveaxis(eta, 0, -1).reshape(*eta.shape[1:], *family.stat_shape)
 
     def _inputs(self, params: FactorParams, sites: Mapping[str, Array]) -> dict:
@@ -137,46 +139,41 @@ class Terms:
 
         return jax.vmap(at_row, -1, -1)(sites)
 
-    def _sum_by_unit(self, elements: Array, part: Any) -> Array:
-        """Return the sum of the elements that read each unit of a part."""
-        element, place = self._lists
-        width = len(self.split.units[part]) if self.split.unrolled else self._width
-        if self.split.unrolled:
-            element, place = element[part], place[part]
-        else:
-            element = jnp.asarray(self.split.padded(element, 0))[part]
-            place = jnp.asarray(self.split.padded(place, width))[part]
-        # rows are contiguous, so this is faster than a gather of a table
-        return jax.ops.segment_sum(
-            elements[element], place, width, indices_are_sorted=True
-        )
-
-    @property
-    def _width(self) -> int:
-        return self.split.table.shape[1]
-
     @functools.cached_property
-    def _lists(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Elements of each part, and the places of their units in it, in order."""
-        element, unit = self.reads[np.argsort(self.reads[:, 1], kind="stable")].T
-        groups = positions_by_group(self.split.colors[unit], self.split.num_parts)
-        place = self.split.place[unit]
-        return [element[g] for g in groups], [place[g] for g in groups]
+    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """Elements that a part is in, and the places of their units in it; places are padded."""
+        split = self.split
+        unit, element = self.reads.T
+        groups = positions_by_group(split.colors[unit], split.num_parts)
+        places = [split.place[unit[group]] for group in groups]
+        return (
+            split.padded([element[group] for group in groups], 0),
+            split.padded(places, split.family.size),
+        )
 
 
 def _reads(traced: SumOfTerms, split: Split) -> np.ndarray:
-    """Return the pairs of an element of the concatenated terms and a unit that it reads."""
+    """Return the sorted pairs of a unit and an element of the concatenated terms that reads it."""
     inside = traced.numbers(split.block)
     width = math.prod(split.family.stat_shape)
-    lists = []
+    lists = [np.empty((0, 2), np.int64)]
     start = 0
     for slot in traced.live:
         element, number = traced.elements(slot)
-        is_inside = (inside.start <= number) & (number < inside.stop)
-        unit = (number[is_inside] - inside.start) // width
-        lists.append(np.stack([start + element[is_inside], unit], 1))
+        unit = (number - inside.start) // width
+        is_inside = (unit >= 0) & (unit < split.family.size)
+        lists.append(np.stack([unit, start + element], 1)[is_inside])
         start += traced.program.size(slot)
     return np.unique(np.concatenate(lists), axis=0)
+
+
+class _Ends(NamedTuple):
+    """Elements that read one or two units."""
+
+    elements: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    """The second unit; the size of the block where there is none."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -200,84 +197,72 @@ class PairTerms:
     def _num_digits(self) -> int:
         return (self.terms.split.num_parts - 1).bit_length() or 1
 
-    def prepare(self, params: FactorParams) -> tuple[Array, Any]:
+    def prepare(self, params: FactorParams) -> tuple[Array, Array]:
         """Return the constant part of the natural parameters and the weights of the pairs."""
         size = self.terms.split.family.size
-        c = self.coefficients(params)
-        first, second = self._ends
-        constant = jax.ops.segment_sum(c[:, 1:, 0], first, size)
-        constant += jax.ops.segment_sum(c[:, 0, 1:], second, size)
+        c = -self._coefficients(params)
+        constant = jax.ops.segment_sum(c[:, 1:, 0], self._ends.first, size)
+        constant += jax.ops.segment_sum(c[:, 0, 1:], self._ends.second, size)
         pairs, number = self._pairs
-        # a term of one unit is in no pair, and is dropped
-        weights = jax.ops.segment_sum(c[:, 1:, 1:], number, len(pairs))
-        return -constant.ravel(), self._neighbours.arrange(-weights.ravel())
+        is_pair = self._ends.second < size
+        weights = jax.ops.segment_sum(c[is_pair, 1:, 1:], number, len(pairs))
+        return constant.ravel(), self._neighbours.arrange(weights.ravel())
 
     @full_precision
-    def coefficients(self, params: FactorParams) -> Array:
-        """Return C of each element that reads units."""
+    def _coefficients(self, params: FactorParams) -> Array:
+        """Return C of each element."""
         terms = self.terms
         prepared = terms.prepare(params)
         table = terms.values
         count = len(table)
         basis = np.linalg.pinv(np.c_[np.ones(count), table])
-        at = np.indices((count, count)).reshape(2, -1)
-        colors = terms.split.colors
-        first, second = (np.append(colors, 0)[ends] for ends in self._ends)
+        pairs = np.indices((count, count)).reshape(2, -1)
+        colors = np.append(terms.split.colors, 0)
         values: Any = 0.0
         for digit in range(self._num_digits):
-            states = table[
-                at[colors >> digit & 1]
-            ]  # (size, pairs of values, statistics)
-            rows = np.moveaxis(states, 1, -1)
-            rows = rows.reshape(*terms.split.family.statistic_shape, -1)
-            elements = terms.elements(prepared, {terms.split.block: jnp.asarray(rows)})
-            elements = elements[self._elements].reshape(-1, count, count)
-            is_turned = (first >> digit & 1).astype(bool)[:, None, None]
-            turned = jnp.where(is_turned, elements.swapaxes(1, 2), elements)
-            differs = ((first ^ second) >> digit & 1).astype(bool) | (digit == 0)
-            values = jnp.where(differs[:, None, None], turned, values)
+            side = colors >> digit & 1
+            states = table[pairs[side[:-1]]]  # (size, pairs of values, statistics)
+            shape = terms.split.family.statistic_shape
+            rows = jnp.asarray(np.moveaxis(states, 1, -1).reshape(*shape, -1))
+            elements = terms.elements(prepared, {terms.split.block: rows})
+            of_first = elements[self._ends.elements].reshape(-1, count, count)
+            first = expand(side[self._ends.first], target=of_first)
+            second = expand(side[self._ends.second], target=of_first)
+            turned = jnp.where(first == 1, of_first.swapaxes(1, 2), of_first)
+            values = jnp.where((first != second) | (digit == 0), turned, values)
         return jnp.einsum("pk,ekl,ql->epq", basis, values, basis)
 
     @full_precision
     def field(
-        self, prepared: tuple[Array, Any], statistics_at: StatisticsAt, part: Any
+        self, prepared: tuple[Array, Array], statistics_at: StatisticsAt, part: Any
     ) -> Field:
         """Return natural parameters of the units of ``part``."""
         constant, weights = prepared
         family = self.terms.split.family
         t = statistics_at(np.arange(family.size))
         nodes = jnp.moveaxis(t, 1, -1).reshape(-1, t.shape[1])
-        split = self._neighbours.split
-        eta = split.take(constant, part)[:, None]
-        eta = eta + self._neighbours.field(weights, nodes.__getitem__, part)
+        eta = self._neighbours.field(weights, nodes.__getitem__, part)
+        eta = eta + self._neighbours.split.take(constant, part)[:, None]
         units = eta.reshape(-1, *family.stat_shape, eta.shape[1])
         return jnp.moveaxis(units, -1, 1)
 
     @functools.cached_property
-    def _elements(self) -> np.ndarray:
-        return np.unique(self.terms.reads[:, 0])
-
-    @functools.cached_property
-    def _ends(self) -> np.ndarray:
-        """First and second unit of each element; the size of the block where there is none."""
-        element, unit = self.terms.reads.T
-        _, start, count = np.unique(element, return_index=True, return_counts=True)
+    def _ends(self) -> _Ends:
+        unit, element = self.terms.reads[np.argsort(self.terms.reads[:, 1])].T
+        elements, start, count = np.unique(
+            element, return_index=True, return_counts=True
+        )
         second = np.append(unit, 0)[start + 1]
-        return np.stack([unit[start], np.where(count == 2, second, self._size)])
-
-    @property
-    def _size(self) -> int:
-        return self.terms.split.family.size
+        size = self.terms.split.family.size
+        return _Ends(elements, unit[start], np.where(count == 2, second, size))
 
     @functools.cached_property
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct pairs of units, and the number of the pair of each element."""
-        ends = self._ends.T
-        is_pair = ends[:, 1] < self._size
-        pairs, number = np.unique(ends[is_pair], axis=0, return_inverse=True)
-        numbers = np.full(len(ends), len(pairs))
-        numbers[is_pair] = number.ravel()
-        return pairs, numbers
+        """Distinct pairs of units, and the number of the pair of each element that reads two."""
+        ends = np.stack(self._ends[1:], 1)
+        inside = ends[ends[:, 1] < self.terms.split.family.size]
+        pairs, number = np.unique(inside, axis=0, return_inverse=True)
+        return pairs, number.ravel()
 
     @functools.cached_property
     def _neighbours(self) -> Neighbours:
