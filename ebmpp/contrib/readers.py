@@ -71,6 +71,7 @@ def omniglot(
     ...     omniglot(folder).shape
     (2, 784)
     """
+    checks.flag("omniglot: labels", labels)
     checks.choice("omniglot: split", split, _OMNIGLOT)
     source = "from https://github.com/yburda/iwae, datasets/OMNIGLOT"
     path = files.find("omniglot", directory, "chardata.mat", (".", "omniglot"), source)
@@ -118,6 +119,7 @@ def caltech101_silhouettes(
     ...     caltech101_silhouettes(folder).shape
     (2, 784)
     """
+    checks.flag("caltech101_silhouettes: labels", labels)
     checks.choice("caltech101_silhouettes: split", split, _CALTECH)
     source = f"from https://people.cs.umass.edu/~marlin/data/{_CALTECH_FILE}"
     folders = (".", "caltech101")
@@ -214,6 +216,7 @@ def cifar10(
     ((1, 3072), [3])
     """
     source = "from https://www.cs.toronto.edu/~kriz/cifar.html, the binary version"
+    checks.flag("cifar10: labels", labels)
     checks.choice("cifar10: split", split, _CIFAR)
     folders = (".", "cifar-10-batches-bin")
     paths = [
@@ -271,6 +274,7 @@ def usps(
     >>> images.shape, float(images.min()), labels.tolist()
     ((1, 256), 1.0, [7])
     """
+    checks.flag("usps: labels", labels)
     checks.choice("usps: split", split, _USPS)
     source = "from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
     path = files.find("usps", directory, _USPS[split], (".", "usps"), source, ".bz2")

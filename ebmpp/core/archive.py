@@ -57,8 +57,6 @@ def replacing(path: Path) -> Generator[BinaryIO]:
     path = path.resolve()  # a symbolic link stays, and its target is replaced
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        if path.exists() and not path.is_file():
-            raise FileExistsError(f"{path} is a directory or a device")
         with open(partial, "xb") as file:
             yield file
             file.flush()

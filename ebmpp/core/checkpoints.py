@@ -73,14 +73,9 @@ class Checkpoints:
     def __init__(
         self, directory: str | os.PathLike[str], run: Identity, resume: bool
     ) -> None:
-        is_path = isinstance(directory, str | os.PathLike)
-        if not is_path or not str(directory) or "\0" in str(directory):
-            raise checks.error(
-                f"{self.function}: {self.argument}",
-                "the path of a directory",
-                directory,
-            )
-        self.directory = Path(directory).absolute()
+        name = f"{self.function}: {self.argument}"
+        path = checks.path(name, directory, "the path of a directory")
+        self.directory = path.absolute()
         self.run = json.loads(json.dumps(run))  # as it is read from a file
         self._lock: int | None = None
         self._damaged: set[int] = set()

@@ -13,6 +13,8 @@ import functools
 import inspect
 import math
 import operator
+import os
+from pathlib import Path
 import re
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
@@ -307,6 +309,36 @@ def placeable(name: str, value: object, kind: Error = ArgumentError) -> None:
         )
 
 
+def path(name: str, value: object, expected: str = "the path of a file") -> Path:
+    """Return a path; raise ArgumentError for other values, and strings that are none."""
+    is_path = isinstance(value, str | os.PathLike)
+    if not is_path or not str(value) or "\0" in str(value):
+        raise error(name, expected, value)
+    return Path(value)
+
+
+def input_file(name: str, value: object) -> Path:
+    """Return the path of a file to read; raise FileNotFoundError if there is none."""
+    file = path(name, value)
+    if file.is_dir():
+        raise error(name, "a file", file, hint="It is a directory.")
+    if not file.exists():
+        raise error(name, "a file that exists", file, FileNotFoundError)
+    return file
+
+
+def output_file(name: str, value: object) -> Path:
+    """Return the path of a file to write; raise ArgumentError where none can be written."""
+    file = path(name, value)
+    is_writable = file.parent.is_dir() and os.access(file.parent, os.W_OK)
+    if file.exists():
+        is_writable &= file.is_file() and os.access(file, os.W_OK)
+    if not is_writable:
+        hint = "Create its directory or fix the permissions."
+        raise error(name, "a file that can be written", file, hint=hint)
+    return file
+
+
 def sequence(name: str, value: object, elements: str) -> Sequence[PyTree]:
     """Return a list or tuple of ``elements``; raise ArgumentError for others, and strings."""
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -322,5 +354,7 @@ def tell(value: object) -> str:
     kind = f"an {kind}" if kind[0].lower() in "aeiou" else f"a {kind}"
     if isinstance(value, Array | np.ndarray):
         return f"{kind} of shape {value.shape} and dtype {value.dtype}"
+    if isinstance(value, os.PathLike):  # in full, as the end of a path matters
+        return repr(os.fspath(value))
     text = repr(value)
     return text if len(text) <= 80 else f"{kind} ({text[:60]}...)"

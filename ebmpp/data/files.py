@@ -57,7 +57,10 @@ def find(
     :raises FileNotFoundError: if it is in none of them, with the source.
     """
     root = os.environ.get(DATA_DIR_VARIABLE) if directory is None else directory
-    places = [Path(root, folder) for folder in folders] if root else []
+    places = []
+    if root:
+        top = checks.path(f"{reader}: directory", root, "the path of a directory")
+        places = [top / folder for folder in folders]
     for place in places:
         for path in (place / name, place / f"{name}{packed}"):
             if path.is_file():
@@ -138,7 +141,8 @@ def idx(path: str | os.PathLike[str]) -> np.ndarray:
     :return: array in native byte order, with the file's shape and dtype: uint8, int8,
         int16, int32, float32 or float64.
     :raises FileNotFoundError: if there is no such file.
-    :raises ArgumentError: if the file is not IDX, truncated, too long, or damaged gzip.
+    :raises ArgumentError: for a directory, or a file that is not IDX, truncated, too
+        long, or damaged gzip.
 
     **Example**
 
@@ -149,7 +153,7 @@ def idx(path: str | os.PathLike[str]) -> np.ndarray:
     ...     ebmpp.data.idx(file)
     array([7, 2, 1], dtype=uint8)
     """
-    path = Path(path)
+    path = checks.input_file("idx: path", path)
     with unpacked(path) as file:
         return _parse(path, file)
 

@@ -34,6 +34,7 @@ def digits(labels: bool = False) -> np.ndarray | Labelled:
     >>> images.shape, float(images.max()), labels[:5]
     ((1797, 64), 1.0, array([0, 1, 2, 3, 4], dtype=int32))
     """
+    checks.flag("digits: labels", labels)
     from sklearn.datasets import load_digits  # half a second to import
 
     images, targets = load_digits(return_X_y=True)
@@ -116,6 +117,7 @@ def _images(
     labels: bool,
 ) -> np.ndarray | Labelled:
     """Return images of 28x28 bytes as floats, and a label per image."""
+    checks.flag(f"{reader}: labels", labels)
     prefix = _PREFIX[checks.choice(f"{reader}: split", split, _PREFIX)]
 
     def find(suffix):

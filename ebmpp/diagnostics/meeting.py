@@ -118,7 +118,7 @@ def tv_upper_bound(
     :param num_bootstrap: bootstrap resamples of the pairs, from ``seed``, for the band.
     :param level: pointwise coverage of the band.
     :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
-    :raises ArgumentError: a source without meeting times.
+    :raises ArgumentError: a source without meeting times, or a negative t.
     :warns UserWarning: if chains still resemble their starts after twice the longest
         meeting time, which the bound then does not see: see ``independent_starts`` of
         :func:`~ebmpp.unbiased_expectation`.
@@ -132,12 +132,20 @@ def tv_upper_bound(
     _warn_of_overlap("tv_upper_bound", source, data)
     if t is None:
         t = np.arange(int(data.times.max()) - data.lag + 1)
-    t = np.atleast_1d(t)
+    t = _sweeps(t, 0)
 
     def bound(index):
         return _tv_bound(data.times[index], data.met[index], data.lag, t)
 
     return _with_band(bound, data, t, num_bootstrap, level, seed)
+
+
+def _sweeps(t: ArrayLike, least: int) -> Sweeps:
+    """Return numbers of sweeps; raise ArgumentError for fractions and smaller numbers."""
+    sweeps = np.atleast_1d(checks.numbers("t", t))
+    if sweeps.ndim > 1 or not ((sweeps >= least) & (sweeps % 1 == 0)).all():
+        raise checks.error("t", f"at least {least}, in whole sweeps", sweeps.tolist())
+    return sweeps.astype(int)
 
 
 def _with_band(
@@ -217,11 +225,7 @@ def wasserstein_upper_bound(
     last = int(sweeps[-1])
     if t is None:
         t = np.arange(first - lag, max(first, int(data.times.max())) - lag + 1)
-    t = np.atleast_1d(t)
-    if not (t >= first - lag).all():
-        raise checks.error(
-            "t", f"at least {first - lag}, as the record begins at sweep {first}", t
-        )
+    t = _sweeps(t, first - lag)
     # sums of the distances at s, s + lag, s + 2 lag, ..., from the end of the path
     # backwards
     pairs, length = distance.shape

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 from functools import lru_cache
 import os
-from pathlib import Path
 from typing import Any
 
 from jaxtyping import PyTree
@@ -88,6 +87,7 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     :param params: only their names and shapes are checked.
     :raises ParameterError: for params with wrong names or shapes.
     :raises SavedFileError: for params, labels or fields that the format cannot hold.
+    :raises ArgumentError: for a path where no file can be written, as of a directory.
     :raises OSError: if the disk fails; an existing file is then unchanged.
 
     **Example**
@@ -118,7 +118,7 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
             for name, value in ordered_params(graph, params).items()
         },
     }
-    archive.write(Path(file), _KIND, body, arrays)
+    archive.write(checks.output_file("save: file", file), _KIND, body, arrays)
 
 
 def load(
@@ -135,7 +135,7 @@ def load(
     :param factors: the graph's custom factors as they were declared; other factors of
         the graph are accepted too.
     :param families: custom family classes by name.
-    :raises FileNotFoundError: if there is no file.
+    :raises FileNotFoundError: if there is no file; ArgumentError for a directory.
     :raises SavedFileError: for a file that is damaged or of another kind or version,
         and for a custom factor or family that is missing or differs from the saved one.
 
@@ -153,7 +153,7 @@ def load(
     >>> ebmpp.load(file, factors=[gate])[0] == graph
     True
     """
-    data = Path(file).read_bytes()
+    data = checks.input_file("load: file", file).read_bytes()
     try:
         body, stored = archive.read(data, _KIND, "the file")
         arrays = list(map(_on_device, stored))

@@ -128,7 +128,8 @@ def report(
     if not isinstance(budget, Budget):
         other = "ebmpp.reporting.Budget(...)"
         budget = BUDGETS[checks.choice("report: budget", budget, BUDGETS, also=other)]
-    file = _check_file(file)
+    if file is not None:
+        file = checks.output_file("report: file", file)
     checks.instance("report: title", title, str, "a string")
     dataset = None if history is None else panels("report: history", history)[0]
     shapes = samples.image_shapes(graph, image_shape)
@@ -180,29 +181,6 @@ def report(
         figures |= section.figures
         frames |= section.tables
     return Report(file, html, figures, frames, tuple(missing))
-
-
-def _check_file(
-    file: str | os.PathLike[str] | None,
-) -> pathlib.Path | None:
-    """Return the page's path; raise ArgumentError where no file can be written."""
-    if file is None:
-        return None
-    try:
-        page = pathlib.Path(file)
-        is_writable = os.access(page.parent, os.W_OK)
-        if page.exists():
-            is_writable &= page.is_file() and os.access(page, os.W_OK)
-    except (TypeError, ValueError):
-        is_writable = False
-    if not is_writable:
-        raise checks.error(
-            "report: file",
-            "a file that can be written, or None",
-            file,
-            hint="Create its directory or fix the permissions.",
-        )
-    return page
 
 
 def _run(

@@ -160,7 +160,7 @@ def names() -> dict[str, Any]:
         "optax": optax,
         "numpyro": numpyro,
     }
-    modules |= {"pd": pd, "zoo": zoo}
+    modules |= {"pd": pd, "zoo": zoo, "data": ebmpp.data, "readers": contrib.readers}
     bits = {"encode_bits": encode_bits, "decode_bits": decode_bits, "MCMC": MCMC}
     data = np.array(
         [

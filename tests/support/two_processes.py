@@ -95,15 +95,15 @@ class Process:
             graph(), params(), lambda x: x["v"], num_pairs=20, **options
         )
         self.report["meeting_time"] = est.meeting_time.tolist()
-        smc = ebmpp.smc(graph(), params(), num_particles=60, **options)
+        smc = ebmpp.smc(graph(), params(), num_particles=200, **options)
         ais = ebmpp.ais(
-            graph(), params(), num_particles=10, num_temperatures=150, **options
+            graph(), params(), num_particles=80, num_temperatures=150, **options
         )
         systems = ebmpp.particle_expectation(
             graph(),
             params(),
             lambda x: x["v"].mean(),
-            num_particles=10,
+            num_particles=20,
             num_pairs=5,
             **options,
         )

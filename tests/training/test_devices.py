@@ -186,6 +186,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
 
 def test_two_processes_sample_like_one(tmp_path: Path) -> None:
     first, second = run_both(tmp_path, "sample")
+    assert "Warning" not in first["stderr"] + second["stderr"]
     assert first["same"] == second["same"] and len(first["same"]) == 4
     options = {"rng_key": jax.random.key(2), "num_pairs": 20}
     params = two_processes.params()
