@@ -193,11 +193,22 @@ PHASES = np.array(
     float,
 )
 
+#: the same, of 6 nodes that form a clique, and of other edges
+LEAPS = np.array(
+    """
+    14.2 15.5 30.9 22.7 13 199 28.5 25.5 25.2 25.1 25.1 22.3 20.4 16.8 8.14 7.98 12.5
+    9.17 12.8 152 26.7 26.4 25.4 24.3 24 19.1 32.6 20.4 15 171 26.7
+    """.split(),
+    float,
+)
+
 
 @pytest.mark.parametrize(
     ("norms", "grows"),
     [
         (PHASES, True),
+        (LEAPS, True),
+        (np.r_[LEAPS[:29], 24, 25], False),
         (PHASES[:29], False),
         (PHASES[::-1], False),
         (25 * np.exp(-np.arange(31) / 4) + 1, False),
