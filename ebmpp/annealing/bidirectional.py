@@ -426,8 +426,9 @@ def _take_steps(
             low = path.at(betas[i])
             high = path.at(betas[i + 1])
             here = path.evaluate(low.params, x)
-            gain = path.gain(low, high, here, here)
-            x = path.sweep(high, x, here.eta, random.fold_in(keys, i))
+            there = path.evaluate_at(high, here, x)
+            gain = path.gain(low, high, here, there)
+            x = path.sweep(high, x, there.eta, random.fold_in(keys, i))
             return x, log_weight + gain, gains.at[i].set(gain)
 
         start = x, jnp.zeros(len(keys)), jnp.zeros((len(betas) - 1, len(keys)))

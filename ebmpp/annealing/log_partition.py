@@ -23,6 +23,7 @@ from ebmpp.core.statistics import standard_error
 from ebmpp.errors import DomainError
 from ebmpp.exact import shifted
 from ebmpp.graph import FactorGraph, tables
+from ebmpp.graph.factors import zeros
 
 _HEAD = ("", "value (nats)", "effective particles", "temperatures", "")
 MAX_ERROR = 0.3
@@ -348,14 +349,22 @@ def summarize(
     top = log_weights.max()  # NaN if some weight is
     if not np.isfinite(top):
         raise not_finite(f"{name}: the weights of some particles")
+    if zeros.is_impossible(-top):
+        raise DomainError(
+            f"{name}: no particle ended in a state of positive probability. Raise the "
+            "numbers of particles and temperatures, and check that the zeros of the "
+            "model leave a possible state."
+        )
     w = np.exp(log_weights - top)
     islands = w.mean(1)
     mean = islands.mean()
+    with np.errstate(divide="ignore"):  # islands whose particles are all impossible
+        log_islands = np.log(islands) + top
     return WeightSummary(
         log_mean=float(math.log(mean) + top),
         standard_error=float(standard_error(islands) / mean),
         effective_sample_size=float(w.sum() ** 2 / (w**2).sum()),
-        log_island_means=np.log(islands) + top,
+        log_island_means=log_islands,
         weights=w / w.sum(),
     )
 

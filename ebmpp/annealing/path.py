@@ -48,6 +48,7 @@ from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
+from ebmpp.graph.factors import zeros
 from ebmpp.moves import Layer, Target, gibbs, rungs
 from ebmpp.moves.rungs import Evaluation, Place, Tempering, between
 
@@ -175,19 +176,22 @@ class Path:
             return jnp.where(share > 0, (1 - share) * a + share * b, a).astype(a.dtype)
 
         beta = mix(self.betas[low], self.betas[high])
-        if self.is_line:
-            return Rung(beta, self._knot(low))
-        return Rung(beta, jax.tree.map(mix, self._knot(low), self._knot(high)))
+        params = self._knot(low)
+        if not self.is_line:
+            params = jax.tree.map(mix, params, self._knot(high))
+        return Rung(beta, energy.softened(self.graph, params, beta))
+
+    @property
+    def has_one_model(self) -> bool:
+        """True if all rungs have the energy of one model, scaled."""
+        return self.is_line and not self.graph.has_zeros
 
     def cut(self, places: Float[Array, "places"], count: Array) -> "Path":
         """Return the path whose knots are at the first ``count`` of these places."""
         rungs = lax.map(self.at, places)
+        params = {name: zeros.unwrap(p)[0] for name, p in rungs.params.items()}
         return Path(
-            self.graph,
-            self.eta0,
-            rungs.beta,
-            rungs.params,
-            jnp.asarray(count, jnp.int32),
+            self.graph, self.eta0, rungs.beta, params, jnp.asarray(count, jnp.int32)
         )
 
     def evaluate(self, params: Params, x: Rows) -> Evaluation:
@@ -195,8 +199,8 @@ class Path:
         return rungs.evaluate(self.graph, params, self.eta0, x, self.summed)
 
     def evaluate_at(self, rung: Rung, other: Evaluation, x: Rows) -> Evaluation:
-        """Evaluate a rung's model; on a line that is the ``other`` evaluation, of another rung."""
-        return other if self.is_line else self.evaluate(rung.params, x)
+        """Evaluate a rung's model; the ``other`` evaluation, of another rung, where that is it."""
+        return other if self.has_one_model else self.evaluate(rung.params, x)
 
     def gain(
         self, low: Rung, high: Rung, here: Evaluation, there: Evaluation
@@ -208,6 +212,8 @@ class Path:
         """
         if self.is_line:
             gain = (high.beta - low.beta) * (here.model - here.reference)
+            if not self.has_one_model:  # by the violated constraints
+                gain += high.beta * (there.model - here.model)
         else:
             gain = there.log_density(high.beta) - here.log_density(low.beta)
         ends = Place(low.beta, here), Place(high.beta, there)

@@ -32,6 +32,7 @@ from ebmpp.errors import DomainError, ParameterError
 from ebmpp.exact.shifted import Shifted
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
+from ebmpp.graph.factors import zeros
 from ebmpp.moves import Target
 from ebmpp.moves.move import draw_chains
 
@@ -48,6 +49,7 @@ def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -
 # as much work as a hundred particles at 200 temperatures
 _PILOT_CHAINS = 200
 _PILOT_SWEEPS = 100
+_MOST_CERTAIN = 16.0
 
 
 def reference(
@@ -118,7 +120,11 @@ def _run_pilot(target: Target, keys: Array) -> Pilot:
     x = draw_chains(target, keys, _PILOT_SWEEPS)
 
     def natural(b):
-        return energy.natural_rows(graph, target.params, x, [b])[b]
+        eta = energy.natural_rows(graph, target.params, x, [b])[b]
+        if not graph.has_zeros:
+            return eta
+        # other values must not be impossible under the reference
+        return zeros.saturate(graph.families[b], eta, _MOST_CERTAIN)
 
     return Pilot(x, {b: natural(b) for b in graph.families})
 

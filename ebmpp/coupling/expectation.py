@@ -28,7 +28,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Observed
 from ebmpp.moves import Move, Pool, Target, Tempered
 from ebmpp.moves.couplings import MOST_TRIALS
-from ebmpp.moves.search import STARTS
+from ebmpp.moves.search import STARTS, check_starts
 from ebmpp.moves.sweeps import (
     check_params,
     free_rows,
@@ -390,7 +390,16 @@ def _starts(
     # all pairs share the observed units
     allowed = ((),) if target.fixed.keep else one_or_all
     _check_axes("clamped blocks", target.fixed.batch, allowed)
-    return Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
+    starts = Fresh(random.fold_in(key, np.arange(num_pairs)), rows, kind)
+    if target.graph.has_zeros and (
+        text := check_starts("init", target, _drawn(starts, target))
+    ):
+        raise UnmetError(f"pairs would never meet: {text}")
+    return starts
+
+
+#: A function of starts and the target.
+_drawn = jax.jit(Fresh.rows)
 
 
 def _check_axes(name: str, axes: BatchShape, allowed: Sequence[BatchShape]) -> None:

@@ -43,9 +43,9 @@ from ebmpp.estimators.base import (
     HasChains,
     PairMetrics,
 )
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import FactorGraph, energy, tables
 from ebmpp.graph.states import Clamped
-from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep, mixture
+from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep, mixture, search
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.sweeps import MovesLike, complete_rows, resolve_moves
 
@@ -159,9 +159,14 @@ def take_rows(x: Rows, index: Array) -> Blocks:
 @partial(jax.jit, static_argnums=(0, 1))  # op by op it compiles for seconds
 def fresh_chains(graph: FactorGraph, count: int, key: Key) -> Rows:
     """Draw initial states of every block."""
-    return sharding.rows(
-        gibbs.initial_rows(graph, graph.families, row_keys(key, count))
-    )
+    keys = row_keys(key, count)
+    x = gibbs.initial_rows(graph, graph.families, keys)
+    if graph.has_zeros:
+        first = jax.random.key(0)
+        params = {f.name: f.init_params(first, graph.families) for f in graph.factors}
+        target = Target(graph, params)
+        x = search.find_possible(target, x, random.fold_in(keys, 1))
+    return sharding.rows(x)
 
 
 def carried_chains(state: PyTree) -> Rows:
@@ -221,6 +226,18 @@ def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
     return Target(graph, params, clamped)
 
 
+def check_rows(graph: FactorGraph, params: Params, batch: Batch) -> None:
+    """Refuse rows of probability zero, unless possible latents are hard to find.
+
+    :raises StateError: with the numbers of the rows.
+    """
+    if graph.has_zeros:
+        target = posterior_of(graph, params, batch)
+        keys = row_keys(jnp.zeros(2, jnp.uint32), batch.num_rows)
+        x = search.compiled_initial_states(target, keys)
+        tables.check_possible(search.log_density(target, x))
+
+
 def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -> Rows:
     """Draw the latents given the rows, with missing entries at initial draws.
 
@@ -237,6 +254,7 @@ def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -
         visible |= gibbs.keep_observed(batch.known, batch.rows, missing)
     start = visible | gibbs.initial_rows(graph, graph.latent, keys(0))
     target = Target(graph, params, Clamped(visible))
+    start = search.find_possible(target, start, keys(3))
     x, _ = draw_sweep(target, start, gibbs_sweep(graph, visible), keys(1))
     return x
 

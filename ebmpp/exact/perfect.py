@@ -26,7 +26,7 @@ from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import coupling_from_the_past as clusters, enumeration
 from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past, slopes
 from ebmpp.families import Bernoulli, Family, Spin
-from ebmpp.graph import FactorGraph, states
+from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import where_rows
 
@@ -78,6 +78,7 @@ def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, RowMa
     x |= jax.vmap(partial(enumeration.decode, graph, plan.enumerated))(index)
     if summed:
         x |= Layer(summed).draw(target, x, random.fold_in(keys, 2))[0]
+    table = energy.with_infinities(graph, table)
     is_valid = jnp.isfinite(table).any() & (table < jnp.inf).all()
     return {b: x[b] for b in graph.families}, is_valid & jnp.ones(len(keys), bool)
 

@@ -176,6 +176,15 @@ def log_partition(graph: FactorGraph, params: Params) -> Scalar:
 def _check(graph: FactorGraph, params: Params) -> None:
     checks.instance("exact: graph", graph, FactorGraph, "a FactorGraph")
     graph.check(params)
+    if not graph.has_zeros:
+        return
+    value = _log_partition(graph, params, {}, enumeration.make_plan(graph))
+    if is_concrete(value) and np.isinf(energy.with_infinities(graph, value)):
+        names = [f.name for f in graph.factors if f.has_zeros]
+        raise DomainError(
+            f"factors {names}: zeros must leave a state of positive probability, got "
+            "none. Check them against each other."
+        )
 
 
 def _prepare(
@@ -203,7 +212,7 @@ def log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> PerSt
     :param rows: the visible blocks, each of shape ``(*batch, *shape)``; a bare array
         stands for the only visible block. In an :class:`~ebmpp.Observed` block unknown
         entries are summed out.
-    :return: shape ``(*batch,)``.
+    :return: shape ``(*batch,)``; -inf for a row of probability zero.
     :raises IntractableError: as :func:`log_partition` does, and when a row's latents
         have too many states.
     :raises StateError: rows of a wrong name, shape or value.
@@ -220,6 +229,7 @@ def log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> PerSt
     model = shifted.shift_origin(graph, params)
     x = model.shift(table.rows)
     value = _log_likelihood(graph, model.params, x, table.known, clamped, free)
+    value = energy.with_infinities(graph, value)
     return _checked(value.reshape(table.batch), params, free)
 
 
@@ -229,6 +239,7 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> 
     :param rows: as for :func:`~ebmpp.exact.log_likelihood`.
     :return: a pytree like ``params``.
     :raises IntractableError: as :func:`~ebmpp.exact.log_likelihood` does.
+    :raises StateError: as well for a row of probability zero.
 
     **Example**
 
@@ -239,6 +250,8 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> 
     [0.5, -0.5]
     """
     table, clamped, free = _prepare(graph, params, rows)
+    if graph.has_zeros:
+        tables.check_possible(log_likelihood(graph, params, rows))
 
     # integers have no gradient
     def as_float(param):

@@ -2,7 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factor graphs: declaration, everything derived from the energy, transformations and files."""
 
-from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Linear, Pairwise
+from ebmpp.graph.factors import (
+    Bias,
+    Bilinear,
+    Convolution,
+    Factor,
+    Linear,
+    Pairwise,
+    Table,
+)
 from ebmpp.graph.graph import FactorGraph, layered
 from ebmpp.graph.saving import load, save
 from ebmpp.graph.states import Observed
@@ -18,6 +26,7 @@ __all__ = [
     "Linear",
     "Observed",
     "Pairwise",
+    "Table",
     "condition",
     "layered",
     "load",

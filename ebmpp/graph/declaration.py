@@ -22,6 +22,7 @@ from ebmpp.families import Family
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor, lateral
 from ebmpp.graph.factors.coloring import SplitBlock, color, split_blocks
+from ebmpp.graph.factors.interactions import can_be_infinite
 from ebmpp.graph.factors.probe import check_values, probe
 
 
@@ -48,6 +49,8 @@ class Declaration:
     form."""
     param_shapes: dict[str, Any]
     """A pytree of ``jax.ShapeDtypeStruct`` per factor."""
+    has_zeros: bool
+    """True if factors declare states of probability zero."""
     labels: Mapping[str, tuple[Hashable, ...]]
     """Names of units by block; units keep them in graphs derived from this one."""
     block_layers: Schedule
@@ -96,6 +99,8 @@ class Declaration:
         reals = (b for b in self.evaluated if self.families[b].states() is None)
         put("nonconjugate", frozenset(reals))
         put("param_shapes", {f.name: _param_shapes(self, f) for f in self.factors})
+        can_be = (can_be_infinite(f, self.families) for f in self.factors)
+        put("has_zeros", any(can_be))
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
         blocks = tuple(visible.items()), tuple(latent.items())

@@ -38,7 +38,7 @@ from ebmpp.core import (
 from ebmpp.errors import IntractableError
 from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.factors import Factor, evaluation
+from ebmpp.graph.factors import Factor, evaluation, zeros
 from ebmpp.graph.factors.lateral import Split
 from ebmpp.graph.factors.terms import Terms
 
@@ -136,6 +136,28 @@ def fields(graph: Declaration, params: Params, x: Rows) -> Eta:
 
     eta = jax.vmap(jax.grad(log_density_at))(graph.statistics(x))
     return {b: eta[b] for b in x}
+
+
+def saturated(graph: Declaration, eta: Eta) -> Eta:
+    """Return natural parameters by block without barriers of impossible states."""
+    if not graph.has_zeros:
+        return eta
+    return {b: zeros.saturate(graph.families[b], e) for b, e in eta.items()}
+
+
+def softened(graph: Declaration, params: Params, beta: Array) -> Params:
+    """Return params at an inverse temperature; see :func:`~ebmpp.graph.factors.zeros.soften`."""
+    if not graph.has_zeros:
+        return params
+    zero = {f.name for f in graph.factors if f.has_zeros and f.affine}
+    return {n: zeros.soften(p, beta) if n in zero else p for n, p in params.items()}
+
+
+def with_infinities(graph: Declaration, log_density: Array) -> Array:
+    """Return log densities, -inf for impossible states."""
+    if not graph.has_zeros:
+        return log_density
+    return jnp.where(zeros.is_impossible(-log_density), -jnp.inf, log_density)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

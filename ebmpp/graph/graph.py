@@ -289,12 +289,14 @@ class FactorGraph(Declaration, Shown):
             outside the support.
         """
         rows, batch = self._rows(params, x, self.families)
-        return _energies(self, params, rows).reshape(batch)
+        value = -energy.with_infinities(self, -_energies(self, params, rows))
+        return value.reshape(batch)
 
     def log_density(self, params: Params, x: StateLike) -> PerState:
         """Return log p(x) + log Z, minus the energy plus the base measures."""
         rows, batch = self._rows(params, x, self.families)
-        return _log_densities(self, params, rows).reshape(batch)
+        value = energy.with_infinities(self, _log_densities(self, params, rows))
+        return value.reshape(batch)
 
     def _natural(
         self, params: Params, x: StateLike, block: str
@@ -381,6 +383,7 @@ class FactorGraph(Declaration, Shown):
         known = states.incomplete(masks)
         states.check_summable(self, blocks, known)
         value = _log_marginals(self, blocks, params, rows, known)
+        value = energy.with_infinities(self, value)
         return value.reshape(batch) if rows else value
 
     def free_energy(self, params: Params, x: StateLike) -> PerState:
@@ -407,7 +410,8 @@ def _naturals(graph: FactorGraph, block: str, params: Params, rows: Rows) -> Nat
     """Return ``(rows, ...)``, or no leading axis for a block without neighbours."""
 
     def eta_at(t):
-        return energy.natural(graph, params, t, [block])[block]
+        eta = energy.natural(graph, params, t, [block])
+        return energy.saturated(graph, eta)[block]
 
     return jax.vmap(eta_at)(graph.statistics(rows)) if rows else eta_at({})
 

@@ -23,7 +23,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, Params, archive, checks
+from ebmpp.core import HashableArray, Numbers, Params, archive, checks
 from ebmpp.errors import SavedFileError
 from ebmpp.families import (
     Bernoulli,
@@ -37,7 +37,7 @@ from ebmpp.families import (
     VonMises,
 )
 from ebmpp.families.family import Families
-from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Pairwise
+from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Pairwise, Table
 from ebmpp.graph.factors.probe import (
     generic_statistics,
     random_statistics,
@@ -60,7 +60,7 @@ _FAMILIES = (
     Spin,
     VonMises,
 )
-_FACTORS = (Bias, Bilinear, Convolution, Pairwise)
+_FACTORS = (Bias, Bilinear, Convolution, Pairwise, Table)
 #: Classes that a file describes completely, by name; Linear has a function.
 _CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FAMILIES + _FACTORS}
 _COMMON = {
@@ -222,6 +222,8 @@ def _unpack(description: Description, arrays: list) -> PyTree:
 
 def _to_json(name: str, value: object) -> PyTree:
     """Return numbers, strings and nested tuples of them as JSON values."""
+    if isinstance(value, HashableArray):
+        return value.array.tolist()
     if type(value) is tuple:
         return [_to_json(name, item) for item in value]
     if value is not None and not isinstance(value, bool | int | float | str):
@@ -264,7 +266,9 @@ def _describe_factor(
         name = getattr(energy, "__qualname__", type(energy).__qualname__)
         value = _value(factor, graph.families, params[factor.name])
         return description | {"energy": name, "value": value}
-    pairs = {block: _pack(pairs.array, arrays) for block, pairs in factor.lateral}
+    pairs = {}
+    if not isinstance(factor, Table):  # whose pairs follow from its units
+        pairs = {b: _pack(listed.array, arrays) for b, listed in factor.lateral}
     init = factor.init
     if init is not None and not callable(init):
         init = init.unflatten()
@@ -346,7 +350,7 @@ def _build_factor(
     fields = {n: _from_json(v) for n, v in description["fields"].items()}
     init = _unpack(description["init"], arrays)
     if init is not None:
-        fields["init"] = init
+        fields[_CLASSES[kind].init_name] = init
     return _CLASSES[kind](*blocks, *pairs, name=name, **fields)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Params, checks, expand, is_concrete
+from ebmpp.core import Blocks, Params, PerRow, checks, expand, is_concrete
 from ebmpp.errors import StateError
 from ebmpp.families import Gaussian
 from ebmpp.graph import initialization, states
@@ -55,6 +55,23 @@ class Table(NamedTuple):
             b: states.Observed(v, known[b]) if b in known else v
             for b, v in self.rows.items()
         }
+
+
+def check_possible(log_density: PerRow) -> None:
+    """Refuse rows of probability zero, unless they are traced.
+
+    :raises StateError: with their numbers.
+    """
+    if not is_concrete(log_density):
+        return
+    wrong = np.flatnonzero(np.isneginf(log_density)).tolist()
+    if wrong:
+        listed = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
+        raise StateError(
+            f"data: rows must have positive probability, got log-likelihood -inf at "
+            f"{len(wrong)} of {np.size(log_density)} rows ({listed}). Drop these rows, "
+            "or give the values that they take a finite log weight."
+        )
 
 
 def as_table(graph: Declaration, data: PyTree, missing: str | None = None) -> Table:

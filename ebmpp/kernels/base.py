@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import inspect
 from typing import Any, Generic, TypeVar
+import warnings
 
 from jaxtyping import PyTree
 import numpy as np
@@ -22,11 +23,11 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
-from ebmpp.core import Blocks, Numbers, State, checks, sharding
+from ebmpp.core import Blocks, Numbers, State, checks, is_concrete, sharding
 from ebmpp.errors import ParameterError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, states
-from ebmpp.moves import Move, Target, gibbs_sweep, search, sweeps
+from ebmpp.moves import Layer, Move, Target, gibbs_sweep, search, sweeps
 
 #: Arguments that NumPyro passes: initial values, and keyword arguments of the model.
 InitParams = State | None
@@ -123,7 +124,21 @@ class RowKernel(MCMCKernel, Generic[S]):
         state = over_chains(init, rng_key)(rng_key, init_params)
         for b, v in state.z.items():
             check_values(b, self.graph.families[b], v)
+        self._check_possible(target, state.z, chains)
         return state
+
+    def _check_possible(
+        self, target: Target, z: Blocks, chains: tuple[int, ...]
+    ) -> None:
+        """Refuse starts of probability zero."""
+        if self.graph.has_zeros and is_concrete(z):
+            to_rows = target.model.to_rows
+            x = jax.vmap(to_rows)(z) if chains else to_rows(z)
+            rows = {b: v.reshape(-1, *target.shape(b)) for b, v in x.items()}
+            name = type(self).__name__
+            text = search.check_starts(name, target.model, rows)
+            if text and all(isinstance(move, Layer) for move in self._moves(target)):
+                warnings.warn(f"{name}: {text}", stacklevel=2)
 
     def sample(self, state: S, model_args: tuple, model_kwargs: Kwargs) -> S:
         """Return the state after one step of every chain.

@@ -11,7 +11,10 @@ passes (Brent's algorithm), and the search ends there too.
 """
 
 from collections.abc import Iterable
+import dataclasses
 from typing import NamedTuple
+
+import numpy as np
 
 import jax
 from jax import lax
@@ -25,15 +28,25 @@ from ebmpp.core import (
     RowMask,
     Rows,
     State,
+    compiled,
+    is_concrete,
     num_rows,
     random,
 )
+from ebmpp.errors import StateError
 from ebmpp.graph import energy
 from ebmpp.graph.declaration import schedule
+from ebmpp.graph.factors.evaluation import values_of
+from ebmpp.graph.factors.zeros import BARRIER, CERTAIN
 from ebmpp.moves import Layer, Target
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.gibbs import initial_rows, visit
-from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.move import draw_sweep, gibbs_sweep
+from ebmpp.moves.rungs import Tempering
+
+_FIRST_PASSES = 64  # of the first cycle of a search for a possible state
+_MOST_PASSES = 4096
+_FEWEST = 20  # rows from which on units that differ are known to be stuck
 
 
 class Search(NamedTuple):
@@ -145,12 +158,117 @@ def initial_states(
     x = target.with_observed(x)
     if init:
         x = draw_rest(target, x, random.fold_in(keys, 3), init)
+    x = find_possible(target, x, random.fold_in(keys, 4), init or {})
     return near_modes(target, x, keys) if kind == "local_mode" else x
 
 
 #: :func:`initial_states` compiled, for the host: it has some seventy operations, each
 #: of which would be compiled.
 compiled_initial_states = jax.jit(initial_states, static_argnames=("kind", "blocks"))
+
+
+def find_possible(
+    target: Target, x: Rows, keys: Keys, held: Iterable[str] = ()
+) -> Blocks:
+    """Return rows, with impossible ones moved in search of a possible state.
+
+    A violated constraint costs an energy that rises from 2 to 8 in cycles, each twice
+    as long as the one before. A row is moved until it is possible, for at most 4,032
+    sweeps. (Colourings of a 32x32 lattice by three colours take 90 to 1,000.)
+
+    :param held: blocks that stay, beside the clamped ones.
+    """
+    x = dict(x)
+    graph = target.graph
+    infinite = (b for b, f in graph.families.items() if f.states() is None)
+    moves = gibbs_sweep(graph, [*target.clamped, *held, *infinite])
+    if not (graph.has_zeros and moves):
+        return x
+
+    def is_impossible(x):
+        return jnp.isinf(log_density(target, x))
+
+    def cond(carry):
+        number, is_stuck, _ = carry
+        return is_stuck.any() & (number < _MOST_PASSES)
+
+    def body(carry):
+        number, is_stuck, x = carry
+        length = 2.0 ** jnp.floor(jnp.log2(number))
+        penalty = 2 + 6 * (number / length - 1)
+        tempering = Tempering(penalty / BARRIER)
+        rung = dataclasses.replace(target, tempering=tempering)
+        moved, _ = draw_sweep(rung, x, moves, random.fold_in(keys, number))
+        x = {b: where_rows(is_stuck, moved[b], v) for b, v in x.items()}
+        return number + 1, is_impossible(x), x
+
+    start = jnp.int32(_FIRST_PASSES), is_impossible(x), x
+    return lax.while_loop(cond, body, start)[2]
+
+
+def log_density(target: Target, x: Rows) -> PerRow:
+    """Return the unnormalised log-density of rows, -inf for impossible states."""
+    value = energy.log_density(target.graph, target.params, x)
+    return energy.with_infinities(target.graph, value)
+
+
+_log_density = compiled(log_density)
+
+
+def check_starts(who: str, target: Target, x: Rows) -> str:
+    """Refuse starts of probability zero, and describe units that stay at their starts.
+
+    No change of a single unit changes these: all units of all rows, or units in none of
+    at least 20 rows, which have different values there.
+
+    :return: an empty text without such units, or for traced rows.
+    :raises StateError: saying how many of the rows are impossible.
+    """
+    if not target.graph.has_zeros or not is_concrete((x, target)):
+        return ""
+    wrong = np.isinf(_log_density(target, x))
+    if wrong.any():
+        raise StateError(
+            f"{who}: starts must have positive probability, got {wrong.sum()} of "
+            f"{len(wrong)} without, after a search of {_MOST_PASSES} sweeps. Give "
+            "possible states as init, and check that the zeros of "
+            f"{[f.name for f in target.graph.factors if f.has_zeros]} and the clamped "
+            "values leave any."
+        )
+    counts = {}
+    frozen = jax.tree.map(np.asarray, _frozen(target, x))
+    are_all = all(flags.all() for flags in frozen.values())
+    if are_all or len(wrong) >= _FEWEST:
+        for b, flags in frozen.items():
+            value = np.asarray(x[b])
+            differs = (value != value[:1]).any(0) | (len(wrong) == 1)
+            counts[b] = int((flags.all(0) & differs).sum())
+    names = ", ".join(f"{count} of block {b!r}" for b, count in counts.items() if count)
+    return names and (
+        f"no change of a single unit keeps the state possible for units {names}, so "
+        "they stay at their starts (a fixed sum, say, holds all units). Use moves that "
+        "change several units at once."
+    )
+
+
+@compiled
+def _frozen(target: Target, x: Rows) -> Rows:
+    """Return True for units of free blocks that have one possible value given all others."""
+    result = {}
+    for b in target.free:
+        family = target.graph.families[b]
+        if values_of(family) is None:
+            result[b] = jnp.zeros(x[b].shape, bool)
+            continue
+        eta = target.natural(x, [b])[b]
+        if family.stat_shape:
+            is_possible = eta > eta.max(-1, keepdims=True) - CERTAIN
+            result[b] = is_possible.sum(-1) == 1
+        else:
+            result[b] = abs(eta) >= CERTAIN
+        if b in target.keep:
+            result[b] &= ~target.keep[b]
+    return result
 
 
 def draw_rest(target: Target, x: Rows, keys: Keys, known: Iterable[str]) -> Blocks:

@@ -144,9 +144,9 @@ class Target:
     def natural(self, x: Rows, blocks: Sequence[str]) -> Eta:
         """Return the natural parameters of a layer's blocks for each row."""
         eta = energy.natural_rows(self.graph, self.params, x, blocks)
-        if self.tempering is None:
-            return eta
-        return {b: self.tempering.temper(b, e) for b, e in eta.items()}
+        if self.tempering is not None:
+            eta = {b: self.tempering.temper(b, e) for b, e in eta.items()}
+        return energy.saturated(self.graph, eta)
 
     def natural_part(
         self,
@@ -160,9 +160,9 @@ class Target:
         eta = energy.natural_part(
             self.graph, self.params, x, units, block, context, part
         )
-        if self.tempering is None:
-            return eta
-        return self.tempering.temper_part(self.graph.splits[block], part, eta)
+        if self.tempering is not None:
+            eta = self.tempering.temper_part(self.graph.splits[block], part, eta)
+        return energy.saturated(self.graph, {block: eta})[block]
 
     def shape(self, block: str) -> tuple[int, ...]:
         """Return the shape of a block of one row."""

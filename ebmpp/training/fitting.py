@@ -22,6 +22,8 @@ from ebmpp.annealing.reference import base_rates
 from ebmpp.core import Params, checks, random, sharding
 from ebmpp.errors import TrainingError
 from ebmpp.estimators import Estimator
+from ebmpp.estimators.base import Batch
+from ebmpp.estimators.phases import check_rows
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import TrainingData, as_source, is_stream
 from ebmpp.training.callbacks import Callback
@@ -206,6 +208,7 @@ def fit(
                 init_key, sample.observed(), init_scheme, sample.weights
             )
         params = _owned(graph, params)
+        check_rows(graph, params, Batch.uniform(sample.rows, sample.known))
         best = None
         if keep_best is not None:
             best = BestParams(keep_best, monitors, params)

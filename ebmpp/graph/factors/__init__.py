@@ -6,5 +6,6 @@ from ebmpp.graph.factors.convolution import Convolution
 from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.linear import Bias, Bilinear, Linear
 from ebmpp.graph.factors.pairwise import Pairwise
+from ebmpp.graph.factors.table import Table
 
-__all__ = ["Bias", "Bilinear", "Convolution", "Factor", "Linear", "Pairwise"]
+__all__ = ["Bias", "Bilinear", "Convolution", "Factor", "Linear", "Pairwise", "Table"]

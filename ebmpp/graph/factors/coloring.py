@@ -105,7 +105,7 @@ def split_blocks(
     pairs: dict[str, list[np.ndarray | None]] = {}
     for factor in factors:
         for block, edges in interactions(factor, families).items():
-            if edges is None or len(edges) or not factor.affine:
+            if edges is None or len(edges) or not factor.affine or factor.has_zeros:
                 pairs.setdefault(block, []).append(edges)
     splits = {}
     for block, lists in pairs.items():

@@ -29,6 +29,7 @@ from ebmpp.core import full_precision, sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Family
 from ebmpp.graph.factors.factor import Factor, FactorParams, Scope
+from ebmpp.graph.factors.zeros import BARRIER
 
 # floats of changed states that are evaluated at once
 _MOST_IN_FLIGHT = 2**24
@@ -120,8 +121,11 @@ def natural_of_units(
 def extended(
     factor: Factor, scope: Scope, params: FactorParams, statistics: Sequence[Array]
 ) -> Array:
-    """Return the energy at one state, with the derivatives of its multi-affine extension."""
-    return factor.evaluate(params, *statistics, families=scope)
+    """Return the energy at one state, with the derivatives of its multi-affine extension.
+
+    An infinite energy is that of a barrier.
+    """
+    return jnp.minimum(factor.evaluate(params, *statistics, families=scope), BARRIER)
 
 
 @partial(extended.defjvp, symbolic_zeros=True)

@@ -92,6 +92,8 @@ class Factor:
     #: True if each term joins at most two units, so that second derivatives of the
     #: energy are constant.
     is_pairwise: ClassVar[bool] = False
+    #: the argument of initial params.
+    init_name: ClassVar[str] = "init"
 
     def __init__(
         self,
@@ -134,7 +136,13 @@ class Factor:
     def splits(self, block: str) -> bool:
         """Return True if units of a block are drawn in parts because of this factor."""
         is_lateral = any(name == block for name, _ in self.lateral)
-        return is_lateral or (not self.affine and block in self.blocks)
+        is_evaluated = self.has_zeros or not self.affine
+        return is_lateral or (is_evaluated and block in self.blocks)
+
+    @property
+    def has_zeros(self) -> bool:
+        """True if states of infinite energy, probability zero, are declared."""
+        return bool(getattr(self.energy, "has_zeros", False))
 
     @property
     def is_always_affine(self) -> bool:

@@ -32,7 +32,8 @@ def interactions(factor: Factor, families: Families) -> Interactions:
     """
     declared: Interactions = dict(factor.edges(families))
     if factor.affine:
-        return declared
+        separate = factor.blocks if factor.has_zeros else ()
+        return {b: np.empty((0, 2), np.int64) for b in separate} | declared
     scope = tuple(families[b] for b in factor.blocks)
     evaluation.check_families(factor, scope)
     traced = terms_of(factor, scope, jnp.result_type(float))
@@ -40,6 +41,15 @@ def interactions(factor: Factor, families: Families) -> Interactions:
         if block not in declared:
             declared[block] = _pairs_of(traced, block, family)
     return declared
+
+
+def can_be_infinite(factor: Factor, families: Families) -> bool:
+    """Return True if states of probability zero are declared, or traced as a constant."""
+    if factor.affine:
+        return factor.has_zeros
+    scope = tuple(families[b] for b in factor.blocks)
+    program = terms_of(factor, scope, jnp.result_type(float)).program
+    return any(np.isposinf(c).any() for c in program.constants.values())
 
 
 def terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:

@@ -31,6 +31,7 @@ from ebmpp.graph.factors.factor import Factor, FactorParams
 from ebmpp.graph.factors.interactions import terms_of
 from ebmpp.graph.factors.lateral import Field, Split, StatisticsAt
 from ebmpp.graph.factors.pairwise import Neighbours
+from ebmpp.graph.factors.zeros import BARRIER
 
 #: Params, and the coefficients of the terms at these.
 Prepared = tuple[FactorParams, Mapping[int, Array]]
@@ -61,7 +62,8 @@ class Terms:
         if len(np.unique(parts, axis=0)) < len(parts):
             return None
         num_read = np.bincount(element).max(initial=0)
-        if len(factor.blocks) == 1 and num_read <= 2 and terms.is_finite:
+        is_finite = terms.is_finite and not factor.has_zeros
+        if len(factor.blocks) == 1 and num_read <= 2 and is_finite:
             return PairTerms(terms)
         return None if factor.affine else terms
 
@@ -135,7 +137,8 @@ class Terms:
         def at_row(sites):
             values = self.traced.evaluate(self._inputs(params, sites), self.traced.live)
             terms = self.traced.multiply(coefficients, values)
-            return jnp.concatenate([v.ravel() for v in terms.values()])
+            elements = jnp.concatenate([v.ravel() for v in terms.values()])
+            return jnp.minimum(elements, BARRIER)
 
         return jax.vmap(at_row, -1, -1)(sites)
 

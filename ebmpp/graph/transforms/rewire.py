@@ -74,6 +74,11 @@ class Rewired:
         """True if the factor's energy is: statistics are assembled linearly."""
         return self.factor.is_always_affine
 
+    @property
+    def has_zeros(self) -> bool:
+        """True if the factor has states of probability zero."""
+        return self.factor.has_zeros
+
     def __call__(self, params: Any, *statistics: Array) -> Array:
         """Return the energy of one state."""
         blocks = dict(zip(self.scope, statistics, strict=True))
