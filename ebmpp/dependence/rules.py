@@ -77,6 +77,13 @@ _AFFINE: dict[str, slice] = (
     | dict.fromkeys(LINEAR, slice(0))
     | dict.fromkeys(("div", "scatter-add", "conv_general_dilated"), slice(1, 2))
 )
+# primitives that may be infinite for finite operands
+_SINGULAR = frozenset(
+    """
+    acosh atanh digamma div erf_inv integer_pow lgamma log log1p polygamma pow rsqrt tan
+    zeta
+    """.split()
+)
 #: Primitives that are affine in either operand while the other is fixed.
 PRODUCTS = ("mul", "dot_general")
 #: Primitives whose result is zero where their operands, or one factor, are.
@@ -120,6 +127,16 @@ def _is_exact(program: Program, eqn: Equation, operand: int) -> bool:
 def is_polynomial(program: Program) -> bool:
     """Return True if all results are polynomials in the units, by their primitives."""
     return all(_keeps_polynomials(program, eqn) for eqn in program.equations)
+
+
+def is_finite(program: Program) -> bool:
+    """Return True if results at finite operands are finite, by primitives and constants."""
+    constants = program.constants.values()
+    finite = (ELEMENTWISE | _REDUCED) - _SINGULAR
+    return all(np.isfinite(c).all() for c in constants) and all(
+        eqn.name in finite or _keeps_polynomials(program, eqn)
+        for eqn in program.equations
+    )
 
 
 def _keeps_polynomials(program: Program, eqn: Equation) -> bool:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import expand, full_precision
 from ebmpp.core.groups import UNROLLED, positions_by_group
-from ebmpp.dependence.rules import is_polynomial
+from ebmpp.dependence.rules import is_finite
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.families import Bernoulli
 from ebmpp.families.family import Families
@@ -62,8 +62,8 @@ class Terms:
         if len(np.unique(parts, axis=0)) < len(parts):
             return None
         num_read = np.bincount(element).max(initial=0)
-        is_finite = terms.is_finite and not factor.has_zeros
-        if len(factor.blocks) == 1 and num_read <= 2 and is_finite:
+        has_weights = is_finite(traced.program) and not factor.has_zeros
+        if len(factor.blocks) == 1 and num_read <= 2 and has_weights:
             return PairTerms(terms)
         return None if factor.affine else terms
 
@@ -75,13 +75,6 @@ class Terms:
             return values.statistics
         width = math.prod(self.split.family.stat_shape)
         return np.eye(width + 1, width, -1)
-
-    @property
-    def is_finite(self) -> bool:
-        """True if no state has an infinite energy, by the primitives and constants."""
-        program = self.traced.program
-        constants = program.constants.values()
-        return is_polynomial(program) and all(np.isfinite(c).all() for c in constants)
 
     def prepare(self, params: FactorParams) -> Prepared:
         """Return the params and the coefficients of the terms."""
