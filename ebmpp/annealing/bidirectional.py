@@ -44,6 +44,7 @@ from ebmpp.exact import enumeration, perfect_sample, shifted
 from ebmpp.exact.perfect import MAX_SWEEPS
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Layer, Target
+from ebmpp.moves.sweeps import MovesLike, single_moves
 
 _STEPS = 100  # per call of the device, after which a progress bar is updated
 _PILOT = 10  # an adaptive ladder costs a run with this many times fewer temperatures
@@ -78,6 +79,7 @@ class _Annealing:
     data: StateLike | None
     reference: Mapping[str, Array] | None
     progress_bar: bool
+    moves: MovesLike = None
 
     def __post_init__(self) -> None:
         key = check_model(self.name, self.graph, self.params, self.rng_key)
@@ -88,7 +90,9 @@ class _Annealing:
         self.model = shifted.shift_origin(self.graph, self.params)
         eta0 = find_reference(self.graph, self.model, key, self.data, self.reference)
         # which both directions share
-        self.path = Path.line(self.graph, eta0, self.model.params)
+        moves = single_moves(f"{self.name}: moves", self.graph, self.moves)
+        line = Path.line(self.graph, eta0, self.model.params)
+        self.path = dataclasses.replace(line, moves=moves)
 
     def forward(self, rng_key: Array) -> LogPartition:
         """Anneal from the reference to the model."""
@@ -205,6 +209,7 @@ def ais(
     ladder: str | ArrayLike = "linear",
     data: StateLike | None = None,
     reference: Mapping[str, Array] | None = None,
+    moves: MovesLike = None,
     mesh: Mesh | None = None,
     progress_bar: bool = False,
 ) -> LogPartition:
@@ -228,7 +233,8 @@ def ais(
         default at the means of a pilot of 200 chains.
     :param reference: natural parameters at which some or all blocks start
         (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where
-        that exists).
+        that exists). Real-valued blocks in a factor with ``affine=False`` need one.
+    :param moves: moves of a sweep; see :class:`~ebmpp.BlockedGibbs`.
     :param mesh: devices over whose first axis the particles are sharded.
     :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to
         1, or under ``jit``.
@@ -253,6 +259,7 @@ def ais(
     True
     """
     options = num_particles, num_temperatures, ladder, data, reference, progress_bar
+    options = (*options, moves)
     with sharding.use_mesh("ais: mesh", mesh):
         result = _Annealing(
             "ais", graph, sharding.place(params), rng_key, *options

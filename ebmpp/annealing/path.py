@@ -47,9 +47,8 @@ from ebmpp.core import (
 from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors import zeros
-from ebmpp.moves import Layer, Target, gibbs, rungs
+from ebmpp.moves import Move, Target, gibbs, gibbs_sweep, rungs
 from ebmpp.moves.rungs import Evaluation, Place, Tempering, between
 
 
@@ -74,6 +73,7 @@ class Path:
     :param knots: their params, with a leading axis of knots, or of length 1 where all
         share their params.
     :param num: number of knots that are used, from the first.
+    :param moves: moves of a sweep at a rung; None for Gibbs draws of all layers.
     """
 
     graph: FactorGraph = dataclasses.field(metadata={"static": True})
@@ -81,6 +81,9 @@ class Path:
     betas: Float[Array, "knots"]
     knots: Params
     num: Int32[Array, ""]
+    moves: tuple[Move, ...] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
 
     @staticmethod
     def line(graph: FactorGraph, eta0: Eta, params: Params) -> "Path":
@@ -136,7 +139,7 @@ class Path:
             params,
         )
         betas = jnp.concatenate([self.betas[: len(self)], jnp.ones(1)])
-        return Path(self.graph, self.eta0, betas, knots, self.num + 1)
+        return dataclasses.replace(self, betas=betas, knots=knots, num=self.num + 1)
 
     @property
     def is_line(self) -> bool:
@@ -190,9 +193,8 @@ class Path:
         """Return the path whose knots are at the first ``count`` of these places."""
         rungs = lax.map(self.at, places)
         params = {name: zeros.unwrap(p)[0] for name, p in rungs.params.items()}
-        return Path(
-            self.graph, self.eta0, rungs.beta, params, jnp.asarray(count, jnp.int32)
-        )
+        num = jnp.asarray(count, jnp.int32)
+        return dataclasses.replace(self, betas=rungs.beta, knots=params, num=num)
 
     def evaluate(self, params: Params, x: Rows) -> Evaluation:
         """Evaluate a model at rows of the kept blocks."""
@@ -227,7 +229,7 @@ class Path:
         )
 
     def sweep(self, rung: Rung, x: Rows, eta: Eta | None, keys: Keys) -> Blocks:
-        """Take a Gibbs sweep at a rung: the summed blocks, then the kept ones, which are returned.
+        """Take a sweep at a rung: the summed blocks, then the moves; return the kept blocks.
 
         :param eta: natural parameters of the summed blocks at ``x``; None to evaluate
             them.
@@ -237,8 +239,9 @@ class Path:
         if eta is None:
             eta = energy.natural_rows(self.graph, rung.params, x, self.summed)
         x = dict(x) | self.draw(self.summed, eta, rung.beta, random.fold_in(keys, 0))
-        for index, blocks in enumerate(schedule(self.graph, clamped=self.summed), 1):
-            drawn, _ = Layer(blocks).draw(target, x, random.fold_in(keys, index))
+        moves = self.moves or gibbs_sweep(self.graph, self.summed)
+        for index, move in enumerate(moves, 1):
+            drawn, _ = move.draw(target, x, random.fold_in(keys, index))
             x = x | drawn
         return {b: x[b] for b in self.sampled}
 

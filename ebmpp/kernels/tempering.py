@@ -3,7 +3,8 @@
 """Parallel tempering: replicas from hot to cold that swap their states."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 import numpy as np
@@ -17,8 +18,9 @@ from ebmpp.core import Blocks, Counts, Eta, Params, checks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
 from ebmpp.kernels.base import InitParams, Kwargs, RowKernel, all_still, describe_still
-from ebmpp.moves import Move, Target, tempering
+from ebmpp.moves import Move, Target, sweeps, tempering
 from ebmpp.moves.ensemble import Ensemble, Order, equalize, permute
+from ebmpp.moves.sweeps import MovesLike
 
 
 class Knots(NamedTuple):
@@ -111,6 +113,8 @@ class ParallelTempering(RowKernel[TemperingState]):
         every replica.
     :param path: a :class:`ebmpp.annealing.Path` of this graph, in place of betas and
         num_temperatures.
+    :param moves: moves of a sweep in place of draws of all layers; see
+        :class:`~ebmpp.BlockedGibbs`. With a path no block is then summed out.
     :raises ArgumentError: for betas that do not increase to 1, too few temperatures, a
         path of another graph, or a path together with betas or num_temperatures.
     :raises DomainError: for a path on which a model does not normalise.
@@ -143,8 +147,10 @@ class ParallelTempering(RowKernel[TemperingState]):
         num_temperatures: int = 10,
         init: str = "uniform",
         path: Path | None = None,
+        moves: MovesLike = None,
     ) -> None:
         super().__init__(graph, init)
+        self.moves: Any = sweeps.as_moves("ParallelTempering: moves", moves)
         if isinstance(betas, str):
             checks.choice(
                 "ParallelTempering: betas",
@@ -238,7 +244,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         )
 
     def _sample_one(self, state: TemperingState, target: Target) -> TemperingState:
-        state = _sweep(state, _replicas_of(target, state.betas))
+        state = _sweep(state, _replicas_of(target, state.betas), self.moves)
         # Where a round of the warm-up ends, betas adapt and counts start again. The
         # last round is half of the warm-up, the one before a quarter.
         is_over = (state.i == state.num_warmup >> jnp.arange(31)).any()
@@ -299,13 +305,21 @@ class _Travel(NamedTuple):
         )
 
 
-def _sweep(state: TemperingState, ensemble: Ensemble) -> TemperingState:
+def _sweep(
+    state: TemperingState, ensemble: Ensemble, moves: tuple[Move, ...] | None
+) -> TemperingState:
     """Make one sweep of all replicas, and count swaps."""
     summed = ()
-    if ensemble.knots is not None:  # a block with observed units is swapped as it is
+    if (
+        ensemble.knots is not None and moves is None
+    ):  # a block with observed units is swapped as it is
         fixed = {*ensemble.clamped, *ensemble.keep}
         summed = tuple(b for b in summed_blocks(ensemble.graph) if b not in fixed)
-    sweep = tempering.tempered_sweep(ensemble.graph, None, ensemble.clamped, summed)
+    clamped = ensemble.clamped
+    sweep = tempering.tempered_sweep(ensemble.graph, None, clamped, summed)
+    if moves is not None:
+        layers = sweeps.resolve_moves(ensemble.graph, moves, clamped, exact=False)
+        sweep = dataclasses.replace(sweep, layers=layers)
     keys = ensemble.keys(state.rng_key, (state.i + 1).astype(jnp.uint32))
 
     def half(travel, parity):

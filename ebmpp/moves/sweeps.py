@@ -117,6 +117,17 @@ def as_moves(name: str, value: MovesLike) -> tuple[Move, ...] | None:
     return moves
 
 
+def single_moves(
+    name: str, graph: FactorGraph, value: MovesLike
+) -> tuple[Move, ...] | None:
+    """Return moves of all blocks that keep the model's distribution, and None for None."""
+    moves = as_moves(name, value)
+    for move in moves or ():
+        if not move.exact:
+            raise checks.error(name, "exact", move)
+    return moves and resolve_moves(graph, moves, exact=False)
+
+
 def _check(graph: FactorGraph, moves: Sequence[Move], free: set[str]) -> None:
     """Check each move, and that all free blocks change, those summed out once again."""
     changed = {b for move in moves for b in move.blocks}

@@ -200,12 +200,12 @@ class TemperedSweep(Move[None]):
     Where replicas have their own params, swaps are accepted more often with some blocks
     ``summed`` out. These are not swapped but drawn afterwards.
 
-    :param layers: the layers of a sweep of one replica, with their couplings, without
-        the summed-out layer.
+    :param layers: the moves of a sweep of one replica, such as layers with their
+        couplings, without the summed-out layer.
     :param hottest: the smallest inverse temperature, at which params are checked.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[Move, ...]
     summed: tuple[str, ...] = ()
     hottest: float = 1.0
     proposes = 0  # swaps are not counted with Metropolis proposals
@@ -217,7 +217,8 @@ class TemperedSweep(Move[None]):
     @property
     def swapped(self) -> tuple[str, ...]:
         """The blocks that are exchanged."""
-        return tuple(b for layer in self.layers for b in layer.blocks)
+        blocks = [b for layer in self.layers for b in layer.blocks]
+        return tuple(dict.fromkeys(blocks))
 
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
         return tuple(graph.families)

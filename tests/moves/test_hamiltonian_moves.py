@@ -9,13 +9,16 @@ from functools import cache
 import itertools
 from typing import Any
 
+from mcmc_tools import run_mcmc, samples
 import networkx as nx
 import numpy as np
 import pytest
+import zoo
 
 import jax
 import jax.numpy as jnp
 
+import ebmpp
 from ebmpp import (
     Bernoulli,
     Bias,
@@ -229,3 +232,25 @@ def test_observed_units_stay_and_latents_are_drawn_beside_a_tempered_field():
     p = np.exp(log_p - np.logaddexp.reduce(log_p))
     assert_rows_law(features(x["x"])[:, 1:3], p @ features(grid)[:, 1:3], 4)
     assert_rows_law(np.asarray(x["h"]), p @ (1 / (1 + np.exp(-eta))), 4)
+
+
+@pytest.mark.nightly
+def test_annealing_and_tempering_take_moves():
+    graph, params, points, p = problem("phi4")
+    exact = np.asarray(graph_log_density(graph, params, points), float)
+    exact = np.logaddexp.reduce(exact) + 3 * np.log(8 / 48)
+    moves = (Hamiltonian(("x",), 0.3, 4),)
+    estimate = ebmpp.ais(
+        graph,
+        params,
+        rng_key=zoo.KEY,
+        num_particles=300,
+        num_temperatures=50,
+        moves=moves,
+        reference={"x": np.zeros(3)},
+    )
+    assert abs(estimate.log_partition - exact) < 4 * estimate.standard_error < 0.2
+    kernel = ebmpp.ParallelTempering(graph, [0.0, 0.3, 1.0], moves=moves)
+    x = run_mcmc(kernel, params, num_samples=10, num_chains=ROWS, num_warmup=0)
+    last = samples(x)["x"][:, -1]
+    assert_rows_law(features(last), p @ features(points), 60)
