@@ -294,7 +294,7 @@ def _probed(
             np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params)
         )
         if not factor.affine:
-            check_values(factor, families, params)
+            check_values(factor, families, params, splits)
         elif not (factor.is_always_affine and are_finite):
             probe(factor, families, params, splits)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)

@@ -103,8 +103,13 @@ def probe(
         probed.check(probed.run(measure, values, move), move, tolerance)
 
 
-def check_values(factor: Factor, families: Families, params: FactorParams) -> None:
-    """Refuse an energy that need not be affine and is no scalar, or nan or -inf at a state."""
+def check_values(
+    factor: Factor,
+    families: Families,
+    params: FactorParams,
+    splits: Mapping[str, Split],
+) -> None:
+    """Check values of an energy that need not be affine: not nan or -inf, and lateral pairs."""
     scope = tuple(families[b] for b in factor.blocks)
     statistics = random_statistics(families, factor.blocks, _NUM_STATES)
 
@@ -117,6 +122,27 @@ def check_values(factor: Factor, families: Families, params: FactorParams) -> No
         raise checks.declaration_error(
             f"{factor!r}: energy", "a number or +inf at every state", values
         )
+    energies_at = jax.vmap(energy_at)
+    here = {b: t[:-1] for b, t in statistics.items()}
+    for block, _ in factor.lateral:
+        parts = _unit_parts(splits[block])
+        units = np.arange(parts.size).reshape(parts.shape)
+
+        def changes(groups, number, block=block):
+            moved = jnp.where(groups == number, statistics[block][1:], here[block])
+            return energies_at({**here, block: moved}) - energies_at(here)
+
+        alone = jax.lax.map(functools.partial(changes, units), units.ravel())
+        numbers = np.arange(parts.max() + 1)
+        jointly = jax.lax.map(functools.partial(changes, parts), numbers)
+        sums = jax.ops.segment_sum(alone, parts.ravel(), len(numbers))
+        if not np.allclose(sums, jointly, _STATE_TOLERANCE, _STATE_TOLERANCE, True):
+            raise checks.declaration_error(
+                f"{factor!r}: lateral pairs of block {block!r}",
+                "all pairs of units that interact",
+                list(dict(factor.lateral)),
+                hint="Leave out lateral: the pairs are then read from the traced energy.",
+            )
 
 
 def _moves(
