@@ -1,12 +1,13 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
 """Meeting times of pairs under random tanh networks and an RBM as a black box: proposals
-from the informed mixture, with K tries per move, beside single-site Gibbs sweeps.
+from the informed mixture, with K tries per move, beside local informed moves and Gibbs.
 
-Run ``python benchmarks/speed/informed_mixture.py 64 1.5 1 4 16 gibbs``: units, scale, and
-ways, which are numbers of tries or "gibbs"; ``rbm`` in place of the units takes 64x20
-trained on digits. One chain of a pair starts from independent units. Times are sweeps
-beyond the lag, of 40 pairs; the last number is CPU seconds, compilation included.
+Run ``python benchmarks/speed/informed_mixture.py 64 1.5 1 4 16 informed gibbs``: units,
+scale, and ways, which are numbers of tries, "informed" (10 steps per sweep) or "gibbs";
+``rbm`` in place of units and scale takes 64x20 trained on digits. Both chains of a pair
+start from independent units. Times are sweeps beyond the lag, of 40 pairs; the last
+number is CPU seconds, compilation included.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ import optax
 import ebmpp
 from ebmpp import Bernoulli, Factor, FactorGraph
 from ebmpp.core import random
-from ebmpp.moves import Target, mixture_sweep
+from ebmpp.moves import Target, informed_sweep, mixture_sweep
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.move import draw_sweep
 
@@ -101,8 +102,8 @@ def main() -> None:
     pool = past_states(graph, params)
     for way in ways:
         began = time.process_time()
-        coupling = None
-        if way != "gibbs":
+        coupling = {"gibbs": None, "informed": informed_sweep}.get(way)
+        if way.isdecimal():
             *local, move = mixture_sweep(graph)
             move = dataclasses.replace(move, components=COMPONENTS, tries=int(way))
             coupling = (*local, move)
@@ -113,7 +114,7 @@ def main() -> None:
             rng_key=jax.random.key(1),
             num_pairs=PAIRS,
             coupling=coupling,
-            pool=None if coupling is None else pool,
+            pool=pool if way.isdecimal() else None,
             independent_starts=True,
             k=1,
             max_sweeps=LIMIT,

@@ -63,6 +63,7 @@ from ebmpp.moves.move import (
     block_flags,
     both_as_rows,
     draw_sweep,
+    num_proposals,
     offsets,
     rows_agree,
     stack_chains,
@@ -186,7 +187,7 @@ def run_pairs(
     count = _Count(*sums)
     trials = count.attempts / jnp.maximum(count.moves, 1)
     acceptance = None
-    if any(move.proposes for move in moves):
+    if num_proposals(moves):
         acceptance = count.accepted / count.proposals
     return Outcome(total, sharding.replicate(time), trials, acceptance, count.broken)
 
@@ -210,7 +211,7 @@ class _Engine:
         self.window = Window(*(jnp.asarray(n, jnp.int32) for n in self.window))
         self.free = tuple({b: None for move in self.moves for b in move.blocks})
         self.offsets = offsets(self.target.graph, self.moves)
-        self.proposes = sum(move.proposes for move in self.moves)
+        self.proposes = num_proposals(self.moves)
         max_sweeps = self.window.max_sweeps
         limit = jnp.minimum(max_sweeps, MOST_TRIALS // _TRIALS_PER_SWEEP)
         self.max_trials = jnp.where(

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from ebmpp.core import Blocks, Key, Keys, Rows, compiled, num_rows, random, sharding
 from ebmpp.coupling.slots import Fresh
 from ebmpp.moves.mixture import largest_weight
-from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.move import Move, draw_sweep, num_proposals
 from ebmpp.moves.sweeps import mixture_of
 from ebmpp.moves.target import Target
 
@@ -145,7 +145,7 @@ def run_leading_chains(
     num_pairs = len(jax.tree.leaves(x)[0])
     changed = {b for move in moves for b in move.blocks}
     chains = min(num_pairs, _MAX_CHAINS)
-    proposals = sum(move.proposes for move in moves)
+    proposals = num_proposals(moves)
     limit = int(10 * total_sweeps / chains)
     num_sweeps = 2 * longest
     reads = {b for move in moves for b in move.reads(target.graph)}

@@ -46,7 +46,7 @@ from ebmpp.estimators.base import (
 from ebmpp.graph import FactorGraph, energy, tables
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Layer, Target, gibbs, gibbs_sweep, mixture, search
-from ebmpp.moves.move import Move, draw_sweep
+from ebmpp.moves.move import Move, draw_sweep, num_proposals
 from ebmpp.moves.sweeps import MovesLike, complete_rows, resolve_moves
 
 
@@ -214,7 +214,7 @@ def sweep_chains(
         x, accepted = sweep_once(0, start)
     else:
         x, accepted = lax.fori_loop(0, count, sweep_once, start)
-    proposals = count * rows * sum(move.proposes for move in sweep)
+    proposals = count * rows * num_proposals(sweep)
     return x, ChainMetrics(acceptance=accepted / proposals if proposals else None)
 
 

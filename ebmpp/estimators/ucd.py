@@ -19,7 +19,7 @@ from ebmpp.estimators.base import METHODS, Batch, Choice, Columns, Estimate
 from ebmpp.estimators.pairs import ChainUCD, CoupledPairs, UCDState
 from ebmpp.estimators.particles import ParticleState, ParticleUCD
 from ebmpp.graph import FactorGraph
-from ebmpp.moves.mixture import TRIES, mixture_sweep
+from ebmpp.moves.mixture import has_costly_sweeps, mixture_sweep
 
 # Unit updates before the first comparison: some 50 CPU-seconds, over twice what the
 # other methods compile for. `make demo` takes 2e9 in all.
@@ -242,29 +242,13 @@ def _possible_methods(graph: FactorGraph, is_complete: bool) -> tuple[str, ...]:
 
     :param is_complete: False with missing entries or an intractable posterior.
     """
-    if _has_costly_sweeps(graph):
+    if has_costly_sweeps(graph):
         return METHODS[1:]
     with contextlib.suppress(IntractableError):
         mixture_sweep(graph)
         if is_complete:
             return METHODS
     return ("gibbs", "particles")
-
-
-def _has_costly_sweeps(graph: FactorGraph) -> bool:
-    """Return True if a Gibbs sweep takes more evaluations of a network than mixture proposals.
-
-    Under a tanh network of 64 units at scale 1.5, pairs met after 44 Gibbs sweeps of 64
-    evaluations on average, and after 1.5 sweeps with 16 proposals each; at scale 1.0
-    after 4.0 and 1.1.
-    """
-    parts = [
-        graph.num_parts(b)
-        for factor in graph.factors
-        if not factor.affine
-        for b in factor.blocks
-    ]
-    return max(parts, default=0) > TRIES
 
 
 class _Settled(NamedTuple):

@@ -14,7 +14,7 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.kernels.base import InitParams, RowKernel, all_still, describe_still
 from ebmpp.moves import Move, Target, cluster_sweep, sweeps
-from ebmpp.moves.move import draw_sweep
+from ebmpp.moves.move import draw_sweep, num_proposals
 from ebmpp.moves.sweeps import MovesLike
 
 
@@ -98,7 +98,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
         self, rng_key: Array, target: Target, init_params: InitParams
     ) -> GibbsState:
         z = target.from_rows(self._start(target, rng_key, init_params))
-        proposes = any(move.proposes for move in self._moves(target))
+        proposes = num_proposals(self._moves(target))
         acceptance = jnp.ones(target.batch) if proposes else None
         return GibbsState(z, jnp.int32(0), acceptance, rng_key, all_still(z))
 
@@ -110,8 +110,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
         keys = target.keys(state.rng_key, i.astype(jnp.uint32))
         x, accepted = draw_sweep(target, target.to_rows(state.z), moves, keys)
         if mean is not None:
-            proposals = sum(move.proposes for move in moves)
-            share = accepted.reshape(target.batch) / proposals
+            share = accepted.reshape(target.batch) / num_proposals(moves)
             mean = (mean + (share - mean) / i.astype(share.dtype)).astype(mean.dtype)
         return state._replace(z=target.from_rows(x), i=i, acceptance=mean)
 

@@ -71,6 +71,8 @@ class Move(abc.ABC, Generic[Prepared]):
     """The blocks that it changes."""
     proposes: int = 0
     """Proposals per move that a chain may reject; 0 if acceptance is not worth counting."""
+    uses_pool: bool = False
+    """True if it proposes from a pool: the acceptance is then that of such moves alone."""
     stalls: bool = False
     """True if a coupled trial can be rejected, so that more trials may be needed."""
     exact: bool = True
@@ -144,6 +146,16 @@ def offsets(graph: FactorGraph, moves: Sequence[Move]) -> list[int]:
     return list(itertools.accumulate(counts, initial=0))
 
 
+def counted(moves: Sequence[Move]) -> Sequence[Move]:
+    """Return the moves whose proposals count in the acceptance."""
+    return [move for move in moves if move.uses_pool] or moves
+
+
+def num_proposals(moves: Sequence[Move]) -> int:
+    """Return the number of proposals per sweep that count in the acceptance."""
+    return sum(move.proposes for move in counted(moves))
+
+
 def draw_sweep(
     target: Target,
     x: Rows,
@@ -159,7 +171,8 @@ def draw_sweep(
     for index, move in enumerate(moves):
         drawn, accepted = move.draw(target, x, random.fold_in(keys, index))
         x |= drawn
-        total += accepted
+        if move in counted(moves):
+            total += accepted
     return x, total
 
 
@@ -279,7 +292,10 @@ def coupled_sweep(
         jnp.zeros(rows, jnp.int32),
     )
     for start, move in zip(offsets(target.graph, moves), moves, strict=False):
+        total = chains.num_accepted
         chains = _couple_move(target, chains, move, keys, start, most)
+        if move not in counted(moves):
+            chains = chains._replace(num_accepted=total)
     z, flags, broken, total = chains
     return _stored_copies(z, flags), rows_agree(flags, tuple(z), rows), broken, total
 
