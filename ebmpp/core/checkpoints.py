@@ -73,9 +73,9 @@ class Checkpoints:
     def __init__(
         self, directory: str | os.PathLike[str], run: Identity, resume: bool
     ) -> None:
-        name = f"{self.function}: {self.argument}"
-        path = checks.path(name, directory, "the path of a directory")
-        self.directory = path.absolute()
+        self.directory = checks.path(
+            f"{self.function}: {self.argument}", directory, "the path of a directory"
+        ).absolute()
         self.run = json.loads(json.dumps(run))  # as it is read from a file
         self._lock: int | None = None
         self._damaged: set[int] = set()

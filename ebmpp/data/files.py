@@ -83,11 +83,11 @@ def unpacked(path: Path) -> Generator[BinaryIO]:
     with open(path, "rb") as raw:
         first = raw.read(max(map(len, _PACKED)))
         raw.seek(0)
-        formats = [value for magic, value in _PACKED.items() if first.startswith(magic)]
-        if not formats:
+        magic = next(filter(first.startswith, _PACKED), None)
+        if magic is None:
             yield raw
             return
-        ((kind, open_packed, damaged),) = formats
+        kind, open_packed, damaged = _PACKED[magic]
         try:
             with open_packed(raw) as file:
                 yield io.BufferedReader(_Limited(cast(BinaryIO, file), path))

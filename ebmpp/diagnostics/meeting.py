@@ -177,16 +177,19 @@ def _with_band(
 
 def _tv_bound(times: PairTimes, met: Met, lag: int, t: Sweeps) -> Curve:
     """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
-    if met.all():  # the sum is a mean over pairs
-        excess = times - lag - t[:, None]
-        num_terms = np.maximum(np.ceil(excess / lag), 0)
-        return np.minimum(1.0, num_terms.mean(1))
-    num_terms = int(np.ceil(times.max() / lag)) + 1
-    laps = lag * np.arange(1, num_terms + 1)
-    points = t[:, None] + laps
-    alive = survival(times, met, points.ravel()).reshape(points.shape)
+    end = int(times.max()) + 1
+    alive = survival(times, met, np.arange(end + lag))
     alive[np.isnan(alive)] = np.inf
-    return np.minimum(1.0, alive.sum(1))
+    (total,) = _lagged_sums(alive[None], lag)
+    return np.minimum(1.0, total[np.minimum(t + lag, end)])
+
+
+def _lagged_sums(values: Float[np.ndarray, "rows sweeps"], lag: int) -> np.ndarray:
+    """Return the sums of the values at s, s + lag, s + 2 lag, ..., for every sweep s."""
+    rows, length = values.shape
+    padded = np.pad(values, ((0, 0), (0, -length % lag)))
+    backwards = padded.reshape(rows, -1, lag)[:, ::-1]
+    return backwards.cumsum(1)[:, ::-1].reshape(rows, -1)
 
 
 def wasserstein_upper_bound(
@@ -226,12 +229,7 @@ def wasserstein_upper_bound(
     if t is None:
         t = np.arange(first - lag, max(first, int(data.times.max())) - lag + 1)
     t = _sweeps(t, first - lag)
-    # sums of the distances at s, s + lag, s + 2 lag, ..., from the end of the path
-    # backwards
-    pairs, length = distance.shape
-    padded = np.pad(distance, ((0, 0), (0, -length % lag)))
-    backwards = padded.reshape(pairs, -1, lag)[:, ::-1]
-    total = backwards.cumsum(1)[:, ::-1].reshape(pairs, -1)
+    total = _lagged_sums(distance, lag)
     sweep = np.minimum(t + lag, last)
     sums = np.where(t + lag <= last, total[:, sweep - first], 0.0)
     sums[~data.met] = np.inf

@@ -295,19 +295,20 @@ def _value(factor: Factor, families: Families, params: PyTree) -> list[float | N
 
         with jax.default_matmul_precision("highest"):
             values = np.asarray(jax.jit(jax.vmap(value_at))(t), float)
+        value = values[0]
         size = np.abs(values, where=np.isfinite(values), out=np.zeros(_STATES)).max()
-        return [x if np.isfinite(x) else None for x in (float(values[0]), float(size))]
-    stats = list(generic_statistics(families, np.random.default_rng(0)).values())
+    else:
+        stats = list(generic_statistics(families, np.random.default_rng(0)).values())
 
-    def energy_at(statistics):
-        value = factor.evaluate(params, *statistics, families=scope)
-        return jnp.asarray(value, float)
+        def energy_at(statistics):
+            value = factor.evaluate(params, *statistics, families=scope)
+            return jnp.asarray(value, float)
 
-    with jax.default_matmul_precision("highest"):
-        value, slopes = jax.value_and_grad(energy_at)(stats)
-    terms = (jnp.vdot(jnp.abs(g), t) for g, t in zip(slopes, stats, strict=True))
-    size = abs(float(value)) + sum(map(float, terms))
-    return [x if np.isfinite(x) else None for x in (float(value), size)]
+        with jax.default_matmul_precision("highest"):
+            value, slopes = jax.value_and_grad(energy_at)(stats)
+        terms = (jnp.vdot(jnp.abs(g), t) for g, t in zip(slopes, stats, strict=True))
+        size = abs(float(value)) + sum(map(float, terms))
+    return [x if np.isfinite(x) else None for x in (float(value), float(size))]
 
 
 def _build_family(

@@ -156,8 +156,7 @@ def report(
     if held_out is None:
         last.missing("results on held-out rows", "none were given (held_out=...)")
     last.text(f"{budget!r}; {sum(seconds.values()):.0f} s in all, with compilation.")
-    frame = pd.DataFrame(seconds.items(), columns=["section", "seconds"])
-    last.table("seconds", frame)
+    last.table("seconds", [{"section": n, "seconds": s} for n, s in seconds.items()])
     sections.append(last)
     counts = [
         f"{num_rows(rows[n])} of {t.batch[0]} {n} rows" for n, t in inputs.items()

@@ -85,7 +85,7 @@ def _summed(section: Section, subject: Subject) -> _LogZ | None:
     if value is None:
         return None
     section.text("log Z is an exact sum over all states.")
-    section.table("log_partition", pd.DataFrame([{"log Z": "exact", "value": value}]))
+    section.table("log_partition", [{"log Z": "exact", "value": value}])
     return _LogZ(value, value, 0.0, is_exact=True)
 
 
@@ -165,7 +165,7 @@ def _log_z_table(
         f"Likelihoods use {low:.6g} to {high:.6g} (95 %); the estimates differ by "
         f"{result.gap:.3g} +- {result.standard_error:.2g}."
     )
-    section.table("log_partition", pd.DataFrame(rows), caption)
+    section.table("log_partition", rows, caption)
 
 
 def _describe(row: "pd.Series") -> str:

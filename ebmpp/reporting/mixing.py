@@ -119,7 +119,7 @@ def _bound_table(section: Section, estimate: UnbiasedEstimate) -> None:
         f"From {len(estimate.met)} pairs at lag {estimate.lag}, {estimate.num_unmet} "
         "of them unmet."
     )
-    section.table("tv_bound", pd.DataFrame(rows), caption)
+    section.table("tv_bound", rows, caption)
 
 
 def _means_table(
@@ -142,7 +142,7 @@ def _means_table(
         }
         rows.append(row)
     caption = "Mean value of a block's units, from the pairs and from chains."
-    section.table("means", pd.DataFrame(rows), caption)
+    section.table("means", rows, caption)
 
 
 def chains(section: Section, subject: Subject) -> None:

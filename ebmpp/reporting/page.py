@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import dataclasses
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+#: A table, or its rows.
+Rows = pd.DataFrame | list[dict[str, Any]]
 
 
 @dataclasses.dataclass
@@ -52,10 +55,10 @@ class Section:
         (self.confirmed if is_confirmed else self.doubts).append(words)
 
     def table(
-        self, name: str, frame: pd.DataFrame, caption: str = "", max_rows: int = 40
+        self, name: str, rows: Rows, caption: str = "", max_rows: int = 40
     ) -> None:
         """Add a table; the page shows its first rows, ``tables`` has all of them."""
-        self.tables[name] = frame
+        frame = self.tables[name] = pd.DataFrame(rows)
         index = not isinstance(frame.index, pd.RangeIndex)
         html = frame.head(max_rows).to_html(
             border=0, float_format="{:.4g}".format, na_rep="-", index=index
@@ -79,8 +82,5 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     environment = Environment(autoescape=True)
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    confirmed = [words for section in sections for words in section.confirmed]
-    doubts = [words for section in sections for words in section.doubts]
-    return environment.from_string(template).render(
-        title=title, lead=lead, sections=sections, confirmed=confirmed, doubts=doubts
-    )
+    page = environment.from_string(template)
+    return page.render(title=title, lead=lead, sections=sections)

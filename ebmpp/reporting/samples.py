@@ -75,9 +75,7 @@ def moments(section: Section, subject: Subject) -> None:
     section.figure(
         "moments", _draw(groups), "Bars are two standard errors of a difference."
     )
-    section.table(
-        "moments", pd.DataFrame(rows), "Root mean squares over all moments of a kind."
-    )
+    section.table("moments", rows, "Root mean squares over all moments of a kind.")
     means = pd.concat(
         [group for kind, group in groups.items() if kind != "covariances"]
     )

@@ -121,10 +121,8 @@ class _Pending(NamedTuple):
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the rows as columns by name, of values on the host."""
-        columns = self.metrics.columns(self.count)
-        for name, value in self.scalars.items():
-            columns[name] = np.full(self.count, value)
-        return columns
+        scalars = {n: np.full(self.count, v) for n, v in self.scalars.items()}
+        return self.metrics.columns(self.count) | scalars
 
 
 class MetricTable:
