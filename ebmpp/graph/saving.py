@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 from functools import lru_cache
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 import numpy as np
@@ -114,7 +114,7 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
             for b, names in graph.labels.items()
         },
         "params": {
-            name: _pack(value, arrays)
+            name: _pack_params(value, arrays)
             for name, value in ordered_params(graph, params).items()
         },
     }
@@ -173,6 +173,10 @@ def load(
         latent = {b: f for b, f in blocks.items() if b not in visible}
         labels = {b: _from_json(names) for b, names in body["labels"].items()}
         graph = FactorGraph(visible, latent, declared, labels=labels)
+        for name, value in params.items():
+            if isinstance(value, _Leaves):  # in the structure of the factor's params
+                structure = jax.tree.structure(graph.param_shapes[name])
+                params[name] = jax.tree.unflatten(structure, value.leaves)
         graph.check(params, values=False)
         for factor in graph.factors:
             description = saved_factors[factor.name]
@@ -208,6 +212,22 @@ def _pack(tree: PyTree, arrays: list[np.ndarray]) -> Description:
     raise SavedFileError(f"params must be {expected}, got {checks.tell(tree)}.")
 
 
+class _Leaves(NamedTuple):
+    """Arrays of a tree whose structure a file cannot describe, such as an equinox module."""
+
+    leaves: list
+
+
+def _pack_params(tree: PyTree, arrays: list[np.ndarray]) -> Description:
+    """Append a tree's arrays to a list, as a list of leaves if it has nodes of other classes."""
+    count = len(arrays)
+    try:
+        return _pack(tree, arrays)
+    except SavedFileError:
+        del arrays[count:]
+        return {"leaves": [_pack(leaf, arrays) for leaf in jax.tree.leaves(tree)]}
+
+
 def _unpack(description: Description, arrays: list) -> PyTree:
     ((kind, value),) = description.items()
     if kind == "dict":
@@ -217,6 +237,8 @@ def _unpack(description: Description, arrays: list) -> PyTree:
     if kind == "array":
         return arrays[value]
     items = [_unpack(inner, arrays) for inner in value]
+    if kind == "leaves":
+        return _Leaves(items)
     return tuple(items) if kind == "tuple" else items
 
 
