@@ -15,7 +15,7 @@ from ebmpp.core.groups import (
     ranks_in_groups,
     sum_by_halves,
 )
-from ebmpp.core.rows import expand, num_rows
+from ebmpp.core.rows import expand, in_chunks, num_rows
 from ebmpp.core.types import (
     BatchShape,
     Blocks,
@@ -83,6 +83,7 @@ __all__ = [
     "full_precision",
     "induced_edges",
     "is_concrete",
+    "in_chunks",
     "num_rows",
     "positions_by_group",
     "random",

@@ -2,12 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers for arrays whose leading axis counts rows."""
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import TypeVar, cast
 
+from jaxtyping import PyTree
 import numpy as np
 
-from jax import Array
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core import backend
 
 A = TypeVar("A", np.ndarray, Array)
 
@@ -25,3 +30,33 @@ def expand(x: A, target: np.ndarray | Array) -> A:
     (3, 1, 1)
     """
     return cast(A, x.reshape(x.shape + (1,) * (target.ndim - x.ndim)))
+
+
+def in_chunks(fn: Callable[..., PyTree], size: int, *rows: PyTree) -> PyTree:
+    """Return ``fn`` of each row; on a CPU of ``size`` rows at once, whatever their number.
+
+    XLA chooses vectors and products by shapes, which changes the last bits: without
+    chunks, the values of one in ten pairs of chains of a Gaussian were the same among 10
+    and 37 pairs.
+    """
+    batched = jax.vmap(fn)
+    if backend.accelerated():
+        return batched(*rows)
+    count = len(jax.tree.leaves(rows)[0])
+    number = -(-count // size)
+
+    def split(a):
+        return jnp.resize(a, (number, size, *a.shape[1:]))  # repeats rows to fill
+
+    chunks = jax.tree.map(split, rows)
+    shapes = jax.eval_shape(jax.vmap(batched), *chunks)
+    results = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def add_chunk(i, results):
+        values = batched(*jax.tree.map(lambda a: a[i], chunks))
+        return jax.tree.map(lambda a, value: a.at[i].set(value), results, values)
+
+    # XLA would merge a loop of one turn with what surrounds it, and round otherwise
+    turns = lax.optimization_barrier(jnp.int32(number))
+    results = lax.fori_loop(0, turns, add_chunk, results)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], results)

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 
 import ebmpp
+from ebmpp.coupling.expectation import PairRun
+from ebmpp.coupling.slots import Outcome, Window
 from ebmpp.errors import IntractableError, StateError, UnmetError
 from ebmpp.ppl import CoupledComposite, CoupledHMC, composite_expectation
 from ebmpp.traced.block import Call
@@ -169,12 +171,33 @@ def test_moments_of_a_gaussian(kind: str) -> None:
 
 
 @pytest.mark.nightly
-def test_a_pair_depends_on_its_number_alone(kernel: CoupledComposite) -> None:
-    options = {"rng_key": jax.random.key(1), "k": 5, "m": 10, "lag": 5}
-    hundred = composite_expectation(kernel, scale, num_pairs=100, **options)
-    ten = composite_expectation(kernel, scale, num_pairs=10, **options)
-    assert (ten.meeting_time == hundred.meeting_time[:10]).all()
+@pytest.mark.parametrize("name", ["two kinds", "correlated"])
+def test_a_pair_depends_on_its_number_alone(
+    kernel: CoupledComposite, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, site = (Y,), "scale"
+    if name == "correlated":
+        covariance = np.fromfunction(lambda i, j: 0.7 ** abs(i - j), (5, 5))
+        args, site = (jnp.zeros(5), jnp.asarray(covariance, jnp.float32)), "x"
+        step = CoupledHMC(gaussian, ["x"], step_size=0.4, inverse_mass_matrix=args[1])
+        kernel = CoupledComposite([step], independent_starts=True)
+    totals = []
+    outcome = PairRun.outcome
 
+    def recorded(run: PairRun, window: Window) -> Outcome:
+        result = outcome(run, window)
+        totals.append(np.asarray(result.total))
+        return result
 
-def scale(sites: dict) -> jax.Array:
-    return sites["scale"]
+    monkeypatch.setattr(PairRun, "outcome", recorded)
+
+    def fn(sites: dict) -> jax.Array:
+        return sites[site]
+
+    options = {"rng_key": jax.random.key(1), "k": 5, "m": 30, "lag": 5}
+    result = composite_expectation(kernel, fn, *args, num_pairs=37, **options)
+    # 3 pairs run in fewer slots, too
+    first = composite_expectation(kernel, fn, *args, num_pairs=3, **options)
+    assert len(np.unique(result.meeting_time)) > 3
+    assert (first.meeting_time == result.meeting_time[:3]).all()
+    assert (totals[1] == totals[0][:3]).all()
