@@ -233,7 +233,9 @@ def _check(graph: Declaration) -> None:
     names = Counter(f.name for f in graph.factors)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
-        raise checks.declaration_error("factors", "of different names", twice)
+        raise checks.declaration_error(
+            "factors", "of different names", twice, hint="Name one: name=..."
+        )
     used = {b for f in graph.factors for b in f.blocks}
     unused = [b for b in graph.families if b not in used]
     if unused:
