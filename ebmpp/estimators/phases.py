@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import dataclasses
 from functools import partial, reduce
 from typing import NamedTuple, Protocol, runtime_checkable
+import warnings
 
 from jaxtyping import PyTree
 
@@ -236,6 +237,8 @@ def check_rows(graph: FactorGraph, params: Params, batch: Batch) -> None:
         keys = row_keys(jnp.zeros(2, jnp.uint32), batch.num_rows)
         x = search.compiled_initial_states(target, keys)
         tables.check_possible(search.log_density(target, x))
+        if text := search.check_starts("data", Target(graph, params), x):
+            warnings.warn(f"data: {text}", stacklevel=3)
 
 
 def sample_latents(graph: FactorGraph, params: Params, batch: Batch, key: Key) -> Rows:

@@ -264,10 +264,14 @@ class FactorGraph(Declaration, Shown):
         states.check_params(self.param_shapes, params)
         if not values:
             return
-        states.check_finite(params)
+        states.check_finite(self.effective_params(params))
         if states.is_concrete(params):
             with sharding.eager():  # under jit, concrete params would be staged
                 normalization.check(self, params)
+
+    def effective_params(self, params: Params) -> dict[str, PyTree]:
+        """Return params with 0 at entries without effect, such as zeros of a Table."""
+        return {f.name: f.effective_params(params[f.name]) for f in self.factors}
 
     def _as_state(self, x: StateLike) -> dict[str, PyTree]:
         x = dict(x) if isinstance(x, Mapping) else states.as_visible(self, x)

@@ -366,6 +366,7 @@ def check_finite(params: Params) -> None:
                     f"factor {name!r}: params",
                     "finite",
                     leaf,
-                    hint=f"{wrong} entries are not finite: in place of -inf, clamp the "
-                    "block, or give a number such as -30, whose factor is 1e-13.",
+                    hint=f"{wrong} entries are not finite: in place of -inf, declare "
+                    "zeros by Table(..., log_weights=...), clamp the block, or give a "
+                    "number such as -30, whose factor is 1e-13.",
                 )

@@ -334,6 +334,7 @@ def _owned(graph: FactorGraph, params: Params) -> Params:
 
     params = jax.tree.map(from_foreign, params)
     graph.check(params)
+    params = graph.effective_params(params)
     # integers have no gradient
     dtype = jnp.result_type(float)
 

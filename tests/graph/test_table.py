@@ -43,8 +43,8 @@ def case(name: str) -> tuple[FactorGraph, dict, np.ndarray, np.ndarray]:
     family = FAMILIES[name]
     count = len(family.states())
     generator = np.random.default_rng(0)
-    joint = 2 * generator.normal(size=(4, *[count] * 3))
-    joint[generator.random(joint.shape) < 0.2] = -np.inf
+    joint = 1.2 * generator.normal(size=(4, *[count] * 3))
+    joint[generator.random(joint.shape) < 0.15] = -np.inf
     alone = generator.normal(size=(6, count))
     alone[2, 0] = -np.inf
     factors = [
@@ -128,12 +128,12 @@ def test_draws_and_pairs_have_the_probabilities_of_the_tables(name):
     count = len(family.states())
     low = float(family.states()[0])
     step = float(family.states()[1]) - low
-    options = {"rng_key": KEY, "num_sweeps": 100, "progress_bar": False}
-    x = np.asarray(ebmpp.sample(graph, params, 4000, **options)["x"])
-    shares = np.bincount(codes((x - low) / step, 0, count), minlength=len(probs)) / 4000
+    options = {"rng_key": KEY, "num_sweeps": 200, "progress_bar": False}
+    x = np.asarray(ebmpp.sample(graph, params, 2000, **options)["x"])
+    shares = np.bincount(codes((x - low) / step, 0, count), minlength=len(probs)) / 2000
     assert not shares[probs == 0].any()
-    likely = probs > 0.005
-    error = np.sqrt(probs * (1 - probs) / 4000)
+    likely = probs > 0.01
+    error = np.sqrt(probs * (1 - probs) / 2000)
     assert abs((shares - probs) / np.maximum(error, 1e-9))[likely].max() < 4.5
 
     def values(state):
@@ -141,7 +141,7 @@ def test_draws_and_pairs_have_the_probabilities_of_the_tables(name):
 
     mean = np.asarray(exact.moments(graph, params)["x"])
     estimate = ebmpp.unbiased_expectation(
-        graph, params, values, rng_key=KEY, num_pairs=1000
+        graph, params, values, rng_key=KEY, num_pairs=400
     )
     z = (np.asarray(estimate.value) - mean) / np.maximum(estimate.standard_error, 1e-9)
     free = np.asarray(estimate.standard_error) > 0
@@ -239,6 +239,9 @@ def test_rows_of_probability_zero_are_named() -> None:
     options = {"rng_key": KEY, "num_steps": 2, "progress_bar": False}
     with pytest.raises(StateError, match=r"-inf at 1 of 3 rows \(1\)"):
         ebmpp.fit(graph, rows, **options)
+    # what zeros hold is without effect
+    held = params | {"x:table": jnp.array(EXCLUSION)}
+    np.testing.assert_array_equal(exact.log_likelihood(graph, held, rows), value)
     gradient = exact.grad_log_likelihood(graph, params, rows[[0, 2]])
     assert np.isfinite(jax.tree.leaves(gradient)[1]).all()
 

@@ -205,6 +205,10 @@ class Factor:
         values = self.init(rng_key) if callable(self.init) else self.init.unflatten()
         return jax.tree.map(lambda a: jnp.asarray(a, float), values)
 
+    def effective_params(self, params: FactorParams) -> FactorParams:
+        """Return params with 0 at entries that have no effect, whatever they hold."""
+        return params
+
     def init_checked(self, rng_key: Array, default: Array) -> Array:
         """Return ``init`` as one array of the shape of ``default``, or the default for None.
 

@@ -160,7 +160,10 @@ class Table(Factor):
                 )
             shape.append(len(values.statistics))
         weights = self.init_checked(rng_key, jnp.zeros(tuple(shape)))
-        return jnp.where(self.zeros, 0, weights)
+        return self.effective_params(weights)
+
+    def effective_params(self, params: FactorParams) -> Array:
+        return jnp.where(self.zeros, 0, params) if self.has_zeros else params
 
     def tables(self, params: FactorParams) -> Tables:
         """Return the log weights with a leading axis of tuples, and barriers at zeros."""
