@@ -186,11 +186,15 @@ def test_impossible_states_are_never_entered_and_nan_is_reported():
 
 
 def test_sweeps_move_the_blocks_that_no_layer_draws_at_once():
-    assert informed_sweep(zoo.graph("lattice")) == (Informed(("x",)),)
-    assert informed_sweep(zoo.graph("rbm")) == (
-        Informed(("v",)),
-        Layer(("h",), "maximal"),
-    )
+    def moves(block, num_steps):
+        first = Informed((block,), "heat_bath", 1.0, 1)
+        return first, Informed((block,), num_steps=num_steps)
+
+    assert informed_sweep(zoo.graph("lattice")) == moves("x", 10)
+    latents = Layer(("h",), "maximal")
+    assert informed_sweep(zoo.graph("rbm")) == (*moves("v", 1), latents)
+    only = Informed(("v",), "dlmc", 0.2, 3)
+    assert informed_sweep(zoo.graph("rbm"), (), "dlmc", 0.2, 3) == (only, latents)
     assert informed_sweep(zoo.graph("rbm"), ("v",)) == (Layer(("h",), "maximal"),)
     assert informed_sweep(zoo.graph("gaussian")) == (
         Hamiltonian(("v",)),
