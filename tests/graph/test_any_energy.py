@@ -72,6 +72,11 @@ def agreement(params, x):
     return -jnp.vdot(params, equal)
 
 
+def joined(params, v, c):
+    """Return a term for each unit of one block and each category of another's units."""
+    return jnp.tanh(params * v[:, None, None] * c).sum()
+
+
 def declare(factors=(), **blocks):
     return FactorGraph(blocks, factors=[*factors, net(**blocks)])
 
@@ -96,7 +101,22 @@ GRAPHS = {
         ],
     ),
 }
-PATHS = {"windows": Terms, "ring": PairTerms}
+GRAPHS["machine"] = FactorGraph(
+    {"v": Spin(4)},
+    {"c": Categorical(3, 3)},
+    [
+        Bias("v"),
+        Factor(
+            "v",
+            "c",
+            energy=joined,
+            init=np.random.default_rng(0).normal(size=(4, 3, 3)),
+            affine=False,
+            name="w",
+        ),
+    ],
+)
+PATHS = {"machine": Terms, "windows": Terms, "ring": PairTerms}
 
 
 def params_of(graph):
@@ -106,7 +126,9 @@ def params_of(graph):
     return params
 
 
-@pytest.mark.parametrize("name", often(GRAPHS, "categories", "windows", "ring"))
+@pytest.mark.parametrize(
+    "name", often(GRAPHS, "categories", "machine", "windows", "ring")
+)
 def test_conditionals_are_those_of_enumeration(name):
     graph = GRAPHS[name]
     params = params_of(graph)
@@ -233,7 +255,11 @@ def test_units_interact_as_the_energy_reads_them():
     assert complete.num_parts("x") == 1500
     alone = declared(lambda w, x: jnp.exp(w * x).sum(), Spin(9), np.ones(9))
     assert alone.num_parts("x") == 1
-    assert "x" in alone.splits
+    rows = {"x": jnp.ones((1, 9))}
+    params = alone.init(jax.random.key(0))
+    context = energy.part_context(alone, params, rows, "x")
+    natural = energy.natural_part(alone, params, rows, rows["x"].T, "x", context, 0)
+    np.testing.assert_allclose(natural, -np.sinh(rows["x"]), 1e-5)
     ends = declared(
         lambda p, x: jnp.where(x[0] == x[8], -1.0, 0.0),
         Spin(9),

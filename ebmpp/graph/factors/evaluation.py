@@ -78,7 +78,7 @@ def natural_of_energies(family: Family, energies: Array) -> Array:
     values = values_of(family)
     assert values is not None
     # impossible values have infinite energies
-    drops = energies.min(0) - energies
+    drops = energies.min(0, keepdims=True) - energies
     return jnp.tensordot(jnp.asarray(values.solve, drops.dtype), drops, 1)
 
 

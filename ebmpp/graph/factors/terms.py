@@ -56,14 +56,19 @@ class Terms:
             return None
         scope = tuple(families[b] for b in factor.blocks)
         traced = terms_of(factor, scope, jnp.result_type(float))
+        width = math.prod(split.family.stat_shape)
+        are_pairs = len(scope) == 1 and traced.most_together <= 2 * width
+        # parts of one unit share no evaluation
+        is_shared = not factor.affine and split.num_parts < split.family.size
+        if not traced.live or not (are_pairs or is_shared):
+            return None
         terms = cls(factor, split, traced, _reads(traced, split))
         unit, element = terms.reads.T
-        parts = np.stack([split.colors[unit], element], 1)
-        if len(np.unique(parts, axis=0)) < len(parts):
+        parts = element * split.num_parts + split.colors[unit]
+        if len(np.unique(parts)) < len(parts):
             return None
-        num_read = np.bincount(element).max(initial=0)
         has_weights = is_finite(traced.program) and not factor.has_zeros
-        if len(factor.blocks) == 1 and num_read <= 2 and has_weights:
+        if are_pairs and has_weights and np.bincount(element).max(initial=0) <= 2:
             return PairTerms(terms)
         return None if factor.affine else terms
 
@@ -160,7 +165,8 @@ def _reads(traced: SumOfTerms, split: Split) -> np.ndarray:
         is_inside = (unit >= 0) & (unit < split.family.size)
         lists.append(np.stack([unit, start + element], 1)[is_inside])
         start += traced.program.size(slot)
-    return np.unique(np.concatenate(lists), axis=0)
+    unit, element = np.concatenate(lists).T
+    return np.stack(np.divmod(np.unique(unit * start + element), start), 1)
 
 
 class _Ends(NamedTuple):
@@ -237,8 +243,9 @@ class PairTerms:
         family = self.terms.split.family
         t = statistics_at(np.arange(family.size))
         nodes = jnp.moveaxis(t, 1, -1).reshape(-1, t.shape[1])
-        eta = self._neighbours.field(weights, nodes.__getitem__, part)
-        eta = eta + self._neighbours.split.take(constant, part)[:, None]
+        eta = self._neighbours.split.take(constant, part)[:, None]
+        if len(self._pairs[0]):
+            eta = eta + self._neighbours.field(weights, nodes.__getitem__, part)
         units = eta.reshape(-1, *family.stat_shape, eta.shape[1])
         return jnp.moveaxis(units, -1, 1)
 
