@@ -5,7 +5,7 @@
 from collections.abc import Collection, Iterable, Mapping
 import contextlib
 import dataclasses
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
@@ -216,11 +216,7 @@ class Observed(NamedTuple):
         return cls(values, values.__array_namespace__().isfinite(values))
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["full", "partial", "keep"],
-    meta_fields=["batch"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Clamped:
     """Values that a call holds fixed, ``(rows, *shape)`` per block; one row stands for all.
@@ -232,7 +228,7 @@ class Clamped:
     full: Blocks = dataclasses.field(default_factory=dict)
     partial: Blocks = dataclasses.field(default_factory=dict)
     keep: Blocks = dataclasses.field(default_factory=dict)
-    batch: BatchShape = ()
+    batch: BatchShape = dataclasses.field(default=(), metadata={"static": True})
 
     def take(self, rows: Numbers) -> "Clamped":
         """Select rows by number."""

@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from functools import partial
 from typing import TypeVar
 
 from jaxtyping import Bool, Float, Int32, PyTree, Shaped, UInt32
@@ -29,10 +28,9 @@ Order = Int32[Array, "rows replicas"]
 #: One number per pair of neighbours.
 PerPair = Float[Array, "rows pairs"]
 T = TypeVar("T")
-_DATA = ["params", "fixed", "pool", "tempering", "betas", "reference", "knots"]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=_DATA, meta_fields=["graph"])
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ensemble(Target):
     """Target of replicas, ordered from hot (the smallest beta) to cold (the model).

@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from functools import partial
 import math
 from typing import NamedTuple, Self
 
@@ -44,11 +43,7 @@ class Pool(NamedTuple):
     """Log-normaliser of each component, summed over all units."""
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["params", "fixed", "pool", "tempering"],
-    meta_fields=["graph"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Target:
     """Distribution that moves leave invariant, the model's given any clamped values.
@@ -62,7 +57,7 @@ class Target:
         are drawn at the rung; other moves are the model's.
     """
 
-    graph: FactorGraph
+    graph: FactorGraph = dataclasses.field(metadata={"static": True})
     params: Params
     fixed: Clamped = dataclasses.field(default_factory=Clamped)
     pool: Pool | None = None

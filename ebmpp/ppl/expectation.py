@@ -252,16 +252,12 @@ def _draw_starts(
     return in_chunks(start, _ROWS, random.key_pair(keys), init)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["params", "fixed", "pool", "tempering"],
-    meta_fields=["graph"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Posterior(Target):
     """The posterior of all sites, which has no graph; params are the model's arguments."""
 
-    graph: None
+    graph: None = dataclasses.field(metadata={"static": True})
     params: PyTree
 
     def num_parts(self, block: str) -> int:

@@ -78,9 +78,7 @@ def _evaluate(fn: MonitorFn, *args: PyTree) -> Array | float:
     return fn(*args)
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["tables"], meta_fields=["names"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Metrics:
     """Scalars of several steps in few arrays.
@@ -91,7 +89,7 @@ class Metrics:
     """
 
     tables: tuple[Array, ...]
-    names: tuple[tuple[str, ...], ...]
+    names: tuple[tuple[str, ...], ...] = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def stack(cls, metrics: Mapping[str, Array]) -> "Metrics":
