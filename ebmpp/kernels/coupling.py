@@ -32,6 +32,7 @@ from ebmpp.moves.move import (
     one_chain,
     rows_agree,
     stack_chains,
+    with_invalid,
 )
 from ebmpp.moves.tempering import states_of
 
@@ -184,9 +185,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
             target, stack_chains(x, y), moves, keys
         )
         # broken rows get a value that no unit can have, rather than a wrong draw
-        for b, v in z.items():
-            invalid = jnp.nan if jnp.issubdtype(v.dtype, jnp.floating) else -1
-            z[b] = couplings.where_rows(~broken[None], v, invalid)
+        z = with_invalid(broken[None], z)
         t = state.t + 1
         have_met = state.met.reshape(-1)
         met = have_met | (together & ~broken)

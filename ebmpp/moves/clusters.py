@@ -31,7 +31,7 @@ from ebmpp.graph import Factor, FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.pairwise import Adjacency, table
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows
+from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows, with_invalid
 from ebmpp.moves.target import Target
 
 _UNROLLED = 8  # neighbours of a unit that are visited in a Python loop
@@ -124,10 +124,7 @@ class Clusters(Move["_Fields"]):
         fields = self._fields(target, x)
         new, broken = self._redraw(target, fields, x[self.block], keys)
         # rather than a wrong draw
-        is_real = jnp.issubdtype(new.dtype, jnp.floating)
-        wrong = jnp.nan if is_real else -1
-        drawn = {self.block: jnp.where(broken, wrong, new)}
-        return drawn, 0
+        return with_invalid(broken, {self.block: new}), 0
 
     def prepare(self, target: Target, z: Chains) -> "_Fields":
         return self._fields(target, both_as_rows(z))

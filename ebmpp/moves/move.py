@@ -209,7 +209,7 @@ def one_chain(z: Chains, index: int) -> Blocks:
     return {b: v[index] for b, v in z.items()}
 
 
-def with_invalid(broken: RowMask, x: Rows) -> Blocks:
+def with_invalid(broken: Array, x: Rows) -> Blocks:
     """Return rows with values that no unit can have where they are broken."""
     result = {}
     for b, v in x.items():

@@ -337,10 +337,10 @@ def informed_sweep(
 ) -> tuple[Move, ...]:
     """Return gradient-based moves of some blocks, and draws of the other layers.
 
-    Blocks move whose units interact or are in a factor with ``affine=False``, or else
-    the visible ones: finite units by :class:`Informed`, real numbers or
-    angles by :class:`Hamiltonian` with its default settings. Latents that other
-    factors join to them are drawn exactly, given these.
+    Finite units that interact within their block or are in a factor with
+    ``affine=False``, or else those of the visible blocks, move by :class:`Informed`;
+    real numbers and angles without a conditional in closed form move by
+    :class:`Hamiltonian` with its default settings. All others are drawn exactly.
 
     :param graph: the declaration.
     :param clamped: names of clamped blocks.
@@ -352,25 +352,27 @@ def informed_sweep(
     :return: moves, for the arguments ``moves`` and ``coupling``; the latter also takes
         the function itself.
     :raises ArgumentError: for an unknown rule, or a number out of range.
-    :raises IntractableError: for counts without an upper bound and other families.
+    :raises IntractableError: for real-valued blocks of other supports.
 
     **Example**
 
-    >>> import jax, networkx as nx, ebmpp
+    >>> import networkx as nx, ebmpp
     >>> from ebmpp.moves import informed_sweep
     >>> lattice = ebmpp.FactorGraph.from_networkx(nx.grid_2d_graph(4, 4), ebmpp.Spin, shared=True)
-    >>> params = {"x": jax.numpy.zeros(16), "x:x": jax.numpy.asarray(0.2)}
-    >>> draws = ebmpp.sample(lattice, params, 3, rng_key=jax.random.key(0), num_sweeps=6,
-    ...                      moves=informed_sweep(lattice))
-    >>> draws["x"].shape
-    (3, 16)
+    >>> kernel = ebmpp.BlockedGibbs(lattice, moves=informed_sweep(lattice))
+    >>> informed_sweep(lattice, rule="dlmc")
+    (Informed(blocks=('x',), rule='dlmc', step_size=0.3, num_steps=10),)
     """
     checks.instance("informed_sweep: graph", graph, FactorGraph, "a FactorGraph")
     held = set(clamped)
-    moved = [b for b in graph.splits or graph.visible if b not in held]
-    layers = schedule(graph, (*held, *moved))
-    finite = tuple(b for b in moved if is_finite(graph.families[b]))
-    real = tuple(b for b in moved if b not in finite)
+    free = [b for b in graph.families if b not in held]
+    real = tuple(b for b in free if b in graph.nonconjugate)
+    finite = tuple(
+        b
+        for b in free
+        if b in (graph.splits or graph.visible) and is_finite(graph.families[b])
+    )
+    layers = schedule(graph, (*held, *finite, *real))
     moves: list[Move] = []
     if finite:
         # Pairs of an RBM 64x20 on digits met after 51 sweeps by heat baths of all units
