@@ -155,7 +155,9 @@ class EstimatorDiagnosis(Observer):
         columns = self.guard.log.steps.columns()
         sample = self.source.sample()
         has_chains = sharding.processes() == 1 and not sample.known
-        is_concave = not (sample.known or self.guard.graph.latent)
+        graph = self.guard.graph
+        is_linear = all(factor.affine for factor in graph.factors)
+        is_concave = is_linear and not (sample.known or graph.latent)
         done = num_rows(columns)
         last = stages.at(done - 1)
         for number, stage in enumerate(stages.stages[: last + 1]):
@@ -178,8 +180,8 @@ class EstimatorDiagnosis(Observer):
 def diagnose_growth(norms: np.ndarray) -> str | None:
     """Return a warning if the gradients of a graph without latents grew.
 
-    Its log-likelihood is concave, so they do not grow under small steps. With latents
-    they grow in sound runs, which leave saddle points. Norms after the first third are
+    Its log-likelihood is concave, so they do not grow under small steps. With latents,
+    and under networks, they grow in sound runs, which leave saddle points. Norms after the first third are
     compared with the first one, since a run may leave its phase in two steps: three
     quarters of the last third, and leaps, at least two norms that are far above the
     others, as a chain that changes its phase causes them.
