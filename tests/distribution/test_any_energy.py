@@ -60,8 +60,8 @@ def test_weights_are_sites_where_log_z_is_exact() -> None:
         return log_density(weights_model, (rows, True), {}, {"u": u})[0]
 
     value, gradient = jax.value_and_grad(joint)(u)
-    each = [case.log_likelihood({"v": row}) for row in rows]
-    expected = sum(each) + float(dist.Normal(0, 1).log_prob(u).sum())
+    data = sum(case.log_likelihood({"v": row}) for row in rows)
+    expected = data + float(dist.Normal(0, 1).log_prob(u).sum())
     assert value == pytest.approx(expected, abs=1e-3)
     exact = -12 * case.loss_gradient()["net"]["u"] - np.asarray(u)
     np.testing.assert_allclose(gradient, exact, atol=1e-3)

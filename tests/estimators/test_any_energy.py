@@ -18,7 +18,7 @@ from helpers import assert_rows_law, nightly
 
 COPIES = 25  # of each row
 BATCH = 4 * COPIES
-#: steps before the first that counts, between those that count, and their number
+#: number of discarded steps, stride, and number of steps that count
 UNBIASED = (0, 1, 40)
 PERSISTENT = (20, 6, 40)
 ESTIMATORS = {

@@ -99,9 +99,9 @@ class Enumerated(NamedTuple):
     def loss_gradient(self) -> Any:
         """Return the gradient of minus the mean log-likelihood of :attr:`rows`."""
         rows = [{b: v[i] for b, v in self.rows.items()} for i in range(4)]
-        given = [self.mean(self.gradients, self.shows(row)) for row in rows]
+        clamped = [self.mean(self.gradients, self.shows(row)) for row in rows]
         model = self.mean(self.gradients)
-        return jax.tree.map(lambda m, *g: np.mean(g, 0) - m, model, *given)
+        return jax.tree.map(lambda m, *g: np.mean(g, 0) - m, model, *clamped)
 
 
 @cache
@@ -115,7 +115,7 @@ def enumerated(name: str, scale: float = 1.1) -> Enumerated:
         started,
     )
     units = [
-        np.arange(len(f.states()))
+        np.arange(len(np.asarray(f.states())))
         for f in graph.families.values()
         for _ in range(f.size)
     ]
