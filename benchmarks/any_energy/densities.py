@@ -63,7 +63,7 @@ NET = Factor("x", energy=network, init=init, name="net", affine=False)
 GRAPH = FactorGraph({"x": Bernoulli(SIZE)}, factors=[NET])
 
 #: Steps are small enough to be accepted when the network has become steep.
-MOVES = ebmpp.moves.informed_sweep(GRAPH, step_size=0.3, num_steps=3)
+MOVES = ebmpp.moves.informed_sweep(GRAPH, rule="dmala", step_size=0.3, num_steps=3)
 
 
 def stream(name: str, seed: int) -> Callable[[], Iterator[np.ndarray]]:

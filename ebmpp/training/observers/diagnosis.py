@@ -181,10 +181,10 @@ def diagnose_growth(norms: np.ndarray) -> str | None:
     """Return a warning if the gradients of a graph without latents grew.
 
     Its log-likelihood is concave, so they do not grow under small steps. With latents,
-    and under networks, they grow in sound runs, which leave saddle points. Norms after the first third are
-    compared with the first one, since a run may leave its phase in two steps: three
-    quarters of the last third, and leaps, at least two norms that are far above the
-    others, as a chain that changes its phase causes them.
+    and under networks, they grow in sound runs, which leave saddle points. Norms after
+    the first third are compared with the first one, since a run may leave its phase in
+    two steps: three quarters of the last third, and leaps, at least two norms that are
+    far above the others, as a chain that changes its phase causes them.
     """
     third = len(norms) // 3
     if len(norms) < _FEWEST:
