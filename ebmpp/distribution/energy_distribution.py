@@ -268,7 +268,8 @@ class EnergyDistribution(dist.Distribution):
         """Return ``log_prob`` up to log Z."""
 
         def of_row(params, x):
-            return energy.log_unnormalized(self.graph, guard(params), x, self.summed)
+            weight = energy.log_unnormalized(self.graph, guard(params), x, self.summed)
+            return energy.with_infinities(self.graph, weight)
 
         return self._map_rows(of_row, self.layout.split(value))
 

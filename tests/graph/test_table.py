@@ -27,8 +27,10 @@ from ebmpp import (
     Table,
     exact,
 )
+from ebmpp.core import random
 from ebmpp.errors import DomainError, StateError, UnmetError
 from ebmpp.graph import energy
+from ebmpp.moves import Target, search
 
 KEY = jax.random.key(0)
 TUPLES = [(0, 1, 2), (1, 3, 4), (2, 0, 5), (5, 4, 1)]
@@ -210,6 +212,20 @@ def test_colourings_are_counted() -> None:
     graph = FactorGraph({"x": Categorical(10, 3)}, factors=[table])
     log_z = float(exact.log_partition(graph, graph.init(KEY)))
     assert log_z == pytest.approx(np.log(120), abs=1e-5)
+
+
+def test_starts_are_searched_for_by_the_keys_of_their_rows() -> None:
+    lattice = nx.grid_2d_graph(6, 6)
+    table = Table("x", units=lattice, log_weights=DIFFERENT)
+    graph = FactorGraph({"x": Categorical((6, 6), 3)}, factors=[table])
+    params = graph.init(KEY)
+    keys = random.fold_in(random.key_pair(KEY), np.arange(8))
+    x = search.compiled_initial_states(Target(graph, params), keys)
+    assert np.isfinite(graph.log_density(params, x)).all()
+    first = search.compiled_initial_states(Target(graph, params), keys[:3])
+    np.testing.assert_array_equal(first["x"], x["x"][:3])
+    with pytest.raises(StateError, match="got 1 of 8 without"):
+        search.check_starts("chains", Target(graph, params), {"x": x["x"].at[2].set(0)})
 
 
 def test_models_without_a_possible_state_are_refused() -> None:
