@@ -74,6 +74,10 @@ class Factor:
     >>> blocks = {"x": ebmpp.Bernoulli(2), "y": ebmpp.Bernoulli(2)}
     >>> ebmpp.FactorGraph(visible=blocks, latent={"h": ebmpp.Bernoulli(3)}, factors=[gate]).layers
     (('x',), ('y',), ('h',))
+    >>> network = ebmpp.Factor("x", init=jnp.ones(2), affine=False, name="network",
+    ...     energy=lambda w, x: jnp.tanh(x @ w))
+    >>> ebmpp.FactorGraph(visible={"x": ebmpp.Bernoulli(2)}, factors=[network]).layers
+    (('x[0]',), ('x[1]',))
     """
 
     blocks: tuple[str, ...]
