@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 import ebmpp
-from ebmpp import UCD, ParticleUCD
+from ebmpp import UCD, Bernoulli, Factor, FactorGraph, ParticleUCD
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Centered, ucd
 from ebmpp.estimators.base import METHODS
@@ -186,6 +186,25 @@ def test_fixed_methods_and_couplings_are_not_compared() -> None:
     assert ucd._possible_methods(graph, True) == METHODS
     assert ucd._possible_methods(graph, False) == ("gibbs", "particles")
     assert ucd._possible_methods(gated(), True) == METHODS
+
+
+def _network(params: Any, v: Any) -> Any:
+    return jnp.tanh(v @ params).sum()
+
+
+def test_networks_of_many_units_begin_with_mixtures() -> None:
+    """Gibbs pairs, which may never meet there, are not tried."""
+    init = np.ones((20, 3))
+    factor = Factor("v", energy=_network, init=init, affine=False)
+    graph = FactorGraph({"v": Bernoulli(20)}, factors=[factor])
+    choice = UCD().choose(graph, {})
+    assert choice.estimator == UCD(method="mixture", pool="persistent")
+    assert choice.record == {"method": METHODS.index("mixture")}
+    late = history(["mixture"] * 11, [1.0] * 11)
+    assert UCD().choose(graph, late).estimator.method == "particles"
+    soon = late | {"meeting_time_mean": np.full(11, 25.0)}
+    assert UCD().choose(graph, soon).estimator == choice.estimator
+    assert UCD(coupling="common").choose(graph, {}).estimator.method == "auto"
 
 
 @pytest.mark.nightly
