@@ -283,7 +283,8 @@ def _filter_pictures(
 ) -> None:
     graph = subject.graph
     family = graph.families[block]
-    latent = [b for b in graph.neighbours([block]) if b in graph.latent]
+    near = graph.neighbours([block])
+    latent = [b for b in near if b in graph.latent and b not in graph.evaluated]
     if not latent:
         section.missing(
             f"filters of {block}", "No latent block shares a factor with it."
