@@ -43,7 +43,8 @@ class Declaration:
     """Blocks whose units interact, or are in a factor that is not affine, in parts of units
     that do not interact."""
     evaluated: frozenset[str]
-    """Blocks of factors that are not affine: they are neither summed out nor set to means."""
+    """Blocks of factors that are not affine, or have zeros: they are neither summed out nor
+    set to means."""
     nonconjugate: frozenset[str]
     """Real-valued blocks of factors that are not affine: they have no conditional in closed
     form."""
@@ -94,8 +95,8 @@ class Declaration:
             edges.update(itertools.combinations(scope, 2))
         put("edges", frozenset(edges))
         put("splits", MappingProxyType(split_blocks(self.families, self.factors)))
-        evaluated = (b for f in self.factors if not f.affine for b in f.blocks)
-        put("evaluated", frozenset(evaluated))
+        special = [f for f in self.factors if f.has_zeros or not f.affine]
+        put("evaluated", frozenset(b for f in special for b in f.blocks))
         reals = (b for b in self.evaluated if self.families[b].states() is None)
         put("nonconjugate", frozenset(reals))
         put("param_shapes", {f.name: _param_shapes(self, f) for f in self.factors})

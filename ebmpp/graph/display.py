@@ -49,7 +49,8 @@ def card(graph: Declaration) -> Card:
 def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
     """Return a table of factors and their params' shapes, and root mean squares of ``params``."""
     head = ["factor", "kind", "blocks", "shape", "params"]
-    if graph.evaluated:
+    is_affine = all(factor.affine for factor in graph.factors)
+    if not is_affine:
         head.append("evaluations per sweep")
     if params is not None:
         head.append("root mean square")
@@ -61,7 +62,7 @@ def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
         kind = type(factor).__name__
         row = [factor.name, kind, ", ".join(factor.blocks), ", ".join(shapes)]
         row.append(_size(tree))
-        if graph.evaluated:
+        if not is_affine:
             row.append(_evaluations(graph, factor))
         if params is not None:
             row.append(_root_mean_square(params[factor.name]))

@@ -335,8 +335,9 @@ def mean_layer(
     """Update the blocks of one layer, part by part, to their conditionals given other means."""
     for b in graph.evaluated.intersection(blocks):
         raise IntractableError(
-            f"block {b!r} is in a factor with affine=False, whose energy at means is not "
-            "the mean of its energy. Draw the block by PCD or UCD in place of mean field."
+            f"block {b!r} is in a factor with affine=False or impossible values, whose "
+            "energy at means is not the mean of its energy. Draw the block by PCD or UCD "
+            "in place of mean field."
         )
 
     def conditional(t: Blocks) -> Means:

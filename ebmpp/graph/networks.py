@@ -58,7 +58,7 @@ def terms(graph: Declaration, params: Params) -> Terms:
     if graph.evaluated:
         raise IntractableError(
             f"the energy of {graph!r} must be one of pairs of units, and has factors with "
-            "affine=False. Declare the pairs by Pairwise."
+            "affine=False or impossible values. Declare the pairs by Pairwise."
         )
     zero = jnp.zeros(graph.num_units)
 

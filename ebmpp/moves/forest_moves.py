@@ -59,8 +59,8 @@ class Forests(Move[tuple[Array, Array]]):
         """Refuse units that make a cycle, or of a factor that is not affine."""
         for b in graph.evaluated.intersection(self.blocks):
             raise IntractableError(
-                f"block {b!r} is in a factor with affine=False, so it has no tables of "
-                "pairs of units. Use Layer."
+                f"block {b!r} is in a factor with affine=False or impossible values, so "
+                "it has no tables of pairs of units. Use Layer."
             )
         _tables(graph, self.units)
 

@@ -231,8 +231,7 @@ def check_starts(who: str, target: Target, x: Rows) -> str:
         raise StateError(
             f"{who}: starts must have positive probability, got {wrong.sum()} of "
             f"{len(wrong)} without, after a search of {_MOST_PASSES} sweeps. Give "
-            "possible states as init, and check that the zeros of "
-            f"{[f.name for f in target.graph.factors if f.has_zeros]} and the clamped "
+            "possible states as init, and check that infinite energies and clamped "
             "values leave any."
         )
     counts = {}

@@ -235,7 +235,7 @@ def test_models_without_a_possible_state_are_refused() -> None:
     params = graph.init(KEY)
     with pytest.raises(DomainError, match="must leave a state"):
         exact.log_partition(graph, params)
-    with pytest.raises(StateError, match=r"got 2 of 2 without.*'x:table'"):
+    with pytest.raises(StateError, match="got 2 of 2 without"):
         ebmpp.sample(graph, params, 2, rng_key=KEY, num_sweeps=2, progress_bar=False)
 
 

@@ -115,8 +115,8 @@ def marginalize(
 def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     if block in graph.evaluated:
         raise IntractableError(
-            f"marginalize: block {block!r} is in a factor with affine=False, so it has no "
-            "sum in closed form."
+            f"marginalize: block {block!r} is in a factor with affine=False or impossible "
+            "values, so it has no sum in closed form."
         )
     rest = {b: f for b, f in graph.families.items() if b != block}
     near = graph.neighbours([block])
