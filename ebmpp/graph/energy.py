@@ -73,7 +73,7 @@ def written(
     statistics: Statistics,
     factors: Iterable[Factor],
 ) -> Scalar:
-    """Return the sum of some factors, whose derivatives are those of the energy as written."""
+    """Return the sum of some factors, with the derivatives of the energy as written."""
     total = jnp.zeros(())
     for factor in factors:
         scope = tuple(graph.families[b] for b in factor.blocks)

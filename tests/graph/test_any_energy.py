@@ -327,9 +327,9 @@ def test_fields_are_one_gradient_of_the_energy_as_written():
 
 def test_declarations_are_values(tmp_path):
     graph = GRAPHS["windows"]
-    again = FactorGraph(dict(graph.visible), factors=graph.factors)
-    assert again == graph
-    assert hash(again) == hash(graph)
+    repeated = FactorGraph(dict(graph.visible), factors=graph.factors)
+    assert repeated == graph
+    assert hash(repeated) == hash(graph)
     assert pickle.loads(pickle.dumps(graph)) == graph
     assert "Factor('v', affine=False, name='w')" in repr(graph)
     assert "evaluations per sweep" in str(graph)

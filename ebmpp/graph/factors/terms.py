@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import expand, full_precision
 from ebmpp.core.groups import UNROLLED, positions_by_group
-from ebmpp.dependence.rules import is_finite
+from ebmpp.dependence.rules import is_finite, is_polynomial
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.families import Bernoulli
 from ebmpp.families.family import Families
@@ -67,7 +67,9 @@ class Terms:
         parts = element * split.num_parts + split.colors[unit]
         if len(np.unique(parts)) < len(parts):
             return None
-        has_weights = is_finite(traced.program) and not factor.has_zeros
+        # affine energies are evaluated where units need not have states
+        is_exact = is_polynomial if factor.affine else is_finite
+        has_weights = is_exact(traced.program) and not factor.has_zeros
         if are_pairs and has_weights and np.bincount(element).max(initial=0) <= 2:
             return PairTerms(terms)
         return None if factor.affine else terms
