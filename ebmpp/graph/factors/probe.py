@@ -91,7 +91,10 @@ def probe(
             break
     else:
         raise checks.declaration_error(
-            f"{factor!r}: energy", "finite at its initial params", float(measured.value)
+            f"{factor!r}: energy",
+            "finite at its initial params",
+            float(measured.value),
+            hint="Declare impossible states by a Table, or with affine=False.",
         )
     num_terms = sum(math.prod(f.statistic_shape) for f in scope)
     tolerance = _ROUNDING * math.sqrt(num_terms)
