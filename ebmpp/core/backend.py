@@ -58,7 +58,7 @@ def fusion_barrier(fn: Callable[..., _Tree], *args: PyTree) -> _Tree:
     @jax.custom_jvp
     def call(*args):
         shapes = jax.eval_shape(fn, *args)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        zeros = jax.tree.map(jnp.zeros_like, shapes)
 
         def body(_):
             return (jnp.array(False), fn(*args))

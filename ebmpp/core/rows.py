@@ -50,7 +50,7 @@ def in_chunks(fn: Callable[..., PyTree], size: int, *rows: PyTree) -> PyTree:
 
     chunks = jax.tree.map(split, rows)
     shapes = jax.eval_shape(jax.vmap(batched), *chunks)
-    results = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    results = jax.tree.map(jnp.zeros_like, shapes)
 
     def add_chunk(i, results):
         values = batched(*jax.tree.map(lambda a: a[i], chunks))

@@ -110,7 +110,7 @@ def shard_jobs(
     :return: values of the jobs, sharded, and sums, replicated.
     """
     if (axis := _axis()) is None:
-        return work(jobs, shared, jnp.zeros((), jnp.int32), None)
+        return work(jobs, shared, jnp.int32(0), None)
     name, devices = axis
     size = -(-count // devices)
     order = jnp.minimum(jnp.arange(size * devices), count - 1)

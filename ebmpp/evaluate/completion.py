@@ -293,7 +293,7 @@ def _sample(
 
     x = lax.fori_loop(0, num_warmup, sweep, x)
     shapes = jax.eval_shape(_means, target, x)
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    zero = jax.tree.map(jnp.zeros_like, shapes)
     (x, mean), trace = lax.scan(step, (x, zero), jnp.arange(num_samples))
     return x, mean, trace
 

@@ -23,7 +23,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
-from ebmpp.core import Blocks, Numbers, State, checks, is_concrete, sharding
+from ebmpp.core import Blocks, State, checks, is_concrete, sharding
 from ebmpp.errors import ParameterError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, states
@@ -111,9 +111,11 @@ class RowKernel(MCMCKernel, Generic[S]):
             no block is free.
         """
         target = self.target(model_args, model_kwargs, check=True)
-        return self._init_all(rng_key, target, init_params)
+        return self._init_all(rng_key, num_warmup, target, init_params)
 
-    def _init_all(self, rng_key: Array, target: Target, init_params: InitParams) -> S:
+    def _init_all(
+        self, rng_key: Array, num_warmup: int, target: Target, init_params: InitParams
+    ) -> S:
         """Return the initial states of all chains."""
         chains = rng_key.shape[:1] if is_batched(rng_key) else ()
         init_params = _check_init(target, init_params, chains)
@@ -147,13 +149,9 @@ class RowKernel(MCMCKernel, Generic[S]):
             shapes.
         """
         target = self.target(model_args, model_kwargs, check=False)
-        return self._sample_all(state, target)
+        return track(self._sample_all(state, target), state)
 
     def _sample_all(self, state: S, target: Target) -> S:
-        """Return the state after one step of all chains."""
-        return track(self._step_all(state, target), state)
-
-    def _step_all(self, state: S, target: Target) -> S:
         """Return the state after one step of all chains, with the flags of before."""
         batched = is_batched(state.rng_key)
         expected = {
@@ -325,26 +323,21 @@ def _check_init(
     if init_params is None:
         return None
     sweeps.check_free("init_params", target, init_params)
-    return {
-        b: _check_initial_value(target, b, states.as_array(b, v), chains)
-        for b, v in init_params.items()
-    }
-
-
-def _check_initial_value(
-    target: Target, block: str, value: Numbers, chains: tuple[int, ...]
-) -> Array:
-    family = target.graph.families[block]
-    lead = value.shape[len(chains) : len(value.shape) - len(family.shape)]
-    pairs = zip(lead[::-1], target.batch[::-1])
-    broadcasts = len(lead) <= len(target.batch) and all(n in (1, m) for n, m in pairs)
-    if value.shape != chains + lead + family.shape or not broadcasts:
-        axes = "a single chain has no axis of chains"
-        if chains:
-            axes = f"{chains[0]} chains come first"
-        raise checks.state_error(
-            f"init_params: block {block!r}",
-            f"of shape {chains + target.batch + family.shape} ({axes})",
-            value.shape,
-        )
-    return states.cast_values(block, family, value)
+    result = {}
+    for block, value in init_params.items():
+        value = states.as_array(block, value)
+        family = target.graph.families[block]
+        lead = value.shape[len(chains) : len(value.shape) - len(family.shape)]
+        pairs = zip(lead[::-1], target.batch[::-1])
+        fits = len(lead) <= len(target.batch) and all(n in (1, m) for n, m in pairs)
+        if value.shape != chains + lead + family.shape or not fits:
+            axes = "a single chain has no axis of chains"
+            if chains:
+                axes = f"{chains[0]} chains come first"
+            raise checks.state_error(
+                f"init_params: block {block!r}",
+                f"of shape {chains + target.batch + family.shape} ({axes})",
+                value.shape,
+            )
+        result[block] = states.cast_values(block, family, value)
+    return result

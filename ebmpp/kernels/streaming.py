@@ -97,7 +97,13 @@ class Chunks:
         mcmc = self.mcmc
         keys, _ = self._start
         if saved is not None:
-            self.state, self.running = _restore((self.state, self.running), saved)
+            leaves = iter(saved)
+
+            def restore(template):
+                template = jnp.asarray(template)
+                return jnp.asarray(checkpoints.from_numbers(next(leaves), template))
+
+            self.state, self.running = jax.tree.map(restore, (self.state, self.running))
         elif mcmc.post_warmup_state is not None:
             key = keys[0] if mcmc.sampler.is_ensemble_kernel else keys
             self.state = mcmc.post_warmup_state._replace(rng_key=key)
@@ -246,16 +252,6 @@ class Chunks:
         """Return all that the chains need to continue."""
         leaves = jax.tree.leaves((self.state, self.running))
         return [np.asarray(checkpoints.as_numbers(leaf)) for leaf in leaves]
-
-
-def _restore(tree: T, numbers: Sequence[np.ndarray]) -> T:
-    """Return ``tree`` with the leaves that :meth:`Chunks.arrays` returned as ``numbers``."""
-    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
-
-    def restore(expected, saved):
-        return jnp.asarray(checkpoints.from_numbers(saved, expected))
-
-    return jax.tree.unflatten(structure, map(restore, leaves, numbers))
 
 
 def leaves_by_name(tree: PyTree, default: str) -> dict[str, PyTree]:

@@ -17,7 +17,7 @@ from ebmpp.annealing.path import Path, check_models, summed_blocks
 from ebmpp.core import Blocks, Counts, Eta, Params, checks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import is_concrete
-from ebmpp.kernels.base import InitParams, Kwargs, RowKernel, all_still, describe_still
+from ebmpp.kernels.base import InitParams, RowKernel, all_still, describe_still
 from ebmpp.moves import Move, Target, sweeps, tempering
 from ebmpp.moves.ensemble import Ensemble, Order, equalize, permute
 from ebmpp.moves.sweeps import MovesLike
@@ -190,30 +190,22 @@ class ParallelTempering(RowKernel[TemperingState]):
         hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
         return tempering.Tempered((hottest, 1.0))(target.graph, target.clamped)
 
-    def init(
-        self,
-        rng_key: Array,
-        num_warmup: int,
-        init_params: InitParams,
-        model_args: tuple,
-        model_kwargs: Kwargs,
+    def _init_all(
+        self, rng_key: Array, num_warmup: int, target: Target, init_params: InitParams
     ) -> TemperingState:
-        """Return the initial state; the betas adapt during ``num_warmup`` calls of ``sample``."""
-        target = self.target(model_args, model_kwargs, check=True)
+        """Return the initial states; the betas adapt during ``num_warmup`` steps."""
         knots = None if self.path is None else Knots.before(self.path, target.params)
-        state = self._init_all(rng_key, _along(target, knots), init_params)
+        target = _along(target, knots)
+        state = super()._init_all(rng_key, num_warmup, target, init_params)
         return state._replace(
             num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots
         )
 
-    def sample(
-        self, state: TemperingState, model_args: tuple, model_kwargs: Kwargs
-    ) -> TemperingState:
+    def _sample_all(self, state: TemperingState, target: Target) -> TemperingState:
         knots = state.knots
-        target = _along(self.target(model_args, model_kwargs, check=False), knots)
         # knots have no axis of chains
-        state = self._sample_all(state._replace(knots=None), target)
-        return state._replace(knots=knots)
+        chains = state._replace(knots=None)
+        return super()._sample_all(chains, _along(target, knots))._replace(knots=knots)
 
     def _init_one(
         self, rng_key: Array, target: Target, init_params: InitParams

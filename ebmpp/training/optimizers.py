@@ -264,7 +264,7 @@ def averaged(
     optimizer = as_transformation("averaged: optimizer", optimizer)
 
     def init(params: PyTree) -> AveragedState:
-        return AveragedState(jnp.zeros((), jnp.int32), params)
+        return AveragedState(jnp.int32(0), params)
 
     def update(
         updates: PyTree, state: PyTree, params: PyTree = None

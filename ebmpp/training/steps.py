@@ -215,7 +215,7 @@ def run_chunk(
         batch = _merged(shared, parts)
         state, metrics, _ = _step(program, key, state, numbers, first, batch)
         table = jax.tree.map(lambda row: row[None], metrics)
-        return state, table, jnp.ones((), jnp.int32)
+        return state, table, jnp.int32(1)
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
@@ -235,7 +235,7 @@ def run_chunk(
         )
         return _Carry(i + 1, carry.work + cost, state, table)
 
-    zero = jnp.zeros((), jnp.int32)
+    zero = jnp.int32(0)
     _, metrics, _ = jax.eval_shape(step_at, zero, state)
     size = len(offsets)
     table = jax.tree.map(lambda a: jnp.zeros((size, *a.shape), a.dtype), metrics)

@@ -79,9 +79,8 @@ def maximal(
     def is_pending(state):
         return ~state.accepted & state.is_valid & (state.number <= MOST_TRIALS)
 
-    shape = jax.eval_shape(p.sample, random.as_key(words))
-    none = jnp.zeros(shape.shape, shape.dtype)
-    start = _Trials(jnp.uint32(0), none, none, jnp.zeros((), bool), jnp.ones((), bool))
+    none = jnp.zeros_like(jax.eval_shape(p.sample, random.as_key(words)))
+    start = _Trials(jnp.uint32(0), none, none, jnp.bool_(False), jnp.bool_(True))
     last = lax.while_loop(is_pending, trial, start)
     return last.x, last.y, last.accepted & last.is_valid
 
