@@ -99,9 +99,10 @@ class Declaration:
         put("evaluated", frozenset(b for f in special for b in f.blocks))
         reals = (b for b in self.evaluated if self.families[b].states() is None)
         put("nonconjugate", frozenset(reals))
-        put("param_shapes", {f.name: _param_shapes(self, f) for f in self.factors})
-        can_be = (can_be_infinite(f, self.families) for f in self.factors)
-        put("has_zeros", any(can_be))
+        probed = {f.name: _probe(self, f) for f in self.factors}
+        put("param_shapes", {name: shapes for name, (shapes, _) in probed.items()})
+        can_be = [can_be_infinite(f, self.families) for f in self.factors]
+        put("has_zeros", any(can_be) or any(flag for _, flag in probed.values()))
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
         blocks = tuple(visible.items()), tuple(latent.items())
@@ -261,8 +262,8 @@ def _as_labels(
     return names
 
 
-def _param_shapes(graph: Declaration, factor: Factor) -> PyTree:
-    """Return the shapes of a factor's params after probing its energy."""
+def _probe(graph: Declaration, factor: Factor) -> tuple[PyTree, bool]:
+    """Probe a factor's energy; return the shapes of its params, and True for infinite values."""
     scope = tuple((b, graph.families[b], graph.splits.get(b)) for b in factor.blocks)
     arguments = (factor, scope, jnp.result_type(float))
     try:
@@ -277,10 +278,11 @@ def _probed(
     factor: Factor,
     scope: tuple[tuple[str, Family, SplitBlock | None], ...],
     floats: jnp.dtype,
-) -> PyTree:
+) -> tuple[PyTree, bool]:
     """Probe a factor once for all graphs with these blocks and this default dtype of floats."""
     families = {b: f for b, f, _ in scope}
     splits = {b: s for b, _, s in scope if s is not None}
+    is_infinite = False
     with sharding.eager():  # the probe looks at values, also under a trace
         try:
             params = factor.init_params(jax.random.key(0), families)
@@ -297,7 +299,8 @@ def _probed(
             np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params)
         )
         if not factor.affine:
-            check_values(factor, families, params, splits)
+            is_infinite = check_values(factor, families, params, splits)
         elif not (factor.is_always_affine and are_finite):
             probe(factor, families, params, splits)
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
+    return shapes, is_infinite

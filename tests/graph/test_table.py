@@ -283,6 +283,14 @@ def test_a_black_box_has_impossible_states_too() -> None:
     def apply(params, x):
         return jnp.where(x[:-1] * x[1:] > 0, jnp.inf, 0).sum() - params @ x
 
+    def by_logarithm(params, x):
+        return -jnp.log(1 - x[:-1] * x[1:]).sum() - params @ x
+
+    pairs = {"x": RING[:-1]}
+    other_way = Factor(
+        "x", energy=by_logarithm, init=weights, affine=False, lateral=pairs
+    )
+    assert FactorGraph({"x": Bernoulli(6)}, factors=[other_way]).has_zeros
     factor = Factor("x", energy=apply, init=weights, affine=False)
     table = Table("x", units=RING[:-1], log_weights=EXCLUSION, name="t")
     black_box = FactorGraph({"x": Bernoulli(6)}, factors=[factor])
