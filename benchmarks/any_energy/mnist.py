@@ -10,9 +10,13 @@ network in addition, whose last layer starts at 0, and both are trained by persi
 chains. Pixels given latents are proposed from the machine's conditional and the
 network's slope, and accepted or rejected.
 
+The chains start at draws of the machine, by particle systems: chains that start at
+noise or at images differ from it, and the network learns that difference first.
+
 log Z of the new model less that of the machine is small. It is estimated from below by
-annealing draws of the machine to the new model, and from above by annealing draws of
-the new model back. The gain per held-out image lies between both values.
+annealing draws of the machine to the new model, and from above by annealing these back,
+after sweeps of the new model. The gain per held-out image lies between both values, if
+the sweeps suffice.
 """
 
 import argparse
@@ -43,7 +47,6 @@ from shared import digit_images, rbm_likelihood  # noqa: E402
 CHANNELS = 32, 48
 WIDTH = 96
 CHAINS = 256
-_WARM = 300  # steps in which the chains forget their uniform start, at rate 0
 _AVERAGED = 0.2  # share of the steps whose params are averaged
 _RUNGS = 20  # between the machine and the new model
 _ROWS = 1000  # evaluated together
@@ -130,9 +133,7 @@ def optimizer(args: argparse.Namespace) -> optax.GradientTransformation:
     """Return Adam for the network, and momentum at a small rate for the machine."""
 
     def rates(rate):
-        falling = optax.linear_schedule(rate, 0.0, args.steps - _WARM)
-        still = optax.constant_schedule(0.0)
-        return optax.join_schedules([still, falling], [_WARM])
+        return optax.linear_schedule(rate, 0.0, args.steps)
 
     net = optax.chain(
         optax.scale_by_adam(b1=0.5),
@@ -149,12 +150,28 @@ def optimizer(args: argparse.Namespace) -> optax.GradientTransformation:
     return ebmpp.optimizers.averaged(both, from_step=first)
 
 
-def trained(args: argparse.Namespace, data: digit_images.Rows, start: Any) -> Any:
-    """Return the averaged params, and the acceptance of the last steps."""
+class StartedPCD(PCD):
+    """Persistent chains that start at given states."""
+
+    start: Any = None
+
+    def init_state(self, graph: Any, params: Any, *rest: Any) -> Any:
+        """Return the given states."""
+        return type(self).start
+
+
+def trained(
+    args: argparse.Namespace, data: digit_images.Rows, start: Any, draws: Any
+) -> Any:
+    """Return the averaged params, and the acceptance of the last steps.
+
+    :param draws: draws of the machine.
+    """
+    StartedPCD.start = {b: v[:CHAINS] for b, v in draws.items()}
     fit = ebmpp.fit(
         GRAPH,
         digit_images.batches(data.grey, CHAINS, args.seed + 1, data.shape),
-        estimator=PCD(num_chains=CHAINS, moves=MOVES),
+        estimator=StartedPCD(num_chains=CHAINS, moves=MOVES),
         params=start,
         optimizer=optimizer(args),
         num_steps=args.steps,
@@ -208,8 +225,32 @@ def keys_of(count: int, *numbers: int) -> jax.Array:
 free_energy = jax.jit(lambda params, v: GRAPH.free_energy(params, {"v": v}))
 
 
-def annealed(start: Any, end: Any, x: Any, is_upward: bool, seed: int) -> Difference:
-    """Anneal rows from one of both models to the other; their log-weights are log Z's."""
+class Annealed(NamedTuple):
+    """Rows at one of both models, and their log-weights."""
+
+    x: Any
+    log_weights: np.ndarray
+
+    def difference(self, sign: int) -> Difference:
+        """Return the estimate of log Z less that of the machine, or with -1 of its negative."""
+        top = self.log_weights.max()
+        w = np.exp(self.log_weights - top)
+        count = len(w)
+        value = sign * (math.log(w.mean()) + top)
+        error = w.std(ddof=1) / w.mean() / math.sqrt(count)
+        effective = w.sum() ** 2 / (w**2).sum() / count
+        return Difference(value, error, self.log_weights.std(), effective)
+
+    def resampled(self, seed: int) -> Any:
+        """Return rows of equal weight."""
+        w = np.exp(self.log_weights - self.log_weights.max())
+        rng = np.random.default_rng(seed)
+        index = rng.choice(len(w), len(w), p=w / w.sum())
+        return {b: v[index] for b, v in self.x.items()}
+
+
+def annealed(start: Any, end: Any, x: Any, is_upward: bool, seed: int) -> Annealed:
+    """Anneal rows from the machine to the new model, or back."""
     shares = np.linspace(0, 1, _RUNGS + 1)
     if not is_upward:
         shares = shares[::-1]
@@ -220,12 +261,7 @@ def annealed(start: Any, end: Any, x: Any, is_upward: bool, seed: int) -> Differ
         after = between(start, end, high)
         total += np.asarray(before - free_energy(after, x["v"]), float)
         x = sweeps(after, x, keys_of(count, seed, rung), 1)
-    top = total.max()
-    w = np.exp(total - top)
-    value = (math.log(w.mean()) + top) * (1 if is_upward else -1)
-    error = w.std(ddof=1) / w.mean() / math.sqrt(count)
-    effective = w.sum() ** 2 / (w**2).sum() / count
-    return Difference(value, error, total.std(), effective)
+    return Annealed(x, total)
 
 
 def draws_of_machine(args: argparse.Namespace, data: Any, params: Any) -> tuple:
@@ -241,25 +277,10 @@ def draws_of_machine(args: argparse.Namespace, data: Any, params: Any) -> tuple:
             cess_threshold=0.98,
             data=data.train,
         )
+    w = np.asarray(system.weights, float)
     rng = np.random.default_rng(args.seed)
-    index = rng.choice(len(system.weights), args.particles, p=_shares(system.weights))
+    index = rng.choice(len(w), len(w), p=w / w.sum())
     return {b: jnp.asarray(v)[index] for b, v in system.particles.items()}, system
-
-
-def _shares(weights: Any) -> np.ndarray:
-    w = np.asarray(weights, float)
-    return w / w.sum()
-
-
-def draws_of_model(args: argparse.Namespace, data: Any, params: Any) -> Any:
-    """Return rows after sweeps of the new model from training images."""
-    rng = np.random.default_rng(args.seed)
-    v = data.train[rng.integers(len(data.train), size=args.chains)].astype(np.float32)
-    x = {"v": jnp.asarray(v), "h": jnp.zeros((args.chains, 500))}
-    x["h"] = (
-        MACHINE.mean({b: params[b] for b in MACHINE.param_shapes}, x, "h") > 0.5
-    ) * 1.0
-    return sweeps(params, x, keys_of(args.chains, args.seed + 3), args.sweeps)
 
 
 def mean_free_energy(params: Any, rows: np.ndarray) -> float:
@@ -283,8 +304,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--machine-rate", type=float, default=0.01)
     add("--decay", type=float, default=1e-2, help="of the network, times the rate")
     add("--particles", type=int, default=2000)
-    add("--chains", type=int, default=500, help="of the new model")
-    add("--sweeps", type=int, default=500, help="of these, from training images")
+    add("--sweeps", type=int, default=100, help="of the new model, before the way back")
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     data = digit_images.read("mnist", args.data_dir, "bernoulli", 0)
@@ -299,11 +319,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     clock("machine")
     net = init(jax.random.key(args.seed))
     start = {**rbm, "net": net}
-    end, acceptance = trained(args, data, start)
+    draws, system = draws_of_machine(args, data, rbm)
+    clock("draws of the machine")
+    end, acceptance = trained(args, data, start, draws)
     clock("training")
-    x, system = draws_of_machine(args, data, rbm)
-    up = annealed(start, end, x, True, args.seed)
-    down = annealed(start, end, draws_of_model(args, data, end), False, args.seed)
+    forward = annealed(start, end, draws, True, args.seed)
+    x = forward.resampled(args.seed)
+    x = sweeps(end, x, keys_of(len(x["v"]), args.seed, _RUNGS), args.sweeps)
+    up = forward.difference(1)
+    down = annealed(start, end, x, False, args.seed + 1).difference(-1)
     clock("log Z")
     rows = {"held_out": data.held_out, "train": data.train[: len(data.held_out)]}
     still = between(start, end, 0.0)

@@ -88,9 +88,11 @@ class _Annealing:
         ladders.temperatures(self.ladder, self.num_temperatures)
         checks.flag(f"{self.name}: progress_bar", self.progress_bar)
         self.model = shifted.shift_origin(self.graph, self.params)
-        eta0 = find_reference(self.graph, self.model, key, self.data, self.reference)
-        # which both directions share
         moves = single_moves(f"{self.name}: moves", self.graph, self.moves)
+        # which both directions share
+        eta0 = find_reference(
+            self.graph, self.model, key, self.data, self.reference, moves=moves
+        )
         line = Path.line(self.graph, eta0, self.model.params)
         self.path = dataclasses.replace(line, moves=moves)
 
@@ -280,6 +282,7 @@ def reverse_ais(
     ladder: str | ArrayLike = "linear",
     data: StateLike | None = None,
     reference: Mapping[str, Array] | None = None,
+    moves: MovesLike = None,
     progress_bar: bool = False,
 ) -> LogPartition:
     """Estimate log Z from above, by annealing from draws of the model.
@@ -316,7 +319,7 @@ def reverse_ais(
     'upper'
     """
     x, num = _as_samples("reverse_ais", graph, samples, num_particles)
-    options = num, num_temperatures, ladder, data, reference, progress_bar
+    options = num, num_temperatures, ladder, data, reference, progress_bar, moves
     result = _Annealing("reverse_ais", graph, params, rng_key, *options).backward(
         rng_key, x, unbiased
     )
@@ -358,6 +361,7 @@ def bracket(
     ladder: str | ArrayLike = "linear",
     data: StateLike | None = None,
     reference: Mapping[str, Array] | None = None,
+    moves: MovesLike = None,
     progress_bar: bool = False,
 ) -> Bracket:
     """Estimate log Z from below and above by bidirectional Monte Carlo.
@@ -391,7 +395,7 @@ def bracket(
     Bracket(19.4081 +- 0 to 19.4081 +- 0, exact 19.4081)
     """
     x, num = _as_samples("bracket", graph, samples, num_particles)
-    options = num, num_temperatures, ladder, data, reference, progress_bar
+    options = num, num_temperatures, ladder, data, reference, progress_bar, moves
     run = _Annealing("bracket", graph, params, rng_key, *options)
     forward, backward = jax.random.split(rng_key)
     upper = run.backward(backward, x, unbiased, approximate=True)

@@ -63,6 +63,7 @@ from ebmpp.core import (
 from ebmpp.coupling.accumulators import blocks_of, check_function, shapes_of
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph
+from ebmpp.moves.sweeps import MovesLike
 
 #: Number of consecutive rejections that causes a warning.
 LONG_STAY = 20
@@ -257,6 +258,7 @@ def particle_expectation(
     ladder: str | ArrayLike = "adaptive",
     cess_threshold: float = 0.95,
     num_sweeps: int | None = None,
+    moves: MovesLike = None,
     max_systems: int | None = None,
     unmet: str = "raise",
     mesh: Mesh | None = None,
@@ -280,7 +282,7 @@ def particle_expectation(
     :param m: last time that counts, at least k. Each unit beyond 1 costs one system.
     :param path: None or "line", ``fit.path``, or a list of params: as for
         :func:`ebmpp.smc`, like data, ladder ("adaptive", or places), cess_threshold,
-        and num_sweeps.
+        num_sweeps and moves.
     :param max_systems: number of systems after which an unmet pair stops, more than m;
         None: no limit.
     :param unmet: treatment of stopped pairs: "raise", or "drop" them from the mean with
@@ -317,7 +319,7 @@ def particle_expectation(
     checks.optional_count("particle_expectation: max_systems", max_systems, m + 2)
     checks.choice("particle_expectation: unmet", unmet, ("raise", "drop"))
     checks.flag("particle_expectation: progress_bar", progress_bar)
-    options = Options(path, data, ladder, cess_threshold, num_sweeps)
+    options = Options(path, data, ladder, cess_threshold, num_sweeps, moves)
     outcomes = []
     with sharding.use_mesh("particle_expectation: mesh", mesh):
         params = sharding.place(params)

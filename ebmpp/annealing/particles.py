@@ -119,7 +119,7 @@ def prepare(
     pilot = partial(
         adaptive_ladder, num=num, cess_threshold=cess_threshold, measure=measure
     )
-    chains = run_pilot(graph, model, key)
+    chains = run_pilot(graph, model, key, moves)
     start = partial(reference, graph, model, key, data, pilot=chains)
     eta0 = path.eta0 if isinstance(path, Path) else start()
     path = _as_path(name, graph, eta0, model.params, path)

@@ -33,7 +33,7 @@ from ebmpp.exact.shifted import Shifted
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, initialization, tables
 from ebmpp.graph.factors import zeros
-from ebmpp.moves import Target
+from ebmpp.moves import Move, Target
 from ebmpp.moves.move import draw_chains
 
 
@@ -59,6 +59,7 @@ def reference(
     data: StateLike | None = None,
     fixed: State | None = None,
     pilot: "Pilot | None" = None,
+    moves: tuple[Move, ...] | None = None,
 ) -> Eta:
     """Return natural parameters of independent blocks; values of ``fixed`` take precedence.
 
@@ -71,13 +72,14 @@ def reference(
         then have the family's default distribution. These and ``fixed`` are not
         shifted; the result is.
     :param pilot: of :func:`run_pilot`; None to run it where it is needed.
+    :param moves: of a sweep of that pilot.
     """
     eta = model.natural(graph, _checked(graph, {} if fixed is None else fixed))
     if data is not None:
         return model.natural(graph, base_rates(graph, data)) | eta
     if eta.keys() == graph.families.keys():
         return eta
-    return center(graph, pilot or run_pilot(graph, model, key)) | eta
+    return center(graph, pilot or run_pilot(graph, model, key, moves)) | eta
 
 
 def base_rates(
@@ -108,16 +110,21 @@ class Pilot(NamedTuple):
     eta: Blocks
 
 
-def run_pilot(graph: FactorGraph, model: Shifted, key: Array) -> Pilot:
+def run_pilot(
+    graph: FactorGraph,
+    model: Shifted,
+    key: Array,
+    moves: tuple[Move, ...] | None = None,
+) -> Pilot:
     """Run the chains in whose midst a reference is."""
     keys = random.fold_in(random.fold_in(key, 4, 1), np.arange(_PILOT_CHAINS))
-    return _run_pilot(Target(graph, model.params), keys)
+    return _run_pilot(moves, Target(graph, model.params), keys)
 
 
-@jax.jit
-def _run_pilot(target: Target, keys: Array) -> Pilot:
+@partial(jax.jit, static_argnums=0)
+def _run_pilot(moves: tuple[Move, ...] | None, target: Target, keys: Array) -> Pilot:
     graph = target.graph
-    x = draw_chains(target, keys, _PILOT_SWEEPS)
+    x = draw_chains(target, keys, _PILOT_SWEEPS, moves)
 
     def natural(b):
         eta = energy.natural_rows(graph, target.params, x, [b])[b]

@@ -29,6 +29,7 @@ from ebmpp.estimators.base import (
 from ebmpp.estimators.pairs import AdaptiveLength, ChainUCD, CoupledPairs
 from ebmpp.estimators.phases import batch_log_likelihood, reference_log_partition
 from ebmpp.graph import FactorGraph
+from ebmpp.moves.sweeps import MovesLike, as_moves, single_moves
 
 # the path is refitted where a rung's 1 - CESS is so many times larger than requested
 _SLACK = 2.0
@@ -148,6 +149,8 @@ class ParticleUCD(Estimator):
         no limit, is unbiased; with a limit training stops with an error if a pair is
         unmet.
     :param posterior: settings of the pairs on the posterior, where they are needed.
+    :param moves: moves of a sweep, such as :func:`~ebmpp.moves.informed_sweep` returns;
+        default: Gibbs draws of all layers.
     :raises ArgumentError: for numbers out of range or an unknown path.
 
     **References**
@@ -177,6 +180,7 @@ class ParticleUCD(Estimator):
     max_rungs: int = 128
     max_systems: int | None = None
     posterior: CoupledPairs = ChainUCD()
+    moves: MovesLike = None
     takes_missing = True
 
     def __post_init__(self) -> None:
@@ -192,6 +196,8 @@ class ParticleUCD(Estimator):
             "ParticleUCD: posterior", self.posterior, CoupledPairs, "a UCD()"
         )
         checks.set_counts(self, "max_systems", least=self.m + 2, optional=True)
+        moves = as_moves("ParticleUCD: moves", self.moves)
+        object.__setattr__(self, "moves", moves)
 
     def init_state(
         self, graph: FactorGraph, params: Params, data: Rows, batch: int, key: Key
@@ -224,8 +230,10 @@ class ParticleUCD(Estimator):
         self, graph: FactorGraph, params: Params, state: ParticleState
     ) -> _Rungs:
         """Return the rungs up to these params."""
+        moves = single_moves("ParticleUCD: moves", graph, self.moves)
         if self.path == "line":
-            path = Path.line(graph, state.eta0, params)
+            line = Path.line(graph, state.eta0, params)
+            path = dataclasses.replace(line, moves=moves)
             return _Rungs(path, state.places, state.count)
 
         def append(a, value):
@@ -233,7 +241,8 @@ class ParticleUCD(Estimator):
 
         knots = jax.tree.map(append, state.knots, params)
         count = state.count + 1
-        path = Path(graph, state.eta0, append(state.places, 1.0), knots, count)
+        betas = append(state.places, 1.0)
+        path = Path(graph, state.eta0, betas, knots, count, moves)
         places = jnp.arange(self.max_rungs + 1, dtype=state.places.dtype)
         return _Rungs(path, places, count)
 

@@ -510,10 +510,18 @@ def gibbs_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Layer,
     return tuple(Layer(blocks) for blocks in schedule(graph, clamped))
 
 
-def draw_chains(target: Target, keys: Keys, num_sweeps: Array | int) -> Blocks:
-    """Return every block after sweeps of blocked Gibbs from initial draws, one chain per row."""
+def draw_chains(
+    target: Target,
+    keys: Keys,
+    num_sweeps: Array | int,
+    moves: Sequence[Move] | None = None,
+) -> Blocks:
+    """Return every block after sweeps from initial draws, one chain per row.
+
+    :param moves: of a sweep; by default blocked Gibbs.
+    """
     graph = target.graph
-    moves = gibbs_sweep(target.graph)
+    moves = moves or gibbs_sweep(graph)
     start = gibbs.initial_rows(graph, graph.families, random.fold_in(keys, 0))
 
     def sweep_once(i, x):

@@ -105,6 +105,31 @@ def test_pairs_and_coupled_systems_are_unbiased(name: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:the effective sample size")
+def test_annealing_moves_all_units_at_once() -> None:
+    """The pilots too take the moves, which cost two gradients in place of evaluations."""
+    case = enumerated("ordinary latents")
+    graph, params = case.graph, case.params
+    options = {
+        "rng_key": KEY,
+        "num_particles": NUM,
+        "moves": ebmpp.moves.informed_sweep(graph),
+    }
+    below = ebmpp.ais(graph, params, ladder=[0, 0.3, 1], **options)
+    above = reverse_ais(graph, params, ladder=[0, 0.3, 1], **options)
+    assert_rows_law(np.exp(below.log_weights - case.log_z), 1.0)
+    assert_rows_law(np.exp(above.log_weights + case.log_z), 1.0)
+    system = ebmpp.smc(graph, params, **options)
+    assert_law(system.log_partition, case.log_z, system.standard_error)
+    options |= {"num_particles": 20, "num_pairs": 300}
+    pairs = ebmpp.particle_expectation(graph, params, graph.statistics, **options)
+    exact = mean_statistics(case)
+    size = sum(v.size for v in exact.values())
+    for b, mean in exact.items():
+        assert_law(pairs.value[b], mean, pairs.standard_error[b], size)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_tempered_chains_keep_the_distribution(name: str) -> None:
     case = enumerated(name)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from ebmpp import CD, PCD, PTT, UCD, ParticleUCD, WeightedPCD
 from ebmpp.errors import IntractableError
+from ebmpp.moves import informed_sweep
 from helpers import assert_rows_law, nightly
 
 COPIES = 25  # of each row
@@ -21,7 +22,7 @@ BATCH = 4 * COPIES
 #: number of discarded steps, stride, and number of steps that count
 UNBIASED = (0, 1, 40)
 PERSISTENT = (20, 6, 40)
-ESTIMATORS = {
+ESTIMATORS: dict[str, Any] = {
     "CD": (CD(k=30), UNBIASED),
     "PCD": (PCD(num_chains=300), PERSISTENT),
     "PTT": (PTT(num_chains=100), PERSISTENT),
@@ -34,6 +35,10 @@ ESTIMATORS = {
         UNBIASED,
     ),
     "ParticleUCD": (ParticleUCD(num_particles=60), UNBIASED),
+    "ParticleUCD, informed": (
+        lambda graph: ParticleUCD(num_particles=60, moves=informed_sweep(graph)),
+        UNBIASED,
+    ),
 }
 BIASED = ("CD", "PCD", "PTT", "WeightedPCD")
 FAST = {("PCD", "ordinary latents")}
@@ -55,6 +60,8 @@ def rows_of(case: Enumerated) -> dict[str, jax.Array]:
 def test_mean_gradient_is_that_of_the_likelihood(kind: str, name: str) -> None:
     case = enumerated(name)
     estimator, (skip, stride, count) = ESTIMATORS[kind]
+    if kind.endswith("informed"):
+        estimator = estimator(case.graph)
     rows = rows_of(case)
     state = estimator.init_state(case.graph, case.params, rows, BATCH, key(0))
     gradients = []
