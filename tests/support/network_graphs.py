@@ -15,6 +15,8 @@ from ebmpp import Bernoulli, Bias, Bilinear, Categorical, Factor, FactorGraph, S
 Array = np.ndarray
 #: largest to smallest probability of the states of each graph, at least
 RATIO = 40.0
+#: noise of the params; more makes states so rare that few samples show them
+SCALES = {"categories": 0.8}
 
 
 def network(p: dict[str, jax.Array], *statistics: jax.Array) -> jax.Array:
@@ -105,9 +107,10 @@ class Enumerated(NamedTuple):
 
 
 @cache
-def enumerated(name: str, scale: float = 1.1) -> Enumerated:
+def enumerated(name: str) -> Enumerated:
     """Return a graph with random params and the sums over its states."""
     graph = _graphs()[name]
+    scale = SCALES.get(name, 1.1)
     generator = np.random.default_rng(4)
     started = graph.init(jax.random.key(0), scheme={"weight": "zero", "bias": "zero"})
     params = jax.tree.map(
