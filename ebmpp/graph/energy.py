@@ -48,37 +48,26 @@ Factors = Iterable[Factor] | None
 
 @full_precision
 def energy(
-    graph: Declaration, params: Params, statistics: Statistics, factors: Factors = None
+    graph: Declaration,
+    params: Params,
+    statistics: Statistics,
+    factors: Factors = None,
+    as_written: bool = False,
 ) -> Scalar:
     """Return E(t), or the sum of some factors.
 
-    At states, it has the derivatives of its multi-affine extension.
+    At states, it has the derivatives of its multi-affine extension, or those of the
+    energy ``as_written``.
     """
     total = jnp.zeros(())
     for factor in graph.factors if factors is None else factors:
         inputs = [statistics[b] for b in factor.blocks]
         scope = tuple(graph.families[b] for b in factor.blocks)
-        if factor.affine:
+        if factor.affine or as_written:
             value = factor.evaluate(params[factor.name], *inputs, families=scope)
         else:
             value = evaluation.extended(factor, scope, params[factor.name], inputs)
         total = total + value
-    return total
-
-
-@full_precision
-def written(
-    graph: Declaration,
-    params: Params,
-    statistics: Statistics,
-    factors: Iterable[Factor],
-) -> Scalar:
-    """Return the sum of some factors, with the derivatives of the energy as written."""
-    total = jnp.zeros(())
-    for factor in factors:
-        scope = tuple(graph.families[b] for b in factor.blocks)
-        inputs = (statistics[b] for b in factor.blocks)
-        total += factor.evaluate(params[factor.name], *inputs, families=scope)
     return total
 
 
@@ -132,7 +121,7 @@ def fields(graph: Declaration, params: Params, x: Rows) -> Eta:
     """
 
     def log_density_at(t):
-        return -written(graph, params, t, graph.factors)
+        return -energy(graph, params, t, as_written=True)
 
     eta = jax.vmap(jax.grad(log_density_at))(graph.statistics(x))
     return {b: eta[b] for b in x}

@@ -42,7 +42,8 @@ def local_density(
     factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
 
     def log_density_at(t: Eta, around: Eta, beta: Scalar) -> Scalar:
-        value = -energy.written(graph, target.params, {**around, **t}, factors)
+        t_all = {**around, **t}
+        value = -energy.energy(graph, target.params, t_all, factors, as_written=True)
         if target.tempering is None:
             return value
         value = beta * value
