@@ -6,8 +6,8 @@ A component has natural parameters for every unit that is proposed, given a stat
 model. Where these units do not interact, the component is the conditional given the
 other blocks; elsewhere it is the product of the conditionals of all units, each given
 all others, or its approximation by one gradient of the energy (the *informed* mixture).
-A mixture of these, at a *pool* of states, can be drawn from and evaluated, and it resembles the
-model where the pool does. The pool is data, a field of the
+A mixture of these, at a *pool* of states, can be drawn from and evaluated, and it
+resembles the model where the pool does. The pool is data, a field of the
 :class:`~ebmpp.moves.Target`, so another pool compiles nothing. Results are exact for
 any pool that is independent of the chains' own draws.
 

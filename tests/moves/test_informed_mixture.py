@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zoo
 
 import jax
 import jax.numpy as jnp
@@ -222,3 +223,34 @@ def test_weights_of_equal_densities_are_one() -> None:
     target = dataclasses.replace(target, pool=make_pool(target, move, rows))
     weight = largest_weight(target, move, rows, keys(0)[:5])
     np.testing.assert_allclose(weight, 1, rtol=1e-5)
+
+
+def test_one_proposal_from_conditionals_takes_known_words() -> None:
+    """In two layers: draws are those of Metropolis and Hastings by hand, bit by bit."""
+    graph, params = zoo.graph("rbm"), zoo.params("rbm")
+    move = mixture_sweep(graph)[0]
+    assert (move.blocks, move.marginalize, move.tries) == (("h",), ("v",), 1)
+    oracle = zoo.oracle("rbm")
+    rows, x = (oracle.draw(np.random.default_rng(n), n) for n in (5, 200))
+    target = Target(graph, params)
+    pool = make_pool(target, move, rows)
+    target = dataclasses.replace(target, pool=pool)
+    drawn, accepted = move.draw(target, x, keys(0)[:200])
+    words = random.words(keys(0)[:200], 6)
+    eta = np.asarray(pool.eta["h"])
+    proposal = graph.families["h"].sample(words[:, :3, None], eta[words[:, 3] % 5])
+
+    def log_weight(h):
+        h = np.asarray(h, float)
+        field = params["v"] + h @ np.asarray(params["v:h"]).T
+        log_target = h @ params["h"] + np.logaddexp(0, field).sum(1)
+        log_proposal = h @ eta.T - np.logaddexp(0, eta).sum(1)
+        return log_target - np.logaddexp.reduce(log_proposal, axis=1)
+
+    log_u = np.log(random.uniform(words[:, 4]))
+    accept = log_u < log_weight(proposal) - log_weight(x["h"])
+    assert 0 < accept.sum() < 200
+    np.testing.assert_array_equal(accepted, accept)
+    np.testing.assert_array_equal(
+        drawn["h"], np.where(accept[:, None], proposal, x["h"])
+    )
