@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""How much a reader of the package has to unpack per line: one thought per line.
+"""Density of the package's code: one thought per line.
 
 Size is counted in tokens of code, without comments, docstrings and layout, so that
 joining two lines gains nothing.

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Meeting times of local informed moves, and their time per gradient beside JAX by hand.
+"""Meeting times of local informed moves, and their time per gradient beside hand-written JAX.
 
     python benchmarks/speed/informed_moves.py [network] [rbm] [time]
 
@@ -195,7 +195,7 @@ def by_hand(params: Any, x: jax.Array, key: jax.Array, steps: int) -> jax.Array:
 
 
 def times() -> None:
-    """Print times per gradient, the minimum of interleaved rounds, and ratios to JAX by hand."""
+    """Print times per gradient, the minimum of interleaved rounds, and ratios to hand-written JAX."""
     for units, width, rows in ((64, 64, 100), (784, 256, 100)):
         params = random_network(units, width, width // 2, 1.0, 0)
         graph = black_box(network, units, params)

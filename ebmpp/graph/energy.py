@@ -56,7 +56,7 @@ def energy(
 ) -> Scalar:
     """Return E(t), or the sum of some factors.
 
-    At states, it has the derivatives of its multi-affine extension, or those of the
+    At states, it has the derivatives of its multi-affine extension, or the ones of the
     energy ``as_written``.
     """
     total = jnp.zeros(())

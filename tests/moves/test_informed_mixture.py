@@ -226,7 +226,7 @@ def test_weights_of_equal_densities_are_one() -> None:
 
 
 def test_one_proposal_from_conditionals_takes_known_words() -> None:
-    """In two layers: draws are those of Metropolis and Hastings by hand, bit by bit."""
+    """In two layers, draws equal a separate Metropolis-Hastings step bit by bit."""
     graph, params = zoo.graph("rbm"), zoo.params("rbm")
     move = mixture_sweep(graph)[0]
     assert (move.blocks, move.marginalize, move.tries) == (("h",), ("v",), 1)

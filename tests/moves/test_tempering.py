@@ -76,8 +76,8 @@ def test_an_ensemble_is_a_pytree_with_the_states_of_all_replicas(mixed) -> None:
     graph, params, x = mixed
     ensemble = Ensemble.at_betas(Target(graph, params), jnp.asarray(BETAS))
     leaves, structure = jax.tree.flatten(ensemble)
-    again = jax.tree.unflatten(structure, leaves)
-    assert isinstance(again, Ensemble) and again.graph == graph
+    restored = jax.tree.unflatten(structure, leaves)
+    assert isinstance(restored, Ensemble) and restored.graph == graph
     assert ensemble.shape("a") == (3, 2) and ensemble.model.shape("a") == (2,)
     np.testing.assert_array_equal(ensemble.coldest(x)["a"], x["a"][:, -1])
 

@@ -338,7 +338,7 @@ def informed_sweep(
     """Return gradient-based moves of some blocks, and draws of the other layers.
 
     Finite units that interact within their block or are in a factor with
-    ``affine=False``, or else those of the visible blocks, move by :class:`Informed`;
+    ``affine=False``, or else units of the visible blocks, move by :class:`Informed`;
     real numbers and angles without a conditional in closed form move by
     :class:`Hamiltonian` with its default settings. All others are drawn exactly.
 
