@@ -22,12 +22,6 @@ from ebmpp import PCD, UCD, Bernoulli, Bias, Factor, FactorGraph, ParticleUCD
 
 WIDTHS = 64, 32
 HELD_OUT = 300
-ESTIMATORS = {
-    "PCD": PCD(num_chains=100),
-    "PCD, informed moves": PCD(num_chains=100, moves=ebmpp.moves.informed_sweep(GRAPH)),
-    "ParticleUCD": ParticleUCD(num_particles=200),
-    "UCD": UCD(num_pairs=50),
-}
 
 
 def network(p: Any, v: jax.Array) -> jax.Array:
@@ -52,6 +46,14 @@ def init(key: jax.Array) -> Any:
 
 NET = Factor("v", energy=network, init=init, name="net", affine=False)
 GRAPH = FactorGraph({"v": Bernoulli(64)}, factors=[Bias("v"), NET])
+ESTIMATORS = {
+    "PCD": PCD(num_chains=100),
+    "PCD, informed moves": PCD(num_chains=100, moves=ebmpp.moves.informed_sweep(GRAPH)),
+    "ParticleUCD, informed moves": ParticleUCD(
+        num_particles=200, moves=ebmpp.moves.informed_sweep(GRAPH)
+    ),
+    "UCD": UCD(num_pairs=50),
+}
 
 
 def rows(seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A convolutional residual on a Boltzmann machine of 784x500 units, better than the machine.
 
-python benchmarks/any_energy/mnist.py [--machine machine.ebmpp] [--steps 6000]
+python benchmarks/any_energy/mnist.py [--machine machine.ebmpp] [--steps 10000]
 
 The machine is the recipe's of ``models/rbm.py``; it is trained, and written to
 ``--machine``, where there is none. The energy of the image gets a small convolutional
@@ -299,9 +299,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--machine", type=Path, default=Path("runs/machine.ebmpp"))
     add("--machine-steps", type=int, default=40_000)
     add("--data-dir", help="where MNIST is; default: EBMPP_DATA_DIR")
-    add("--steps", type=int, default=8000)
-    add("--rate", type=float, default=1e-3, help="of Adam, for the network")
-    add("--machine-rate", type=float, default=0.01)
+    add("--steps", type=int, default=10_000)
+    add("--rate", type=float, default=2e-3, help="of Adam, for the network")
+    add("--machine-rate", type=float, default=0.003)
     add("--decay", type=float, default=1e-2, help="of the network, times the rate")
     add("--particles", type=int, default=2000)
     add("--sweeps", type=int, default=100, help="of the new model, before the way back")
