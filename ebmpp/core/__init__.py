@@ -15,7 +15,7 @@ from ebmpp.core.groups import (
     ranks_in_groups,
     sum_by_halves,
 )
-from ebmpp.core.rows import expand, in_chunks, num_rows
+from ebmpp.core.rows import expand, in_chunks, num_rows, select
 from ebmpp.core.types import (
     BatchShape,
     Blocks,
@@ -88,6 +88,7 @@ __all__ = [
     "positions_by_group",
     "random",
     "ranks_in_groups",
+    "select",
     "sum_by_halves",
 ]
 

@@ -198,7 +198,7 @@ def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     # A signed 24-bit integer converts to float in one instruction; an unsigned word
     # does not.
     signed = (jnp.asarray(words) >> jnp.uint32(8)).astype(jnp.int32)
-    u = signed.astype(jnp.result_type(float)) * _TO_UNIT
+    u = signed.astype(float) * _TO_UNIT
     # XLA copies cheap operations into every fusion that reads them, a hash included but
     # not a square root. On a CPU the root of a square is exact. Without it a coupled
     # layer hashed five times in place of three. The square is behind the barrier: with
@@ -211,7 +211,7 @@ def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     # One bit less than `uniform`: the last midpoint of steps of 2**-24 would round to
     # 1, which maps to an infinite Gaussian draw.
     odd = 2 * (jnp.asarray(words) >> jnp.uint32(9)).astype(jnp.int32) + 1
-    return odd.astype(jnp.result_type(float)) * _TO_UNIT
+    return odd.astype(float) * _TO_UNIT
 
 
 def inverse_cdf(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers for arrays whose leading axis counts rows."""
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import TypeVar, cast
 
 from jaxtyping import PyTree
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from ebmpp.core import backend
 
 A = TypeVar("A", np.ndarray, Array)
+T = TypeVar("T")
 
 
 def num_rows(x: Mapping[str, Sized]) -> int:
@@ -30,6 +31,11 @@ def expand(x: A, target: np.ndarray | Array) -> A:
     (3, 1, 1)
     """
     return cast(A, x.reshape(x.shape + (1,) * (target.ndim - x.ndim)))
+
+
+def select(values: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+    """Return the values of these names, in their order."""
+    return {name: values[name] for name in names}
 
 
 def in_chunks(fn: Callable[..., PyTree], size: int, *rows: PyTree) -> PyTree:

@@ -143,8 +143,7 @@ def place(tree: T) -> T:
     def put(path, a):
         sharding = getattr(a, "sharding", None)
         spec = sharding.spec if isinstance(sharding, NamedSharding) else P()
-        entries = [(e,) if isinstance(e, str) else e for e in spec if e is not None]
-        axes = {axis for entry in entries for axis in entry}
+        axes = {*jax.tree.leaves(tuple(spec))}
         if missing := sorted(axes - set(mesh.axis_names)):
             raise ArgumentError(
                 f"mesh must have the axis {missing[0]!r}, over which the array "
@@ -188,9 +187,8 @@ def block_on_cpu_mesh(tree: PyTree) -> None:
     collective operations.
     """
     mesh = _concrete()
-    if mesh is None or mesh.size == 1:
-        return
-    if mesh.devices.flat[0].platform == "cpu":
+    is_shared = mesh is not None and mesh.size > 1
+    if is_shared and mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(tree)
 
 

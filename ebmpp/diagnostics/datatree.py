@@ -17,7 +17,7 @@ import xarray as xr
 
 import jax
 
-from ebmpp.core import checks
+from ebmpp.core import checks, select
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.diagnostics import naming
 from ebmpp.diagnostics.meeting import meeting_data
@@ -228,7 +228,7 @@ def _model_groups(mcmc: MCMC, samples: Samples) -> tuple[dict[str, Samples], Dim
             model, samples, *mcmc._args, batch_ndims=2, **mcmc._kwargs
         )
         values = {variable_name(name): x for name, x in jax.device_get(by_draw).items()}
-        groups["log_likelihood"] = {name: values[name] for name in observed}
+        groups["log_likelihood"] = select(values, observed)
     return groups, plates
 
 

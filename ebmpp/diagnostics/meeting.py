@@ -135,7 +135,13 @@ def tv_upper_bound(
     t = _sweeps(t, 0)
 
     def bound(index):
-        return _tv_bound(data.times[index], data.met[index], data.lag, t)
+        """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
+        times = data.times[index]
+        end = int(times.max()) + 1
+        alive = survival(times, data.met[index], np.arange(end + data.lag))
+        alive[np.isnan(alive)] = np.inf
+        (total,) = _lagged_sums(alive[None], data.lag)
+        return np.minimum(1.0, total[np.minimum(t + data.lag, end)])
 
     return _with_band(bound, data, t, num_bootstrap, level, seed)
 
@@ -173,15 +179,6 @@ def _with_band(
     }
     attrs = {"lag": data.lag, "pairs": pairs, "unmet": int((~data.met).sum())}
     return xr.Dataset(columns, {"t": t}, attrs)
-
-
-def _tv_bound(times: PairTimes, met: Met, lag: int, t: Sweeps) -> Curve:
-    """Return the sum over j >= 0 of P(tau > lag + t + j lag), at most 1."""
-    end = int(times.max()) + 1
-    alive = survival(times, met, np.arange(end + lag))
-    alive[np.isnan(alive)] = np.inf
-    (total,) = _lagged_sums(alive[None], lag)
-    return np.minimum(1.0, total[np.minimum(t + lag, end)])
 
 
 def _lagged_sums(values: Float[np.ndarray, "rows sweeps"], lag: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import BatchShape, Params, checks
+from ebmpp.core import BatchShape, Params, checks, select
 from ebmpp.errors import ParameterError
 from ebmpp.graph import FactorGraph, normalization, states
 
@@ -61,7 +61,7 @@ def flatten_axes(
         return rows.reshape(-1, *expected.shape)
 
     shapes = dict(graph.param_shapes)
-    params = {name: params[name] for name in shapes}
+    params = select(params, shapes)
     return jax.tree.map(flatten, shapes, params), jax.tree.map(axis, shapes, params)
 
 

@@ -20,7 +20,17 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp import exact
-from ebmpp.core import BatchShape, Params, PerState, Rows, State, checks, expand, random
+from ebmpp.core import (
+    BatchShape,
+    Params,
+    PerState,
+    Rows,
+    State,
+    checks,
+    expand,
+    random,
+    select,
+)
 from ebmpp.distribution import batches
 from ebmpp.distribution.layout import (
     Layout,
@@ -304,7 +314,7 @@ class EnergyDistribution(dist.Distribution):
         graph = self.graph
 
         def of_row(params, x):
-            visible = {b: x[b] for b in self.layout.names}
+            visible = select(x, self.layout.names)
             base = energy.log_base_measure(graph, visible)
             return base - energy.energy(graph, self._guard(params), graph.statistics(x))
 
@@ -410,7 +420,7 @@ class EnergyDistribution(dist.Distribution):
 
     def _moment(self, of_statistics: Callable[..., State], centred: bool) -> Array:
         """Return a moment by derivatives of log Z if values are statistics, else by a list."""
-        families = {b: self.graph.families[b] for b in self.layout.names}
+        families = select(self.graph.families, self.layout.names)
         if not all(map(is_own_statistic, families.values())):
             values = self.enumerate_support(expand=False)
             probabilities = expand(jnp.exp(self.log_probs(values)), values)

@@ -89,7 +89,7 @@ class Quantile(Length):
         checks.number("Quantile: q", self.q, above=0, below=1)
 
     def choose(self, times: MeetingTimes, averaged: bool) -> Scalar:
-        return jnp.quantile(times.astype(jnp.result_type(float)), self.q)
+        return jnp.quantile(times.astype(float), self.q)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ class TargetCost(_Target):
 
     def choose(self, times: MeetingTimes, averaged: bool) -> Array:
         """Solve L + E[max(n, T) + T] = target."""
-        times = times.astype(jnp.result_type(float))
+        times = times.astype(float)
         left = self.target - times.mean()
         if not averaged:
             return jnp.maximum(1.0, left - times.mean())
@@ -180,17 +180,16 @@ def relative_variance(
     times: MeetingTimes, length: Array, averaged: bool = True
 ) -> Scalar:
     """Return the predicted variance at k = lag = ``length`` over that of independent draws."""
-    real = jnp.result_type(float)
     states = length + 1 if averaged else jnp.ones_like(length)
-    n = states.astype(real)
-    near = jnp.clip(times - 1, 0, states - 1).astype(real)
+    n = states.astype(float)
+    near = jnp.clip(times - 1, 0, states - 1).astype(float)
     autocorrelation = near - near * (near + 1) / (2 * n)
     average = (1 + 2 * autocorrelation.mean()) / n
     excess = times - length
     # corrections of all states, and of the first ones alone
     complete = jnp.maximum(0, (excess - states) // length + 1)
-    rest = jnp.clip(excess - complete * length, 0, states).astype(real)
-    corrections = complete.astype(real) + (rest / n) ** 2
+    rest = jnp.clip(excess - complete * length, 0, states).astype(float)
+    corrections = complete.astype(float) + (rest / n) ** 2
     return average + 2 * corrections.mean()
 
 

@@ -33,6 +33,7 @@ from ebmpp.core import (
     full_precision,
     num_rows,
     random,
+    select,
     sharding,
 )
 from ebmpp.coupling.engine import Outcome, Window
@@ -177,6 +178,7 @@ def carried_chains(state: PyTree) -> Rows:
     return state if isinstance(state, dict) else {}
 
 
+@jax.jit
 def cycle_chains(chains: Rows, fresh: Rows) -> Rows:
     """Repeat chains cyclically to the number of ``fresh`` ones, or return these.
 
@@ -184,12 +186,7 @@ def cycle_chains(chains: Rows, fresh: Rows) -> Rows:
     """
     if not fresh or set(chains) != set(fresh):
         return fresh
-    return _cycle(num_rows(fresh), chains)
-
-
-@partial(jax.jit, static_argnums=0)
-def _cycle(count: int, chains: Rows) -> Rows:
-    index = jnp.arange(count) % num_rows(chains)
+    index = jnp.arange(num_rows(fresh)) % num_rows(chains)
     # sharded as fresh ones
     return sharding.rows(take_rows(chains, index))
 
@@ -222,7 +219,7 @@ def sweep_chains(
 def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
     """Make the target of the latents and missing entries given the known entries."""
     complete = {b: v for b, v in batch.rows.items() if b not in batch.known}
-    incomplete = {b: batch.rows[b] for b in batch.known}
+    incomplete = select(batch.rows, batch.known)
     clamped = Clamped(complete, incomplete, dict(batch.known), (batch.num_rows,))
     return Target(graph, params, clamped)
 
@@ -288,7 +285,7 @@ def complete_batch(
     start = sample_latents(graph, params, batch, random.fold_in(key, 0))
     target = posterior_of(graph, params, batch)
     x, _ = sweep_chains(target, start, count, random.fold_in(key, 1))
-    return batch._replace(rows={b: x[b] for b in batch.rows}, known={})
+    return batch._replace(rows=select(x, batch.rows), known={})
 
 
 def signed_gradient(
@@ -404,7 +401,7 @@ def pair_metrics(outcome: Outcome, window: Window) -> PairMetrics:
     sweeps = jnp.where(met, jnp.maximum(window.m, tau) + tau - window.lag, 0)
     # One reduction compiles two kernels for all; it is of floats because integers would
     # overflow.
-    counts = [a.astype(jnp.result_type(float)) for a in (~met, tau, sweeps, corrected)]
+    counts = [a.astype(float) for a in (~met, tau, sweeps, corrected)]
     num_unmet, tau_sum, sweep_sum, num_corrected = jnp.stack(counts).sum(1)
     num_met = jnp.maximum(len(met) - num_unmet, 1)
     return PairMetrics(

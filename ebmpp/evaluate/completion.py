@@ -15,7 +15,16 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Numbers, Params, checks, compiled, expand, random
+from ebmpp.core import (
+    Blocks,
+    Numbers,
+    Params,
+    checks,
+    compiled,
+    expand,
+    random,
+    select,
+)
 from ebmpp.core.statistics import standard_error
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Target, gibbs_sweep, search
@@ -156,7 +165,7 @@ class Runs:
         chunks = []
         for target, x, keys, count in self._chunks():
             x, mean, trace = _sample(target, num_samples, x, keys, num_warmup)
-            draws = {b: x[b] for b in target.free}
+            draws = select(x, target.free)
             chunk = {"draws": draws, "mean": mean, "trace": trace.T}
             if find_modes:
                 # a family without a mode
@@ -301,4 +310,4 @@ def _sample(
 @compiled
 def _search(target: Target, x: Blocks, keys: Array) -> dict[str, PyTree]:
     result = search.local_modes(target, x, random.fold_in(keys, 2))
-    return {"modes": {b: result.x[b] for b in target.free}, "value": result.value}
+    return {"modes": select(result.x, target.free), "value": result.value}

@@ -28,6 +28,7 @@ from ebmpp.core import (
     full_precision,
     num_rows,
     random,
+    select,
 )
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
@@ -279,7 +280,7 @@ def _weighted_bound(
     summed = enumeration.largest_independent(graph, graph.latent)
     _, eta = energy.mean_field(graph, params, visible, passes)
     eta = {b: eta[b] for b in graph.latent if b not in summed}
-    families = {b: graph.families[b] for b in eta}
+    families = select(graph.families, eta)
 
     def log_weight(index):
         words = random.words(random.fold_in(key, index), num_words(families))

@@ -21,7 +21,17 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Keys, Params, RowMask, backend, checks, random, sharding
+from ebmpp.core import (
+    Blocks,
+    Keys,
+    Params,
+    RowMask,
+    backend,
+    checks,
+    random,
+    select,
+    sharding,
+)
 from ebmpp.errors import IntractableError, UnmetError
 from ebmpp.exact import coupling_from_the_past as clusters, enumeration
 from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past, slopes
@@ -80,7 +90,7 @@ def _enumerated_rows(target: Target, keys: Keys, *_: int) -> tuple[Blocks, RowMa
         x |= Layer(summed).draw(target, x, random.fold_in(keys, 2))[0]
     table = energy.with_infinities(graph, table)
     is_valid = jnp.isfinite(table).any() & (table < jnp.inf).all()
-    return {b: x[b] for b in graph.families}, is_valid & jnp.ones(len(keys), bool)
+    return select(x, graph.families), is_valid & jnp.ones(len(keys), bool)
 
 
 def _check_ordered(graph: FactorGraph) -> None:

@@ -28,6 +28,7 @@ from ebmpp.core import (
     checks,
     is_concrete,
     num_rows,
+    select,
     sharding,
 )
 from ebmpp.errors import DomainError
@@ -107,7 +108,7 @@ def _cumulants(graph: FactorGraph, params: Params, order: int) -> Blocks:
     plan = enumeration.make_plan(graph)
     result = _derivatives(_with_sources(graph), params, plan, order)
     result = _checked(result, params, plan)
-    return {b: result[b] for b in graph.families}  # jit sorts a dict
+    return select(result, graph.families)  # jit sorts a dict
 
 
 @partial(jax.jit, static_argnames=("graph", "plan"))
@@ -324,4 +325,4 @@ def probabilities(
     plan = Plan(tuple(graph.families))
     enumeration.refuse_many(graph, plan, enumeration.MOST_LISTED)
     listed, probs = _table(graph, params, plan)
-    return {b: listed[b] for b in graph.families}, _checked(probs, params, plan)
+    return select(listed, graph.families), _checked(probs, params, plan)

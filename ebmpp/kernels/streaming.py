@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import checkpoints, checks
+from ebmpp.core import checkpoints, checks, select
 from ebmpp.kernels.base import InitParams, Run, is_batched
 
 T = TypeVar("T", bound=PyTree)
@@ -177,8 +177,7 @@ class Chunks:
         """Return what is kept of a draw, by group."""
         sites = leaves_by_name(draw, self._kernel.sample_field)
         if not isinstance(self.keep, bool):
-            names = checks.names("site", self.keep, sites)
-            sites = {name: sites[name] for name in names}
+            sites = select(sites, checks.names("site", self.keep, sites))
         return {"posterior": sites, "sample_stats": leaves_by_name(fields, "field")}
 
     def _field(self, state: PyTree, name: str) -> PyTree:

@@ -29,9 +29,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays
+from ebmpp.core import SiteArrays, select
 from ebmpp.distribution.tractability import base_of
-from ebmpp.traced.block import Call, SiteValues, select
+from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.model_block import ModelKernel
 from ebmpp.traced.sweep.kinds import is_continuous
 

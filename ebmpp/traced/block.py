@@ -21,7 +21,7 @@ which parallel tempering would not allow.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import itertools
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -36,7 +36,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import SiteArrays, checks, random
+from ebmpp.core import SiteArrays, checks, random, select
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Kwargs, all_still, describe_still, is_batched, track
 from ebmpp.moves.couplings import where_rows
@@ -285,11 +285,6 @@ class Block(SiteKernel):
         if degenerate:
             text += f", {degenerate} draws kept a value with a degenerate conditional"
         return text + describe_still(state, state.i)
-
-
-def select(values: SiteValues, names: Iterable[str]) -> SiteArrays:
-    """Return the values of these names."""
-    return {name: values[name] for name in names}
 
 
 def initial_values(rng_key: Array, init_params: Mapping[str, ArrayLike]) -> SiteArrays:

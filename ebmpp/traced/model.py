@@ -22,7 +22,7 @@ import jax
 from jax import Array, core
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks
+from ebmpp.core import Numbers, checks, select
 from ebmpp.dependence.program import Program, SlotValues
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import (
@@ -34,7 +34,7 @@ from ebmpp.distribution.tractability import (
 from ebmpp.errors import StateError
 from ebmpp.families.values import is_concrete
 from ebmpp.traced import contents
-from ebmpp.traced.block import Call, SiteValues, select
+from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.data import (
     ArrayData,
     Trace,

@@ -18,7 +18,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays, checks, random
+from ebmpp.core import SiteArrays, checks, random, select
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.kernels.base import InitParams, Kwargs
@@ -31,7 +31,6 @@ from ebmpp.traced.block import (
     Call,
     Coupled,
     SiteValues,
-    select,
 )
 from ebmpp.traced.data import values_in, with_deterministic
 from ebmpp.traced.model import Inputs, ModelInfo

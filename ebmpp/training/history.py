@@ -101,14 +101,6 @@ class Metrics:
         rows = tuple(jnp.stack([metrics[name] for name in group]) for group in names)
         return cls(rows, names)
 
-    def columns(self, count: int) -> dict[str, np.ndarray]:
-        """Return the first ``count`` rows as columns by name, of tables on the host."""
-        columns = {}
-        for names, table in zip(self.names, self.tables, strict=True):
-            for i, name in enumerate(names):
-                columns[name] = np.asarray(table[:count, i])
-        return columns
-
 
 class _Pending(NamedTuple):
     """The first ``count`` rows of metrics on the device, and scalars that are equal in all."""
@@ -119,8 +111,10 @@ class _Pending(NamedTuple):
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the rows as columns by name, of values on the host."""
-        scalars = {n: np.full(self.count, v) for n, v in self.scalars.items()}
-        return self.metrics.columns(self.count) | scalars
+        columns: dict[str, np.ndarray] = {}
+        for names, table in zip(self.metrics.names, self.metrics.tables, strict=True):
+            columns |= zip(names, np.asarray(table)[: self.count].T)
+        return columns | {n: np.full(self.count, v) for n, v in self.scalars.items()}
 
 
 class MetricTable:

@@ -19,7 +19,17 @@ import jax.numpy as jnp
 
 from ebmpp import exact
 from ebmpp.annealing import ais
-from ebmpp.core import Key, Params, Rows, Scalar, State, StateLike, checks, random
+from ebmpp.core import (
+    Key,
+    Params,
+    Rows,
+    Scalar,
+    State,
+    StateLike,
+    checks,
+    random,
+    select,
+)
 from ebmpp.errors import IntractableError
 from ebmpp.estimators import ParticleUCD, certificate, phases
 from ebmpp.estimators.base import Batch, Estimator, shapes
@@ -266,7 +276,7 @@ def reconstruction(graph: FactorGraph, rows: StateLike, *, rng_key: Array) -> Mo
 def _reconstruction(graph: FactorGraph, params: Params, rows: Rows, key: Key) -> Array:
     x = phases.sample_latents(graph, params, Batch.uniform(rows), key)
 
-    visible = {b: x[b] for b in graph.visible}
+    visible = select(x, graph.visible)
     errors = []
     for b, t in graph.statistics(visible).items():
         eta = energy.natural_rows(graph, params, x, [b])[b]

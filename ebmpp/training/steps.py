@@ -283,7 +283,7 @@ def _step(
     return (
         TrainState(update.params, update.optimizer, estimate.state, update.ok),
         Metrics.stack(metrics),
-        cost.astype(jnp.result_type(float)),
+        cost.astype(float),
     )
 
 

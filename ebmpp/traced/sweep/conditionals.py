@@ -16,10 +16,10 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Numbers, SiteArrays, random
+from ebmpp.core import Numbers, SiteArrays, random, select
 from ebmpp.dependence.program import SlotValues
 from ebmpp.families import Categorical
-from ebmpp.traced.block import Coupled, SiteValues, select
+from ebmpp.traced.block import Coupled, SiteValues
 from ebmpp.traced.model import DrawnSites, Inputs
 from ebmpp.traced.sweep.posterior import ModelDensity
 

@@ -15,13 +15,13 @@ from numpyro.infer.util import log_density
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import expand
+from ebmpp.core import expand, select
 from ebmpp.dependence.program import SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.errors import IntractableError
-from ebmpp.traced.block import SiteValues, select
+from ebmpp.traced.block import SiteValues
 from ebmpp.traced.data import ArrayData, Message, element_of, values_in
 from ebmpp.traced.model import Inputs, ModelInfo
 
@@ -208,7 +208,7 @@ def _values_of_energy(
     name: str, prior: EnergyDistribution, shape: tuple[int, ...]
 ) -> ValueTable:
     """Raise an IntractableError for blocks of infinitely many values."""
-    families = {b: prior.graph.families[b] for b in prior.layout.names}
+    families = select(prior.graph.families, prior.layout.names)
     states = {}
     for b, family in families.items():
         values = family.states()

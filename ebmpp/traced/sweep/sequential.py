@@ -111,7 +111,7 @@ class Sequential(Conditionals):
         values = program.constants | fixed
         for name, (start, _) in self.spans.items():
             slot = program.sites[name]
-            values[slot] = sites[name].astype(jnp.result_type(float))
+            values[slot] = sites[name].astype(float)
             shares.ordered[slot] = (start, jnp.ones_like(values[slot]))
         for eqn in self.before:
             operands = [values[i] for i in eqn.inputs]
@@ -144,7 +144,7 @@ class Sequential(Conditionals):
         def moved(k):
             flat = value.ravel().at[place].set(table[k])
             new = flat.reshape(value.shape)
-            change = (table[k] - present).astype(jnp.result_type(float))
+            change = (table[k] - present).astype(float)
             sums = {slot: v + change * share[slot] for slot, v in state.sums.items()}
             return {**state.sites, name: new}, sums
 

@@ -12,12 +12,12 @@ from numpyro.distributions.distribution import validation_enabled
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays
+from ebmpp.core import SiteArrays, select
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.forests import forest_layers
-from ebmpp.traced.block import Coupled, select
+from ebmpp.traced.block import Coupled
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals

@@ -170,7 +170,7 @@ class EstimatorDiagnosis(Observer):
             if message is None and number == last and has_chains:
                 key = random.fold_in(self.key, number, 2)
                 message = stage.estimator.diagnose_chains(
-                    self.guard.graph, state.params, sample.rows, history, key
+                    graph, state.params, sample.rows, history, key
                 )
             if message is not None:
                 text = f"fit: steps {first} to {stop - 1}: {message}"

@@ -37,7 +37,7 @@ class Guard(Observer):
 
     def at(self, step: int, state: TrainState, is_last: bool) -> None:
         is_due = step % _CHECK_EVERY == 1
-        if is_last or (is_due and not bool(backend.wait(state.ok))):
+        if is_last or (is_due and not backend.wait(state.ok)):
             self.check(step, state)
 
     def check(self, done: int, state: TrainState) -> None:
@@ -46,7 +46,7 @@ class Guard(Observer):
         :param done: number of steps done.
         """
         failed = None
-        if not bool(backend.wait(state.ok)):  # at the first step that was not finite
+        if not backend.wait(state.ok):  # at the first step that was not finite
             failed = int(np.flatnonzero(~self.log.steps.columns()["ok"])[0])
         step = done if failed is None else failed
         try:
