@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.stages import Lowered
 from jax.typing import ArrayLike
 
-from ebmpp.core import VERSION, archive, checks
+from ebmpp.core import VERSION, archive, checks, random
 from ebmpp.core.types import Numbers
 from ebmpp.errors import CheckpointError
 
@@ -208,11 +208,11 @@ class Checkpoints:
                     "directory."
                 ) from None
             except OSError as error:
-                message = (
+                warnings.warn(
                     f"{self.directory} is on a disk without locks ({error}): do not "
-                    "use it for two runs"
+                    "use it for two runs",
+                    stacklevel=5,
                 )
-                warnings.warn(message, stacklevel=5)
             os.ftruncate(handle, 0)
             os.pwrite(
                 handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
@@ -283,18 +283,14 @@ def code(lowered: Lowered) -> str:
     return lowered.as_text().partition("\n")[2]
 
 
-def _is_key(leaf: ArrayLike) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-
-
 def as_numbers(leaf: ArrayLike) -> ArrayLike:
     """Return a leaf of a state as numbers, a jax key as its words."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    return jax.random.key_data(leaf) if random.is_typed(leaf) else leaf
 
 
 def from_numbers(numbers: Numbers, template: ArrayLike) -> Numbers:
     """Invert :func:`as_numbers` for a leaf like ``template``."""
-    if not _is_key(template):
+    if not random.is_typed(template):
         return numbers
     return jax.random.wrap_key_data(
         jnp.asarray(numbers), impl=jax.random.key_impl(template)

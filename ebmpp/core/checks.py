@@ -27,6 +27,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
+from ebmpp.core import random
 from ebmpp.core.compile import is_traced
 from ebmpp.errors import ArgumentError, DeclarationError, ParameterError, StateError
 
@@ -183,7 +184,7 @@ def key(name: str, value: object) -> Array:
     """Return one jax key, typed or legacy; raise ArgumentError for seeds or several keys."""
     hint = ""
     if isinstance(value, Array | np.ndarray):
-        is_typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        is_typed = random.is_typed(value)
         is_legacy = value.dtype == np.uint32 and value.shape[-1:] in ((2,), (4,))
         is_key = is_typed or is_legacy
         axes = value.shape if is_typed else value.shape[:-1]

@@ -98,9 +98,14 @@ def _rounds(
     return x0, x1
 
 
+def is_typed(key: Any) -> bool:
+    """Return True for typed keys of jax, and False for legacy ones."""
+    return jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+
+
 def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair:
     """Return the key pair of a jax key, typed or legacy, of any implementation."""
-    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+    if is_typed(rng_key):
         rng_key = jax.random.key_data(rng_key)
     key = rng_key[..., :2] if rng_key.shape[-1] > 2 else rng_key
     # longer keys (rbg has four words) are hashed
@@ -124,7 +129,7 @@ def fold_in(
     Few keys with known values are hashed on the host. Keys in a numpy array give a
     numpy array. Typed jax keys are converted by ``key_pair``.
     """
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if is_typed(key):
         key = key_pair(jnp.asarray(key))
     if all(map(_is_small, (key, first, second))):
         return _folded_on_host(key, first, second)
@@ -204,6 +209,13 @@ def uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:
     # layer hashed five times in place of three. The square is behind the barrier: with
     # a factor there, jaxlib 0.12 does not finish some compilations.
     return u if backend.accelerated() else lax.sqrt(lax.optimization_barrier(u * u))
+
+
+def uniforms(
+    key: UInt32[Numbers, "*rows 2"], count: int
+) -> Float[Array, "*rows {count}"]:
+    """Return ``count`` uniforms per row, of its random words."""
+    return uniform(words(key, count))
 
 
 def open_uniform(words: UInt32[Numbers, "*words"]) -> Float[Array, "*words"]:

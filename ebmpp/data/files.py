@@ -118,9 +118,12 @@ class _Limited(io.RawIOBase):
         buffer[: len(data)] = data
         size = self.file.tell()
         if size > self.most:
-            limit = f"at most {self.most} bytes"
-            hint = "Unpack it to a file."
-            raise checks.error(str(self.path), limit, size, hint=hint)
+            raise checks.error(
+                str(self.path),
+                f"at most {self.most} bytes",
+                size,
+                hint="Unpack it to a file.",
+            )
         return len(data)
 
 

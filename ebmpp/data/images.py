@@ -77,8 +77,14 @@ def mnist(
     ...     ebmpp.data.mnist(folder).shape
     (1, 784)
     """
-    source = "from http://yann.lecun.com/exdb/mnist or a copy of it"
-    return _images("mnist", directory, (".", "mnist"), source, split, labels)
+    return _images(
+        "mnist",
+        directory,
+        (".", "mnist"),
+        "from http://yann.lecun.com/exdb/mnist or a copy of it",
+        split,
+        labels,
+    )
 
 
 @overload
@@ -121,8 +127,9 @@ def _images(
     prefix = _PREFIX[checks.choice(f"{reader}: split", split, _PREFIX)]
 
     def find(suffix):
-        name = f"{prefix}-{suffix}"
-        return files.find(reader, directory, name, folders, source, ".gz")
+        return files.find(
+            reader, directory, f"{prefix}-{suffix}", folders, source, ".gz"
+        )
 
     images = _bytes(find("images-idx3-ubyte"), (None, _SIDE, _SIDE))
     pixels = images.reshape(len(images), _SIDE**2).astype(np.float32) / 255
@@ -131,8 +138,9 @@ def _images(
     path = find("labels-idx1-ubyte")
     classes = _bytes(path, (len(images),)).astype(np.int32)
     if not (classes < _CLASSES).all():
-        expected = f"labels from 0 to {_CLASSES - 1}"
-        raise checks.error(str(path), expected, classes, hint=_OTHER_FILES)
+        raise checks.error(
+            str(path), f"labels from 0 to {_CLASSES - 1}", classes, hint=_OTHER_FILES
+        )
     return pixels, classes
 
 

@@ -137,10 +137,11 @@ def _permuted(
     numbers = {axis % len(shape) for axis in axes.tolist() if is_axis.all()}
     is_used = {shape[axis] for axis in numbers} == {size} and len(values) == draws
     if not is_used or len(numbers) < len(axes):
-        expected = (
-            f"different axes of {size} components in the shape {shape} of {draws} draws"
+        raise checks.error(
+            f"relabel: sites[{name!r}]",
+            f"different axes of {size} components in the shape {shape} of {draws} draws",
+            axis_numbers,
         )
-        raise checks.error(f"relabel: sites[{name!r}]", expected, axis_numbers)
     for axis in numbers:
         order = permutations.reshape(draws, *np.where(places == axis, size, 1))
         values = np.take_along_axis(values, order, 1 + axis)

@@ -101,8 +101,8 @@ def warn_still(kinds: Mapping[T, str], noun: str, stacklevel: int) -> None:
             listed = ", ".join(names[:3])
             if len(names) > 3:
                 listed += ", ..."
-            text = (
+            warnings.warn(
                 f"{len(names)} of {len(kinds)} {noun} have no effective sample size "
-                f"({listed}): {words}"
+                f"({listed}): {words}",
+                stacklevel=stacklevel + 1,
             )
-            warnings.warn(text, stacklevel=stacklevel + 1)

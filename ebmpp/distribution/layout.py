@@ -97,8 +97,11 @@ class Layout:
             index = index[index % 1 == 0].astype(int).tolist()
             size = graph.families[b].size
             if len(index) != size:
-                expected = f"{size} whole numbers, one per unit, or a mask of {size}"
-                raise checks.state_error(name, expected, place)
+                raise checks.state_error(
+                    name,
+                    f"{size} whole numbers, one per unit, or a mask of {size}",
+                    place,
+                )
             indices += index
         blocks = tuple((b, graph.families[b].shape) for b in places)
         return cls(tuple(shape), blocks, tuple(indices))

@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 import dataclasses
-from functools import partial
 from typing import NamedTuple
 
 from jaxtyping import PyTree
@@ -447,22 +446,14 @@ class ChainUCD(CoupledPairs):
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)
         past = AdaptiveLength(state.negative, state.seen)
         run_key = random.fold_in(key, 1)
-        run = partial(
-            self.run_phase,
-            target,
-            moves=moves,
-            weights=weights,
-            past=past,
-            key=run_key,
-        )
-        if move is None:
-            return run(start)
-        start_keys = phases.row_keys(random.fold_in(key, 8), pairs)
-        largest = mixture.largest_weight(target, move, start, start_keys)
         follower = None
-        if move.is_informed(graph):
-            start, follower = _opposite_starts(target, start, start_keys)
-        phase = run(start, follower=follower)
+        largest = None
+        if move is not None:
+            start_keys = phases.row_keys(random.fold_in(key, 8), pairs)
+            largest = mixture.largest_weight(target, move, start, start_keys)
+            if move.is_informed(graph):
+                start, follower = _opposite_starts(target, start, start_keys)
+        phase = self.run_phase(target, start, moves, weights, past, run_key, follower)
         assert phase.metrics is not None  # pairs have run
         metrics = dataclasses.replace(phase.metrics, largest_weight=largest)
         return phase._replace(metrics=metrics)

@@ -425,8 +425,7 @@ def init_pool(
     """Choose random rows of the data, cyclically if too few, and draw their latents."""
     count = num_rows(data)
     order = jnp.argsort(random.words(random.fold_in(key, 3), count))
-    index = order[jnp.arange(size) % count]
-    rows = take_rows(data, index)
+    rows = take_rows(data, order[jnp.arange(size) % count])
     return complete_rows(Target(graph, params), rows, random.fold_in(key, 4))
 
 

@@ -262,8 +262,7 @@ def sweep_and_swap(
     """
     num_models = next(iter(x.values())).shape[1]
     first = len(path.betas) - num_models
-    words = random.words(random.fold_in(keys, 0, 1), num_models - 1)
-    log_u = jnp.log(random.uniform(words))
+    log_u = jnp.log(random.uniforms(random.fold_in(keys, 0, 1), num_models - 1))
 
     def climb_once(i, carry):
         low = path.at((first + i).astype(log_u.dtype))

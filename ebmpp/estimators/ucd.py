@@ -188,8 +188,7 @@ class UCD(CoupledPairs):
     def choose(self, graph: FactorGraph, history: Columns) -> Choice:
         if self.method != "auto" or self.coupling is not None:
             return Choice(self)
-        is_complete = "posterior_sweeps" not in history
-        possible = _possible_methods(graph, is_complete)
+        possible = _possible_methods(graph, "posterior_sweeps" not in history)
         past = _Past.read(graph, history)
         method, until = past.next_method(possible)
         record = {"method": METHODS.index(method)}

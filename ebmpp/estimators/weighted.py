@@ -150,8 +150,7 @@ class WeightedPCD(phases.BiasedEstimator):
             variance = _first_variance(watchers)
         # a step may be given the params' own memory
         copies = jax.tree.map(jnp.array, params)
-        rest = jnp.int32(0)
-        return WeightedState(eta0, copies, chains, watchers, variance, rest)
+        return WeightedState(eta0, copies, chains, watchers, variance, jnp.int32(0))
 
     def adopt(self, before: PyTree, fresh: WeightedState) -> WeightedState:
         """Continue the weighted chains of another WeightedPCD of the same shapes."""

@@ -129,7 +129,7 @@ def pseudo_rows(
     total = sum(f.size for f in graph.visible.values())
     units = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
     if num_units is not None:
-        u = random.uniform(random.words(keys, num_units))
+        u = random.uniforms(keys, num_units)
         units = (u * total).astype(jnp.int32)
     if graph.latent:  # one unit of every row at a time
         score = jax.vmap(partial(_one_unit, graph, params))

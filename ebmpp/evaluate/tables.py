@@ -72,8 +72,9 @@ class Column:
         x = self.levels.categories.get_indexer(cells.astype(object))
         wrong = list(cells[known & (x < 0)])
         if wrong:
-            expected = f"of the categories {list(self.levels.categories)}"
-            raise checks.state_error(name, expected, wrong[:1])
+            raise checks.state_error(
+                name, f"of the categories {list(self.levels.categories)}", wrong[:1]
+            )
         return np.where(known, x, np.nan)
 
     def decode(self, x: np.ndarray) -> "pd.Series":
@@ -118,8 +119,9 @@ class TableModel:
         _check_frame("df", df)
         absent = [column.name for column in self.columns if column.name not in df]
         if absent:
-            expected = f"a frame with the columns {absent}"
-            raise checks.state_error("df", expected, list(df))
+            raise checks.state_error(
+                "df", f"a frame with the columns {absent}", list(df)
+            )
         units: dict[str, list[np.ndarray]] = {}
         for column in self.columns:
             units.setdefault(column.block, []).append(column.encode(df[column.name]))

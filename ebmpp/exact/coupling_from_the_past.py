@@ -141,8 +141,7 @@ def draw_by_bonds(
 
     def sweep(time, opened):
         """Redraw each bond given all others, in both chains by the same uniforms."""
-        words = random.words(random.fold_in(keys, time), num_bonds)
-        u = jnp.tile(random.uniform(words).T, 2)
+        u = jnp.tile(random.uniforms(random.fold_in(keys, time), num_bonds).T, 2)
 
         def redraw(e, opened):
             without = opened.at[e].set(False)
@@ -169,8 +168,8 @@ def draw_by_bonds(
     start = jnp.broadcast_to(jnp.arange(2 * rows) >= rows, (num_bonds, 2 * rows))
     opened = couple_from_the_past(sweep, met, start, max_sweeps, is_monotone)
     label = components(neighbours, opened[:, :rows])
-    words = random.words(random.fold_in(keys, 0), size + 1)  # times before 0 begin at 1
-    coin = random.uniform(words).T < 0.5
+    # times before 0 begin at 1
+    coin = random.uniforms(random.fold_in(keys, 0), size + 1).T < 0.5
     spin = jnp.where(jnp.take_along_axis(coin, label, 0), 1.0, -1.0)
     spin = jnp.where(label == label[size], bonds.up, spin)
     return _to_blocks(graph, spin[:size].T), met(opened) & is_monotone

@@ -23,7 +23,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
-from ebmpp.core import Blocks, State, checks, is_concrete, sharding
+from ebmpp.core import Blocks, State, checks, is_concrete, random, sharding
 from ebmpp.errors import ParameterError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, states
@@ -258,8 +258,7 @@ def is_batched(rng_key: Array) -> bool:
     """Return True for an array of keys, typed ``(C,)`` or legacy ``(C, 2)``."""
     if not isinstance(rng_key, Array | np.ndarray):
         checks.key("rng_key", rng_key)
-    typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    return rng_key.ndim > (0 if typed else 1)
+    return rng_key.ndim > (0 if random.is_typed(rng_key) else 1)
 
 
 def over_chains(fn: Callable[..., S], rng_key: Array) -> Callable[..., S]:

@@ -172,8 +172,11 @@ class LongRun:
         }
         for name, value in lengths.items():
             if value % thinning != 0:
-                expected = f"a multiple of MCMC's thinning {thinning}"
-                raise checks.error(f"LongRun: {name}", expected, value)
+                raise checks.error(
+                    f"LongRun: {name}",
+                    f"a multiple of MCMC's thinning {thinning}",
+                    value,
+                )
 
     def run(
         self,

@@ -185,8 +185,11 @@ class Chunks:
             return nested_attrgetter(name)(state)
         except (KeyError, IndexError, TypeError):
             fields = list(getattr(state, "_fields", ()))
-            expected = f"among the fields of the state, {fields}"
-            raise checks.error("LongRun: extra_fields", expected, name) from None
+            raise checks.error(
+                "LongRun: extra_fields",
+                f"among the fields of the state, {fields}",
+                name,
+            ) from None
 
     def _map(self, fn: Run, jit: Callable[..., Run] = identity) -> Run:
         """Map a function of one chain over all of them, as ``MCMC.run`` does."""

@@ -242,8 +242,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         is_over = (state.i == state.num_warmup >> jnp.arange(31)).any()
         betas = state.betas
         if self.path is None and self.betas == "auto":
-            adapted = equalize(betas, state.rejection)
-            betas = jnp.where(is_over, adapted, betas)
+            betas = jnp.where(is_over, equalize(betas, state.rejection), betas)
         return state._replace(
             betas=betas,
             rejection=jnp.where(is_over, 0, state.rejection),

@@ -149,23 +149,25 @@ def _log_z_table(
     for name, side in {**lower, "reverse (upper)": result.upper}.items():
         low, high = side.interval()
         bound = "yes" if side.unbiased else "not guaranteed: approximate draws"
-        row = {
-            "log Z": name,
-            "value": side.log_partition,
-            "standard error": side.standard_error,
-            "95 % from": low,
-            "to": high,
-            "effective particles": side.effective_sample_size,
-            "particles": len(side.log_weights),
-            "a bound on average": bound,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "log Z": name,
+                "value": side.log_partition,
+                "standard error": side.standard_error,
+                "95 % from": low,
+                "to": high,
+                "effective particles": side.effective_sample_size,
+                "particles": len(side.log_weights),
+                "a bound on average": bound,
+            }
+        )
     low, high = result.interval()
-    caption = (
+    section.table(
+        "log_partition",
+        rows,
         f"Likelihoods use {low:.6g} to {high:.6g} (95 %); the estimates differ by "
-        f"{result.gap:.3g} +- {result.standard_error:.2g}."
+        f"{result.gap:.3g} +- {result.standard_error:.2g}.",
     )
-    section.table("log_partition", rows, caption)
 
 
 def _describe(row: "pd.Series") -> str:

@@ -52,16 +52,18 @@ def meeting_times(section: Section, subject: Subject) -> None:
             f", after {np.median(times[met]):.0f} in the median and at most "
             f"{times[met].max():.0f}"
         )
-    if unmet:
-        result += f"; {unmet} did not meet"
     section.fact(f"Mixing from noise: {result}.")
-    failed = f"{unmet} of {budget.pairs} coupled pairs did not meet in {budget.max_sweeps} sweeps"
-    section.judge(not unmet, failed if unmet else "coupled chains from noise meet")
     section.text(result + ".")
+    words = "coupled chains from noise meet"
     if unmet:
+        words = (
+            f"{unmet} of {budget.pairs} coupled pairs did not meet in "
+            f"{budget.max_sweeps} sweeps"
+        )
         section.note(
             f"{unmet} of {budget.pairs} pairs had not met: chains below may depend on their start."
         )
+    section.judge(not unmet, words)
     lag = int(max(1, min(np.quantile(times, _LAG_QUANTILE), budget.max_sweeps // 4)))
     lagged = None if pilot is None else _pairs(subject, lag)
     figure, panels = grid(1 if lagged is None else 2, (4.4, 3.2))
@@ -115,11 +117,12 @@ def _bound_table(section: Section, estimate: UnbiasedEstimate) -> None:
         below = np.flatnonzero(bound["bound"].values <= level)
         sweeps = str(int(bound["t"][below[0]])) if len(below) else "more than were run"
         rows.append({"total variation at most": level, "after sweeps": sweeps})
-    caption = (
+    section.table(
+        "tv_bound",
+        rows,
         f"From {len(estimate.met)} pairs at lag {estimate.lag}, {estimate.num_unmet} "
-        "of them unmet."
+        "of them unmet.",
     )
-    section.table("tv_bound", rows, caption)
 
 
 def _means_table(
@@ -127,22 +130,25 @@ def _means_table(
 ) -> None:
     """Compare unbiased means of the blocks with means over chains."""
     if estimate.num_unmet:
-        reason = f"{estimate.num_unmet} pairs did not meet, and means without them are biased."
-        section.missing("unbiased means", reason)
+        section.missing(
+            "unbiased means",
+            f"{estimate.num_unmet} pairs did not meet, and means without them are biased.",
+        )
         return
     rows = []
     for b in subject.graph.families:
-        is_visible = b in subject.graph.visible
-        row = {
-            "block": b,
-            "unbiased mean": float(estimate.value[b]),
-            "standard error": float(estimate.standard_error[b]),
-            "Gibbs chains": float(subject.gibbs.draws[b].mean()),
-            "training rows": float(np.mean(subject.train[b])) if is_visible else np.nan,
-        }
-        rows.append(row)
-    caption = "Mean value of a block's units, from the pairs and from chains."
-    section.table("means", rows, caption)
+        rows.append(
+            {
+                "block": b,
+                "unbiased mean": float(estimate.value[b]),
+                "standard error": float(estimate.standard_error[b]),
+                "Gibbs chains": float(subject.gibbs.draws[b].mean()),
+                "training rows": float(np.mean(subject.train.get(b, np.nan))),
+            }
+        )
+    section.table(
+        "means", rows, "Mean value of a block's units, from the pairs and from chains."
+    )
 
 
 def chains(section: Section, subject: Subject) -> None:
@@ -194,11 +200,12 @@ def chains(section: Section, subject: Subject) -> None:
             section.note(
                 f"{name} chains disagree (R-hat above {_MAX_R_HAT}): they do not sample the model."
             )
-    caption = (
+    section.figure(
+        "chains",
+        _draw(energies),
         "Ranks of a chain's energies among those of all chains; flat, at the dotted "
-        "line, if they mix."
+        "line, if they mix.",
     )
-    section.figure("chains", _draw(energies), caption)
     section.note(
         "R-hat near 1 says that the chains agree, not that they have visited every "
         "mode: all may miss the same one. Tempered chains and meeting times are better "
@@ -221,7 +228,7 @@ def _draw(energies: dict[str, np.ndarray]) -> "Figure":
     figure, panels = grid(
         len(energies), (4.4, 1.0 + 0.34 * max(map(len, energies.values())))
     )
-    for ax, (name, energy) in zip(panels, energies.items(), strict=True):
+    for ax, (name, energy) in zip(panels, energies.items()):
         # histograms of each chain's ranks among all values
         ranks = rankdata(energy).reshape(energy.shape) - 0.5
         level = energy.shape[1] / _BINS

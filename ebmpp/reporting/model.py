@@ -63,12 +63,12 @@ def latent_units(section: Section, subject: Subject) -> None:
     counts = counts.rename_axis(index=None, columns=None)
     section.table("unit_counts", counts, "Number of unit statistics by status.")
     figure, axes = grid(2 * len(blocks), (3.8, 2.8), ncols=2)
-    for block, pair in zip(blocks, axes.reshape(-1, 2), strict=True):
+    for block, pair in zip(blocks, axes.reshape(-1, 2)):
         units = activity[activity["block"] == block]
         present = [s for s in _STATUS_COLORS if (units["status"] == s).any()]
         colors = [_STATUS_COLORS[s] for s in present]
         labels = {"mean": "mean", "varies": "explained share"}
-        for ax, (column, label) in zip(pair, labels.items(), strict=True):
+        for ax, (column, label) in zip(pair, labels.items()):
             low = units[column].min()
             high = units[column].max()
             span = (0.0, 1.0) if low >= 0 and high <= 1 else (low - 1e-6, high + 1e-6)

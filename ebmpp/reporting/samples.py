@@ -59,13 +59,14 @@ def moments(section: Section, subject: Subject) -> None:
     for kind, group in groups.items():
         difference = _root_mean_square(group["model"] - group["data"])
         error = _root_mean_square(group["error"])
-        row = {
-            "moments": kind,
-            "number": len(group),
-            "rms difference": difference,
-            "rms error": error,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "moments": kind,
+                "number": len(group),
+                "rms difference": difference,
+                "rms error": error,
+            }
+        )
         if kind != "latent means":
             section.fact(
                 f"Model minus data, {kind}: {difference:.2g} rms, standard error {error:.2g}."
@@ -126,17 +127,18 @@ def _visible(subject: Subject, chains: SamplerRun) -> dict[str, pd.DataFrame]:
     result = {"visible means": _compare(names, data, model, subject.share)}
     if size > 1:
         first, second = _pairs(size)
-        pairs = [f"{names[i]}, {names[j]}" for i, j in zip(first, second, strict=True)]
+        pairs = [f"{names[i]}, {names[j]}" for i, j in zip(first, second)]
 
         def products(x, mean):
             deviation = x - mean
             return deviation[..., first] * deviation[..., second]
 
-        mean = model.mean((0, 1))
-        covariances = _compare(
-            pairs, products(data, data.mean(0)), products(model, mean), subject.share
+        result["covariances"] = _compare(
+            pairs,
+            products(data, data.mean(0)),
+            products(model, model.mean((0, 1))),
+            subject.share,
         )
-        result["covariances"] = covariances
     return result
 
 
@@ -181,7 +183,7 @@ def _compare(
 
 def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
     figure, panels = grid(len(groups), (3.5, 3.3), ncols=3)
-    for ax, (kind, group) in zip(panels, groups.items(), strict=True):
+    for ax, (kind, group) in zip(panels, groups.items()):
         ax.errorbar(
             group["data"],
             group["model"],
@@ -238,10 +240,10 @@ def pictures(section: Section, subject: Subject) -> None:
     """Show rows, samples and filters of the blocks that are images."""
     others = [b for b in subject.graph.visible if b not in subject.image_shapes]
     if others:
-        reason = (
-            "Their numbers of units are not squares; give image_shape=(height, width)."
+        section.missing(
+            f"pictures of {others}",
+            "Their numbers of units are not squares; give image_shape=(height, width).",
         )
-        section.missing(f"pictures of {others}", reason)
     for b, shape in subject.image_shapes.items():
         _sample_pictures(section, subject, b, shape)
         _filter_pictures(section, subject, b, shape)
@@ -268,14 +270,15 @@ def _sample_pictures(
     lines = max(-(-len(v) // _COLUMNS) for v in images.values())
     height = 4.6 * lines * shape[0] / (_COLUMNS * shape[1])
     figure, axes = grid(len(images), (4.6, 0.4 + height), ncols=2)
-    for ax, (name, values) in zip(axes, images.items(), strict=True):
+    for ax, (name, values) in zip(axes, images.items()):
         plot_units(values, shape, ncols=_COLUMNS, ax=ax)
         ax.set_title(name, fontsize=10)
-    caption = (
+    section.figure(
+        f"samples_{block}",
+        figure,
         "Each line of samples shows the last states of ten chains from noise; lower "
-        "lines are earlier."
+        "lines are earlier.",
     )
-    section.figure(f"samples_{block}", figure, caption)
 
 
 def _filter_pictures(
@@ -308,8 +311,11 @@ def _filter_pictures(
         if len(order) < total:
             first = "" if len(filters) == total else f" of the first {len(filters)}"
             selection = f"the {len(order)} strongest{first} of {total}"
-        caption = f"Weights of the units of {b} to {block}: {selection}."
-        section.figure(f"filters_{block}_{b}", figure, caption)
+        section.figure(
+            f"filters_{block}_{b}",
+            figure,
+            f"Weights of the units of {b} to {block}: {selection}.",
+        )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -217,8 +217,12 @@ class HarmoniumTransformer(
         if self.learning_rate != "auto":
             checks.number(f"{name}: learning_rate", self.learning_rate, above=0)
         if self.estimator is not None:
-            expected = "None or an estimator such as ebmpp.UCD()"
-            checks.instance(f"{name}: estimator", self.estimator, Estimator, expected)
+            checks.instance(
+                f"{name}: estimator",
+                self.estimator,
+                Estimator,
+                "None or an estimator such as ebmpp.UCD()",
+            )
         optimizer = self.optimizer
         is_optimizer = callable(optimizer) or hasattr(optimizer, "update")
         if optimizer is not None and not is_optimizer:

@@ -232,8 +232,7 @@ class ModelKernel(block.Block):
         """Draw the sites that are not among the values from the model's prior, given the values."""
         arguments = self.info.arguments.take(call, set())
         trace = self.info.trace(values, arguments, key)
-        missing = [site for site in self.sites if site not in values]
-        return values_in(trace, missing)
+        return values_in(trace, [site for site in self.sites if site not in values])
 
     # -- conditionals -----------------------------------------------------------------
 

@@ -335,8 +335,12 @@ class Stream:
             expected = "1 for a stream, whose batches are used once"
             if self._length is None:
                 expected = "None for a stream without a length"
-            hint = "Give num_steps, and a stream that is long enough."
-            raise checks.error("fit: epochs", expected, epochs, hint=hint)
+            raise checks.error(
+                "fit: epochs",
+                expected,
+                epochs,
+                hint="Give num_steps, and a stream that is long enough.",
+            )
         return self._length
 
     def close(self) -> None:
@@ -419,8 +423,9 @@ class ProcessRows:
 
     def identity(self) -> dict[str, str | None]:
         """Return a digest of the parts' identities."""
-        text = json.dumps(self._local.identity(), sort_keys=True)
-        local = hashlib.sha256(text.encode()).digest()
+        local = hashlib.sha256(
+            json.dumps(self._local.identity(), sort_keys=True).encode()
+        ).digest()
         digests = sharding.gather(np.frombuffer(local, np.uint8))
         return {"data": digests.tobytes().hex()}
 

@@ -193,12 +193,12 @@ class Loop:
                     self.guard.check(step, state)
                     if checkpoints is not None:
                         checkpoints.save(step, state)
-                    message = (
-                        f"training stopped at step {step}: {error} With "
-                        "checkpoint_dir it can be resumed."
-                    )
                     raise self.log.failure(
-                        errors.DataError, message, state.params, step
+                        errors.DataError,
+                        f"training stopped at step {step}: {error} With "
+                        "checkpoint_dir it can be resumed.",
+                        state.params,
+                        step,
                     ) from error
                 state, step = self._run_chunk(step, number, state, batches)
                 self._recent.append((step, state))

@@ -33,8 +33,12 @@ def as_transformation(name: str, optimizer: object) -> optax.GradientTransformat
     """Return an optax transformation; raise ArgumentError for other values."""
     if isinstance(optimizer, optax.MultiSteps):
         return optimizer.gradient_transformation()
-    expected = "an optax transformation such as optax.sgd(0.1)"
-    return checks.instance(name, optimizer, optax.GradientTransformation, expected)
+    return checks.instance(
+        name,
+        optimizer,
+        optax.GradientTransformation,
+        "an optax transformation such as optax.sgd(0.1)",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

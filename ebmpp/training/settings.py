@@ -76,8 +76,9 @@ def check_functions(
     monitors: Mapping[str, MonitorFn], callbacks: Sequence[Callback]
 ) -> None:
     """Raise ArgumentError for monitors and callbacks that are no functions."""
-    expected = "a dict of functions of the params"
-    checks.instance("fit: monitors", monitors, Mapping, expected)
+    checks.instance(
+        "fit: monitors", monitors, Mapping, "a dict of functions of the params"
+    )
     for name, fn in monitors.items():
         checks.instance("fit: a monitor's name", name, str, "a string")
         checks.function(f"fit: monitor {name!r}", fn, "the params")

@@ -130,8 +130,9 @@ class Augmented(ModelDensity):
             etas = {name: beta * eta for name, eta in etas.items()}
         latents = self._indicators(etas)
         for name, family in self.families.items():
-            words = self._words(name, keys, family.num_words)
-            latents[name] = family.sample(words, etas[name])
+            latents[name] = family.sample(
+                self._words(name, keys, family.num_words), etas[name]
+            )
         return latents, jnp.int32(0)
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
@@ -141,8 +142,9 @@ class Augmented(ModelDensity):
         x = self._indicators(eta)
         y = self._indicators(other)
         for name, family in self.families.items():
-            words = self._words(name, keys, family.num_couple_words)
-            x[name], y[name] = family.couple(words, eta[name], other[name])
+            x[name], y[name] = family.couple(
+                self._words(name, keys, family.num_couple_words), eta[name], other[name]
+            )
         # a degenerate conditional shows by its indicator, which is nan
         return x, y, jnp.bool_(False)
 

@@ -160,7 +160,7 @@ class Conditionals(ABC):
 
     def draw_layer(self, number: Any, logits: Any, keys: Array) -> Choice:
         """Draw the units of a layer, and return a mask of conditionals not degenerate."""
-        uniforms = random.uniform(random.words(keys, len(logits)))
+        uniforms = random.uniforms(keys, len(logits))
         if logits.shape[1] > MOST_COLUMNS:
             drawn = random.inverse_cdf(uniforms, jax.nn.softmax(logits, -1))
             return drawn, jnp.isfinite(logits.max(-1))
@@ -221,8 +221,8 @@ class Conditionals(ABC):
         def jump(number, units, logits, change):
             (rows,) = logits
             is_possible = jnp.isfinite(rows)
-            words = random.words(random.fold_in(keys, number), rows.size)
-            uniforms = random.uniform(words).reshape(rows.shape)
+            uniforms = random.uniforms(random.fold_in(keys, number), rows.size)
+            uniforms = uniforms.reshape(rows.shape)
             before = present.at[units].get(mode="clip")
             after = jnp.where(is_possible, uniforms, -1).argmax(1)
             moves = (units < self.size) & (after != before) & is_possible.any(1)

@@ -414,8 +414,9 @@ def _family(  # noqa: RET503 - a refusal does not return
     sums = ", or ".join(
         " and ".join(_in_words(allowed)) for allowed in families.values()
     )
-    problem = f"its conditional could not be shown to be a sum of {sums}: it has {form}"
-    _refuse(name, problem)
+    _refuse(
+        name, f"its conditional could not be shown to be a sum of {sums}: it has {form}"
+    )
 
 
 def _refuse(name: str, problem: str) -> NoReturn:

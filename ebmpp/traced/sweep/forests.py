@@ -86,7 +86,7 @@ class ForestLayers(Layered):
     def draw_layer(self, number: int, logits: ForestTables, keys: Array) -> Choice:
         """Draw a layer jointly; a tree without a possible state keeps its values."""
         layer = self.layers[number]
-        uniforms = random.uniform(random.words(keys, len(layer.units)))
+        uniforms = random.uniforms(keys, len(layer.units))
         drawn = forests.draw(layer.forest, *logits, uniforms)
         return drawn, _is_possible(layer, logits, drawn)
 

@@ -37,8 +37,11 @@ def kinds_of_sites(
     kinds = {name: _kind(info, name) for name in names if name not in fixed}
     for name, kind in fixed.items():
         if kind == "hmc" and not is_continuous(info.distributions[name]):
-            expected = f"'gibbs' for site {name!r}, which is discrete or an energy"
-            raise checks.state_error("kinds", expected, kind)
+            raise checks.state_error(
+                "kinds",
+                f"'gibbs' for site {name!r}, which is discrete or an energy",
+                kind,
+            )
     return {name: fixed.get(name) or kinds[name] for name in names}
 
 

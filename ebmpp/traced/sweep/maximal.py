@@ -70,8 +70,7 @@ def maximal(
         leads = number == 0
         y = _draw(leads, p, q, random.as_key(random.fold_in(words, number)))
         gap = density(q, y) - density(p, y)
-        level_words = random.words(random.fold_in(words, number, 1), 1)
-        level = jnp.log(random.uniform(level_words)[0])
+        level = jnp.log(random.uniforms(random.fold_in(words, number, 1), 1)[0])
         accepted = jnp.where(leads, level <= gap, level > -gap)
         x = jnp.where(leads, y, state.x)
         return _Trials(number + 1, x, y, accepted, ~jnp.isnan(gap))
@@ -136,8 +135,7 @@ def _log_overlap(p: dist.Normal, q: dist.Normal) -> Array:
 
 
 def _log_joint_overlap(p: dist.MultivariateNormal, q: Any) -> Array:
-    covariance = 0.5 * (p.covariance_matrix + q.covariance_matrix)
-    middle = jnp.linalg.cholesky(covariance)
+    middle = jnp.linalg.cholesky(0.5 * (p.covariance_matrix + q.covariance_matrix))
     gap = solve_triangular(middle, p.loc - q.loc, lower=True)
     log_scale = 0.5 * (_log_det(p.scale_tril) + _log_det(q.scale_tril))
     return log_scale - _log_det(middle) - gap @ gap / 8

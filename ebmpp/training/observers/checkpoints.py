@@ -80,13 +80,13 @@ class CheckpointWriter(Observer):
             arrays = [*sharding.to_host(leaves), *history.values()]
             sharding.run_on_first(lambda: self._files.write(step, body, arrays))
         except OSError as error:
-            message = (
+            raise self.log.failure(
+                errors.CheckpointWriteError,
                 f"checkpoint {step} cannot be written in {self.directory}: "
                 f"{error}. Free disk space or fix the permissions, then resume=True "
-                "continues from the checkpoint before."
-            )
-            raise self.log.failure(
-                errors.CheckpointWriteError, message, state.params, step
+                "continues from the checkpoint before.",
+                state.params,
+                step,
             ) from error
         self.step = step
 

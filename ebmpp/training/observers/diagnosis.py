@@ -173,8 +173,9 @@ class EstimatorDiagnosis(Observer):
                     graph, state.params, sample.rows, history, key
                 )
             if message is not None:
-                text = f"fit: steps {first} to {stop - 1}: {message}"
-                warnings.warn(text, stacklevel=4)
+                warnings.warn(
+                    f"fit: steps {first} to {stop - 1}: {message}", stacklevel=4
+                )
 
 
 def diagnose_growth(norms: np.ndarray) -> str | None:

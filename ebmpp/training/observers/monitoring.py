@@ -81,8 +81,7 @@ class Monitoring(Observer):
             lambda leaf: leaf, (state.params, state.estimator)
         )
         progress = Progress(step, params, estimator, self.log.dataset())
-        results = [bool(callback(progress)) for callback in self.callbacks]
-        return any(results)
+        return any([bool(callback(progress)) for callback in self.callbacks])
 
     def _warn_of_fall(self, is_last: bool) -> None:
         """Warn of a likelihood that has fallen; seldom look, since the device is waited for."""
@@ -129,8 +128,9 @@ class BestParams:
         self, keep_best: object, monitors: Mapping[str, object], params: Params
     ) -> None:
         pair = (keep_best, "max") if isinstance(keep_best, str) else keep_best
-        expected = 'a monitor\'s name, or (name, "min")'
-        self.name, self.mode = checks.instance("fit: keep_best", pair, tuple, expected)
+        self.name, self.mode = checks.instance(
+            "fit: keep_best", pair, tuple, 'a monitor\'s name, or (name, "min")'
+        )
         checks.choice("fit: keep_best's mode", self.mode, SIGNS)
         checks.names("monitor in fit: keep_best", [self.name], monitors)
         self._value = -math.inf
