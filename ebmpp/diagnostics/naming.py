@@ -78,7 +78,7 @@ def dims_of(
     """
     checks.names("name in dims", dims, samples)
     variables = variable_names(samples)
-    blocks: Mapping[str, Any] = {}
+    blocks = {}
     if isinstance(kernel, RowKernel):
         blocks = kernel.graph.families
     elif isinstance(kernel, GraphBlock):

@@ -178,7 +178,6 @@ def carried_chains(state: PyTree) -> Rows:
     return state if isinstance(state, dict) else {}
 
 
-@jax.jit
 def cycle_chains(chains: Rows, fresh: Rows) -> Rows:
     """Repeat chains cyclically to the number of ``fresh`` ones, or return these.
 
@@ -186,7 +185,12 @@ def cycle_chains(chains: Rows, fresh: Rows) -> Rows:
     """
     if not fresh or set(chains) != set(fresh):
         return fresh
-    index = jnp.arange(num_rows(fresh)) % num_rows(chains)
+    return _cycle(num_rows(fresh), chains)
+
+
+@partial(jax.jit, static_argnums=0)
+def _cycle(count: int, chains: Rows) -> Rows:
+    index = jnp.arange(count) % num_rows(chains)
     # sharded as fresh ones
     return sharding.rows(take_rows(chains, index))
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of data frames: columns of numbers, booleans and categories as units, and back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 from functools import partial
 import math
@@ -122,7 +122,7 @@ class TableModel:
             raise checks.state_error(
                 "df", f"a frame with the columns {absent}", list(df)
             )
-        units: dict[str, list[np.ndarray]] = {}
+        units = {}
         for column in self.columns:
             units.setdefault(column.block, []).append(column.encode(df[column.name]))
         rows = {}
@@ -294,8 +294,7 @@ def _columns(df: "pd.DataFrame") -> tuple[tuple[Column, ...], dict[str, Family]]
     columns = []
     sizes = {}
     codes = []
-    makers: dict[str, Callable[[int], Family]] = {"booleans": Bernoulli}
-    makers["numbers"] = partial(Gaussian, variance="learned")
+    makers = {"booleans": Bernoulli, "numbers": partial(Gaussian, variance="learned")}
     for label, cells in df.items():
         name = f"column {label!r} of df"
         known = cells.dropna()

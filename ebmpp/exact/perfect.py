@@ -126,7 +126,7 @@ def _orientation(
     derivatives = slopes(graph, params, [*sorted(graph.edges), *inner])
     rising = {edge: (slope >= 0).all() for edge, slope in derivatives.items()}
     falling = {edge: (slope <= 0).all() for edge, slope in derivatives.items()}
-    sign: Blocks = {}
+    sign = {}
     # along a spanning tree; the other edges then agree or not
     for root in graph.families:
         if root not in sign:

@@ -69,9 +69,6 @@ class Chunks:
         self._kernel = _uninitialised(mcmc.sampler)
         self._vectorized = mcmc.chain_method == "vectorized" and mcmc.num_chains > 1
         self._programs: dict[tuple[int, int], Run] = {}
-        # of the values, when they are traced
-        self._structure = jax.tree.structure(0)
-        self._shapes = [()]
         keys = rng_key  # of all chains, or of the only one
         if is_batched(rng_key):
             if not len(rng_key) == mcmc.num_chains > 1:

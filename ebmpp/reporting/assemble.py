@@ -174,8 +174,8 @@ def report(
                 stacklevel=2,
             )
             file = None
-    figures: dict[str, bytes] = {}
-    frames: dict[str, pd.DataFrame] = {}
+    figures = {}
+    frames = {}
     for section in sections:
         figures |= section.figures
         frames |= section.tables
@@ -186,7 +186,7 @@ def _run(
     build: Callable[[Section, Subject], None], section: Section, subject: Subject
 ) -> list[str]:
     """Fill a section, with its warnings as notes; return its error, if any."""
-    missing: list[str] = []
+    missing = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

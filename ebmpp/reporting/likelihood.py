@@ -214,7 +214,7 @@ def _exact_rows(subject: Subject, rows: Rows, log_z: _LogZ) -> np.ndarray | None
 
 
 def _table(subject: Subject, log_z: _LogZ) -> pd.DataFrame:
-    table: dict[str, dict[str, float]] = {}
+    table = {}
     for name, rows in subject.data.items():
         log_density = subject.log_density(rows)
         known = _exact_rows(subject, rows, log_z)

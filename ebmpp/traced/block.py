@@ -256,8 +256,9 @@ class Block(SiteKernel):
             return jax.vmap(lambda s: self.sample(s, model_args, model_kwargs))(state)
         i = state.i + 1
         call = Call.split(model_args, model_kwargs)
-        values = state.z | state.latents
-        new = self.advance(values, call, state.rng_key, i.astype(jnp.uint32))
+        new = self.advance(
+            state.z | state.latents, call, state.rng_key, i.astype(jnp.uint32)
+        )
         after = state._replace(
             z=select(new.z, self.sites),
             latents=select(new.z, self.latents),
@@ -270,9 +271,14 @@ class Block(SiteKernel):
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
         z = select(new.z, self.sites)
-        counts = map(jnp.asarray, new[1:])
-        latents = select(new.z, self.latents)
-        return BlockState(z, latents, jnp.int32(0), *counts, rng_key, all_still(z))
+        return BlockState(
+            z,
+            select(new.z, self.latents),
+            jnp.int32(0),
+            *map(jnp.asarray, new[1:]),
+            rng_key,
+            all_still(z),
+        )
 
     def get_diagnostics_str(self, state: BlockState) -> str:
         """Return the numbers of steps and degenerate draws, acceptance, and unmoved sites."""
@@ -363,7 +369,7 @@ def tempered_transition(
 
     gain = jnp.zeros_like(log_density(x))
     _, of_sweep = jax.eval_shape(lambda x: sweep(x, keys, path[1], False), x)
-    count = jnp.zeros(of_sweep.shape, jnp.int32)
+    count = jnp.zeros_like(of_sweep)
     hot = lax.fori_loop(0, rungs, up, (x, gain, count))
     new, gain, count = lax.fori_loop(0, rungs, down, hot)
     words = random.words(random.fold_in(keys, 0, _ACCEPT), 1)

@@ -203,10 +203,6 @@ class RowOrder:
 
         self._permutation = permutation
 
-    def batches_in(self, epochs: int) -> int:
-        """Return the number of batches that hold so many permutations."""
-        return -(-epochs * self.size // self.batch_size)
-
     def batch(self, number: int) -> np.ndarray:
         """Return row numbers, ``(batch_size,)``."""
         if self.batch_size == self.size:
@@ -232,7 +228,7 @@ class _TableRows:
         self.batch_size = self.order.batch_size
 
     def batches_in(self, epochs: int) -> int:
-        return self.order.batches_in(epochs)
+        return -(-epochs * self.order.size // self.batch_size)
 
     def _weights_at(self, index: np.ndarray) -> RowWeights:
         return None if self.weights is None else self.weights[index]

@@ -13,7 +13,7 @@ import numpy as np
 import jax
 from jax import Array
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from ebmpp.core import Params, backend, checks, num_rows
 from ebmpp.errors import ArgumentError, TrainingError
@@ -94,7 +94,7 @@ class Metrics:
     @classmethod
     def stack(cls, metrics: Mapping[str, Array]) -> "Metrics":
         """Collect the metrics of one step, ``(metrics,)`` per dtype."""
-        by_dtype: dict[DTypeLike, list[str]] = {}
+        by_dtype = {}
         for name, value in metrics.items():
             by_dtype.setdefault(jnp.result_type(value), []).append(name)
         names = tuple(map(tuple, by_dtype.values()))
@@ -111,7 +111,7 @@ class _Pending(NamedTuple):
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the rows as columns by name, of values on the host."""
-        columns: dict[str, np.ndarray] = {}
+        columns = {}
         for names, table in zip(self.metrics.names, self.metrics.tables, strict=True):
             columns |= zip(names, np.asarray(table)[: self.count].T)
         return columns | {n: np.full(self.count, v) for n, v in self.scalars.items()}
@@ -197,7 +197,7 @@ class Log:
         """Add the monitors' values at the params before ``step``."""
         if not self.monitors:
             return
-        row: dict[str, ArrayLike] = {"monitor_step": step}
+        row = {"monitor_step": step}
         for name, monitor in self.monitors.items():
             row[name] = _value(name, monitor, params, estimator_state)
         self.monitored.append(Metrics((), ()), 1, row)
@@ -209,7 +209,7 @@ class Log:
 
     def load(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Restore the history before ``step``."""
-        columns: dict[str, dict[str, np.ndarray]] = {"step": {}, "monitor": {}}
+        columns = {"step": {}, "monitor": {}}
         for key, values in arrays.items():
             kind, _, name = key.partition(":")
             columns[kind][name] = values

@@ -151,16 +151,19 @@ def estimated_log_likelihood(
     data = rows if data is None else _rows(graph, data)
 
     def estimate(params: Params) -> float:
-        result = ais(
-            graph,
-            params,
-            rng_key=rng_key,
-            data=data,
-            num_particles=num_particles,
-            num_temperatures=num_temperatures,
-            ladder=ladder,
+        return (
+            ais(
+                graph,
+                params,
+                rng_key=rng_key,
+                data=data,
+                num_particles=num_particles,
+                num_temperatures=num_temperatures,
+                ladder=ladder,
+            )
+            .average_log_likelihood(rows)
+            .value
         )
-        return result.average_log_likelihood(rows).value
 
     return Monitor(estimate, compiled=False, log_likelihood=True)
 
@@ -323,7 +326,7 @@ def gradient_bias(
         fresh = certificate.state_shapes(graph, params, rows, estimator)
         if state is not None and shapes(state) != shapes(fresh):
             return math.nan
-        result = certificate.gradient_bias(
+        return certificate.gradient_bias(
             graph,
             params,
             rows,
@@ -333,7 +336,6 @@ def gradient_bias(
             num_repeats=num_repeats,
             reference=reference,
             num_references=num_references,
-        )
-        return result.total.squared_bias
+        ).total.squared_bias
 
     return Monitor(measure, takes_state=True, compiled=False)

@@ -116,7 +116,7 @@ def _with_rates(closed: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[np.nda
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     variables = [*jaxpr.invars, *makers]
     used = [v for eqn in jaxpr.eqns for v in eqn.invars]
-    rates: dict[core.Var, np.ndarray] = {}
+    rates = {}
     equations = []
     for eqn in jaxpr.eqns:
         factor = eqn.invars[0]

@@ -320,9 +320,7 @@ def _update(
         ok = state.ok & jnp.isfinite(sum(jax.tree.leaves(zeros)))
         # The optimiser's state is not restored: training stops, and no checkpoint keeps
         # a failed step.
-        params = jax.tree.map(
-            lambda new, old: jnp.where(ok, new, old), proposed, state.params
-        )
+        params = jax.tree.map(partial(jnp.where, ok), proposed, state.params)
         return _Update(params, moved, ok, optax.tree.norm(gradient))
 
     if backend.accelerated():  # a branch waits for the device

@@ -187,6 +187,11 @@ class Derivatives(NamedTuple):
     slope: Array  # first derivatives, `(groups, most)`
     curvature: Array  # minus the second derivatives, `(groups, most, most)`
 
+    @property
+    def mean(self) -> Array:
+        """Means of the conditional, ``(groups, most)``."""
+        return self.point + _solve(self.curvature, self.slope)
+
 
 class GaussianSite(ContinuousSite):
     """A site of real numbers with a Gaussian conditional.
@@ -245,17 +250,16 @@ class GaussianSite(ContinuousSite):
                 lower=True,
                 transpose_a=True,
             )[..., 0]
-        new = at.point + _solve(at.curvature, at.slope) + noise
+        new = at.mean + noise
         is_finite = jnp.isfinite(new).all(-1, keepdims=True)
         new = jnp.where(is_finite, new, jnp.nan).astype(self.dtype)
         new = self._by_unit(new).reshape(self.shape)
         return new, ~jnp.isnan(new)
 
     def unit_params(self, at: Derivatives) -> Sequence[Array]:
-        mean = at.point + _solve(at.curvature, at.slope)
         if self.most == 1:
-            return mean[:, 0], at.curvature[:, 0, 0] ** -0.5
-        return mean, at.curvature
+            return at.mean[:, 0], at.curvature[:, 0, 0] ** -0.5
+        return at.mean, at.curvature
 
     def unit(self, *params: Array) -> dist.Distribution:
         if self.most == 1:
@@ -264,7 +268,7 @@ class GaussianSite(ContinuousSite):
         return dist.MultivariateNormal(mean, precision_matrix=precision)
 
     def distribution(self, at: Derivatives) -> dist.Distribution:
-        mean = self._by_unit(at.point + _solve(at.curvature, at.slope))
+        mean = self._by_unit(at.mean)
         if self.most <= 1:
             scale = at.curvature.reshape(self.shape) ** -0.5
             return dist.Normal(mean.reshape(self.shape), scale)
